@@ -161,6 +161,7 @@ fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20), parsers for FUZZ_PARSER_S
 .PHONY: lint
 lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, its types, C++ and BUILD files.
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 	# Else it would ask for a newer version of itself.
 	env PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright
 	$(VENV)/bin/clang-format --dry-run -Werror $(CC_FILES)
@@ -169,6 +170,7 @@ lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, its types, C++ and 
 .PHONY: format
 format: $(VENV)/.packages .tools/buildifier  ## Lays out C++ and BUILD files as lint wants them.
 	$(RUN) -m ruff check --fix-only .
+	$(RUN) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CC_FILES)
 	.tools/buildifier -mode=fix $(BAZEL_FILES)
 

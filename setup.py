@@ -25,8 +25,9 @@ PACKAGE = "tf_layoutmap"
 
 # The one minor version of TensorFlow that this version of the package is
 # written for. The file imports nothing, so it can be run without the package.
-TF_MINOR = runpy.run_path(
-    str(HERE / PACKAGE / "_requirements.py"))["TENSORFLOW"]
+TF_MINOR = runpy.run_path(str(HERE / PACKAGE / "_requirements.py"))[
+    "TENSORFLOW"
+]
 
 # Tells third_party/tf/probe.py, which Bazel runs as well, about pip's isolated
 # build environment.
@@ -54,8 +55,11 @@ cores here takes up to 2 GB of memory meanwhile, of {gigabytes:.0f} GB; \
 
 
 def find_bazel() -> str:
-    bazel = (os.environ.get("BAZEL") or shutil.which("bazel") or
-             shutil.which("bazelisk"))
+    bazel = (
+        os.environ.get("BAZEL")
+        or shutil.which("bazel")
+        or shutil.which("bazelisk")
+    )
     if not bazel:
         sys.exit(NO_BAZEL)
     return bazel
@@ -64,8 +68,12 @@ def find_bazel() -> str:
 def say_what_comes() -> None:
     """One line before minutes of silence: `pip install` shows it with -v."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    print(BUILDING.format(cores=len(os.sched_getaffinity(0)),
-                          gigabytes=memory / 1e9), flush=True)
+    print(
+        BUILDING.format(
+            cores=len(os.sched_getaffinity(0)), gigabytes=memory / 1e9
+        ),
+        flush=True,
+    )
 
 
 def is_serving() -> bool:
@@ -93,7 +101,8 @@ def build_packages() -> str:
             folders.append(str(pathlib.Path(spec.origin).parent.parent))
     known = site.getsitepackages()
     return os.pathsep.join(
-        folder for folder in dict.fromkeys(folders) if folder not in known)
+        folder for folder in dict.fromkeys(folders) if folder not in known
+    )
 
 
 def build_environment() -> dict[str, str]:
@@ -113,13 +122,20 @@ def probe_packages(environment: dict[str, str]) -> dict[str, str]:
     # -I: the same answer as in Bazel, which does not know this PYTHONPATH.
     probe = subprocess.run(
         [python, "-I", str(HERE / "third_party/tf/probe.py")],
-        stdout=subprocess.PIPE, text=True, check=False, env=environment)
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=environment,
+    )
     if probe.returncode != 0:
         sys.exit(1)  # The probe has said why.
     found = dict(line.split("=", 1) for line in probe.stdout.splitlines())
     if not found["TF_VERSION"].startswith(TF_MINOR + "."):
-        sys.exit(WRONG_TF.format(
-            wanted=TF_MINOR, found=found["TF_VERSION"], python=python))
+        sys.exit(
+            WRONG_TF.format(
+                wanted=TF_MINOR, found=found["TF_VERSION"], python=python
+            )
+        )
     return found
 
 
@@ -151,25 +167,34 @@ class BazelBuild(build_ext.build_ext):
         progress = ["--show_progress"] if sys.stderr.isatty() else []
         try:
             status = subprocess.run(
-                [bazel, "build", *progress, "//cc:native"], cwd=HERE,
-                check=False, env=environment).returncode
+                [bazel, "build", *progress, "//cc:native"],
+                cwd=HERE,
+                check=False,
+                env=environment,
+            ).returncode
         finally:
             if leave_nothing:
                 subprocess.run([bazel, "shutdown"], cwd=HERE, check=False)
         if status != 0:
             sys.exit(f"error: `bazel build //cc:native` failed ({status}).")
-        package = (HERE if self.inplace else
-                   pathlib.Path(self.build_lib)) / PACKAGE
+        package = (
+            HERE if self.inplace else pathlib.Path(self.build_lib)
+        ) / PACKAGE
         built = HERE / "bazel-bin" / "cc"
-        replace_file(built / "kernels/_layoutmap_ops.so",
-                     package / "_layoutmap_ops.so")
-        replace_file(built / "emulation/kernels/_layoutmap_emulation.so",
-                     package / "_layoutmap_emulation.so")
+        replace_file(
+            built / "kernels/_layoutmap_ops.so", package / "_layoutmap_ops.so"
+        )
+        replace_file(
+            built / "emulation/kernels/_layoutmap_emulation.so",
+            package / "_layoutmap_emulation.so",
+        )
         native = "_native" + found["EXT_SUFFIX"]
         replace_file(built / "python" / native, package / native)
         (package / "_build_info.py").write_text(
             '"""Written by setup.py: what the op library was built for."""\n\n'
-            f'TF_VERSION = "{found["TF_VERSION"]}"\n', encoding="utf-8")
+            f'TF_VERSION = "{found["TF_VERSION"]}"\n',
+            encoding="utf-8",
+        )
 
     def get_source_files(self):
         return []  # MANIFEST.in names what an sdist holds.

@@ -30,7 +30,8 @@ def check_one_op() -> None:
     ids = np.array([7, 0, 4, 0, 9])
     offsets = np.array([0, 4, 7, 10])
     shards, local_rows = _ops.assign_partition(
-        ids=ids, offsets=offsets, placement="div")
+        ids=ids, offsets=offsets, placement="div"
+    )
     expected = np.searchsorted(offsets, ids, side="right") - 1
     np.testing.assert_array_equal(shards, expected)
     np.testing.assert_array_equal(local_rows, ids - offsets[expected])
@@ -38,40 +39,49 @@ def check_one_op() -> None:
 
 def check_sharded_variable() -> None:
     rows = np.arange(10, dtype=np.float32).reshape(5, 2)
-    table = tlm.ShardedVariable(
-        [tf.Variable(rows[:3]), tf.Variable(rows[3:])])
+    table = tlm.ShardedVariable([tf.Variable(rows[:3]), tf.Variable(rows[3:])])
     ids = np.array([4, 0, 4])
-    np.testing.assert_array_equal(
-        tf.nn.embedding_lookup(table, ids), rows[ids])
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, ids), rows[ids])
 
 
 def check_embedding_step() -> None:
     tpu = tf.tpu.experimental.embedding
     words = tpu.TableConfig(
-        vocabulary_size=4, dim=2, initializer=tf.ones, combiner="sum",
-        name="words")
+        vocabulary_size=4,
+        dim=2,
+        initializer=tf.ones,
+        combiner="sum",
+        name="words",
+    )
     embedding = tlm.TPUEmbedding(
-        {"title": tpu.FeatureConfig(words)}, tpu.SGD(learning_rate=0.5))
+        {"title": tpu.FeatureConfig(words)}, tpu.SGD(learning_rate=0.5)
+    )
     embedding.enqueue({"title": tf.ragged.constant([[0, 2], [2]])})
     np.testing.assert_array_equal(
-        embedding.dequeue()["title"], [[2, 2], [1, 1]])
+        embedding.dequeue()["title"], [[2, 2], [1, 1]]
+    )
     embedding.apply_gradients({"title": tf.ones([2, 2])})
     # Row 2 stood twice, so both of its gradients count.
     np.testing.assert_array_equal(
-        embedding.embedding_tables[words],
-        [[0.5, 0.5], [1, 1], [0, 0], [1, 1]])
+        embedding.embedding_tables[words], [[0.5, 0.5], [1, 1], [0, 0], [1, 1]]
+    )
 
 
 def check_emulation() -> None:
     """TensorFlow's own TPUEmbedding, on the library that nothing else loads."""
     tpu = tf.tpu.experimental.embedding
     words = tpu.TableConfig(
-        vocabulary_size=4, dim=2, initializer=tf.ones_initializer(),
-        combiner="sum", name="words")
+        vocabulary_size=4,
+        dim=2,
+        initializer=tf.ones_initializer(),
+        combiner="sum",
+        name="words",
+    )
     with tlm.emulation.enabled(num_cores=1) as strategy:
         with strategy.scope():
             embedding = tpu.TPUEmbedding(
-                {"title": tpu.FeatureConfig(words)}, tpu.SGD(0.5))
+                {"title": tpu.FeatureConfig(words)}, tpu.SGD(0.5)
+            )
 
         @tf.function
         def look_up(ids):
@@ -79,7 +89,8 @@ def check_emulation() -> None:
             return strategy.run(embedding.dequeue)["title"]
 
         np.testing.assert_array_equal(
-            look_up(tf.constant([0, 2])), [[1, 1], [1, 1]])
+            look_up(tf.constant([0, 2])), [[1, 1], [1, 1]]
+        )
 
 
 def main() -> None:
@@ -88,8 +99,10 @@ def main() -> None:
     check_sharded_variable()
     check_embedding_step()
     check_emulation()
-    print(f"The wheel of tf_layoutmap {tlm.__version__} works: TensorFlow "
-          f"{tf.__version__}, Python {sys.version.split()[0]}.")
+    print(
+        f"The wheel of tf_layoutmap {tlm.__version__} works: TensorFlow "
+        f"{tf.__version__}, Python {sys.version.split()[0]}."
+    )
 
 
 if __name__ == "__main__":

@@ -27,28 +27,38 @@ from benchmarks.vocabularies import peers
 from benchmarks.whole_models import dlrm, table_creation
 
 _ROUNDS = flags.DEFINE_integer(
-    "rounds", 15, "How often each contestant is timed.", lower_bound=1)
+    "rounds", 15, "How often each contestant is timed.", lower_bound=1
+)
 _JSON = flags.DEFINE_string(
-    "json", None, "A file that gets what was measured, in milliseconds, with "
-    "versions and machine.")
+    "json",
+    None,
+    "A file that gets what was measured, in milliseconds, with "
+    "versions and machine.",
+)
 _PICTURE = flags.DEFINE_string(
-    "picture", None, "An SVG file that gets a picture of `embedding_step`.")
+    "picture", None, "An SVG file that gets a picture of `embedding_step`."
+)
 
 _DISTRIBUTIONS = flags.DEFINE_multi_enum(
-    "distributions", workloads.DISTRIBUTIONS, workloads.DISTRIBUTIONS,
-    "How ids are drawn.")
+    "distributions",
+    workloads.DISTRIBUTIONS,
+    workloads.DISTRIBUTIONS,
+    "How ids are drawn.",
+)
 
-_BENCHMARKS = {"cluster": cluster.report,
-               "dlrm": dlrm.report,
-               "embedding_step": embedding_step.report,
-               "mesh_embedding": mesh_embedding.report,
-               "model_creation": model_creation.report,
-               "open_vocabulary": open_vocabulary.report,
-               "open_vocabulary_peers": peers.report,
-               "serving": serving.report,
-               "sharded_embedding": sharded_embedding.report,
-               "sharded_variable": sharded_variable.report,
-               "table_creation": table_creation.report}
+_BENCHMARKS = {
+    "cluster": cluster.report,
+    "dlrm": dlrm.report,
+    "embedding_step": embedding_step.report,
+    "mesh_embedding": mesh_embedding.report,
+    "model_creation": model_creation.report,
+    "open_vocabulary": open_vocabulary.report,
+    "open_vocabulary_peers": peers.report,
+    "serving": serving.report,
+    "sharded_embedding": sharded_embedding.report,
+    "sharded_variable": sharded_variable.report,
+    "table_creation": table_creation.report,
+}
 
 
 def main(argv: list[str]) -> None:
@@ -56,37 +66,55 @@ def main(argv: list[str]) -> None:
     unknown = [name for name in names if name not in _BENCHMARKS]
     if unknown:
         raise app.UsageError(
-            f"Benchmarks are {sorted(_BENCHMARKS)}. Received: {unknown}.")
+            f"Benchmarks are {sorted(_BENCHMARKS)}. Received: {unknown}."
+        )
     console = rich.console.Console(width=100)
-    about = {"tf_layoutmap": tlm.__version__, "tensorflow": tf.__version__,
-             "machine": _machine(), "rounds": _ROUNDS.value}
-    title = (f"tf_layoutmap {tlm.__version__}, TensorFlow {tf.__version__}, "
-             f"{about['machine']}; {_ROUNDS.value} interleaved rounds")
+    about = {
+        "tf_layoutmap": tlm.__version__,
+        "tensorflow": tf.__version__,
+        "machine": _machine(),
+        "rounds": _ROUNDS.value,
+    }
+    title = (
+        f"tf_layoutmap {tlm.__version__}, TensorFlow {tf.__version__}, "
+        f"{about['machine']}; {_ROUNDS.value} interleaved rounds"
+    )
     console.print(title)
     medians = {}
     for name in names:
         for distribution in _DISTRIBUTIONS.value:
             table, medians[f"{name}/{distribution}"] = _BENCHMARKS[name](
-                distribution, _ROUNDS.value)
+                distribution, _ROUNDS.value
+            )
             console.print(table)
             # Models are circles of references, and some take 13 GB.
             gc.collect()
     if _JSON.value:
-        pathlib.Path(_JSON.value).write_text(json.dumps(
-            {"about": about, "measured": medians}, indent=2))
+        pathlib.Path(_JSON.value).write_text(
+            json.dumps({"about": about, "measured": medians}, indent=2)
+        )
     if _PICTURE.value:
-        steps = {name: figure for key, found in medians.items()
-                 if key.startswith("embedding_step/")
-                 for name, figure in found.items()}
+        steps = {
+            name: figure
+            for key, found in medians.items()
+            if key.startswith("embedding_step/")
+            for name, figure in found.items()
+        }
         pathlib.Path(_PICTURE.value).write_text(picture.svg(steps, title))
 
 
 def _machine() -> str:
     """Processor and cores, as far as the system says."""
     info = pathlib.Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip()
-             for line in info.read_text().splitlines()
-             if line.startswith("model name")] if info.exists() else []
+    names = (
+        [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if info.exists()
+        else []
+    )
     return f"{(names or [platform.machine()])[0]}, {os.cpu_count()} cores"
 
 

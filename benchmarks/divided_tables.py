@@ -19,8 +19,11 @@ import subprocess
 import sys
 import tempfile
 
-WAYS = {"copied": {}, "exact": {"over_processes": "divided"},
-        "folded": {"over_processes": "divided", "order": "folded"}}
+WAYS = {
+    "copied": {},
+    "exact": {"over_processes": "divided"},
+    "folded": {"over_processes": "divided", "order": "folded"},
+}
 
 NUM_TABLES = 8
 NUM_ROWS = 200_000
@@ -42,17 +45,32 @@ def run_process(way: str, ids_per_sample: int) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     before = memory()
     with strategy.scope():
-        embedding = tlm.TPUEmbedding([
-            tpu.FeatureConfig(tpu.TableConfig(
-                NUM_ROWS, DIM, tf.zeros_initializer(), name=f"table_{number}"))
-            for number in range(NUM_TABLES)], tpu.Adagrad(0.1), **WAYS[way])
+        embedding = tlm.TPUEmbedding(
+            [
+                tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        NUM_ROWS,
+                        DIM,
+                        tf.zeros_initializer(),
+                        name=f"table_{number}",
+                    )
+                )
+                for number in range(NUM_TABLES)
+            ],
+            tpu.Adagrad(0.1),
+            **WAYS[way],
+        )
     rng = np.random.default_rng(worker)
     num_samples = GLOBAL_BATCH // size
     # Frequent ids are spread over the table, as hashing spreads them.
     places = np.random.default_rng(0).permutation(NUM_ROWS)
-    ids = places[np.minimum(
-        rng.zipf(1.2, [NUM_TABLES, num_samples, ids_per_sample]),
-        NUM_ROWS) - 1]
+    ids = places[
+        np.minimum(
+            rng.zipf(1.2, [NUM_TABLES, num_samples, ids_per_sample]), NUM_ROWS
+        )
+        - 1
+    ]
+
     def replica(*features):
         embedding.enqueue(list(features))
         activations = embedding.dequeue()
@@ -71,12 +89,22 @@ def run_process(way: str, ids_per_sample: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tf.train.Checkpoint(embedding=embedding).write(f"{folder}/saved")
     if worker == 0:
-        print("FOUND " + json.dumps({
-            "way": way, "processes": size,
-            "ids of a sample": ids_per_sample, "MB per process and step":
-            round(sent / 1e6, 3), "MB of memory":
-            round((held - before) / 1e6), "MB more while it saves":
-            round((peak_memory() - held) / 1e6)}), flush=True)
+        print(
+            "FOUND "
+            + json.dumps(
+                {
+                    "way": way,
+                    "processes": size,
+                    "ids of a sample": ids_per_sample,
+                    "MB per process and step": round(sent / 1e6, 3),
+                    "MB of memory": round((held - before) / 1e6),
+                    "MB more while it saves": round(
+                        (peak_memory() - held) / 1e6
+                    ),
+                }
+            ),
+            flush=True,
+        )
 
 
 def memory() -> int:
@@ -106,16 +134,30 @@ def run_group(way: str, size: int, ids_per_sample: int) -> str:
 
     addresses = [f"localhost:{port}" for port in free_ports(size)]
     with tempfile.TemporaryFile("w+") as log:
-        workers = [subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.divided_tables",
-             "--as_process", way,
-             f"--ids_per_sample={ids_per_sample}"],
-            stdout=log if index == 0 else subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "TF_CONFIG": json.dumps({
-                "cluster": {"worker": addresses},
-                "task": {"type": "worker", "index": index}})})
-            for index in range(size)]
+        workers = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.divided_tables",
+                    "--as_process",
+                    way,
+                    f"--ids_per_sample={ids_per_sample}",
+                ],
+                stdout=log if index == 0 else subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "TF_CONFIG": json.dumps(
+                        {
+                            "cluster": {"worker": addresses},
+                            "task": {"type": "worker", "index": index},
+                        }
+                    ),
+                },
+            )
+            for index in range(size)
+        ]
         try:
             for one in workers:
                 one.wait(150)
@@ -124,8 +166,11 @@ def run_group(way: str, size: int, ids_per_sample: int) -> str:
                 one.kill()
         log.seek(0)
         found = [line for line in log if line.startswith("FOUND ")]
-    return found[0].removeprefix("FOUND ").strip() if found else (
-        f"{way}, {size} processes: failed")
+    return (
+        found[0].removeprefix("FOUND ").strip()
+        if found
+        else (f"{way}, {size} processes: failed")
+    )
 
 
 def main() -> None:

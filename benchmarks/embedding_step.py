@@ -23,29 +23,37 @@ from benchmarks import step_contestants, timing, workloads
 from benchmarks.peers import process as peers
 
 _WORKLOADS = flags.DEFINE_multi_enum(
-    "workloads", list(workloads.WORKLOADS), list(workloads.WORKLOADS),
-    "What `embedding_step` measures.")
+    "workloads",
+    list(workloads.WORKLOADS),
+    list(workloads.WORKLOADS),
+    "What `embedding_step` measures.",
+)
 _FBGEMM_PYTHON = flags.DEFINE_string(
-    "fbgemm_python", None,
-    "An interpreter with torch and fbgemm-gpu-cpu, to measure beside ours.")
+    "fbgemm_python",
+    None,
+    "An interpreter with torch and fbgemm-gpu-cpu, to measure beside ours.",
+)
 
 _SEEDS = [11, 12, 13, 14]
 _SHOWN = {"lookup": "lookup", "train": "training step"}
 
 
 def measure(
-    workload: workloads.Workload, rounds: int,
+    workload: workloads.Workload,
+    rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Milliseconds per call, by `<contestant>.<operation>`, and versions."""
     calls = step_contestants.contestants(
-        workload, [workload.draw(seed) for seed in _SEEDS])
+        workload, [workload.draw(seed) for seed in _SEEDS]
+    )
     versions = {}
     if _FBGEMM_PYTHON.value:
         peer = peers.Peer(_FBGEMM_PYTHON.value, "benchmarks.peers.fbgemm")
         versions = peer.open(workload, _SEEDS)
         for verb in _SHOWN:
             calls[f"fbgemm.{verb}"] = lambda i, verb=verb: peer.call(
-                verb, i % len(_SEEDS))
+                verb, i % len(_SEEDS)
+            )
     times = timing.interleave(calls, rounds)
     if _FBGEMM_PYTHON.value:
         peer.close()
@@ -60,8 +68,8 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     shown = ("tlm", "packed", *others, "roof")
     ratios = [("packed", "roof"), *((one, "packed") for one in others)]
     table = rich.table.Table(
-        title=f"Tables with Adagrad, {distribution} ids: ms, median "
-              "(quartiles)")
+        title=f"Tables with Adagrad, {distribution} ids: ms, median (quartiles)"
+    )
     table.add_column("")
     for name in (*shown, *(" / ".join(pair) for pair in ratios)):
         table.add_column(name, justify="right")
@@ -72,19 +80,24 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
             continue
         times, versions = measure(workload, rounds)
         figures[name] = {
-            "workload": str(workload), "versions": versions,
-            "milliseconds": {call: _summary(values)
-                             for call, values in sorted(times.items())}}
+            "workload": str(workload),
+            "versions": versions,
+            "milliseconds": {
+                call: _summary(values) for call, values in sorted(times.items())
+            },
+        }
         for verb, called in _SHOWN.items():
             table.add_row(
                 f"{name}: {called}",
                 *(_shown(times[f"{one}.{verb}"]) for one in shown),
-                *(_ratio(times, verb, *pair) for pair in ratios))
+                *(_ratio(times, verb, *pair) for pair in ratios),
+            )
     return table, figures
 
 
-def _ratio(times: dict[str, np.ndarray], verb: str, above: str,
-           below: str) -> str:
+def _ratio(
+    times: dict[str, np.ndarray], verb: str, above: str, below: str
+) -> str:
     """The median of the ratios of each round."""
     ratios = times[f"{above}.{verb}"] / times[f"{below}.{verb}"]
     return f"{np.median(ratios):.2f}"

@@ -35,12 +35,15 @@ _PEAKS = ("tlm.400k", "dtensor.400k")
 def _mesh():
     """A 2x2 mesh; the first thing TensorFlow does in its process."""
     import tensorflow as tf
+
     cpu = tf.config.list_physical_devices("CPU")[0]
     if not tf.config.get_logical_device_configuration(cpu):
         tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 4
+        )
     return tf.experimental.dtensor.create_mesh(
-        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)])
+        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)]
+    )
 
 
 def _ours(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
@@ -53,12 +56,20 @@ def _ours(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
     mesh = _mesh()
     layout_map = tlm.LayoutMap(mesh)
     layout_map["words.embeddings"] = tf.experimental.dtensor.Layout(
-        ["model", "unsharded"], mesh)
+        ["model", "unsharded"], mesh
+    )
     with tlm.layout_map_scope(layout_map):
-        model = keras.Sequential([
-            keras.Input((), dtype="int64"), tlm.layers.ShardedEmbedding(
-                num_rows, DIM, name="words",
-                optimizer=tf.tpu.experimental.embedding.SGD(LEARNING_RATE))])
+        model = keras.Sequential(
+            [
+                keras.Input((), dtype="int64"),
+                tlm.layers.ShardedEmbedding(
+                    num_rows,
+                    DIM,
+                    name="words",
+                    optimizer=tf.tpu.experimental.embedding.SGD(LEARNING_RATE),
+                ),
+            ]
+        )
     model.compile("sgd", loss=lambda y, rows: keras.ops.sum(y * rows, axis=1))
     step = model.make_train_function()
     return lambda ids, y: float(step(iter([(ids, y)]))["loss"])
@@ -72,9 +83,13 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
     dtensor = tf.experimental.dtensor
     mesh = _mesh()
-    table = dtensor.DVariable(dtensor.call_with_layout(
-        tf.zeros, dtensor.Layout(["model", "unsharded"], mesh),
-        shape=(num_rows, DIM)))
+    table = dtensor.DVariable(
+        dtensor.call_with_layout(
+            tf.zeros,
+            dtensor.Layout(["model", "unsharded"], mesh),
+            shape=(num_rows, DIM),
+        )
+    )
 
     @tf.function
     def run(ids, y):
@@ -86,8 +101,12 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
         return loss
 
     def step(ids, y):
-        ids, y = (tlm.layout.to_mesh(value, dtensor.Layout.batch_sharded(
-            mesh, "batch", value.ndim)) for value in (ids, y))
+        ids, y = (
+            tlm.layout.to_mesh(
+                value, dtensor.Layout.batch_sharded(mesh, "batch", value.ndim)
+            )
+            for value in (ids, y)
+        )
         loss = float(tlm.layout.to_host(run(ids, y)))
         # The step ends when the table is written.
         dtensor.unpack(table.read_value())[0][0].numpy()
@@ -105,8 +124,10 @@ class _Contestant:
         rng = np.random.default_rng(7)
         num_drawn = min(SIZES.values())
         self._batches = [
-            workloads.draw_ids(rng, distribution, NUM_IDS, num_drawn) *
-            (num_rows // num_drawn) for _ in range(4)]
+            workloads.draw_ids(rng, distribution, NUM_IDS, num_drawn)
+            * (num_rows // num_drawn)
+            for _ in range(4)
+        ]
         self._y = rng.standard_normal((NUM_IDS, DIM)).astype(np.float32)
         self._step = {"tlm": _ours, "dtensor": _stock}[owner](num_rows)
 
@@ -115,8 +136,9 @@ class _Contestant:
 
 
 def _measure_times(distribution: str, rounds: int) -> dict[str, float]:
-    contestants = {name: _Contestant(name, distribution)
-                   for name in CONTESTANTS}
+    contestants = {
+        name: _Contestant(name, distribution) for name in CONTESTANTS
+    }
     # Stock DTensor sweeps the caches: whoever came after it would pay.
     stock = contestants.pop("dtensor.400k")
     # Steps of a few milliseconds need more rounds to stand out of the noise.
@@ -128,7 +150,8 @@ def _measure_times(distribution: str, rounds: int) -> dict[str, float]:
 def _measure_peak(name: str, distribution: str) -> float:
     contestant = _Contestant(name, distribution)
     return peak_memory.extra_bytes(
-        lambda: [contestant(i) for i in range(2)]) / (1 << 20)
+        lambda: [contestant(i) for i in range(2)]
+    ) / (1 << 20)
 
 
 def _in_a_process(*arguments: str) -> object:
@@ -139,7 +162,10 @@ def _in_a_process(*arguments: str) -> object:
     """
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.mesh_embedding", *arguments],
-        stdout=subprocess.PIPE, text=True, check=True)
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return json.loads(run.stdout.splitlines()[-1])
 
 
@@ -148,13 +174,22 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     median = _in_a_process("times", distribution, str(rounds))
     peaks = {}
     if peak_memory.is_available():
-        peaks = {name: _in_a_process("peak", distribution, name)
-                 for name in _PEAKS}
+        peaks = {
+            name: _in_a_process("peak", distribution, name) for name in _PEAKS
+        }
     table = rich.table.Table(
         title=f"Training step on a 2x2 mesh, {NUM_IDS} ids, {distribution}, "
-              f"{DIM} columns, SGD")
-    for column in ("table", "rows", "step", "/ small table", "DTensor / tlm",
-                   "peak", "DTensor / tlm"):
+        f"{DIM} columns, SGD"
+    )
+    for column in (
+        "table",
+        "rows",
+        "step",
+        "/ small table",
+        "DTensor / tlm",
+        "peak",
+        "DTensor / tlm",
+    ):
         table.add_column(column, justify="right")
     ours, stock = _PEAKS
     for name, value in median.items():
@@ -162,13 +197,17 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         is_pair = name == ours and bool(peaks)
         table.add_row(
             {"tlm": "ShardedEmbedding", "dtensor": "stock DTensor"}[owner],
-            f"{SIZES[size]:,}", f"{value:.1f} ms",
+            f"{SIZES[size]:,}",
+            f"{value:.1f} ms",
             f"{value / median['tlm.100k']:.2f}",
             f"{median[stock] / value:.1f}" if name == ours else "",
             f"{peaks[name]:.0f} MiB" if name in peaks else "",
-            f"{peaks[stock] / peaks[ours]:.1f}" if is_pair else "")
-    return table, {**median, **{f"{name}.peak_mib": value
-                                for name, value in peaks.items()}}
+            f"{peaks[stock] / peaks[ours]:.1f}" if is_pair else "",
+        )
+    return table, {
+        **median,
+        **{f"{name}.peak_mib": value for name, value in peaks.items()},
+    }
 
 
 def main(argv: list[str]) -> None:

@@ -35,30 +35,41 @@ def _contestants() -> dict[str, Callable[[int], None]]:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+        cpu, [tf.config.LogicalDeviceConfiguration()] * 4
+    )
     dtensor = tf.experimental.dtensor
     mesh = dtensor.create_mesh(
-        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)])
+        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)]
+    )
 
     def make() -> None:
-        model = keras.Sequential([keras.Input([UNITS]), *(
-            keras.layers.Dense(UNITS, name=f"d{i}")
-            for i in range(NUM_LAYERS))])
+        model = keras.Sequential(
+            [
+                keras.Input([UNITS]),
+                *(
+                    keras.layers.Dense(UNITS, name=f"d{i}")
+                    for i in range(NUM_LAYERS)
+                ),
+            ]
+        )
         model.weights[-1].numpy()
 
     def under_the_scope(init: str) -> None:
         layout_map = tlm.LayoutMap(mesh)
-        for parity, axes in (("[02468]", ["unsharded", "model"]),
-                             ("[13579]", ["model", "unsharded"])):
+        for parity, axes in (
+            ("[02468]", ["unsharded", "model"]),
+            ("[13579]", ["model", "unsharded"]),
+        ):
             layout_map[rf"d\d*{parity}\.kernel"] = dtensor.Layout(axes, mesh)
-            layout_map[rf"d\d*{parity}\.bias"] = dtensor.Layout(
-                axes[1:], mesh)
+            layout_map[rf"d\d*{parity}\.bias"] = dtensor.Layout(axes[1:], mesh)
         with tlm.layout_map_scope(layout_map, init=init):
             make()
 
-    return {"keras": lambda i: make(),
-            "tlm.sharded": lambda i: under_the_scope("sharded"),
-            "tlm.host": lambda i: under_the_scope("host")}
+    return {
+        "keras": lambda i: make(),
+        "tlm.sharded": lambda i: under_the_scope("sharded"),
+        "tlm.host": lambda i: under_the_scope("host"),
+    }
 
 
 def _measure(rounds: int) -> dict[str, float]:
@@ -69,11 +80,14 @@ def _measure(rounds: int) -> dict[str, float]:
             make(i)
             keras.backend.clear_session()
             gc.collect()
+
         return call
 
     times = timing.interleave(
         {name: tidy(make) for name, make in _contestants().items()},
-        rounds, warm_up=1)
+        rounds,
+        warm_up=1,
+    )
     return {name: float(np.median(values)) for name, values in times.items()}
 
 
@@ -82,16 +96,28 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     del distribution
     # Devices are split before TensorFlow's first op.
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.model_creation",
-         str(min(rounds, 5))], stdout=subprocess.PIPE, text=True, check=True)
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.model_creation",
+            str(min(rounds, 5)),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     median = json.loads(run.stdout.splitlines()[-1])
     table = rich.table.Table(
-        title=f"Making a model of {2 * NUM_LAYERS:,} variables")
+        title=f"Making a model of {2 * NUM_LAYERS:,} variables"
+    )
     for column in ("contestant", "time", "/ keras"):
         table.add_column(column, justify="right")
     for name in CONTESTANTS:
-        table.add_row(name, f"{median[name]:.0f} ms",
-                      f"{median[name] / median['keras']:.2f}")
+        table.add_row(
+            name,
+            f"{median[name]:.0f} ms",
+            f"{median[name] / median['keras']:.2f}",
+        )
     return table, median
 
 

@@ -41,15 +41,24 @@ def _keys(rows: np.ndarray) -> np.ndarray:
 class _Embedding:
     """A table of the host engine, with keys or without."""
 
-    def __init__(self, num_rows: int, gradient: tf.Tensor,
-                 vocabulary: tlm.OpenVocabulary | None):
+    def __init__(
+        self,
+        num_rows: int,
+        gradient: tf.Tensor,
+        vocabulary: tlm.OpenVocabulary | None,
+    ):
         table = tf.tpu.experimental.embedding.TableConfig(
-            num_rows, DIM, combiner="sum", name="table",
-            initializer=tf.random_uniform_initializer(-0.05, 0.05))
+            num_rows,
+            DIM,
+            combiner="sum",
+            name="table",
+            initializer=tf.random_uniform_initializer(-0.05, 0.05),
+        )
         self.embedding = tlm.TPUEmbedding(
             tf.tpu.experimental.embedding.FeatureConfig(table),
             tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),
-            vocabularies=vocabulary and {"table": vocabulary})
+            vocabularies=vocabulary and {"table": vocabulary},
+        )
         self.embedding.build()
         self._gradient = gradient
 
@@ -78,7 +87,8 @@ class _HashTable:
 
     def __init__(self, num_rows: int, gradient: tf.Tensor):
         self._rows = tf.lookup.experimental.MutableHashTable(
-            tf.int64, tf.int64, default_value=-1)
+            tf.int64, tf.int64, default_value=-1
+        )
         initial = tf.random_uniform_initializer(-0.05, 0.05)
         self._table = tf.Variable(initial([num_rows, DIM]))
         self._accumulator = tf.Variable(tf.fill([num_rows, DIM], 0.1))
@@ -102,21 +112,25 @@ class _HashTable:
             found = tf.gather(self._table, rows)
             tape.watch(found)
             activations = tf.math.segment_sum(
-                tf.gather(found, places), ids.value_rowids())
+                tf.gather(found, places), ids.value_rowids()
+            )
             loss = tf.reduce_sum(activations * self._gradient)
         gradient = tape.gradient(loss, found)
         tf.raw_ops.ResourceSparseApplyAdagradV2(
-            var=self._table.handle, accum=self._accumulator.handle,
-            lr=LEARNING_RATE, epsilon=0.0,
-            grad=tf.convert_to_tensor(gradient), indices=rows)
+            var=self._table.handle,
+            accum=self._accumulator.handle,
+            lr=LEARNING_RATE,
+            epsilon=0.0,
+            grad=tf.convert_to_tensor(gradient),
+            indices=rows,
+        )
         return loss
 
 
 def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
     """Milliseconds per call: `open.train`, `closed.train`, ..."""
     rng = np.random.default_rng(7)
-    gradient = tf.constant(
-        rng.standard_normal((NUM_SAMPLES, DIM)), tf.float32)
+    gradient = tf.constant(rng.standard_normal((NUM_SAMPLES, DIM)), tf.float32)
     vocabulary = tlm.OpenVocabulary(CAPACITY)
     num_rows = vocabulary.num_rows
     open_table = _Embedding(CAPACITY, gradient, vocabulary)
@@ -131,8 +145,10 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
     def ragged(values):
         return tf.RaggedTensor.from_row_splits(tf.constant(values), splits)
 
-    ids = [workloads.draw_ids(rng, distribution, splits[-1], num_keys)
-           for _ in range(4)]
+    ids = [
+        workloads.draw_ids(rng, distribution, splits[-1], num_keys)
+        for _ in range(4)
+    ]
     closed_batches = [ragged(one) for one in ids]
     batches = [ragged(_keys(one)) for one in ids]
     flat = [tf.constant(one[:NUM_NEW]) for one in ids]
@@ -157,37 +173,49 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
     def on(values: list, run: Callable) -> Callable[[int], object]:
         return lambda i: run(values[i % len(values)]).numpy()
 
-    return timing.interleave({
-        "open.train": on(batches, open_table.train),
-        "closed.train": on(closed_batches, closed.train),
-        "tf.train": on(batches, stock.train),
-        "open.train_new": on(new_batches, open_table.train),
-        "closed.train_new": on(closed_new_batches, closed.train),
-        "open.find": on(flat_keys, state.lookup),
-        "open.serve": on(flat_keys, open_table.serve),
-        "closed.serve": on(flat, closed.serve),
-    }, rounds)
+    return timing.interleave(
+        {
+            "open.train": on(batches, open_table.train),
+            "closed.train": on(closed_batches, closed.train),
+            "tf.train": on(batches, stock.train),
+            "open.train_new": on(new_batches, open_table.train),
+            "closed.train_new": on(closed_new_batches, closed.train),
+            "open.find": on(flat_keys, state.lookup),
+            "open.serve": on(flat_keys, open_table.serve),
+            "closed.serve": on(flat, closed.serve),
+        },
+        rounds,
+    )
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Measures, and puts medians and ratios side by side."""
-    median = {name: float(np.median(values))
-              for name, values in measure(distribution, rounds).items()}
+    median = {
+        name: float(np.median(values))
+        for name, values in measure(distribution, rounds).items()
+    }
     table = rich.table.Table(
         title=f"{NUM_SAMPLES} samples x {IDS_PER_SAMPLE} keys, "
-              f"{distribution}, table {CAPACITY:,} x {DIM}, load {LOAD}, "
-              "Adagrad")
+        f"{distribution}, table {CAPACITY:,} x {DIM}, load {LOAD}, "
+        "Adagrad"
+    )
     for column in ("", "open", "closed", "open / closed", "TF / open"):
         table.add_column(column, justify="right" if column else "left")
     for what, name, other in (
-            ("training step, known keys", "train", "train"),
-            (f"training step, {NUM_NEW:,} new keys", "train_new", "train"),
-            ("  of a closed one with as many rows", "train_new", "train_new"),
-            (f"{NUM_NEW:,} ids by stock ops", "serve", "serve")):
+        ("training step, known keys", "train", "train"),
+        (f"training step, {NUM_NEW:,} new keys", "train_new", "train"),
+        ("  of a closed one with as many rows", "train_new", "train_new"),
+        (f"{NUM_NEW:,} ids by stock ops", "serve", "serve"),
+    ):
         ours, theirs = median[f"open.{name}"], median[f"closed.{other}"]
         stock = f"{median['tf.train'] / ours:.1f}" if name == "train" else ""
-        table.add_row(what, f"{ours:.1f} ms", f"{theirs:.1f} ms",
-                      f"{ours / theirs:.2f}", stock)
+        table.add_row(
+            what,
+            f"{ours:.1f} ms",
+            f"{theirs:.1f} ms",
+            f"{ours / theirs:.2f}",
+            stock,
+        )
     rate = NUM_NEW / median["open.find"] / 1e3
     table.add_row("known keys found", f"{rate:.1f} M/s", "", "", "")
     return table, median

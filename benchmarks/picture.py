@@ -5,8 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 # Of the bars, in this order; the roof is drawn across them.
-_COLORS = {"packed": "#2b6cb0", "tlm": "#63b3ed", "fbgemm": "#c05621",
-           "tf": "#a0aec0"}
+_COLORS = {
+    "packed": "#2b6cb0",
+    "tlm": "#63b3ed",
+    "fbgemm": "#c05621",
+    "tf": "#a0aec0",
+}
 _WIDTH, _BAR, _GAP, _LEFT, _SCALE = 900, 16, 26, 210, 560
 
 
@@ -23,8 +27,11 @@ def svg(figures: Mapping[str, Any], title: str) -> str:
         y += 12
         for name, figure in figures.items():
             found = figure["milliseconds"]
-            bars = [(one, found[f"{one}.{verb}"]) for one in _COLORS
-                    if f"{one}.{verb}" in found]
+            bars = [
+                (one, found[f"{one}.{verb}"])
+                for one in _COLORS
+                if f"{one}.{verb}" in found
+            ]
             roof = found[f"roof.{verb}"]["median"]
             # Each workload has a scale of its own: ratios are what counts.
             scale = _SCALE / max(bar["quartiles"][1] for _, bar in bars)
@@ -32,32 +39,48 @@ def svg(figures: Mapping[str, Any], title: str) -> str:
             top = y
             for one, bar in bars:
                 parts.append(_bar(y, bar, scale, _COLORS[one]))
-                parts.append(_text(
-                    _LEFT + bar["quartiles"][1] * scale + 8, y + 12,
-                    f"{one} {bar['median']:.1f} ms"))
+                parts.append(
+                    _text(
+                        _LEFT + bar["quartiles"][1] * scale + 8,
+                        y + 12,
+                        f"{one} {bar['median']:.1f} ms",
+                    )
+                )
                 y += _BAR + 2
             parts.append(
                 f'<line x1="{_LEFT + roof * scale:.1f}" y1="{top - 3}" '
                 f'x2="{_LEFT + roof * scale:.1f}" y2="{y}" stroke="#c53030" '
-                'stroke-width="2" stroke-dasharray="4 2"/>')
+                'stroke-width="2" stroke-dasharray="4 2"/>'
+            )
             y += _GAP
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" '
-            f'height="{y}" font-family="sans-serif" font-size="12">'
-            '<rect width="100%" height="100%" fill="white"/>'
-            + _text(12, 20, title)
-            + _text(12, 36, "Medians; thin lines are quartiles, the dashed "
-                            "line is the machine's roof. Shorter is better.")
-            + "".join(parts) + "</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" '
+        f'height="{y}" font-family="sans-serif" font-size="12">'
+        '<rect width="100%" height="100%" fill="white"/>'
+        + _text(12, 20, title)
+        + _text(
+            12,
+            36,
+            "Medians; thin lines are quartiles, the dashed "
+            "line is the machine's roof. Shorter is better.",
+        )
+        + "".join(parts)
+        + "</svg>\n"
+    )
 
 
 def _bar(y: float, bar: Mapping[str, Any], scale: float, color: str) -> str:
     low, high = (_LEFT + one * scale for one in bar["quartiles"])
-    return (f'<rect x="{_LEFT}" y="{y}" width="{bar["median"] * scale:.1f}" '
-            f'height="{_BAR}" fill="{color}"/>'
-            f'<line x1="{low:.1f}" y1="{y + _BAR / 2}" x2="{high:.1f}" '
-            f'y2="{y + _BAR / 2}" stroke="black"/>')
+    return (
+        f'<rect x="{_LEFT}" y="{y}" width="{bar["median"] * scale:.1f}" '
+        f'height="{_BAR}" fill="{color}"/>'
+        f'<line x1="{low:.1f}" y1="{y + _BAR / 2}" x2="{high:.1f}" '
+        f'y2="{y + _BAR / 2}" stroke="black"/>'
+    )
 
 
 def _text(x: float, y: float, text: str, weight: str = "normal") -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-weight="{weight}">'
-            f'{html.escape(text)}</text>')
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-weight="{weight}">'
+        f"{html.escape(text)}</text>"
+    )

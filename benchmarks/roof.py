@@ -19,7 +19,8 @@ def load(name: str = "_roof") -> types.ModuleType:
     if not path.exists():
         raise ImportError(
             f"{path} is missing. Build it: bazel build "
-            f"//cc/benchmarks:{name[1:]}")
+            f"//cc/benchmarks:{name[1:]}"
+        )
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -39,30 +39,52 @@ def _export_all(folder: pathlib.Path) -> dict[str, int]:
     import tf_layoutmap as tlm
 
     tpu = tf.tpu.experimental.embedding
-    inputs = {f"f{i:02}": keras.Input([1], dtype="int64", name=f"f{i:02}")
-              for i in range(NUM_TABLES)}
-    found = tlm.layers.TPUEmbedding({name: tpu.FeatureConfig(tpu.TableConfig(
-        NUM_ROWS, DIM, tf.random_uniform_initializer(-0.1, 0.1, seed=i),
-        combiner="sum", name=name)) for i, name in enumerate(inputs)},
-        tpu.SGD(0.1))(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1)(
-        keras.layers.Concatenate()(list(found.values()))))
+    inputs = {
+        f"f{i:02}": keras.Input([1], dtype="int64", name=f"f{i:02}")
+        for i in range(NUM_TABLES)
+    }
+    found = tlm.layers.TPUEmbedding(
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    NUM_ROWS,
+                    DIM,
+                    tf.random_uniform_initializer(-0.1, 0.1, seed=i),
+                    combiner="sum",
+                    name=name,
+                )
+            )
+            for i, name in enumerate(inputs)
+        },
+        tpu.SGD(0.1),
+    )(inputs)
+    model = keras.Model(
+        inputs,
+        keras.layers.Dense(1)(keras.layers.Concatenate()(list(found.values()))),
+    )
     model.export(folder / "model.export", verbose=False)
     for kind in FUSED[1:]:
         tlm.export(model, folder / kind, kind)
     del model, found
 
     ids = keras.Input([1], dtype="int64", name="ids")
-    big = keras.Model(ids, tlm.layers.ShardedEmbedding(
-        BIG_ROWS, DIM, optimizer="adagrad")(ids))
+    big = keras.Model(
+        ids,
+        tlm.layers.ShardedEmbedding(BIG_ROWS, DIM, optimizer="adagrad")(ids),
+    )
     tlm.export(big, folder / "tlm int4", "int4")
     del big
     theirs = keras.Model(ids, keras.layers.Embedding(BIG_ROWS, DIM)(ids))
     theirs.quantize("int4")
     theirs.export(folder / "keras int4", verbose=False)
-    return {name: sum(file.stat().st_size
-                      for file in (folder / name).rglob("*") if file.is_file())
-            for name in (*FUSED, *BIG)}
+    return {
+        name: sum(
+            file.stat().st_size
+            for file in (folder / name).rglob("*")
+            if file.is_file()
+        )
+        for name in (*FUSED, *BIG)
+    }
 
 
 def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
@@ -75,28 +97,41 @@ def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
 
     random = np.random.default_rng(0)
     # Whoever lets go of what was loaded loses its variables.
-    loaded = {name: tf.saved_model.load(folder / name)
-              for name in (*FUSED, *BIG)}
-    served = {name: one.signatures["serving_default"]
-              for name, one in loaded.items()}
+    loaded = {
+        name: tf.saved_model.load(folder / name) for name in (*FUSED, *BIG)
+    }
+    served = {
+        name: one.signatures["serving_default"] for name, one in loaded.items()
+    }
     times = {}
     for batch_size in BATCH_SIZES:
-        batches = [{f"f{i:02}": tf.constant(random.integers(
-            0, NUM_ROWS, [batch_size, 1])) for i in range(NUM_TABLES)}
-            for _ in range(16)]
-        big_batches = [{"ids": tf.constant(random.integers(
-            0, BIG_ROWS, [batch_size, 1]))} for _ in range(16)]
+        batches = [
+            {
+                f"f{i:02}": tf.constant(
+                    random.integers(0, NUM_ROWS, [batch_size, 1])
+                )
+                for i in range(NUM_TABLES)
+            }
+            for _ in range(16)
+        ]
+        big_batches = [
+            {"ids": tf.constant(random.integers(0, BIG_ROWS, [batch_size, 1]))}
+            for _ in range(16)
+        ]
         for names, calls in ((FUSED, rounds), (BIG, MOST_BIG_CALLS)):
             inputs = batches if names is FUSED else big_batches
             for name, values in timing.interleave(
-                    {name: _caller(served[name], inputs) for name in names},
-                    calls, warm_up=min(20, calls)).items():
+                {name: _caller(served[name], inputs) for name in names},
+                calls,
+                warm_up=min(20, calls),
+            ).items():
                 times[f"{name}/{batch_size}"] = values.tolist()
     return times
 
 
-def _caller(served: Callable[..., Any],
-            batches: list[dict[str, Any]]) -> Callable[[int], Any]:
+def _caller(
+    served: Callable[..., Any], batches: list[dict[str, Any]]
+) -> Callable[[int], Any]:
     return lambda call: served(**batches[call % len(batches)])
 
 
@@ -106,15 +141,26 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     with tempfile.TemporaryDirectory() as folder:
         sizes = json.loads(_in_process("export", folder, rounds))
         times = json.loads(_in_process("ask", folder, max(rounds, 500)))
-    found = {key: {"p50": float(np.percentile(values, 50)),
-                   "p99": float(np.percentile(values, 99))}
-             for key, values in times.items()}
+    found = {
+        key: {
+            "p50": float(np.percentile(values, 50)),
+            "p99": float(np.percentile(values, 99)),
+        }
+        for key, values in times.items()
+    }
     table = rich.table.Table(
         title=f"Serving {NUM_TABLES} tables of {NUM_ROWS:,} x {DIM}, and one "
-        f"of {BIG_ROWS:,} x {DIM}")
-    for column in ("contestant", "MB", *(
-            f"{what}, batch {size}" for size in BATCH_SIZES
-            for what in ("p50", "p99"))):
+        f"of {BIG_ROWS:,} x {DIM}"
+    )
+    for column in (
+        "contestant",
+        "MB",
+        *(
+            f"{what}, batch {size}"
+            for size in BATCH_SIZES
+            for what in ("p50", "p99")
+        ),
+    ):
         table.add_column(column, justify="right")
     for names in (FUSED, BIG):
         for name in names:
@@ -130,12 +176,20 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
 
 def _in_process(what: str, folder: str, rounds: int) -> str:
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.serving", what, folder,
-         str(rounds)], stdout=subprocess.PIPE, text=True, check=True)
+        [sys.executable, "-m", "benchmarks.serving", what, folder, str(rounds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return run.stdout.splitlines()[-1]
 
 
 if __name__ == "__main__":
     path = pathlib.Path(sys.argv[2])
-    print(json.dumps(_export_all(path) if sys.argv[1] == "export"
-                     else _ask(path, int(sys.argv[3]))))
+    print(
+        json.dumps(
+            _export_all(path)
+            if sys.argv[1] == "export"
+            else _ask(path, int(sys.argv[3]))
+        )
+    )

@@ -29,8 +29,11 @@ SIZES = {"10k": 10_000, "1m": 1_000_000, "4m": 4_000_000}
 
 def _ours(num_rows: int) -> keras.layers.Layer:
     return tlm.layers.ShardedEmbedding(
-        num_rows, DIM, num_shards=NUM_SHARDS,
-        optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE))
+        num_rows,
+        DIM,
+        num_shards=NUM_SHARDS,
+        optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),
+    )
 
 
 class _Contestant:
@@ -38,11 +41,11 @@ class _Contestant:
 
     def __init__(self, layer: keras.layers.Layer, num_rows: int):
         self._num_rows = num_rows
-        self._model = keras.Sequential(
-            [keras.Input((), dtype="int64"), layer])
+        self._model = keras.Sequential([keras.Input((), dtype="int64"), layer])
         self._model.compile(
             keras.optimizers.Adagrad(LEARNING_RATE),
-            loss=lambda y, rows: keras.ops.sum(y * rows, axis=1))
+            loss=lambda y, rows: keras.ops.sum(y * rows, axis=1),
+        )
         self._step = tf.function(lambda batch: self._model.train_step(batch))
 
     def draw(self, distribution: str, y: tf.Tensor) -> None:
@@ -50,8 +53,10 @@ class _Contestant:
         rng = np.random.default_rng(7)
         num_drawn = min(SIZES.values())
         spread = self._num_rows // num_drawn
-        ids = [workloads.draw_ids(rng, distribution, NUM_IDS, num_drawn)
-               for _ in range(4)]
+        ids = [
+            workloads.draw_ids(rng, distribution, NUM_IDS, num_drawn)
+            for _ in range(4)
+        ]
         self.num_distinct = len(np.unique(ids[0]))
         self._batches = [(tf.constant(batch * spread), y) for batch in ids]
 
@@ -61,12 +66,16 @@ class _Contestant:
 
 
 def _contestants(distribution: str) -> dict[str, _Contestant]:
-    contestants = {f"tlm.{size}": _Contestant(_ours(num_rows), num_rows)
-                   for size, num_rows in SIZES.items()}
+    contestants = {
+        f"tlm.{size}": _Contestant(_ours(num_rows), num_rows)
+        for size, num_rows in SIZES.items()
+    }
     contestants["keras.1m"] = _Contestant(
-        keras.layers.Embedding(SIZES["1m"], DIM), SIZES["1m"])
-    y = tf.constant(np.random.default_rng(8).standard_normal(
-        (NUM_IDS, DIM)), tf.float32)
+        keras.layers.Embedding(SIZES["1m"], DIM), SIZES["1m"]
+    )
+    y = tf.constant(
+        np.random.default_rng(8).standard_normal((NUM_IDS, DIM)), tf.float32
+    )
     for contestant in contestants.values():
         contestant.draw(distribution, y)
     return contestants
@@ -79,16 +88,25 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     median = {name: float(np.median(values)) for name, values in times.items()}
     table = rich.table.Table(
         title=f"Training step of Keras, {NUM_IDS} ids, {distribution}, "
-              f"{DIM} columns, Adagrad")
-    for column in ("layer", "rows", "distinct", "step", "/ small table",
-                   "/ same rows"):
+        f"{DIM} columns, Adagrad"
+    )
+    for column in (
+        "layer",
+        "rows",
+        "distinct",
+        "step",
+        "/ small table",
+        "/ same rows",
+    ):
         table.add_column(column, justify="right")
     for name, value in median.items():
         owner, size = name.split(".")
         table.add_row(
             {"tlm": "ShardedEmbedding", "keras": "Embedding"}[owner],
-            f"{SIZES[size]:,}", f"{contestants[name].num_distinct:,}",
+            f"{SIZES[size]:,}",
+            f"{contestants[name].num_distinct:,}",
             f"{value:.2f} ms",
             f"{value / median['tlm.10k']:.2f}",
-            f"{value / median[f'tlm.{size}']:.1f}")
+            f"{value / median[f'tlm.{size}']:.1f}",
+        )
     return table, median

@@ -39,14 +39,20 @@ VERBS = ("gather", "scatter_add", "scatter_update", "route")
 BIG_ROWS = 1 << 22  # x 64 float32: 1 GiB
 
 _NUM_SHARDS = flags.DEFINE_multi_integer(
-    "num_shards", NUM_SHARDS, "Numbers of shards to measure.")
+    "num_shards", NUM_SHARDS, "Numbers of shards to measure."
+)
 _NUM_IDS = flags.DEFINE_multi_integer(
-    "num_ids", NUM_IDS, "Numbers of ids to measure.")
+    "num_ids", NUM_IDS, "Numbers of ids to measure."
+)
 _BATCHES_PER_CALL = flags.DEFINE_integer(
-    "batches_per_call", 16, "Batches of ids that one tf.function works on.",
-    lower_bound=1)
+    "batches_per_call",
+    16,
+    "Batches of ids that one tf.function works on.",
+    lower_bound=1,
+)
 _VERBS = flags.DEFINE_multi_enum(
-    "verbs", VERBS, VERBS, "What to do with the ids.")
+    "verbs", VERBS, VERBS, "What to do with the ids."
+)
 
 
 def _contestants(num_shards: int) -> dict[str, Callable]:
@@ -78,30 +84,38 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
         del rows
         owners = tf.maximum(ids // (base + 1), (ids - extra) // base)
         local_rows = tf.where(
-            owners < extra, ids % (base + 1), (ids - extra) % base)
+            owners < extra, ids % (base + 1), (ids - extra) % base
+        )
         owners = tf.cast(owners, tf.int32)
-        return (tf.dynamic_partition(local_rows, owners, num_shards),
-                tf.dynamic_partition(
-                    tf.range(tf.size(ids)), owners, num_shards))
+        return (
+            tf.dynamic_partition(local_rows, owners, num_shards),
+            tf.dynamic_partition(tf.range(tf.size(ids)), owners, num_shards),
+        )
 
     contestants = {
         "tlm.gather": lambda ids, rows: tf.gather(ours, ids),
         "one.gather": lambda ids, rows: tf.gather(one, ids),
         "tf.gather": lambda ids, rows: tf.nn.embedding_lookup(theirs, ids),
-        **{f"{name}.{verb}": scatter(table, verb)
-           for verb in ("scatter_add", "scatter_update")
-           for name, table in (("tlm", ours), ("one", one), ("tf", theirs))},
+        **{
+            f"{name}.{verb}": scatter(table, verb)
+            for verb in ("scatter_add", "scatter_update")
+            for name, table in (("tlm", ours), ("one", one), ("tf", theirs))
+        },
         "tlm.route": route_by_op,
         "tf.route": route_by_stock_ops,
         "one.call": lambda ids, rows: tf.constant(0),
     }
-    return {name: _for_each_batch(run) for name, run in contestants.items()
-            if name.split(".")[1] in (*_VERBS.value, "call")}
+    return {
+        name: _for_each_batch(run)
+        for name, run in contestants.items()
+        if name.split(".")[1] in (*_VERBS.value, "call")
+    }
 
 
 def _for_each_batch(run: Callable) -> Callable:
     return tf.function(
-        lambda batches, rows: [run(ids, rows) for ids in batches])
+        lambda batches, rows: [run(ids, rows) for ids in batches]
+    )
 
 
 def measure(distribution: str, rounds: int) -> dict[str, float]:
@@ -111,23 +125,33 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
     for num_shards in _NUM_SHARDS.value:
         contestants = _contestants(num_shards)
         for num_ids in _NUM_IDS.value:
-            calls = [[tf.constant(workloads.draw_ids(
-                rng, distribution, num_ids, NUM_ROWS))
-                for _ in range(_BATCHES_PER_CALL.value)] for _ in range(4)]
+            calls = [
+                [
+                    tf.constant(
+                        workloads.draw_ids(rng, distribution, num_ids, NUM_ROWS)
+                    )
+                    for _ in range(_BATCHES_PER_CALL.value)
+                ]
+                for _ in range(4)
+            ]
             rows = tf.ones([num_ids, DIM])
 
             def on(run, calls=calls, rows=rows):
                 # Wait for it, and copy nothing: `numpy()` would add the same
                 # to all contestants. One result is enough to wait for: a
                 # function is done as a whole.
-                return lambda i: memoryview(tf.nest.flatten(
-                    run(calls[i % len(calls)], rows))[-1])
+                return lambda i: memoryview(
+                    tf.nest.flatten(run(calls[i % len(calls)], rows))[-1]
+                )
 
             times = timing.interleave(
-                {name: on(run) for name, run in contestants.items()}, rounds)
-            medians |= {f"{num_shards}/{num_ids}/{name}":
-                        float(np.median(values)) / _BATCHES_PER_CALL.value
-                        for name, values in times.items()}
+                {name: on(run) for name, run in contestants.items()}, rounds
+            )
+            medians |= {
+                f"{num_shards}/{num_ids}/{name}": float(np.median(values))
+                / _BATCHES_PER_CALL.value
+                for name, values in times.items()
+            }
     return medians
 
 
@@ -135,57 +159,103 @@ def measure_big(rounds: int) -> dict[str, float]:
     """An eager lookup of 100 ids in 1 GiB: milliseconds, and extra MiB."""
     ids = np.random.default_rng(7).integers(0, BIG_ROWS, 100)
     ours = tlm.ShardedVariable.create(
-        tf.zeros_initializer(), [BIG_ROWS, DIM], num_shards=16)
+        tf.zeros_initializer(), [BIG_ROWS, DIM], num_shards=16
+    )
     theirs = ours.to_tf()
     calls = {
         "big.tlm": lambda i=0: tf.nn.embedding_lookup(ours, ids).numpy(),
-        "big.tf": lambda i=0: tf.nn.embedding_lookup(theirs, ids).numpy()}
+        "big.tf": lambda i=0: tf.nn.embedding_lookup(theirs, ids).numpy(),
+    }
     found = {}
     if peak_memory.is_available():
         for name, call in calls.items():
-            found[f"{name}.extra_mib"] = (
-                peak_memory.extra_bytes(call) / (1 << 20))
+            found[f"{name}.extra_mib"] = peak_memory.extra_bytes(call) / (
+                1 << 20
+            )
     times = timing.interleave(calls, min(rounds, 5), warm_up=1)
-    return found | {name: float(np.median(values))
-                    for name, values in times.items()}
+    return found | {
+        name: float(np.median(values)) for name, values in times.items()
+    }
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Measures, and puts medians and ratios side by side."""
     # First, while no memory was freed that TensorFlow would take again.
     is_whole = (_NUM_SHARDS.value, _NUM_IDS.value, _VERBS.value) == tuple(
-        map(list, (NUM_SHARDS, NUM_IDS, VERBS)))
+        map(list, (NUM_SHARDS, NUM_IDS, VERBS))
+    )
     is_first = distribution == workloads.DISTRIBUTIONS[0]
     big = measure_big(rounds) if is_whole and is_first else {}
     medians = measure(distribution, rounds)
     table = rich.table.Table(
         title=f"{NUM_ROWS:,} x {DIM} float32, {distribution} ids, ms",
-        box=rich.box.SIMPLE)
-    for column in ("shards", "ids", "", "tlm", "one", "TF", "tlm / one",
-                   "TF / tlm", "net"):
+        box=rich.box.SIMPLE,
+    )
+    for column in (
+        "shards",
+        "ids",
+        "",
+        "tlm",
+        "one",
+        "TF",
+        "tlm / one",
+        "TF / tlm",
+        "net",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for num_shards in _NUM_SHARDS.value:
         for num_ids in _NUM_IDS.value:
             call = medians[f"{num_shards}/{num_ids}/one.call"]
-            table.add_row(str(num_shards), f"{num_ids:,}", "empty call", "",
-                          f"{call:.2f}", "", "", "", "")
+            table.add_row(
+                str(num_shards),
+                f"{num_ids:,}",
+                "empty call",
+                "",
+                f"{call:.2f}",
+                "",
+                "",
+                "",
+                "",
+            )
             for what in _VERBS.value:
                 ours, one, theirs = (
                     medians.get(f"{num_shards}/{num_ids}/{name}.{what}")
-                    for name in ("tlm", "one", "tf"))
+                    for name in ("tlm", "one", "tf")
+                )
                 table.add_row(
-                    str(num_shards), f"{num_ids:,}", what, f"{ours:.2f}",
-                    "" if one is None else f"{one:.2f}", f"{theirs:.2f}",
+                    str(num_shards),
+                    f"{num_ids:,}",
+                    what,
+                    f"{ours:.2f}",
+                    "" if one is None else f"{one:.2f}",
+                    f"{theirs:.2f}",
                     "" if one is None else f"{ours / one:.2f}",
                     f"{theirs / ours:.1f}",
-                    f"{(theirs - call) / (ours - call):.1f}")
+                    f"{(theirs - call) / (ours - call):.1f}",
+                )
     if big:
         table.add_section()
-        table.add_row("16", "100", "eager, 1 GiB", f"{big['big.tlm']:.2f}",
-                      "", f"{big['big.tf']:.2f}", "",
-                      f"{big['big.tf'] / big['big.tlm']:.0f}", "")
+        table.add_row(
+            "16",
+            "100",
+            "eager, 1 GiB",
+            f"{big['big.tlm']:.2f}",
+            "",
+            f"{big['big.tf']:.2f}",
+            "",
+            f"{big['big.tf'] / big['big.tlm']:.0f}",
+            "",
+        )
     if "big.tlm.extra_mib" in big:
-        table.add_row("16", "100", "its extra MiB",
-                      f"{big['big.tlm.extra_mib']:.0f}", "",
-                      f"{big['big.tf.extra_mib']:.0f}", "", "", "")
+        table.add_row(
+            "16",
+            "100",
+            "its extra MiB",
+            f"{big['big.tlm.extra_mib']:.0f}",
+            "",
+            f"{big['big.tf.extra_mib']:.0f}",
+            "",
+            "",
+            "",
+        )
     return table, medians | big

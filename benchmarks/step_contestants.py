@@ -15,15 +15,20 @@ Batch = list[tuple[np.ndarray, np.ndarray]]
 def draw_gradients(workload: workloads.Workload) -> list[tf.Tensor]:
     """Gradients of all activations: no loss is part of what is measured."""
     rng = np.random.default_rng(5)
-    return [tf.constant(rng.standard_normal(
-        (workload.num_samples, workload.dim)), tf.float32)
-        for _ in workload.num_rows]
+    return [
+        tf.constant(
+            rng.standard_normal((workload.num_samples, workload.dim)),
+            tf.float32,
+        )
+        for _ in workload.num_rows
+    ]
 
 
 def ragged(batch: Batch) -> list[tf.RaggedTensor]:
     """The batch as one RaggedTensor for each feature."""
-    return [tf.RaggedTensor.from_row_splits(ids, splits)
-            for ids, splits in batch]
+    return [
+        tf.RaggedTensor.from_row_splits(ids, splits) for ids, splits in batch
+    ]
 
 
 def grouped(batch: Batch) -> tuple[list[np.ndarray], ...]:
@@ -34,23 +39,36 @@ def grouped(batch: Batch) -> tuple[list[np.ndarray], ...]:
         distinct, starts = np.unique(ids[order], return_index=True)
         rows.append(distinct)
         splits.append(np.append(starts, len(ids)))
-        samples.append(np.repeat(
-            np.arange(len(row_splits) - 1), np.diff(row_splits))[order])
+        samples.append(
+            np.repeat(np.arange(len(row_splits) - 1), np.diff(row_splits))[
+                order
+            ]
+        )
     return rows, splits, samples
 
 
 class Ours:
     """The host engine behind the public class."""
 
-    def __init__(self, workload: workloads.Workload,
-                 gradients: list[tf.Tensor]):
+    def __init__(
+        self, workload: workloads.Workload, gradients: list[tf.Tensor]
+    ):
         tpu = tf.tpu.experimental.embedding
-        self.embedding = tlm.TPUEmbedding([
-            tpu.FeatureConfig(tpu.TableConfig(
-                num_rows, workload.dim, combiner="sum", name=f"table_{i}",
-                initializer=tf.random_uniform_initializer(seed=i)))
-            for i, num_rows in enumerate(workload.num_rows)
-        ], tpu.Adagrad(LEARNING_RATE))
+        self.embedding = tlm.TPUEmbedding(
+            [
+                tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        num_rows,
+                        workload.dim,
+                        combiner="sum",
+                        name=f"table_{i}",
+                        initializer=tf.random_uniform_initializer(seed=i),
+                    )
+                )
+                for i, num_rows in enumerate(workload.num_rows)
+            ],
+            tpu.Adagrad(LEARNING_RATE),
+        )
         self.embedding.build()
         self._gradients = gradients
         self.lookup = tf.function(self._lookup, reduce_retracing=True)
@@ -74,14 +92,18 @@ class TensorFlow:
     summed, and `ResourceSparseApplyAdagradV2`.
     """
 
-    def __init__(self, workload: workloads.Workload,
-                 gradients: list[tf.Tensor]):
+    def __init__(
+        self, workload: workloads.Workload, gradients: list[tf.Tensor]
+    ):
         self._tables = [
-            tf.Variable(tf.random.stateless_uniform(
-                [num_rows, workload.dim], [i, 1]))
-            for i, num_rows in enumerate(workload.num_rows)]
+            tf.Variable(
+                tf.random.stateless_uniform([num_rows, workload.dim], [i, 1])
+            )
+            for i, num_rows in enumerate(workload.num_rows)
+        ]
         self._accumulators = [
-            tf.Variable(tf.fill(table.shape, 0.1)) for table in self._tables]
+            tf.Variable(tf.fill(table.shape, 0.1)) for table in self._tables
+        ]
         self._gradients = gradients
         self.lookup = tf.function(self._lookup, reduce_retracing=True)
         self.train = tf.function(self._train, reduce_retracing=True)
@@ -89,35 +111,48 @@ class TensorFlow:
     def _lookup(self, ids):
         return [
             tf.nn.safe_embedding_lookup_sparse(table, one, combiner="sum")
-            for table, one in zip(self._tables, ids)]
+            for table, one in zip(self._tables, ids)
+        ]
 
     def _train(self, ids):
         with tf.GradientTape() as tape:
             activations = self._lookup(ids)
         slices = tape.gradient(activations, self._tables, self._gradients)
         for table, accumulator, one in zip(
-                self._tables, self._accumulators, slices):
+            self._tables, self._accumulators, slices
+        ):
             rows, places = tf.unique(one.indices)
             gradient = tf.math.unsorted_segment_sum(
-                one.values, places, tf.size(rows))
+                one.values, places, tf.size(rows)
+            )
             tf.raw_ops.ResourceSparseApplyAdagradV2(
-                var=table.handle, accum=accumulator.handle, lr=LEARNING_RATE,
-                epsilon=0.0, grad=gradient, indices=rows)
+                var=table.handle,
+                accum=accumulator.handle,
+                lr=LEARNING_RATE,
+                epsilon=0.0,
+                grad=gradient,
+                indices=rows,
+            )
         return activations
 
 
 def contestants(
-    workload: workloads.Workload, batches: list[Batch],
+    workload: workloads.Workload,
+    batches: list[Batch],
 ) -> dict[str, Callable[[int], object]]:
     """Functions of the number of a round, by `<contestant>.<operation>`."""
     gradients = draw_gradients(workload)
     ours, theirs = Ours(workload, gradients), TensorFlow(workload, gradients)
     machine = roof.load().Roof(
-        workload.num_rows, workload.dim, workload.num_samples,
-        roof.num_threads())
+        workload.num_rows,
+        workload.dim,
+        workload.num_samples,
+        roof.num_threads(),
+    )
     forms = {"ragged": [ragged(batch) for batch in batches]}
-    forms["sparse"] = [[one.to_sparse() for one in batch]
-                       for batch in forms["ragged"]]
+    forms["sparse"] = [
+        [one.to_sparse() for one in batch] for batch in forms["ragged"]
+    ]
     forms["packed"] = [tlm.pack(batch) for batch in forms["ragged"]]
     lists = [tuple(map(list, zip(*batch))) for batch in batches]
     groups = [grouped(batch) for batch in batches]
@@ -128,6 +163,7 @@ def contestants(
             # A function may return before it is done.
             tf.test.experimental.sync_devices()
             return result
+
         return call
 
     return {
@@ -135,10 +171,12 @@ def contestants(
         "packed.lookup": on(forms["packed"], ours.lookup),
         "tf.lookup": on(forms["sparse"], theirs.lookup),
         "roof.lookup": lambda i: timing.Milliseconds(
-            machine.lookup(*lists[i % len(batches)])),
+            machine.lookup(*lists[i % len(batches)])
+        ),
         "tlm.train": on(forms["ragged"], ours.train),
         "packed.train": on(forms["packed"], ours.train),
         "tf.train": on(forms["sparse"], theirs.train),
         "roof.update": lambda i: timing.Milliseconds(
-            machine.update(*groups[i % len(batches)])),
+            machine.update(*groups[i % len(batches)])
+        ),
     }

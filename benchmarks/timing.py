@@ -11,7 +11,8 @@ class Milliseconds(float):
 
 
 def interleave(
-    contestants: dict[str, Callable[[int], object]], rounds: int,
+    contestants: dict[str, Callable[[int], object]],
+    rounds: int,
     warm_up: int = 2,
 ) -> dict[str, np.ndarray]:
     """Milliseconds of each contestant, round by round.

@@ -12,10 +12,37 @@ DISTRIBUTIONS = ("uniform", "zipf")
 
 # Distinct values of the 26 categorical columns of Criteo's display advertising
 # data, no more than a million of each.
-CRITEO_ROWS = tuple(min(num_values, 1_000_000) for num_values in (
-    1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683,
-    8_351_593, 3194, 27, 14_992, 5_461_306, 10, 5652, 2173, 4, 7_046_547, 18,
-    15, 286_181, 105, 142_572))
+CRITEO_ROWS = tuple(
+    min(num_values, 1_000_000)
+    for num_values in (
+        1460,
+        583,
+        10_131_227,
+        2_202_608,
+        305,
+        24,
+        12_517,
+        633,
+        3,
+        93_145,
+        5683,
+        8_351_593,
+        3194,
+        27,
+        14_992,
+        5_461_306,
+        10,
+        5652,
+        2173,
+        4,
+        7_046_547,
+        18,
+        15,
+        286_181,
+        105,
+        142_572,
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,33 +73,51 @@ class Workload:
         batch = []
         for num_rows in self.num_rows:
             sizes = rng.integers(
-                self.fewest_ids, self.most_ids + 1, self.num_samples)
+                self.fewest_ids, self.most_ids + 1, self.num_samples
+            )
             splits = np.concatenate([[0], np.cumsum(sizes)])
-            batch.append((
-                draw_ids(rng, self.distribution, int(splits[-1]), num_rows),
-                splits))
+            batch.append(
+                (
+                    draw_ids(rng, self.distribution, int(splits[-1]), num_rows),
+                    splits,
+                )
+            )
         return batch
 
     def __str__(self) -> str:
-        tables = (f"{self.num_rows[0]:,} rows" if len(self.num_rows) == 1 else
-                  f"{len(self.num_rows)} tables")
-        ids = (f"{self.most_ids}" if self.fewest_ids == self.most_ids else
-               f"{self.fewest_ids}-{self.most_ids}")
-        return (f"{tables} x {self.dim}, {self.num_samples} x {ids} "
-                f"{self.distribution} ids")
+        tables = (
+            f"{self.num_rows[0]:,} rows"
+            if len(self.num_rows) == 1
+            else f"{len(self.num_rows)} tables"
+        )
+        ids = (
+            f"{self.most_ids}"
+            if self.fewest_ids == self.most_ids
+            else f"{self.fewest_ids}-{self.most_ids}"
+        )
+        return (
+            f"{tables} x {self.dim}, {self.num_samples} x {ids} "
+            f"{self.distribution} ids"
+        )
 
 
-WORKLOADS = {one.name: one for one in (
-    Workload("one table", (2_000_000,), 64, 8192, 20, 20),
-    Workload("zipf", (2_000_000,), 64, 8192, 20, 20, "zipf"),
-    Workload("26 tables", CRITEO_ROWS, 64, 4096, 1, 1),
-    Workload("ragged", (200_000,) * 8, 32, 2048, 0, 40),
-    Workload("wide", (1_000_000,), 256, 4096, 10, 10),
-)}
+WORKLOADS = {
+    one.name: one
+    for one in (
+        Workload("one table", (2_000_000,), 64, 8192, 20, 20),
+        Workload("zipf", (2_000_000,), 64, 8192, 20, 20, "zipf"),
+        Workload("26 tables", CRITEO_ROWS, 64, 4096, 1, 1),
+        Workload("ragged", (200_000,) * 8, 32, 2048, 0, 40),
+        Workload("wide", (1_000_000,), 256, 4096, 10, 10),
+    )
+}
 
 
 def draw_ids(
-    rng: np.random.Generator, distribution: str, num_ids: int, num_rows: int,
+    rng: np.random.Generator,
+    distribution: str,
+    num_ids: int,
+    num_rows: int,
 ) -> np.ndarray:
     """Ids as a training job has them.
 

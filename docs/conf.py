@@ -20,8 +20,13 @@ author = "the tf_layoutmap authors"
 language = "en"
 
 extensions = [
-    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon",
-    "api_links", "docstring_markdown", "no_network", "public_names",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "api_links",
+    "docstring_markdown",
+    "no_network",
+    "public_names",
     "replaced_names",
 ]
 source_suffix = {".md": "markdown"}

@@ -21,11 +21,15 @@ def run(program: Path, *arguments: str | Path) -> None:
     # -I: no folder of ours on the path, no variable of the environment.
     ended = subprocess.run(
         [sys.executable, "-I", __file__, str(program), *map(str, arguments)],
-        capture_output=True, text=True, check=False)
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if ended.returncode:
         raise RuntimeError(
             "The exported model does not work in a process of its own:\n"
-            + ended.stderr[-2000:])
+            + ended.stderr[-2000:]
+        )
 
 
 class _Refuse:
@@ -44,8 +48,9 @@ def _without_tf_layoutmap() -> Iterator[None]:
     yield
     # Not by substring: `pip install -e` leaves a module of its own behind; it
     # has our name in its name, and nothing of ours in it.
-    loaded = [name for name in sys.modules
-              if name.partition(".")[0] == "tf_layoutmap"]
+    loaded = [
+        name for name in sys.modules if name.partition(".")[0] == "tf_layoutmap"
+    ]
     maps = Path("/proc/self/maps")
     if maps.exists() and "_layoutmap_ops" in maps.read_text():
         loaded.append("_layoutmap_ops")

@@ -18,6 +18,9 @@ def in_a_sentence(*errors: type[Exception]) -> Iterator[None]:
         print(error, file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nInterrupted. Started again, it goes on from the model saved "
-              "last.", file=sys.stderr)
+        print(
+            "\nInterrupted. Started again, it goes on from the model saved "
+            "last.",
+            file=sys.stderr,
+        )
         sys.exit(130)

@@ -21,7 +21,8 @@ def parse_shape(text: str) -> tuple[int, int]:
     if found is None:
         raise ValueError(
             "must be the sizes of the axes batch and model, each 1 to 99, "
-            f"such as '2x2'. Received: {text!r}.")
+            f"such as '2x2'. Received: {text!r}."
+        )
     return int(found[1]), int(found[2])
 
 
@@ -46,7 +47,9 @@ def make_mesh(shape: tuple[int, int]):
     count = shape[0] * shape[1]
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * count)
+        [tf.config.LogicalDeviceConfiguration()] * count,
+    )
     return tf.experimental.dtensor.create_mesh(
         list(zip(AXES, shape, strict=True)),
-        devices=[f"CPU:{index}" for index in range(count)])
+        devices=[f"CPU:{index}" for index in range(count)],
+    )

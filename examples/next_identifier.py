@@ -36,49 +36,81 @@ from ending import in_a_sentence
 
 _DEFAULTS = Settings()
 _DATA = flags.DEFINE_string(
-    "data", "stdlib", "'stdlib', 'movielens' or a folder of Python files.")
+    "data", "stdlib", "'stdlib', 'movielens' or a folder of Python files."
+)
 _MODEL_DIR = flags.DEFINE_string(
-    "model_dir", None, "Where checkpoints and the exported model go; a folder "
-    "in your cache unless told.")
+    "model_dir",
+    None,
+    "Where checkpoints and the exported model go; a folder "
+    "in your cache unless told.",
+)
 _FRESH = flags.DEFINE_bool(
-    "fresh", False, "Forget the checkpoints in --model_dir.")
+    "fresh", False, "Forget the checkpoints in --model_dir."
+)
 _STEPS = flags.DEFINE_integer(
-    "steps", None, "Training steps in all; four times over the data unless "
-    "told, within a few minutes.", lower_bound=1)
+    "steps",
+    None,
+    "Training steps in all; four times over the data unless "
+    "told, within a few minutes.",
+    lower_bound=1,
+)
 _SAVE_EVERY = flags.DEFINE_integer(
-    "save_every", 120, "Steps between checkpoints.", lower_bound=1)
+    "save_every", 120, "Steps between checkpoints.", lower_bound=1
+)
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", _DEFAULTS.batch_size, "Positions of a step.", lower_bound=1)
+    "batch_size", _DEFAULTS.batch_size, "Positions of a step.", lower_bound=1
+)
 _SHARDS = flags.DEFINE_integer(
-    "shards", _DEFAULTS.num_shards, "Shards of each table.", lower_bound=1)
+    "shards", _DEFAULTS.num_shards, "Shards of each table.", lower_bound=1
+)
 _MAX_HELD_OUT = flags.DEFINE_integer(
-    "max_held_out", 40_000, "Held-out positions to measure on; more are "
-    "drawn from evenly.", lower_bound=1)
+    "max_held_out",
+    40_000,
+    "Held-out positions to measure on; more are drawn from evenly.",
+    lower_bound=1,
+)
 _MESH = flags.DEFINE_string(
-    "mesh", None, "Logical CPUs along the axes batch and model, such as 2x2, "
-    "that the dense tower is sharded over; the tables stay with the host.")
+    "mesh",
+    None,
+    "Logical CPUs along the axes batch and model, such as 2x2, "
+    "that the dense tower is sharded over; the tables stay with the host.",
+)
 _OPEN = flags.DEFINE_bool(
-    "open_vocabulary", False, "Learn identifiers as they come, in the order "
-    "of the files; no checkpoint is kept.")
+    "open_vocabulary",
+    False,
+    "Learn identifiers as they come, in the order "
+    "of the files; no checkpoint is kept.",
+)
 _CAPACITY = flags.DEFINE_integer(
-    "capacity", 10_000, "With --open_vocabulary: identifiers of each table.",
-    lower_bound=8)
+    "capacity",
+    10_000,
+    "With --open_vocabulary: identifiers of each table.",
+    lower_bound=8,
+)
 _CLUSTER = flags.DEFINE_bool(
-    "cluster", False, "Train over the parameter servers and workers of "
-    "TF_CONFIG, which see --model_dir by the same name.")
+    "cluster",
+    False,
+    "Train over the parameter servers and workers of "
+    "TF_CONFIG, which see --model_dir by the same name.",
+)
 _SEED = flags.DEFINE_integer(
-    "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0)
+    "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0
+)
 flags.register_validator(
-    "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99.")
+    "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99."
+)
 flags.register_multi_flags_validator(
     ["open_vocabulary", "mesh"],
     lambda given: not (given["open_vocabulary"] and given["mesh"]),
-    "--open_vocabulary is not for a --mesh.")
+    "--open_vocabulary is not for a --mesh.",
+)
 flags.register_multi_flags_validator(
     ["cluster", "open_vocabulary", "mesh"],
-    lambda given: not given["cluster"] or not (
-        given["open_vocabulary"] or given["mesh"]),
-    "--cluster is for tables without --open_vocabulary, and no --mesh.")
+    lambda given: (
+        not given["cluster"] or not (given["open_vocabulary"] or given["mesh"])
+    ),
+    "--cluster is for tables without --open_vocabulary, and no --mesh.",
+)
 
 
 def read(data: str) -> Corpus:
@@ -98,8 +130,11 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     logging.set_verbosity(logging.WARNING)
     settings = Settings(
-        num_steps=_STEPS.value, batch_size=_BATCH_SIZE.value,
-        num_shards=_SHARDS.value, seed=_SEED.value)
+        num_steps=_STEPS.value,
+        batch_size=_BATCH_SIZE.value,
+        num_shards=_SHARDS.value,
+        seed=_SEED.value,
+    )
     report = Report()
     with in_a_sentence(DataError):
         corpus = read(_DATA.value)
@@ -107,17 +142,28 @@ def main(argv: list[str]) -> None:
         if _OPEN.value:
             from completion import stream_run
 
-            stream_run.run(corpus, settings, report, capacity=_CAPACITY.value,
-                           max_held_out=_MAX_HELD_OUT.value)
+            stream_run.run(
+                corpus,
+                settings,
+                report,
+                capacity=_CAPACITY.value,
+                max_held_out=_MAX_HELD_OUT.value,
+            )
             return
         from completion import run
 
-        run.run(corpus, settings, report, data=_DATA.value,
-                model_dir=_MODEL_DIR.value, fresh=_FRESH.value,
-                save_every=_SAVE_EVERY.value,
-                max_held_out=_MAX_HELD_OUT.value,
-                mesh=_MESH.value and logical_mesh.parse_shape(_MESH.value),
-                servers=_CLUSTER.value)
+        run.run(
+            corpus,
+            settings,
+            report,
+            data=_DATA.value,
+            model_dir=_MODEL_DIR.value,
+            fresh=_FRESH.value,
+            save_every=_SAVE_EVERY.value,
+            max_held_out=_MAX_HELD_OUT.value,
+            mesh=_MESH.value and logical_mesh.parse_shape(_MESH.value),
+            servers=_CLUSTER.value,
+        )
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # machine. TF_LAYOUTMAP_EXPLORE=1 draws new ones, and more of them. No
 # deadline, because the first call of an op pays for tracing.
 hypothesis.settings.register_profile(
-    "fixed", derandomize=True, deadline=None, database=None,
-    max_examples=50)
+    "fixed", derandomize=True, deadline=None, database=None, max_examples=50
+)
 hypothesis.settings.register_profile(
-    "explore", deadline=None, max_examples=500, print_blob=True)
+    "explore", deadline=None, max_examples=500, print_blob=True
+)
 hypothesis.settings.load_profile(
-    "explore" if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1" else "fixed")
+    "explore" if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1" else "fixed"
+)
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -44,8 +46,10 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid in slow:
             item.add_marker("slow")
     if hasattr(config, "workerinput"):  # A worker of pytest-xdist.
-        files = {ROOT / file: -number for number, file in
-                 enumerate(reversed(long_files()), 1)}
+        files = {
+            ROOT / file: -number
+            for number, file in enumerate(reversed(long_files()), 1)
+        }
         items.sort(key=lambda item: files.get(item.path, 0))
 
 
@@ -71,8 +75,11 @@ def datasets_without_autotuning():
     options.autotune.enabled = False
     original = data.DatasetV2._apply_debug_options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.DatasetV2, "_apply_debug_options",
-                      lambda dataset: original(dataset).with_options(options))
+        patch.setattr(
+            data.DatasetV2,
+            "_apply_debug_options",
+            lambda dataset: original(dataset).with_options(options),
+        )
         yield
 
 

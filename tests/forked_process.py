@@ -33,20 +33,31 @@ class ForkedProcess:
       as_user: Lets permission bits count for root, too.
     """
 
-    def __init__(self, arguments: Sequence[str], log: pathlib.Path, *,
-                 errors: pathlib.Path | None = None,
-                 env: Mapping[str, str] | None = None,
-                 cwd: pathlib.Path | None = None,
-                 as_user: bool = False):
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: pathlib.Path,
+        *,
+        errors: pathlib.Path | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: pathlib.Path | None = None,
+        as_user: bool = False,
+    ):
         self._arguments = list(arguments)
         # At once: whoever waits for words reads them, or what was before.
         pathlib.Path(log).write_bytes(b"")
         self._process = _forks.Process(
-            target=_run, daemon=True, args=(
-                self._arguments, os.path.abspath(log),
+            target=_run,
+            daemon=True,
+            args=(
+                self._arguments,
+                os.path.abspath(log),
                 os.path.abspath(errors) if errors else None,
                 dict(os.environ if env is None else env),
-                str(cwd or pathlib.Path.cwd()), as_user))
+                str(cwd or pathlib.Path.cwd()),
+                as_user,
+            ),
+        )
         self._process.start()
         self.pid = self._process.pid
 
@@ -73,9 +84,13 @@ class ForkedProcess:
         self._process.kill()
 
 
-def run(arguments: Sequence[str], *, seconds: float,
-        env: Mapping[str, str] | None = None,
-        cwd: pathlib.Path | None = None) -> subprocess.CompletedProcess:
+def run(
+    arguments: Sequence[str],
+    *,
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    cwd: pathlib.Path | None = None,
+) -> subprocess.CompletedProcess:
     """Runs a program to its end, as `subprocess.run` does.
 
     Args:
@@ -96,12 +111,20 @@ def run(arguments: Sequence[str], *, seconds: float,
             process.kill()
             process.wait()
         return subprocess.CompletedProcess(
-            list(arguments), code, *(
-                one.read_text(errors="replace") for one in (log, errors)))
+            list(arguments),
+            code,
+            *(one.read_text(errors="replace") for one in (log, errors)),
+        )
 
 
-def _run(arguments: list[str], log: str, errors: str | None,
-         env: dict[str, str], cwd: str, as_user: bool) -> None:
+def _run(
+    arguments: list[str],
+    log: str,
+    errors: str | None,
+    env: dict[str, str],
+    cwd: str,
+    as_user: bool,
+) -> None:
     if as_user:
         _heed_permissions()
     os.chdir(cwd)
@@ -116,8 +139,9 @@ def _run(arguments: list[str], log: str, errors: str | None,
     # Those of the process that forks wait until a page is full.
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
-    sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(
-        os.pathsep) if path]
+    sys.path[:0] = [
+        path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path
+    ]
     # Programs that start themselves anew go by it.
     sys.orig_argv = [sys.executable, *arguments]
     if arguments[0] == "-m":

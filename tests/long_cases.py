@@ -21,16 +21,21 @@ HEAD = """\
 
 def read() -> frozenset[str]:
     """The listed cases, as pytest names them."""
-    return frozenset(line for line in LIST.read_text().splitlines()
-                     if line and not line.startswith("#"))
+    return frozenset(
+        line
+        for line in LIST.read_text().splitlines()
+        if line and not line.startswith("#")
+    )
 
 
 def node_id(case: xml.etree.ElementTree.Element) -> str:
     """What pytest calls a case of a JUnit report."""
     module, name = case.get("classname", ""), case.get("name", "")
     classes = []
-    while module and not pathlib.Path(*module.split(".")).with_suffix(
-            ".py").exists():
+    while (
+        module
+        and not pathlib.Path(*module.split(".")).with_suffix(".py").exists()
+    ):
         module, _, last = module.rpartition(".")
         classes.insert(0, last)
     return "::".join([module.replace(".", "/") + ".py", *classes, name])
@@ -39,8 +44,10 @@ def node_id(case: xml.etree.ElementTree.Element) -> str:
 def main() -> None:
     report = xml.etree.ElementTree.parse(sys.argv[1])
     cases = sorted(
-        node_id(case) for case in report.iter("testcase")
-        if float(case.get("time", 0)) >= SECONDS)
+        node_id(case)
+        for case in report.iter("testcase")
+        if float(case.get("time", 0)) >= SECONDS
+    )
     LIST.write_text(HEAD + "".join(case + "\n" for case in cases))
     print(f"{len(cases)} cases: {LIST}")
 

@@ -13,8 +13,9 @@ from tf_layoutmap.local_cluster.processes import free_ports
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def start_workers(program: pathlib.Path, arguments: list[list[str]],
-                  folder: pathlib.Path) -> list["Worker"]:
+def start_workers(
+    program: pathlib.Path, arguments: list[list[str]], folder: pathlib.Path
+) -> list["Worker"]:
     """Starts the workers of one `MultiWorkerMirroredStrategy`.
 
     Args:
@@ -26,17 +27,34 @@ def start_workers(program: pathlib.Path, arguments: list[list[str]],
     workers = []
     for index, own in enumerate(arguments):
         log = folder / f"worker_{index}.log"
-        workers.append(Worker(log, forked_process.ForkedProcess(
-            [str(program), *own], log,
-            env={**os.environ, "PYTHONPATH": str(ROOT),
-                 "TF_CONFIG": json.dumps({
-                     "cluster": {"worker": addresses},
-                     "task": {"type": "worker", "index": index}})})))
+        workers.append(
+            Worker(
+                log,
+                forked_process.ForkedProcess(
+                    [str(program), *own],
+                    log,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": str(ROOT),
+                        "TF_CONFIG": json.dumps(
+                            {
+                                "cluster": {"worker": addresses},
+                                "task": {"type": "worker", "index": index},
+                            }
+                        ),
+                    },
+                ),
+            )
+        )
     return workers
 
 
-def run_workers(program: pathlib.Path, arguments: list[list[str]],
-                folder: pathlib.Path, seconds: float) -> None:
+def run_workers(
+    program: pathlib.Path,
+    arguments: list[list[str]],
+    folder: pathlib.Path,
+    seconds: float,
+) -> None:
     """Runs workers to their end, which must be one without an error.
 
     Args:
@@ -99,20 +117,29 @@ def run_program(module: str, *arguments: str, seconds: float) -> dict:
       arguments: For it.
       seconds: Its deadline.
     """
-    done = forked_process.run(["-m", module, *arguments], cwd=ROOT,
-                              seconds=seconds)
+    done = forked_process.run(
+        ["-m", module, *arguments], cwd=ROOT, seconds=seconds
+    )
     found = _found_in(done.stdout)
     assert found, done.stderr[-3000:]
     return found[0]
 
 
 def _found_in(printed: str) -> list[dict]:
-    return [json.loads(line.removeprefix("FOUND "))
-            for line in printed.splitlines() if line.startswith("FOUND ")]
+    return [
+        json.loads(line.removeprefix("FOUND "))
+        for line in printed.splitlines()
+        if line.startswith("FOUND ")
+    ]
 
 
-def run_clients(module: str, folder: pathlib.Path, *arguments: str,
-                seconds: float, count: int = 2) -> list[dict]:
+def run_clients(
+    module: str,
+    folder: pathlib.Path,
+    *arguments: str,
+    seconds: float,
+    count: int = 2,
+) -> list[dict]:
     """Runs DTensor clients to their end.
 
     Args:
@@ -132,12 +159,22 @@ def run_clients(module: str, folder: pathlib.Path, *arguments: str,
     clients = []
     try:
         for client, log in enumerate(logs):
-            clients.append(Worker(log, forked_process.ForkedProcess(
-                ["-m", module, *arguments], log, cwd=ROOT,
-                env={**os.environ,
-                     "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
-                     "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
-                     "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs})))
+            clients.append(
+                Worker(
+                    log,
+                    forked_process.ForkedProcess(
+                        ["-m", module, *arguments],
+                        log,
+                        cwd=ROOT,
+                        env={
+                            **os.environ,
+                            "KERAS_DISTRIBUTION_PROCESS_ID": str(client),
+                            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
+                            "KERAS_DISTRIBUTION_JOB_ADDRESSES": jobs,
+                        },
+                    ),
+                )
+            )
         for one in clients:
             one.check(seconds)
     finally:

@@ -11,7 +11,8 @@ NUM_DEVICES = 8
 _CPU = tf.config.list_physical_devices("CPU")[0]
 if not tf.config.get_logical_device_configuration(_CPU):
     tf.config.set_logical_device_configuration(
-        _CPU, [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES)
+        _CPU, [tf.config.LogicalDeviceConfiguration()] * NUM_DEVICES
+    )
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
@@ -20,4 +21,5 @@ def mirrored(num_replicas: int) -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
         [f"CPU:{replica}" for replica in range(num_replicas)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice())
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )

@@ -10,7 +10,8 @@ from tf_layoutmap import _checks
 
 def test_a_message_says_requirement_then_value_then_place():
     assert _checks.message("dim", "at least 1", 0, "table 'ads'") == (
-        "Argument `dim` must be at least 1. Received: dim=0 (table 'ads').")
+        "Argument `dim` must be at least 1. Received: dim=0 (table 'ads')."
+    )
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), np.uint8(3)])
@@ -25,11 +26,13 @@ def test_what_is_not_a_whole_number_is_a_type_error(value):
         _checks.check_int("dim", value)
 
 
-@pytest.mark.parametrize("value, words", [
-    (0, "at least 1"), (-7, "at least 1"), (10, "at most 9")])
+@pytest.mark.parametrize(
+    "value, words", [(0, "at least 1"), (-7, "at least 1"), (10, "at most 9")]
+)
 def test_numbers_out_of_bounds_are_a_value_error(value, words):
-    with pytest.raises(ValueError, match=re.escape(
-            f"must be {words}. Received: dim={value}.")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"must be {words}. Received: dim={value}.")
+    ):
         _checks.check_int("dim", value, lowest=1, highest=9)
 
 

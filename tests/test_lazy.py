@@ -14,11 +14,16 @@ import tf_layoutmap
 
 def test_the_pure_modules_work_without_importing_tensorflow():
     subprocess.run(
-        [sys.executable, "-c",
-         "import sys, tf_layoutmap, tf_layoutmap.partition\n"
-         "assert tf_layoutmap.partitioners.FixedShardsPartitioner(2)(\n"
-         "    (4,), 'int8') == [2]\n"
-         "assert 'tensorflow' not in sys.modules"], check=True)
+        [
+            sys.executable,
+            "-c",
+            "import sys, tf_layoutmap, tf_layoutmap.partition\n"
+            "assert tf_layoutmap.partitioners.FixedShardsPartitioner(2)(\n"
+            "    (4,), 'int8') == [2]\n"
+            "assert 'tensorflow' not in sys.modules",
+        ],
+        check=True,
+    )
 
 
 def test_every_public_name_is_there():
@@ -32,38 +37,51 @@ def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
         tf_layoutmap.Shard  # noqa: B018
 
 
-@pytest.mark.parametrize(("typo", "meant"), [
-    ("ShardedVarable", "tf_layoutmap.ShardedVariable"),
-    ("sharded_variable", "tf_layoutmap.ShardedVariable"),
-    ("TPUEmbeding", "tf_layoutmap.TPUEmbedding"),
-    ("layer", "tf_layoutmap.layers"),
-    # It is there, but in another package.
-    ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
-    ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),
-])
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("ShardedVarable", "tf_layoutmap.ShardedVariable"),
+        ("sharded_variable", "tf_layoutmap.ShardedVariable"),
+        ("TPUEmbeding", "tf_layoutmap.TPUEmbedding"),
+        ("layer", "tf_layoutmap.layers"),
+        # It is there, but in another package.
+        ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
+        ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),
+    ],
+)
 def test_a_typo_gets_one_suggestion(typo, meant):
     with pytest.raises(AttributeError) as caught:
         getattr(tf_layoutmap, typo)
     assert str(caught.value) == (
         f"Module 'tf_layoutmap' has no attribute {typo!r}. Did you mean "
-        f"'{meant}'?")
+        f"'{meant}'?"
+    )
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.lower().count("did you mean") == 1
 
 
 def test_a_typo_in_a_package_below_gets_one_suggestion():
-    with pytest.raises(AttributeError, match=(
+    with pytest.raises(
+        AttributeError,
+        match=(
             r"'ShardedEmbeding'. Did you mean "
-            r"'tf_layoutmap.layers.ShardedEmbedding'\?$")):
+            r"'tf_layoutmap.layers.ShardedEmbedding'\?$"
+        ),
+    ):
         tf_layoutmap.layers.ShardedEmbeding  # noqa: B018
 
 
 def test_a_suggestion_imports_neither_tensorflow_nor_keras():
     subprocess.run(
-        [sys.executable, "-c",
-         "import sys, tf_layoutmap\n"
-         "assert not hasattr(tf_layoutmap, 'ShardedEmbeding')\n"
-         "assert not {'tensorflow', 'keras'} & set(sys.modules)"], check=True)
+        [
+            sys.executable,
+            "-c",
+            "import sys, tf_layoutmap\n"
+            "assert not hasattr(tf_layoutmap, 'ShardedEmbeding')\n"
+            "assert not {'tensorflow', 'keras'} & set(sys.modules)",
+        ],
+        check=True,
+    )
 
 
 # Prints, for each public name, what asking for it raises.
@@ -112,8 +130,12 @@ print(json.dumps([said, longest[0]]))
 
 def asked_without(*packages):
     done = subprocess.run(
-        [sys.executable, "-c", ASK, *packages], capture_output=True, text=True,
-        timeout=120, check=True)
+        [sys.executable, "-c", ASK, *packages],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     said, longest = json.loads(done.stdout)
     # Lines of a traceback: none is of what Keras and we import before.
     assert 0 < longest <= 10
@@ -130,18 +152,31 @@ def public_names(module=tf_layoutmap):
     return names
 
 
-@pytest.mark.parametrize("packages", [
-    ("tensorflow",), ("tensorflow", "keras"), ("tensorflow", "tf_keras")])
+@pytest.mark.parametrize(
+    "packages",
+    [("tensorflow",), ("tensorflow", "keras"), ("tensorflow", "tf_keras")],
+)
 def test_without_tensorflow_each_public_name_says_what_to_install(packages):
     said = asked_without(*packages)
     for name, sentence in said.items():
         assert sentence.startswith("ImportError: tf_layoutmap"), (
-            name, sentence)
+            name,
+            sentence,
+        )
         assert "which is not installed. Install it: pip install" in sentence
-    without = {"ShardedVariable", "TPUEmbedding", "layout_map_scope",
-               "dtensor.register_op", "layers.ShardedEmbedding",
-               "layers.TPUEmbedding", "emulation.enable", "LayoutMap",
-               "distribution.ModelParallel", "sharded", "server"}
+    without = {
+        "ShardedVariable",
+        "TPUEmbedding",
+        "layout_map_scope",
+        "dtensor.register_op",
+        "layers.ShardedEmbedding",
+        "layers.TPUEmbedding",
+        "emulation.enable",
+        "LayoutMap",
+        "distribution.ModelParallel",
+        "sharded",
+        "server",
+    }
     assert {f"tf_layoutmap.{name}" for name in without} <= set(said)
     # What needs no TensorFlow still works.
     assert not {name for name in said if "partitioners" in name}
@@ -160,32 +195,45 @@ def test_without_keras_what_needs_it_says_so_and_the_rest_works():
 
 
 # The same under a TensorFlow of another version, which is never loaded.
-OTHER_VERSION = ASK.replace("import tf_layoutmap\n", """
+OTHER_VERSION = ASK.replace(
+    "import tf_layoutmap\n",
+    """
 import tensorflow
 tensorflow.__version__ = "2.20.1"
 import tf_layoutmap
-""", 1)
+""",
+    1,
+)
 
 
 def test_another_tensorflow_is_refused_in_one_sentence():
     done = subprocess.run(
-        [sys.executable, "-c", OTHER_VERSION], capture_output=True, text=True,
-        timeout=120, check=True)
+        [sys.executable, "-c", OTHER_VERSION],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     said, longest = json.loads(done.stdout)
     assert {*said.values()} == {
         "ImportError: tf_layoutmap supports TensorFlow 2.21.* only. Received: "
         "TensorFlow 2.20.1. Install the supported one: pip install "
-        '"tensorflow-cpu==2.21.*" (or tensorflow).'}
-    assert {"tf_layoutmap.ShardedVariable", "tf_layoutmap.layers.TPUEmbedding",
-            "tf_layoutmap.LayoutMap", "tf_layoutmap.server"} <= said.keys()
+        '"tensorflow-cpu==2.21.*" (or tensorflow).'
+    }
+    assert {
+        "tf_layoutmap.ShardedVariable",
+        "tf_layoutmap.layers.TPUEmbedding",
+        "tf_layoutmap.LayoutMap",
+        "tf_layoutmap.server",
+    } <= said.keys()
     assert 0 < longest <= 10
 
 
-@pytest.mark.parametrize("name", [
-    "", "layout", "distribution", "dtensor", "emulation", "layers"])
+@pytest.mark.parametrize(
+    "name", ["", "layout", "distribution", "dtensor", "emulation", "layers"]
+)
 def test_a_public_name_hides_no_module(name):
-    """Else `tlm.layout.x` were function or module, as imports happen to come.
-    """
+    """`tlm.layout.x` does not depend on the order of imports."""
     package = getattr(tf_layoutmap, name) if name else tf_layoutmap
     folder = pathlib.Path(package.__file__).parent
     for public, home in package._HOMES.items():

@@ -22,28 +22,40 @@ def test_all_three_are_there():
 
 
 def test_no_folder_is_searched_for_other_libraries(elf):
-    tags = {tag.entry.d_tag for tag in
-            elf.get_section_by_name(".dynamic").iter_tags()}
+    tags = {
+        tag.entry.d_tag
+        for tag in elf.get_section_by_name(".dynamic").iter_tags()
+    }
     assert "DT_NEEDED" in tags
     assert not tags & {"DT_RUNPATH", "DT_RPATH"}
 
 
 def test_tensorflow_is_needed_by_its_name_alone(elf):
-    needed = [tag.needed for tag in
-              elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+    needed = [
+        tag.needed
+        for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
+    ]
     assert not [name for name in needed if "/" in name]
 
 
 def test_symbols_that_nobody_resolves_are_stripped(elf):
     assert elf.get_section_by_name(".symtab") is None
-    assert not [section.name for section in elf.iter_sections()
-                if section.name.startswith(".debug")]
+    assert not [
+        section.name
+        for section in elf.iter_sections()
+        if section.name.startswith(".debug")
+    ]
 
 
 def test_no_wait_of_gcc_12_asks_for_a_newer_system(elf):
-    symbols = {symbol.name for symbol in
-               elf.get_section_by_name(".dynsym").iter_symbols()
-               if symbol.entry.st_shndx == "SHN_UNDEF"}
+    symbols = {
+        symbol.name
+        for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
+        if symbol.entry.st_shndx == "SHN_UNDEF"
+    }
     assert symbols
-    assert not [name for name in symbols
-                if name.startswith("_ZNSt18condition_variable4wait")]
+    assert not [
+        name
+        for name in symbols
+        if name.startswith("_ZNSt18condition_variable4wait")
+    ]

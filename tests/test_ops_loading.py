@@ -25,8 +25,13 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
     (package / "__init__.py").touch()
-    for pattern in ("_op*.py", "_requirements.py", "_version.py",
-                    "_build_info.py", "*.so"):
+    for pattern in (
+        "_op*.py",
+        "_requirements.py",
+        "_version.py",
+        "_build_info.py",
+        "*.so",
+    ):
         for file in PACKAGE.glob(pattern):
             if not (without and file.name.startswith(without)):
                 shutil.copy(file, package)
@@ -45,9 +50,14 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
             print("loaded")
         """)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120,
-        capture_output=True, check=False)
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=120,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -72,7 +82,8 @@ def test_another_minor_version_is_refused_before_loading(tmp_path, version):
     assert f"Received: TensorFlow {version}." in message
     # What any door to private names says, too.
     assert message.removeprefix("ImportError ") == str(
-        _requirements.other_version("tensorflow", version, "2.21"))
+        _requirements.other_version("tensorflow", version, "2.21")
+    )
     assert "supports TensorFlow 2.21.* only" in message
     assert 'pip install "tensorflow-cpu==2.21.*"' in message
 
@@ -84,20 +95,21 @@ def test_any_patch_version_is_accepted(version):
 
 def test_missing_tensorflow_is_refused_with_the_command(tmp_path):
     message = import_error(
-        tmp_path, """
+        tmp_path,
+        """
         import sys
         class Hidden:
             def find_spec(self, name, path=None, target=None):
                 if name == "tensorflow":
                     raise ModuleNotFoundError("hidden", name=name)
         sys.meta_path.insert(0, Hidden())
-        """)
+        """,
+    )
     assert "TensorFlow, which is not installed" in message
     assert 'pip install "tensorflow-cpu==2.21.*"' in message
 
 
-@pytest.mark.parametrize(
-    "missing", ["_layoutmap_ops.so", "_build_info.py"])
+@pytest.mark.parametrize("missing", ["_layoutmap_ops.so", "_build_info.py"])
 def test_unbuilt_checkout_names_the_build_command(tmp_path, missing):
     message = import_error(tmp_path, "", without=missing)
     assert f"{missing} is missing" in message
@@ -114,10 +126,12 @@ def test_unbuilt_python_module_names_the_build_command(tmp_path):
 @pytest.mark.slow
 def test_broken_library_names_both_versions(tmp_path):
     message = import_error(
-        tmp_path, """
+        tmp_path,
+        """
         import pathlib
         pathlib.Path("tf_layoutmap/_layoutmap_ops.so").write_bytes(b"no ELF")
-        """)
+        """,
+    )
     assert "does not load into TensorFlow 2.21" in message
     assert "make build" in message
 
@@ -159,8 +173,9 @@ def test_errors_of_functions_and_of_arguments_stay_as_they_are():
     def assign(ids):
         return _ops.assign_partition(ids, [0, 5], placement="div")
 
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=r"Id 5 \(ids\[0\]\) is outside"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"Id 5 \(ids\[0\]\) is outside"
+    ):
         assign(tf.constant([5]))
 
 
@@ -169,4 +184,5 @@ def test_every_op_has_plain_errors():
         op = getattr(_ops, name)
         assert op is getattr(_ops, name)
         assert op.__wrapped__.__wrapped__ is getattr(
-            _ops._library, f"layout_map_{name}")
+            _ops._library, f"layout_map_{name}"
+        )

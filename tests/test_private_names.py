@@ -20,20 +20,39 @@ def import_anew(door, package, version, monkeypatch):
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-@pytest.mark.parametrize("door, package, title, version, install", [
-    ("_keras_private", keras, "Keras", "3.14.1", '"keras==3.15.*"'),
-    ("_keras_private", keras, "Keras", "3.12.4", '"keras==3.15.*"'),
-    ("_keras_private", keras, "Keras", "3.16.0", '"keras==3.15.*"'),
-    ("_keras_private", keras, "Keras", "4.0.0-dev", '"keras==3.15.*"'),
-    ("_tf_keras_private", tf_keras, "tf_keras", "2.20.1",
-     '--no-deps "tf_keras==2.21.*"'),
-    ("_tf_keras_private", tf_keras, "tf_keras", "2.22.0",
-     '--no-deps "tf_keras==2.21.*"'),
-    ("_tf_private", tf, "TensorFlow", "2.20.0",
-     '"tensorflow-cpu==2.21.*" (or tensorflow)'),
-])
+@pytest.mark.parametrize(
+    "door, package, title, version, install",
+    [
+        ("_keras_private", keras, "Keras", "3.14.1", '"keras==3.15.*"'),
+        ("_keras_private", keras, "Keras", "3.12.4", '"keras==3.15.*"'),
+        ("_keras_private", keras, "Keras", "3.16.0", '"keras==3.15.*"'),
+        ("_keras_private", keras, "Keras", "4.0.0-dev", '"keras==3.15.*"'),
+        (
+            "_tf_keras_private",
+            tf_keras,
+            "tf_keras",
+            "2.20.1",
+            '--no-deps "tf_keras==2.21.*"',
+        ),
+        (
+            "_tf_keras_private",
+            tf_keras,
+            "tf_keras",
+            "2.22.0",
+            '--no-deps "tf_keras==2.21.*"',
+        ),
+        (
+            "_tf_private",
+            tf,
+            "TensorFlow",
+            "2.20.0",
+            '"tensorflow-cpu==2.21.*" (or tensorflow)',
+        ),
+    ],
+)
 def test_a_version_with_all_the_names_is_refused_too(
-        door, package, title, version, install, monkeypatch):
+    door, package, title, version, install, monkeypatch
+):
     """They do other things: with Keras 3.14 slot variables lay whole."""
     with pytest.raises(ImportError) as error:
         import_anew(door, package, version, monkeypatch)
@@ -41,7 +60,8 @@ def test_a_version_with_all_the_names_is_refused_too(
     assert sentence.startswith(f"tf_layoutmap supports {title} ")
     assert f"Received: {title} {version}." in sentence
     assert sentence.endswith(
-        f"Install the supported one: pip install {install}.")
+        f"Install the supported one: pip install {install}."
+    )
 
 
 @pytest.mark.parametrize("version", ["3.15.0", "3.15.7", "3.15.2-rc1"])
@@ -77,11 +97,16 @@ def names_here():
 
 def test_a_replaced_method_is_said_to_be_replaced(monkeypatch):
     monkeypatch.setattr(keras.optimizers.Adagrad, "update_step", somebody_elses)
-    with pytest.raises(ImportError, match=(
+    with pytest.raises(
+        ImportError,
+        match=(
             r"needs `keras.optimizers.Adagrad.update_step` as.*replaced it by "
-            r".*somebody_elses")):
+            r".*somebody_elses"
+        ),
+    ):
         names_here().check_method(
-            keras.optimizers.Adagrad, "update_step", "gradient")
+            keras.optimizers.Adagrad, "update_step", "gradient"
+        )
 
 
 def test_a_method_that_is_wrapped_in_the_usual_way_is_accepted(monkeypatch):
@@ -93,10 +118,13 @@ def test_a_method_that_is_wrapped_in_the_usual_way_is_accepted(monkeypatch):
 
     monkeypatch.setattr(keras.optimizers.Adagrad, "update_step", wrapper)
     names_here().check_method(
-        keras.optimizers.Adagrad, "update_step", "gradient")
+        keras.optimizers.Adagrad, "update_step", "gradient"
+    )
 
 
 def test_a_method_that_the_package_itself_lacks_is_a_matter_of_versions():
-    with pytest.raises(ImportError, match=(
-            "where `Dense.no_such_method` is missing.*pip install")):
+    with pytest.raises(
+        ImportError,
+        match=("where `Dense.no_such_method` is missing.*pip install"),
+    ):
         names_here().check_method(keras.layers.Dense, "no_such_method")

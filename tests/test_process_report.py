@@ -18,33 +18,50 @@ from tf_layoutmap import _keras_private, _ops, process_report
 def started(program="", *, without=()):
     """Runs `python -m tf_layoutmap`, after `program`, as its main module."""
     hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in without)
-    environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith("DTENSOR_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DTENSOR_")
+    }
     return subprocess.run(
-        [sys.executable, "-c",
-         f"import runpy, sys\n{hidden}{program}\n"
-         "runpy.run_module('tf_layoutmap', run_name='__main__')"],
-        env=environment, capture_output=True, text=True, timeout=120,
-        check=False)
+        [
+            sys.executable,
+            "-c",
+            f"import runpy, sys\n{hidden}{program}\n"
+            "runpy.run_module('tf_layoutmap', run_name='__main__')",
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.slow
 def test_it_prints_versions_and_the_self_check_and_ends_with_0():
     ended = subprocess.run(
-        [sys.executable, "-m", "tf_layoutmap"], capture_output=True, text=True,
-        timeout=120, check=False)
+        [sys.executable, "-m", "tf_layoutmap"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr
-    facts = dict(line.split(":", 1) for line in ended.stdout.splitlines()
-                 if ":" in line)
+    facts = dict(
+        line.split(":", 1) for line in ended.stdout.splitlines() if ":" in line
+    )
     facts = {name: value.strip() for name, value in facts.items()}
     assert facts["tf_layoutmap"] == (
-        f"{tlm.__version__}, built for TensorFlow {_ops.BUILT_FOR}")
+        f"{tlm.__version__}, built for TensorFlow {_ops.BUILT_FOR}"
+    )
     assert facts["TensorFlow"] == tf.__version__
     assert facts["Keras"] == keras.__version__
     assert facts["numpy"] == np.__version__
     assert facts["protobuf"][0].isdigit()
     assert facts["tf_keras"][0].isdigit() or facts["tf_keras"] == (
-        "not installed")
+        "not installed"
+    )
     assert facts["Python"].startswith(platform.python_version())
     assert "libc" in facts["Platform"]
     assert _ops.native.cpu_level() in facts["Processors"]
@@ -67,9 +84,13 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing, sentence", [
-    ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
-    ("keras", 'pip install "keras==3.15.*"')])
+@pytest.mark.parametrize(
+    "missing, sentence",
+    [
+        ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
+        ("keras", 'pip install "keras==3.15.*"'),
+    ],
+)
 def test_what_is_missing_is_said_and_the_rest_is_printed(missing, sentence):
     ended = started(without=[missing])
     assert ended.returncode == 1

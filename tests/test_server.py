@@ -12,8 +12,9 @@ from tf_layoutmap import server
 from tf_layoutmap.local_cluster.processes import free_ports
 
 CLUSTER = json.dumps({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
-TF_CONFIG = json.dumps({"cluster": {"ps": ["a:1", "b:1"]},
-                        "task": {"type": "ps", "index": 1}})
+TF_CONFIG = json.dumps(
+    {"cluster": {"ps": ["a:1", "b:1"]}, "task": {"type": "ps", "index": 1}}
+)
 
 
 def test_tf_config_fills_what_is_not_given():
@@ -22,17 +23,20 @@ def test_tf_config_fills_what_is_not_given():
     assert server.read_task(None, None, 0, TF_CONFIG) == (jobs, "ps", 0)
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ((None, "ps", 0, None), "--cluster` .* must be {job"),
-    (("{", "ps", 0, None), "`cluster` must be JSON"),
-    (("[]", "ps", 0, None), "must be a JSON object"),
-    (('{"ps": "a:1"}', "ps", 0, None), "must be {job"),
-    ((CLUSTER, None, 0, None), r"one of \['ps', 'worker'\]"),
-    ((CLUSTER, "chief", 0, None), "Received: 'chief'"),
-    ((CLUSTER, "ps", 2, None), "from 0 to 1 for job 'ps'. Received: 2"),
-    ((CLUSTER, "ps", None, None), "--task_index"),
-    ((None, None, None, "nonsense"), "`TF_CONFIG` must be JSON"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((None, "ps", 0, None), "--cluster` .* must be {job"),
+        (("{", "ps", 0, None), "`cluster` must be JSON"),
+        (("[]", "ps", 0, None), "must be a JSON object"),
+        (('{"ps": "a:1"}', "ps", 0, None), "must be {job"),
+        ((CLUSTER, None, 0, None), r"one of \['ps', 'worker'\]"),
+        ((CLUSTER, "chief", 0, None), "Received: 'chief'"),
+        ((CLUSTER, "ps", 2, None), "from 0 to 1 for job 'ps'. Received: 2"),
+        ((CLUSTER, "ps", None, None), "--task_index"),
+        ((None, None, None, "nonsense"), "`TF_CONFIG` must be JSON"),
+    ],
+)
 def test_what_is_no_task_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         server.read_task(*arguments)
@@ -98,25 +102,44 @@ CHIEF = textwrap.dedent("""
 @pytest.mark.slow
 def test_a_table_lives_on_two_parameter_servers(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
-    cluster = json.dumps({"ps": addresses[:2], "worker": addresses[2:3],
-                          "chief": addresses[3:]})
-    environment = dict(os.environ, GRPC_FAIL_FAST="use_caller",
-                       CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="2")
+    cluster = json.dumps(
+        {"ps": addresses[:2], "worker": addresses[2:3], "chief": addresses[3:]}
+    )
+    environment = dict(
+        os.environ,
+        GRPC_FAIL_FAST="use_caller",
+        CUDA_VISIBLE_DEVICES="",
+        TF_CPP_MIN_LOG_LEVEL="2",
+    )
     servers = []
     try:
         for job, index in (("ps", 0), ("ps", 1), ("worker", 0)):
-            servers.append(subprocess.Popen(
-                [sys.executable, "-m", "tf_layoutmap.server",
-                 f"--cluster={cluster}", f"--job_name={job}",
-                 f"--task_index={index}"],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                env=environment))
+            servers.append(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "tf_layoutmap.server",
+                        f"--cluster={cluster}",
+                        f"--job_name={job}",
+                        f"--task_index={index}",
+                    ],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env=environment,
+                )
+            )
         for process in servers:
             assert "serves grpc://" in process.stdout.readline()
         chief = subprocess.run(
             [sys.executable, "-c", CHIEF, cluster, str(tmp_path / "c")],
-            capture_output=True, text=True, timeout=120, env=environment,
-            check=False)
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            check=False,
+        )
         assert "as expected" in chief.stdout, chief.stderr[-3000:]
     finally:
         for process in servers:

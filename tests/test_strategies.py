@@ -17,27 +17,32 @@ OneDevice = tf.distribute.ReductionToOneDevice
 def strategy_of(num_replicas, kind):
     return tf.distribute.MirroredStrategy(
         [f"CPU:{replica}" for replica in range(num_replicas)],
-        cross_device_ops=kind())
+        cross_device_ops=kind(),
+    )
 
 
 def embedding():
     return tlm.TPUEmbedding(
-        tpu.FeatureConfig(tpu.TableConfig(4, 1)), tpu.SGD(1.0))
+        tpu.FeatureConfig(tpu.TableConfig(4, 1)), tpu.SGD(1.0)
+    )
 
 
 @pytest.mark.parametrize("num_replicas", [3, 5, 7])
 def test_an_embedding_warns_of_a_sum_without_the_last_replica(num_replicas):
     with strategy_of(num_replicas, Hierarchical).scope():
-        with pytest.warns(_strategies.WrongSumsWarning,
-                          match=f"out of sums over {num_replicas} replicas"):
+        with pytest.warns(
+            _strategies.WrongSumsWarning,
+            match=f"out of sums over {num_replicas} replicas",
+        ):
             embedding()
         with warnings.catch_warnings():
             warnings.simplefilter("error", _strategies.WrongSumsWarning)
             embedding()  # Once is enough.
 
 
-@pytest.mark.parametrize("num_replicas, kind", [
-    (2, Hierarchical), (4, Hierarchical), (3, OneDevice)])
+@pytest.mark.parametrize(
+    "num_replicas, kind", [(2, Hierarchical), (4, Hierarchical), (3, OneDevice)]
+)
 def test_sums_that_are_right_need_no_warning(num_replicas, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error", _strategies.WrongSumsWarning)
@@ -60,8 +65,10 @@ def test_the_strategies_of_our_tests_add_up_all_replicas(num_replicas):
     def total():
         def of_replica():
             context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(
-                context.replica_id_in_sync_group + 1, tf.float32))
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM,
+                tf.cast(context.replica_id_in_sync_group + 1, tf.float32),
+            )
 
         return strategy.run(of_replica)
 

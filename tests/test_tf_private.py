@@ -5,10 +5,13 @@ import pytest
 from tf_layoutmap import _tf_private
 
 
-@pytest.mark.parametrize("module, name", [
-    ("framework.no_such_module", "Anything"),
-    ("framework.composite_tensor", "NoSuchName"),
-])
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        ("framework.no_such_module", "Anything"),
+        ("framework.composite_tensor", "NoSuchName"),
+    ],
+)
 def test_a_missing_name_is_an_import_error_that_names_versions(module, name):
     with pytest.raises(ImportError) as error:
         _tf_private._private(module, name)

@@ -10,8 +10,7 @@ from tf_layoutmap._version import __version__
 # and its all-to-all mixes up what has four dimensions (docs/design.md, "The
 # DTensor switches"). TensorFlow reads the variables once, when DTensor first
 # needs them, so they are set before anything else.
-_os.environ.setdefault(
-    "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
+_os.environ.setdefault("DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
 
@@ -21,28 +20,24 @@ _HOMES = {
     "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
-    "serving_embedding_lookup":
-        "tf_layoutmap.embedding.serving:serving_embedding_lookup",
+    "serving_embedding_lookup": "tf_layoutmap.embedding.serving:serving_embedding_lookup",
     "pack": "tf_layoutmap.embedding.step.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
-    "OpenVocabulary":
-        "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
+    "OpenVocabulary": "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
     "DeltaWriter": "tf_layoutmap.embedding.deltas.writer:DeltaWriter",
     "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
-    "convert_vocabularies":
-        "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
+    "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "optimizers": "tf_layoutmap.embedding.optimizers",
     "partitioners": "tf_layoutmap.partition.partitioners",
     "ps": "tf_layoutmap.ps",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",
     "layout": "tf_layoutmap.layout",
-    "layout_map_scope":
-        "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
+    "layout_map_scope": "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
     "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
     "patches": "tf_layoutmap._patches.report:patches",
     "describe_process": "tf_layoutmap.process_report:describe_process",

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from typing import Any
 
 
-def message(argument: str, requirement: str, value: Any,
-            where: str | None = None) -> str:
+def message(
+    argument: str, requirement: str, value: Any, where: str | None = None
+) -> str:
     """Returns the sentence that refuses `value` for `argument`.
 
     >>> message("num_shards", "at least 1", 0, "table 'ads'")
@@ -24,12 +25,20 @@ def message(argument: str, requirement: str, value: Any,
         enough.
     """
     location = "" if where is None else f" ({where})"
-    return (f"Argument `{argument}` must be {requirement}. "
-            f"Received: {argument}={value!r}{location}.")
+    return (
+        f"Argument `{argument}` must be {requirement}. "
+        f"Received: {argument}={value!r}{location}."
+    )
 
 
-def check_int(argument: str, value: Any, *, lowest: int | None = None,
-              highest: int | None = None, where: str | None = None) -> int:
+def check_int(
+    argument: str,
+    value: Any,
+    *,
+    lowest: int | None = None,
+    highest: int | None = None,
+    where: str | None = None,
+) -> int:
     """Returns `value` as an `int`, refusing anything that is not whole.
 
     A bool is refused: `num_shards=True` is a slip, not a number.
@@ -52,16 +61,19 @@ def check_int(argument: str, value: Any, *, lowest: int | None = None,
         raise TypeError(message(argument, "an integer", value, where))
     number = int(value)
     if lowest is not None and number < lowest:
-        raise ValueError(
-            message(argument, f"at least {lowest}", value, where))
+        raise ValueError(message(argument, f"at least {lowest}", value, where))
     if highest is not None and number > highest:
-        raise ValueError(
-            message(argument, f"at most {highest}", value, where))
+        raise ValueError(message(argument, f"at most {highest}", value, where))
     return number
 
 
-def check_one_of(argument: str, value: Any, allowed: Collection[Any], *,
-                 where: str | None = None) -> Any:
+def check_one_of(
+    argument: str,
+    value: Any,
+    allowed: Collection[Any],
+    *,
+    where: str | None = None,
+) -> Any:
     """Returns `value` if it is one of `allowed`.
 
     >>> check_one_of("placement", "div", ("div", "mod"))
@@ -72,12 +84,19 @@ def check_one_of(argument: str, value: Any, allowed: Collection[Any], *,
     """
     if value not in allowed:
         raise ValueError(
-            message(argument, f"one of {tuple(allowed)}", value, where))
+            message(argument, f"one of {tuple(allowed)}", value, where)
+        )
     return value
 
 
-def check_type(argument: str, value: Any, kind: type | tuple[type, ...],
-               description: str, *, where: str | None = None) -> Any:
+def check_type(
+    argument: str,
+    value: Any,
+    kind: type | tuple[type, ...],
+    description: str,
+    *,
+    where: str | None = None,
+) -> Any:
     """Returns `value` if it is an instance of `kind`.
 
     >>> check_type("name", "ads", str, "a string")

@@ -22,11 +22,15 @@ def _warn(owner: Any, old: str, new: str) -> None:
     name = type(owner).__name__
     warnings.warn(
         f"`{name}.{old}` is now `{name}.{new}`; the old name goes in version "
-        f"{_GOES_IN}.", DeprecationWarning, stacklevel=3)
+        f"{_GOES_IN}.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 def renamed_property(old: str, new: str) -> property:
     """Returns a property `old` that warns and gives the attribute `new`."""
+
     def get(self: Any) -> Any:
         _warn(self, old, new)
         return getattr(self, new)
@@ -36,6 +40,7 @@ def renamed_property(old: str, new: str) -> property:
 
 def renamed_method(old: str, new: str) -> Callable[..., Any]:
     """Returns a method `old` that warns and calls the method `new`."""
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         _warn(self, old, new)
         return getattr(self, new)(*args, **kwargs)

@@ -27,24 +27,29 @@ if keras.backend.backend() != "tensorflow":
     raise ImportError(
         "tf_layoutmap needs Keras on the TensorFlow backend. Received: "
         f"backend {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
-        "before Keras is imported.")
+        "before Keras is imported."
+    )
 
 _NAMES = PrivateNames(
-    "Keras", "keras.src", keras.__version__, SUPPORTED_VERSION)
+    "Keras", "keras.src", keras.__version__, SUPPORTED_VERSION
+)
 _private = _NAMES.find
 _method = _NAMES.check_method
 _refuse = _NAMES.refusal
 
 # Whether a call only traces shapes: no value may be read or made then.
 in_stateless_scope = _private(
-    "backend.common.stateless_scope", "in_stateless_scope")
+    "backend.common.stateless_scope", "in_stateless_scope"
+)
 in_symbolic_scope = _private(
-    "backend.common.symbolic_scope", "in_symbolic_scope")
+    "backend.common.symbolic_scope", "in_symbolic_scope"
+)
 
 # Who is creating a variable: the stack of name scopes and their callers. And
 # which layer is being called.
 _get_global_attribute = _private(
-    "backend.common.global_state", "get_global_attribute")
+    "backend.common.global_state", "get_global_attribute"
+)
 
 # Builds the weights of a model from shapes, without computing anything.
 compute_output_spec = _private("backend", "compute_output_spec")
@@ -61,7 +66,8 @@ _private("backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration")
 # What an epoch iterates over, made of arrays or by the user.
 _private("backend.tensorflow.trainer", "TFEpochIterator._get_iterator")
 ArrayDataAdapter = _private(
-    "trainers.data_adapters.array_data_adapter", "ArrayDataAdapter")
+    "trainers.data_adapters.array_data_adapter", "ArrayDataAdapter"
+)
 
 # Where every optimizer learns its variables and gets its gradients.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
@@ -79,12 +85,14 @@ get_input_signature = _private("export.export_utils", "get_input_signature")
 
 # Random initializers that can draw from a seed given as a tensor.
 RandomInitializer = _private(
-    "initializers.random_initializers", "RandomInitializer")
+    "initializers.random_initializers", "RandomInitializer"
+)
 Orthogonal = _private("initializers.random_initializers", "Orthogonal")
 
 # Scales losses of float16 models up, and their gradients down again.
 LossScaleOptimizer = _private(
-    "optimizers.loss_scale_optimizer", "LossScaleOptimizer")
+    "optimizers.loss_scale_optimizer", "LossScaleOptimizer"
+)
 
 # An HDF5 file of weights: the one store of which parts can be read.
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
@@ -101,17 +109,35 @@ backend = importlib.import_module("keras.src.backend")
 _method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
 
 for _module, _names in (
-        (backend_numpy, ("divide", "true_divide", "flip", "diag", "einsum",
-                         "eye", "add", "repeat")),
-        (backend_nn, ("ctc_loss", "one_hot")), (backend_core, ("scatter",))):
+    (
+        backend_numpy,
+        (
+            "divide",
+            "true_divide",
+            "flip",
+            "diag",
+            "einsum",
+            "eye",
+            "add",
+            "repeat",
+        ),
+    ),
+    (backend_nn, ("ctc_loss", "one_hot")),
+    (backend_core, ("scatter",)),
+):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
             raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
 
 # What all distributions of Keras have in common, and the layout map of one.
 Distribution = _private("distribution.distribution_lib", "Distribution")
-_method(Distribution, "__init__", "device_mesh", "batch_dim_name",
-        "auto_shard_dataset")
+_method(
+    Distribution,
+    "__init__",
+    "device_mesh",
+    "batch_dim_name",
+    "auto_shard_dataset",
+)
 
 # Weights with their LoRA part added, on their way to a file.
 for _layer in (keras.layers.Dense, keras.layers.EinsumDense):
@@ -131,8 +157,11 @@ _method(keras.Variable, "__init__", "initializer", "shape", "dtype")
 
 # The step functions that fit, evaluate and predict ask for, and what builds
 # metrics and slot variables before the first step is traced.
-for _name in ("make_train_function", "make_test_function",
-              "make_predict_function"):
+for _name in (
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+):
     _method(TensorFlowTrainer, _name, "force")
 _method(BaseTrainer, "_symbolic_build", "data_batch")
 _method(BaseTrainer, "get_metrics_result")
@@ -146,15 +175,24 @@ _method(BaseOptimizer, "_track_variable", "variable")
 _method(BaseOptimizer, "save_own_variables", "store")
 _method(BaseOptimizer, "load_own_variables", "store")
 _method(TFOptimizer, "_trackable_children", "save_type")
-_method(keras.optimizers.Adagrad, "update_step", "gradient", "variable",
-        "learning_rate")
+_method(
+    keras.optimizers.Adagrad,
+    "update_step",
+    "gradient",
+    "variable",
+    "learning_rate",
+)
 for _name in ("assign", "assign_add", "assign_sub"):
     _method(TFOptimizer, _name, "variable", "value")
 
 # How the gradient of a variable with `overwrite_with_gradient` reaches the
 # variable's `assign`, whatever the optimizer: a table then trains itself.
-_method(BaseOptimizer, "_overwrite_variables_directly_with_gradients",
-        "grads", "vars")
+_method(
+    BaseOptimizer,
+    "_overwrite_variables_directly_with_gradients",
+    "grads",
+    "vars",
+)
 _method(BaseOptimizer, "_filter_empty_gradients", "grads", "vars")
 _method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
@@ -173,8 +211,9 @@ def imported_tf_keras() -> types.ModuleType | None:
 def name_scope_callers() -> list[Any]:
     """Returns who opened the name scopes of this thread, innermost first."""
     stack = _get_global_attribute("name_scope_stack") or ()
-    return [entry.caller for entry in reversed(stack)
-            if entry.caller is not None]
+    return [
+        entry.caller for entry in reversed(stack) if entry.caller is not None
+    ]
 
 
 def calling_layer() -> keras.layers.Layer | None:
@@ -249,7 +288,8 @@ def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
             one._value = tf.zeros(one.shape, one.dtype)
             # By this name `assign` finds it, on the variable before the class.
             one.__dict__["_direct_assign"] = functools.partial(
-                setattr, one, "_value")
+                setattr, one, "_value"
+            )
         yield
     finally:
         for one, value in zip(variables, before):
@@ -286,8 +326,12 @@ def given_layout(variable: Any) -> Any:
     return getattr(variable, "_layout", None)
 
 
-def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,
-               dtype: Any = None) -> Any:
+def h5_dataset(
+    store: Any,
+    key: str,
+    shape: tuple[int, ...] | None = None,
+    dtype: Any = None,
+) -> Any:
     """Returns the HDF5 dataset behind a key of a weights store, or None.
 
     A dataset reads and writes parts of itself; the store only all of it.
@@ -300,8 +344,11 @@ def h5_dataset(store: Any, key: str, shape: tuple[int, ...] | None = None,
       dtype: Of the dataset to make.
     """
     if hasattr(store, "create_dataset"):
-        return (store[key] if shape is None else
-                store.create_dataset(key, shape, dtype))
+        return (
+            store[key]
+            if shape is None
+            else store.create_dataset(key, shape, dtype)
+        )
     if type(store) is not _H5IOStore:
         return None
     if shape is None:

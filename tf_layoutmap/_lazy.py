@@ -15,8 +15,9 @@ from typing import Any
 from tf_layoutmap import _requirements
 
 
-def exports(package: str, homes: dict[str, str]) -> tuple[
-        Callable[[str], Any], Callable[[], list[str]]]:
+def exports(
+    package: str, homes: dict[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for a package.
 
     `dir()` names what `__all__` names, and nothing of what the package itself
@@ -27,12 +28,16 @@ def exports(package: str, homes: dict[str, str]) -> tuple[
       homes: Each public name and where it lives: `"module:attribute"`, or
         `"module"` for a module.
     """
+
     def get(name: str) -> Any:
         if name not in homes:
             # Without `obj`, or Python would add a suggestion of its own.
             raise AttributeError(
                 f"Module {package!r} has no attribute {name!r}. "
-                + _advice(package, homes, name), name=name, obj=None)
+                + _advice(package, homes, name),
+                name=name,
+                obj=None,
+            )
         module_name, _, attribute = homes[name].partition(":")
         try:
             value = importlib.import_module(module_name)
@@ -65,7 +70,8 @@ def _advice(package: str, homes: dict[str, str], name: str) -> str:
                 for one in importlib.import_module(home).__all__:
                     known.setdefault(_simplified(one), f"{child}.{one}")
     found = difflib.get_close_matches(
-        _simplified(name), known, n=1, cutoff=0.85)
+        _simplified(name), known, n=1, cutoff=0.85
+    )
     if found:
         return f"Did you mean '{package}.{known[found[0]]}'?"
     return f"Its public names are: {', '.join(sorted(homes))}."

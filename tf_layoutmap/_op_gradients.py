@@ -15,7 +15,8 @@ def register(ops: Any) -> None:
 
     @tf.RegisterGradient("LayoutMap>LookupRows")
     def _lookup_rows_gradient(
-        op: tf.Operation, gradient: tf.Tensor,
+        op: tf.Operation,
+        gradient: tf.Tensor,
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Gradients of shards, offsets, ids, row_splits and gains.
 
@@ -25,53 +26,74 @@ def register(ops: Any) -> None:
         num_shards = op.get_attr("num_shards")
         shards = op.inputs[:num_shards]
         offsets, ids, row_splits, gains = op.inputs[num_shards:]
-        attrs = {"offsets": offsets,
-                 "placement": op.get_attr("placement").decode()}
+        attrs = {
+            "offsets": offsets,
+            "placement": op.get_attr("placement").decode(),
+        }
         # [num_ids, dim]: what arrives at the sample of each id.
         of_ids = tf.gather(
-            gradient, tf.ragged.row_splits_to_segment_ids(row_splits))
+            gradient, tf.ragged.row_splits_to_segment_ids(row_splits)
+        )
 
         routed = ops.route_ids(
-            ids=ids, table=op.get_attr("table").decode(), **attrs)
+            ids=ids, table=op.get_attr("table").decode(), **attrs
+        )
         slices = _by_shard(
-            routed, tf.gather(of_ids * gains[:, tf.newaxis],
-                              routed.permutation),
-            _shard_sizes(offsets, num_shards))
+            routed,
+            tf.gather(of_ids * gains[:, tf.newaxis], routed.permutation),
+            _shard_sizes(offsets, num_shards),
+        )
 
         of_gains = None
         # A tape tells which gradients are not used: this saves a second lookup.
         skipped = getattr(op, "skip_input_indices", None) or ()
         if num_shards + 3 not in skipped:
             rows = ops.lookup_rows(
-                shards=shards, ids=ids,
+                shards=shards,
+                ids=ids,
                 row_splits=tf.range(tf.size(ids, tf.int64) + 1),
-                gains=tf.ones_like(gains), dim=op.get_attr("dim"),
-                feature=op.get_attr("feature"), table=op.get_attr("table"),
-                **attrs)
+                gains=tf.ones_like(gains),
+                dim=op.get_attr("dim"),
+                feature=op.get_attr("feature"),
+                table=op.get_attr("table"),
+                **attrs,
+            )
             of_gains = tf.reduce_sum(rows * of_ids, axis=1)
         return [*slices, None, None, None, of_gains]
 
     @tf.RegisterGradient("LayoutMap>GatherRows")
     def _gather_rows_gradient(
-        op: tf.Operation, gradient: tf.Tensor,
+        op: tf.Operation,
+        gradient: tf.Tensor,
     ) -> list[tf.IndexedSlices | None]:
         """Gradients of shards, offsets and ids: as those of `tf.gather`."""
         num_shards = op.get_attr("num_shards")
         offsets, ids = op.inputs[num_shards:]
         flat_ids = tf.reshape(ids, [-1])
-        row_shape = tf.shape(gradient)[tf.rank(ids):]
-        values = tf.reshape(gradient, tf.concat(
-            [tf.shape(flat_ids), row_shape], axis=0))
+        row_shape = tf.shape(gradient)[tf.rank(ids) :]
+        values = tf.reshape(
+            gradient, tf.concat([tf.shape(flat_ids), row_shape], axis=0)
+        )
         routed = ops.route_ids(
-            ids=flat_ids, offsets=offsets,
+            ids=flat_ids,
+            offsets=offsets,
             placement=op.get_attr("placement").decode(),
-            table=op.get_attr("table").decode())
-        return [*_by_shard(routed, tf.gather(values, routed.permutation),
-                           _shard_sizes(offsets, num_shards)), None, None]
+            table=op.get_attr("table").decode(),
+        )
+        return [
+            *_by_shard(
+                routed,
+                tf.gather(values, routed.permutation),
+                _shard_sizes(offsets, num_shards),
+            ),
+            None,
+            None,
+        ]
 
     @tf.RegisterGradient("LayoutMap>LookupShard")
     def _lookup_shard_gradient(
-        op: tf.Operation, gradient: tf.Tensor,
+        op: tf.Operation,
+        gradient: tf.Tensor,
     ) -> list[tf.IndexedSlices | None]:
         """Gradients of shard_index, shard and ids, as tf.dtensor sees them.
 
@@ -83,30 +105,41 @@ def register(ops: Any) -> None:
         # Rounded up, as the shards are: the last may have padding.
         owners = tf.cast(ids, tf.int64) // -(-num_rows // gradient.shape[0])
         from_owner = tf.equal(
-            tf.cast(shard_index, tf.int64), owners[tf.newaxis, :, tf.newaxis])
+            tf.cast(shard_index, tf.int64), owners[tf.newaxis, :, tf.newaxis]
+        )
         values = tf.reduce_sum(
-            tf.where(from_owner, gradient, tf.zeros_like(gradient)), axis=0)
-        return [None, tf.IndexedSlices(
-            values, ids, tf.constant([num_rows, dim], tf.int64)), None]
+            tf.where(from_owner, gradient, tf.zeros_like(gradient)), axis=0
+        )
+        return [
+            None,
+            tf.IndexedSlices(
+                values, ids, tf.constant([num_rows, dim], tf.int64)
+            ),
+            None,
+        ]
 
 
 def gather_rows_tangent(
-    attributes: Sequence[Any], inputs: Sequence[tf.Tensor],
-    outputs: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor],
+    attributes: Sequence[Any],
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    tangents: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
     """The same rows of the tangents, for tf.autodiff.ForwardAccumulator."""
-    rows, = outputs
+    (rows,) = outputs
     by_name = dict(zip(attributes[::2], attributes[1::2]))
     num_shards = by_name["num_shards"]
     offsets, ids = inputs[num_shards:]
-    row_shape = tf.shape(rows)[tf.rank(ids):]
+    row_shape = tf.shape(rows)[tf.rank(ids) :]
     # Of a shard that is not watched there is a handle in place of zeros.
     of_shards = [
-        tangent if tangent is not None and tangent.dtype == rows.dtype
-        else tf.zeros(tf.concat([[tf.cast(size, tf.int32)], row_shape], 0),
-                      rows.dtype)
-        for tangent, size in zip(
-            tangents, _shard_sizes(offsets, num_shards))]
+        tangent
+        if tangent is not None and tangent.dtype == rows.dtype
+        else tf.zeros(
+            tf.concat([[tf.cast(size, tf.int32)], row_shape], 0), rows.dtype
+        )
+        for tangent, size in zip(tangents, _shard_sizes(offsets, num_shards))
+    ]
     ids = tf.cast(ids, tf.int64)
     if by_name["placement"] in ("mod", b"mod"):
         ids = tf.gather(offsets, ids % num_shards) + ids // num_shards
@@ -118,7 +151,9 @@ def _shard_sizes(offsets: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
 
 
 def _by_shard(
-    routed: Any, values: tf.Tensor, shard_sizes: Sequence[tf.Tensor],
+    routed: Any,
+    values: tf.Tensor,
+    shard_sizes: Sequence[tf.Tensor],
 ) -> list[tf.IndexedSlices]:
     """Cuts `values`, one per routed slot, into the slices of each shard."""
     slices = []
@@ -127,8 +162,13 @@ def _by_shard(
     row_shape = tf.shape(values)[1:]
     for shard, size in enumerate(shard_sizes):
         start, end = routed.splits[shard], routed.splits[shard + 1]
-        slices.append(tf.IndexedSlices(
-            values[start:end], routed.local_rows[start:end],
-            dense_shape=tf.concat(
-                [[tf.cast(size, tf.int32)], row_shape], axis=0)))
+        slices.append(
+            tf.IndexedSlices(
+                values[start:end],
+                routed.local_rows[start:end],
+                dense_shape=tf.concat(
+                    [[tf.cast(size, tf.int32)], row_shape], axis=0
+                ),
+            )
+        )
     return slices

@@ -36,7 +36,8 @@ _OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 def _check_version(found: str, built_for: str) -> None:
     """Refuses a TensorFlow of another minor version than the build's."""
     other = _requirements.other_version(
-        "tensorflow", found, _requirements.minor(built_for))
+        "tensorflow", found, _requirements.minor(built_for)
+    )
     if other is not None:
         raise other
 
@@ -56,7 +57,8 @@ def _not_built(missing: str) -> ImportError:
     return ImportError(
         f"tf_layoutmap's native parts are not built: {missing} is missing in "
         f"{_LIBRARY.parent}. In a checkout run `make build`, or "
-        "`pip install --no-build-isolation .`; otherwise reinstall the wheel.")
+        "`pip install --no-build-isolation .`; otherwise reinstall the wheel."
+    )
 
 
 def _import_tensorflow() -> types.ModuleType:
@@ -78,9 +80,12 @@ def _load() -> types.ModuleType:
     gradients = importlib.import_module("tf_layoutmap._op_gradients")
     gradients.register(sys.modules[__name__])
     # What `describe_process` tells the other processes of a cluster.
-    os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps({
-        "tensorflow": _import_tensorflow().__version__,
-        "tf_layoutmap": _version.__version__})
+    os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
+        {
+            "tensorflow": _import_tensorflow().__version__,
+            "tf_layoutmap": _version.__version__,
+        }
+    )
     return library
 
 
@@ -97,7 +102,8 @@ def _load_library(path: pathlib.Path) -> types.ModuleType:
             f"{path.name}, built for TensorFlow {built_for}, does not load "
             f"into TensorFlow {tf.__version__}: {error.message}. Build it "
             "again on this machine: `make build`, or "
-            "`pip install --no-build-isolation .`") from error
+            "`pip install --no-build-isolation .`"
+        ) from error
 
 
 @functools.cache
@@ -128,8 +134,13 @@ def exchange_paths(one: str, other: str) -> None:
         rename = libc.renameat2
     except AttributeError:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
-    if rename(at_working_folder, os.fsencode(one),
-              at_working_folder, os.fsencode(other), exchange):
+    if rename(
+        at_working_folder,
+        os.fsencode(one),
+        at_working_folder,
+        os.fsencode(other),
+        exchange,
+    ):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), one, None, other)
 
@@ -154,7 +165,8 @@ def __getattr__(name: str) -> Callable[..., Any]:
     if function is None:
         raise AttributeError(
             f"tf_layoutmap's op library has no op {name!r}. "
-            f"It has: {', '.join(_op_names()) or 'none'}.")
+            f"It has: {', '.join(_op_names()) or 'none'}."
+        )
     return _with_plain_errors(function)
 
 
@@ -177,8 +189,11 @@ def _with_plain_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             if plain == error.message:
                 raise
             raise type(error)(
-                error.node_def, error.op, _OP_NAME.sub("", plain),
-                error.experimental_payloads) from None
+                error.node_def,
+                error.op,
+                _OP_NAME.sub("", plain),
+                error.experimental_payloads,
+            ) from None
 
     return _import_tensorflow().autograph.experimental.do_not_convert(call)
 
@@ -189,5 +204,7 @@ def __dir__() -> list[str]:
 
 def _op_names() -> list[str]:
     return sorted(
-        name[len(_PREFIX):] for name in dir(_library)
-        if name.startswith(_PREFIX) and not name.endswith("_eager_fallback"))
+        name[len(_PREFIX) :]
+        for name in dir(_library)
+        if name.startswith(_PREFIX) and not name.endswith("_eager_fallback")
+    )

@@ -18,8 +18,7 @@ class PrivateNames:
     things.
     """
 
-    def __init__(self, title: str, root: str, version: str,
-                 supported: str):
+    def __init__(self, title: str, root: str, version: str, supported: str):
         """Takes what messages say, and compares the version.
 
         Args:
@@ -37,8 +36,8 @@ class PrivateNames:
         self._which = f"{title} {version}"
         self._needs = _requirements.needs(self._package, supported)
         self._remedy = (
-            "Install the supported one: "
-            f"{_requirements.remedy(self._package)}.")
+            f"Install the supported one: {_requirements.remedy(self._package)}."
+        )
         other = _requirements.other_version(self._package, version, supported)
         if other is not None:
             raise other
@@ -46,8 +45,8 @@ class PrivateNames:
     def refusal(self, missing: str) -> ImportError:
         """Returns the error for a package `which ...`, with the remedy."""
         return ImportError(
-            f"{self._needs} Received: {self._which}, {missing}. "
-            f"{self._remedy}")
+            f"{self._needs} Received: {self._which}, {missing}. {self._remedy}"
+        )
 
     def find(self, module: str, name: str) -> Any:
         """Returns `<root>.<module>.<name>`, or says what is missing.
@@ -56,11 +55,14 @@ class PrivateNames:
         """
         try:
             return functools.reduce(
-                getattr, name.split("."),
-                importlib.import_module(f"{self._root}.{module}"))
+                getattr,
+                name.split("."),
+                importlib.import_module(f"{self._root}.{module}"),
+            )
         except (ImportError, AttributeError) as error:
             raise self.refusal(
-                f"which has no `{self._root}.{module}.{name}`") from error
+                f"which has no `{self._root}.{module}.{name}`"
+            ) from error
 
     def check_method(self, owner: Any, name: str, *arguments: str) -> None:
         """Asserts that a class or module has one with these arguments."""
@@ -68,15 +70,16 @@ class PrivateNames:
         if isinstance(method, property):
             return
         if method is None or any(
-                a not in inspect.signature(method).parameters
-                for a in arguments):
+            a not in inspect.signature(method).parameters for a in arguments
+        ):
             # Not the fault of a version: another one would be no remedy.
             for patch in (owner, method):
                 if patch is not None and not self._is_theirs(patch):
                     raise self._patched(owner, name, patch)
             raise self.refusal(
                 f"where `{owner.__name__}.{name}` is missing or takes other "
-                f"arguments than {arguments}")
+                f"arguments than {arguments}"
+            )
 
     def _is_theirs(self, value: Any) -> bool:
         return _module(value).partition(".")[0] == self._package
@@ -91,7 +94,8 @@ class PrivateNames:
             f"`{_module(patch)}.{getattr(patch, '__qualname__', patch)}`, "
             f"in which `{name}` is missing or takes other arguments than "
             f"{self._title}'s. Put `from tf_layoutmap import layout_map_scope` "
-            "before whatever replaces it, or do without that.")
+            "before whatever replaces it, or do without that."
+        )
 
     def _public_name(self, owner: Any) -> str:
         """What programs call a class, also one that is no longer Keras'."""

@@ -14,7 +14,9 @@ TF_KERAS = "2.21"
 # the files of `tensorflow-cpu`.
 _PACKAGES = {
     "tensorflow": (
-        "TensorFlow", f'"tensorflow-cpu=={TENSORFLOW}.*" (or tensorflow)'),
+        "TensorFlow",
+        f'"tensorflow-cpu=={TENSORFLOW}.*" (or tensorflow)',
+    ),
     "keras": ("Keras 3", f'"keras=={KERAS}.*"'),
     "tf_keras": ("tf_keras", f'--no-deps "tf_keras=={TF_KERAS}.*"'),
 }
@@ -49,7 +51,9 @@ def needs(package: str, supported: str) -> str:
 
 
 def other_version(
-    package: str, version: str, supported: str,
+    package: str,
+    version: str,
+    supported: str,
 ) -> ImportError | None:
     """Returns the error for another minor version of a package.
 
@@ -66,7 +70,9 @@ def other_version(
     title = _PACKAGES[package][0].removesuffix(" 3")
     return ImportError(
         f"{needs(package, supported)} Received: {title} {version}. "
-        f"Install the supported one: {remedy(package)}.", name=package)
+        f"Install the supported one: {remedy(package)}.",
+        name=package,
+    )
 
 
 def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
@@ -85,7 +91,9 @@ def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
     title, _ = _PACKAGES[error.name]
     return ImportError(
         f"{who} needs {title}, which is not installed. Install it: "
-        f"{remedy(error.name)}.", name=error.name)
+        f"{remedy(error.name)}.",
+        name=error.name,
+    )
 
 
 def refusal(who: str, error: ImportError) -> ImportError | None:

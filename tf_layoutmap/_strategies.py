@@ -21,9 +21,12 @@ def on_servers(strategy: Any = None) -> bool:
       strategy: None for the one in scope.
     """
     return isinstance(
-        tf.distribute.get_strategy() if strategy is None else strategy, (
+        tf.distribute.get_strategy() if strategy is None else strategy,
+        (
             tf.distribute.ParameterServerStrategy,
-            tf.distribute.experimental.ParameterServerStrategy))
+            tf.distribute.experimental.ParameterServerStrategy,
+        ),
+    )
 
 
 def note_our_ops(strategy: Any) -> None:
@@ -50,8 +53,12 @@ def warn_of_wrong_sums(strategy: Any = None) -> None:
     count = strategy.num_replicas_in_sync
     # Of a MirroredStrategy; others have none.
     ops = getattr(strategy.extended, "_cross_device_ops", None)
-    if count < 3 or count % 2 == 0 or strategy in _warned or not isinstance(
-            ops, tf.distribute.HierarchicalCopyAllReduce):
+    if (
+        count < 3
+        or count % 2 == 0
+        or strategy in _warned
+        or not isinstance(ops, tf.distribute.HierarchicalCopyAllReduce)
+    ):
         return
     _warned.add(strategy)
     warnings.warn(
@@ -59,4 +66,7 @@ def warn_of_wrong_sums(strategy: Any = None) -> None:
         f"of sums over {count} replicas, without an error, and with it the "
         "gradients of its samples. Make the MirroredStrategy with "
         "cross_device_ops=tf.distribute.ReductionToOneDevice(), or without "
-        "that argument.", WrongSumsWarning, stacklevel=3)
+        "that argument.",
+        WrongSumsWarning,
+        stacklevel=3,
+    )

@@ -16,30 +16,40 @@ from tf_layoutmap._private_names import PrivateNames
 SUPPORTED_VERSION = _requirements.TF_KERAS
 
 _NAMES = PrivateNames(
-    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSION)
+    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSION
+)
 
 # tf_keras makes weights without a value under its own scope for layouts, and
 # swaps each for a DVariable once its place in the model is known.
 LAYOUT_MODULE = importlib.import_module("tf_keras.src.dtensor.layout_map")
-for _name in ("_map_functional_model_variable", "_map_subclass_model_variable",
-              "_KERAS_ATTRIBUTES_TO_SKIP", "_LAYOUT_MAP"):
+for _name in (
+    "_map_functional_model_variable",
+    "_map_subclass_model_variable",
+    "_KERAS_ATTRIBUTES_TO_SKIP",
+    "_LAYOUT_MAP",
+):
     _NAMES.find("dtensor.layout_map", _name)
 LazyInitVariable = _NAMES.find("dtensor.lazy_variable", "LazyInitVariable")
 lazy_init_scope = _NAMES.find("dtensor.lazy_variable", "lazy_init_scope")
 
 # It computes with an operation that DTensor lacks, when told that it can.
 LayerNormalization = _NAMES.find(
-    "layers.normalization.layer_normalization", "LayerNormalization")
+    "layers.normalization.layer_normalization", "LayerNormalization"
+)
 _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 
 # Where a functional model calls its layers for the shapes of their outputs: in
 # a graph that nobody runs, known by the end of its name.
 _SCRATCH_GRAPH = "_scratch_graph"
-if _SCRATCH_GRAPH not in _NAMES.find(
+if (
+    _SCRATCH_GRAPH
+    not in _NAMES.find(
         "engine.base_layer", "Layer._infer_output_signature"
-        ).__code__.co_consts:
+    ).__code__.co_consts
+):
     raise _NAMES.refusal(
-        f"where `Layer._infer_output_signature` names no {_SCRATCH_GRAPH!r}")
+        f"where `Layer._infer_output_signature` names no {_SCRATCH_GRAPH!r}"
+    )
 
 
 def is_only_for_shapes() -> bool:
@@ -50,8 +60,12 @@ def is_only_for_shapes() -> bool:
 
 # The same where it builds a subclassed model.
 _BUILD_GRAPH = "build_graph"
-if _BUILD_GRAPH not in inspect.unwrap(_NAMES.find(
-        "engine.training", "Model.build")).__code__.co_consts:
+if (
+    _BUILD_GRAPH
+    not in inspect.unwrap(
+        _NAMES.find("engine.training", "Model.build")
+    ).__code__.co_consts
+):
     raise _NAMES.refusal(f"where `Model.build` names no {_BUILD_GRAPH!r}")
 
 
@@ -71,8 +85,9 @@ _NAMES.check_method(RandomGenerator, "_maybe_init")
 
 # Where all recurrent layers loop, and the layers that choose between functions
 # for CPUs and GPUs first.
-_NAMES.check_method(backend, "rnn", "inputs", "time_major", "input_length",
-                    "unroll")
+_NAMES.check_method(
+    backend, "rnn", "inputs", "time_major", "input_length", "unroll"
+)
 LSTM_MODULE = importlib.import_module("tf_keras.src.layers.rnn.lstm")
 GRU_MODULE = importlib.import_module("tf_keras.src.layers.rnn.gru")
 for _name in ("lstm", "gru"):
@@ -87,15 +102,22 @@ _NAMES.check_method(DataHandler, "catch_stop_iteration")
 # Where the dataset of a `fit` is made, of arrays or of what the user has.
 _NAMES.check_method(DataHandler, "_configure_dataset_and_inferred_steps")
 TensorLikeDataAdapter = _NAMES.find(
-    "engine.data_adapter", "TensorLikeDataAdapter")
+    "engine.data_adapter", "TensorLikeDataAdapter"
+)
 
 # Where an optimizer makes its variables and what it does in a step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
 LossScaleOptimizer = _NAMES.find(
-    "mixed_precision.loss_scale_optimizer", "BaseLossScaleOptimizer")
+    "mixed_precision.loss_scale_optimizer", "BaseLossScaleOptimizer"
+)
 _NAMES.check_method(
-    Optimizer, "add_variable_from_reference", "model_variable",
-    "variable_name", "shape", "initial_value")
+    Optimizer,
+    "add_variable_from_reference",
+    "model_variable",
+    "variable_name",
+    "shape",
+    "initial_value",
+)
 _NAMES.check_method(Optimizer, "apply_gradients", "grads_and_vars")
 _NAMES.check_method(Optimizer, "_deduplicate_sparse_grad", "grads")
 _NAMES.check_method(Optimizer, "_internal_apply_gradients", "grads_and_vars")
@@ -124,22 +146,31 @@ call_context = _NAMES.find("engine.base_layer_utils", "call_context")
 
 # Where a `fit` goes on that was interrupted, and how many steps it has made.
 _NAMES.check_method(
-    tf_keras.Model, "_maybe_load_initial_counters_from_ckpt",
-    "steps_per_epoch", "initial_epoch")
+    tf_keras.Model,
+    "_maybe_load_initial_counters_from_ckpt",
+    "steps_per_epoch",
+    "initial_epoch",
+)
 # No model is made to see it: this may be imported where variables cannot be.
-if "_train_counter" not in inspect.unwrap(_NAMES.find(
-        "engine.training", "Model._init_batch_counters")).__code__.co_names:
+if (
+    "_train_counter"
+    not in inspect.unwrap(
+        _NAMES.find("engine.training", "Model._init_batch_counters")
+    ).__code__.co_names
+):
     raise _NAMES.refusal("where `Model._train_counter` is missing")
 
 
-def start_of_backup(model: Any, steps_per_epoch: int | None,
-                    initial_epoch: int) -> tuple[int, int]:
+def start_of_backup(
+    model: Any, steps_per_epoch: int | None, initial_epoch: int
+) -> tuple[int, int]:
     """Returns the epoch and the step at which a `fit` is to begin."""
     # BackupAndRestore sets it; it is not there otherwise.
     if getattr(model, "_training_state", None) is None:
         return initial_epoch, 0
     return model._maybe_load_initial_counters_from_ckpt(
-        steps_per_epoch, initial_epoch)
+        steps_per_epoch, initial_epoch
+    )
 
 
 def count_step(model: Any) -> None:

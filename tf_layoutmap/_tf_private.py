@@ -19,7 +19,8 @@ from tf_layoutmap._private_names import PrivateNames
 SUPPORTED_VERSION = _requirements.TENSORFLOW
 
 _PACKAGE: dict[str, Any] = dict(
-    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSION)
+    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSION
+)
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
 
@@ -29,18 +30,19 @@ CompositeTensor = _private("framework.composite_tensor", "CompositeTensor")
 # tape.gradient(y, sharded): which handles to differentiate by, and how their
 # gradients become one.
 CompositeTensorGradient = _private(
-    "framework.composite_tensor_gradient", "CompositeTensorGradient")
+    "framework.composite_tensor_gradient", "CompositeTensorGradient"
+)
 
 # Whether tf.saved_model.save is tracing: exported graphs see one variable.
 in_save_context = _private("saved_model.save_context", "in_save_context")
 
 # Whether a thread of TensorFlow's is saving, while the program goes on.
 in_async_save = _private(
-    "checkpoint.checkpoint_context", "in_async_metrics_context")
+    "checkpoint.checkpoint_context", "in_async_metrics_context"
+)
 
 # Whether a graph will be compiled by XLA, which has no kernels for our ops.
-is_xla_graph = _private(
-    "ops.control_flow_util", "GraphOrParentsInXlaContext")
+is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 
 # Tells tapes that an op of ours reads a variable; TensorFlow's own reads do so
 # themselves.
@@ -62,7 +64,8 @@ called_as_written = _private("autograph.impl.api", "autograph_artifact")
 
 # Lets functions run several of our reads of one variable at the same time.
 register_read_only_op = _private(
-    "framework.auto_control_deps_utils", "register_read_only_resource_op")
+    "framework.auto_control_deps_utils", "register_read_only_resource_op"
+)
 
 # The object that tf.train.Checkpoint and tf.saved_model walk over.
 Trackable = _private("trackable.base", "Trackable")
@@ -72,8 +75,7 @@ Trackable = _private("trackable.base", "Trackable")
 VARIABLE_VALUE_KEY = _private("trackable.constants", "VARIABLE_VALUE_KEY")
 
 # Reads and restores a part of a table as a slice of one logical tensor.
-SaveableObject = _private(
-    "training.saving.saveable_object", "SaveableObject")
+SaveableObject = _private("training.saving.saveable_object", "SaveableObject")
 SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
 
 # Where all checkpoints are written and read, whatever device is to do it.
@@ -81,39 +83,54 @@ TrackableSaver = _private("checkpoint.checkpoint", "TrackableSaver")
 
 # What `RestoreV2` can read a part of, in TensorFlow 2.21.
 SLICEABLE_DTYPES = (
-    tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int16, tf.int32,
-    tf.int64, tf.bool, tf.complex64, tf.complex128, tf.qint8, tf.quint8,
-    tf.qint32)
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.int8,
+    tf.uint8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.bool,
+    tf.complex64,
+    tf.complex128,
+    tf.qint8,
+    tf.quint8,
+    tf.qint32,
+)
 
 # What `table.ref()` gives: a key for dictionaries, as of tf.Variable.
 Reference = _private("util.object_identity", "Reference")
 
 # TensorFlow's own class, to convert from and to; the public name is internal.
 TensorFlowShardedVariable = _private(
-    "distribute.sharded_variable", "ShardedVariable")
+    "distribute.sharded_variable", "ShardedVariable"
+)
 
 # The full-size variable of an exported graph: a shape, never any memory.
 UninitializedVariable = _private(
-    "ops.resource_variable_ops", "UninitializedVariable")
+    "ops.resource_variable_ops", "UninitializedVariable"
+)
 
 # Where the handle of a variable is made, with a name for messages.
 gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
 _DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
 for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
     _DTENSOR.check_method(
-        gen_resource_variable_ops, _name, "resource", "value", "name")
+        gen_resource_variable_ops, _name, "resource", "value", "name"
+    )
 
 # The hash of a SavedModel's files, which changes when values are added.
 write_fingerprint = _private(
-    "saved_model.fingerprinting_utils", "write_fingerprint")
+    "saved_model.fingerprinting_utils", "write_fingerprint"
+)
 
 # What tf.function keeps of a shard that is passed as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
 # A variable that no strategy replaces: `tf.Variable` under MirroredStrategy
 # is mirrored, and the tables of an embedding are one copy on the host.
-ResourceVariable = _private(
-    "ops.resource_variable_ops", "ResourceVariable")
+ResourceVariable = _private("ops.resource_variable_ops", "ResourceVariable")
 
 # The methods that write to one; on a mesh each device would.
 for _name in ("assign", "assign_add", "assign_sub"):
@@ -122,19 +139,20 @@ for _name in ("assign", "assign_add", "assign_sub"):
 # The creators of `tf.variable_creator_scope`: the user's are asked for a table;
 # those of these modules, a strategy's or a function's, are left out.
 variable_creators_of = _private(
-    "framework.ops", "Graph._variable_creator_stack").fget
+    "framework.ops", "Graph._variable_creator_stack"
+).fget
 _private("distribute.distribute_lib", "StrategyExtendedV2._scope")
 # What `tf.function` returns.
 Function = _private(
-    "eager.polymorphic_function.polymorphic_function", "Function")
+    "eager.polymorphic_function.polymorphic_function", "Function"
+)
 _private("eager.polymorphic_function.polymorphic_function", "Function._clone")
 OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
 # All ops of this process, TensorFlow's and those of loaded libraries.
 _all_ops = _private("client.pywrap_tf_session", "TF_GetAllOpList")
 _buffer_of = _private("client.pywrap_tf_session", "TF_GetBuffer")
-_OpList = importlib.import_module(
-    "tensorflow.core.framework.op_def_pb2").OpList
+_OpList = importlib.import_module("tensorflow.core.framework.op_def_pb2").OpList
 
 
 def registered_ops() -> Any:
@@ -150,13 +168,16 @@ MirroredExtended = _private("distribute.mirrored_strategy", "MirroredExtended")
 # What a TPUStrategy does and a MirroredStrategy does not: it gives back what
 # it cannot reduce, and refuses ragged and sparse inputs on a TPU.
 reduce_non_distributed_value = _private(
-    "distribute.cross_device_ops", "reduce_non_distributed_value")
+    "distribute.cross_device_ops", "reduce_non_distributed_value"
+)
 check_tpu_dataset_spec = _private(
-    "distribute.tpu_strategy", "TPUExtended._check_spec")
+    "distribute.tpu_strategy", "TPUExtended._check_spec"
+)
 
 # Whether a real TPU's kernels are there, before ours are loaded.
 registered_kernels_of = _private(
-    "framework.kernels", "get_registered_kernels_for_op")
+    "framework.kernels", "get_registered_kernels_for_op"
+)
 
 # Base of the TPU optimizers: protobuf 7.34 refuses what it writes, and no
 # public class has the one method that all of them go through.
@@ -172,7 +193,8 @@ tpu_replication = _private("tpu", "tpu_replication")
 _private("tpu.tpu_replication", "TPUReplicateContext")
 _private("tpu.tpu_replication", "outside_compilation")
 control_flow_context_of = _private(
-    "framework.ops", "Graph._get_control_flow_context")
+    "framework.ops", "Graph._get_control_flow_context"
+)
 
 # TPU embedding operations that belong together carry the same attribute, by
 # which the TPU's compiler pairs them.
@@ -195,10 +217,13 @@ def current_device() -> str:
 # the gradient: among all that are registered, which are never freed.
 custom_gradient = _private("ops", "custom_gradient")
 _DTENSOR.check_method(
-    custom_gradient, "_graph_mode_decorator", "f", "args", "kwargs")
+    custom_gradient, "_graph_mode_decorator", "f", "args", "kwargs"
+)
 _GRADIENT_NAME = "_gradient_op_type"
-if _GRADIENT_NAME not in _private(
-        "framework.ops", "get_gradient_function").__code__.co_consts:
+if (
+    _GRADIENT_NAME
+    not in _private("framework.ops", "get_gradient_function").__code__.co_consts
+):
     raise _DTENSOR.refusal(f"where operations have no `{_GRADIENT_NAME}`")
 _gradients = _private("framework.ops", "gradient_registry")
 _private("framework.registry", "Registry._registry")
@@ -226,14 +251,16 @@ def leave_gradient_to_graph(name: str, graph: Any) -> None:
         graph._layoutmap_gradients = []
     graph._layoutmap_gradients.append(gradient)
     found: Any = weakref.ref(
-        gradient, lambda _: _gradients._registry.pop(name, None))
+        gradient, lambda _: _gradients._registry.pop(name, None)
+    )
 
     def registered(op: Any, *gradients: Any) -> Any:
         return found()(op, *gradients)
 
     _gradients._registry[name] = {
         tag: registered if value is gradient else value
-        for tag, value in entry.items()}
+        for tag, value in entry.items()
+    }
 
 
 _private("framework.func_graph", "FuncGraph.external_captures")
@@ -256,8 +283,11 @@ def tensors_used_by(graph: Any) -> list[Any]:
                 outside.append(tensor.graph)
             else:
                 tensors.append(tensor)
-        graphs += [other for other in dict.fromkeys(outside) if not any(
-            other is known for known in graphs)]
+        graphs += [
+            other
+            for other in dict.fromkeys(outside)
+            if not any(other is known for known in graphs)
+        ]
     return tensors
 
 
@@ -289,12 +319,16 @@ def options_without_graph_optimizer(options: Any) -> Any:
 
 # How a ParameterServerStrategy divides variables: a shard is not divided again.
 _PARTITIONER = "_variable_partitioner"
-if _PARTITIONER not in _private(
+if (
+    _PARTITIONER
+    not in _private(
         "distribute.parameter_server_strategy_v2",
-        "ParameterServerStrategyV2Extended._create_variable"
-        ).__code__.co_names:
+        "ParameterServerStrategyV2Extended._create_variable",
+    ).__code__.co_names
+):
     raise _DTENSOR.refusal(
-        f"where `ParameterServerStrategyV2Extended.{_PARTITIONER}` is missing")
+        f"where `ParameterServerStrategyV2Extended.{_PARTITIONER}` is missing"
+    )
 
 
 def variable_partitioner_of(strategy: Any) -> Any:
@@ -307,15 +341,20 @@ def variable_partitioner_of(strategy: Any) -> Any:
 all_to_all = _private("ops.collective_ops", "all_to_all_v2")
 all_gather = _private("ops.collective_ops", "all_gather_v2")
 for _name in ("_next_instance_key", "_get_ordering_token"):
-    _private("distribute.cross_device_utils",
-             f"CollectiveReplicaLauncher.{_name}")
+    _private(
+        "distribute.cross_device_utils", f"CollectiveReplicaLauncher.{_name}"
+    )
 _HOST_COLLECTIVES = "_host_cross_device_ops"
-if _HOST_COLLECTIVES not in _private(
+if (
+    _HOST_COLLECTIVES
+    not in _private(
         "distribute.collective_all_reduce_strategy",
-        "CollectiveAllReduceExtended._initialize_multi_worker"
-        ).__code__.co_names:
+        "CollectiveAllReduceExtended._initialize_multi_worker",
+    ).__code__.co_names
+):
     raise _DTENSOR.refusal(
-        f"where `CollectiveAllReduceExtended.{_HOST_COLLECTIVES}` is missing")
+        f"where `CollectiveAllReduceExtended.{_HOST_COLLECTIVES}` is missing"
+    )
 
 
 def host_collectives_of(strategy: Any) -> Any:
@@ -330,10 +369,12 @@ def device_of_collectives(launcher: Any) -> str:
 
 def collective_arguments(launcher: Any) -> dict[str, Any]:
     """Returns the arguments of the next collective of a group."""
-    return {"group_size": launcher._group_size,
-            "group_key": launcher._group_key,
-            "instance_key": launcher._next_instance_key(),
-            "ordering_token": launcher._get_ordering_token()}
+    return {
+        "group_size": launcher._group_size,
+        "group_key": launcher._group_key,
+        "instance_key": launcher._next_instance_key(),
+        "ordering_token": launcher._get_ordering_token(),
+    }
 
 
 # Classes whose methods remove functions and resources from all processes of a
@@ -341,13 +382,15 @@ def collective_arguments(launcher: Any) -> dict[str, Any]:
 EagerContext = _private("eager.context", "Context")
 _private("eager.context", "Context.remove_function")
 EagerResourceDeleter = _private(
-    "ops.resource_variable_ops", "EagerResourceDeleter")
+    "ops.resource_variable_ops", "EagerResourceDeleter"
+)
 CapturableResource = _private("trackable.resource", "CapturableResource")
 
 # Waits until a closure has ended and raises its error; what it returned stays
 # on its worker, which may be gone by then.
 wait_for_closure = _private(
-    "distribute.coordinator.values", "RemoteValueImpl._wait_and_maybe_error")
+    "distribute.coordinator.values", "RemoteValueImpl._wait_and_maybe_error"
+)
 
 
 # A closure that a coordinator can cancel stops between two servers, and its
@@ -357,35 +400,54 @@ wait_for_closure = _private(
 _BEING_SCHEDULED, _CLUSTER = "_being_scheduled", "_cluster"
 _QUEUE, _QUEUE_ERROR = "closure_queue", "_error"
 _ITERATORS, _TYPE_SPEC, _DATASET_FUNCTION = (
-    "_values", "_type_spec", "_dataset_fn")
+    "_values",
+    "_type_spec",
+    "_dataset_fn",
+)
 _DTENSOR.check_method(
     _private("distribute.coordinator.cluster_coordinator", "Cluster"),
-    "schedule", "function", "args", "kwargs")
+    "schedule",
+    "function",
+    "args",
+    "kwargs",
+)
 for _module, _method, _name in (
-        ("cluster_coordinator", "ClusterCoordinator.schedule",
-         _BEING_SCHEDULED),
-        ("cluster_coordinator", "ClusterCoordinator.schedule", _CLUSTER),
-        ("cluster_coordinator", "Cluster.schedule", _QUEUE),
-        ("cluster_coordinator", "_CoordinatedClosureQueue.mark_failed",
-         _QUEUE_ERROR),
-        ("values", "PerWorkerValues.__init__", _ITERATORS),
-        ("values", "RemoteValueImpl.__init__", _TYPE_SPEC),
-        ("values", "PerWorkerDatasetFromDatasetFunction.__init__",
-         _DATASET_FUNCTION)):
-    if _name not in _private(
-            f"distribute.coordinator.{_module}", _method).__code__.co_names:
+    ("cluster_coordinator", "ClusterCoordinator.schedule", _BEING_SCHEDULED),
+    ("cluster_coordinator", "ClusterCoordinator.schedule", _CLUSTER),
+    ("cluster_coordinator", "Cluster.schedule", _QUEUE),
+    (
+        "cluster_coordinator",
+        "_CoordinatedClosureQueue.mark_failed",
+        _QUEUE_ERROR,
+    ),
+    ("values", "PerWorkerValues.__init__", _ITERATORS),
+    ("values", "RemoteValueImpl.__init__", _TYPE_SPEC),
+    (
+        "values",
+        "PerWorkerDatasetFromDatasetFunction.__init__",
+        _DATASET_FUNCTION,
+    ),
+):
+    if (
+        _name
+        not in _private(
+            f"distribute.coordinator.{_module}", _method
+        ).__code__.co_names
+    ):
         raise _DTENSOR.refusal(f"where `{_method}` has no `{_name}`")
 
 
-def trace_for_workers(coordinator: Any, function: Any, iterator: Any,
-                      *specs: Any) -> Any:
+def trace_for_workers(
+    coordinator: Any, function: Any, iterator: Any, *specs: Any
+) -> Any:
     """Returns a concrete function of what each worker has of an iterator."""
     strategy = coordinator.strategy
     with strategy.scope():
         setattr(strategy.extended, _BEING_SCHEDULED, True)
         try:
             return function.get_concrete_function(
-                getattr(getattr(iterator, _ITERATORS)[0], _TYPE_SPEC), *specs)
+                getattr(getattr(iterator, _ITERATORS)[0], _TYPE_SPEC), *specs
+            )
         finally:
             setattr(strategy.extended, _BEING_SCHEDULED, False)
 
@@ -422,9 +484,13 @@ def undivided_variables(strategy: Any) -> Iterator[None]:
 
 
 # Short messages between the processes of a mesh: what each is about to do.
-for _name in ("coordination_service", "set_config_key_value",
-              "get_config_key_value", "delete_config_key_value",
-              "report_error_to_cluster"):
+for _name in (
+    "coordination_service",
+    "set_config_key_value",
+    "get_config_key_value",
+    "delete_config_key_value",
+    "report_error_to_cluster",
+):
     _private("eager.context", f"Context.{_name}")
 
 
@@ -441,7 +507,8 @@ def set_cluster_value(key: str, value: str) -> None:
 def cluster_value(key: str, timeout_seconds: float) -> str:
     """Returns a stored value; waits until it is there, or raises."""
     return _context().get_config_key_value(
-        key, max(1, int(1000 * timeout_seconds)))
+        key, max(1, int(1000 * timeout_seconds))
+    )
 
 
 def delete_cluster_value(key: str) -> None:
@@ -461,29 +528,58 @@ gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
 gen_random_ops = _private("ops", "gen_random_ops")
 gen_stateless_random_ops_v2 = _private("ops", "gen_stateless_random_ops_v2")
-_HOLDERS = (gen_array_ops, _private("ops", "array_ops"), gen_linalg_ops,
-            gen_nn_ops)
+_HOLDERS = (
+    gen_array_ops,
+    _private("ops", "array_ops"),
+    gen_linalg_ops,
+    gen_nn_ops,
+)
 for _module, _name, _arguments in (
-        (gen_array_ops, "concat_v2", ("values", "axis")),
-        (gen_array_ops, "_slice", ("input", "begin", "size")),
-        (gen_array_ops, "strided_slice", ("input", "begin", "end", "strides")),
-        (gen_array_ops, "strided_slice_grad",
-         ("shape", "begin", "end", "strides", "dy")),
-        (gen_array_ops, "tensor_strided_slice_update",
-         ("input", "begin", "end", "strides", "value")),
-        (gen_linalg_ops, "einsum", ("inputs", "equation")),
-        (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
-        (gen_nn_ops, "sparse_softmax_cross_entropy_with_logits",
-         ("features", "labels")),
-        *((gen_random_ops, _name, ("seed", "seed2")) for _name in (
-            "random_standard_normal", "truncated_normal", "random_uniform",
-            "random_uniform_int", "random_gamma", "random_poisson_v2",
-            "multinomial", "random_shuffle",
-            "parameterized_truncated_normal")),
-        *((gen_stateless_random_ops_v2, _name, ("shape", "key")) for _name in (
-            "stateless_random_normal_v2", "stateless_truncated_normal_v2",
-            "stateless_random_uniform_v2", "stateless_random_uniform_int_v2",
-            "stateless_random_uniform_full_int_v2"))):
+    (gen_array_ops, "concat_v2", ("values", "axis")),
+    (gen_array_ops, "_slice", ("input", "begin", "size")),
+    (gen_array_ops, "strided_slice", ("input", "begin", "end", "strides")),
+    (
+        gen_array_ops,
+        "strided_slice_grad",
+        ("shape", "begin", "end", "strides", "dy"),
+    ),
+    (
+        gen_array_ops,
+        "tensor_strided_slice_update",
+        ("input", "begin", "end", "strides", "value"),
+    ),
+    (gen_linalg_ops, "einsum", ("inputs", "equation")),
+    (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
+    (
+        gen_nn_ops,
+        "sparse_softmax_cross_entropy_with_logits",
+        ("features", "labels"),
+    ),
+    *(
+        (gen_random_ops, _name, ("seed", "seed2"))
+        for _name in (
+            "random_standard_normal",
+            "truncated_normal",
+            "random_uniform",
+            "random_uniform_int",
+            "random_gamma",
+            "random_poisson_v2",
+            "multinomial",
+            "random_shuffle",
+            "parameterized_truncated_normal",
+        )
+    ),
+    *(
+        (gen_stateless_random_ops_v2, _name, ("shape", "key"))
+        for _name in (
+            "stateless_random_normal_v2",
+            "stateless_truncated_normal_v2",
+            "stateless_random_uniform_v2",
+            "stateless_random_uniform_int_v2",
+            "stateless_random_uniform_full_int_v2",
+        )
+    ),
+):
     _DTENSOR.check_method(_module, _name, *_arguments)
 
 
@@ -497,16 +593,32 @@ def modules_with(function: Any, name: str) -> list[Any]:
 while_v2 = _private("ops", "while_v2")
 tensor_array_ops = _private("ops", "tensor_array_ops")
 _private("ops.tensor_array_ops", "_GraphTensorArrayV2")
-_DTENSOR.check_method(while_v2, "while_loop", "cond", "body", "loop_vars",
-                      "maximum_iterations", "return_same_structure")
+_DTENSOR.check_method(
+    while_v2,
+    "while_loop",
+    "cond",
+    "body",
+    "loop_vars",
+    "maximum_iterations",
+    "return_same_structure",
+)
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
 
 # Where all of TensorFlow's Python makes an operation of a function's graph: one
 # that DTensor refused to divide is given whole inputs there.
 FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
-    FuncGraph, "_create_op_internal", "op_type", "inputs", "dtypes",
-    "input_types", "name", "attrs", "op_def", "compute_device")
+    FuncGraph,
+    "_create_op_internal",
+    "op_type",
+    "inputs",
+    "dtypes",
+    "input_types",
+    "name",
+    "attrs",
+    "op_def",
+    "compute_device",
+)
 for _name in ("captures", "outer_graph"):
     _private("framework.func_graph", f"FuncGraph.{_name}")
 
@@ -516,8 +628,9 @@ def graphs_around() -> Iterator[Any]:
 
     None where operations run eagerly.
     """
-    graph = None if tf.executing_eagerly() else (
-        tf.compat.v1.get_default_graph())
+    graph = (
+        None if tf.executing_eagerly() else (tf.compat.v1.get_default_graph())
+    )
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
@@ -547,8 +660,10 @@ def captured_by_trace(tensor: Any) -> Any:
     """Returns the tensor that functions being traced have captured as this."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, FuncGraph):
-        tensor = next((outside for outside, inside in graph.captures
-                       if inside is tensor), tensor)
+        tensor = next(
+            (outside for outside, inside in graph.captures if inside is tensor),
+            tensor,
+        )
         graph = graph.outer_graph
     return tensor
 
@@ -576,16 +691,21 @@ def has_dtensor_device() -> bool:
 
 
 _OUTPUT_LAYOUT = "_current_output_layout"
-if _OUTPUT_LAYOUT not in _DTENSOR.find(
+if (
+    _OUTPUT_LAYOUT
+    not in _DTENSOR.find(
         "dtensor_device", "DTensorDevice._default_layout"
-        ).__wrapped__.__code__.co_names:
+    ).__wrapped__.__code__.co_names
+):
     raise _DTENSOR.refusal(f"where `DTensorDevice` has no `{_OUTPUT_LAYOUT}`")
 
 
 def has_output_layout() -> bool:
     """Whether all eager results get one layout: in `call_with_layout`."""
-    return getattr(
-        dtensor_api._dtensor_singleton, _OUTPUT_LAYOUT, None) is not None
+    return (
+        getattr(dtensor_api._dtensor_singleton, _OUTPUT_LAYOUT, None)
+        is not None
+    )
 
 
 def dtensor_device() -> Any:
@@ -624,10 +744,16 @@ DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 
 # How many clients share a replica's batch: DTensorDataset also counts devices
 # outside of its mesh. Instance attributes, so its source is asked.
-for _name in ("_mesh", "_batched_dataset", "_num_clients_per_replica",
-              "_partition_offset", "_num_local_devices_per_replica"):
+for _name in (
+    "_mesh",
+    "_batched_dataset",
+    "_num_clients_per_replica",
+    "_partition_offset",
+    "_num_local_devices_per_replica",
+):
     if _name not in (
-            tf.experimental.dtensor.DTensorDataset.__init__.__code__.co_names):
+        tf.experimental.dtensor.DTensorDataset.__init__.__code__.co_names
+    ):
         raise _DTENSOR.refusal(f"where `DTensorDataset.{_name}` is missing")
 
 
@@ -637,6 +763,7 @@ def set_constraint(variable: Any, constraint: Any) -> None:
     That of a table in shards needs all of them.
     """
     variable._constraint = constraint
+
 
 # The list in which a layer keeps the weights of an attribute. Once an item is
 # replaced, it can be neither saved nor searched.
@@ -650,9 +777,11 @@ def replace_item(items: Any, index: int, value: Any) -> None:
     old, is_changed = items[index], items._non_append_mutation
     items[index] = value
     items._self_extra_variables = [
-        v for v in items._self_extra_variables if v is not old]
+        v for v in items._self_extra_variables if v is not old
+    ]
     items._non_append_mutation = is_changed
     items._update_snapshot()
+
 
 # Reads the value of an eager tensor. DTensor's copy to the host refuses one
 # that is sharded.

@@ -14,9 +14,17 @@ _PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
 _ROOTS = ("tensorflow", "keras", "tf_keras")
 # What changes results, or where they are computed; nothing that names a person
 # or a machine.
-_SWITCHES = ("DTENSOR_", "TF_ENABLE_", "TF_DETERMINISTIC", "TF_XLA_FLAGS",
-             "TF_NUM_", "TF_USE_LEGACY_KERAS", "XLA_FLAGS", "KERAS_BACKEND",
-             "CUDA_VISIBLE_DEVICES")
+_SWITCHES = (
+    "DTENSOR_",
+    "TF_ENABLE_",
+    "TF_DETERMINISTIC",
+    "TF_XLA_FLAGS",
+    "TF_NUM_",
+    "TF_USE_LEGACY_KERAS",
+    "XLA_FLAGS",
+    "KERAS_BACKEND",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 def describe_process() -> str:
@@ -34,8 +42,10 @@ def describe_process() -> str:
     """
     lines = [f"{title + ':':<16}{value}" for title, value in _facts()]
     replaced = replaced_names()
-    lines.append("Replaced in this process: " + (
-        "nothing" if not replaced else f"{len(replaced)} names"))
+    lines.append(
+        "Replaced in this process: "
+        + ("nothing" if not replaced else f"{len(replaced)} names")
+    )
     lines += [f"  {name}" for name in replaced]
     return "\n".join(lines)
 
@@ -50,9 +60,15 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "Python", f"{platform.python_version()} ({sys.executable})"
     yield "Platform", f"{platform.platform()}, {' '.join(platform.libc_ver())}"
     yield "Processors", f"{os.cpu_count()}, instruction set {_cpu_level()}"
-    yield "Environment", ", ".join(
-        f"{name}={value}" for name, value in sorted(os.environ.items())
-        if name.startswith(_SWITCHES)) or "nothing set"
+    yield (
+        "Environment",
+        ", ".join(
+            f"{name}={value}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_SWITCHES)
+        )
+        or "nothing set",
+    )
 
 
 def _own_version() -> str:
@@ -68,8 +84,11 @@ def _version(module: str) -> str:
     try:
         return importlib.import_module(module).__version__
     except ModuleNotFoundError as error:
-        return ("not installed" if error.name == module.partition(".")[0] else
-                f"does not import: {error}")
+        return (
+            "not installed"
+            if error.name == module.partition(".")[0]
+            else f"does not import: {error}"
+        )
     except ImportError as error:
         return f"does not import: {error}"
 
@@ -106,17 +125,22 @@ def replaced_names() -> list[str]:
                 for method, function in list(vars(value).items()):
                     if _is_ours(function):
                         places.setdefault(id(function), []).append(
-                            f"{name}.{value.__qualname__}.{method}")
+                            f"{name}.{value.__qualname__}.{method}"
+                        )
     return sorted(
         first + (f" (and in {len(rest)} more places)" if rest else "")
-        for first, *rest in places.values())
+        for first, *rest in places.values()
+    )
 
 
 def _is_ours(value: Any) -> bool:
     if isinstance(value, property):
         value = value.fget
-    value = getattr(value, "__func__", value) if isinstance(
-        value, classmethod | staticmethod) else value
+    value = (
+        getattr(value, "__func__", value)
+        if isinstance(value, classmethod | staticmethod)
+        else value
+    )
     # Wrappers carry the names of what they wrap; their code cannot.
     while isinstance(value, types.FunctionType):
         if value.__code__.co_filename.startswith(_PACKAGE):
@@ -154,7 +178,8 @@ def check_process() -> str:
     try:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0],
-            [tf.config.LogicalDeviceConfiguration()] * 2)
+            [tf.config.LogicalDeviceConfiguration()] * 2,
+        )
     except RuntimeError:
         pass  # TensorFlow runs already, with the devices that it has.
     return importlib.import_module("tf_layoutmap").layout.self_check()

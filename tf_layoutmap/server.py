@@ -38,18 +38,28 @@ _LEAST_THREADS = 8
 _NUM_THREADS = "TF_NUM_INTEROP_THREADS"
 
 _CLUSTER = flags.DEFINE_string(
-    "cluster", None, "Addresses of all processes as JSON: {job: [host:port]}. "
-    "Default: `cluster` of TF_CONFIG.")
+    "cluster",
+    None,
+    "Addresses of all processes as JSON: {job: [host:port]}. "
+    "Default: `cluster` of TF_CONFIG.",
+)
 _JOB_NAME = flags.DEFINE_string(
-    "job_name", None, "Which job this is. Default: that of TF_CONFIG.")
+    "job_name", None, "Which job this is. Default: that of TF_CONFIG."
+)
 _TASK_INDEX = flags.DEFINE_integer(
-    "task_index", None, "Which of the job's processes this is. Default: that "
-    "of TF_CONFIG.", lower_bound=0)
+    "task_index",
+    None,
+    "Which of the job's processes this is. Default: that of TF_CONFIG.",
+    lower_bound=0,
+)
 
 
-def read_task(cluster: str | None, job_name: str | None,
-              task_index: int | None, tf_config: str | None,
-              ) -> tuple[dict[str, list[str]], str, int]:
+def read_task(
+    cluster: str | None,
+    job_name: str | None,
+    task_index: int | None,
+    tf_config: str | None,
+) -> tuple[dict[str, list[str]], str, int]:
     """Returns the cluster and which of its processes this is.
 
     >>> read_task('{"ps": ["a:1", "b:1"]}', "ps", 1, None)
@@ -69,7 +79,8 @@ def read_task(cluster: str | None, job_name: str | None,
     if not isinstance(task, dict):
         raise ValueError(
             'TF_CONFIG must have a task like {"type": "ps", "index": 0}. '
-            f"Received: {task!r}.")
+            f"Received: {task!r}."
+        )
     jobs = _read_json("cluster", cluster) if cluster else config.get("cluster")
     job_name = task.get("type") if job_name is None else job_name
     task_index = task.get("index") if task_index is None else task_index
@@ -78,22 +89,29 @@ def read_task(cluster: str | None, job_name: str | None,
     except ValueError as error:
         raise ValueError(
             "Flag `--cluster` (or TF_CONFIG) must be {job: [address, ...]}. "
-            f"{error}") from None
+            f"{error}"
+        ) from None
     if not isinstance(job_name, str) or job_name not in jobs:
         raise ValueError(
             f"Flag `--job_name` must be one of {sorted(jobs)}. Received: "
-            f"{job_name!r}.")
+            f"{job_name!r}."
+        )
     size = len(jobs[job_name])
-    if (not isinstance(task_index, int) or isinstance(task_index, bool)
-            or not 0 <= task_index < size):
+    if (
+        not isinstance(task_index, int)
+        or isinstance(task_index, bool)
+        or not 0 <= task_index < size
+    ):
         raise ValueError(
             f"Flag `--task_index` must be from 0 to {size - 1} for job "
-            f"{job_name!r}. Received: {task_index!r}.")
+            f"{job_name!r}. Received: {task_index!r}."
+        )
     return jobs, job_name, task_index
 
 
-def num_threads(num_cores: int, num_workers: int,
-                asked: str | None = None) -> int:
+def num_threads(
+    num_cores: int, num_workers: int, asked: str | None = None
+) -> int:
     """Returns how many threads of a server take calls and run operations.
 
     A function that another process calls holds one of them until it has ended,
@@ -123,10 +141,10 @@ def _read_json(name: str, text: str) -> dict:
         found = json.loads(text)
     except ValueError as error:
         raise ValueError(
-            f"`{name}` must be JSON. Received: {text!r} ({error}).") from None
+            f"`{name}` must be JSON. Received: {text!r} ({error})."
+        ) from None
     if not isinstance(found, dict):
-        raise ValueError(
-            f"`{name}` must be a JSON object. Received: {text!r}.")
+        raise ValueError(f"`{name}` must be a JSON object. Received: {text!r}.")
     return found
 
 
@@ -135,22 +153,36 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"Flags only. Received: {argv[1:]}.")
     try:
         jobs, job_name, task_index = read_task(
-            _CLUSTER.value, _JOB_NAME.value, _TASK_INDEX.value,
-            os.environ.get("TF_CONFIG"))
+            _CLUSTER.value,
+            _JOB_NAME.value,
+            _TASK_INDEX.value,
+            os.environ.get("TF_CONFIG"),
+        )
     except ValueError as error:
         raise app.UsageError(str(error)) from None
     server = tf.distribute.Server(
-        tf.train.ClusterSpec(jobs), job_name=job_name, task_index=task_index,
-        protocol="grpc", start=True,
+        tf.train.ClusterSpec(jobs),
+        job_name=job_name,
+        task_index=task_index,
+        protocol="grpc",
+        start=True,
         config=tf.compat.v1.ConfigProto(
             inter_op_parallelism_threads=num_threads(
-                len(os.sched_getaffinity(0)), len(jobs.get("worker", ())),
-                os.environ.get(_NUM_THREADS))))
+                len(os.sched_getaffinity(0)),
+                len(jobs.get("worker", ())),
+                os.environ.get(_NUM_THREADS),
+            )
+        ),
+    )
     print(f"{job_name}:{task_index} serves {server.target}", flush=True)
     port = jobs[job_name][task_index].rpartition(":")[2]
-    print(f"Port {port} is open on all network interfaces, without "
-          "authentication: keep others out by a firewall or a private "
-          "network.", file=sys.stderr, flush=True)
+    print(
+        f"Port {port} is open on all network interfaces, without "
+        "authentication: keep others out by a firewall or a private "
+        "network.",
+        file=sys.stderr,
+        flush=True,
+    )
     server.join()
 
 

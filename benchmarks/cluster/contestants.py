@@ -17,14 +17,23 @@ LEARNING_RATE = 0.05
 _INITIAL = 0.1  # Of an accumulator.
 _INITIAL_ROWS = tf.random_uniform_initializer(-0.05, 0.05)
 
-WORKLOADS = {one.name: one for one in (
-    # Criteo's columns, of which each table has at most 100,000 values.
-    workloads.Workload("26 tables", tuple(
-        min(one, 100_000) for one in workloads.CRITEO_ROWS), 16, 4096, 1, 1),
-    workloads.Workload("8 tables", (10_000,) * 8, 16, 1024, 1, 1),
-    workloads.Workload("64 tables", (10_000,) * 64, 16, 1024, 1, 1),
-    workloads.Workload("1 M rows", (1_000_000,), 16, 4096, 1, 1),
-)}
+WORKLOADS = {
+    one.name: one
+    for one in (
+        # Criteo's columns, of which each table has at most 100,000 values.
+        workloads.Workload(
+            "26 tables",
+            tuple(min(one, 100_000) for one in workloads.CRITEO_ROWS),
+            16,
+            4096,
+            1,
+            1,
+        ),
+        workloads.Workload("8 tables", (10_000,) * 8, 16, 1024, 1, 1),
+        workloads.Workload("64 tables", (10_000,) * 64, 16, 1024, 1, 1),
+        workloads.Workload("1 M rows", (1_000_000,), 16, 4096, 1, 1),
+    )
+}
 
 
 def _loss(activations: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -50,11 +59,21 @@ class Ours:
         """Creates the tables, in the strategy in scope."""
         tpu = tf.tpu.experimental.embedding
         self._embedding = tlm.TPUEmbedding(
-            [tpu.FeatureConfig(tpu.TableConfig(
-                num_rows, workload.dim, initializer=_INITIAL_ROWS,
-                combiner="sum", name=f"table_{number}"))
-             for number, num_rows in enumerate(workload.num_rows)],
-            tpu.Adagrad(LEARNING_RATE, _INITIAL), **options)
+            [
+                tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        num_rows,
+                        workload.dim,
+                        initializer=_INITIAL_ROWS,
+                        combiner="sum",
+                        name=f"table_{number}",
+                    )
+                )
+                for number, num_rows in enumerate(workload.num_rows)
+            ],
+            tpu.Adagrad(LEARNING_RATE, _INITIAL),
+            **options,
+        )
         self._embedding.build()
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
@@ -75,10 +94,12 @@ class Stock:
         """Creates the tables, in the strategy in scope."""
         shapes = [(one, workload.dim) for one in workload.num_rows]
         # In shards, if the strategy's partitioner says so.
-        self._tables = [_shards(tf.Variable(_INITIAL_ROWS(shape)))
-                        for shape in shapes]
-        self._slots = [_shards(tf.Variable(tf.fill(shape, _INITIAL)))
-                       for shape in shapes]
+        self._tables = [
+            _shards(tf.Variable(_INITIAL_ROWS(shape))) for shape in shapes
+        ]
+        self._slots = [
+            _shards(tf.Variable(tf.fill(shape, _INITIAL))) for shape in shapes
+        ]
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
         """As of `Ours`."""
@@ -86,12 +107,19 @@ class Stock:
         indices = tf.stack([samples, tf.zeros_like(samples)], axis=1)
         shape = tf.stack([tf.size(samples, tf.int64), 1])
         with tf.GradientTape() as tape:
-            loss = _loss([
-                tf.nn.embedding_lookup_sparse(
-                    table, tf.SparseTensor(indices, one, shape), None,
-                    combiner="sum")
-                for table, one in zip(self._tables, tf.unstack(
-                    ids, num=len(self._tables)))])
+            loss = _loss(
+                [
+                    tf.nn.embedding_lookup_sparse(
+                        table,
+                        tf.SparseTensor(indices, one, shape),
+                        None,
+                        combiner="sum",
+                    )
+                    for table, one in zip(
+                        self._tables, tf.unstack(ids, num=len(self._tables))
+                    )
+                ]
+            )
         _apply(tape.gradient(loss, self._tables), self._tables, self._slots)
         return loss
 
@@ -101,20 +129,31 @@ class KerasEmbedding:
 
     def __init__(self, workload: workloads.Workload):
         """Creates the tables, in the strategy in scope."""
-        self._layers = [keras.layers.Embedding(num_rows, workload.dim)
-                        for num_rows in workload.num_rows]
+        self._layers = [
+            keras.layers.Embedding(num_rows, workload.dim)
+            for num_rows in workload.num_rows
+        ]
         for layer in self._layers:
             layer.build()
-        self._tables = [[layer.trainable_variables[0].value]
-                        for layer in self._layers]
-        self._slots = [[tf.Variable(tf.fill(table.shape, _INITIAL))]
-                       for table, in self._tables]
+        self._tables = [
+            [layer.trainable_variables[0].value] for layer in self._layers
+        ]
+        self._slots = [
+            [tf.Variable(tf.fill(table.shape, _INITIAL))]
+            for (table,) in self._tables
+        ]
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
         """As of `Ours`."""
         with tf.GradientTape() as tape:
-            loss = _loss([layer(one) for layer, one in zip(
-                self._layers, tf.unstack(ids, num=len(self._layers)))])
+            loss = _loss(
+                [
+                    layer(one)
+                    for layer, one in zip(
+                        self._layers, tf.unstack(ids, num=len(self._layers))
+                    )
+                ]
+            )
         _apply(tape.gradient(loss, self._tables), self._tables, self._slots)
         return loss
 
@@ -132,14 +171,20 @@ def _shards(variable: Any) -> list[tf.Variable]:
     return list(getattr(variable, "variables", [variable]))
 
 
-def _apply(gradients: Sequence[Sequence[tf.IndexedSlices]],
-           tables: Sequence[Sequence[tf.Variable]],
-           slots: Sequence[Sequence[tf.Variable]]):
+def _apply(
+    gradients: Sequence[Sequence[tf.IndexedSlices]],
+    tables: Sequence[Sequence[tf.Variable]],
+    slots: Sequence[Sequence[tf.Variable]],
+):
     """Updates each shard where it is."""
     for of_table in zip(gradients, tables, slots):
         for gradient, shard, slot in zip(*of_table):
             with tf.device(shard.device):
                 tf.raw_ops.ResourceSparseApplyAdagradV2(
-                    var=shard.handle, accum=slot.handle, lr=LEARNING_RATE,
-                    epsilon=0.0, grad=gradient.values,
-                    indices=gradient.indices)
+                    var=shard.handle,
+                    accum=slot.handle,
+                    lr=LEARNING_RATE,
+                    epsilon=0.0,
+                    grad=gradient.values,
+                    indices=gradient.indices,
+                )

@@ -35,16 +35,17 @@ class _Steps:
 
         self._coordinator = coordinator
         self._iterator = iter(
-            coordinator.create_per_worker_dataset(batches) if coordinator
-            else batches())
+            coordinator.create_per_worker_dataset(batches)
+            if coordinator
+            else batches()
+        )
         self._step = tf.function(lambda iterator: step(next(iterator)))
 
     def run(self, count: int) -> float:
         start = time.perf_counter()
         for _ in range(count):
             if self._coordinator:
-                self._coordinator.schedule(
-                    self._step, args=(self._iterator,))
+                self._coordinator.schedule(self._step, args=(self._iterator,))
             else:
                 self._step(self._iterator)
         if self._coordinator:
@@ -61,18 +62,29 @@ class _Commands:
             jobs = json.loads(os.environ["TF_CONFIG"])["cluster"]
             # One for all contestants; ours would take one of its own.
             self._strategy = tlm.ps.connect(
-                partitioner=tf.distribute.experimental.partitioners
-                .MinSizePartitioner(_MIN_SHARD_BYTES, len(jobs["ps"])))
-            self._coordinator = (
-                tf.distribute.coordinator.ClusterCoordinator(self._strategy))
+                partitioner=tf.distribute.experimental.partitioners.MinSizePartitioner(
+                    _MIN_SHARD_BYTES, len(jobs["ps"])
+                )
+            )
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
+                self._strategy
+            )
         self._steps: dict[str, _Steps] = {}
 
     def open(self, name: str, distribution: str, names: list[str]) -> None:
         workload = contestants.WORKLOADS[name]
         rng = np.random.default_rng(7)
-        ids = np.stack([
-            [workloads.draw_ids(rng, distribution, workload.num_samples, rows)
-             for rows in workload.num_rows] for _ in range(_NUM_BATCHES)])
+        ids = np.stack(
+            [
+                [
+                    workloads.draw_ids(
+                        rng, distribution, workload.num_samples, rows
+                    )
+                    for rows in workload.num_rows
+                ]
+                for _ in range(_NUM_BATCHES)
+            ]
+        )
         self._steps.clear()
         for one in names:
             with (self._strategy or tf.distribute.get_strategy()).scope():
@@ -90,8 +102,11 @@ def main() -> None:
     commands = _Commands()
     for line in sys.stdin:
         verb, *arguments = json.loads(line)
-        print(json.dumps(getattr(commands, verb)(*arguments)), file=answers,
-              flush=True)
+        print(
+            json.dumps(getattr(commands, verb)(*arguments)),
+            file=answers,
+            flush=True,
+        )
     os._exit(0)  # Coordinators do not end while their workers live.
 
 

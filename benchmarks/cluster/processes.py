@@ -1,5 +1,4 @@
-"""A cluster of processes on 127.0.0.1, and the coordinator that trains on it.
-"""
+"""Runs a cluster on 127.0.0.1 and the coordinator that trains on it."""
 
 import contextlib
 import json
@@ -13,8 +12,12 @@ from benchmarks.peers import process
 from tf_layoutmap.local_cluster import processes
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_ENVIRONMENT = {"PYTHONPATH": str(_ROOT), "CUDA_VISIBLE_DEVICES": "",
-                "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+_ENVIRONMENT = {
+    "PYTHONPATH": str(_ROOT),
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 class _Silent(processes.Group):
@@ -22,8 +25,11 @@ class _Silent(processes.Group):
 
     def pids(self, job: str) -> list[int]:
         """Returns the processes of a job."""
-        return [one.pid for name, one in self._processes.items()
-                if name.startswith(job + ":")]
+        return [
+            one.pid
+            for name, one in self._processes.items()
+            if name.startswith(job + ":")
+        ]
 
     def say(self, text: str, name: str = "local_cluster") -> None:
         del text, name
@@ -35,8 +41,9 @@ class Cluster:
     Its commands are those of `coordinator.py`.
     """
 
-    def __init__(self, num_workers: int, num_servers: int, *,
-                 counts: bool = False):
+    def __init__(
+        self, num_workers: int, num_servers: int, *, counts: bool = False
+    ):
         """Says what to start.
 
         Args:
@@ -61,8 +68,9 @@ class Cluster:
     def __exit__(self, *_):
         self._stack.close()
 
-    def open(self, workload: str, distribution: str,
-             names: Sequence[str]) -> None:
+    def open(
+        self, workload: str, distribution: str, names: Sequence[str]
+    ) -> None:
         """Makes the tables of contestants, in place of those before."""
         self._coordinator.ask("open", workload, distribution, names)
 
@@ -75,8 +83,10 @@ class Cluster:
         pids = {"coordinator": [self._coordinator.pid]}
         if self._group:
             pids |= {job: self._group.pids(job) for job in self._sizes}
-        return {job: sum(map(_processor_milliseconds, of_job))
-                for job, of_job in pids.items()}
+        return {
+            job: sum(map(_processor_milliseconds, of_job))
+            for job, of_job in pids.items()
+        }
 
     def traffic(self) -> proxy.Traffic:
         """Returns what has gone to and from servers and workers so far."""
@@ -87,22 +97,31 @@ class Cluster:
         if self._sizes["worker"]:
             environment["TF_CONFIG"] = self._start_servers(stack)
         return process.Peer(
-            sys.executable, "benchmarks.cluster.coordinator", environment)
+            sys.executable, "benchmarks.cluster.coordinator", environment
+        )
 
     def _start_servers(self, stack: contextlib.ExitStack) -> str:
         group = self._group = stack.enter_context(_Silent())
         ports = iter(processes.free_ports(sum(self._sizes.values()) + 1))
-        jobs = {job: [f"127.0.0.1:{next(ports)}" for _ in range(size)]
-                for job, size in {**self._sizes, "chief": 1}.items()}
+        jobs = {
+            job: [f"127.0.0.1:{next(ports)}" for _ in range(size)]
+            for job, size in {**self._sizes, "chief": 1}.items()
+        }
         for job in self._sizes:
             for index in range(self._sizes[job]):
                 group.start(
                     f"{job}:{index}",
                     [sys.executable, "-m", "tf_layoutmap.server"],
-                    {**os.environ, **_ENVIRONMENT,
-                     "TF_CONFIG": _tf_config(jobs, job, index)})
-        seen = {job: [self._seen_at(one) for one in jobs[job]]
-                for job in self._sizes}
+                    {
+                        **os.environ,
+                        **_ENVIRONMENT,
+                        "TF_CONFIG": _tf_config(jobs, job, index),
+                    },
+                )
+        seen = {
+            job: [self._seen_at(one) for one in jobs[job]]
+            for job in self._sizes
+        }
         # Processes of a cluster reach each other where the coordinator does.
         return _tf_config({**jobs, **seen}, "chief", 0)
 
@@ -114,8 +133,7 @@ class Cluster:
 
 
 def _tf_config(jobs: dict[str, list[str]], job: str, index: int) -> str:
-    return json.dumps(
-        {"cluster": jobs, "task": {"type": job, "index": index}})
+    return json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
 
 
 def _processor_milliseconds(pid: int) -> float:

@@ -27,12 +27,14 @@ class Traffic:
     num_calls: int = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.num_bytes + other.num_bytes,
-                       self.num_calls + other.num_calls)
+        return Traffic(
+            self.num_bytes + other.num_bytes, self.num_calls + other.num_calls
+        )
 
     def __sub__(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.num_bytes - other.num_bytes,
-                       self.num_calls - other.num_calls)
+        return Traffic(
+            self.num_bytes - other.num_bytes, self.num_calls - other.num_calls
+        )
 
 
 class CallCounter:
@@ -60,7 +62,7 @@ class CallCounter:
             self._to_skip -= skipped
             if self._to_skip:
                 return num_calls
-            taken = data[at:at + _FRAME_HEADER - len(self._header)]
+            taken = data[at : at + _FRAME_HEADER - len(self._header)]
             at += len(taken)
             self._header += taken
             if len(self._header) < _FRAME_HEADER:
@@ -112,18 +114,28 @@ class Proxy:
                 client.close()
                 continue
             for source, sink, counter in (
-                    (client, server, CallCounter()), (server, client, None)):
+                (client, server, CallCounter()),
+                (server, client, None),
+            ):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._pass_on, daemon=True,
-                                 args=(source, sink, counter)).start()
+                threading.Thread(
+                    target=self._pass_on,
+                    daemon=True,
+                    args=(source, sink, counter),
+                ).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket,
-                 counter: CallCounter | None):
+    def _pass_on(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        counter: CallCounter | None,
+    ):
         try:
             while data := source.recv(_BUFFER):
                 with self._lock:
                     self._traffic += Traffic(
-                        len(data), counter.read(data) if counter else 0)
+                        len(data), counter.read(data) if counter else 0
+                    )
                 sink.sendall(data)
         except OSError:  # One of them has gone.
             pass

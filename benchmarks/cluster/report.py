@@ -25,23 +25,32 @@ from benchmarks import timing
 from benchmarks.cluster import contestants, processes, proxy
 
 # Workers and servers.
-SHAPES = {"1 process": (0, 0), "1 + 1": (1, 1), "1 + 2": (1, 2),
-          "2 + 2": (2, 2)}
+SHAPES = {
+    "1 process": (0, 0),
+    "1 + 1": (1, 1),
+    "1 + 2": (1, 2),
+    "2 + 2": (2, 2),
+}
 NUM_STEPS = 10  # Of a contestant in each round.
 # Until what belongs to a step has gone through a proxy.
 _QUIET_SECONDS = 0.3
 
 _TABLES = ("ours", "bfloat16", "stock")
-_COUNTED = {(1, 2): {"26 tables": ("empty", *_TABLES),
-                     "8 tables": ("ours", "stock"),
-                     "64 tables": ("ours", "stock")},
-            (1, 1): {"1 M rows": (*_TABLES, "keras")}}
+_COUNTED = {
+    (1, 2): {
+        "26 tables": ("empty", *_TABLES),
+        "8 tables": ("ours", "stock"),
+        "64 tables": ("ours", "stock"),
+    },
+    (1, 1): {"1 M rows": (*_TABLES, "keras")},
+}
 # Where processor time is counted, and of how many steps.
 _BUSY_SHAPE, _BUSY_STEPS = "1 + 2", 50
 
 
 def measure_speed(
-    distribution: str, rounds: int,
+    distribution: str,
+    rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, float]]]:
     """Milliseconds of `NUM_STEPS` steps, as `"1 + 2.ours"`, and of processors.
 
@@ -50,23 +59,28 @@ def measure_speed(
     """
     timed, busy = {}, {}
     with contextlib.ExitStack() as stack:
-        clusters = {shape: stack.enter_context(processes.Cluster(*sizes))
-                    for shape, sizes in SHAPES.items()}
+        clusters = {
+            shape: stack.enter_context(processes.Cluster(*sizes))
+            for shape, sizes in SHAPES.items()
+        }
         for shape, cluster in clusters.items():
             names = contestants_of(shape)
             cluster.open("26 tables", distribution, names)
             for name in names:
                 timed[f"{shape}.{name}"] = (
-                    lambda _, cluster=cluster, name=name:
-                    timing.Milliseconds(cluster.steps(name, NUM_STEPS)))
+                    lambda _, cluster=cluster, name=name: timing.Milliseconds(
+                        cluster.steps(name, NUM_STEPS)
+                    )
+                )
         times = timing.interleave(timed, rounds)
         cluster = clusters[_BUSY_SHAPE]
         for name in contestants_of(_BUSY_SHAPE):
             before = cluster.processor_milliseconds()
             cluster.steps(name, _BUSY_STEPS)
             after = cluster.processor_milliseconds()
-            busy[name] = {job: (after[job] - before[job]) / _BUSY_STEPS
-                          for job in after}
+            busy[name] = {
+                job: (after[job] - before[job]) / _BUSY_STEPS for job in after
+            }
         return times, busy
 
 
@@ -86,7 +100,8 @@ def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
                     one = _count(cluster, name)
                     found[f"{workload}.{name}"] = {
                         "bytes": one.num_bytes / NUM_STEPS,
-                        "calls": one.num_calls / NUM_STEPS}
+                        "calls": one.num_calls / NUM_STEPS,
+                    }
     return found
 
 
@@ -100,7 +115,8 @@ def _count(cluster: processes.Cluster, name: str) -> proxy.Traffic:
 
 
 def report(
-    distribution: str, rounds: int,
+    distribution: str,
+    rounds: int,
 ) -> tuple[rich.console.Group, dict]:
     """Measures; puts speeds, processor times, and bytes and calls in tables."""
     times, busy = measure_speed(distribution, rounds)
@@ -109,26 +125,43 @@ def report(
     figures = {}
     for name, values in times.items():
         low, middle, high = np.quantile(
-            1e3 * examples / values, [0.25, 0.5, 0.75])
+            1e3 * examples / values, [0.25, 0.5, 0.75]
+        )
         figures[name] = {"median": middle, "quartiles": [low, high]}
-    return (rich.console.Group(_speed_table(distribution, times, figures),
-                               _busy_table(distribution, busy),
-                               _traffic_table(distribution, traffic)),
-            {"examples_per_second": figures, "processor_ms_per_step": busy,
-             "per_step": traffic,
-             "empty_steps_per_second": {
-                 shape: 1e3 * NUM_STEPS / float(np.median(
-                     times[f"{shape}.empty"]))
-                 for shape in SHAPES if f"{shape}.empty" in times}})
+    return (
+        rich.console.Group(
+            _speed_table(distribution, times, figures),
+            _busy_table(distribution, busy),
+            _traffic_table(distribution, traffic),
+        ),
+        {
+            "examples_per_second": figures,
+            "processor_ms_per_step": busy,
+            "per_step": traffic,
+            "empty_steps_per_second": {
+                shape: 1e3
+                * NUM_STEPS
+                / float(np.median(times[f"{shape}.empty"]))
+                for shape in SHAPES
+                if f"{shape}.empty" in times
+            },
+        },
+    )
 
 
-def _speed_table(distribution: str, times: dict[str, np.ndarray],
-                 figures: dict[str, dict]) -> rich.table.Table:
+def _speed_table(
+    distribution: str, times: dict[str, np.ndarray], figures: dict[str, dict]
+) -> rich.table.Table:
     table = rich.table.Table(
         title=f"26 tables, {distribution} ids: thousands of examples a second, "
-              "quartiles in brackets")
-    for column in ("workers + servers", *_TABLES, "ours / stock",
-                   "bfloat16 / stock"):
+        "quartiles in brackets"
+    )
+    for column in (
+        "workers + servers",
+        *_TABLES,
+        "ours / stock",
+        "bfloat16 / stock",
+    ):
         table.add_column(column, justify="right")
 
     def cell(shape: str, name: str) -> str:
@@ -146,16 +179,22 @@ def _speed_table(distribution: str, times: dict[str, np.ndarray],
         return f"{np.median(ratios):.2f}"
 
     for shape in SHAPES:
-        table.add_row(shape, *(cell(shape, one) for one in _TABLES),
-                      ratio(shape, "ours"), ratio(shape, "bfloat16"))
+        table.add_row(
+            shape,
+            *(cell(shape, one) for one in _TABLES),
+            ratio(shape, "ours"),
+            ratio(shape, "bfloat16"),
+        )
     return table
 
 
-def _busy_table(distribution: str,
-                busy: dict[str, dict[str, float]]) -> rich.table.Table:
+def _busy_table(
+    distribution: str, busy: dict[str, dict[str, float]]
+) -> rich.table.Table:
     table = rich.table.Table(
         title=f"{_BUSY_SHAPE}, 26 tables, {distribution} ids: milliseconds of "
-              "processors in a step")
+        "processors in a step"
+    )
     jobs = list(next(iter(busy.values())))
     for column in ("", *jobs):
         table.add_column(column, justify="right" if column else "left")
@@ -164,20 +203,35 @@ def _busy_table(distribution: str,
     return table
 
 
-def _traffic_table(distribution: str,
-                   traffic: dict[str, dict[str, float]]) -> rich.table.Table:
+def _traffic_table(
+    distribution: str, traffic: dict[str, dict[str, float]]
+) -> rich.table.Table:
     table = rich.table.Table(title=f"A step on the wire, {distribution} ids")
-    for column in ("workers + servers", "workload", "", "MB", "of stock",
-                   "calls"):
-        table.add_column(column, justify="right" if column in (
-            "MB", "of stock", "calls") else "left")
+    for column in (
+        "workers + servers",
+        "workload",
+        "",
+        "MB",
+        "of stock",
+        "calls",
+    ):
+        table.add_column(
+            column,
+            justify="right"
+            if column in ("MB", "of stock", "calls")
+            else "left",
+        )
     for (num_workers, num_servers), opened in _COUNTED.items():
         for workload, names in opened.items():
             stock = traffic[f"{workload}.stock"]["bytes"]
             for name in names:
                 one = traffic[f"{workload}.{name}"]
                 table.add_row(
-                    f"{num_workers} + {num_servers}", workload, name,
+                    f"{num_workers} + {num_servers}",
+                    workload,
+                    name,
                     f"{one['bytes'] / 1e6:.3f}",
-                    f"{one['bytes'] / stock:.3f}", f"{one['calls']:.1f}")
+                    f"{one['bytes'] / stock:.3f}",
+                    f"{one['calls']:.1f}",
+                )
     return table

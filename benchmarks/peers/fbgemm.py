@@ -36,14 +36,25 @@ class Tables:
 
     def __init__(self, workload: workloads.Workload, seeds: list[int]):
         self._tables = SplitTableBatchedEmbeddingBagsCodegen(
-            [(num_rows, workload.dim, EmbeddingLocation.HOST,
-              ComputeDevice.CPU) for num_rows in workload.num_rows],
-            optimizer=EmbOptimType.EXACT_ADAGRAD, learning_rate=LEARNING_RATE,
-            pooling_mode=PoolingMode.SUM, device=torch.device("cpu"))
+            [
+                (
+                    num_rows,
+                    workload.dim,
+                    EmbeddingLocation.HOST,
+                    ComputeDevice.CPU,
+                )
+                for num_rows in workload.num_rows
+            ],
+            optimizer=EmbOptimType.EXACT_ADAGRAD,
+            learning_rate=LEARNING_RATE,
+            pooling_mode=PoolingMode.SUM,
+            device=torch.device("cpu"),
+        )
         self._tables.init_embedding_weights_uniform(-0.05, 0.05)
         self._batches = [_joined(workload.draw(seed)) for seed in seeds]
         self._gradient = torch.randn(
-            workload.num_samples, len(workload.num_rows) * workload.dim)
+            workload.num_samples, len(workload.num_rows) * workload.dim
+        )
 
     def lookup(self, batch: int):
         """Looks a batch up."""
@@ -58,14 +69,15 @@ class Tables:
 
 
 def _joined(batch):
-    """Ids of all features one after the other, and where each sample starts.
-    """
+    """Ids of all features one after the other, and where each sample starts."""
     starts, num_ids = [np.zeros([1], np.int64)], 0
     for ids, splits in batch:
         starts.append(splits[1:] + num_ids)
         num_ids += len(ids)
-    return (torch.from_numpy(np.concatenate([ids for ids, _ in batch])),
-            torch.from_numpy(np.concatenate(starts)))
+    return (
+        torch.from_numpy(np.concatenate([ids for ids, _ in batch])),
+        torch.from_numpy(np.concatenate(starts)),
+    )
 
 
 def main():
@@ -76,8 +88,10 @@ def main():
         if verb == "open":
             del tables
             tables = Tables(workloads.WORKLOADS[arguments[0]], arguments[1])
-            answer = {name: metadata.version(name)
-                      for name in ("torch", "fbgemm-gpu-cpu")}
+            answer = {
+                name: metadata.version(name)
+                for name in ("torch", "fbgemm-gpu-cpu")
+            }
         else:
             start = time.perf_counter()
             result = getattr(tables, verb)(*arguments)

@@ -17,8 +17,12 @@ class Peer:
     It measures itself, so what it takes to ask is not counted.
     """
 
-    def __init__(self, python: str, module: str,
-                 environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        python: str,
+        module: str,
+        environment: Mapping[str, str] | None = None,
+    ):
         """Starts the process.
 
         Args:
@@ -27,18 +31,22 @@ class Peer:
           environment: What it has beside the environment of this process.
         """
         self._process = subprocess.Popen(
-            [python, "-m", module], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": str(_ROOT),
-                 **(environment or {})})
+            [python, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONPATH": str(_ROOT), **(environment or {})},
+        )
 
     @property
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
 
-    def open(self, workload: workloads.Workload,
-             seeds: list[int]) -> dict[str, str]:
+    def open(
+        self, workload: workloads.Workload, seeds: list[int]
+    ) -> dict[str, str]:
         """Makes the tables of a workload; returns the peer's versions."""
         return self.ask("open", workload.name, seeds)
 
@@ -58,5 +66,6 @@ class Peer:
         if not answer:
             raise RuntimeError(
                 f"The peer ended with {self._process.wait()}; what it printed "
-                "is above.")
+                "is above."
+            )
         return json.loads(answer)

@@ -38,9 +38,12 @@ class Table:
         rng = np.random.default_rng(5)
         num_rows = int(num_keys / 0.75)
         self._rows_of = MCHManagedCollisionModule(
-            zch_size=num_rows, device=torch.device("cpu"),
-            eviction_policy=LRU_EvictionPolicy(), eviction_interval=2,
-            input_hash_size=2**62)
+            zch_size=num_rows,
+            device=torch.device("cpu"),
+            eviction_policy=LRU_EvictionPolicy(),
+            eviction_interval=2,
+            input_hash_size=2**62,
+        )
         everything = _features(torch.arange(num_keys))
         for _ in range(4):  # Keys get rows when others may be evicted.
             self._rows_of.profile(everything)
@@ -50,11 +53,17 @@ class Table:
         self._rows_of._eviction_interval = 1000
         self._table = torch.nn.Embedding(num_rows, dim, sparse=True)
         self._optimizer = torch.optim.Adagrad(
-            self._table.parameters(), LEARNING_RATE)
+            self._table.parameters(), LEARNING_RATE
+        )
         self._factors = torch.randn(num_ids, dim)
-        self._batches = [torch.from_numpy(workloads.draw_ids(
-            rng, distribution, num_ids, num_keys).astype(np.int64))
-            for _ in range(num_batches)]
+        self._batches = [
+            torch.from_numpy(
+                workloads.draw_ids(rng, distribution, num_ids, num_keys).astype(
+                    np.int64
+                )
+            )
+            for _ in range(num_batches)
+        ]
 
     def train(self, batch: int):
         """Gives rows to keys, and updates them."""
@@ -67,8 +76,11 @@ class Table:
 
 
 def _features(keys: torch.Tensor) -> dict[str, JaggedTensor]:
-    return {"keys": JaggedTensor(
-        values=keys, lengths=torch.ones(len(keys), dtype=torch.int64))}
+    return {
+        "keys": JaggedTensor(
+            values=keys, lengths=torch.ones(len(keys), dtype=torch.int64)
+        )
+    }
 
 
 def main() -> None:
@@ -78,8 +90,9 @@ def main() -> None:
         verb, *arguments = json.loads(line)
         if verb == "open":
             table = Table(*arguments)
-            answer = {name: metadata.version(name)
-                      for name in ("torch", "torchrec")}
+            answer = {
+                name: metadata.version(name) for name in ("torch", "torchrec")
+            }
         else:
             start = time.perf_counter()
             getattr(table, verb)(*arguments)

@@ -40,11 +40,17 @@ def resident_bytes() -> int:
 def _embedding(capacity: int, **settings) -> tlm.TPUEmbedding:
     tpu = tf.tpu.experimental.embedding
     table = tpu.TableConfig(
-        capacity, DIM, combiner="sum", name="table",
-        initializer=tf.random_uniform_initializer(-0.05, 0.05))
+        capacity,
+        DIM,
+        combiner="sum",
+        name="table",
+        initializer=tf.random_uniform_initializer(-0.05, 0.05),
+    )
     return tlm.TPUEmbedding(
-        tpu.FeatureConfig(table), tpu.Adagrad(0.05), vocabularies={
-            "table": tlm.OpenVocabulary(capacity, **settings)})
+        tpu.FeatureConfig(table),
+        tpu.Adagrad(0.05),
+        vocabularies={"table": tlm.OpenVocabulary(capacity, **settings)},
+    )
 
 
 def _step_of(embedding: tlm.TPUEmbedding):
@@ -74,9 +80,12 @@ def measure() -> dict[str, float]:
     found = {}
     next_key = num_keys
     for number in range(NUM_STEPS + 1):
-        keys = np.concatenate([
-            workloads.draw_ids(rng, "zipf", KNOWN, num_keys),
-            np.arange(next_key, next_key + NEW)]).astype(np.int64)
+        keys = np.concatenate(
+            [
+                workloads.draw_ids(rng, "zipf", KNOWN, num_keys),
+                np.arange(next_key, next_key + NEW),
+            ]
+        ).astype(np.int64)
         next_key += NEW
         step(tf.constant(keys))
         if number in (10, 100, 1_000, 2_000, 5_000, NUM_STEPS):

@@ -28,8 +28,11 @@ from benchmarks import timing, workloads
 from benchmarks.peers.process import Peer
 
 _TORCHREC = flags.DEFINE_string(
-    "torchrec_python", None, "An interpreter that has torch and torchrec, to "
-    "compare open vocabularies with; none unless told.")
+    "torchrec_python",
+    None,
+    "An interpreter that has torch and torchrec, to "
+    "compare open vocabularies with; none unless told.",
+)
 
 NUM_KEYS = 100_000
 DIM = 16
@@ -41,18 +44,24 @@ def _layers() -> dict[str, tuple]:
     """By name: a layer from keys to rows, and what else it is called with."""
     import tf_keras
 
-    hashed = tf_keras.Sequential([
-        tf_keras.layers.Hashing(NUM_KEYS),
-        tf_keras.layers.Embedding(NUM_KEYS, DIM)])
+    hashed = tf_keras.Sequential(
+        [
+            tf_keras.layers.Hashing(NUM_KEYS),
+            tf_keras.layers.Embedding(NUM_KEYS, DIM),
+        ]
+    )
     return {
         "tlm": tlm.layers.tf_keras.ShardedEmbedding(
             # Room for all: a table takes three quarters before it is full.
-            tlm.OpenVocabulary(int(NUM_KEYS / 0.75)), DIM,
-            optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE)),
+            tlm.OpenVocabulary(int(NUM_KEYS / 0.75)),
+            DIM,
+            optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),
+        ),
         "dynamic": tf_keras.layers.experimental.DynamicEmbedding(
-            NUM_KEYS, DIM, initial_vocabulary=tf.range(
-                NUM_KEYS, dtype=tf.int64)),
-        "hashing": hashed}
+            NUM_KEYS, DIM, initial_vocabulary=tf.range(NUM_KEYS, dtype=tf.int64)
+        ),
+        "hashing": hashed,
+    }
 
 
 def _step_of(layer) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
@@ -75,9 +84,14 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
     """Milliseconds of a step, by name."""
     rng = np.random.default_rng(5)
     factors = tf.constant(rng.standard_normal([NUM_IDS, DIM]), tf.float32)
-    batches = [tf.constant(workloads.draw_ids(
-        rng, distribution, NUM_IDS, NUM_KEYS).astype(np.int64))
-        for _ in range(4)]
+    batches = [
+        tf.constant(
+            workloads.draw_ids(rng, distribution, NUM_IDS, NUM_KEYS).astype(
+                np.int64
+            )
+        )
+        for _ in range(4)
+    ]
     layers = _layers()
     layers["tlm"].build(None)
     with tf.GradientTape():
@@ -86,15 +100,16 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
     steps = {name: _step_of(layer) for name, layer in layers.items()}
     contestants = {
         name: lambda i, step=step: step(
-            batches[i % len(batches)], factors).numpy()
-        for name, step in steps.items()}
+            batches[i % len(batches)], factors
+        ).numpy()
+        for name, step in steps.items()
+    }
     if _TORCHREC.value is None:
         return timing.interleave(contestants, rounds)
     peer = Peer(_TORCHREC.value, "benchmarks.peers.torchrec_keys")
     try:
         peer.ask("open", distribution, [NUM_KEYS, DIM, NUM_IDS, len(batches)])
-        contestants["torchrec"] = lambda i: peer.call(
-            "train", i % len(batches))
+        contestants["torchrec"] = lambda i: peer.call("train", i % len(batches))
         return timing.interleave(contestants, rounds)
     finally:
         peer.close()
@@ -102,18 +117,26 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Measures, and puts medians and ratios side by side."""
-    median = {name: float(np.median(values))
-              for name, values in measure(distribution, rounds).items()}
+    median = {
+        name: float(np.median(values))
+        for name, values in measure(distribution, rounds).items()
+    }
     table = rich.table.Table(
         title=f"A step with {NUM_IDS:,} known keys, {distribution}, of "
-              f"{NUM_KEYS:,} x {DIM}, Adagrad, tf_keras")
+        f"{NUM_KEYS:,} x {DIM}, Adagrad, tf_keras"
+    )
     for column in ("", "step", "of ours"):
         table.add_column(column, justify="right" if column else "left")
-    for name, what in (("tlm", "ShardedEmbedding, open vocabulary"),
-                       ("dynamic", "DynamicEmbedding"),
-                       ("hashing", "Hashing + Embedding"),
-                       ("torchrec", "TorchRec, managed collision")):
+    for name, what in (
+        ("tlm", "ShardedEmbedding, open vocabulary"),
+        ("dynamic", "DynamicEmbedding"),
+        ("hashing", "Hashing + Embedding"),
+        ("torchrec", "TorchRec, managed collision"),
+    ):
         if name in median:
-            table.add_row(what, f"{median[name]:.1f} ms",
-                          f"{median[name] / median['tlm']:.1f}")
+            table.add_row(
+                what,
+                f"{median[name]:.1f} ms",
+                f"{median[name] / median['tlm']:.1f}",
+            )
     return table, median

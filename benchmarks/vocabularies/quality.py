@@ -47,18 +47,22 @@ def _contestants(corpus: Corpus) -> dict[str, object]:
         "unlimited": names.OpenNames(all_names, int(len(all_names) / 0.75)),
         "lru": lru,
         "lfu": names.OpenNames(all_names, quarter, evict="lfu"),
-        "hashing": names.HashedNames(all_names, num_bytes // ROW_BYTES)}
+        "hashing": names.HashedNames(all_names, num_bytes // ROW_BYTES),
+    }
 
 
-def measure(corpus: Corpus, contestant: object,
-            seed: int) -> tuple[float, float, int]:
+def measure(
+    corpus: Corpus, contestant: object, seed: int
+) -> tuple[float, float, int]:
     """Recall@10, MRR and the rows that were used."""
     learner = stream.StreamLearner(
-        contestant, corpus, num_negatives=NUM_NEGATIVES, seed=seed)
+        contestant, corpus, num_negatives=NUM_NEGATIVES, seed=seed
+    )
     came = np.zeros(len(corpus.item_names), bool)
     ranks = []
-    for number, positions in enumerate(stream.batches_in_order(
-            np.arange(corpus.num_positions), BATCH)):
+    for number, positions in enumerate(
+        stream.batches_in_order(np.arange(corpus.num_positions), BATCH)
+    ):
         if number % 4 == 3:
             ranks.append(learner.ranks(positions[::2], np.flatnonzero(came)))
         learner.train(positions)
@@ -71,20 +75,29 @@ def main() -> None:
     corpus = python_source.read_standard_library()
     table = rich.table.Table(
         title=f"{corpus.num_positions:,} identifiers, "
-              f"{len(corpus.item_names):,} distinct; seeds {SEEDS}")
+        f"{len(corpus.item_names):,} distinct; seeds {SEEDS}"
+    )
     for column in ("", "rows used", "recall@10", "MRR", "of unlimited"):
         table.add_column(column, justify="right" if column else "left")
     best = None
     for name in _contestants(corpus):
-        found = np.array([
-            # Counts of hashed rows are of one run.
-            measure(corpus, _contestants(corpus)[name], seed)
-            for seed in SEEDS])
+        found = np.array(
+            [
+                # Counts of hashed rows are of one run.
+                measure(corpus, _contestants(corpus)[name], seed)
+                for seed in SEEDS
+            ]
+        )
         recall, mrr, rows = found.mean(axis=0)
         best = best or recall
         each = ", ".join(f"{one:.4f}" for one in found[:, 0])
-        table.add_row(name, f"{rows:,.0f}", f"{recall:.4f} ({each})",
-                      f"{mrr:.4f}", f"{recall / best:.4f}")
+        table.add_row(
+            name,
+            f"{rows:,.0f}",
+            f"{recall:.4f} ({each})",
+            f"{mrr:.4f}",
+            f"{recall / best:.4f}",
+        )
     rich.console.Console(width=110).print(table)
 
 

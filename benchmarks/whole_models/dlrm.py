@@ -34,27 +34,42 @@ CONTESTANTS = ("tlm.100k", "tlm.4m", "features.100k", "keras.100k")
 
 
 def _inputs() -> dict[str, keras.KerasTensor]:
-    return {name: keras.Input([], dtype="int64", name=name)
-            for name in FEATURES}
+    return {
+        name: keras.Input([], dtype="int64", name=name) for name in FEATURES
+    }
 
 
 def _rows_of_ours(num_rows: int, packed: bool):
     tpu = tf.tpu.experimental.embedding
-    layer = tlm.layers.TPUEmbedding({
-        name: tpu.FeatureConfig(tpu.TableConfig(
-            num_rows, DIM, tf.random_uniform_initializer(-0.05, 0.05, seed=i),
-            combiner="sum", name=name))
-        for i, name in enumerate(FEATURES)}, tpu.Adagrad(LEARNING_RATE))
-    inputs = _inputs() if not packed else keras.Input(
-        [1 + 2 * len(FEATURES)], dtype="int64")
+    layer = tlm.layers.TPUEmbedding(
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    num_rows,
+                    DIM,
+                    tf.random_uniform_initializer(-0.05, 0.05, seed=i),
+                    combiner="sum",
+                    name=name,
+                )
+            )
+            for i, name in enumerate(FEATURES)
+        },
+        tpu.Adagrad(LEARNING_RATE),
+    )
+    inputs = (
+        _inputs()
+        if not packed
+        else keras.Input([1 + 2 * len(FEATURES)], dtype="int64")
+    )
     found = layer(inputs)
     return inputs, [found[name] for name in FEATURES]
 
 
 def _rows_of_keras(num_rows: int):
     inputs = _inputs()
-    return inputs, [keras.layers.Embedding(num_rows, DIM)(inputs[name])
-                    for name in FEATURES]
+    return inputs, [
+        keras.layers.Embedding(num_rows, DIM)(inputs[name]) for name in FEATURES
+    ]
 
 
 class _Contestant:
@@ -64,26 +79,42 @@ class _Contestant:
         kind, size = name.split(".")
         num_rows = SIZES[size]
         packed = kind == "tlm"
-        inputs, rows = (_rows_of_keras(num_rows) if kind == "keras" else
-                        _rows_of_ours(num_rows, packed))
+        inputs, rows = (
+            _rows_of_keras(num_rows)
+            if kind == "keras"
+            else _rows_of_ours(num_rows, packed)
+        )
         numbers = keras.Input([NUM_NUMBERS])
         self._model = keras.Model(
-            (numbers, inputs), logit_of(numbers, rows, DIM))
+            (numbers, inputs), logit_of(numbers, rows, DIM)
+        )
         self._model.compile(
             keras.optimizers.Adagrad(LEARNING_RATE),
-            keras.losses.BinaryCrossentropy(from_logits=True))
+            keras.losses.BinaryCrossentropy(from_logits=True),
+        )
         self._step = tf.function(lambda batch: self._model.train_step(batch))
         rng = np.random.default_rng(7)
         self._batches = []
         for _ in range(4):
-            ids = {one: tf.constant(workloads.draw_ids(
-                rng, distribution, NUM_SAMPLES, num_rows))
-                for one in FEATURES}
-            self._batches.append((
-                (tf.constant(rng.random((NUM_SAMPLES, NUM_NUMBERS)),
-                             tf.float32), tlm.pack(ids) if packed else ids),
-                tf.constant(rng.integers(0, 2, (NUM_SAMPLES, 1)),
-                            tf.float32)))
+            ids = {
+                one: tf.constant(
+                    workloads.draw_ids(rng, distribution, NUM_SAMPLES, num_rows)
+                )
+                for one in FEATURES
+            }
+            self._batches.append(
+                (
+                    (
+                        tf.constant(
+                            rng.random((NUM_SAMPLES, NUM_NUMBERS)), tf.float32
+                        ),
+                        tlm.pack(ids) if packed else ids,
+                    ),
+                    tf.constant(
+                        rng.integers(0, 2, (NUM_SAMPLES, 1)), tf.float32
+                    ),
+                )
+            )
 
     def __call__(self, i: int) -> float:
         # A number on the host: functions return before they are done.
@@ -92,17 +123,22 @@ class _Contestant:
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Measures, and puts medians and ratios side by side."""
-    contestants = {name: _Contestant(name, distribution)
-                   for name in CONTESTANTS}
+    contestants = {
+        name: _Contestant(name, distribution) for name in CONTESTANTS
+    }
     times = timing.interleave(contestants, rounds)
     median = {name: float(np.median(values)) for name, values in times.items()}
     table = rich.table.Table(
         title=f"Training step of DLRM, {NUM_SAMPLES:,} samples, "
-              f"{distribution} ids")
+        f"{distribution} ids"
+    )
     for column in ("contestant", "step", "samples/s", "/ tlm.100k"):
         table.add_column(column, justify="right")
     for name, value in median.items():
-        table.add_row(name, f"{value:.1f} ms",
-                      f"{1e3 * NUM_SAMPLES / value:,.0f}",
-                      f"{value / median['tlm.100k']:.2f}")
+        table.add_row(
+            name,
+            f"{value:.1f} ms",
+            f"{1e3 * NUM_SAMPLES / value:,.0f}",
+            f"{value / median['tlm.100k']:.2f}",
+        )
     return table, median

@@ -44,16 +44,24 @@ def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
     clicks = criteo.look_through(path, NUM_LINES)
     table_rows = clicks.table_rows(settings.max_rows)
     model = training.make_or_load(
-        tf.distribute.get_strategy(), settings, table_rows, folder)
+        tf.distribute.get_strategy(), settings, table_rows, folder
+    )
     training.train(model, clicks, table_rows, settings, folder)
-    batches = list(criteo.held_out_batches(
-        clicks, table_rows, settings.batch_size))
+    batches = list(
+        criteo.held_out_batches(clicks, table_rows, settings.batch_size)
+    )
     labels = np.concatenate([label.numpy()[:, 0] for _, label in batches])
 
     def auc_of(logits_of) -> float:
-        return auc(labels, np.concatenate(
-            [np.asarray(logits_of(features))[:, 0]
-             for features, _ in batches]))
+        return auc(
+            labels,
+            np.concatenate(
+                [
+                    np.asarray(logits_of(features))[:, 0]
+                    for features, _ in batches
+                ]
+            ),
+        )
 
     found = {"trained": auc_of(lambda features: model(features))}
     for kind in KINDS:
@@ -73,9 +81,14 @@ def main() -> None:
         keras.utils.clear_session()
         with tempfile.TemporaryDirectory() as folder:
             found = measure(seed, pathlib.Path(folder))
-        table.add_row(str(seed), f"{found['trained']:.6f}", *(
-            f"{found[kind]:.6f} ({found[kind] - found['trained']:+.6f})"
-            for kind in KINDS))
+        table.add_row(
+            str(seed),
+            f"{found['trained']:.6f}",
+            *(
+                f"{found[kind]:.6f} ({found[kind] - found['trained']:+.6f})"
+                for kind in KINDS
+            ),
+        )
     rich.console.Console(width=110).print(table)
 
 

@@ -33,12 +33,15 @@ def _make(contestant: str) -> object:
 
     rows = tf.random_uniform_initializer(seed=1)
     if contestant == "tf.Variable":
-        return [tf.Variable(rows([ROWS, DIM])),
-                tf.Variable(tf.fill([ROWS, DIM], 0.1))]
+        return [
+            tf.Variable(rows([ROWS, DIM])),
+            tf.Variable(tf.fill([ROWS, DIM], 0.1)),
+        ]
     tpu = tf.tpu.experimental.embedding
     embedding = tlm.TPUEmbedding(
         [tpu.FeatureConfig(tpu.TableConfig(ROWS, DIM, rows))],
-        tpu.Adagrad(0.1, initial_accumulator_value=0.1))
+        tpu.Adagrad(0.1, initial_accumulator_value=0.1),
+    )
     embedding.build(per_replica_batch_size=1)
     return embedding
 
@@ -59,7 +62,8 @@ def _measure(contestant: str) -> dict[str, float]:
         path = str(pathlib.Path(folder) / "checkpoint")
         found["writing"] = _seconds(lambda: checkpoint.write(path))
         found["reading"] = _seconds(
-            lambda: checkpoint.read(path).assert_consumed())
+            lambda: checkpoint.read(path).assert_consumed()
+        )
     return found
 
 
@@ -70,20 +74,34 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     for _ in range(min(rounds, 3)):
         for contestant in CONTESTANTS:
             run = subprocess.run(
-                [sys.executable, "-m",
-                 "benchmarks.whole_models.table_creation", contestant],
-                stdout=subprocess.PIPE, text=True, check=True)
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.whole_models.table_creation",
+                    contestant,
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             runs[contestant].append(json.loads(run.stdout.splitlines()[-1]))
-    median = {one: {figure: statistics.median(run[figure] for run in found)
-                    for figure in FIGURES} for one, found in runs.items()}
+    median = {
+        one: {
+            figure: statistics.median(run[figure] for run in found)
+            for figure in FIGURES
+        }
+        for one, found in runs.items()
+    }
     table = rich.table.Table(
-        title=f"A table of {ROWS:,} x {DIM} and a slot variable")
+        title=f"A table of {ROWS:,} x {DIM} and a slot variable"
+    )
     for column in ("", *CONTESTANTS, "ratio"):
         table.add_column(column, justify="right")
     for figure in FIGURES:
         stock, ours = (median[one][figure] for one in CONTESTANTS)
-        table.add_row(figure, f"{stock:.1f} s", f"{ours:.1f} s",
-                      f"{ours / stock:.2f}")
+        table.add_row(
+            figure, f"{stock:.1f} s", f"{ours:.1f} s", f"{ours / stock:.2f}"
+        )
     return table, median
 
 

@@ -35,9 +35,14 @@ class LinkNames(SphinxTransform):
             if match is None or has_ancestor(literal, LEFT_ALONE):
                 continue
             link = addnodes.pending_xref(
-                "", refdomain="py", reftype="obj", refwarn=True,
+                "",
+                refdomain="py",
+                reftype="obj",
+                refwarn=True,
                 reftarget=f"tf_layoutmap{match[1]}",
-                refdoc=self.env.docname, refexplicit=True)
+                refdoc=self.env.docname,
+                refexplicit=True,
+            )
             link.source, link.line = literal.source, literal.line
             literal.replace_self(link)
             link += literal

@@ -34,7 +34,7 @@ def to_rst(lines: list[str]) -> list[str]:
 
 def literal(code: re.Match[str]) -> str:
     # An "s" right behind a literal has to be parted from it, invisibly.
-    behind = code.string[code.end():code.end() + 1]
+    behind = code.string[code.end() : code.end() + 1]
     return f"``{code[1]}``" + ("\\ " if behind.isalnum() else "")
 
 
@@ -43,16 +43,21 @@ def join_code(lines: list[str]) -> list[str]:
     joined: list[str] = []
     for line in lines:
         before = joined[-1] if joined else ""
-        if (before.count("`") % 2 and line.strip() and "`" in line
-                and not FENCE.match(before)):
+        if (
+            before.count("`") % 2
+            and line.strip()
+            and "`" in line
+            and not FENCE.match(before)
+        ):
             joined[-1] = f"{before} {line.strip()}"
         else:
             joined.append(line)
     return joined
 
 
-def convert(app: Any, what: str, name: str, obj: Any, options: Any,
-            lines: list[str]) -> None:
+def convert(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     lines[:] = to_rst(lines)
     if what in ("property", "attribute", "data"):
         # Napoleon would take what is before a colon on the first line for a

@@ -7,10 +7,16 @@ from typing import Any
 from sphinx.util import logging
 
 LOADED = [
-    re.compile(r"<(?:script|img|iframe|source|audio|video)\b[^>]*?\bsrc=\"?"
-               r"((?:https?:)?//[^\s\">]+)", re.I),
-    re.compile(r"<link\b(?=[^>]*\brel=\"?(?:stylesheet|icon|preload|preconnect"
-               r"|shortcut))[^>]*?\bhref=\"?((?:https?:)?//[^\s\">]+)", re.I),
+    re.compile(
+        r"<(?:script|img|iframe|source|audio|video)\b[^>]*?\bsrc=\"?"
+        r"((?:https?:)?//[^\s\">]+)",
+        re.I,
+    ),
+    re.compile(
+        r"<link\b(?=[^>]*\brel=\"?(?:stylesheet|icon|preload|preconnect"
+        r"|shortcut))[^>]*?\bhref=\"?((?:https?:)?//[^\s\">]+)",
+        re.I,
+    ),
 ]
 STYLED = [re.compile(r"(?:@import\s+|url\()[\"']?((?:https?:)?//[^\s\"')]+)")]
 
@@ -22,14 +28,16 @@ def foreign_files(folder: pathlib.Path) -> list[tuple[str, str]]:
         for suffix, patterns in ((".html", LOADED + STYLED), (".css", STYLED))
         for path in sorted(folder.rglob("*" + suffix))
         for pattern in patterns
-        for address in pattern.findall(path.read_text(encoding="utf-8"))]
+        for address in pattern.findall(path.read_text(encoding="utf-8"))
+    ]
 
 
 def check(app: Any, exception: Exception | None) -> None:
     if exception is None:
         for page, address in foreign_files(pathlib.Path(app.outdir)):
             logging.getLogger(__name__).warning(
-                "%s must need no network. It would load %s.", page, address)
+                "%s must need no network. It would load %s.", page, address
+            )
 
 
 def setup(app: Any) -> dict[str, Any]:

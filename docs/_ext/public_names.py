@@ -57,8 +57,11 @@ def entry(name: str, with_members: bool) -> list[str]:
     value = find(name)
     if inspect.ismodule(value):
         docstring = inspect.cleandoc(value.__doc__).split("\n")
-        return [f".. py:module:: {name}", "",
-                *docstring_markdown.to_rst(docstring)]
+        return [
+            f".. py:module:: {name}",
+            "",
+            *docstring_markdown.to_rst(docstring),
+        ]
     if inspect.isclass(value):
         lines = [f".. autoclass:: {name}"]
         for member in own_members(value) if with_members else []:
@@ -75,8 +78,13 @@ def second_name(name: str, other: str) -> list[str]:
     if value is not find(other):
         raise ValueError(f"`{name}` must be the same as `{other}`.")
     kind = "class" if inspect.isclass(value) else "function"
-    return [".. py:currentmodule:: None", "", f".. py:{kind}:: {name}", "",
-            f"   The same as :py:obj:`{other}`."]
+    return [
+        ".. py:currentmodule:: None",
+        "",
+        f".. py:{kind}:: {name}",
+        "",
+        f"   The same as :py:obj:`{other}`.",
+    ]
 
 
 def named_arguments(cls: type) -> inspect.Signature | None:
@@ -84,22 +92,33 @@ def named_arguments(cls: type) -> inspect.Signature | None:
     for base in cls.__mro__:
         if "__init__" in vars(base) and base.__module__.startswith(PACKAGE):
             signature = sphinx_inspect.signature(
-                base.__init__, bound_method=True)
-            if any(parameter.kind not in (parameter.VAR_POSITIONAL,
-                                          parameter.VAR_KEYWORD)
-                   for parameter in signature.parameters.values()):
+                base.__init__, bound_method=True
+            )
+            if any(
+                parameter.kind
+                not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+                for parameter in signature.parameters.values()
+            ):
                 return signature
     return None
 
 
-def show_arguments(app: Any, what: str, name: str, value: Any, options: Any,
-                   arguments: str | None, returned: str | None) -> Any:
+def show_arguments(
+    app: Any,
+    what: str,
+    name: str,
+    value: Any,
+    options: Any,
+    arguments: str | None,
+    returned: str | None,
+) -> Any:
     """Keras' `__new__`, and a constructor that passes on, hide them."""
     if what == "class" and (arguments or "").startswith("(*args"):
         signature = named_arguments(value)
         if signature is not None:
             return sphinx_inspect.stringify_signature(
-                signature, unqualified_typehints=True), None
+                signature, unqualified_typehints=True
+            ), None
     return None
 
 
@@ -107,18 +126,24 @@ class Public(SphinxDirective):
     """One argument: the public name."""
 
     required_arguments = 1
-    option_spec = {"same-as": directives.unchanged_required,
-                   "no-members": directives.flag}
+    option_spec = {
+        "same-as": directives.unchanged_required,
+        "no-members": directives.flag,
+    }
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
         other = self.options.get("same-as")
-        lines = second_name(name, other) if other else entry(
-            name, "no-members" not in self.options)
+        lines = (
+            second_name(name, other)
+            if other
+            else entry(name, "no-members" not in self.options)
+        )
         parent = nodes.section()
         parent.document = self.state.document
         self.state.nested_parse(
-            StringList(lines, name), self.content_offset, parent)
+            StringList(lines, name), self.content_offset, parent
+        )
         return parent.children
 
 

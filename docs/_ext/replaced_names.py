@@ -15,17 +15,29 @@ class ReplacedNames(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        lines = [".. list-table::", "   :header-rows: 1", "",
-                 "   * - Name", "     - Why", "     - Seen in", "     - Test"]
+        lines = [
+            ".. list-table::",
+            "   :header-rows: 1",
+            "",
+            "   * - Name",
+            "     - Why",
+            "     - Seen in",
+            "     - Test",
+        ]
         for row in table.GROUPS[self.arguments[0]]:
             name = engine.display_name(engine.owner_of(row), row.name)
             test = row.test.removeprefix("tests/")
-            lines += [f"   * - ``{name}``", f"     - {row.why}",
-                      f"     - {row.seen_in}", f"     - ``{test}``"]
+            lines += [
+                f"   * - ``{name}``",
+                f"     - {row.why}",
+                f"     - {row.seen_in}",
+                f"     - ``{test}``",
+            ]
         parent = nodes.section()
         parent.document = self.state.document
-        self.state.nested_parse(StringList(lines, self.arguments[0]),
-                                self.content_offset, parent)
+        self.state.nested_parse(
+            StringList(lines, self.arguments[0]), self.content_offset, parent
+        )
         return parent.children
 
 

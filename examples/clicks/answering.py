@@ -15,5 +15,9 @@ def answer(folder: str, asked: str, answered: str) -> None:
       answered: File for the answers.
     """
     model = tf.saved_model.load(folder)
-    np.save(answered, model.chances(
-        tf.constant(Path(asked).read_bytes().split(b"\n"))).numpy())
+    np.save(
+        answered,
+        model.chances(
+            tf.constant(Path(asked).read_bytes().split(b"\n"))
+        ).numpy(),
+    )

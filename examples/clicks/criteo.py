@@ -48,8 +48,10 @@ class Clicks:
 
     def table_rows(self, max_rows: int) -> list[int]:
         """Returns the rows of each category's table; row 0 is for blanks."""
-        return [min(max_rows, 1 + _ROOM * distinct)
-                for distinct in self.num_distinct]
+        return [
+            min(max_rows, 1 + _ROOM * distinct)
+            for distinct in self.num_distinct
+        ]
 
 
 def look_through(path: Path, max_lines: int) -> Clicks:
@@ -70,7 +72,8 @@ def look_through(path: Path, max_lines: int) -> Clicks:
     if len(lines) < 16:
         raise DataError(
             f"--data must have at least 16 lines. Received: {path} with "
-            f"{len(lines)}.")
+            f"{len(lines)}."
+        )
     seen = [set() for _ in CATEGORIES]
     num_clicks = num_blanks = 0
     for number, line in enumerate(lines):
@@ -80,56 +83,82 @@ def look_through(path: Path, max_lines: int) -> Clicks:
                 f"Each line of --data must have a label, 0 or 1, and "
                 f"{NUM_FACTS} facts between tabs. Received: label "
                 f"{label.decode(errors='replace')[:20]!r} and {len(facts)} "
-                f"facts ({path}, line {number + 1}).")
+                f"facts ({path}, line {number + 1})."
+            )
         for fact in facts[:NUM_NUMBERS]:
             if fact and not _is_int64(fact):
                 raise DataError(
                     f"The first {NUM_NUMBERS} facts of a line must be "
                     "integers of 64 bits or blank. Received: "
                     f"{fact.decode(errors='replace')[:20]!r} ({path}, line "
-                    f"{number + 1}).")
+                    f"{number + 1})."
+                )
         num_clicks += label == b"1"
         num_blanks += facts.count(b"")
         if number < num_training:
             for values, fact in zip(seen, facts[NUM_NUMBERS:]):
                 values.add(fact)
-    return Clicks(path, num_training, len(lines) - num_training, num_clicks,
-                  num_blanks, tuple(len(values) for values in seen))
+    return Clicks(
+        path,
+        num_training,
+        len(lines) - num_training,
+        num_clicks,
+        num_blanks,
+        tuple(len(values) for values in seen),
+    )
 
 
 def _is_int64(fact: bytes) -> bool:
     return fact.removeprefix(b"-").isdigit() and (
-        len(fact) < 19 or -2**63 <= int(fact) < 2**63)
+        len(fact) < 19 or -(2**63) <= int(fact) < 2**63
+    )
 
 
-def training_batches(clicks: Clicks, rows: list[int] | None, batch_size: int, *,
-                     first_epoch: int, epochs: int, seed: int,
-                     ) -> tf.data.Dataset:
+def training_batches(
+    clicks: Clicks,
+    rows: list[int] | None,
+    batch_size: int,
+    *,
+    first_epoch: int,
+    epochs: int,
+    seed: int,
+) -> tf.data.Dataset:
     """Returns batches of features and labels, epoch after epoch.
 
     An epoch's order depends on its number: a run that goes on sees what it
     would have seen without a stop. Lines that fill no batch are left out.
     """
-    lines = tf.data.TextLineDataset(str(clicks.path)).take(
-        clicks.num_training)
+    lines = tf.data.TextLineDataset(str(clicks.path)).take(clicks.num_training)
 
     def epoch(number):
         return lines.shuffle(1 << 15, seed=seed + number).batch(
-            batch_size, drop_remainder=True)
+            batch_size, drop_remainder=True
+        )
 
-    batches = tf.data.Dataset.range(first_epoch, epochs).flat_map(epoch).map(
-        lambda batch: read_lines(batch, rows), num_parallel_calls=2)
+    batches = (
+        tf.data.Dataset.range(first_epoch, epochs)
+        .flat_map(epoch)
+        .map(lambda batch: read_lines(batch, rows), num_parallel_calls=2)
+    )
     return _counted(
-        batches, (epochs - first_epoch) * (clicks.num_training // batch_size))
+        batches, (epochs - first_epoch) * (clicks.num_training // batch_size)
+    )
 
 
-def held_out_batches(clicks: Clicks, rows: list[int] | None, batch_size: int,
-                     ) -> tf.data.Dataset:
+def held_out_batches(
+    clicks: Clicks,
+    rows: list[int] | None,
+    batch_size: int,
+) -> tf.data.Dataset:
     """Returns batches of the held-out lines, in their order."""
-    lines = tf.data.TextLineDataset(str(clicks.path)).skip(
-        clicks.num_training).take(clicks.num_held_out)
+    lines = (
+        tf.data.TextLineDataset(str(clicks.path))
+        .skip(clicks.num_training)
+        .take(clicks.num_held_out)
+    )
     batches = lines.batch(batch_size).map(
-        lambda batch: read_lines(batch, rows), num_parallel_calls=2)
+        lambda batch: read_lines(batch, rows), num_parallel_calls=2
+    )
     return _counted(batches, -(-clicks.num_held_out // batch_size))
 
 
@@ -140,7 +169,8 @@ def read_lines(lines: tf.Tensor, rows: list[int] | None):
 
 
 def read_facts(
-    lines: tf.Tensor, rows: list[int] | None,
+    lines: tf.Tensor,
+    rows: list[int] | None,
 ) -> dict[str, tf.Tensor]:
     """Returns features of lines as in `test.txt`, by stock operations.
 
@@ -155,13 +185,13 @@ def read_facts(
     return _features(_split(lines, _BLANKS), rows)
 
 
-_BLANKS = ([np.zeros([1], np.int64)] * NUM_NUMBERS
-           + [[""]] * len(CATEGORIES))
+_BLANKS = [np.zeros([1], np.int64)] * NUM_NUMBERS + [[""]] * len(CATEGORIES)
 
 
 def _split(lines, defaults):
     return tf.io.decode_csv(
-        lines, defaults, field_delim="\t", use_quote_delim=False)
+        lines, defaults, field_delim="\t", use_quote_delim=False
+    )
 
 
 def _counted(batches, num_batches):
@@ -169,8 +199,11 @@ def _counted(batches, num_batches):
     options = tf.data.Options()
     options.autotune.enabled = False
     # Keras warns at the end of what it does not know the length of.
-    return batches.apply(tf.data.experimental.assert_cardinality(
-        num_batches)).prefetch(4).with_options(options)
+    return (
+        batches.apply(tf.data.experimental.assert_cardinality(num_batches))
+        .prefetch(4)
+        .with_options(options)
+    )
 
 
 def _features(facts, rows):
@@ -179,22 +212,29 @@ def _features(facts, rows):
     features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
     if rows is None:
         # A blank is a key as any other.
-        return {**features, **dict(zip(
-            CATEGORIES, facts[NUM_NUMBERS:], strict=True))}
+        return {
+            **features,
+            **dict(zip(CATEGORIES, facts[NUM_NUMBERS:], strict=True)),
+        }
     for name, values, num_rows in zip(
-            CATEGORIES, facts[NUM_NUMBERS:], rows, strict=True):
+        CATEGORIES, facts[NUM_NUMBERS:], rows, strict=True
+    ):
         features[name] = tf.where(
-            values == "", tf.constant(0, tf.int64),
-            1 + tf.strings.to_hash_bucket_fast(values, num_rows - 1))
+            values == "",
+            tf.constant(0, tf.int64),
+            1 + tf.strings.to_hash_bucket_fast(values, num_rows - 1),
+        )
     return features
 
 
 def _read_lines(path, max_lines):
     try:
         with path.open("rb") as file:
-            return [line.rstrip(b"\r\n")
-                    for line, _ in zip(file, range(max_lines))]
+            return [
+                line.rstrip(b"\r\n") for line, _ in zip(file, range(max_lines))
+            ]
     except OSError as error:
         raise DataError(
             f"--data must be a file that can be read. Received: {path} "
-            f"({error.strerror}).") from error
+            f"({error.strerror})."
+        ) from error

@@ -29,13 +29,15 @@ class Products(keras.layers.Layer):
         products = keras.ops.matmul(rows, keras.ops.transpose(rows, [0, 2, 1]))
         num_rows = rows.shape[1]
         below = np.ravel_multi_index(
-            np.tril_indices(num_rows, -1), (num_rows, num_rows))
+            np.tril_indices(num_rows, -1), (num_rows, num_rows)
+        )
         flat = keras.ops.reshape(products, [-1, num_rows * num_rows])
         return keras.ops.take(flat, below, axis=1)
 
 
-def build_model(table_rows: list[int] | None,
-                settings: Settings) -> keras.Model:
+def build_model(
+    table_rows: list[int] | None, settings: Settings
+) -> keras.Model:
     """Returns the compiled model.
 
     Args:
@@ -52,33 +54,49 @@ def build_model(table_rows: list[int] | None,
         table_rows = [settings.capacity] * len(CATEGORIES)
         vocabularies = {
             # Values that came once share a row.
-            name: OpenVocabulary(settings.capacity, admission="count",
-                                 min_count=2, unknown="row")
-            for name in CATEGORIES}
+            name: OpenVocabulary(
+                settings.capacity, admission="count", min_count=2, unknown="row"
+            )
+            for name in CATEGORIES
+        }
     features = {
-        name: tpu.FeatureConfig(tpu.TableConfig(
-            num_rows, settings.dim, keras.initializers.RandomNormal(
-                stddev=settings.dim ** -0.5 / 2,
-                seed=settings.seed + number),
-            combiner="sum", name=name))
+        name: tpu.FeatureConfig(
+            tpu.TableConfig(
+                num_rows,
+                settings.dim,
+                keras.initializers.RandomNormal(
+                    stddev=settings.dim**-0.5 / 2, seed=settings.seed + number
+                ),
+                combiner="sum",
+                name=name,
+            )
+        )
         for number, (name, num_rows) in enumerate(
-            zip(CATEGORIES, table_rows, strict=True))}
+            zip(CATEGORIES, table_rows, strict=True)
+        )
+    }
     tables = TPUEmbedding(
-        features, tpu.Adagrad(settings.table_rate), name=TABLES,
-        vocabularies=vocabularies)
+        features,
+        tpu.Adagrad(settings.table_rate),
+        name=TABLES,
+        vocabularies=vocabularies,
+    )
 
     numbers = keras.Input([NUM_NUMBERS], name="numbers")
     dtype = "int64" if vocabularies is None else "string"
-    categories = {name: keras.Input([], dtype=dtype, name=name)
-                  for name in CATEGORIES}
+    categories = {
+        name: keras.Input([], dtype=dtype, name=name) for name in CATEGORIES
+    }
     found = tables(categories)
     model = keras.Model(
         {"numbers": numbers, **categories},
-        logit_of(numbers, [found[name] for name in CATEGORIES], settings.dim))
+        logit_of(numbers, [found[name] for name in CATEGORIES], settings.dim),
+    )
     model.compile(
         keras.optimizers.Adam(settings.rate),
         keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=[keras.metrics.AUC(from_logits=True, name="auc")])
+        metrics=[keras.metrics.AUC(from_logits=True, name="auc")],
+    )
     return model
 
 

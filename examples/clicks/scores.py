@@ -28,9 +28,9 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     if num_clicks in (0, len(labels)):
         raise ValueError(
             "Labels must hold clicks and lines without. Received: "
-            f"{num_clicks} clicks of {len(labels)}.")
-    _, place, count = np.unique(
-        scores, return_inverse=True, return_counts=True)
+            f"{num_clicks} clicks of {len(labels)}."
+        )
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     # Ranks from 1; equal scores share the mean of theirs.
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     above = ranks[labels].sum() - num_clicks * (num_clicks + 1) / 2
@@ -40,8 +40,13 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
 def log_loss(labels: np.ndarray, chances: np.ndarray) -> float:
     """Returns the mean negative log-likelihood, in nats."""
     chances = np.clip(chances.astype(np.float64), 1e-7, 1 - 1e-7)
-    return float(-np.mean(np.where(
-        np.asarray(labels, bool), np.log(chances), np.log1p(-chances))))
+    return float(
+        -np.mean(
+            np.where(
+                np.asarray(labels, bool), np.log(chances), np.log1p(-chances)
+            )
+        )
+    )
 
 
 class ClickRates:
@@ -50,8 +55,7 @@ class ClickRates:
     No value knows of another one. Numbers count by their magnitude.
     """
 
-    def __init__(self, features: Mapping[str, np.ndarray],
-                 labels: np.ndarray):
+    def __init__(self, features: Mapping[str, np.ndarray], labels: np.ndarray):
         """Counts clicks by value.
 
         Args:
@@ -65,9 +69,13 @@ class ClickRates:
         for values in _columns(features):
             lines = np.bincount(values)
             clicks = np.bincount(values, labels)
-            self._evidence.append(np.log(
-                (clicks + _PRIOR * self.mean)
-                / (lines - clicks + _PRIOR * (1 - self.mean))) - self._base)
+            self._evidence.append(
+                np.log(
+                    (clicks + _PRIOR * self.mean)
+                    / (lines - clicks + _PRIOR * (1 - self.mean))
+                )
+                - self._base
+            )
 
     def chances(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the chance of a click in each line."""
@@ -75,7 +83,8 @@ class ClickRates:
         for evidence, values in zip(self._evidence, _columns(features)):
             known = values < len(evidence)
             logits = logits + np.where(
-                known, evidence[np.where(known, values, 0)], 0)
+                known, evidence[np.where(known, values, 0)], 0
+            )
         return 1 / (1 + np.exp(-logits))
 
 

@@ -35,8 +35,9 @@ class Served(tf.Module):
 def export(served: Served, folder: Path) -> int:
     """Writes a SavedModel into `folder`; returns its size in bytes."""
     tf.saved_model.save(served, str(folder))
-    return sum(path.stat().st_size for path in folder.rglob("*")
-               if path.is_file())
+    return sum(
+        path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def ask_elsewhere(folder: Path, lines: list[bytes]) -> np.ndarray:

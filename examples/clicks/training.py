@@ -23,8 +23,12 @@ def newest(folder: Path) -> Path | None:
     return max(folder.glob("epoch-*.keras"), default=None)
 
 
-def make_or_load(strategy: tf.distribute.Strategy, settings: Settings,
-                 table_rows: list[int] | None, folder: Path) -> keras.Model:
+def make_or_load(
+    strategy: tf.distribute.Strategy,
+    settings: Settings,
+    table_rows: list[int] | None,
+    folder: Path,
+) -> keras.Model:
     """Returns the newest model, or a new one, compiled.
 
     What was saved knows of no strategy.
@@ -47,11 +51,17 @@ def make_or_load(strategy: tf.distribute.Strategy, settings: Settings,
             raise DataError(
                 f"The saved model {saved} cannot be loaded: {reason[0]} "
                 "Remove it to go on from the one before, or start over with "
-                "--fresh.") from error
+                "--fresh."
+            ) from error
 
 
-def train(model: keras.Model, clicks: Clicks, table_rows: list[int] | None,
-          settings: Settings, folder: Path) -> bool:
+def train(
+    model: keras.Model,
+    clicks: Clicks,
+    table_rows: list[int] | None,
+    settings: Settings,
+    folder: Path,
+) -> bool:
     """Trains until all epochs are done, in this run or before.
 
     Returns:
@@ -64,29 +74,47 @@ def train(model: keras.Model, clicks: Clicks, table_rows: list[int] | None,
     if not steps:
         raise DataError(
             "--batch_size must be at most the number of training lines, "
-            f"{clicks.num_training:,}. Received: {settings.batch_size:,}.")
+            f"{clicks.num_training:,}. Received: {settings.batch_size:,}."
+        )
     first_epoch = int(model.optimizer.iterations.numpy()) // steps
     if first_epoch >= settings.epochs:
         return False
+
     def data(make: Callable[[], tf.data.Dataset]):
-        if not isinstance(model.distribute_strategy,
-                          tf.distribute.ParameterServerStrategy):
+        if not isinstance(
+            model.distribute_strategy, tf.distribute.ParameterServerStrategy
+        ):
             return make()
         # Each worker reads all lines, and keeps its batches.
-        return tlm.ps.Datasets(lambda context: make().shard(
-            context.num_input_pipelines, context.input_pipeline_id))
+        return tlm.ps.Datasets(
+            lambda context: make().shard(
+                context.num_input_pipelines, context.input_pipeline_id
+            )
+        )
 
     model.fit(
-        data(lambda: training_batches(
-            clicks, table_rows, settings.batch_size, first_epoch=first_epoch,
-            epochs=settings.epochs, seed=settings.seed)),
-        epochs=settings.epochs, initial_epoch=first_epoch,
+        data(
+            lambda: training_batches(
+                clicks,
+                table_rows,
+                settings.batch_size,
+                first_epoch=first_epoch,
+                epochs=settings.epochs,
+                seed=settings.seed,
+            )
+        ),
+        epochs=settings.epochs,
+        initial_epoch=first_epoch,
         steps_per_epoch=steps,
-        validation_data=data(lambda: held_out_batches(
-            clicks, table_rows, settings.batch_size)),
+        validation_data=data(
+            lambda: held_out_batches(clicks, table_rows, settings.batch_size)
+        ),
         shuffle=False,
         # A log is not redrawn; a line an epoch is enough.
         verbose=1 if sys.stdout.isatty() else 2,
-        callbacks=[keras.callbacks.ModelCheckpoint(folder / _NAME),
-                   keras.callbacks.TerminateOnNaN()])
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(folder / _NAME),
+            keras.callbacks.TerminateOnNaN(),
+        ],
+    )
     return True

@@ -16,9 +16,17 @@ def answer(folder: str, asked: str, answered: str) -> None:
     with np.load(asked) as arrays:
         arrays = dict(arrays)
     names = {name.partition("/")[0] for name in arrays if "/" in name}
-    answers = model.complete({
-        name: tf.RaggedTensor.from_row_splits(
-            arrays[f"{name}/values"], arrays[f"{name}/splits"])
-        for name in names}, tf.constant(arrays["num_offers"]))
-    np.savez(answered, scores=answers["scores"].numpy(),
-             names=answers["names"].numpy().astype("S"))
+    answers = model.complete(
+        {
+            name: tf.RaggedTensor.from_row_splits(
+                arrays[f"{name}/values"], arrays[f"{name}/splits"]
+            )
+            for name in names
+        },
+        tf.constant(arrays["num_offers"]),
+    )
+    np.savez(
+        answered,
+        scores=answers["scores"].numpy(),
+        names=answers["names"].numpy().astype("S"),
+    )

@@ -26,8 +26,12 @@ class BigramCounts:
     does everything when there is no previous item.
     """
 
-    def __init__(self, previous: np.ndarray, targets: np.ndarray,
-                 vocabulary: ItemVocabulary) -> None:
+    def __init__(
+        self,
+        previous: np.ndarray,
+        targets: np.ndarray,
+        vocabulary: ItemVocabulary,
+    ) -> None:
         """Counts.
 
         Args:
@@ -36,18 +40,21 @@ class BigramCounts:
           vocabulary: Of both.
         """
         known = targets != UNKNOWN
-        pairs = (previous[known].astype(np.int64) * vocabulary.num_rows
-                 + targets[known])
+        pairs = (
+            previous[known].astype(np.int64) * vocabulary.num_rows
+            + targets[known]
+        )
         pairs, counts = np.unique(pairs, return_counts=True)
         before, after = np.divmod(pairs, vocabulary.num_rows)
         order = np.lexsort((after, -counts, before))
         self._after = after[order]
         self._splits = np.searchsorted(
-            before[order], np.arange(vocabulary.num_rows + 1))
+            before[order], np.arange(vocabulary.num_rows + 1)
+        )
 
     def followers(self, previous: int) -> np.ndarray:
         """Returns the rows seen after `previous`, most often first."""
-        return self._after[self._splits[previous]:self._splits[previous + 1]]
+        return self._after[self._splits[previous] : self._splits[previous + 1]]
 
     def ranks(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Ranks each target, as `frequency_ranks` does."""
@@ -55,8 +62,10 @@ class BigramCounts:
         for row in np.unique(previous):
             asked = np.flatnonzero((previous == row) & (targets != UNKNOWN))
             followers = self.followers(row)
-            place = {after: rank for rank, after
-                     in enumerate(followers.tolist(), start=1)}
+            place = {
+                after: rank
+                for rank, after in enumerate(followers.tolist(), start=1)
+            }
             # A more frequent item that is a follower was offered already, and
             # all followers stand before the first that is none.
             ascending = np.sort(followers)
@@ -64,7 +73,8 @@ class BigramCounts:
                 target = int(targets[index])
                 more_frequent = np.searchsorted(ascending, target)
                 ranks[index] = place.get(
-                    target, len(followers) + target - more_frequent)
+                    target, len(followers) + target - more_frequent
+                )
         return ranks
 
 

@@ -18,8 +18,9 @@ from completion.model import Completer, to_tensors
 _BATCH = 512
 
 
-def chosen_positions(positions: np.ndarray, limit: int,
-                     seed: int) -> np.ndarray:
+def chosen_positions(
+    positions: np.ndarray, limit: int, seed: int
+) -> np.ndarray:
     """Returns all positions, or `limit` of them drawn evenly, in order."""
     if len(positions) <= limit:
         return positions
@@ -27,9 +28,13 @@ def chosen_positions(positions: np.ndarray, limit: int,
     return np.sort(draw.choice(positions, limit, replace=False))
 
 
-def compare(model: Completer, reader: FeatureReader,
-            vocabulary: ItemVocabulary, training: np.ndarray,
-            held_out: np.ndarray) -> dict[str, tuple[float, float]]:
+def compare(
+    model: Completer,
+    reader: FeatureReader,
+    vocabulary: ItemVocabulary,
+    training: np.ndarray,
+    held_out: np.ndarray,
+) -> dict[str, tuple[float, float]]:
     """Returns recall@10 and MRR of each way to offer, on the same positions.
 
     Args:
@@ -40,29 +45,34 @@ def compare(model: Completer, reader: FeatureReader,
       held_out: Positions of documents that nobody has seen.
     """
     targets = reader.targets(held_out)
-    bigrams = BigramCounts(reader.previous(training),
-                           reader.targets(training), vocabulary)
+    bigrams = BigramCounts(
+        reader.previous(training), reader.targets(training), vocabulary
+    )
     return {
         "most frequent": recall_and_mrr(frequency_ranks(targets)),
         "bigram counts": recall_and_mrr(
-            bigrams.ranks(reader.previous(held_out), targets)),
+            bigrams.ranks(reader.previous(held_out), targets)
+        ),
         "the model": recall_and_mrr(model_ranks(model, reader, held_out)),
     }
 
 
-def model_ranks(model: Completer, reader: FeatureReader,
-                positions: np.ndarray) -> np.ndarray:
+def model_ranks(
+    model: Completer, reader: FeatureReader, positions: np.ndarray
+) -> np.ndarray:
     """Returns the rank the model gives to what followed; 0 is a miss."""
     ranks = [
-        model.ranks(to_tensors(reader.batch(part)),
-                    tf.constant(reader.targets(part))).numpy()
-        for part in np.array_split(positions,
-                                   -(-len(positions) // _BATCH))]
+        model.ranks(
+            to_tensors(reader.batch(part)), tf.constant(reader.targets(part))
+        ).numpy()
+        for part in np.array_split(positions, -(-len(positions) // _BATCH))
+    ]
     return np.concatenate(ranks).astype(np.int64)
 
 
-def neighbours(rows: np.ndarray, asked: list[int], among: int,
-               num_neighbours: int) -> list[list[int]]:
+def neighbours(
+    rows: np.ndarray, asked: list[int], among: int, num_neighbours: int
+) -> list[list[int]]:
     """Returns the rows that point the same way as each row asked for.
 
     Args:
@@ -77,6 +87,9 @@ def neighbours(rows: np.ndarray, asked: list[int], among: int,
     for row in asked:
         closeness = directions[:among] @ directions[row]
         order = np.argsort(-closeness, kind="stable")
-        found.append([int(other) for other in order
-                      if other not in (row, 0)][:num_neighbours])
+        found.append(
+            [int(other) for other in order if other not in (row, 0)][
+                :num_neighbours
+            ]
+        )
     return found

@@ -34,8 +34,12 @@ dtensor = tf.experimental.dtensor
 
 # A hidden unit lives on one slice of "model", with what leads to it and what
 # it leads to; the two outputs are sums over the slices.
-_LAYOUTS = {"hidden.kernel": (None, "model"), "hidden.bias": ("model",),
-            "query.kernel": ("model", None), "gates.kernel": ("model", None)}
+_LAYOUTS = {
+    "hidden.kernel": (None, "model"),
+    "hidden.bias": ("model",),
+    "query.kernel": ("model", None),
+    "gates.kernel": ("model", None),
+}
 
 
 class MeshCompleter(Completer):
@@ -61,11 +65,13 @@ class MeshCompleter(Completer):
             raise DataError(
                 "--mesh must divide the tower's hidden layer of "
                 f"{plan.settings.hidden} units along its axis model. "
-                f"Received: {parts}.")
+                f"Received: {parts}."
+            )
         self.layout_map = tlm.LayoutMap(mesh)
         for key, axes in _LAYOUTS.items():
             self.layout_map[key] = dtensor.Layout(
-                [axis or dtensor.UNSHARDED for axis in axes], mesh)
+                [axis or dtensor.UNSHARDED for axis in axes], mesh
+            )
         super().__init__(plan, log_shares)
         # DTensor saves whole variables only, and tables are saved in slices:
         # one checkpoint cannot hold both. A tower on the host stands in, so
@@ -75,8 +81,11 @@ class MeshCompleter(Completer):
 
     def saved_parts(self) -> dict[str, object]:
         """Returns what a checkpoint holds, by name."""
-        return {**super().saved_parts(), "tower": self._saved_tower,
-                "optimizer": self._saved_optimizer}
+        return {
+            **super().saved_parts(),
+            "tower": self._saved_tower,
+            "optimizer": self._saved_optimizer,
+        }
 
     def before_save(self) -> None:
         """Brings the saved parts up to date."""
@@ -90,8 +99,7 @@ class MeshCompleter(Completer):
         return [*self.tower.variables, *self.optimizer.variables]
 
     def _off_mesh(self):
-        return [*self._saved_tower.variables,
-                *self._saved_optimizer.variables]
+        return [*self._saved_tower.variables, *self._saved_optimizer.variables]
 
     @staticmethod
     def _copy(sources, targets):
@@ -113,25 +121,35 @@ class MeshCompleter(Completer):
             tape.watch(seen)
             outputs = self._forward(seen)
         loss, gradients, table_gradients = self._score_and_differentiate(
-            [tlm.layout.to_host(output) for output in outputs], activations,
-            features, target, negatives, log_expected)
+            [tlm.layout.to_host(output) for output in outputs],
+            activations,
+            features,
+            target,
+            negatives,
+            log_expected,
+        )
         weights = self.tower.trainable_variables
         seen_gradient, tower_gradients = tape.gradient(
-            outputs, (seen, [weight.value for weight in weights]),
-            output_gradients=[self._to_mesh(g) for g in gradients])
+            outputs,
+            (seen, [weight.value for weight in weights]),
+            output_gradients=[self._to_mesh(g) for g in gradients],
+        )
         self._apply_to_tower(tower_gradients)
         self._apply_to_tables(
-            tlm.layout.to_host(seen_gradient), activations, table_gradients)
+            tlm.layout.to_host(seen_gradient), activations, table_gradients
+        )
         self.step.assign_add(1)
         return loss
 
-    @tf.function(input_signature=[
-        FEATURE_SPECS, *[tf.TensorSpec([None], tf.int32)] * 2])
+    @tf.function(
+        input_signature=[FEATURE_SPECS, *[tf.TensorSpec([None], tf.int32)] * 2]
+    )
     def _enqueue(self, features, target, negatives):
         # Alone: a function that dequeues too, and applies nothing, would be
         # taken for one that only evaluates.
         self.embedding.enqueue(
-            {**features, "target": target, "negatives": negatives})
+            {**features, "target": target, "negatives": negatives}
+        )
 
     @tf.function
     def _dequeue(self):
@@ -143,25 +161,39 @@ class MeshCompleter(Completer):
         return [outputs["query"], outputs["gates"]]
 
     @tf.function(reduce_retracing=True)
-    def _score_and_differentiate(self, outputs, activations, features,
-                                 target, negatives, log_expected):
-        ids = {"target": target, "negatives": negatives,
-               "recent": dense_ids(features["recent"], RECENT),
-               "echo": dense_ids(features["echo"], ECHOES)}
-        scored = {name: activations[name]
-                  for name in ("target", "recent", "negatives")}
+    def _score_and_differentiate(
+        self, outputs, activations, features, target, negatives, log_expected
+    ):
+        ids = {
+            "target": target,
+            "negatives": negatives,
+            "recent": dense_ids(features["recent"], RECENT),
+            "echo": dense_ids(features["echo"], ECHOES),
+        }
+        scored = {
+            name: activations[name]
+            for name in ("target", "recent", "negatives")
+        }
         query, gates = outputs
         with tf.GradientTape() as tape:
             tape.watch([outputs, scored])
-            loss = sampled_loss({"query": query, "gates": gates}, scored,
-                                ids, log_expected, self._log_shares)
+            loss = sampled_loss(
+                {"query": query, "gates": gates},
+                scored,
+                ids,
+                log_expected,
+                self._log_shares,
+            )
         return loss, *tape.gradient(loss, (outputs, scored))
 
     @tf.function(reduce_retracing=True)
     def _apply_to_tables(self, seen_gradient, activations, gradients):
-        self.embedding.apply_gradients({
-            **gradients,
-            **split_input(seen_gradient, activations, self.widths)})
+        self.embedding.apply_gradients(
+            {
+                **gradients,
+                **split_input(seen_gradient, activations, self.widths),
+            }
+        )
 
     @tf.function
     def _apply_to_tower(self, gradients):
@@ -169,8 +201,7 @@ class MeshCompleter(Completer):
 
     def scores(self, features):
         """Returns `[num_samples, num_rows]` scores of all rows."""
-        outputs = self.tower.predict_on_batch(
-            self._look_up_only(features))
+        outputs = self.tower.predict_on_batch(self._look_up_only(features))
         return self._score_all(outputs, features)
 
     @tf.function(input_signature=[FEATURE_SPECS])
@@ -180,9 +211,12 @@ class MeshCompleter(Completer):
     @tf.function(reduce_retracing=True)
     def _score_all(self, outputs, features):
         return score_all(
-            outputs, dense_ids(features["recent"], RECENT),
-            dense_ids(features["echo"], ECHOES), self.candidates(),
-            self._log_shares)
+            outputs,
+            dense_ids(features["recent"], RECENT),
+            dense_ids(features["echo"], ECHOES),
+            self.candidates(),
+            self._log_shares,
+        )
 
     def ranks(self, features, target):
         """Ranks each target among all rows, as `ranks_of` does."""
@@ -197,6 +231,7 @@ class MeshCompleter(Completer):
         rank = value.shape.rank
         layout = (
             dtensor.Layout.replicated(mesh, rank)
-            if value.shape[0] % mesh.dim_size("batch") else
-            dtensor.Layout.batch_sharded(mesh, "batch", rank))
+            if value.shape[0] % mesh.dim_size("batch")
+            else dtensor.Layout.batch_sharded(mesh, "batch", rank)
+        )
         return tlm.layout.to_mesh(value, layout)

@@ -55,8 +55,12 @@ class Completer:
 
     def saved_parts(self) -> dict[str, object]:
         """Returns what a checkpoint holds, by name."""
-        return {"step": self.step, "embedding": self.embedding,
-                "tower": self.tower, "optimizer": self.optimizer}
+        return {
+            "step": self.step,
+            "embedding": self.embedding,
+            "tower": self.tower,
+            "optimizer": self.optimizer,
+        }
 
     def before_save(self) -> None:
         """Brings the saved parts up to date."""
@@ -64,8 +68,14 @@ class Completer:
     def after_restore(self) -> None:
         """Takes over what the saved parts were restored to."""
 
-    @tf.function(input_signature=[
-        FEATURE_SPECS, _IDS, _IDS, tf.TensorSpec([None], tf.float32)])
+    @tf.function(
+        input_signature=[
+            FEATURE_SPECS,
+            _IDS,
+            _IDS,
+            tf.TensorSpec([None], tf.float32),
+        ]
+    )
     def train_step(self, features, target, negatives, log_expected):
         """Trains tables and tower on one batch; returns its loss.
 
@@ -80,20 +90,27 @@ class Completer:
     def take_step(self, features, target, negatives, log_expected):
         """The same inside of a function that is being traced."""
         self.embedding.enqueue(
-            {**features, "target": target, "negatives": negatives})
+            {**features, "target": target, "negatives": negatives}
+        )
         activations = self.embedding.dequeue()
-        ids = {"target": target, "negatives": negatives,
-               "recent": dense_ids(features["recent"], RECENT),
-               "echo": dense_ids(features["echo"], ECHOES)}
+        ids = {
+            "target": target,
+            "negatives": negatives,
+            "recent": dense_ids(features["recent"], RECENT),
+            "echo": dense_ids(features["echo"], ECHOES),
+        }
         weights = self.tower.trainable_variables
         with tf.GradientTape() as tape:
             tape.watch(activations)
-            outputs = self.tower(tower_input(activations, self.widths),
-                                 training=True)
-            loss = sampled_loss(outputs, activations, ids, log_expected,
-                                self._log_shares)
+            outputs = self.tower(
+                tower_input(activations, self.widths), training=True
+            )
+            loss = sampled_loss(
+                outputs, activations, ids, log_expected, self._log_shares
+            )
         table_gradients, tower_gradients = tape.gradient(
-            loss, (activations, weights))
+            loss, (activations, weights)
+        )
         self.embedding.apply_gradients(table_gradients)
         self.optimizer.apply(tower_gradients, weights)
         self.step.assign_add(1)
@@ -103,12 +120,16 @@ class Completer:
     def scores(self, features):
         """Returns `[num_samples, num_rows]` scores of all rows."""
         activations = self.look_up_only(features)
-        outputs = self.tower(tower_input(activations, self.widths),
-                             training=False)
+        outputs = self.tower(
+            tower_input(activations, self.widths), training=False
+        )
         return score_all(
-            outputs, dense_ids(features["recent"], RECENT),
-            dense_ids(features["echo"], ECHOES), self.candidates(),
-            self._log_shares)
+            outputs,
+            dense_ids(features["recent"], RECENT),
+            dense_ids(features["echo"], ECHOES),
+            self.candidates(),
+            self._log_shares,
+        )
 
     def look_up_only(self, features):
         """Returns the activations of features that are not trained on."""
@@ -116,13 +137,15 @@ class Completer:
         nothing = tf.zeros([0], tf.int32)
         self.embedding.enqueue(
             {**features, "target": nothing, "negatives": nothing},
-            training=False)
+            training=False,
+        )
         return self.embedding.dequeue()
 
     def candidates(self) -> tf.Tensor:
         """Returns the table of candidates, `[num_rows, dim]`."""
         return tf.convert_to_tensor(
-            self.embedding.embedding_tables[self._candidates])
+            self.embedding.embedding_tables[self._candidates]
+        )
 
     @tf.function(input_signature=[FEATURE_SPECS, _IDS])
     def ranks(self, features, target):
@@ -151,19 +174,25 @@ def ranks_of(scores: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
       target's comes last. 0 for a target that is not in the vocabulary.
     """
     tf.debugging.assert_all_finite(
-        scores, "The model's scores are not numbers.")
+        scores, "The model's scores are not numbers."
+    )
     own = tf.gather(scores, target, batch_dims=1)
     ranks = tf.reduce_sum(
-        tf.cast(scores >= own[:, tf.newaxis], tf.int32), axis=1)
+        tf.cast(scores >= own[:, tf.newaxis], tf.int32), axis=1
+    )
     return tf.where(target == UNKNOWN, 0, ranks)
 
 
 def tower_of(plan: Plan) -> tf.keras.Model:
     """Returns an untrained tower for the features of a plan."""
     settings = plan.settings
-    return build_tower(sum(plan.tower_widths().values()), dim=settings.dim,
-                       hidden=settings.hidden, dropout=settings.dropout,
-                       seed=settings.seed)
+    return build_tower(
+        sum(plan.tower_widths().values()),
+        dim=settings.dim,
+        hidden=settings.hidden,
+        dropout=settings.dropout,
+        seed=settings.seed,
+    )
 
 
 def optimizer_of(plan: Plan, tower: tf.keras.Model):
@@ -171,7 +200,9 @@ def optimizer_of(plan: Plan, tower: tf.keras.Model):
     settings = plan.settings
     optimizer = tf.keras.optimizers.Adam(
         tf.keras.optimizers.schedules.CosineDecay(
-            settings.tower_rate, settings.num_steps, alpha=0.05))
+            settings.tower_rate, settings.num_steps, alpha=0.05
+        )
+    )
     # Before anything is traced or restored.
     optimizer.build(tower.trainable_variables)
     return optimizer
@@ -180,6 +211,9 @@ def optimizer_of(plan: Plan, tower: tf.keras.Model):
 def to_tensors(batch: dict[str, Ragged]) -> dict[str, tf.RaggedTensor]:
     """Returns the features of a batch as TensorFlow takes them."""
     # Made with these splits; checking them again would cost each step.
-    return {name: tf.RaggedTensor.from_row_splits(
-        rows.values, rows.splits, validate=False)
-        for name, rows in batch.items()}
+    return {
+        name: tf.RaggedTensor.from_row_splits(
+            rows.values, rows.splits, validate=False
+        )
+        for name, rows in batch.items()
+    }

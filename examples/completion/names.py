@@ -24,8 +24,9 @@ class ClosedNames:
         self._known = vocabulary.row_of != UNKNOWN
         self._log_counts = np.log(np.maximum(vocabulary.counts, 1))
 
-    def rows(self, embedding: tlm.TPUEmbedding,
-             items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows(
+        self, embedding: tlm.TPUEmbedding, items: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row of each item, and whether it has one."""
         return self.ids.numpy()[items], self._known[items]
 
@@ -42,15 +43,18 @@ class HashedNames:
 
     def __init__(self, item_names: list[str], num_rows: int):
         """Hashes all names."""
-        rows = [zlib.crc32(name.encode("utf-8", "surrogateescape")) % num_rows
-                for name in item_names]
+        rows = [
+            zlib.crc32(name.encode("utf-8", "surrogateescape")) % num_rows
+            for name in item_names
+        ]
         self.ids = tf.constant(rows, tf.int64)
         self.num_rows = num_rows
         self.vocabularies = None
         self._counts = np.zeros(num_rows, np.int64)
 
-    def rows(self, embedding: tlm.TPUEmbedding,
-             items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows(
+        self, embedding: tlm.TPUEmbedding, items: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row of each item; each has one."""
         return self.ids.numpy()[items], np.ones(len(items), bool)
 
@@ -69,22 +73,31 @@ class OpenNames:
     def __init__(self, item_names: list[str], capacity: int, **settings):
         """Takes settings of `tlm.OpenVocabulary`, for each table."""
         self.ids = tf.constant(
-            [name.encode("utf-8", "surrogateescape") for name in item_names])
+            [name.encode("utf-8", "surrogateescape") for name in item_names]
+        )
         self.num_rows = capacity
-        self.vocabularies = {name: tlm.OpenVocabulary(capacity, **settings)
-                             for name in TABLES}
+        self.vocabularies = {
+            name: tlm.OpenVocabulary(capacity, **settings) for name in TABLES
+        }
 
-    def rows(self, embedding: tlm.TPUEmbedding,
-             items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows(
+        self, embedding: tlm.TPUEmbedding, items: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the row of each item, and whether it has one."""
-        rows = embedding.vocabularies["next"].lookup(
-            tf.gather(self.ids, items)).numpy()
+        rows = (
+            embedding.vocabularies["next"]
+            .lookup(tf.gather(self.ids, items))
+            .numpy()
+        )
         return np.maximum(rows, 0), rows >= 0
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
         """Returns the log of how often the key of each row came."""
-        counts = tf.convert_to_tensor(
-            embedding.vocabularies["next"].count_variable).numpy().ravel()
+        counts = (
+            tf.convert_to_tensor(embedding.vocabularies["next"].count_variable)
+            .numpy()
+            .ravel()
+        )
         # One more row: that of keys without one.
         return np.log(np.maximum([*counts, 1], 1))
 

@@ -11,8 +11,7 @@ from completion.data.features import SEQUENCES
 from completion.settings import Settings
 
 # Features the tower sees; the others are what it is scored against.
-TOWER_FEATURES = ("history", "bag", "echo", "marks", "place", "scope",
-                  "pieces")
+TOWER_FEATURES = ("history", "bag", "echo", "marks", "place", "scope", "pieces")
 SERVING_FEATURES = (*TOWER_FEATURES, "recent")
 
 _LABEL_DIM = 16
@@ -41,34 +40,46 @@ class Plan:
         self.settings = settings
         items = num_rows["history"]
         self.tables = {
-            table.name: table for table in (
+            table.name: table
+            for table in (
                 _table("identifiers", items, settings.dim, 0.125, settings),
                 _table("candidates", items, settings.dim, 0.05, settings),
-                _table("marks", num_rows["marks"], _LABEL_DIM, 0.25,
-                       settings),
-                _table("places", num_rows["place"], _LABEL_DIM, 0.25,
-                       settings),
-                _table("scopes", num_rows["scope"], _LABEL_DIM, 0.25,
-                       settings),
-                _table("pieces", num_rows["pieces"], _PIECE_DIM, 0.125,
-                       settings))}
+                _table("marks", num_rows["marks"], _LABEL_DIM, 0.25, settings),
+                _table("places", num_rows["place"], _LABEL_DIM, 0.25, settings),
+                _table("scopes", num_rows["scope"], _LABEL_DIM, 0.25, settings),
+                _table(
+                    "pieces", num_rows["pieces"], _PIECE_DIM, 0.125, settings
+                ),
+            )
+        }
         table_of = {
-            "history": "identifiers", "bag": "identifiers",
-            "echo": "candidates", "recent": "candidates",
-            "target": "candidates", "negatives": "candidates",
-            "marks": "marks", "place": "places", "scope": "scopes",
-            "pieces": "pieces"}
+            "history": "identifiers",
+            "bag": "identifiers",
+            "echo": "candidates",
+            "recent": "candidates",
+            "target": "candidates",
+            "negatives": "candidates",
+            "marks": "marks",
+            "place": "places",
+            "scope": "scopes",
+            "pieces": "pieces",
+        }
         self.features = {
             feature: tf.tpu.experimental.embedding.FeatureConfig(
                 self.tables[table],
-                max_sequence_length=SEQUENCES.get(feature, 0), name=feature)
-            for feature, table in table_of.items()}
+                max_sequence_length=SEQUENCES.get(feature, 0),
+                name=feature,
+            )
+            for feature, table in table_of.items()
+        }
 
     def tower_widths(self) -> dict[str, int]:
         """Returns how many numbers of a sample the tower sees, by feature."""
         configs = {name: self.features[name] for name in TOWER_FEATURES}
-        return {name: max(1, config.max_sequence_length) * config.table.dim
-                for name, config in configs.items()}
+        return {
+            name: max(1, config.max_sequence_length) * config.table.dim
+            for name, config in configs.items()
+        }
 
     def serving_features(self) -> dict[str, object]:
         """Returns the configs of what is known when an answer is asked for."""
@@ -78,12 +89,15 @@ class Plan:
         """Returns sharded tables with Adagrad, whose rate falls by `step`."""
         settings = self.settings
         rate = tf.keras.optimizers.schedules.CosineDecay(
-            settings.table_rate, settings.num_steps, alpha=0.05)
+            settings.table_rate, settings.num_steps, alpha=0.05
+        )
         return tlm.TPUEmbedding(
             self.features,
             tf.tpu.experimental.embedding.Adagrad(lambda: rate(step)),
             partitioner=tlm.partitioners.FixedShardsPartitioner(
-                settings.num_shards))
+                settings.num_shards
+            ),
+        )
 
     def served_embedding(self) -> tlm.TPUEmbedding:
         """Returns tables without optimizer, each in one piece."""
@@ -91,29 +105,43 @@ class Plan:
 
     def costs(self) -> list[dict[str, object]]:
         """Returns one row per table: what it is, and the bytes it takes."""
-        return [{
-            "table": table.name,
-            "features": ", ".join(
-                name for name, feature in self.features.items()
-                if feature.table is table),
-            "rows": table.vocabulary_size, "dim": table.dim,
-            "shards": min(self.settings.num_shards, table.vocabulary_size),
-            # The rows, and as much again for Adagrad's accumulators.
-            "bytes": 2 * 4 * table.vocabulary_size * table.dim,
-            "optimizer": f"Adagrad {self.settings.table_rate:g}",
-        } for table in self.tables.values()]
+        return [
+            {
+                "table": table.name,
+                "features": ", ".join(
+                    name
+                    for name, feature in self.features.items()
+                    if feature.table is table
+                ),
+                "rows": table.vocabulary_size,
+                "dim": table.dim,
+                "shards": min(self.settings.num_shards, table.vocabulary_size),
+                # The rows, and as much again for Adagrad's accumulators.
+                "bytes": 2 * 4 * table.vocabulary_size * table.dim,
+                "optimizer": f"Adagrad {self.settings.table_rate:g}",
+            }
+            for table in self.tables.values()
+        ]
 
     def shape_facts(self) -> dict[str, list[int]]:
         """Returns what a checkpoint of these tables must agree with."""
-        return {name: [table.vocabulary_size, table.dim]
-                for name, table in self.tables.items()}
+        return {
+            name: [table.vocabulary_size, table.dim]
+            for name, table in self.tables.items()
+        }
 
 
-def _table(name: str, num_rows: int, dim: int, deviation: float,
-           settings: Settings):
+def _table(
+    name: str, num_rows: int, dim: int, deviation: float, settings: Settings
+):
     # Every table has its own seed, or tables of one width would start equal.
     seed = settings.seed + sum(name.encode())
     return tf.tpu.experimental.embedding.TableConfig(
-        vocabulary_size=num_rows, dim=dim, combiner="mean", name=name,
+        vocabulary_size=num_rows,
+        dim=dim,
+        combiner="mean",
+        name=name,
         initializer=tf.keras.initializers.TruncatedNormal(
-            stddev=deviation, seed=seed))
+            stddev=deviation, seed=seed
+        ),
+    )

@@ -26,15 +26,24 @@ from completion.settings import Settings
 _HELD_OUT = 0.1
 _MIN_COUNT = 2
 _NUM_OFFERS = 10
-_SERVED = 200   # positions that the exported model is asked about
-_SHOWN = 6      # of them shown
+_SERVED = 200  # positions that the exported model is asked about
+_SHOWN = 6  # of them shown
 _ASKED = ("self", "append", "path", "ValueError", "len", "i")
 
 
-def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
-        model_dir: str | None, fresh: bool, save_every: int,
-        max_held_out: int, mesh: tuple[int, int] | None = None,
-        servers: bool = False) -> None:
+def run(
+    corpus: Corpus,
+    settings: Settings,
+    report: Report,
+    *,
+    data: str,
+    model_dir: str | None,
+    fresh: bool,
+    save_every: int,
+    max_held_out: int,
+    mesh: tuple[int, int] | None = None,
+    servers: bool = False,
+) -> None:
     """Trains, measures, exports and shows.
 
     Args:
@@ -58,47 +67,74 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
     # First of all: TensorFlow splits a CPU only before its first op.
     mesh = None if mesh is None else logical_mesh.make_mesh(mesh)
     strategy = tlm.ps.connect() if servers else None
-    held_out = held_out_documents(corpus.documents, fraction=_HELD_OUT,
-                                  seed=settings.seed)
+    held_out = held_out_documents(
+        corpus.documents, fraction=_HELD_OUT, seed=settings.seed
+    )
     train_positions = corpus.positions_of(~held_out)
-    vocabulary = ItemVocabulary(corpus.items[train_positions],
-                                corpus.item_names, min_count=_MIN_COUNT)
+    vocabulary = ItemVocabulary(
+        corpus.items[train_positions], corpus.item_names, min_count=_MIN_COUNT
+    )
     reader = FeatureReader(corpus, vocabulary, held_out)
     train_positions = train_positions[
-        reader.targets(train_positions) != UNKNOWN]
+        reader.targets(train_positions) != UNKNOWN
+    ]
     test_positions = evaluation.chosen_positions(
-        corpus.positions_of(held_out), max_held_out, settings.seed)
+        corpus.positions_of(held_out), max_held_out, settings.seed
+    )
     _check_enough(corpus, settings, len(train_positions), len(test_positions))
     settings = settings.steps_for(len(train_positions))
     unknown = np.mean(reader.targets(test_positions) == UNKNOWN)
-    report.read(corpus, vocabulary, held_out, len(train_positions),
-                len(test_positions), unknown)
+    report.read(
+        corpus,
+        vocabulary,
+        held_out,
+        len(train_positions),
+        len(test_positions),
+        unknown,
+    )
 
     plan = Plan(reader.num_rows, settings)
-    model = (Completer(plan, vocabulary.log_shares()) if mesh is None else
-             MeshCompleter(plan, vocabulary.log_shares(), mesh))
+    model = (
+        Completer(plan, vocabulary.log_shares())
+        if mesh is None
+        else MeshCompleter(plan, vocabulary.log_shares(), mesh)
+    )
     report.plan(plan.costs(), model.tower.count_params())
     if mesh is not None:
         report.say(str(model.layout_map.explain(model.tower)))
 
-    facts = {"vocabulary": _digest(vocabulary.names),
-             "held out": _digest(np.array(corpus.documents)[held_out]),
-             **plan.shape_facts()}
-    folder = (Path(model_dir).expanduser() if model_dir
-              else _cache_folder(data, facts))
+    facts = {
+        "vocabulary": _digest(vocabulary.names),
+        "held out": _digest(np.array(corpus.documents)[held_out]),
+        **plan.shape_facts(),
+    }
+    folder = (
+        Path(model_dir).expanduser()
+        if model_dir
+        else _cache_folder(data, facts)
+    )
     if fresh:
         forget(folder)
     training.claim_folder(folder, facts)
     sampler = BatchSampler(
-        train_positions, vocabulary.counts, batch_size=settings.batch_size,
-        num_negatives=settings.num_negatives, seed=settings.seed)
+        train_positions,
+        vocabulary.counts,
+        batch_size=settings.batch_size,
+        num_negatives=settings.num_negatives,
+        seed=settings.seed,
+    )
     if strategy is not None:
-        report.say("Tables and tower are on the parameter servers; each worker "
-                   f"takes steps of its own, {settings.num_steps:,} in all.")
+        report.say(
+            "Tables and tower are on the parameter servers; each worker "
+            f"takes steps of its own, {settings.num_steps:,} in all."
+        )
         rate, newest = cluster.train(
-            strategy, lambda: Completer(plan, vocabulary.log_shares()),
+            strategy,
+            lambda: Completer(plan, vocabulary.log_shares()),
             cluster.write_batches(reader, sampler, settings.num_steps, folder),
-            folder, num_steps=settings.num_steps)
+            folder,
+            num_steps=settings.num_steps,
+        )
         cluster.read(model, newest)
         # From here on as after a training of this process.
         newest = training.Checkpoints(model, folder).save(int(model.step))
@@ -107,42 +143,59 @@ def run(corpus: Corpus, settings: Settings, report: Report, *, data: str,
         restored = checkpoints.restore()
         report.begin(restored, int(model.step), folder)
         rate = training.train(
-            model, reader, sampler, checkpoints,
-            num_steps=settings.num_steps, save_every=save_every)
+            model,
+            reader,
+            sampler,
+            checkpoints,
+            num_steps=settings.num_steps,
+            save_every=save_every,
+        )
         newest = checkpoints.latest
-    report.say(f"Trained at {rate:,.0f} examples per second." if rate else
-               f"Nothing left to train: --steps={settings.num_steps:,}. "
-               "--fresh starts over.")
+    report.say(
+        f"Trained at {rate:,.0f} examples per second."
+        if rate
+        else f"Nothing left to train: --steps={settings.num_steps:,}. "
+        "--fresh starts over."
+    )
 
     report.comparison(
-        evaluation.compare(model, reader, vocabulary, train_positions,
-                           test_positions),
-        len(test_positions), corpus, vocabulary.num_rows - 1)
+        evaluation.compare(
+            model, reader, vocabulary, train_positions, test_positions
+        ),
+        len(test_positions),
+        corpus,
+        vocabulary.num_rows - 1,
+    )
     _show_neighbours(model, vocabulary, report, corpus.words["item"])
-    _export_and_ask(model, plan, reader, vocabulary, newest,
-                    folder, test_positions, report)
+    _export_and_ask(
+        model, plan, reader, vocabulary, newest, folder, test_positions, report
+    )
     report.farewell()
 
 
-def _check_enough(corpus: Corpus, settings: Settings, num_training: int,
-                  num_held_out: int) -> None:
+def _check_enough(
+    corpus: Corpus, settings: Settings, num_training: int, num_held_out: int
+) -> None:
     words = corpus.words
     if len(corpus.documents) < 2 or not num_held_out:
         raise DataError(
             f"--data needs at least two {words['document']}s with "
             f"{words['item']}s, one of them to be held out. Received: "
             f"{len(corpus.documents)} {words['document']}s, {num_held_out} "
-            "positions held out.")
+            "positions held out."
+        )
     if num_training < settings.batch_size:
         raise DataError(
             f"--data needs at least --batch_size={settings.batch_size} "
             f"positions to train on, of {words['item']}s that occur "
             f"{_MIN_COUNT} times. Received: {num_training}. Give it more "
-            f"{words['document']}s or a smaller --batch_size.")
+            f"{words['document']}s or a smaller --batch_size."
+        )
 
 
-def _show_neighbours(model: Completer, vocabulary: ItemVocabulary,
-                     report: Report, item: str) -> None:
+def _show_neighbours(
+    model: Completer, vocabulary: ItemVocabulary, report: Report, item: str
+) -> None:
     row_of = {name: row for row, name in enumerate(vocabulary.names)}
     asked = [row_of[name] for name in _ASKED if name in row_of]
     asked = asked or list(range(1, min(7, vocabulary.num_rows)))
@@ -152,45 +205,79 @@ def _show_neighbours(model: Completer, vocabulary: ItemVocabulary,
     report.table(
         f"Nearest neighbours among the {among - 1:,} {item}s seen 20 times",
         [item, "neighbours, nearest first"],
-        [[vocabulary.names[row], ", ".join(vocabulary.names[other]
-                                           for other in others)]
-         for row, others in zip(asked, found, strict=True)])
+        [
+            [
+                vocabulary.names[row],
+                ", ".join(vocabulary.names[other] for other in others),
+            ]
+            for row, others in zip(asked, found, strict=True)
+        ],
+    )
 
 
-def _export_and_ask(model: Completer, plan: Plan, reader: FeatureReader,
-                    vocabulary: ItemVocabulary, checkpoint: str, folder: Path,
-                    test_positions: np.ndarray, report: Report) -> None:
-    served = serving.Served(plan, vocabulary.names, vocabulary.log_shares(),
-                            checkpoint)
+def _export_and_ask(
+    model: Completer,
+    plan: Plan,
+    reader: FeatureReader,
+    vocabulary: ItemVocabulary,
+    checkpoint: str,
+    folder: Path,
+    test_positions: np.ndarray,
+    report: Report,
+) -> None:
+    served = serving.Served(
+        plan, vocabulary.names, vocabulary.log_shares(), checkpoint
+    )
     exported = folder / "saved_model"
     size = serving.export(served, exported)
-    report.say(f"Exported {exported} ({size / 1e6:.1f} MB), served by stock "
-               "TensorFlow ops.")
+    report.say(
+        f"Exported {exported} ({size / 1e6:.1f} MB), served by stock "
+        "TensorFlow ops."
+    )
 
     count = min(_SERVED, len(test_positions))
-    chosen = test_positions[np.linspace(
-        0, len(test_positions) - 1, count).astype(np.int64)]
+    chosen = test_positions[
+        np.linspace(0, len(test_positions) - 1, count).astype(np.int64)
+    ]
     batch = reader.batch(chosen)
     offers = min(_NUM_OFFERS, vocabulary.num_rows)
     names, scores = serving.ask_elsewhere(exported, batch, offers)
     own_scores, own_rows = model.complete(to_tensors(batch), offers)
     difference = serving.compare_answers(
         [[vocabulary.names[row] for row in rows] for rows in own_rows.numpy()],
-        own_scores.numpy(), names, scores)
+        own_scores.numpy(),
+        names,
+        scores,
+    )
     report.say(
         f"A process without tf_layoutmap gave the same {offers} offers for "
         f"each of {count} held-out positions; "
-        + (f"scores differ by at most {difference:.1e}." if difference else
-           "scores are equal to the bit."))
+        + (
+            f"scores differ by at most {difference:.1e}."
+            if difference
+            else "scores are equal to the bit."
+        )
+    )
     targets = reader.targets(chosen)
     shown = np.flatnonzero(targets != UNKNOWN)
-    shown = shown[np.linspace(0, len(shown) - 1, _SHOWN).astype(np.int64)
-                  ] if len(shown) else shown
+    shown = (
+        shown[np.linspace(0, len(shown) - 1, _SHOWN).astype(np.int64)]
+        if len(shown)
+        else shown
+    )
     report.table(
-        "What it answered there", ["after", "offers", "what came"],
-        [[" ".join(reader.item_names_before(chosen[index], 4)) or "(start)",
-          ", ".join(names[index][:5]), vocabulary.names[targets[index]]]
-         for index in shown])
+        "What it answered there",
+        ["after", "offers", "what came"],
+        [
+            [
+                " ".join(reader.item_names_before(chosen[index], 4))
+                or "(start)",
+                ", ".join(names[index][:5]),
+                vocabulary.names[targets[index]],
+            ]
+            for index in shown
+        ],
+    )
 
 
 def forget(folder: Path) -> None:
@@ -206,8 +293,12 @@ def _cache_folder(data: str, facts: dict[str, object]) -> Path:
     if not os.path.isabs(cache):
         cache = tempfile.gettempdir()  # There is no home.
     label = data if data in ("stdlib", "movielens") else "folder"
-    return Path(cache, "tf_layoutmap", "next_identifier",
-                f"{label}-{_digest([repr(facts), data])}")
+    return Path(
+        cache,
+        "tf_layoutmap",
+        "next_identifier",
+        f"{label}-{_digest([repr(facts), data])}",
+    )
 
 
 def _digest(names) -> str:

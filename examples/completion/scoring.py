@@ -13,8 +13,9 @@ from completion.data.vocabulary import UNKNOWN
 NEVER = -1e9
 
 
-def build_tower(width: int, *, dim: int, hidden: int, dropout: float,
-                seed: int) -> keras.Model:
+def build_tower(
+    width: int, *, dim: int, hidden: int, dropout: float, seed: int
+) -> keras.Model:
     """Builds the dense part of the model.
 
     Args:
@@ -34,14 +35,19 @@ def build_tower(width: int, *, dim: int, hidden: int, dropout: float,
     hidden = keras.layers.Dense(hidden, "gelu", name="hidden")(inputs)
     hidden = keras.layers.Dropout(dropout, seed=seed)(hidden)
     hidden = keras.layers.LayerNormalization(name="scale")(hidden)
-    return keras.Model(inputs, {
-        "query": keras.layers.Dense(dim, name="query")(hidden),
-        "gates": keras.layers.Dense(RECENT + ECHOES, name="gates")(hidden),
-    }, name="tower")
+    return keras.Model(
+        inputs,
+        {
+            "query": keras.layers.Dense(dim, name="query")(hidden),
+            "gates": keras.layers.Dense(RECENT + ECHOES, name="gates")(hidden),
+        },
+        name="tower",
+    )
 
 
-def tower_input(activations: dict[str, tf.Tensor],
-                widths: dict[str, int]) -> tf.Tensor:
+def tower_input(
+    activations: dict[str, tf.Tensor], widths: dict[str, int]
+) -> tf.Tensor:
     """Returns activations side by side, `[num_samples, sum of widths]`.
 
     Args:
@@ -49,16 +55,26 @@ def tower_input(activations: dict[str, tf.Tensor],
         feature.
       widths: Numbers per sample of each feature of the tower, in order.
     """
-    return tf.concat([tf.reshape(activations[name], [-1, width])
-                      for name, width in widths.items()], axis=1)
+    return tf.concat(
+        [
+            tf.reshape(activations[name], [-1, width])
+            for name, width in widths.items()
+        ],
+        axis=1,
+    )
 
 
-def split_input(gradient: tf.Tensor, activations: dict[str, tf.Tensor],
-                widths: dict[str, int]) -> dict[str, tf.Tensor]:
+def split_input(
+    gradient: tf.Tensor,
+    activations: dict[str, tf.Tensor],
+    widths: dict[str, int],
+) -> dict[str, tf.Tensor]:
     """Returns the gradient of `tower_input`'s result by activation."""
     parts = tf.split(gradient, list(widths.values()), axis=1)
-    return {name: tf.reshape(part, tf.shape(activations[name]))
-            for name, part in zip(widths, parts, strict=True)}
+    return {
+        name: tf.reshape(part, tf.shape(activations[name]))
+        for name, part in zip(widths, parts, strict=True)
+    }
 
 
 def dense_ids(ids: tf.RaggedTensor, width: int) -> tf.Tensor:
@@ -66,8 +82,9 @@ def dense_ids(ids: tf.RaggedTensor, width: int) -> tf.Tensor:
     return ids.to_tensor(default_value=UNKNOWN, shape=[None, width])
 
 
-def recent_bonus(gates: tf.Tensor, recent: tf.Tensor,
-                 echoes: tf.Tensor) -> tf.Tensor:
+def recent_bonus(
+    gates: tf.Tensor, recent: tf.Tensor, echoes: tf.Tensor
+) -> tf.Tensor:
     """Returns what each recent item's score gains.
 
     Args:
@@ -78,15 +95,21 @@ def recent_bonus(gates: tf.Tensor, recent: tf.Tensor,
     Returns:
       `[num_samples, RECENT]` float32.
     """
-    echoed = tf.cast(recent[:, :, tf.newaxis] == echoes[:, tf.newaxis, :],
-                     tf.float32)
+    echoed = tf.cast(
+        recent[:, :, tf.newaxis] == echoes[:, tf.newaxis, :], tf.float32
+    )
     return gates[:, :RECENT] + tf.einsum(
-        "bre,be->br", echoed, gates[:, RECENT:])
+        "bre,be->br", echoed, gates[:, RECENT:]
+    )
 
 
-def score_all(tower_outputs: dict[str, tf.Tensor], recent: tf.Tensor,
-              echoes: tf.Tensor, candidates: tf.Tensor,
-              log_shares: tf.Tensor) -> tf.Tensor:
+def score_all(
+    tower_outputs: dict[str, tf.Tensor],
+    recent: tf.Tensor,
+    echoes: tf.Tensor,
+    candidates: tf.Tensor,
+    log_shares: tf.Tensor,
+) -> tf.Tensor:
     """Scores every row of the vocabulary.
 
     Args:
@@ -106,14 +129,19 @@ def score_all(tower_outputs: dict[str, tf.Tensor], recent: tf.Tensor,
     places = tf.stack([samples, tf.reshape(recent, [-1])], axis=1)
     scores = tf.tensor_scatter_nd_add(scores, places, tf.reshape(bonus, [-1]))
     # What fills `recent` up has added to this column; it goes.
-    return tf.concat([tf.fill([tf.shape(scores)[0], 1], NEVER),
-                      scores[:, UNKNOWN + 1:]], axis=1)
+    return tf.concat(
+        [tf.fill([tf.shape(scores)[0], 1], NEVER), scores[:, UNKNOWN + 1 :]],
+        axis=1,
+    )
 
 
-def sampled_loss(tower_outputs: dict[str, tf.Tensor],
-                 activations: dict[str, tf.Tensor],
-                 ids: dict[str, tf.Tensor], log_expected: tf.Tensor,
-                 log_shares: tf.Tensor) -> tf.Tensor:
+def sampled_loss(
+    tower_outputs: dict[str, tf.Tensor],
+    activations: dict[str, tf.Tensor],
+    ids: dict[str, tf.Tensor],
+    log_expected: tf.Tensor,
+    log_shares: tf.Tensor,
+) -> tf.Tensor:
     """Returns the mean loss of a step: -log of the target's probability.
 
     The sum over the vocabulary that a probability needs is estimated. The
@@ -137,25 +165,34 @@ def sampled_loss(tower_outputs: dict[str, tf.Tensor],
     target_score = (
         tf.reduce_sum(query * activations["target"], axis=1)
         + tf.gather(log_shares, target)
-        + tf.reduce_sum(tf.where(is_target, bonus, 0.0), axis=1))
+        + tf.reduce_sum(tf.where(is_target, bonus, 0.0), axis=1)
+    )
     recent_scores = (
         tf.einsum("bd,brd->br", query, activations["recent"])
-        + tf.gather(log_shares, recent) + bonus)
-    recent_scores = tf.where(is_target | (recent == UNKNOWN), NEVER,
-                             recent_scores)
+        + tf.gather(log_shares, recent)
+        + bonus
+    )
+    recent_scores = tf.where(
+        is_target | (recent == UNKNOWN), NEVER, recent_scores
+    )
     negative_scores = (
         tf.matmul(query, activations["negatives"], transpose_b=True)
-        + tf.gather(log_shares, negatives) - log_expected)
+        + tf.gather(log_shares, negatives)
+        - log_expected
+    )
     counted = tf.concat([target[:, tf.newaxis], recent], axis=1)
-    negative_scores += NEVER * _is_among(counted, negatives,
-                                         tf.size(log_shares))
-    scores = tf.concat([target_score[:, tf.newaxis], recent_scores,
-                        negative_scores], axis=1)
+    negative_scores += NEVER * _is_among(
+        counted, negatives, tf.size(log_shares)
+    )
+    scores = tf.concat(
+        [target_score[:, tf.newaxis], recent_scores, negative_scores], axis=1
+    )
     return tf.reduce_mean(tf.reduce_logsumexp(scores, axis=1) - target_score)
 
 
-def _is_among(counted: tf.Tensor, negatives: tf.Tensor,
-              num_rows: tf.Tensor) -> tf.Tensor:
+def _is_among(
+    counted: tf.Tensor, negatives: tf.Tensor, num_rows: tf.Tensor
+) -> tf.Tensor:
     """Marks the negatives that a sample has counted already.
 
     Returns:
@@ -164,14 +201,18 @@ def _is_among(counted: tf.Tensor, negatives: tf.Tensor,
     num_negatives = tf.size(negatives)
     # One look-up per id, where comparing all pairs costs a thousand.
     column_of = tf.tensor_scatter_nd_update(
-        tf.fill([num_rows], num_negatives), negatives[:, tf.newaxis],
-        tf.range(num_negatives))
+        tf.fill([num_rows], num_negatives),
+        negatives[:, tf.newaxis],
+        tf.range(num_negatives),
+    )
     columns = tf.gather(column_of, counted)
-    samples = tf.broadcast_to(tf.range(tf.shape(counted)[0])[:, tf.newaxis],
-                              tf.shape(counted))
+    samples = tf.broadcast_to(
+        tf.range(tf.shape(counted)[0])[:, tf.newaxis], tf.shape(counted)
+    )
     # The last column takes what is no negative.
     found = tf.scatter_nd(
         tf.reshape(tf.stack([samples, columns], axis=2), [-1, 2]),
         tf.ones([tf.size(counted)]),
-        tf.stack([tf.shape(counted)[0], num_negatives + 1]))
+        tf.stack([tf.shape(counted)[0], num_negatives + 1]),
+    )
     return found[:, :num_negatives]

@@ -23,8 +23,13 @@ _ANSWERING = Path(__file__).with_name("answering.py")
 class Served(tf.Module):
     """What is exported: no optimizer, stock TensorFlow ops only."""
 
-    def __init__(self, plan: Plan, names: list[str], log_shares: np.ndarray,
-                 checkpoint: str):
+    def __init__(
+        self,
+        plan: Plan,
+        names: list[str],
+        log_shares: np.ndarray,
+        checkpoint: str,
+    ):
         """Restores tables and tower from a checkpoint of the training.
 
         Args:
@@ -41,7 +46,8 @@ class Served(tf.Module):
         self._names = tf.constant(names)
         self._log_shares = tf.constant(log_shares)
         restored = tf.train.Checkpoint(
-            embedding=self._embedding, tower=self._tower).restore(checkpoint)
+            embedding=self._embedding, tower=self._tower
+        ).restore(checkpoint)
         # The optimizers of the checkpoint are left behind; all else is there.
         restored.expect_partial().assert_existing_objects_matched()
 
@@ -50,27 +56,38 @@ class Served(tf.Module):
         """Returns names and scores of the best offers, best first."""
         tables = self._embedding.embedding_tables
         activations = tlm.serving_embedding_lookup(
-            {name: features[name] for name in TOWER_FEATURES}, None, tables,
-            self._plan.serving_features())
-        scores, rows = tf.math.top_k(score_all(
-            self._tower(tower_input(activations, self._plan.tower_widths()),
-                        training=False),
-            dense_ids(features["recent"], RECENT),
-            dense_ids(features["echo"], ECHOES),
-            tables[self._plan.tables["candidates"]],
-            self._log_shares), num_offers)
+            {name: features[name] for name in TOWER_FEATURES},
+            None,
+            tables,
+            self._plan.serving_features(),
+        )
+        scores, rows = tf.math.top_k(
+            score_all(
+                self._tower(
+                    tower_input(activations, self._plan.tower_widths()),
+                    training=False,
+                ),
+                dense_ids(features["recent"], RECENT),
+                dense_ids(features["echo"], ECHOES),
+                tables[self._plan.tables["candidates"]],
+                self._log_shares,
+            ),
+            num_offers,
+        )
         return {"names": tf.gather(self._names, rows), "scores": scores}
 
 
 def export(served: Served, folder: Path) -> int:
     """Writes a SavedModel into `folder`; returns its size in bytes."""
     tf.saved_model.save(served, str(folder))
-    return sum(path.stat().st_size for path in folder.rglob("*")
-               if path.is_file())
+    return sum(
+        path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    )
 
 
-def ask_elsewhere(folder: Path, batch: dict[str, Ragged],
-                  num_offers: int) -> tuple[list[list[str]], np.ndarray]:
+def ask_elsewhere(
+    folder: Path, batch: dict[str, Ragged], num_offers: int
+) -> tuple[list[list[str]], np.ndarray]:
     """Asks the exported model in a process that cannot import tf_layoutmap.
 
     Args:
@@ -93,13 +110,19 @@ def ask_elsewhere(folder: Path, batch: dict[str, Ragged],
         np.savez(asked, **arrays)
         elsewhere.run(_ANSWERING, folder, asked, answered)
         with np.load(answered) as found:
-            names = [[name.decode() for name in row]
-                     for row in found["names"].astype("S").tolist()]
+            names = [
+                [name.decode() for name in row]
+                for row in found["names"].astype("S").tolist()
+            ]
             return names, found["scores"]
 
 
-def compare_answers(own_names: list[list[str]], own_scores: np.ndarray,
-                    names: list[list[str]], scores: np.ndarray) -> float:
+def compare_answers(
+    own_names: list[list[str]],
+    own_scores: np.ndarray,
+    names: list[list[str]],
+    scores: np.ndarray,
+) -> float:
     """Holds the exported model's answers against the trained model's.
 
     Sums run in another order there, so that scores may differ in their last
@@ -117,18 +140,20 @@ def compare_answers(own_names: list[list[str]], own_scores: np.ndarray,
         raise RuntimeError(
             "The exported model must score as the trained one does, to "
             f"{_TOLERANCE}. Received: {scores[worst].tolist()} in place of "
-            f"{own_scores[worst].tolist()} (position {worst}).")
-    for position, (own, found) in enumerate(zip(own_names, names,
-                                                strict=True)):
+            f"{own_scores[worst].tolist()} (position {worst})."
+        )
+    for position, (own, found) in enumerate(zip(own_names, names, strict=True)):
         for offer in range(len(own)):
             gap = np.abs(own_scores[position] - own_scores[position][offer])
-            equals = {own[other] for other in
-                      np.flatnonzero(gap <= 2 * _TOLERANCE)}
+            equals = {
+                own[other] for other in np.flatnonzero(gap <= 2 * _TOLERANCE)
+            }
             # The last offers may tie with the one that was cut off.
             last = gap[-1] <= 2 * _TOLERANCE
             if found[offer] not in equals and not last:
                 raise RuntimeError(
                     "The exported model must make the offers of the trained "
                     f"one. Received: {found} in place of {own} (position "
-                    f"{position}).")
+                    f"{position})."
+                )
     return float(difference.max())

@@ -49,4 +49,5 @@ class Settings:
             return self
         wanted = 4 * num_positions // self.batch_size
         return dataclasses.replace(
-            self, num_steps=min(max(wanted, _FEWEST), _MOST))
+            self, num_steps=min(max(wanted, _FEWEST), _MOST)
+        )

@@ -28,8 +28,14 @@ _POOL = 1 << 16  # items of before that negatives are drawn from
 class StreamLearner:
     """Looks items up by their names, and learns from what followed."""
 
-    def __init__(self, names: ClosedNames | HashedNames | OpenNames,
-                 corpus: Corpus, *, num_negatives: int, seed: int):
+    def __init__(
+        self,
+        names: ClosedNames | HashedNames | OpenNames,
+        corpus: Corpus,
+        *,
+        num_negatives: int,
+        seed: int,
+    ):
         """Makes tables and tower.
 
         Args:
@@ -46,20 +52,36 @@ class StreamLearner:
         self._num_negatives = num_negatives
         self._pool = np.zeros(0, np.int64)
         tpu = tf.tpu.experimental.embedding
-        before, after = self._tables = [tpu.TableConfig(
-            names.num_rows, DIM, combiner="sum", name=name,
-            initializer=tf.keras.initializers.TruncatedNormal(
-                stddev=0.1, seed=seed + number))
-            for number, name in enumerate(TABLES)]
+        before, after = self._tables = [
+            tpu.TableConfig(
+                names.num_rows,
+                DIM,
+                combiner="sum",
+                name=name,
+                initializer=tf.keras.initializers.TruncatedNormal(
+                    stddev=0.1, seed=seed + number
+                ),
+            )
+            for number, name in enumerate(TABLES)
+        ]
         self.embedding = tlm.TPUEmbedding(
-            {"history": tpu.FeatureConfig(
-                before, max_sequence_length=_HISTORY),
-             "target": tpu.FeatureConfig(after),
-             "negatives": tpu.FeatureConfig(after)},
-            tpu.Adagrad(0.1, 1e-6), vocabularies=names.vocabularies)
-        self.tower = keras.Sequential([
-            keras.Input([_HISTORY * DIM]),
-            keras.layers.Dense(_HIDDEN, "gelu"), keras.layers.Dense(DIM)])
+            {
+                "history": tpu.FeatureConfig(
+                    before, max_sequence_length=_HISTORY
+                ),
+                "target": tpu.FeatureConfig(after),
+                "negatives": tpu.FeatureConfig(after),
+            },
+            tpu.Adagrad(0.1, 1e-6),
+            vocabularies=names.vocabularies,
+        )
+        self.tower = keras.Sequential(
+            [
+                keras.Input([_HISTORY * DIM]),
+                keras.layers.Dense(_HIDDEN, "gelu"),
+                keras.layers.Dense(DIM),
+            ]
+        )
         self._optimizer = keras.optimizers.Adam(2e-3)
         self._optimizer.build(self.tower.trainable_variables)
 
@@ -78,8 +100,12 @@ class StreamLearner:
         pool = self._pool if len(self._pool) else targets
         negatives = self._draw.choice(pool, self._num_negatives)
         history, splits = self._history(positions)
-        loss = self._train(history, splits, tf.constant(targets),
-                           tf.constant(negatives.astype(np.int32)))
+        loss = self._train(
+            history,
+            splits,
+            tf.constant(targets),
+            tf.constant(negatives.astype(np.int32)),
+        )
         self._names.count(targets)
         self._remember(targets)
         return float(loss)
@@ -101,14 +127,18 @@ class StreamLearner:
         if not len(among):
             return np.zeros(len(positions))
         table = tf.convert_to_tensor(
-            self.embedding.embedding_tables[self._tables[1]])
+            self.embedding.embedding_tables[self._tables[1]]
+        )
         log_counts = self._names.log_counts(self.embedding)[rows]
         place = np.full(len(self._corpus.item_names), -1)
         place[among] = np.arange(len(among))
         places = place[targets]
         history, splits = self._history(positions)
-        scores = tf.matmul(self._queries(history, splits),
-                           tf.gather(table, rows), transpose_b=True)
+        scores = tf.matmul(
+            self._queries(history, splits),
+            tf.gather(table, rows),
+            transpose_b=True,
+        )
         scores += tf.constant(log_counts, tf.float32)
         own = tf.gather(scores, np.maximum(places, 0), batch_dims=1)
         above = tf.math.count_nonzero(scores > own[:, tf.newaxis], axis=1)
@@ -128,32 +158,39 @@ class StreamLearner:
             return
         # Of all that came, each has about the same chance to be in it.
         self._pool[self._draw.integers(0, _POOL, len(targets) // 8)] = (
-            self._draw.choice(targets, len(targets) // 8))
+            self._draw.choice(targets, len(targets) // 8)
+        )
 
     def _features(self, history, splits, target, negatives):
         ids = self._names.ids
-        return {"history": tf.RaggedTensor.from_row_splits(
-                    tf.gather(ids, history), splits, validate=False),
-                "target": tf.gather(ids, target),
-                "negatives": tf.gather(ids, negatives)}
+        return {
+            "history": tf.RaggedTensor.from_row_splits(
+                tf.gather(ids, history), splits, validate=False
+            ),
+            "target": tf.gather(ids, target),
+            "negatives": tf.gather(ids, negatives),
+        }
 
     @tf.function(reduce_retracing=True)
     def _train(self, history, splits, target, negatives):
         self.embedding.enqueue(
-            self._features(history, splits, target, negatives))
+            self._features(history, splits, target, negatives)
+        )
         found = self.embedding.dequeue()
         weights = self.tower.trainable_variables
         with tf.GradientTape() as tape:
             tape.watch(found)
-            query = self.tower(tf.reshape(
-                found["history"], [-1, _HISTORY * DIM]), training=True)
+            query = self.tower(
+                tf.reshape(found["history"], [-1, _HISTORY * DIM]),
+                training=True,
+            )
             own = tf.reduce_sum(query * found["target"], axis=1)
             others = tf.matmul(query, found["negatives"], transpose_b=True)
             others -= 1e9 * tf.cast(
-                target[:, tf.newaxis] == negatives[tf.newaxis], tf.float32)
+                target[:, tf.newaxis] == negatives[tf.newaxis], tf.float32
+            )
             scores = tf.concat([own[:, tf.newaxis], others], axis=1)
-            loss = tf.reduce_mean(
-                tf.reduce_logsumexp(scores, axis=1) - own)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(scores, axis=1) - own)
         to_tables, to_tower = tape.gradient(loss, (found, weights))
         self.embedding.apply_gradients(to_tables)
         self._optimizer.apply(to_tower, weights)
@@ -162,15 +199,18 @@ class StreamLearner:
     @tf.function(reduce_retracing=True)
     def _queries(self, history, splits):
         nothing = tf.zeros([0], tf.int32)
-        self.embedding.enqueue(self._features(
-            history, splits, nothing, nothing), training=False)
+        self.embedding.enqueue(
+            self._features(history, splits, nothing, nothing), training=False
+        )
         found = self.embedding.dequeue()
-        return self.tower(tf.reshape(
-            found["history"], [-1, _HISTORY * DIM]), training=False)
+        return self.tower(
+            tf.reshape(found["history"], [-1, _HISTORY * DIM]), training=False
+        )
 
 
-def batches_in_order(positions: np.ndarray,
-                     batch_size: int) -> Iterator[np.ndarray]:
+def batches_in_order(
+    positions: np.ndarray, batch_size: int
+) -> Iterator[np.ndarray]:
     """Yields all positions, one part after the other."""
     for start in range(0, len(positions), batch_size):
-        yield positions[start:start + batch_size]
+        yield positions[start : start + batch_size]

@@ -28,8 +28,14 @@ _BATCH = 256
 _MEASURED = 512
 
 
-def run(corpus: Corpus, settings: Settings, report: Report, *,
-        capacity: int, max_held_out: int) -> None:
+def run(
+    corpus: Corpus,
+    settings: Settings,
+    report: Report,
+    *,
+    capacity: int,
+    max_held_out: int,
+) -> None:
     """Trains both in the order of the documents, measures and shows.
 
     Args:
@@ -42,51 +48,82 @@ def run(corpus: Corpus, settings: Settings, report: Report, *,
     Raises:
       DataError: There is too little to learn from.
     """
-    held_out = held_out_documents(corpus.documents, fraction=_HELD_OUT,
-                                  seed=settings.seed)
+    held_out = held_out_documents(
+        corpus.documents, fraction=_HELD_OUT, seed=settings.seed
+    )
     training = corpus.positions_of(~held_out)
     test = evaluation.chosen_positions(
-        corpus.positions_of(held_out), max_held_out, settings.seed)
+        corpus.positions_of(held_out), max_held_out, settings.seed
+    )
     batch_size = min(_BATCH, settings.batch_size)
     if len(corpus.documents) < 2 or len(training) < batch_size:
         raise DataError(
             f"--data needs two {corpus.words['document']}s or more, and at "
             f"least {batch_size} positions to train on. Received: "
             f"{len(corpus.documents)} {corpus.words['document']}s, "
-            f"{len(training)} positions.")
-    vocabulary = ItemVocabulary(corpus.items[training], corpus.item_names,
-                                min_count=_MIN_COUNT)
+            f"{len(training)} positions."
+        )
+    vocabulary = ItemVocabulary(
+        corpus.items[training], corpus.item_names, min_count=_MIN_COUNT
+    )
     reader = FeatureReader(corpus, vocabulary, held_out)
-    report.read(corpus, vocabulary, held_out, len(training), len(test),
-                float(np.mean(reader.targets(test) == 0)))
+    report.read(
+        corpus,
+        vocabulary,
+        held_out,
+        len(training),
+        len(test),
+        float(np.mean(reader.targets(test) == 0)),
+    )
     contestants = {
         "closed vocabulary": ClosedNames(vocabulary),
         "open vocabulary": OpenNames(
-            corpus.item_names, capacity, admission="count",
-            min_count=_MIN_COUNT, seed=settings.seed)}
+            corpus.item_names,
+            capacity,
+            admission="count",
+            min_count=_MIN_COUNT,
+            seed=settings.seed,
+        ),
+    }
     targets = reader.targets(test)
-    bigrams = BigramCounts(reader.previous(training),
-                           reader.targets(training), vocabulary)
+    bigrams = BigramCounts(
+        reader.previous(training), reader.targets(training), vocabulary
+    )
     figures = {
         "most frequent": (*recall_and_mrr(frequency_ranks(targets)), ""),
-        "bigram counts": (*recall_and_mrr(
-            bigrams.ranks(reader.previous(test), targets)), "")}
+        "bigram counts": (
+            *recall_and_mrr(bigrams.ranks(reader.previous(test), targets)),
+            "",
+        ),
+    }
     stats = {}
     for name, names in contestants.items():
         learner = StreamLearner(
-            names, corpus, num_negatives=settings.num_negatives // 2,
-            seed=settings.seed)
+            names,
+            corpus,
+            num_negatives=settings.num_negatives // 2,
+            seed=settings.seed,
+        )
         _train(learner, name, training, batch_size, settings.num_steps)
-        figures[name] = (*recall_and_mrr(_ranks(learner, test, np.unique(
-            corpus.items[training]))), f"{learner.rows_used:,}")
-        stats = {table: one.stats() for table, one in
-                 learner.embedding.vocabularies.items()} or stats
+        figures[name] = (
+            *recall_and_mrr(
+                _ranks(learner, test, np.unique(corpus.items[training]))
+            ),
+            f"{learner.rows_used:,}",
+        )
+        stats = {
+            table: one.stats()
+            for table, one in learner.embedding.vocabularies.items()
+        } or stats
     report.table(
         f"Held-out {corpus.words['document']}s: {len(test):,} positions",
         ["offers", "recall@10", "MRR", "rows used"],
-        [[name, f"{recall:.3f}", f"{mrr:.3f}", rows]
-         for name, (recall, mrr, rows) in figures.items()],
-        numbers=["recall@10", "MRR", "rows used"])
+        [
+            [name, f"{recall:.3f}", f"{mrr:.3f}", rows]
+            for name, (recall, mrr, rows) in figures.items()
+        ],
+        numbers=["recall@10", "MRR", "rows used"],
+    )
     report.say(
         "The last two learned every position once, in the order of the "
         f"{corpus.words['document']}s, by the same model. The closed "
@@ -97,23 +134,37 @@ def run(corpus: Corpus, settings: Settings, report: Report, *,
         f"{sum(one['num_evicted'] for one in stats.values()):,} gave their "
         "rows away, and "
         f"{stats[TABLES[0]]['share_known']:.1%} of the lookups of what came "
-        "before found a row.")
+        "before found a row."
+    )
     report.farewell()
 
 
-def _train(learner: StreamLearner, name: str, positions: np.ndarray,
-           batch_size: int, num_steps: int | None) -> None:
-    num_steps = min(num_steps or len(positions),
-                    len(positions) // batch_size)
+def _train(
+    learner: StreamLearner,
+    name: str,
+    positions: np.ndarray,
+    batch_size: int,
+    num_steps: int | None,
+) -> None:
+    num_steps = min(num_steps or len(positions), len(positions) // batch_size)
     bar = keras.utils.Progbar(
-        num_steps, unit_name=f"step, {name}", stateful_metrics=["loss"],
-        interval=0.2 if sys.stdout.isatty() else 10)
-    for step, batch in zip(range(1, num_steps + 1), batches_in_order(
-            positions, batch_size)):
+        num_steps,
+        unit_name=f"step, {name}",
+        stateful_metrics=["loss"],
+        interval=0.2 if sys.stdout.isatty() else 10,
+    )
+    for step, batch in zip(
+        range(1, num_steps + 1), batches_in_order(positions, batch_size)
+    ):
         bar.update(step, [("loss", learner.train(batch))])
 
 
-def _ranks(learner: StreamLearner, positions: np.ndarray,
-           among: np.ndarray) -> np.ndarray:
-    return np.concatenate([learner.ranks(part, among) for part in
-                           batches_in_order(positions, _MEASURED)])
+def _ranks(
+    learner: StreamLearner, positions: np.ndarray, among: np.ndarray
+) -> np.ndarray:
+    return np.concatenate(
+        [
+            learner.ranks(part, among)
+            for part in batches_in_order(positions, _MEASURED)
+        ]
+    )

@@ -27,7 +27,9 @@ class Checkpoints:
         self._model = model
         self._manager = tf.train.CheckpointManager(
             tf.train.Checkpoint(**model.saved_parts()),
-            str(folder / "checkpoints"), max_to_keep=2)
+            str(folder / "checkpoints"),
+            max_to_keep=2,
+        )
 
     @property
     def latest(self) -> str | None:
@@ -46,12 +48,18 @@ class Checkpoints:
             status = self._manager.checkpoint.restore(self.latest)
             status.assert_existing_objects_matched()
         # TensorFlow's reader raises any of these for a file cut short.
-        except (tf.errors.OpError, ValueError, IndexError, RuntimeError,
-                AssertionError) as error:
+        except (
+            tf.errors.OpError,
+            ValueError,
+            IndexError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
             reason = str(error).strip().splitlines()[0]
             raise DataError(
                 f"The checkpoint {self.latest} cannot be restored: {reason} "
-                "Start over with --fresh.") from error
+                "Start over with --fresh."
+            ) from error
         self._model.after_restore()
         return self.latest
 
@@ -74,22 +82,32 @@ def claim_folder(folder: Path, facts: dict[str, object]) -> None:
     path = folder / FACTS
     if path.exists():
         found = json.loads(path.read_text())
-        differing = [name for name in sorted({*facts, *found})
-                     if facts.get(name) != found.get(name)]
+        differing = [
+            name
+            for name in sorted({*facts, *found})
+            if facts.get(name) != found.get(name)
+        ]
         if differing:
             name = differing[0]
             raise DataError(
                 f"--model_dir must be empty or hold the same model. Received: "
                 f"{str(folder)!r}, whose {name} is {found.get(name)!r}; this "
                 f"run's is {facts.get(name)!r}. Choose another folder, or "
-                "start over with --fresh.")
+                "start over with --fresh."
+            )
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=1))
 
 
-def train(model: Completer, reader: FeatureReader, sampler: BatchSampler,
-          checkpoints: Checkpoints, *, num_steps: int,
-          save_every: int) -> float:
+def train(
+    model: Completer,
+    reader: FeatureReader,
+    sampler: BatchSampler,
+    checkpoints: Checkpoints,
+    *,
+    num_steps: int,
+    save_every: int,
+) -> float:
     """Trains until `num_steps` steps are done, in this run or before.
 
     Args:
@@ -110,10 +128,12 @@ def train(model: Completer, reader: FeatureReader, sampler: BatchSampler,
     if first >= num_steps:
         return 0.0
     bar = keras.utils.Progbar(
-        num_steps, unit_name="step",
+        num_steps,
+        unit_name="step",
         stateful_metrics=["loss", "examples/s"],
         # A log is not redrawn; a line every few seconds is enough.
-        interval=0.2 if sys.stdout.isatty() else 10)
+        interval=0.2 if sys.stdout.isatty() else 10,
+    )
     start, num_examples, loss = time.monotonic(), 0, None
     for step in range(first, num_steps):
         positions = sampler.positions(step)
@@ -121,13 +141,16 @@ def train(model: Completer, reader: FeatureReader, sampler: BatchSampler,
         found = model.train_step(
             to_tensors(reader.batch(positions)),
             tf.constant(reader.targets(positions)),
-            tf.constant(negatives), tf.constant(log_chance))
+            tf.constant(negatives),
+            tf.constant(log_chance),
+        )
         num_examples += len(positions)
         found = float(found)
         if not math.isfinite(found):
             raise FloatingPointError(
                 f"The loss of step {step} is {found}. Nothing after the last "
-                f"checkpoint was saved ({checkpoints.latest}).")
+                f"checkpoint was saved ({checkpoints.latest})."
+            )
         # An average that forgets, as a single batch says little.
         loss = found if loss is None else 0.98 * loss + 0.02 * found
         rate = num_examples / (time.monotonic() - start)

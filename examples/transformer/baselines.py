@@ -7,8 +7,9 @@ import numpy as np
 _SEEN = 0.1  # added to every count, so that nothing is impossible
 
 
-def ngram_loss(training: np.ndarray, windows: np.ndarray, num_rows: int,
-               order: int) -> float:
+def ngram_loss(
+    training: np.ndarray, windows: np.ndarray, num_rows: int, order: int
+) -> float:
     """Returns the cross-entropy of counting what follows what.
 
     Each character is guessed from the `order - 1` before it. Where a window
@@ -30,22 +31,23 @@ def ngram_loss(training: np.ndarray, windows: np.ndarray, num_rows: int,
     Returns:
       The mean in nats over all characters but the first of each window.
     """
-    log_chance = [_log_chances(training, num_rows, n)
-                  for n in range(1, order + 1)]
+    log_chance = [
+        _log_chances(training, num_rows, n) for n in range(1, order + 1)
+    ]
     total = 0.0
     for place in range(1, windows.shape[1]):
         seen = min(order, place + 1)
-        grams = _codes(windows[:, place + 1 - seen:place + 1], num_rows)
+        grams = _codes(windows[:, place + 1 - seen : place + 1], num_rows)
         total -= log_chance[seen - 1][grams].sum()
     return float(total / (windows.shape[0] * (windows.shape[1] - 1)))
 
 
-def _log_chances(training: np.ndarray, num_rows: int,
-                 order: int) -> np.ndarray:
+def _log_chances(training: np.ndarray, num_rows: int, order: int) -> np.ndarray:
     """Returns the log chance of the last row of every `order` rows."""
     grams = np.lib.stride_tricks.sliding_window_view(training, order)
-    counts = np.bincount(_codes(grams, num_rows),
-                         minlength=num_rows**order) + _SEEN
+    counts = (
+        np.bincount(_codes(grams, num_rows), minlength=num_rows**order) + _SEEN
+    )
     counts = counts.reshape(-1, num_rows)
     return np.log(counts / counts.sum(axis=1, keepdims=True)).ravel()
 

@@ -10,9 +10,15 @@ import numpy as np
 from transformer.text import OTHER, Characters
 
 
-def generate(model: keras.Model, characters: Characters,
-             prompts: Sequence[str], *, length: int, temperature: float,
-             seed: int) -> list[str]:
+def generate(
+    model: keras.Model,
+    characters: Characters,
+    prompts: Sequence[str],
+    *,
+    length: int,
+    temperature: float,
+    seed: int,
+) -> list[str]:
     """Continues each prompt.
 
     Args:
@@ -35,14 +41,15 @@ def generate(model: keras.Model, characters: Characters,
         ends = []
         for row, text in zip(window, texts, strict=True):
             seen = text[-context:]
-            row[:len(seen)] = seen
+            row[: len(seen)] = seen
             ends.append(len(seen) - 1)
         scores = model.predict_on_batch(window)[np.arange(len(ends)), ends]
         scores[:, OTHER] = -np.inf  # It has no character to show.
         # The highest of the scores with Gumbel noise is a draw from their
         # softmax.
         noise = draw.gumbel(size=scores.shape)
-        for text, row in zip(texts, np.argmax(scores / temperature + noise,
-                                              axis=1), strict=True):
+        for text, row in zip(
+            texts, np.argmax(scores / temperature + noise, axis=1), strict=True
+        ):
             text.append(int(row))
     return [characters.text(text) for text in texts]

@@ -34,8 +34,10 @@ class Positions(keras.layers.Layer):
     def build(self, shape):
         """Makes one row per place."""
         self.table = self.add_weight(
-            name="table", shape=shape[1:],
-            initializer=keras.initializers.RandomNormal(stddev=0.02))
+            name="table",
+            shape=shape[1:],
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+        )
 
     def call(self, x):
         """Returns `x` with the rows added."""
@@ -47,7 +49,8 @@ def layout_map_of(mesh) -> tlm.LayoutMap:
     layout_map = tlm.LayoutMap(mesh)
     for key, axes in LAYOUTS.items():
         layout_map[key] = dtensor.Layout(
-            [axis or dtensor.UNSHARDED for axis in axes], mesh)
+            [axis or dtensor.UNSHARDED for axis in axes], mesh
+        )
     return layout_map
 
 
@@ -66,15 +69,19 @@ def build_model(settings: Settings, num_rows: int) -> keras.Model:
     for block in range(settings.num_blocks):
         seen = layers.LayerNormalization(name=f"before_attend_{block}")(x)
         x = x + layers.MultiHeadAttention(
-            settings.num_heads, settings.dim // settings.num_heads,
-            name=f"attend_{block}")(seen, seen, use_causal_mask=True)
+            settings.num_heads,
+            settings.dim // settings.num_heads,
+            name=f"attend_{block}",
+        )(seen, seen, use_causal_mask=True)
         seen = layers.LayerNormalization(name=f"before_widen_{block}")(x)
-        wide = layers.Dense(4 * settings.dim, "relu",
-                            name=f"widen_{block}")(seen)
+        wide = layers.Dense(4 * settings.dim, "relu", name=f"widen_{block}")(
+            seen
+        )
         x = x + layers.Dense(settings.dim, name=f"narrow_{block}")(wide)
     x = layers.LayerNormalization(name="before_guess")(x)
-    return keras.Model(rows, layers.Dense(num_rows, name="guess")(x),
-                       name="transformer")
+    return keras.Model(
+        rows, layers.Dense(num_rows, name="guess")(x), name="transformer"
+    )
 
 
 def compile_model(model: keras.Model, settings: Settings) -> None:
@@ -82,7 +89,8 @@ def compile_model(model: keras.Model, settings: Settings) -> None:
     model.compile(
         keras.optimizers.Adam(settings.rate, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"])
+        metrics=["accuracy"],
+    )
 
 
 def held_bytes(model: keras.Model) -> tuple[int, int]:
@@ -95,7 +103,6 @@ def held_bytes(model: keras.Model) -> tuple[int, int]:
     for variable in (*model.variables, *model.optimizer.variables):
         parts = dtensor.unpack(variable.value.read_value())
         for device, part in enumerate(parts):
-            per_device[device] = (per_device.get(device, 0)
-                                  + part.numpy().nbytes)
+            per_device[device] = per_device.get(device, 0) + part.numpy().nbytes
         once += variable.numpy().nbytes
     return max(per_device.values()), once

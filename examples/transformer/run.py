@@ -25,9 +25,16 @@ _VOCABULARY = 100
 _PROMPTS = ("def ", "class ", "import ", "    return ")
 
 
-def run(report: Report, settings: Settings, *, data: str,
-        model_dir: str | None, fresh: bool, num_windows: int,
-        sample_length: int) -> None:
+def run(
+    report: Report,
+    settings: Settings,
+    *,
+    data: str,
+    model_dir: str | None,
+    fresh: bool,
+    num_windows: int,
+    sample_length: int,
+) -> None:
     """Reads, trains, measures and shows.
 
     Raises:
@@ -42,30 +49,49 @@ def run(report: Report, settings: Settings, *, data: str,
     folder = Path(model_dir or _cache_folder(data)).expanduser()
     if fresh:
         forget(folder)
-    claim_folder(folder, {"vocabulary": text.characters.names,
-                          **settings.shape_facts()})
+    claim_folder(
+        folder, {"vocabulary": text.characters.names, **settings.shape_facts()}
+    )
     layout_map = layout_map_of(mesh)
     saved = training.newest(folder)
     model = training.make_or_load(
-        layout_map, settings, len(text.characters), folder)
+        layout_map, settings, len(text.characters), folder
+    )
     report.say(str(layout_map.explain(model)))
     report.begin(saved, int(model.optimizer.iterations), folder)
     if not training.train(model, text.training, windows, settings, folder):
-        report.say(f"Nothing left to train: --epochs={settings.epochs}. "
-                   "--fresh starts over.")
+        report.say(
+            f"Nothing left to train: --epochs={settings.epochs}. "
+            "--fresh starts over."
+        )
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     fullest, once = held_bytes(model)
-    report.say(f"Measured: the fullest device holds {fullest / 2**20:.2f} MiB "
-               f"of weights and optimizer; one copy is {once / 2**20:.2f} "
-               "MiB.")
+    report.say(
+        f"Measured: the fullest device holds {fullest / 2**20:.2f} MiB "
+        f"of weights and optimizer; one copy is {once / 2**20:.2f} "
+        "MiB."
+    )
     compare(model, text, windows, settings, report)
     report.table(
-        "What it makes up", ["given", "continued"],
-        [[prompt, made[len(prompt):]] for prompt, made in zip(
-            _PROMPTS, generate(
-                model, text.characters, _PROMPTS, length=sample_length,
-                temperature=0.7, seed=settings.seed), strict=True)])
+        "What it makes up",
+        ["given", "continued"],
+        [
+            [prompt, made[len(prompt) :]]
+            for prompt, made in zip(
+                _PROMPTS,
+                generate(
+                    model,
+                    text.characters,
+                    _PROMPTS,
+                    length=sample_length,
+                    temperature=0.7,
+                    seed=settings.seed,
+                ),
+                strict=True,
+            )
+        ],
+    )
     report.farewell()
 
 
@@ -77,32 +103,55 @@ def read(data: str, settings: Settings) -> Text:
     else:
         root, skips = Path(data).expanduser(), FOLDER_SKIPS
         source = str(root)
-    return Text(root, skips, source, vocabulary_size=_VOCABULARY,
-                context=settings.context, seed=settings.seed)
+    return Text(
+        root,
+        skips,
+        source,
+        vocabulary_size=_VOCABULARY,
+        context=settings.context,
+        seed=settings.seed,
+    )
 
 
-def compare(model, text: Text, windows: np.ndarray, settings: Settings,
-            report: Report) -> None:
+def compare(
+    model, text: Text, windows: np.ndarray, settings: Settings, report: Report
+) -> None:
     """Compares the model's held-out loss with those of counting."""
     losses = {
         name: ngram_loss(text.training, windows, len(text.characters), order)
-        for order, name in enumerate(("unigrams", "bigrams", "trigrams"), 1)}
+        for order, name in enumerate(("unigrams", "bigrams", "trigrams"), 1)
+    }
     counted = losses["bigrams"]
     losses["the model"] = loss = model.evaluate(
-        windows[:, :-1], windows[:, 1:], batch_size=settings.batch_size,
-        verbose=0, return_dict=True)["loss"]
+        windows[:, :-1],
+        windows[:, 1:],
+        batch_size=settings.batch_size,
+        verbose=0,
+        return_dict=True,
+    )["loss"]
     report.table(
         f"Held-out files: {windows.shape[0] * settings.context:,} characters",
         ["guessed by", "nats", "bits", "one in"],
-        [[name, f"{value:.3f}", f"{value / np.log(2):.3f}",
-          f"{np.exp(value):.1f}"] for name, value in losses.items()],
-        numbers=["nats", "bits", "one in"])
+        [
+            [
+                name,
+                f"{value:.3f}",
+                f"{value / np.log(2):.3f}",
+                f"{np.exp(value):.1f}",
+            ]
+            for name, value in losses.items()
+        ],
+        numbers=["nats", "bits", "one in"],
+    )
     report.say(
         "All guess the same characters from what stands before them in a "
         f"window of {settings.context}. "
-        + (f"The model beats bigrams by {counted - loss:.3f} nats."
-           if loss < counted else
-           "The model does not beat bigrams yet: train it longer."))
+        + (
+            f"The model beats bigrams by {counted - loss:.3f} nats."
+            if loss < counted
+            else "The model does not beat bigrams yet: train it longer."
+        )
+    )
 
 
 def forget(folder: Path) -> None:
@@ -117,6 +166,9 @@ def _cache_folder(data: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
         cache = tempfile.gettempdir()  # There is no home.
-    label = "stdlib" if data == "stdlib" else (
-        Path(data).expanduser().resolve().name or "root")
+    label = (
+        "stdlib"
+        if data == "stdlib"
+        else (Path(data).expanduser().resolve().name or "root")
+    )
     return Path(cache, "tf_layoutmap", "sharded_transformer", label)

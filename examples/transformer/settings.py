@@ -50,8 +50,12 @@ class Settings:
 
     def shape_facts(self) -> dict[str, int]:
         """Returns what a saved model must agree with; not the mesh."""
-        return {"context": self.context, "dim": self.dim,
-                "heads": self.num_heads, "blocks": self.num_blocks}
+        return {
+            "context": self.context,
+            "dim": self.dim,
+            "heads": self.num_heads,
+            "blocks": self.num_blocks,
+        }
 
     def check(self) -> None:
         """Raises unless the sizes fit the mesh.
@@ -61,13 +65,18 @@ class Settings:
         """
         batch, model = self.mesh
         for flag, size, devices, axis in (
-                ("--batch_size", self.batch_size, batch, "batch"),
-                ("--heads", self.num_heads, model, "model"),
-                ("--dim", self.dim, model, "model"),
-                ("--dim", self.dim, self.num_heads, "heads")):
+            ("--batch_size", self.batch_size, batch, "batch"),
+            ("--heads", self.num_heads, model, "model"),
+            ("--dim", self.dim, model, "model"),
+            ("--dim", self.dim, self.num_heads, "heads"),
+        ):
             if size % devices:
                 raise SettingsError(
                     f"{flag} must be a multiple of {devices}, "
-                    + ("the number of --heads" if axis == "heads" else
-                       f"the size of mesh axis {axis!r}")
-                    + f". Received: {size}.")
+                    + (
+                        "the number of --heads"
+                        if axis == "heads"
+                        else f"the size of mesh axis {axis!r}"
+                    )
+                    + f". Received: {size}."
+                )

@@ -32,10 +32,9 @@ class Characters:
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         found, counts = np.unique(points, return_counts=True)
         # The most frequent first; of equal ones the lower code point.
-        kept = found[np.argsort(-counts, kind="stable")][:size - 1]
+        kept = found[np.argsort(-counts, kind="stable")][: size - 1]
         self.names = "\ufffd" + "".join(map(chr, kept))
-        self._row_of = {char: row for row, char in enumerate(self.names)
-                        if row}
+        self._row_of = {char: row for row, char in enumerate(self.names) if row}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -44,8 +43,9 @@ class Characters:
         """Returns the row of each character, `[len(text)]` uint8."""
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         found, inverse = np.unique(points, return_inverse=True)
-        rows = np.array([self._row_of.get(chr(p), OTHER) for p in found],
-                        np.uint8)
+        rows = np.array(
+            [self._row_of.get(chr(p), OTHER) for p in found], np.uint8
+        )
         return rows[inverse]
 
     def text(self, rows: Iterable[int]) -> str:
@@ -63,38 +63,55 @@ class Text:
       facts: What a person wants to know about it.
     """
 
-    def __init__(self, root: Path, skips: frozenset[str], source: str, *,
-                 vocabulary_size: int, context: int, seed: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        skips: frozenset[str],
+        source: str,
+        *,
+        vocabulary_size: int,
+        context: int,
+        seed: int,
+    ) -> None:
         """Reads every `*.py` below `root`.
 
         Raises:
           DataError: There are fewer than two files, or too little text.
         """
         documents = read_files(root, skips)
-        held_out = held_out_documents(list(documents), fraction=_HELD_OUT,
-                                      seed=seed)
+        held_out = held_out_documents(
+            list(documents), fraction=_HELD_OUT, seed=seed
+        )
         texts = np.array(list(documents.values()), object)
-        training, measured = "".join(texts[~held_out]), "".join(
-            texts[held_out])
+        training, measured = "".join(texts[~held_out]), "".join(texts[held_out])
         shortest = min(len(training), len(measured))
         if len(documents) < 2 or shortest <= context:
             raise DataError(
                 f"--data needs two files of more than --context={context} "
                 "characters, one of them to be held out. Received: "
                 f"{len(documents)} files, {len(training)} characters to "
-                f"train on and {len(measured)} held out.")
+                f"train on and {len(measured)} held out."
+            )
         self.characters = Characters(training, size=vocabulary_size)
         self.training = self.characters.rows(training)
         self.held_out = self.characters.rows(measured)
         self.facts = [
             ("source", source),
-            ("files", f"{len(documents):,}, of them {held_out.sum():,} held "
-             "out, never trained on"),
-            ("characters", f"{len(training):,} to train on, "
-             f"{len(measured):,} held out"),
-            ("vocabulary", f"{len(self.characters) - 1} characters; "
-             f"{np.mean(self.held_out == OTHER):.3%} of the held-out ones "
-             "are none of them"),
+            (
+                "files",
+                f"{len(documents):,}, of them {held_out.sum():,} held "
+                "out, never trained on",
+            ),
+            (
+                "characters",
+                f"{len(training):,} to train on, {len(measured):,} held out",
+            ),
+            (
+                "vocabulary",
+                f"{len(self.characters) - 1} characters; "
+                f"{np.mean(self.held_out == OTHER):.3%} of the held-out ones "
+                "are none of them",
+            ),
         ]
 
     def measured_windows(self, context: int, limit: int) -> np.ndarray:
@@ -108,7 +125,8 @@ class Text:
         count = min(limit, last // context + 1)
         starts = np.linspace(0, last, count).astype(np.int64)
         return self.held_out[
-            starts[:, np.newaxis] + np.arange(context + 1)].astype(np.int32)
+            starts[:, np.newaxis] + np.arange(context + 1)
+        ].astype(np.int32)
 
 
 def read_files(root: Path, skips: frozenset[str]) -> dict[str, str]:
@@ -118,9 +136,11 @@ def read_files(root: Path, skips: frozenset[str]) -> dict[str, str]:
       DataError: `root` is no folder.
     """
     if not root.is_dir():
-        raise DataError(f"--data must be 'stdlib' or a folder of Python "
-                        f"files. Received: {str(root)!r}, which is "
-                        f"{'a file' if root.exists() else 'not there'}.")
+        raise DataError(
+            f"--data must be 'stdlib' or a folder of Python "
+            f"files. Received: {str(root)!r}, which is "
+            f"{'a file' if root.exists() else 'not there'}."
+        )
     documents = {}
     for path in python_files(root, skips):
         try:

@@ -17,8 +17,9 @@ from transformer.settings import Settings
 _NAME = "epoch-{epoch:04d}.keras"
 
 
-def batches(training: np.ndarray, settings: Settings,
-            first_step: int) -> tf.data.Dataset:
+def batches(
+    training: np.ndarray, settings: Settings, first_step: int
+) -> tf.data.Dataset:
     """Returns endless batches of windows; a step decides what is in it.
 
     So a run that goes on sees what it would have seen without a stop.
@@ -37,16 +38,23 @@ def batches(training: np.ndarray, settings: Settings,
 
     def batch(step):
         starts = tf.random.stateless_uniform(
-            [settings.batch_size, 1], [settings.seed, step],
-            maxval=len(training) - settings.context, dtype=tf.int32)
+            [settings.batch_size, 1],
+            [settings.seed, step],
+            maxval=len(training) - settings.context,
+            dtype=tf.int32,
+        )
         rows = tf.cast(tf.gather(text, starts + places), tf.int32)
         return rows[:, :-1], rows[:, 1:]
 
     # An iterator that autotunes can take a minute to end.
     options = tf.data.Options()
     options.autotune.enabled = False
-    return tf.data.Dataset.range(first_step, tf.int64.max).map(
-        batch).prefetch(2).with_options(options)
+    return (
+        tf.data.Dataset.range(first_step, tf.int64.max)
+        .map(batch)
+        .prefetch(2)
+        .with_options(options)
+    )
 
 
 def newest(folder: Path) -> Path | None:
@@ -54,8 +62,9 @@ def newest(folder: Path) -> Path | None:
     return max(folder.glob("epoch-*.keras"), default=None)
 
 
-def make_or_load(layout_map: tlm.LayoutMap, settings: Settings,
-                 num_rows: int, folder: Path) -> keras.Model:
+def make_or_load(
+    layout_map: tlm.LayoutMap, settings: Settings, num_rows: int, folder: Path
+) -> keras.Model:
     """Returns a compiled model on the mesh: the newest one, or a new one.
 
     What was saved knows of no mesh; it is cut as `layout_map` says.
@@ -77,11 +86,17 @@ def make_or_load(layout_map: tlm.LayoutMap, settings: Settings,
             raise DataError(
                 f"The saved model {saved} cannot be loaded: {reason[0]} "
                 "Remove it to go on from the one before, or start over with "
-                "--fresh.") from error
+                "--fresh."
+            ) from error
 
 
-def train(model: keras.Model, training: np.ndarray, windows: np.ndarray,
-          settings: Settings, folder: Path) -> bool:
+def train(
+    model: keras.Model,
+    training: np.ndarray,
+    windows: np.ndarray,
+    settings: Settings,
+    folder: Path,
+) -> bool:
     """Trains until all epochs are done, in this run or before.
 
     Args:
@@ -99,14 +114,19 @@ def train(model: keras.Model, training: np.ndarray, windows: np.ndarray,
     if first_epoch >= settings.epochs:
         return False
     model.fit(
-        batches(training, settings, done), epochs=settings.epochs,
-        initial_epoch=first_epoch, steps_per_epoch=settings.steps_per_epoch,
+        batches(training, settings, done),
+        epochs=settings.epochs,
+        initial_epoch=first_epoch,
+        steps_per_epoch=settings.steps_per_epoch,
         validation_data=(windows[:, :-1], windows[:, 1:]),
-        validation_batch_size=settings.batch_size, shuffle=False,
+        validation_batch_size=settings.batch_size,
+        shuffle=False,
         # A log is not redrawn; a line an epoch is enough.
         verbose=1 if sys.stdout.isatty() else 2,
         callbacks=[
             keras.callbacks.LearningRateScheduler(settings.rate_of),
             keras.callbacks.ModelCheckpoint(folder / _NAME),
-            keras.callbacks.TerminateOnNaN()])
+            keras.callbacks.TerminateOnNaN(),
+        ],
+    )
     return True

@@ -9,32 +9,48 @@ ROOT = pathlib.Path(__file__).parents[2]
 CC = ROOT / "cc"
 
 # Each folder of the core may include itself and those before it.
-CORE = ["base", "memory", "simd", "ids", "rows", "tables", "keys",
-        "vocabulary", "optimizers", "steps", "engine", "servers",
-        "served_keys", "exchange"]
+CORE = [
+    "base",
+    "memory",
+    "simd",
+    "ids",
+    "rows",
+    "tables",
+    "keys",
+    "vocabulary",
+    "optimizers",
+    "steps",
+    "engine",
+    "servers",
+    "served_keys",
+    "exchange",
+]
 
 INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 
 
 def core_files(folder: str) -> list[pathlib.Path]:
     """Its files but for tests, which may include anything of the core."""
-    return sorted(path for path in (CC / "core" / folder).iterdir()
-                  if path.suffix in (".h", ".cc") and
-                  "_test." not in path.name)
+    return sorted(
+        path
+        for path in (CC / "core" / folder).iterdir()
+        if path.suffix in (".h", ".cc") and "_test." not in path.name
+    )
 
 
 def test_every_folder_of_the_core_has_a_place():
     found = {path.name for path in (CC / "core").iterdir() if path.is_dir()}
     assert found == set(CORE)
-    assert not [path for path in (CC / "core").iterdir()
-                if path.suffix in (".h", ".cc")]
+    assert not [
+        path for path in (CC / "core").iterdir() if path.suffix in (".h", ".cc")
+    ]
 
 
 @pytest.mark.parametrize("folder", CORE)
 def test_includes_of_the_core_point_to_folders_before(folder):
     files = core_files(folder)
     assert files
-    allowed = set(CORE[:CORE.index(folder) + 1])
+    allowed = set(CORE[: CORE.index(folder) + 1])
     for path in files:
         # The bodies per instruction set are made of the update rules.
         rules = {"optimizers"} if path.name.endswith("_isa.cc") else set()
@@ -44,10 +60,17 @@ def test_includes_of_the_core_point_to_folders_before(folder):
 
 def test_the_page_on_the_design_names_every_file_of_the_core():
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    tree = page[page.index("\ncc/\n"):page.index("\ntests/")]
+    tree = page[page.index("\ncc/\n") : page.index("\ntests/")]
     rules = {path.stem for path in (CC / "core/optimizers").glob("*.h")}
     rules -= {"optimizer", "apply"}
-    stems = {path.stem for folder in CORE if folder != "simd"
-             for path in core_files(folder)} - rules - {"host_engine_apply"}
-    assert not {stem for stem in stems
-                if not re.search(rf"\b{stem}\b", tree)}
+    stems = (
+        {
+            path.stem
+            for folder in CORE
+            if folder != "simd"
+            for path in core_files(folder)
+        }
+        - rules
+        - {"host_engine_apply"}
+    )
+    assert not {stem for stem in stems if not re.search(rf"\b{stem}\b", tree)}

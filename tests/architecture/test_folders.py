@@ -19,20 +19,27 @@ SOURCES = {".py", ".cc", ".h"}
 
 def folders():
     return sorted(
-        folder for top in ("tf_layoutmap", "cc", "tests", "examples",
-                           "benchmarks")
+        folder
+        for top in ("tf_layoutmap", "cc", "tests", "examples", "benchmarks")
         for folder in [ROOT / top, *(ROOT / top).rglob("*")]
-        if folder.is_dir() and folder.name != "__pycache__")
+        if folder.is_dir() and folder.name != "__pycache__"
+    )
 
 
 @pytest.mark.parametrize(
-    "folder", folders(), ids=lambda p: str(p.relative_to(ROOT)))
+    "folder", folders(), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_a_folder_can_be_read_at_a_glance(folder):
     # What the build writes into the package is no source.
-    files = [p.name for p in folder.iterdir() if p.suffix in SOURCES and
-             p.name not in ("__init__.py", "_build_info.py")]
+    files = [
+        p.name
+        for p in folder.iterdir()
+        if p.suffix in SOURCES
+        and p.name not in ("__init__.py", "_build_info.py")
+    ]
     assert len(files) <= MOST_FILES, (
-        f"{len(files)} files lie flat in it: find its parts")
+        f"{len(files)} files lie flat in it: find its parts"
+    )
 
 
 def imports():
@@ -47,8 +54,10 @@ def imports():
         if test_levels.source_of(module).name != "__init__.py":
             names = test_levels.imports_of(tree, module, False, walk=ast.walk)
         found[module] = {
-            target for name in names
-            if (target := test_levels.own_module(name)) is not None} - {module}
+            target
+            for name in names
+            if (target := test_levels.own_module(name)) is not None
+        } - {module}
     return found
 
 
@@ -66,8 +75,8 @@ def circles(graph):
             elif target in stack:
                 low[module] = min(low[module], index[target])
         if low[module] == index[module]:
-            group = stack[stack.index(module):]
-            del stack[stack.index(module):]
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
             if len(group) > 1:
                 found.append(sorted(group))
 
@@ -90,18 +99,25 @@ def test_the_plan_names_every_module_once():
     plan = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     tree = plan.partition("## Modules\n")[2].partition("\ncc/")[0]
     named = re.findall(r"[\w/]+\.py\b", tree)
-    modules = {str(path.relative_to(test_levels.PACKAGE)): path
-               for path in test_levels.PACKAGE.rglob("*.py")
-               if path.name not in ("__init__.py", "_build_info.py")}
+    modules = {
+        str(path.relative_to(test_levels.PACKAGE)): path
+        for path in test_levels.PACKAGE.rglob("*.py")
+        if path.name not in ("__init__.py", "_build_info.py")
+    }
     assert sorted(named) == sorted(modules)
 
 
 KERAS = {"keras", "tf_keras"}
 
 
-@pytest.mark.parametrize("module", [
-    m for m in test_levels.modules()
-    if m.startswith(("layout.mesh.", "layout.tf_ops.", "layout.variables."))])
+@pytest.mark.parametrize(
+    "module",
+    [
+        m
+        for m in test_levels.modules()
+        if m.startswith(("layout.mesh.", "layout.tf_ops.", "layout.variables."))
+    ],
+)
 def test_tensors_on_a_mesh_know_no_keras(module):
     _, imported = test_levels.read(module)
     assert not {name.split(".")[0] for name in imported} & KERAS

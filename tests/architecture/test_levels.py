@@ -147,8 +147,10 @@ def source_of(module: str) -> pathlib.Path:
 
 
 def only_for_types(node: ast.AST) -> bool:
-    return (isinstance(node, ast.If) and
-            ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"))
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
 
 
 def nodes_of(tree: ast.AST):
@@ -163,8 +165,9 @@ def nodes_of(tree: ast.AST):
         yield from nodes_of(node)
 
 
-def imports_of(tree: ast.AST, module: str, is_package: bool,
-               walk=nodes_of) -> set[str]:
+def imports_of(
+    tree: ast.AST, module: str, is_package: bool, walk=nodes_of
+) -> set[str]:
     """Full dotted names that the source of `module` imports.
 
     `from a import b` counts as `a.b`, since b may be a module. `walk` yields
@@ -179,7 +182,7 @@ def imports_of(tree: ast.AST, module: str, is_package: bool,
             if node.level:
                 here = ("tf_layoutmap." + module).rstrip(".").split(".")
                 up = node.level - is_package
-                here = here[:len(here) - up] if up else here
+                here = here[: len(here) - up] if up else here
                 base = ".".join([*here, *filter(None, [base])])
             found |= {f"{base}.{alias.name}" for alias in node.names}
     return found
@@ -211,14 +214,18 @@ def level_entry(module: str) -> str:
 
 
 def folder(module: str) -> str:
-    return module if source_of(module).name == "__init__.py" else (
-        module.rpartition(".")[0])
+    return (
+        module
+        if source_of(module).name == "__init__.py"
+        else (module.rpartition(".")[0])
+    )
 
 
 @pytest.mark.parametrize("module", modules())
 def test_every_module_has_a_level(module):
     assert module == "" or level_entry(module), (
-        f"tf_layoutmap.{module} has no level: give it one in LEVELS")
+        f"tf_layoutmap.{module} has no level: give it one in LEVELS"
+    )
 
 
 @pytest.mark.parametrize("module", modules())
@@ -232,11 +239,13 @@ def test_imports_point_down_or_stay_in_the_folder(module):
         # From the pure level, the folder's other files are up, not sideways.
         sideways = folder(module) == folder(target) != "" and mine > 0
         assert theirs < mine or theirs == mine == 0 or sideways, (
-            f"tf_layoutmap.{module} imports {name}, which is not below it")
+            f"tf_layoutmap.{module} imports {name}, which is not below it"
+        )
 
 
 @pytest.mark.parametrize(
-    "module", [m for m in modules() if LEVELS[level_entry(m)] == 0])
+    "module", [m for m in modules() if LEVELS[level_entry(m)] == 0]
+)
 def test_pure_modules_import_no_tensorflow(module):
     _, imported = read(module)
     heavy = {"tensorflow", "keras", "tf_keras"}
@@ -246,11 +255,17 @@ def test_pure_modules_import_no_tensorflow(module):
 def test_pure_modules_are_type_checked_strictly():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     named = [ROOT / name for name in settings["tool"]["pyright"]["strict"]]
-    strict = {path for name in named for path in (
-        name.rglob("*.py") if name.is_dir() else [name])}
+    strict = {
+        path
+        for name in named
+        for path in (name.rglob("*.py") if name.is_dir() else [name])
+    }
     # _build_info.py is written by setup.py.
-    pure = {source_of(m) for m in modules()
-            if LEVELS[level_entry(m)] == 0 and m != "_build_info"}
+    pure = {
+        source_of(m)
+        for m in modules()
+        if LEVELS[level_entry(m)] == 0 and m != "_build_info"
+    }
     assert strict == pure
 
 
@@ -261,12 +276,19 @@ def test_private_names_are_imported_in_one_module(module, private, only_in):
         return
     tree, imported = read(module)
     # `tf.python.x` needs no import, and import_module none that ast can see.
-    spelled = {node.value for node in ast.walk(tree)
-               if isinstance(node, ast.Constant) and
-               isinstance(node.value, str) and " " not in node.value}
-    spelled |= {"tensorflow" + ast.unparse(node)[2:] for node in ast.walk(tree)
-                if isinstance(node, ast.Attribute) and
-                ast.unparse(node).startswith("tf.python")}
+    spelled = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and " " not in node.value
+    }
+    spelled |= {
+        "tensorflow" + ast.unparse(node)[2:]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node).startswith("tf.python")
+    }
     through = sorted(n for n in imported | spelled if re.match(private, n))
     assert not through, f"{through} belong into tf_layoutmap/{only_in}.py"
 
@@ -276,9 +298,11 @@ def test_shared_libraries_are_loaded_by_ops_alone(module):
     if module in ("_ops", "_tf_private", "_keras_private", "_private_names"):
         return
     tree, _ = read(module)
-    called = {node.attr if isinstance(node, ast.Attribute) else node.id
-              for node in ast.walk(tree)
-              if isinstance(node, ast.Attribute | ast.Name)}
+    called = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
     assert not called & LOADERS
 
 
@@ -286,25 +310,41 @@ def test_the_package_itself_only_names_what_is_public():
     tree, _ = read("")
     body = list(tree.body)
     for node in filter(only_for_types, tree.body):
-        assert all(isinstance(imported, ast.Import | ast.ImportFrom)
-                   for imported in node.body)
+        assert all(
+            isinstance(imported, ast.Import | ast.ImportFrom)
+            for imported in node.body
+        )
         body.remove(node)
         body += node.orelse
     for node in body:
-        assert isinstance(node, ast.Import | ast.ImportFrom | ast.Assign |
-                          ast.AugAssign | ast.AnnAssign | ast.Expr), (
+        assert isinstance(
+            node,
+            ast.Import
+            | ast.ImportFrom
+            | ast.Assign
+            | ast.AugAssign
+            | ast.AnnAssign
+            | ast.Expr,
+        ), (
             f"line {node.lineno}: tf_layoutmap/__init__.py imports and "
-            "exports; what it does belongs into a module")
+            "exports; what it does belongs into a module"
+        )
 
 
 def core_sources() -> list[pathlib.Path]:
-    return sorted(p for p in CORE.rglob("*")
-                  if p.suffix in (".h", ".cc") and "_test." not in p.name)
+    return sorted(
+        p
+        for p in CORE.rglob("*")
+        if p.suffix in (".h", ".cc") and "_test." not in p.name
+    )
 
 
 def includes(path: pathlib.Path) -> list[str]:
-    return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]',
-                      path.read_text(encoding="utf-8"), re.M)
+    return re.findall(
+        r'^\s*#\s*include\s+[<"]([^>"]+)[>"]',
+        path.read_text(encoding="utf-8"),
+        re.M,
+    )
 
 
 def test_the_core_is_there():
@@ -312,20 +352,27 @@ def test_the_core_is_there():
 
 
 @pytest.mark.parametrize(
-    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE)))
+    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE))
+)
 def test_the_core_knows_no_tensorflow_and_no_threads(path):
-    banned = r"tensorflow/|absl/|tsl/|xla/|Eigen|unsupported/|pybind11/|" \
-             r"Python\.h|thread$|future$|pthread|cc/(?!core/)"
+    banned = (
+        r"tensorflow/|absl/|tsl/|xla/|Eigen|unsupported/|pybind11/|"
+        r"Python\.h|thread$|future$|pthread|cc/(?!core/)"
+    )
     assert not [name for name in includes(path) if re.match(banned, name)]
 
 
 @pytest.mark.parametrize(
-    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE)))
+    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE))
+)
 def test_processor_headers_stay_in_simd(path):
     if path.parent.name == "simd":
         return
-    assert not [name for name in includes(path)
-                if re.search(r"intrin\.h$|arm_neon|cpuid", name)]
+    assert not [
+        name
+        for name in includes(path)
+        if re.search(r"intrin\.h$|arm_neon|cpuid", name)
+    ]
 
 
 def test_bodies_per_instruction_set_include_no_templates():
@@ -344,4 +391,5 @@ def test_bodies_per_instruction_set_include_no_templates():
                 todo.append(ROOT / name)
                 continue
             assert re.search(r"^cstd(int|def)$|intrin\.h$|arm_neon", name), (
-                f"{path.relative_to(ROOT)} includes <{name}>")
+                f"{path.relative_to(ROOT)} includes <{name}>"
+            )

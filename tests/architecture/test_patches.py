@@ -27,8 +27,12 @@ def label(row):
 @pytest.fixture(scope="module", autouse=True)
 def device():
     """DTensor's device is as in every process, whatever is restored here."""
-    tlm.layout.to_mesh([1.0], dtensor.Layout.replicated(
-        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1))
+    tlm.layout.to_mesh(
+        [1.0],
+        dtensor.Layout.replicated(
+            dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1
+        ),
+    )
 
 
 @pytest.fixture
@@ -61,8 +65,11 @@ def test_the_owner_has_the_name_and_ours_is_there(row):
 def test_a_row_says_why_and_names_its_test(row):
     assert row.why.endswith(".") and len(row.why.split()) >= 4
     assert (ROOT / row.test).is_file()
-    version = {rows.TENSORFLOW: tf.__version__, rows.KERAS: keras.__version__,
-               rows.TF_KERAS: tf_keras.__version__}[row.seen_in]
+    version = {
+        rows.TENSORFLOW: tf.__version__,
+        rows.KERAS: keras.__version__,
+        rows.TF_KERAS: tf_keras.__version__,
+    }[row.seen_in]
     assert version.startswith(row.seen_in.split()[1] + ".")
 
 
@@ -73,15 +80,16 @@ def test_the_page_of_replaced_names_has_every_group():
 
 
 def test_a_name_has_one_row_a_group_and_one_way_to_say_it():
-    assert len({(row.group, *row.key) for row in table.ROWS}) == len(
-        table.ROWS)
+    assert len({(row.group, *row.key) for row in table.ROWS}) == len(table.ROWS)
     objects = {(id(engine.owner_of(row)), row.name) for row in table.ROWS}
     assert len(objects) == len({row.key for row in table.ROWS})
 
 
 def values():
-    return {row.key: inspect.getattr_static(engine.owner_of(row), row.name)
-            for row in table.ROWS}
+    return {
+        row.key: inspect.getattr_static(engine.owner_of(row), row.name)
+        for row in table.ROWS
+    }
 
 
 def own(row):
@@ -128,8 +136,9 @@ def test_somebody_elses_replacement_on_top_is_not_lost(restored):
 
     keras.layers.Layer.__call__ = theirs
     try:
-        with pytest.raises(RuntimeError, match="Layer.__call__` was replaced "
-                                               "by somebody else"):
+        with pytest.raises(
+            RuntimeError, match="Layer.__call__` was replaced by somebody else"
+        ):
             engine.uninstall("keras3")
         assert keras.layers.Layer.__call__ is theirs
     finally:
@@ -142,8 +151,10 @@ def test_the_table_names_all_that_is_replaced(group, restored):
     assert process_report.replaced_names() == []
     engine.install(group)
     found = process_report.replaced_names()
-    placed = {id(inspect.getattr_static(engine.owner_of(row), row.name))
-              for row in table.GROUPS[group]}
+    placed = {
+        id(inspect.getattr_static(engine.owner_of(row), row.name))
+        for row in table.GROUPS[group]
+    }
     # Named once each, wherever else TensorFlow holds them.
     assert 0 < len(found) <= len(placed)
 
@@ -153,20 +164,26 @@ class CalledError(Exception):
 
 
 # These are for all meshes or for all optimizers; there is no "without".
-ALWAYS = {"reset_dtensor_device", "_set_optimization_parameters",
-          "_gather_saveables_for_checkpoint"}
-PLAIN = [row for row in table.ROWS
-         if row.make is None and row.name not in ALWAYS]
+ALWAYS = {
+    "reset_dtensor_device",
+    "_set_optimization_parameters",
+    "_gather_saveables_for_checkpoint",
+}
+PLAIN = [
+    row for row in table.ROWS if row.make is None and row.name not in ALWAYS
+]
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=label)
 def test_without_a_context_the_original_gets_the_same_arguments(row):
     """Calls each replacement as for what has nothing to do with us."""
     signature = inspect.signature(getattr(engine.owner_of(row), row.name))
-    needed = {name: argument_of(row, name)
-              for name, one in signature.parameters.items()
-              if one.default is one.empty and one.kind not in (
-                  one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    needed = {
+        name: argument_of(row, name)
+        for name, one in signature.parameters.items()
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
     expected = signature.bind(*needed.values())
     seen = []
 
@@ -187,8 +204,9 @@ def test_without_a_context_the_original_gets_the_same_arguments(row):
         assert is_same(value, given), name
 
 
-OPERATIONS = [row for row in table.ROWS
-              if row.make == "layout.tf_ops.correction:correct"]
+OPERATIONS = [
+    row for row in table.ROWS if row.make == "layout.tf_ops.correction:correct"
+]
 
 
 @pytest.mark.parametrize("row", OPERATIONS, ids=label)
@@ -219,8 +237,15 @@ def is_same(value, given):
     return given is value or given == value
 
 
-LISTS = {"grads", "trainable_variables", "variables", "grads_and_vars",
-         "var_list", "vars", "operands"}
+LISTS = {
+    "grads",
+    "trainable_variables",
+    "variables",
+    "grads_and_vars",
+    "var_list",
+    "vars",
+    "operands",
+}
 
 
 def argument_of(row, name):
@@ -252,8 +277,12 @@ class Plain:
 def dataset():
     mesh = dtensor.create_mesh([("batch", 1)], devices=["CPU:0"])
     return dtensor.DTensorDataset(
-        tf.data.Dataset.range(4), mesh=mesh, global_batch_size=2,
-        layouts=dtensor.Layout(["batch"], mesh), batch_dim="batch")
+        tf.data.Dataset.range(4),
+        mesh=mesh,
+        global_batch_size=2,
+        layouts=dtensor.Layout(["batch"], mesh),
+        batch_dim="batch",
+    )
 
 
 MADE = {
@@ -261,7 +290,8 @@ MADE = {
     "BaseTrainer": lambda: keras.Sequential([keras.layers.Dense(1)]),
     "BaseOptimizer": keras.optimizers.SGD,
     "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD()),
+        keras.optimizers.SGD()
+    ),
     "DTensorDataset": dataset,
 }
 NUMBERS = {
@@ -269,7 +299,8 @@ NUMBERS = {
     ("scatter", "values"): np.ones([2], np.float32),
     ("scatter", "shape"): (3,),
     ("copy_to_mesh", "layout"): dtensor.Layout.replicated(
-        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1),
+        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1
+    ),
 }
 
 
@@ -292,8 +323,13 @@ assert [patch for patch in tlm.patches() if patch.group == "mesh"]
 @pytest.mark.parametrize("is_late", [False, True])
 def test_dtensor_before_us_is_warned_of(is_late):
     done = subprocess.run(
-        [sys.executable, "-c", TOO_LATE.format(is_late=is_late)], cwd=ROOT,
-        capture_output=True, text=True, check=False, timeout=120)
+        [sys.executable, "-c", TOO_LATE.format(is_late=is_late)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert ("was used in this process before" in done.stderr) == is_late
     assert (done.returncode != 0) == is_late, done.stderr
 
@@ -326,17 +362,29 @@ print(sorted({patch.group for patch in tlm.patches()}))
 
 def test_importing_every_public_name_replaces_nothing():
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL], cwd=ROOT, capture_output=True,
-        text=True, check=False, timeout=120)
+        [sys.executable, "-c", IMPORT_ALL],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     # Nor does a layer before it is built.
     assert done.stdout.strip() == "[]"
 
 
 def test_a_patch_is_reported_in_words():
-    tlm.layout.to_mesh([1.0], dtensor.Layout.replicated(
-        dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1))
-    [patch] = [patch for patch in tlm.patches()
-               if patch.name.endswith("raw_ops.ConcatV2")]
+    tlm.layout.to_mesh(
+        [1.0],
+        dtensor.Layout.replicated(
+            dtensor.create_mesh([("x", 1)], devices=["CPU:0"]), 1
+        ),
+    )
+    [patch] = [
+        patch
+        for patch in tlm.patches()
+        if patch.name.endswith("raw_ops.ConcatV2")
+    ]
     assert patch.group == "mesh"
     assert patch.replacement == "tf_layoutmap.layout.tf_ops.ops.concat"

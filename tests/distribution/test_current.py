@@ -24,14 +24,19 @@ def program(distribution, **options):
     """As one writes it for keras.distribution, which is the argument."""
     assert distribution.get_device_count("cpu") >= 4
     mesh = distribution.DeviceMesh(
-        shape=(2, 2), axis_names=("batch", "model"),
-        devices=distribution.list_devices("cpu")[:4])
+        shape=(2, 2),
+        axis_names=("batch", "model"),
+        devices=distribution.list_devices("cpu")[:4],
+    )
     layout_map = distribution.LayoutMap(mesh)
     layout_map["d1/kernel"] = distribution.TensorLayout((None, "model"), mesh)
     layout_map[".*d2.*kernel"] = ("model", None)
     parallel = distribution.ModelParallel(
-        layout_map=layout_map, batch_dim_name="batch",
-        auto_shard_dataset=True, **options)
+        layout_map=layout_map,
+        batch_dim_name="batch",
+        auto_shard_dataset=True,
+        **options,
+    )
     distribution.set_distribution(parallel)
     assert distribution.distribution() is parallel
     keras.utils.set_random_seed(3)
@@ -48,8 +53,8 @@ def test_a_whole_program_needs_another_import_only():
     pairs.assert_same_weights(plain, model)
     assert not isinstance(plain.layers[0].kernel, MeshVariable)
     np.testing.assert_allclose(
-        plain.predict(pairs.FEATURES, verbose=0), predicted,
-        **pairs.TOLERANCE)
+        plain.predict(pairs.FEATURES, verbose=0), predicted, **pairs.TOLERANCE
+    )
     assert axes_of(model.layers[0].kernel) == (None, "model")
     assert axes_of(model.layers[-1].kernel) == ("model", None)
     assert pairs.assert_slots_lie_like_weights(model) > 0
@@ -93,13 +98,18 @@ def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
     ours.set_distribution(ours.DataParallel(mesh_of(batch=4)))
     if compiled == "after":
         compile_it()
-    with pytest.raises((RuntimeError, ValueError), match=(
+    with pytest.raises(
+        (RuntimeError, ValueError),
+        match=(
             "made before set_distribution or the scope .*after "
-            "set_distribution .*set_distribution.None.")):
+            "set_distribution .*set_distribution.None."
+        ),
+    ):
         use()
     # Nothing is trained or made where one only asks.
     np.testing.assert_array_equal(
-        model.predict(pairs.FEATURES, verbose=0), expected)
+        model.predict(pairs.FEATURES, verbose=0), expected
+    )
     ours.set_distribution(None)
     compile_it()
     use()
@@ -117,8 +127,9 @@ def test_a_model_without_weights_yet_is_from_before_too():
 
 
 def test_layouts_can_be_asked_for():
-    layout_map = ours.LayoutMap(ours.DeviceMesh(
-        (2, 2), ("batch", "model"), CPUS))
+    layout_map = ours.LayoutMap(
+        ours.DeviceMesh((2, 2), ("batch", "model"), CPUS)
+    )
     layout_map["d1.kernel"] = (None, "model")
     parallel = ours.ModelParallel(layout_map=layout_map)
     assert parallel.num_model_replicas == 2 and parallel.num_processes == 1
@@ -135,10 +146,14 @@ def test_layouts_can_be_asked_for():
     assert parallel.distribute_dataset(data) is data
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("a:1,b:1", 3, 0), "an address for each of the 3"),
-    (("a:1,b:1", 2, 2), "below `num_processes`"),
-    ((None, 2, 0), "an address for each of the 2")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("a:1,b:1", 3, 0), "an address for each of the 3"),
+        (("a:1,b:1", 2, 2), "below `num_processes`"),
+        ((None, 2, 0), "an address for each of the 2"),
+    ],
+)
 def test_processes_that_do_not_suit_each_other_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         ours.initialize(*arguments)

@@ -31,15 +31,22 @@ def test_a_mesh_keeps_what_it_is_given(shape, names):
     mesh = DeviceMesh(shape, names, MANY)
     assert mesh.shape is shape and mesh.axis_names is names
     assert mesh.devices.shape == (4, 2) and mesh.size == 8
-    assert repr(mesh) == str(mesh) == (
-        f"<DeviceMesh shape={shape}, axis_names={names}>")
+    assert (
+        repr(mesh)
+        == str(mesh)
+        == (f"<DeviceMesh shape={shape}, axis_names={names}>")
+    )
 
 
-@pytest.mark.parametrize(("shape", "names", "words"), [
-    ((4,), "", "Shape and axis_names cannot be empty"),
-    ((), [], "Shape and axis_names cannot be empty"),
-    ((4, 2), ["batch"], "Shape and axis_names should have same size"),
-    ((4, 4), ["a", "b"], "Shape does not match the number of devices")])
+@pytest.mark.parametrize(
+    ("shape", "names", "words"),
+    [
+        ((4,), "", "Shape and axis_names cannot be empty"),
+        ((), [], "Shape and axis_names cannot be empty"),
+        ((4, 2), ["batch"], "Shape and axis_names should have same size"),
+        ((4, 4), ["a", "b"], "Shape does not match the number of devices"),
+    ],
+)
 def test_a_mesh_is_refused_in_keras_words(shape, names, words):
     for library in (DeviceMesh, keras.distribution.DeviceMesh):
         with pytest.raises(ValueError, match=words):
@@ -69,8 +76,11 @@ def test_a_map_holds_the_layouts_that_were_put_in(mesh):
     layout_map = LayoutMap(mesh)
     layout_map["dense/kernel"], layout_map["dense/bias"] = layouts
     layout_map[".*dense.*kernel"] = layouts[0]
-    assert layout_map["dense/kernel"] is layout_map["dense_2/kernel"] is (
-        layouts[0])
+    assert (
+        layout_map["dense/kernel"]
+        is layout_map["dense_2/kernel"]
+        is (layouts[0])
+    )
     assert layouts[0].device_mesh is mesh
     assert list(layout_map.values()) == [*layouts, layouts[0]]
     assert layout_map.pop("dense/bias") is layouts[1]
@@ -84,13 +94,18 @@ def test_a_map_refuses_in_keras_words(mesh):
     with pytest.raises(ValueError, match="dense/kernel already exist"):
         layout_map["dense/kernel"] = ("model", None)
     for wrong in (["a", "b"], ("model", "model"), ("model", 3), "model", None):
-        with pytest.raises((ValueError, TypeError), match=(
-                "should be a TensorLayout")):
+        with pytest.raises(
+            (ValueError, TypeError), match=("should be a TensorLayout")
+        ):
             layout_map["conv.kernel"] = wrong
     layout_map["dense.*"] = layout_map[".*bias"] = ("model",)
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             "Path 'dense_2/bias' matches multiple layout specification keys: "
-            r"\['dense\.\*', '\.\*bias'\]")):
+            r"\['dense\.\*', '\.\*bias'\]"
+        ),
+    ):
         layout_map["dense_2/bias"]
     # Whatever else matches, an equal key is taken.
     assert layout_map["dense/kernel"].axes == (None, "model")
@@ -117,10 +132,12 @@ def test_the_base_has_a_mesh_and_a_scope(mesh):
         assert distribution() is first
         assert type(keras.Variable(0.0)) is keras.Variable
     assert distribution() is None
-    for ask in (lambda: first.num_model_replicas,
-                lambda: first.get_data_layout((1,)),
-                lambda: first.get_variable_layout(None),
-                lambda: first.get_tensor_layout("a")):
+    for ask in (
+        lambda: first.num_model_replicas,
+        lambda: first.get_data_layout((1,)),
+        lambda: first.get_variable_layout(None),
+        lambda: first.get_tensor_layout("a"),
+    ):
         with pytest.raises(NotImplementedError):
             ask()
     with pytest.raises(TypeError, match="a DeviceMesh or a dtensor.Mesh"):
@@ -147,7 +164,8 @@ def test_a_distribution_answers_with_its_own_mesh(library):
     assert found is layout_map["/model/layer/tensor"]
     assert parallel.get_tensor_layout("/model/layer/other_tensor") is None
     given = keras.distribution.TensorLayout(
-        ["x"], DeviceMesh((4,), ["x"], CPUS))
+        ["x"], DeviceMesh((4,), ["x"], CPUS)
+    )
     variable = keras.Variable([1.0] * 4, name="kernel", layout=given)
     assert parallel.get_variable_layout(variable) is given
 
@@ -161,7 +179,8 @@ def test_a_map_of_dtensor_layouts_answers_in_tensor_layouts():
     parallel = ModelParallel(layout_map=layout_map)
     assert parallel.device_mesh is mesh
     assert parallel.get_tensor_layout("a/kernel") == TensorLayout(
-        (None, "model"), mesh)
+        (None, "model"), mesh
+    )
 
 
 def test_arguments_of_parallel_are_refused_in_keras_words():
@@ -170,8 +189,9 @@ def test_arguments_of_parallel_are_refused_in_keras_words():
     for kind in (TypeError, ValueError):
         with pytest.raises(kind, match="must be a `LayoutMap` instance"):
             ModelParallel(layout_map={})
-        with pytest.raises(kind, match="Expect `mesh` to be an instance of "
-                                       "`DeviceMesh`"):
+        with pytest.raises(
+            kind, match="Expect `mesh` to be an instance of `DeviceMesh`"
+        ):
             DataParallel("mesh")
     layout_map = LayoutMap(mesh_of(batch=2))
     # Older programs gave the mesh here, too.

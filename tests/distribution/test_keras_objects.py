@@ -29,7 +29,8 @@ def map_by(library, mesh=None, **layouts):
     layout_map = library.LayoutMap(mesh or mesh_by(library))
     layout_map["d1/kernel"] = (None, "model")
     layout_map[".*d2.(kernel|embeddings)"] = library.TensorLayout(
-        ("model", None))
+        ("model", None)
+    )
     return layout_map
 
 
@@ -48,7 +49,8 @@ def named(path):
 
 @pytest.mark.parametrize("mesh_of_library", [ours, theirs])
 def test_a_model_by_keras_map_and_any_mesh_trains_as_without_one(
-        mesh_of_library):
+    mesh_of_library,
+):
     layout_map = map_by(theirs, mesh_by(mesh_of_library))
     layout_map["sequential.*/d1/kernel"] = (None, "model")
     with tlm.layout_map_scope(layout_map, init="host") as given:
@@ -60,9 +62,13 @@ def test_a_model_by_keras_map_and_any_mesh_trains_as_without_one(
     pairs.assert_same_weights(plain, model)
 
 
-@pytest.mark.parametrize("place", [
-    lambda layout_map: ours.ModelParallel(layout_map=layout_map).scope(),
-    lambda layout_map: tlm.layout_map_scope(layout_map)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda layout_map: ours.ModelParallel(layout_map=layout_map).scope(),
+        lambda layout_map: tlm.layout_map_scope(layout_map),
+    ],
+)
 def test_keys_of_keras_map_match_whole_paths_only(place):
     layout_map = theirs.LayoutMap(mesh_by(theirs))
     layout_map["d/kernel"] = (None, "model")
@@ -70,7 +76,11 @@ def test_keys_of_keras_map_match_whole_paths_only(place):
     with place(layout_map):
         layers = [named(name) for name in ("d", "dd", "e", "some_e")]
     assert [axes_of(layer.kernel) for layer in layers] == [
-        (None, "model"), (None, None), ("model", None), (None, None)]
+        (None, "model"),
+        (None, None),
+        ("model", None),
+        (None, None),
+    ]
     # Of the names of a variable, Keras knows its path.
     del layout_map["d/kernel"]
     layout_map[r"d\.kernel"] = ("model", None)
@@ -108,7 +118,8 @@ def test_set_distribution_takes_keras_distributions(library):
     if library is theirs:
         layout_map["sequential.*/d1/kernel"] = (None, "model")
     distribution = library.ModelParallel(
-        layout_map=layout_map, batch_dim_name="batch")
+        layout_map=layout_map, batch_dim_name="batch"
+    )
     ours.set_distribution(distribution)
     assert ours.distribution() is distribution
     assert_divided(pairs.dense_model())
@@ -151,28 +162,36 @@ def test_a_distribution_with_rules_of_its_own_is_refused():
 def test_ours_are_keras_own_kinds():
     mesh, layout_map = mesh_by(ours), map_by(ours)
     for value, kind in [
-            (mesh, theirs.DeviceMesh),
-            (ours.TensorLayout((None,)), theirs.TensorLayout),
-            (layout_map, theirs.LayoutMap),
-            (ours.ModelParallel(layout_map=layout_map), theirs.ModelParallel),
-            (ours.DataParallel(mesh_of(batch=2)), theirs.DataParallel)]:
+        (mesh, theirs.DeviceMesh),
+        (ours.TensorLayout((None,)), theirs.TensorLayout),
+        (layout_map, theirs.LayoutMap),
+        (ours.ModelParallel(layout_map=layout_map), theirs.ModelParallel),
+        (ours.DataParallel(mesh_of(batch=2)), theirs.DataParallel),
+    ]:
         assert isinstance(value, kind)
-    assert not isinstance(ours.DataParallel(devices=CPUS),
-                          theirs.ModelParallel | ours.ModelParallel)
+    assert not isinstance(
+        ours.DataParallel(devices=CPUS),
+        theirs.ModelParallel | ours.ModelParallel,
+    )
     # What Keras makes of ours.
     their_map = theirs.LayoutMap(mesh)
     their_map["a"] = layout = ours.TensorLayout(("model",))
     assert their_map["a"] is layout and layout.device_mesh is mesh
     assert theirs.ModelParallel(layout_map=layout_map).device_mesh is (
-        layout_map.device_mesh)
+        layout_map.device_mesh
+    )
     assert theirs.TensorLayout(("model",), mesh).backend_layout == (
-        layout_of(mesh_of(batch=2, model=2), "model"))
+        layout_of(mesh_of(batch=2, model=2), "model")
+    )
 
 
 @pytest.mark.parametrize("mesh_library", [ours, theirs, None])
 def test_layouts_of_keras_stay_what_they_are(mesh_library):
-    mesh = (mesh_of(batch=2, model=2) if mesh_library is None
-            else mesh_by(mesh_library))
+    mesh = (
+        mesh_of(batch=2, model=2)
+        if mesh_library is None
+        else mesh_by(mesh_library)
+    )
     layout_map = ours.LayoutMap(mesh)
     layout_map["a/kernel"] = layout = theirs.TensorLayout((None, "model"))
     assert layout_map["a/kernel"] is layout
@@ -203,7 +222,8 @@ def test_a_variable_has_the_layout_that_it_is_given():
             variable = keras.Variable(np.zeros((4, 4)), layout=layout)
             assert axes_of(variable) == ("batch", None)
     elsewhere = ours.TensorLayout(
-        ("model",), ours.DeviceMesh((4,), ["model"], CPUS))
+        ("model",), ours.DeviceMesh((4,), ["model"], CPUS)
+    )
     with pytest.raises(ValueError, match="on another mesh"):
         with tlm.layout_map_scope(map_by(theirs, mesh)):
             held.append(keras.Variable(np.zeros(4), layout=elsewhere))

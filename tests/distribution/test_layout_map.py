@@ -9,14 +9,16 @@ from tf_layoutmap.distribution import DeviceMesh, LayoutMap, TensorLayout
 
 @pytest.fixture(scope="module")
 def device_mesh():
-    return DeviceMesh((2, 2), ("batch", "model"),
-                      [f"cpu:{i}" for i in range(4)])
+    return DeviceMesh(
+        (2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)]
+    )
 
 
 @pytest.fixture(params=["with mesh", "without"])
 def filled(request, device_mesh):
     layout_map = LayoutMap(
-        device_mesh=device_mesh if request.param == "with mesh" else None)
+        device_mesh=device_mesh if request.param == "with mesh" else None
+    )
     layout_map["dense.*kernel"] = (None, "model")
     layout_map["dense.*bias"] = ("model",)
     layout_map["conv2d.*kernel"] = TensorLayout((None, None, None, "model"))
@@ -24,21 +26,25 @@ def filled(request, device_mesh):
     return layout_map
 
 
-@pytest.mark.parametrize(("key", "axes"), [
-    ("dense_1.kernel", (None, "model")),
-    ("dense_1.bias", ("model",)),
-    ("dense_2.kernel", (None, "model")),
-    ("dense_2.bias", ("model",)),
-    ("my_model/conv2d_123/kernel", (None, None, None, "model")),
-    ("my_model/conv2d_123/bias", ("model",)),
-])
+@pytest.mark.parametrize(
+    ("key", "axes"),
+    [
+        ("dense_1.kernel", (None, "model")),
+        ("dense_1.bias", ("model",)),
+        ("dense_2.kernel", (None, "model")),
+        ("dense_2.bias", ("model",)),
+        ("my_model/conv2d_123/kernel", (None, None, None, "model")),
+        ("my_model/conv2d_123/bias", ("model",)),
+    ],
+)
 def test_the_documented_lookups(filled, key, axes):
     assert filled[key].axes == axes
     assert filled[key].device_mesh is filled.device_mesh
 
 
-@pytest.mark.parametrize("key", ["my_model/conv3d_1/kernel",
-                                 "my_model/conv3d_1/bias"])
+@pytest.mark.parametrize(
+    "key", ["my_model/conv3d_1/kernel", "my_model/conv3d_1/bias"]
+)
 def test_the_documented_misses(filled, key):
     assert filled[key] is None
 
@@ -52,7 +58,8 @@ def test_lists_are_taken_like_tuples(device_mesh):
 def test_layouts_of_keras_are_taken():
     keras = pytest.importorskip("keras")
     mesh = keras.distribution.DeviceMesh(
-        (2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)])
+        (2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)]
+    )
     layout_map = LayoutMap(mesh)
     layout_map["a"] = keras.distribution.TensorLayout((None, "model"))
     assert layout_map["a"].axes == (None, "model")

@@ -38,10 +38,14 @@ def test_the_old_name_of_context_warns():
     assert context.batch_dim == "batch"
 
 
-@pytest.mark.parametrize("make", [
-    lambda: DataParallel(devices=CPUS),
-    lambda: DataParallel(mesh_of(batch=4)),
-    lambda: DataParallel(DeviceMesh((4,), ("batch",), CPUS))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataParallel(devices=CPUS),
+        lambda: DataParallel(mesh_of(batch=4)),
+        lambda: DataParallel(DeviceMesh((4,), ("batch",), CPUS)),
+    ],
+)
 def test_data_parallel_replicates_weights(make):
     with make().scope():
         model = pairs.plain(pairs.dense_model)

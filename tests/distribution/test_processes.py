@@ -32,15 +32,29 @@ ALONE = textwrap.dedent("""
 @pytest.mark.slow
 def test_one_process_makes_the_mesh_of_a_program_for_several():
     run = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True,
-        text=True, timeout=_SECONDS, check=False)
+        [sys.executable, "-c", ALONE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
     assert "SUM 6.0" in run.stdout, run.stderr[-2000:]
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ({"num_processes": 2, "process_id": 2}, "process_id=2, num_processes=2"),
-    ({"num_processes": 2, "process_id": 0, "job_addresses": "a:1"},
-     "an address for each of the 2 processes")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (
+            {"num_processes": 2, "process_id": 2},
+            "process_id=2, num_processes=2",
+        ),
+        (
+            {"num_processes": 2, "process_id": 0, "job_addresses": "a:1"},
+            "an address for each of the 2 processes",
+        ),
+    ],
+)
 def test_numbers_that_do_not_suit_each_other_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         distribution.initialize(**arguments)

@@ -37,14 +37,17 @@ def test_a_device_mesh_takes_all_devices():
     assert DeviceMesh((count,), ("batch",)).devices.size == count
 
 
-@pytest.mark.parametrize(("shape", "names", "words"), [
-    ((2, 2), ("batch",), "one axis name for each"),
-    ((), (), "at least one"),
-    ((2, 2), ("a", "a"), "different"),
-    ((3,), ("a",), "3 devices. Received: 4"),
-    ((0, 4), ("a", "b"), "at least 1"),
-    ((4,), ("unsharded",), "unsharded"),
-])
+@pytest.mark.parametrize(
+    ("shape", "names", "words"),
+    [
+        ((2, 2), ("batch",), "one axis name for each"),
+        ((), (), "at least one"),
+        ((2, 2), ("a", "a"), "different"),
+        ((3,), ("a",), "3 devices. Received: 4"),
+        ((0, 4), ("a", "b"), "at least 1"),
+        ((4,), ("unsharded",), "unsharded"),
+    ],
+)
 def test_an_impossible_mesh_is_refused(shape, names, words):
     with pytest.raises(ValueError, match=words):
         DeviceMesh(shape, names, devices=CPUS)
@@ -67,20 +70,24 @@ def test_the_mesh_of_a_tensor_layout_is_set_once():
         layout.device_mesh = mesh
 
 
-@pytest.mark.parametrize(("axes", "kind", "words"), [
-    (("a", "a"), ValueError, "dimensions 0 and 1"),
-    (("modle",), ValueError, "did you mean 'model'"),
-    ("model", TypeError, "a tuple"),
-    ((3,), TypeError, "axis names or None"),
-])
+@pytest.mark.parametrize(
+    ("axes", "kind", "words"),
+    [
+        (("a", "a"), ValueError, "dimensions 0 and 1"),
+        (("modle",), ValueError, "did you mean 'model'"),
+        ("model", TypeError, "a tuple"),
+        ((3,), TypeError, "axis names or None"),
+    ],
+)
 def test_an_impossible_layout_is_refused(axes, kind, words):
     mesh = DeviceMesh((4,), ("model",), devices=CPUS)
     with pytest.raises(kind, match=words):
         TensorLayout(axes, mesh)
 
 
-@pytest.mark.parametrize("axes", [
-    (None, None), ("batch", None), (None, "model"), ("model", "batch")])
+@pytest.mark.parametrize(
+    "axes", [(None, None), ("batch", None), (None, "model"), ("model", "batch")]
+)
 @pytest.mark.parametrize("make", [np.asarray, tf.constant, np.asfortranarray])
 def test_a_host_value_is_cut_up_and_comes_back(axes, make):
     mesh = DeviceMesh((2, 2), ("batch", "model"), devices=CPUS)
@@ -100,10 +107,13 @@ def test_later_writes_to_the_array_do_not_reach_the_mesh():
     np.testing.assert_array_equal(to_host(spread), VALUE)
 
 
-@pytest.mark.parametrize("before", [(None, None), ("batch", None),
-                                    ("model", None), (None, "model")])
-@pytest.mark.parametrize("after", [(None, None), (None, "batch"),
-                                   ("model", None), ("batch", "model")])
+@pytest.mark.parametrize(
+    "before", [(None, None), ("batch", None), ("model", None), (None, "model")]
+)
+@pytest.mark.parametrize(
+    "after",
+    [(None, None), (None, "batch"), ("model", None), ("batch", "model")],
+)
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_tensor_changes_its_layout_and_not_its_value(before, after, traced):
     mesh = mesh_of(batch=2, model=2)

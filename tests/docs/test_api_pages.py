@@ -8,35 +8,57 @@ import types
 import tf_layoutmap as tlm
 
 PAGES = pathlib.Path(__file__).parents[2] / "docs" / "api"
-SPACES = [tlm, tlm.layers, tlm.layers.tf_keras, tlm.layout, tlm.distribution,
-          tlm.dtensor, tlm.emulation, tlm.partitioners, tlm.optimizers,
-          tlm.ps]
+SPACES = [
+    tlm,
+    tlm.layers,
+    tlm.layers.tf_keras,
+    tlm.layout,
+    tlm.distribution,
+    tlm.dtensor,
+    tlm.emulation,
+    tlm.partitioners,
+    tlm.optimizers,
+    tlm.ps,
+]
 
 
 def public_names(space: types.ModuleType) -> list[str]:
     """The public names of a module, which may list them or define them."""
     return getattr(space, "__all__", None) or [
-        name for name, value in vars(space).items()
-        if not name.startswith("_") and inspect.getmodule(value) is space]
+        name
+        for name, value in vars(space).items()
+        if not name.startswith("_") and inspect.getmodule(value) is space
+    ]
 
 
 def path_of(space: types.ModuleType) -> str:
     """The path by which users know a module, wherever its file is."""
-    return {tlm.partitioners: "tf_layoutmap.partitioners",
-            tlm.optimizers: "tf_layoutmap.optimizers"}.get(
-                space, space.__name__)
+    return {
+        tlm.partitioners: "tf_layoutmap.partitioners",
+        tlm.optimizers: "tf_layoutmap.optimizers",
+    }.get(space, space.__name__)
 
 
 def test_each_public_name_has_one_entry():
-    expected = {f"{path_of(space)}.{name}"
-                for space in SPACES for name in public_names(space)}
-    entries = [name for page in sorted(PAGES.glob("*.md")) for name in
-               re.findall(r"^\.\. public:: (\S+)$", page.read_text(), re.M)]
+    expected = {
+        f"{path_of(space)}.{name}"
+        for space in SPACES
+        for name in public_names(space)
+    }
+    entries = [
+        name
+        for page in sorted(PAGES.glob("*.md"))
+        for name in re.findall(r"^\.\. public:: (\S+)$", page.read_text(), re.M)
+    ]
     assert sorted(entries) == sorted(expected)
 
 
 def test_the_names_of_all_modules_are_looked_at():
     """A new public module must be listed above."""
-    modules = {id(value) for space in SPACES for name in public_names(space)
-               if isinstance(value := getattr(space, name), types.ModuleType)}
+    modules = {
+        id(value)
+        for space in SPACES
+        for name in public_names(space)
+        if isinstance(value := getattr(space, name), types.ModuleType)
+    }
     assert modules == {id(space) for space in SPACES[1:]}

@@ -9,20 +9,25 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TEST_FILE = re.compile(r"`((?:\w+/)*test_\w+\.py)`")
-TEST_FILES = [str(path.relative_to(ROOT))
-              for path in (ROOT / "tests").rglob("test_*.py")]
+TEST_FILES = [
+    str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")
+]
 
 
 def anchors(page: pathlib.Path) -> set[str]:
     """The headings of a page as GitHub and Sphinx name them in links."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading))
-            .lower().replace(" ", "-")
-            for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading))
+        .lower()
+        .replace(" ", "-")
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_to_files_and_headings(page):
     for link in LINK.findall(page.read_text()):
         if link.startswith("https://"):
@@ -37,21 +42,27 @@ def test_links_are_found():
     """Or the test above would hold for any page."""
     assert sum(len(LINK.findall(page.read_text())) for page in PAGES) > 50
     assert "the-main-job-make-demo" in anchors(
-        ROOT / "docs" / "getting_started.md")
+        ROOT / "docs" / "getting_started.md"
+    )
 
 
 @pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_test_files_that_a_page_names_are_there(page):
     named = set(TEST_FILE.findall(page.read_text()))
-    assert not [name for name in named if not any(
-        f"/{path}".endswith(f"/{name}") for path in TEST_FILES)]
+    assert not [
+        name
+        for name in named
+        if not any(f"/{path}".endswith(f"/{name}") for path in TEST_FILES)
+    ]
     if page.name == "dtensor_problems.md":
         assert len(named) > 10
 
 
 @pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_no_page_has_markup_that_is_shown_as_it_is_written(page):
     """Directives stand behind backquotes, where GitHub shows them, too."""
     assert ":::" not in page.read_text()

@@ -12,28 +12,39 @@ import tests.strategies  # noqa: F401  splits the CPU before the first op
 ROOT = pathlib.Path(__file__).parents[2]
 # It registers kernels for good: tests/emulation runs it in another process.
 EMULATION = ROOT / "docs" / "guides" / "emulation.md"
-PAGES = ([EMULATION] if os.environ.get("TF_LAYOUTMAP_PROGRAM") else
-         [page for page in (ROOT / "README.md",
-                            *sorted((ROOT / "docs").rglob("*.md")))
-          if page != EMULATION])
+PAGES = (
+    [EMULATION]
+    if os.environ.get("TF_LAYOUTMAP_PROGRAM")
+    else [
+        page
+        for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+        if page != EMULATION
+    ]
+)
 # A snippet may stand in a list, and is indented there.
-SNIPPET = re.compile(
-    r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+SNIPPET = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def snippets(page: pathlib.Path) -> list[tuple[int, str]]:
     """Each snippet with the number of its first line."""
     text = page.read_text()
-    return [(text[:match.start(2)].count("\n") + 1,
-             textwrap.dedent(match.group(2)))
-            for match in SNIPPET.finditer(text)]
+    return [
+        (
+            text[: match.start(2)].count("\n") + 1,
+            textwrap.dedent(match.group(2)),
+        )
+        for match in SNIPPET.finditer(text)
+    ]
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if snippets(page)],
-    ids=lambda page: str(page.relative_to(ROOT)))
+    "page",
+    [page for page in PAGES if snippets(page)],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_snippets_of_a_page_run_one_after_the_other(
-        page, tmp_path, monkeypatch, capsys):
+    page, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "snippet"}
     for line, code in snippets(page):
@@ -41,9 +52,12 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
         # Blank lines in front: a failure then shows the page's own line.
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     # What a comment after a print promises.
-    promised = [promise.strip() for _, code in snippets(page)
-                for promise in re.findall(r"print\(.*\)\s+# (.*)", code)]
-    assert capsys.readouterr().out.split("\n")[:len(promised)] == promised
+    promised = [
+        promise.strip()
+        for _, code in snippets(page)
+        for promise in re.findall(r"print\(.*\)\s+# (.*)", code)
+    ]
+    assert capsys.readouterr().out.split("\n")[: len(promised)] == promised
 
 
 def test_the_readme_has_four_snippets():

@@ -16,29 +16,41 @@ from tf_layoutmap.dtensor import missing_rules, policies
 SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2, 3])
 # Whole numbers, all different: no rounding, and one largest in a segment.
 X = 1.0 + np.random.default_rng(0).permutation(32).reshape(8, 4).astype(
-    np.float32)
+    np.float32
+)
 REFERENCES = {
     "ReverseV2": (lambda x: tf.reverse(x, [0]), lambda x: x[::-1]),
     "Roll": (lambda x: tf.roll(x, 1, 0), lambda x: np.roll(x, 1, 0)),
     "MatrixDiagPartV3": (tf.linalg.diag_part, np.diag),
-    "MatrixDiagV3": (tf.linalg.diag,
-                     lambda x: x[:, :, None] * np.eye(4, dtype=np.float32)),
+    "MatrixDiagV3": (
+        tf.linalg.diag,
+        lambda x: x[:, :, None] * np.eye(4, dtype=np.float32),
+    ),
     "MatrixSetDiagV3": (
         lambda x: tf.linalg.set_diag(x, tf.zeros([4])),
-        lambda x: np.where(np.eye(8, 4, dtype=bool), 0, x)),
+        lambda x: np.where(np.eye(8, 4, dtype=bool), 0, x),
+    ),
 } | {
     f"Segment{kind}": (
         lambda x, kind=kind: getattr(tf.math, f"segment_{kind.lower()}")(
-            x, tf.constant(SEGMENTS)),
+            x, tf.constant(SEGMENTS)
+        ),
         lambda x, fold=fold: np.stack(
-            [fold(x[SEGMENTS == i], axis=0) for i in range(4)]))
-    for kind, fold in dict(Sum=np.sum, Mean=np.mean, Max=np.max, Min=np.min,
-                           Prod=np.prod).items()}
+            [fold(x[SEGMENTS == i], axis=0) for i in range(4)]
+        ),
+    )
+    for kind, fold in dict(
+        Sum=np.sum, Mean=np.mean, Max=np.max, Min=np.min, Prod=np.prod
+    ).items()
+}
 
 # Ops that only gradients of layers use: see test_agreement_of_missing_ops.
-GRADIENTS = {"DepthwiseConv2dNativeBackpropFilter",
-             "DepthwiseConv2dNativeBackpropInput", "AvgPoolGrad",
-             "AvgPool3DGrad"}
+GRADIENTS = {
+    "DepthwiseConv2dNativeBackpropFilter",
+    "DepthwiseConv2dNativeBackpropInput",
+    "AvgPoolGrad",
+    "AvgPool3DGrad",
+}
 
 
 def both_ways(op, x, upstream):
@@ -58,16 +70,19 @@ def check(name, axes):
     np.testing.assert_array_equal(expected[0], value)
     with tlm.layout.default_mesh(mesh):
         x = tlm.layout.to_mesh(X, layout_of(mesh, *axes))
-        g = tlm.layout.to_mesh(upstream, layout_of(
-            mesh, *[None] * upstream.ndim))
+        g = tlm.layout.to_mesh(
+            upstream, layout_of(mesh, *[None] * upstream.ndim)
+        )
         for run in (both_ways, tf.function(both_ways, autograph=False)):
             for ours, theirs in zip(run(op, x, g), expected):
                 np.testing.assert_array_equal(
-                    tlm.layout.to_host(ours), theirs, err_msg=name)
+                    tlm.layout.to_host(ours), theirs, err_msg=name
+                )
 
 
-@pytest.mark.parametrize("axes", [
-    ("batch", "model"), (None, "batch"), ("model", None)], ids=str)
+@pytest.mark.parametrize(
+    "axes", [("batch", "model"), (None, "batch"), ("model", None)], ids=str
+)
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.filterwarnings("ignore:DTensor cannot divide what function")
 def test_it_is_computed_whole_forward_and_backward(name, axes):
@@ -77,9 +92,17 @@ def test_it_is_computed_whole_forward_and_backward(name, axes):
 def test_what_keeps_something_or_calls_functions_is_left_out():
     mesh_of(batch=2)
     tlm.dtensor.enable_missing_ops()
-    for name in ("PyFunc", "EagerPyFunc", "QueueDequeueV2", "StatelessIf",
-                 "ResourceScatterMul", "StringLower", "Print",
-                 "LookupTableFindV2", "XlaReduceScatter"):
+    for name in (
+        "PyFunc",
+        "EagerPyFunc",
+        "QueueDequeueV2",
+        "StatelessIf",
+        "ResourceScatterMul",
+        "StringLower",
+        "Print",
+        "LookupTableFindV2",
+        "XlaReduceScatter",
+    ):
         assert not missing_rules.is_computed_whole(name), name
         assert not policies.can_divide(name), name
 
@@ -87,9 +110,18 @@ def test_what_keeps_something_or_calls_functions_is_left_out():
 def test_all_others_have_a_rule_afterwards():
     tlm.dtensor.enable_missing_ops()
     assert tlm.dtensor.enable_missing_ops() == ()
-    for name in (*REFERENCES, *GRADIENTS, "Qr", "FFT", "ResizeBilinear",
-                 "MatrixInverse", "DepthToSpace", "RandomStandardNormal",
-                 "XlaDynamicSlice", "XlaDynamicUpdateSlice"):
+    for name in (
+        *REFERENCES,
+        *GRADIENTS,
+        "Qr",
+        "FFT",
+        "ResizeBilinear",
+        "MatrixInverse",
+        "DepthToSpace",
+        "RandomStandardNormal",
+        "XlaDynamicSlice",
+        "XlaDynamicUpdateSlice",
+    ):
         assert policies.can_divide(name), name
 
 
@@ -101,11 +133,15 @@ def test_what_works_on_each_element_stays_divided():
         x = tlm.layout.to_mesh(value, layout_of(mesh, "batch", "model"))
         for name in names:
             y = getattr(tf.raw_ops, name)(x=x)
-            assert tf.experimental.dtensor.fetch_layout(
-                y).sharding_specs == ["batch", "model"], name
+            assert tf.experimental.dtensor.fetch_layout(y).sharding_specs == [
+                "batch",
+                "model",
+            ], name
             np.testing.assert_array_equal(
-                tlm.layout.to_host(y), getattr(tf.raw_ops, name)(
-                    x=tf.constant(value)), err_msg=name)
+                tlm.layout.to_host(y),
+                getattr(tf.raw_ops, name)(x=tf.constant(value)),
+                err_msg=name,
+            )
 
 
 def test_rules_of_dtensor_are_not_replaced():

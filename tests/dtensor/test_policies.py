@@ -16,7 +16,8 @@ from tf_layoutmap.layout import LayoutMapWarning
 @pytest.fixture(scope="module")
 def mesh():
     return dtensor.create_mesh(
-        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)])
+        [("batch", 2), ("model", 2)], devices=[f"CPU:{i}" for i in range(4)]
+    )
 
 
 def test_ops_can_be_registered_with_the_tensorflow_of_this_process():
@@ -36,7 +37,8 @@ def test_an_elementwise_op_runs_on_each_part_and_keeps_the_layout(mesh):
     y = f(on_mesh(x, specs, mesh))
     assert dtensor.fetch_layout(y).sharding_specs == specs
     np.testing.assert_array_equal(
-        to_numpy(y, mesh), tf.math.special.expint(x).numpy())
+        to_numpy(y, mesh), tf.math.special.expint(x).numpy()
+    )
 
 
 def test_registering_twice_is_fine_and_otherwise_is_refused():
@@ -72,9 +74,13 @@ def test_a_missing_op_is_computed_whole_and_told_by_layer(name):
             return USES[name](x)
 
     def make():
-        return keras.Sequential([
-            keras.Input((8,)), keras.layers.Dense(4, name="d1"),
-            User(name="user")])
+        return keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(4, name="d1"),
+                User(name="user"),
+            ]
+        )
 
     expected = pairs.plain(make).predict(pairs.FEATURES[:8], verbose=0)
     model = pairs.on_mesh(make, {"d1.kernel": (None, "model")})

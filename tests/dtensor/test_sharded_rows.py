@@ -17,12 +17,14 @@ def mesh(request):
     sizes = request.param
     return dtensor.create_mesh(
         list(zip(("batch", "model"), sizes)),
-        devices=[f"CPU:{i}" for i in range(np.prod(sizes))])
+        devices=[f"CPU:{i}" for i in range(np.prod(sizes))],
+    )
 
 
 def on_mesh(value, specs, mesh):
     whole = dtensor.copy_to_mesh(
-        value, dtensor.Layout.replicated(mesh, np.ndim(value)))
+        value, dtensor.Layout.replicated(mesh, np.ndim(value))
+    )
     return dtensor.relayout(whole, dtensor.Layout(specs, mesh))
 
 
@@ -32,7 +34,8 @@ def variable(value, mesh, specs=("model", UNSHARDED)):
 
 def to_numpy(tensor, mesh):
     whole = dtensor.relayout(
-        tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank))
+        tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank)
+    )
     return dtensor.unpack(whole)[0].numpy()
 
 
@@ -54,7 +57,8 @@ def test_rows_come_in_the_order_of_ids(mesh, dtype, id_specs):
 
 @pytest.mark.parametrize("optimizer, num_slots", [("sgd", 0), ("adagrad", 1)])
 def test_update_equals_numpy_and_leaves_other_rows_alone(
-        mesh, optimizer, num_slots):
+    mesh, optimizer, num_slots
+):
     rows = whole_numbers((NUM_ROWS, DIM), 1)
     start = np.full((NUM_ROWS, DIM), 0.5, np.float32)
     table = variable(rows, mesh)
@@ -65,11 +69,19 @@ def test_update_equals_numpy_and_leaves_other_rows_alone(
 
     @tf.function
     def step(ids, gradients):
-        sharded_rows.update(table, slots, ids, gradients, optimizer=optimizer,
-                            hyperparameters=rate)
+        sharded_rows.update(
+            table,
+            slots,
+            ids,
+            gradients,
+            optimizer=optimizer,
+            hyperparameters=rate,
+        )
 
-    step(on_mesh(ids, [UNSHARDED], mesh),
-         on_mesh(gradients, [UNSHARDED, UNSHARDED], mesh))
+    step(
+        on_mesh(ids, [UNSHARDED], mesh),
+        on_mesh(gradients, [UNSHARDED, UNSHARDED], mesh),
+    )
 
     total = np.zeros_like(rows)
     np.add.at(total, ids, gradients)
@@ -77,11 +89,11 @@ def test_update_equals_numpy_and_leaves_other_rows_alone(
         accumulators = start + total * total
         expected = rows - np.float32(0.25) * total / np.sqrt(accumulators)
         np.testing.assert_array_equal(
-            to_numpy(slots[0].read_value(), mesh), accumulators)
+            to_numpy(slots[0].read_value(), mesh), accumulators
+        )
     else:
         expected = rows - np.float32(0.25) * total
-    np.testing.assert_array_equal(
-        to_numpy(table.read_value(), mesh), expected)
+    np.testing.assert_array_equal(to_numpy(table.read_value(), mesh), expected)
     assert table.layout.sharding_specs == ["model", UNSHARDED]
 
 
@@ -95,8 +107,10 @@ def test_a_consumer_that_divides_the_batch_does_not_disturb_the_lookup(mesh):
     def score(ids, weights):
         return sharded_rows.lookup(table, ids) * weights
 
-    scores = score(on_mesh(ids, ["batch"], mesh),
-                   on_mesh(weights, ["batch", UNSHARDED], mesh))
+    scores = score(
+        on_mesh(ids, ["batch"], mesh),
+        on_mesh(weights, ["batch", UNSHARDED], mesh),
+    )
     np.testing.assert_array_equal(to_numpy(scores, mesh), rows[ids] * weights)
 
 
@@ -109,17 +123,25 @@ def test_an_id_outside_the_table_is_an_error_and_writes_nothing(mesh):
             to_numpy(sharded_rows.lookup(table, ids), mesh)
         with pytest.raises(tf.errors.OpError):
             sharded_rows.update(
-                table, [], ids, on_mesh(np.ones((2, DIM), np.float32),
-                                        [UNSHARDED, UNSHARDED], mesh),
-                optimizer="sgd", hyperparameters=on_mesh(
-                    np.array([1.0], np.float32), [UNSHARDED], mesh))
+                table,
+                [],
+                ids,
+                on_mesh(
+                    np.ones((2, DIM), np.float32), [UNSHARDED, UNSHARDED], mesh
+                ),
+                optimizer="sgd",
+                hyperparameters=on_mesh(
+                    np.array([1.0], np.float32), [UNSHARDED], mesh
+                ),
+            )
             # An op without outputs reports with the next read.
             to_numpy(table.read_value(), mesh)
     np.testing.assert_array_equal(to_numpy(table.read_value(), mesh), rows)
 
 
-@pytest.mark.parametrize("specs", [
-    [UNSHARDED, UNSHARDED], [UNSHARDED, "model"]])
+@pytest.mark.parametrize(
+    "specs", [[UNSHARDED, UNSHARDED], [UNSHARDED, "model"]]
+)
 def test_a_table_whose_rows_are_whole_is_refused(mesh, specs):
     table = variable(whole_numbers((NUM_ROWS, 4), 6), mesh, specs)
     ids = on_mesh(np.array([1]), [UNSHARDED], mesh)
@@ -129,11 +151,19 @@ def test_a_table_whose_rows_are_whole_is_refused(mesh, specs):
 
 def test_a_slot_variable_of_another_layout_is_refused(mesh):
     table = variable(whole_numbers((NUM_ROWS, DIM), 7), mesh)
-    slot = variable(whole_numbers((NUM_ROWS, DIM), 8), mesh,
-                    [UNSHARDED, UNSHARDED])
+    slot = variable(
+        whole_numbers((NUM_ROWS, DIM), 8), mesh, [UNSHARDED, UNSHARDED]
+    )
     ids = on_mesh(np.array([1]), [UNSHARDED], mesh)
-    gradients = on_mesh(np.ones((1, DIM), np.float32),
-                        [UNSHARDED, UNSHARDED], mesh)
+    gradients = on_mesh(
+        np.ones((1, DIM), np.float32), [UNSHARDED, UNSHARDED], mesh
+    )
     with pytest.raises(ValueError, match="must have the layout of the table"):
-        sharded_rows.update(table, [slot], ids, gradients, optimizer="adagrad",
-                            hyperparameters=ids)
+        sharded_rows.update(
+            table,
+            [slot],
+            ids,
+            gradients,
+            optimizer="adagrad",
+            hyperparameters=ids,
+        )

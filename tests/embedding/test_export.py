@@ -32,42 +32,74 @@ class Model(tf.Module):
         super().__init__()
         self.feature = feature
         self.embedding = tlm.TPUEmbedding(
-            {"title": feature}, optimizer,
-            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+            {"title": feature},
+            optimizer,
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+        )
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64),
-                                  tf.TensorSpec([None], tf.int64)])
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.int64),
+            tf.TensorSpec([None], tf.int64),
+        ]
+    )
     def serve(self, ids, row_splits):
         ragged = tf.RaggedTensor.from_row_splits(ids, row_splits)
-        return {"activations": tlm.serving_embedding_lookup(
-            {"title": ragged}, None, self.embedding.embedding_tables,
-            {"title": self.feature})["title"]}
+        return {
+            "activations": tlm.serving_embedding_lookup(
+                {"title": ragged},
+                None,
+                self.embedding.embedding_tables,
+                {"title": self.feature},
+            )["title"]
+        }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trained", "num_shards"), [(False, 1), (True, 3)])
 def test_a_process_without_this_package_gives_the_same_answers(
-        trained, num_shards, tmp_path):
-    table = tpu.TableConfig(10, 2, combiner="mean", name="words",
-                            initializer=tf.random_normal_initializer(seed=1))
-    model = Model(tpu.FeatureConfig(table), num_shards,
-                  tpu.Adagrad(0.5) if trained else None)
+    trained, num_shards, tmp_path
+):
+    table = tpu.TableConfig(
+        10,
+        2,
+        combiner="mean",
+        name="words",
+        initializer=tf.random_normal_initializer(seed=1),
+    )
+    model = Model(
+        tpu.FeatureConfig(table),
+        num_shards,
+        tpu.Adagrad(0.5) if trained else None,
+    )
     if trained:
         model.embedding.enqueue({"title": np.array([1, 9])})
         model.embedding.apply_gradients(model.embedding.dequeue())
     ids = [tf.constant(one, tf.int64) for one in ([1, 2, 9], [0, 2, 2, 3])]
     wanted = model.serve(*ids)["activations"].numpy()
 
-    tf.saved_model.save(model, str(tmp_path / "model"),
-                        signatures={"serving_default": model.serve})
+    tf.saved_model.save(
+        model,
+        str(tmp_path / "model"),
+        signatures={"serving_default": model.serve},
+    )
     subprocess.run(
-        [sys.executable, "-c", SERVE, str(tmp_path / "model"),
-         str(tmp_path / "found.npy")], check=True, timeout=120,
-        capture_output=True)
+        [
+            sys.executable,
+            "-c",
+            SERVE,
+            str(tmp_path / "model"),
+            str(tmp_path / "found.npy"),
+        ],
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), wanted)
     # Exporting left the model as it was.
     np.testing.assert_array_equal(
-        model.serve(*ids)["activations"].numpy(), wanted)
+        model.serve(*ids)["activations"].numpy(), wanted
+    )
 
 
 class Trainer(Model):
@@ -78,8 +110,9 @@ class Trainer(Model):
 
 
 def test_a_function_that_trains_is_not_exported(tmp_path):
-    model = Trainer(tpu.FeatureConfig(tpu.TableConfig(10, 2, name="words")),
-                    1, tpu.SGD(0.5))
+    model = Trainer(
+        tpu.FeatureConfig(tpu.TableConfig(10, 2, name="words")), 1, tpu.SGD(0.5)
+    )
     model.train(tf.constant([1]))
     with pytest.raises(RuntimeError, match="`enqueue` cannot be exported"):
         tf.saved_model.save(model, str(tmp_path / "model"))

@@ -16,8 +16,10 @@ WEIGHTS = [[2.0, 3.0, 1.0], [], [4.0]]
 
 
 def in_shards(rows, sizes):
-    return ShardedVariable([tf.Variable(part) for part in np.split(
-        rows, np.cumsum(sizes)[:-1])], name="words")
+    return ShardedVariable(
+        [tf.Variable(part) for part in np.split(rows, np.cumsum(sizes)[:-1])],
+        name="words",
+    )
 
 
 def lookup(value, weights=None, *, combiner="sum", length=0, rows=None):
@@ -25,8 +27,11 @@ def lookup(value, weights=None, *, combiner="sum", length=0, rows=None):
     feature = tpu.FeatureConfig(table, max_sequence_length=length)
     rows = tf.Variable(ROWS) if rows is None else rows
     return serving.serving_embedding_lookup(
-        {"x": value}, None if weights is None else {"x": weights},
-        {table: rows}, {"x": feature})["x"]
+        {"x": value},
+        None if weights is None else {"x": weights},
+        {table: rows},
+        {"x": feature},
+    )["x"]
 
 
 @pytest.mark.parametrize("sizes", [None, [4, 3, 3], [0, 9, 1]])
@@ -38,8 +43,12 @@ def test_bags_equal_the_dense_reference(combiner, weighted, form, sizes):
     weights = tf.ragged.constant(WEIGHTS)
     if form == "sparse":
         ids, weights = ids.to_sparse(), weights.to_sparse()
-    found = lookup(ids, weights if weighted else None, combiner=combiner,
-                   rows=None if sizes is None else in_shards(ROWS, sizes))
+    found = lookup(
+        ids,
+        weights if weighted else None,
+        combiner=combiner,
+        rows=None if sizes is None else in_shards(ROWS, sizes),
+    )
     bag = dense_reference.Bag(BAGS, WEIGHTS if weighted else None)
     expected = dense_reference.gain_matrix(bag, 10, combiner) @ ROWS
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -50,9 +59,13 @@ def test_ids_of_a_dense_input_are_combined_along_the_last_dimension():
     assert lookup(tf.constant([1, 2])).numpy().tolist() == [[2, 3], [4, 5]]
     assert lookup(tf.constant([[1], [2]])).numpy().tolist() == [[2, 3], [4, 5]]
     assert lookup(tf.constant([[1, 2], [0, 0]])).numpy().tolist() == [
-        [6, 8], [0, 2]]
+        [6, 8],
+        [0, 2],
+    ]
     assert lookup(tf.zeros([2, 0], tf.int32)).numpy().tolist() == [
-        [0, 0], [0, 0]]
+        [0, 0],
+        [0, 0],
+    ]
 
 
 def test_weights_that_sum_to_zero_give_zeros():
@@ -67,10 +80,10 @@ def test_sequences_are_cut_and_filled_with_zeros(form, sizes):
     ids = tf.ragged.constant(BAGS, dtype=tf.int64)
     if form == "sparse":
         ids = ids.to_sparse()
-    found = lookup(ids, length=2,
-                   rows=None if sizes is None else in_shards(ROWS, sizes))
-    matrix = dense_reference.sequence_matrix(
-        dense_reference.Bag(BAGS), 10, 2)
+    found = lookup(
+        ids, length=2, rows=None if sizes is None else in_shards(ROWS, sizes)
+    )
+    matrix = dense_reference.sequence_matrix(dense_reference.Bag(BAGS), 10, 2)
     assert found.numpy().tolist() == (matrix @ ROWS).tolist()
     assert found.shape == [3, 2, 2]
 
@@ -78,14 +91,19 @@ def test_sequences_are_cut_and_filled_with_zeros(form, sizes):
 def test_sparse_sequences_keep_their_gaps():
     ids = tf.SparseTensor([[0, 1], [2, 0], [2, 7]], [1, 2, 9], [3, 8])
     assert lookup(ids, length=2).numpy().tolist() == [
-        [[0, 0], [2, 3]], [[0, 0], [0, 0]], [[4, 5], [0, 0]]]
+        [[0, 0], [2, 3]],
+        [[0, 0], [0, 0]],
+        [[4, 5], [0, 0]],
+    ]
 
 
-@pytest.mark.parametrize("indices", [
-    [[0, 1], [0, 1]], [[0, 1], [0, 0]], [[0, -1], [0, 0]]])
+@pytest.mark.parametrize(
+    "indices", [[[0, 1], [0, 1]], [[0, 1], [0, 0]], [[0, -1], [0, 0]]]
+)
 def test_positions_of_a_sparse_sequence_must_ascend(indices):
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="'x': the positions of a sequence"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="'x': the positions of a sequence"
+    ):
         lookup(tf.SparseTensor(indices, [1, 2], [1, 2]), length=2)
 
 
@@ -106,10 +124,13 @@ def test_inputs_without_any_id_give_zeros(sizes):
 @pytest.mark.parametrize("sizes", [None, [4, 3, 3]])
 @pytest.mark.parametrize("bad", [-1, 10])
 def test_ids_outside_the_table_are_refused_by_name(bad, sizes):
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=r"Feature 'x'.*\[0, 10\).*'words'"):
-        lookup(tf.constant([0, bad]),
-               rows=None if sizes is None else in_shards(ROWS, sizes))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"Feature 'x'.*\[0, 10\).*'words'"
+    ):
+        lookup(
+            tf.constant([0, bad]),
+            rows=None if sizes is None else in_shards(ROWS, sizes),
+        )
 
 
 def test_unsorted_sparse_input_is_refused():
@@ -122,7 +143,8 @@ def test_a_part_of_the_features_may_be_looked_up():
     table = tpu.TableConfig(10, 2, name="words")
     config = {"a": tpu.FeatureConfig(table), "b": tpu.FeatureConfig(table)}
     found = serving.serving_embedding_lookup(
-        {"b": tf.constant([1])}, None, {table: tf.Variable(ROWS)}, config)
+        {"b": tf.constant([1])}, None, {table: tf.Variable(ROWS)}, config
+    )
     assert found["b"].numpy().tolist() == [[2, 3]]
 
 
@@ -130,8 +152,11 @@ def test_inputs_outside_the_config_are_refused():
     table = tpu.TableConfig(10, 2, name="words")
     with pytest.raises(ValueError, match=r"\['a'\]. Received: 'z'"):
         serving.serving_embedding_lookup(
-            {"z": tf.constant([1])}, None, {table: tf.Variable(ROWS)},
-            {"a": tpu.FeatureConfig(table)})
+            {"z": tf.constant([1])},
+            None,
+            {table: tf.Variable(ROWS)},
+            {"a": tpu.FeatureConfig(table)},
+        )
 
 
 def test_missing_and_misshapen_tables_are_refused():
@@ -141,20 +166,23 @@ def test_missing_and_misshapen_tables_are_refused():
         serving.serving_embedding_lookup(tf.constant([1]), None, {}, config)
     with pytest.raises(ValueError, match=r"'words' must be .*\[10, 2\]"):
         serving.serving_embedding_lookup(
-            tf.constant([1]), None, {table: tf.zeros([9, 2])}, config)
+            tf.constant([1]), None, {table: tf.zeros([9, 2])}, config
+        )
 
 
 def test_any_optimizer_may_stand_in_a_served_config():
     table = tpu.TableConfig(10, 2, optimizer=tpu.Adam(0.1), name="words")
     found = serving.serving_embedding_lookup(
-        tf.constant([1]), None, {table: tf.Variable(ROWS)},
-        tpu.FeatureConfig(table))
+        tf.constant([1]),
+        None,
+        {table: tf.Variable(ROWS)},
+        tpu.FeatureConfig(table),
+    )
     assert found.numpy().tolist() == [[2, 3]]
 
 
 def test_unknown_batch_sizes_are_served():
-    @tf.function(input_signature=[
-        tf.SparseTensorSpec([None, None], tf.int64)])
+    @tf.function(input_signature=[tf.SparseTensorSpec([None, None], tf.int64)])
     def serve(ids):
         found = lookup(ids, rows=tf.constant(ROWS))
         assert found.shape.as_list() == [None, 2]

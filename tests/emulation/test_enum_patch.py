@@ -25,13 +25,19 @@ def test_without_the_patch_stock_optimizers_raise():
         write(tpu.SGD(0.1))
 
 
-@pytest.mark.parametrize("optimizer", [
-    tpu.SGD, tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL])
+@pytest.mark.parametrize(
+    "optimizer", [tpu.SGD, tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL]
+)
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_with_the_patch_each_stock_optimizer_writes_all_it_has(
-        optimizer, is_packed):
-    one = optimizer(0.5, clipvalue=2.0, weight_decay_factor=0.25,
-                    low_dimensional_packing_status=is_packed)
+    optimizer, is_packed
+):
+    one = optimizer(
+        0.5,
+        clipvalue=2.0,
+        weight_decay_factor=0.25,
+        low_dimensional_packing_status=is_packed,
+    )
     with enum_patch.installed():
         written = write(one)
     assert written.low_dimensional_packing_status == int(is_packed)

@@ -18,15 +18,18 @@ KERAS_RS = ("keras_rs_fit",) if importlib.util.find_spec("keras_rs") else ()
 def two_cores():
     """What failed in each program for two cores on one host."""
     return runner.run_programs(
-        "one_host", "keras_fit", *KERAS_RS, "any_order",
-        TF_LAYOUTMAP_NUM_CORES="2")
+        "one_host",
+        "keras_fit",
+        *KERAS_RS,
+        "any_order",
+        TF_LAYOUTMAP_NUM_CORES="2",
+    )
 
 
 @pytest.fixture(scope="module")
 def two_hosts():
     """What failed in each program for four cores on two hosts."""
-    return runner.run_programs(
-        "two_hosts", "three_settings", "names_of_tpus")
+    return runner.run_programs("two_hosts", "three_settings", "names_of_tpus")
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +38,15 @@ def one_host_of_four(tmp_path_factory):
     exchange = str(tmp_path_factory.mktemp("exchange"))
     # Its files are read by those with another number of hosts.
     four_hosts = runner.run_programs(
-        "saving", TF_LAYOUTMAP_NUM_HOSTS="4", TF_LAYOUTMAP_EXCHANGE=exchange)
+        "saving", TF_LAYOUTMAP_NUM_HOSTS="4", TF_LAYOUTMAP_EXCHANGE=exchange
+    )
     found = runner.run_programs(
-        "saving", *KERAS_RS, TF_LAYOUTMAP_NUM_HOSTS="1",
-        TF_LAYOUTMAP_NUM_CORES="4", TF_LAYOUTMAP_EXCHANGE=exchange)
+        "saving",
+        *KERAS_RS,
+        TF_LAYOUTMAP_NUM_HOSTS="1",
+        TF_LAYOUTMAP_NUM_CORES="4",
+        TF_LAYOUTMAP_EXCHANGE=exchange,
+    )
     found["saving on four hosts"] = four_hosts["saving"]
     return found
 
@@ -78,9 +86,11 @@ def test_a_keras_layer_in_fit(two_cores):
 @pytest.mark.parametrize("num_cores", [2, 4])
 def test_keras_rs_as_it_is(num_cores, request):
     pytest.importorskip(
-        "keras_rs", reason="keras-rs, which `make` installs, is not there")
+        "keras_rs", reason="keras-rs, which `make` installs, is not there"
+    )
     found = request.getfixturevalue(
-        {2: "two_cores", 4: "one_host_of_four"}[num_cores])["keras_rs_fit"]
+        {2: "two_cores", 4: "one_host_of_four"}[num_cores]
+    )["keras_rs_fit"]
     assert not found, found
 
 
@@ -97,7 +107,10 @@ def test_the_page_about_it_runs():
 @pytest.mark.slow
 def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
     done = subprocess.run(
-        [sys.executable, "-c", """
+        [
+            sys.executable,
+            "-c",
+            """
 import tensorflow as tf
 tf.constant(1.0)
 import tf_layoutmap as tlm
@@ -115,8 +128,15 @@ try:
     tlm.emulation.report()
 except RuntimeError as error:
     print(error)
-"""], cwd=runner.ROOT, text=True, capture_output=True, timeout=120,
-        env=runner.environment(), check=False)
+""",
+        ],
+        cwd=runner.ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env=runner.environment(),
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     started, foreign, disabled = done.stdout.splitlines()
     assert "only before its first operation" in started

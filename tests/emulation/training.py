@@ -15,15 +15,21 @@ CLASSES = {"stock": tpu.TPUEmbedding, "ours": tlm.TPUEmbedding}
 NUM_SAMPLES = 8  # of a global batch
 LENGTH = 3
 # Name, combiner, rows, dim. More rows than one register, uneven over hosts.
-TABLES = {"ads": ("sum", 23, 5), "words": ("mean", 17, 4),
-          "few": ("sqrtn", 3, 2)}
+TABLES = {
+    "ads": ("sum", 23, 5),
+    "words": ("mean", 17, 4),
+    "few": ("sqrtn", 3, 2),
+}
 # Name: table, form, whether it is weighted, length of the sequence.
 FEATURES = {
-    "clicked": ("ads", "sparse", True, 0), "shown": ("ads", "ragged", False, 0),
-    "country": ("ads", "dense", False, 0), "text": ("words", "ragged", True, 0),
+    "clicked": ("ads", "sparse", True, 0),
+    "shown": ("ads", "ragged", False, 0),
+    "country": ("ads", "dense", False, 0),
+    "text": ("words", "ragged", True, 0),
     "title": ("words", "ragged", False, LENGTH),
     "path": ("words", "gappy", False, LENGTH),
-    "device": ("few", "ragged", True, 0)}
+    "device": ("few", "ragged", True, 0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,8 @@ def _initializer_of(name: str):
         del dtype
         first = shard_info.offset[0] if shard_info else 0
         size = shard_info.shape[0] if shard_info else shape[0]
-        return tf.constant(rows_of(name)[first:first + size])
+        return tf.constant(rows_of(name)[first : first + size])
+
     return initializer
 
 
@@ -55,11 +62,19 @@ def feature_config(optimizer):
     tables = {}
     for name, (combiner, num_rows, dim) in TABLES.items():
         tables[name] = tpu.TableConfig(
-            num_rows, dim, initializer=_initializer_of(name),
-            optimizer=optimizer(), combiner=combiner, name=name)
-    return {name: tpu.FeatureConfig(
-        tables[table], max_sequence_length=length, name=name)
-        for name, (table, _, _, length) in FEATURES.items()}
+            num_rows,
+            dim,
+            initializer=_initializer_of(name),
+            optimizer=optimizer(),
+            combiner=combiner,
+            name=name,
+        )
+    return {
+        name: tpu.FeatureConfig(
+            tables[table], max_sequence_length=length, name=name
+        )
+        for name, (table, _, _, length) in FEATURES.items()
+    }
 
 
 def parts_of(seed: int, step: int, num_parts: int) -> list[Part]:
@@ -67,16 +82,27 @@ def parts_of(seed: int, step: int, num_parts: int) -> list[Part]:
     rng = np.random.default_rng([seed, step])
     size = NUM_SAMPLES // num_parts
     columns = {name: _column(rng, *one) for name, one in FEATURES.items()}
-    return [Part(
-        *({name: make(*column, slice(part * size, (part + 1) * size))
-           for name, column in columns.items()}
-          for make in (_ids, _weights, _scale))) for part in range(num_parts)]
+    return [
+        Part(
+            *(
+                {
+                    name: make(*column, slice(part * size, (part + 1) * size))
+                    for name, column in columns.items()
+                }
+                for make in (_ids, _weights, _scale)
+            )
+        )
+        for part in range(num_parts)
+    ]
 
 
 def _column(rng, table, form, weighted, length):
     _, num_rows, dim = TABLES[table]
-    sizes = (np.ones(NUM_SAMPLES, int) if form == "dense" else
-             rng.integers(0, 6, NUM_SAMPLES))
+    sizes = (
+        np.ones(NUM_SAMPLES, int)
+        if form == "dense"
+        else rng.integers(0, 6, NUM_SAMPLES)
+    )
     ids = [rng.integers(0, num_rows, size) for size in sizes]
     weights = [rng.uniform(0.5, 2, size) for size in sizes]
     shape = [NUM_SAMPLES, length, dim] if length else [NUM_SAMPLES, dim]
@@ -86,7 +112,8 @@ def _column(rng, table, form, weighted, length):
 
 def _ragged(rows, dtype):
     return tf.RaggedTensor.from_row_lengths(
-        tf.constant(np.concatenate(rows), dtype), [len(row) for row in rows])
+        tf.constant(np.concatenate(rows), dtype), [len(row) for row in rows]
+    )
 
 
 def _ids(form, ids, weights, scale, part):
@@ -100,7 +127,9 @@ def _ids(form, ids, weights, scale, part):
         sample, position = tf.unstack(sparse.indices, axis=1)
         return tf.SparseTensor(
             tf.stack([sample, sample % 2 + position * 2], axis=1),
-            sparse.values, [ragged.nrows(), 12])
+            sparse.values,
+            [ragged.nrows(), 12],
+        )
     return ragged if form == "ragged" else _to_sparse(ragged)
 
 
@@ -125,14 +154,19 @@ def _scale(form, ids, weights, scale, part):
 
 def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
     """Runs training steps; returns the activations of each, global order."""
+
     def core(ids, weights, scale):
         if inside:
             embedding.enqueue(ids, weights)
         with tf.GradientTape() as tape:
             activations = embedding.dequeue()
             tape.watch(activations)
-            loss = tf.add_n([tf.reduce_sum(activations[name] * scale[name])
-                             for name in activations])
+            loss = tf.add_n(
+                [
+                    tf.reduce_sum(activations[name] * scale[name])
+                    for name in activations
+                ]
+            )
         embedding.apply_gradients(tape.gradient(loss, activations))
         return activations
 
@@ -145,24 +179,39 @@ def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
     found = []
     for number in steps:
         parts = parts_of(seed, number, strategy.num_replicas_in_sync)
-        activations = step(*(
-            _distribute(strategy, [getattr(part, name) for part in parts])
-            for name in ("ids", "weights", "scale")))
-        found.append({name: np.concatenate(
-            [one.numpy() for one in
-             strategy.experimental_local_results(value)])
-            for name, value in activations.items()})
+        activations = step(
+            *(
+                _distribute(strategy, [getattr(part, name) for part in parts])
+                for name in ("ids", "weights", "scale")
+            )
+        )
+        found.append(
+            {
+                name: np.concatenate(
+                    [
+                        one.numpy()
+                        for one in strategy.experimental_local_results(value)
+                    ]
+                )
+                for name, value in activations.items()
+            }
+        )
     return found
 
 
 def _distribute(strategy, parts):
     if len(parts) == 1:
         return parts[0]
-    return {name: None if parts[0][name] is None else
-            strategy.experimental_distribute_values_from_function(
-                lambda context, name=name: parts[
-                    context.replica_id_in_sync_group][name])
-            for name in parts[0]}
+    return {
+        name: None
+        if parts[0][name] is None
+        else strategy.experimental_distribute_values_from_function(
+            lambda context, name=name: parts[context.replica_id_in_sync_group][
+                name
+            ]
+        )
+        for name in parts[0]
+    }
 
 
 def host_embedding(optimizer, num_replicas=1, **options):
@@ -193,16 +242,21 @@ def values_in(path: str) -> dict:
     """The same, of the checkpoint of an object `it`."""
     reader = tf.train.load_checkpoint(path)
     end = "/.ATTRIBUTES/VARIABLE_VALUE"
-    return {_table_and_slot(key[len("it/"):-len(end)]): reader.get_tensor(key)
-            for key in reader.get_variable_to_shape_map()
-            if key.startswith("it/") and key.endswith(end)}
+    return {
+        _table_and_slot(key[len("it/") : -len(end)]): reader.get_tensor(key)
+        for key in reader.get_variable_to_shape_map()
+        if key.startswith("it/") and key.endswith(end)
+    }
 
 
 def _table_and_slot(key: str) -> str:
     # An object has two paths to each variable; a file is named by either, and
     # restoring goes along both: "ads.Smomenta" or "_variables/ads/momenta".
-    return key.replace(".S", "/").removeprefix("_variables/").removesuffix(
-        "/parameters")
+    return (
+        key.replace(".S", "/")
+        .removeprefix("_variables/")
+        .removesuffix("/parameters")
+    )
 
 
 def assert_same(got: dict, wanted: dict) -> None:
@@ -216,4 +270,5 @@ def mirrored(num_replicas: int) -> tf.distribute.Strategy:
     """A MirroredStrategy on the cores' CPUs that sums in their order."""
     return tf.distribute.MirroredStrategy(
         [f"CPU:{replica}" for replica in range(num_replicas)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice())
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )

@@ -53,8 +53,9 @@ def sources(tmp_path_factory):
     """Real text: two packages that every Python brings."""
     folder = tmp_path_factory.mktemp("sources")
     for package in ("asyncio", "email"):
-        shutil.copytree(Path(sysconfig.get_path("stdlib"), package),
-                        folder / package)
+        shutil.copytree(
+            Path(sysconfig.get_path("stdlib"), package), folder / package
+        )
     return folder
 
 

@@ -7,8 +7,15 @@ import shutil
 from tf_layoutmap import _ops
 
 # All that change what names stand for, and what makes them last.
-_OPERATIONS = ("fsync", "mkdir", "remove", "rename", "replace", "rmdir",
-               "unlink")
+_OPERATIONS = (
+    "fsync",
+    "mkdir",
+    "remove",
+    "rename",
+    "replace",
+    "rmdir",
+    "unlink",
+)
 
 
 class Snapshots:
@@ -43,6 +50,7 @@ class Snapshots:
             found = function(*args, **kwargs)
             self.take()
             return found
+
         return call
 
     @contextlib.contextmanager
@@ -50,9 +58,11 @@ class Snapshots:
         """Makes copies around all operations in the block."""
         with monkeypatch.context() as patched:
             for module, names in (
-                    (os, _OPERATIONS), (_ops, ("exchange_paths",))):
+                (os, _OPERATIONS),
+                (_ops, ("exchange_paths",)),
+            ):
                 for name in names:
                     patched.setattr(
-                        module, name,
-                        self._around(name, getattr(module, name)))
+                        module, name, self._around(name, getattr(module, name))
+                    )
             yield self

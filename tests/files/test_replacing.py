@@ -39,8 +39,14 @@ def test_a_path_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("real")
     os.link(tmp_path / "real" / "file", tmp_path / "hard")
     monkeypatch.chdir(tmp_path)
-    for other in ("real/file", "./real//file", "link/file", "hard",
-                  "real/../link/file", f"file://{tmp_path}/real/file"):
+    for other in (
+        "real/file",
+        "./real//file",
+        "link/file",
+        "hard",
+        "real/../link/file",
+        f"file://{tmp_path}/real/file",
+    ):
         assert paths.is_same(other, str(tmp_path / "real" / "file")), other
     assert paths.is_same("real/", "link") and paths.is_same("new/", "new")
     assert not paths.is_same("real", "real/file")
@@ -52,8 +58,10 @@ def test_a_path_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_folder_is_replaced(can_exchange, tmp_path, monkeypatch):
     if not can_exchange:
+
         def refuse(*_):
             raise OSError(errno.EINVAL, "not on this file system")
+
         monkeypatch.setattr(_ops, "exchange_paths", refuse)
     target = tmp_path / "target"
     for text in ("one", "two", "three"):
@@ -63,7 +71,8 @@ def test_a_folder_is_replaced(can_exchange, tmp_path, monkeypatch):
 
 
 def test_a_folder_is_complete_wherever_a_writer_is_killed(
-        tmp_path, monkeypatch):
+    tmp_path, monkeypatch
+):
     target = folder_of(tmp_path / "all" / "target", "old")
     taken = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
     with taken.of_operations(monkeypatch):
@@ -92,29 +101,38 @@ def test_what_a_writer_took_away_is_put_back(tmp_path):
 
 def test_what_living_writers_write_stays(tmp_path):
     target = str(tmp_path / "target")
-    program = ("import fcntl, os, sys\n"
-               "handle = os.open(sys.argv[1], os.O_RDONLY)\n"
-               "fcntl.flock(handle, fcntl.LOCK_EX)\n"
-               "print('locked', flush=True)\n"
-               "sys.stdin.read()\n")
+    program = (
+        "import fcntl, os, sys\n"
+        "handle = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
     theirs = f"{target}.partial-{'1' * 16}"
     os.mkdir(theirs)
     # Neither what has another name, nor what is no folder.
-    others = [f"{target}.partial-1", f"{target}2.partial-{'0' * 16}",
-              f"{target}.partial-{'2' * 16}"]
+    others = [
+        f"{target}.partial-1",
+        f"{target}2.partial-{'0' * 16}",
+        f"{target}.partial-{'2' * 16}",
+    ]
     for other in others:
         with open(other, "w", encoding="utf-8"):
             pass
-    with subprocess.Popen([sys.executable, "-c", program, theirs], text=True,
-                          stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program, theirs],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         try:
             assert process.stdout.readline() == "locked\n"
             with staging.staged(target) as one, staging.staged(target) as two:
                 assert os.path.isdir(theirs)
                 assert os.path.isdir(one) and os.path.isdir(two)
-            with pytest.raises(OSError, match="another process or thread is "
-                               "writing it.*target") as caught:
+            with pytest.raises(
+                OSError, match="another process or thread is writing it.*target"
+            ) as caught:
                 with staging.staged(target, alone=True):
                     pass
             assert caught.value.errno == errno.EBUSY
@@ -156,14 +174,22 @@ def test_a_link_to_a_file_stays_one(tmp_path):
     assert os.listdir(tmp_path / "real") == ["file"]
 
 
-@pytest.mark.parametrize(("error", "number"), [
-    (tf.errors.ResourceExhaustedError, errno.ENOSPC),
-    (tf.errors.PermissionDeniedError, errno.EACCES),
-    (tf.errors.NotFoundError, errno.ENOENT),
-    (tf.errors.UnavailableError, errno.EIO)])
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (tf.errors.ResourceExhaustedError, errno.ENOSPC),
+        (tf.errors.PermissionDeniedError, errno.EACCES),
+        (tf.errors.NotFoundError, errno.ENOENT),
+        (tf.errors.UnavailableError, errno.EIO),
+    ],
+)
 def test_errors_of_tensorflow_are_of_the_system(error, number):
     with pytest.raises(OSError, match="^.Errno .*] x.data; why: 'x'$") as one:
         with operations.os_errors("x"):
-            raise error(None, None, "{{function_node __wrapped__SaveV2_device_"
-                        "/job:a/device:CPU:0}} x.data; why [Op:SaveV2]")
+            raise error(
+                None,
+                None,
+                "{{function_node __wrapped__SaveV2_device_"
+                "/job:a/device:CPU:0}} x.data; why [Op:SaveV2]",
+            )
     assert one.value.errno == number

@@ -25,8 +25,14 @@ def _alive():
     for _ in range(3):
         gc.collect()
     return collections.Counter(
-        type(one).__name__ for one in gc.get_objects() if isinstance(
-            one, (_tf_private.FuncGraph, tf.Variable)) or
+        type(one).__name__
+        for one in gc.get_objects()
+        if isinstance(one, (_tf_private.FuncGraph, tf.Variable))
+        or
         # A handle: the memory of a variable is freed with the last one.
-        (isinstance(one, tf.Tensor) and not tf.is_symbolic_tensor(one)
-         and one.dtype == tf.resource))
+        (
+            isinstance(one, tf.Tensor)
+            and not tf.is_symbolic_tensor(one)
+            and one.dtype == tf.resource
+        )
+    )

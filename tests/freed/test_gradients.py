@@ -39,8 +39,7 @@ def tripled_gradient(x):
 
 
 def branch(x):
-    return tf.cond(tf.reduce_sum(x) > 0, lambda: tripled_gradient(x),
-                   lambda: x)
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: tripled_gradient(x), lambda: x)
 
 
 def loop(x):
@@ -49,10 +48,16 @@ def loop(x):
     return x
 
 
-@pytest.mark.parametrize(("make", "expected"), [
-    (lambda: tripled_gradient, 6), (lambda: branch, 6), (lambda: loop, 36),
-    (lambda: tf.function(tripled_gradient), 6),
-    (lambda: tf.recompute_grad(tripled_gradient), 6)])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: tripled_gradient, 6),
+        (lambda: branch, 6),
+        (lambda: loop, 36),
+        (lambda: tf.function(tripled_gradient), 6),
+        (lambda: tf.recompute_grad(tripled_gradient), 6),
+    ],
+)
 def test_gradients_are_those_of_tensorflow_and_freed(make, expected):
     gradients = []
 
@@ -76,7 +81,7 @@ def test_gradients_are_those_of_tensorflow_and_freed(make, expected):
 def test_gradients_of_gradients():
     @tf.custom_gradient
     def cube(x):
-        return x ** 3, lambda dy: dy * 3 * x ** 2
+        return x**3, lambda dy: dy * 3 * x**2
 
     @tf.function
     def second(x):
@@ -94,13 +99,19 @@ def test_gradients_of_gradients():
 
 def test_a_gradient_is_found_by_its_name_while_its_graph_is_there(tmp_path):
     """So a SavedModel has it."""
+
     def save():
         module = tf.Module()
         module.call = tf.function(
-            tripled_gradient, input_signature=[tf.TensorSpec([2])])
+            tripled_gradient, input_signature=[tf.TensorSpec([2])]
+        )
         tf.saved_model.save(
-            module, str(tmp_path), options=tf.saved_model.SaveOptions(
-                experimental_custom_gradients=True))
+            module,
+            str(tmp_path),
+            options=tf.saved_model.SaveOptions(
+                experimental_custom_gradients=True
+            ),
+        )
 
     save()
     gc.collect()
@@ -116,7 +127,8 @@ def test_nothing_stays_registered():
     def program():
         rows = table([1.0])
         tf.function(lambda x: tripled_gradient(x) + used(rows))(
-            tf.constant([1.0]))
+            tf.constant([1.0])
+        )
 
     program()
     gc.collect()
@@ -133,12 +145,14 @@ def reversed_gradient(x):
 
 def traced():
     return tf.function(reversed_gradient).get_concrete_function(
-        tf.TensorSpec([2], name="x"))
+        tf.TensorSpec([2], name="x")
+    )
 
 
 def pruned():
     wrapped = tf.compat.v1.wrap_function(
-        reversed_gradient, [tf.TensorSpec([2])])
+        reversed_gradient, [tf.TensorSpec([2])]
+    )
     return wrapped.prune(wrapped.inputs, wrapped.outputs)
 
 
@@ -146,7 +160,8 @@ def frozen():
     factor = tf.Variable(2.0)
     function = tf.function(lambda x: reversed_gradient(x) * factor)
     return convert_variables_to_constants_v2(
-        function.get_concrete_function(tf.TensorSpec([2])))
+        function.get_concrete_function(tf.TensorSpec([2]))
+    )
 
 
 def imported(read):
@@ -163,7 +178,8 @@ def imported(read):
 
 def from_graph_def(graph_def, x, output):
     return tf.graph_util.import_graph_def(
-        graph_def, input_map={"x:0": x}, return_elements=[output])[0]
+        graph_def, input_map={"x:0": x}, return_elements=[output]
+    )[0]
 
 
 def from_meta_graph(graph_def, x, output):
@@ -173,9 +189,15 @@ def from_meta_graph(graph_def, x, output):
     return tf.compat.v1.get_default_graph().get_tensor_by_name(output)
 
 
-@pytest.mark.parametrize(("make", "expected"), [
-    (pruned, -1), (frozen, -2), (lambda: imported(from_graph_def), -1),
-    (lambda: imported(from_meta_graph), -1)])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (pruned, -1),
+        (frozen, -2),
+        (lambda: imported(from_graph_def), -1),
+        (lambda: imported(from_meta_graph), -1),
+    ],
+)
 def test_copies_of_a_graph_that_was_freed_have_its_gradients(make, expected):
     table([1.0])
     function = make()
@@ -192,7 +214,7 @@ def test_a_graph_that_uses_nothing_of_ours_keeps_its_gradients():
     before = set(_tf_private._gradients.list())
     traced()
     gc.collect()
-    left, = set(_tf_private._gradients.list()) - before
+    (left,) = set(_tf_private._gradients.list()) - before
     assert left.startswith("CustomGradient-")
 
 
@@ -217,8 +239,7 @@ def test_results_of_other_kinds(kind):
                 y = next(one for one in y if one.dtype == tf.float32)
             return tape.gradient(y, x)
 
-        np.testing.assert_array_equal(
-            gradient(), [5, 5])
+        np.testing.assert_array_equal(gradient(), [5, 5])
 
     assert not left_by(program)
 
@@ -230,8 +251,9 @@ def test_tensorflow_itself_still_keeps_them():
     for _ in range(installed):
         engine.uninstall("memory")
     try:
-        left = left_by(lambda: tf.function(tripled_gradient)(
-            tf.constant([1.0])))
+        left = left_by(
+            lambda: tf.function(tripled_gradient)(tf.constant([1.0]))
+        )
     finally:
         for _ in range(installed):
             engine.install("memory")

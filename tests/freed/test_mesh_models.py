@@ -21,8 +21,9 @@ def test_a_model_that_fit_has_trained_is_freed(package):
         with tlm.layout_map_scope(layout_map):
             ids = package.Input([1], dtype="int64")
             rows = package.layers.Embedding(10, 4)(ids)
-            model = package.Model(ids, package.layers.Dense(2)(
-                package.layers.Flatten()(rows)))
+            model = package.Model(
+                ids, package.layers.Dense(2)(package.layers.Flatten()(rows))
+            )
         model.compile("adam", "mse")
         model.fit(np.array([[1], [2]]), np.ones([2, 2]), verbose=0)
 

@@ -22,26 +22,44 @@ def fit(package, layer):
 
 
 def config(optimizer=None):
-    return tpu.FeatureConfig(tpu.TableConfig(
-        100, 4, tf.ones_initializer(), optimizer, name="words"))
+    return tpu.FeatureConfig(
+        tpu.TableConfig(100, 4, tf.ones_initializer(), optimizer, name="words")
+    )
 
 
 LAYERS = {
-    "keras3 ShardedEmbedding": (keras, lambda: tlm.layers.ShardedEmbedding(
-        100, 4, num_shards=2)),
-    "keras3 with an optimizer": (keras, lambda: tlm.layers.ShardedEmbedding(
-        100, 4, num_shards=2, optimizer="adagrad")),
-    "keras3 open": (keras, lambda: tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(100, on_evict=lambda **_: None), 4,
-        optimizer="adagrad")),
-    "keras3 TPUEmbedding": (keras, lambda: tlm.layers.TPUEmbedding(
-        config(), tpu.Adagrad(0.1))),
+    "keras3 ShardedEmbedding": (
+        keras,
+        lambda: tlm.layers.ShardedEmbedding(100, 4, num_shards=2),
+    ),
+    "keras3 with an optimizer": (
+        keras,
+        lambda: tlm.layers.ShardedEmbedding(
+            100, 4, num_shards=2, optimizer="adagrad"
+        ),
+    ),
+    "keras3 open": (
+        keras,
+        lambda: tlm.layers.ShardedEmbedding(
+            tlm.OpenVocabulary(100, on_evict=lambda **_: None),
+            4,
+            optimizer="adagrad",
+        ),
+    ),
+    "keras3 TPUEmbedding": (
+        keras,
+        lambda: tlm.layers.TPUEmbedding(config(), tpu.Adagrad(0.1)),
+    ),
     "tf_keras with an optimizer": (
-        tf_keras, lambda: tlm.layers.tf_keras.ShardedEmbedding(
-            100, 4, num_shards=2, optimizer="adagrad")),
+        tf_keras,
+        lambda: tlm.layers.tf_keras.ShardedEmbedding(
+            100, 4, num_shards=2, optimizer="adagrad"
+        ),
+    ),
     "tf_keras TPUEmbedding": (
-        tf_keras, lambda: tlm.layers.tf_keras.TPUEmbedding(
-            config(), tpu.Adagrad(0.1))),
+        tf_keras,
+        lambda: tlm.layers.tf_keras.TPUEmbedding(config(), tpu.Adagrad(0.1)),
+    ),
 }
 
 
@@ -70,15 +88,17 @@ def test_a_table_in_a_function_that_sums_over_replicas_is_freed():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
 
     def program():
-        table = tlm.ShardedVariable([
-            tf.Variable(tf.ones([3, 2])) for _ in range(2)])
+        table = tlm.ShardedVariable(
+            [tf.Variable(tf.ones([3, 2])) for _ in range(2)]
+        )
 
         def replica():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 4]))
             gradient = tf.convert_to_tensor(tape.gradient(loss, table))
             return tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, gradient)
+                tf.distribute.ReduceOp.SUM, gradient
+            )
 
         @tf.function
         def step():

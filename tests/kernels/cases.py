@@ -29,8 +29,10 @@ class Cut:
         return len(self.offsets) - 1
 
     def attrs(self) -> dict:
-        return {"offsets": np.array(self.offsets, np.int64),
-                "placement": self.placement}
+        return {
+            "offsets": np.array(self.offsets, np.int64),
+            "placement": self.placement,
+        }
 
 
 @st.composite
@@ -38,8 +40,11 @@ def cuts(draw, *, min_rows=1):
     """Any placement: empty shards, and more shards than rows, among them."""
     placement = draw(st.sampled_from(PLACEMENTS))
     if placement == "offsets":
-        sizes = draw(st.lists(st.integers(0, 6), min_size=1, max_size=7)
-                     .filter(lambda sizes: sum(sizes) >= min_rows))
+        sizes = draw(
+            st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(
+                lambda sizes: sum(sizes) >= min_rows
+            )
+        )
         return Cut(placement, (0, *np.cumsum(sizes).tolist()))
     num_rows = draw(st.integers(min_rows, 25))
     num_shards = draw(st.integers(1, 30))
@@ -52,10 +57,17 @@ def ragged(draw, num_rows, *, dtype=None, max_samples=6):
     """(ids, row_splits): samples of 0 to 5 ids, with many duplicates."""
     dtype = dtype or draw(st.sampled_from(ID_TYPES))
     sizes = draw(st.lists(st.integers(0, 5), max_size=max_samples))
-    ids = draw(st.lists(st.integers(0, num_rows - 1),
-                        min_size=sum(sizes), max_size=sum(sizes)))
-    return (np.array(ids, dtype),
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+    ids = draw(
+        st.lists(
+            st.integers(0, num_rows - 1),
+            min_size=sum(sizes),
+            max_size=sum(sizes),
+        )
+    )
+    return (
+        np.array(ids, dtype),
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+    )
 
 
 def floats(*shape, seed=0) -> np.ndarray:
@@ -64,13 +76,16 @@ def floats(*shape, seed=0) -> np.ndarray:
 
 
 def shard_variables(table: np.ndarray, cut: Cut) -> list[tf.Variable]:
-    return [tf.Variable(shard) for shard in
-            partition.cut(table, cut.offsets, cut.placement)]
+    return [
+        tf.Variable(shard)
+        for shard in partition.cut(table, cut.offsets, cut.placement)
+    ]
 
 
 def joined(variables, cut: Cut) -> np.ndarray:
-    return partition.join([variable.numpy() for variable in variables],
-                          cut.offsets, cut.placement)
+    return partition.join(
+        [variable.numpy() for variable in variables], cut.offsets, cut.placement
+    )
 
 
 def handles(variables) -> list[tf.Tensor]:

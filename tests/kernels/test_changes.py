@@ -16,20 +16,34 @@ tpu = tf.tpu.experimental.embedding
 
 
 def embedding(num_shards):
-    """A closed table with 16-bit rows, and one with keys; no slots, and two.
-    """
+    """A closed table with 16-bit rows, and one with keys; no slots, and two."""
     rows = tpu.TableConfig(
-        70, 3, initializer=tf.ones, combiner="sum", name="rows",
-        optimizer=tpu.SGD(0.5))
+        70,
+        3,
+        initializer=tf.ones,
+        combiner="sum",
+        name="rows",
+        optimizer=tpu.SGD(0.5),
+    )
     keys = tpu.TableConfig(
-        20, 2, initializer=tf.ones, combiner="sum", name="keys",
-        optimizer=tpu.Adam(0.5))
+        20,
+        2,
+        initializer=tf.ones,
+        combiner="sum",
+        name="keys",
+        optimizer=tpu.Adam(0.5),
+    )
     found = tlm.TPUEmbedding(
         {"rows": tpu.FeatureConfig(rows), "keys": tpu.FeatureConfig(keys)},
-        tpu.SGD(0.5), table_dtypes={"rows": "bfloat16"},
+        tpu.SGD(0.5),
+        table_dtypes={"rows": "bfloat16"},
         partitioner=FixedShardsPartitioner(num_shards),
-        vocabularies={"keys": tlm.OpenVocabulary(
-            20, admission="count", min_count=1, unknown="row")})
+        vocabularies={
+            "keys": tlm.OpenVocabulary(
+                20, admission="count", min_count=1, unknown="row"
+            )
+        },
+    )
     found.build()
     return found
 
@@ -40,8 +54,9 @@ def values(one):
     for table, by_name in one._variables.items():
         found[table] = {}
         for name, variable in by_name.items():
-            value = np.concatenate([
-                np.atleast_1d(shard.numpy()) for shard in shards_of(variable)])
+            value = np.concatenate(
+                [np.atleast_1d(shard.numpy()) for shard in shards_of(variable)]
+            )
             found[table][name] = value.ravel() if name in LANES else value
     return found
 
@@ -49,35 +64,52 @@ def values(one):
 def bits(values):
     values = np.ascontiguousarray(values)
     return values.view(np.uint8).reshape(
-        len(values), values.dtype.itemsize * int(np.prod(values.shape[1:])))
+        len(values), values.dtype.itemsize * int(np.prod(values.shape[1:]))
+    )
 
 
 IDS = st.lists(st.integers(0, 69), max_size=6)
 KEYS = st.lists(st.integers(-3, 60), max_size=12)
 
 
-@given(num_shards=st.integers(1, 4), also=st.lists(
-    st.integers(0, 69), max_size=4), program=st.lists(st.one_of(
-        st.tuples(st.just("train"), IDS, KEYS),
-        st.tuples(st.just("enqueue"), IDS, KEYS),
-        st.tuples(st.just("evict"), st.just([]), KEYS),
-        st.tuples(st.just("take"), st.just([]), st.just([]))), max_size=8))
+@given(
+    num_shards=st.integers(1, 4),
+    also=st.lists(st.integers(0, 69), max_size=4),
+    program=st.lists(
+        st.one_of(
+            st.tuples(st.just("train"), IDS, KEYS),
+            st.tuples(st.just("enqueue"), IDS, KEYS),
+            st.tuples(st.just("evict"), st.just([]), KEYS),
+            st.tuples(st.just("take"), st.just([]), st.just([])),
+        ),
+        max_size=8,
+    ),
+)
 @settings(max_examples=15)
 def test_rows_that_changed_are_copied_once(num_shards, also, program):
     one = embedding(num_shards)
-    changes = Changes(one._state.spec, one._variables,
-                      one._state.backend.engine.handle)
+    changes = Changes(
+        one._state.spec, one._variables, one._state.backend.engine.handle
+    )
     before, touched = values(one), set()
     for kind, ids, keys in [*program, ("take", [], [])]:
         if kind in ("train", "enqueue"):
-            one.enqueue({"rows": tf.constant(ids, tf.int64),
-                         "keys": tf.constant(keys, tf.int64)})
+            one.enqueue(
+                {
+                    "rows": tf.constant(ids, tf.int64),
+                    "keys": tf.constant(keys, tf.int64),
+                }
+            )
             if kind == "enqueue":  # Keys get rows, and no row is updated.
                 one.reset()
                 continue
             one.dequeue()
-            one.apply_gradients({"rows": tf.ones([len(ids), 3]),
-                                 "keys": tf.ones([len(keys), 2])})
+            one.apply_gradients(
+                {
+                    "rows": tf.ones([len(ids), 3]),
+                    "keys": tf.ones([len(keys), 2]),
+                }
+            )
             touched |= set(ids)
         elif kind == "evict":
             one.vocabularies["keys"].evict(tf.constant(keys, tf.int64))
@@ -94,11 +126,16 @@ def test_rows_that_changed_are_copied_once(num_shards, also, program):
                     other = (bits(value) != bits(before[table][name])).any(1)
                     assert set(np.flatnonzero(other)) <= set(rows.tolist())
                     if name in LANES:  # But of the row of unknown keys.
-                        value = np.append(value, np.array(
-                            -2**63 if LANES[name] == tf.int64 else 0,
-                            value.dtype))
-                    assert (bits(of_table.values[name])
-                            == bits(value[rows])).all()
+                        value = np.append(
+                            value,
+                            np.array(
+                                -(2**63) if LANES[name] == tf.int64 else 0,
+                                value.dtype,
+                            ),
+                        )
+                    assert (
+                        bits(of_table.values[name]) == bits(value[rows])
+                    ).all()
             before, touched = now, set()
 
 
@@ -106,19 +143,32 @@ def test_what_cannot_be_taken():
     one = embedding(1)
     handle = one._state.backend.engine.handle
     changes = Changes(one._state.spec, one._variables, handle)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=(
-            "`also` must be rows of table 1, which has 70. Received: 70")):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=("`also` must be rows of table 1, which has 70. Received: 70"),
+    ):
         changes.take({"rows": np.array([70])})
     shards = shards_of(one._variables["rows"]["parameters"])
     for arguments, message in (
-            ({"shards": [one.handle for one in shards]},
-             "This engine's tables need 2 `shards`. Received: 1"),
-            ({"open_tables": [2]}, "`open_tables` must be tables of the"),
-            ({"open_tables": [1, 1]}, "each once. Received: 1")):
+        (
+            {"shards": [one.handle for one in shards]},
+            "This engine's tables need 2 `shards`. Received: 1",
+        ),
+        ({"open_tables": [2]}, "`open_tables` must be tables of the"),
+        ({"open_tables": [1, 1]}, "each once. Received: 1"),
+    ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            _ops.take_changes(**{
-                "engine": handle, "watch": tf.constant(1, tf.int64),
-                "also": [tf.zeros([0], tf.int64)] * 2,
-                "shards": [shards[0].handle] * 2, "slots": [], "lanes": [],
-                "whole": [], "open_tables": [], "Tvalues": [tf.int64],
-                **arguments})
+            _ops.take_changes(
+                **{
+                    "engine": handle,
+                    "watch": tf.constant(1, tf.int64),
+                    "also": [tf.zeros([0], tf.int64)] * 2,
+                    "shards": [shards[0].handle] * 2,
+                    "slots": [],
+                    "lanes": [],
+                    "whole": [],
+                    "open_tables": [],
+                    "Tvalues": [tf.int64],
+                    **arguments,
+                }
+            )

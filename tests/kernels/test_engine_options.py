@@ -11,13 +11,23 @@ FailedPrecondition = tf.errors.FailedPreconditionError
 
 
 def engine_of(**changes):
-    return _ops.create_host_engine(**{
-        "num_replicas": 1, "table_names": ["words"], "table_num_rows": [4],
-        "table_dims": [2], "table_num_shards": [1],
-        "table_placements": ["div"], "table_offsets": [0, 4],
-        "table_optimizers": ["sgd"], "feature_names": ["x"],
-        "feature_tables": [0], "feature_combiners": ["sum"],
-        "feature_max_sequence_lengths": [0], **changes})
+    return _ops.create_host_engine(
+        **{
+            "num_replicas": 1,
+            "table_names": ["words"],
+            "table_num_rows": [4],
+            "table_dims": [2],
+            "table_num_shards": [1],
+            "table_placements": ["div"],
+            "table_offsets": [0, 4],
+            "table_optimizers": ["sgd"],
+            "feature_names": ["x"],
+            "feature_tables": [0],
+            "feature_combiners": ["sum"],
+            "feature_max_sequence_lengths": [0],
+            **changes,
+        }
+    )
 
 
 class Engine:
@@ -27,41 +37,71 @@ class Engine:
 
     def enqueue(self, ids, training=True):
         _ops.enqueue_step(
-            engine=self.handle, replica=0, training=training, ids=[ids],
-            splits=[np.zeros([0], np.int64)], num_samples=[len(ids)],
-            weights=[np.zeros([0], np.float32)])
+            engine=self.handle,
+            replica=0,
+            training=training,
+            ids=[ids],
+            splits=[np.zeros([0], np.int64)],
+            num_samples=[len(ids)],
+            weights=[np.zeros([0], np.float32)],
+        )
 
     def dequeue(self):
         return _ops.dequeue_step(
-            engine=self.handle, replica=0, shards=[self.rows.handle],
-            num_features=1, dims=[2], max_sequence_lengths=[0])[0].numpy()
+            engine=self.handle,
+            replica=0,
+            shards=[self.rows.handle],
+            num_features=1,
+            dims=[2],
+            max_sequence_lengths=[0],
+        )[0].numpy()
 
     def apply(self, gradient, rate=1.0):
         _ops.apply_step(
-            engine=self.handle, replica=0, gradients=[gradient],
-            hyperparameters=[[rate]], shards=[self.rows.handle], slots=[],
-            rounding_steps=[])
+            engine=self.handle,
+            replica=0,
+            gradients=[gradient],
+            hyperparameters=[[rate]],
+            shards=[self.rows.handle],
+            slots=[],
+            rounding_steps=[],
+        )
 
     def land(self, shards=None, **options):
-        _ops.land_update(**{
-            "engine": self.handle, "replica": 0, "always": True, "slots": [],
-            "rounding_steps": [],
-            "shards": [self.rows.handle] if shards is None else shards,
-            **options})
+        _ops.land_update(
+            **{
+                "engine": self.handle,
+                "replica": 0,
+                "always": True,
+                "slots": [],
+                "rounding_steps": [],
+                "shards": [self.rows.handle] if shards is None else shards,
+                **options,
+            }
+        )
 
     def is_held(self):
         return bool(_ops.describe_host_engine(self.handle).held)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"table_num_buckets": [2]}, "one value and `table_limits` two"),
-    ({"table_limits": [0.0, 1.0]}, "one value and `table_limits` two"),
-    ({"table_num_buckets": [1], "table_limits": [0.0, 1.0]}, "num_buckets"),
-    ({"table_num_buckets": [-2], "table_limits": [0.0, 1.0]}, "num_buckets"),
-    ({"table_num_buckets": [2], "table_limits": [1.0, 1.0]}, "'words'.*limit"),
-    ({"table_num_buckets": [2], "table_limits": [0.0, np.nan]}, "limits"),
-    ({"out_of_range": "wrap"}, "wrap"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"table_num_buckets": [2]}, "one value and `table_limits` two"),
+        ({"table_limits": [0.0, 1.0]}, "one value and `table_limits` two"),
+        ({"table_num_buckets": [1], "table_limits": [0.0, 1.0]}, "num_buckets"),
+        (
+            {"table_num_buckets": [-2], "table_limits": [0.0, 1.0]},
+            "num_buckets",
+        ),
+        (
+            {"table_num_buckets": [2], "table_limits": [1.0, 1.0]},
+            "'words'.*limit",
+        ),
+        ({"table_num_buckets": [2], "table_limits": [0.0, np.nan]}, "limits"),
+        ({"out_of_range": "wrap"}, "wrap"),
+    ],
+)
 def test_options_that_make_no_sense_are_refused(changes, words):
     with pytest.raises((InvalidArgument, ValueError), match=words):
         engine_of(**changes)
@@ -107,10 +147,11 @@ def test_a_landing_that_fails_keeps_the_update():
     engine.apply([[1.0, 2.0]])
     other = tf.Variable(tf.ones([3, 2]))
     for options, words in [
-            ({"shards": [other.handle]}, "words"),
-            ({"shards": [engine.rows.handle] * 2}, "need 1 `shards`"),
-            ({"slots": [other.handle]}, "need 0 `slots`"),
-            ({"replica": 1}, "`replica` must be in")]:
+        ({"shards": [other.handle]}, "words"),
+        ({"shards": [engine.rows.handle] * 2}, "need 1 `shards`"),
+        ({"slots": [other.handle]}, "need 0 `slots`"),
+        ({"replica": 1}, "`replica` must be in"),
+    ]:
         with pytest.raises(InvalidArgument, match=words):
             engine.land(**options)
         assert engine.is_held()

@@ -10,14 +10,30 @@ from tests.kernels import cases
 from tf_layoutmap import _ops
 
 REFERENCES = {
-    "add": np.add.at, "sub": np.subtract.at, "mul": np.multiply.at,
-    "min": np.minimum.at, "max": np.maximum.at,
+    "add": np.add.at,
+    "sub": np.subtract.at,
+    "mul": np.multiply.at,
+    "min": np.minimum.at,
+    "max": np.maximum.at,
     "div": None,  # Integers are cut towards zero, which numpy's are not.
     "update": lambda table, ids, values: table.__setitem__(ids, values),
 }
-NUMBERS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16,
-           tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64,
-           tf.complex64, tf.complex128)
+NUMBERS = (
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.int8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+    tf.uint16,
+    tf.uint32,
+    tf.uint64,
+    tf.complex64,
+    tf.complex128,
+)
 OTHERS = (tf.bool, tf.string)
 
 
@@ -43,38 +59,62 @@ def divide_at(table, ids, values):
 
 
 def gather(variables, cut, ids, dtype):
-    return _ops.gather_rows(shards=cases.handles(variables), ids=ids,
-                            dtype=dtype, table="ads", **cut.attrs())
+    return _ops.gather_rows(
+        shards=cases.handles(variables),
+        ids=ids,
+        dtype=dtype,
+        table="ads",
+        **cut.attrs(),
+    )
 
 
 def scatter(variables, cut, ids, updates, verb):
-    _ops.scatter_rows(shards=cases.handles(variables), ids=ids,
-                      updates=updates, verb=verb, table="ads", **cut.attrs())
+    _ops.scatter_rows(
+        shards=cases.handles(variables),
+        ids=ids,
+        updates=updates,
+        verb=verb,
+        table="ads",
+        **cut.attrs(),
+    )
 
 
 @settings(max_examples=120)
-@given(cases.cuts(), st.sampled_from(NUMBERS + OTHERS),
-       st.sampled_from(cases.ID_TYPES),
-       st.sampled_from([(), (1,), (3,), (2, 5)]),
-       st.sampled_from([(), (0,), (7,), (2, 3), (0, 4)]),
-       st.integers(0, 99))
-def test_rows_come_in_the_order_of_ids(cut, dtype, id_type, row_shape,
-                                       ids_shape, seed):
+@given(
+    cases.cuts(),
+    st.sampled_from(NUMBERS + OTHERS),
+    st.sampled_from(cases.ID_TYPES),
+    st.sampled_from([(), (1,), (3,), (2, 5)]),
+    st.sampled_from([(), (0,), (7,), (2, 3), (0, 4)]),
+    st.integers(0, 99),
+)
+def test_rows_come_in_the_order_of_ids(
+    cut, dtype, id_type, row_shape, ids_shape, seed
+):
     table = draw_table(dtype, cut.num_rows, row_shape, seed)
-    ids = np.random.default_rng(seed).integers(
-        0, cut.num_rows, ids_shape).astype(id_type)
+    ids = (
+        np.random.default_rng(seed)
+        .integers(0, cut.num_rows, ids_shape)
+        .astype(id_type)
+    )
     rows = gather(cases.shard_variables(table, cut), cut, ids, dtype)
     assert rows.shape == (*ids_shape, *row_shape)
     np.testing.assert_array_equal(rows.numpy(), table[ids])
 
 
 @settings(max_examples=250)
-@given(cases.cuts(), st.sampled_from(NUMBERS),
-       st.sampled_from(list(REFERENCES)),
-       st.sampled_from([(), (3,), (2, 2)]), st.sampled_from([(6,), (2, 2)]),
-       st.booleans(), st.integers(0, 99))
-def test_every_verb_equals_numpy(cut, dtype, verb, row_shape, ids_shape,
-                                 is_scalar, seed):
+@given(
+    cases.cuts(),
+    st.sampled_from(NUMBERS),
+    st.sampled_from(list(REFERENCES)),
+    st.sampled_from([(), (3,), (2, 2)]),
+    st.sampled_from([(6,), (2, 2)]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_every_verb_equals_numpy(
+    cut, dtype, verb, row_shape, ids_shape, is_scalar, seed
+):
     if dtype.is_complex and verb in ("min", "max"):
         return
     ref = draw_table(dtype, cut.num_rows, row_shape, seed)
@@ -83,8 +123,8 @@ def test_every_verb_equals_numpy(cut, dtype, verb, row_shape, ids_shape,
     # Powers of two divide exactly; up to two of them stay small in int8.
     choices = [1, 2] if verb in ("mul", "div") else [1, 2, 3]
     updates = rng.choice(
-        choices, () if is_scalar else (*ids_shape, *row_shape)).astype(
-            dtype.as_numpy_dtype)
+        choices, () if is_scalar else (*ids_shape, *row_shape)
+    ).astype(dtype.as_numpy_dtype)
     if verb == "mul" and dtype.size == 1:
         updates = np.ones_like(updates)
     variables = cases.shard_variables(ref, cut)
@@ -94,8 +134,7 @@ def test_every_verb_equals_numpy(cut, dtype, verb, row_shape, ids_shape,
 
 
 @settings(max_examples=30)
-@given(cases.cuts(), st.sampled_from(OTHERS), st.booleans(),
-       st.integers(0, 99))
+@given(cases.cuts(), st.sampled_from(OTHERS), st.booleans(), st.integers(0, 99))
 def test_strings_and_bools_are_updated(cut, dtype, is_scalar, seed):
     ref = draw_table(dtype, cut.num_rows, (2,), seed)
     rng = np.random.default_rng(seed)
@@ -108,14 +147,21 @@ def test_strings_and_bools_are_updated(cut, dtype, is_scalar, seed):
     np.testing.assert_array_equal(cases.joined(variables, cut), ref)
 
 
-@pytest.mark.parametrize("dtype, verb", [
-    *((dtype, verb) for dtype in OTHERS for verb in ("add", "min", "div")),
-    (tf.complex64, "min"), (tf.complex128, "max")])
+@pytest.mark.parametrize(
+    "dtype, verb",
+    [
+        *((dtype, verb) for dtype in OTHERS for verb in ("add", "min", "div")),
+        (tf.complex64, "min"),
+        (tf.complex128, "max"),
+    ],
+)
 def test_verbs_that_a_dtype_has_not_are_refused(dtype, verb):
     cut = cases.Cut("div", (0, 3, 5))
     variables = cases.shard_variables(draw_table(dtype, 5, (2,), 0), cut)
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=f"`scatter_{verb}` does not take dtype"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=f"`scatter_{verb}` does not take dtype",
+    ):
         scatter(variables, cut, [1], tf.zeros([1, 2], dtype), verb)
 
 
@@ -145,22 +191,26 @@ def test_a_bad_id_is_named_and_nothing_is_written(bad_id, id_type, num_ids):
     variables = cases.shard_variables(table, cut)
     ids = np.zeros(num_ids, id_type)
     ids[-2] = bad_id
-    words = (rf"Id {bad_id} \(ids\[{num_ids - 2}\]\) is outside table 'ads' "
-             "with 10 rows")
+    words = (
+        rf"Id {bad_id} \(ids\[{num_ids - 2}\]\) is outside table 'ads' "
+        "with 10 rows"
+    )
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         gather(variables, cut, ids, tf.float32)
     for verb in REFERENCES:
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            scatter(variables, cut, ids, np.ones((num_ids, 2), np.float32),
-                    verb)
+            scatter(
+                variables, cut, ids, np.ones((num_ids, 2), np.float32), verb
+            )
     cases.same_bits(cases.joined(variables, cut), table)
 
 
 def test_an_id_beyond_int32_is_not_cut():
     cut = cases.Cut("div", (0, 5))
     variables = cases.shard_variables(cases.floats(5, 2), cut)
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=f"Id {2**32 + 1} "):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"Id {2**32 + 1} "
+    ):
         gather(variables, cut, np.array([2**32 + 1]), tf.float32)
 
 
@@ -170,8 +220,9 @@ def test_integers_are_not_divided_by_zero(dtype):
     table = draw_table(dtype, 5, (2,), 0)
     variables = cases.shard_variables(table, cut)
     updates = tf.constant([[1, 1], [1, 0]], dtype)
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="needs updates without 0 .*'ads'"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="needs updates without 0 .*'ads'"
+    ):
         scatter(variables, cut, [0, 4], updates, "div")
     np.testing.assert_array_equal(cases.joined(variables, cut), table)
 
@@ -193,21 +244,32 @@ def test_a_value_that_somebody_holds_stays_as_it_was():
     scatter(variables, cut, [0, 4], np.ones((2, 2), np.float32), "add")
     cases.same_bits(np.concatenate(held), table)
     assert (cases.joined(variables, cut) != table).any(axis=1).tolist() == [
-        True, False, False, False, True]
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_other_shapes_and_dtypes_are_refused():
     cut = cases.Cut("div", (0, 3, 5))
     variables = cases.shard_variables(cases.floats(5, 2), cut)
     for updates in (np.ones((2, 3)), np.ones((3, 2)), np.ones(2)):
-        with pytest.raises(tf.errors.InvalidArgumentError,
-                           match="'ads' must be a scalar or"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="'ads' must be a scalar or"
+        ):
             scatter(variables, cut, [0, 1], updates.astype(np.float32), "add")
     with pytest.raises(tf.errors.InvalidArgumentError, match="'ads': shard 0"):
         gather(variables, cut, [0], tf.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="variable twice"):
-        scatter([variables[0]] * 2, cases.Cut("div", (0, 3, 6)), [0],
-                np.float32(1), "add")
+        scatter(
+            [variables[0]] * 2,
+            cases.Cut("div", (0, 3, 6)),
+            [0],
+            np.float32(1),
+            "add",
+        )
 
 
 def test_a_function_knows_the_shape_of_the_rows():
@@ -224,11 +286,16 @@ def test_a_function_knows_the_shape_of_the_rows():
 
 
 @settings(max_examples=40)
-@given(cases.cuts(), st.sampled_from([(), (3,), (2, 2)]),
-       st.sampled_from([(5,), (2, 3), (0,)]), st.booleans(),
-       st.integers(0, 99))
+@given(
+    cases.cuts(),
+    st.sampled_from([(), (3,), (2, 2)]),
+    st.sampled_from([(5,), (2, 3), (0,)]),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_the_gradient_of_gather_is_that_of_tf_gather(
-        cut, row_shape, ids_shape, is_traced, seed):
+    cut, row_shape, ids_shape, is_traced, seed
+):
     table = draw_table(tf.float32, cut.num_rows, row_shape, seed)
     variables = cases.shard_variables(table, cut)
     one = tf.Variable(table)
@@ -240,9 +307,8 @@ def test_the_gradient_of_gather_is_that_of_tf_gather(
         with tf.GradientTape() as tape:
             tape.watch(handles)
             rows = gather(variables, cut, ids, tf.float32)
-            total = tf.reduce_sum(rows ** 2 * factors)
-        return [tf.convert_to_tensor(g)
-                for g in tape.gradient(total, handles)]
+            total = tf.reduce_sum(rows**2 * factors)
+        return [tf.convert_to_tensor(g) for g in tape.gradient(total, handles)]
 
     found = (tf.function(gradients) if is_traced else gradients)()
     with tf.GradientTape() as tape:

@@ -17,14 +17,21 @@ Failures = (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)
 
 def look_up(variables, cut, ids, row_splits, gains, **attrs):
     return _ops.lookup_rows(
-        shards=cases.handles(variables), ids=ids, row_splits=row_splits,
-        gains=gains, dim=variables[0].shape[1], **cut.attrs(), **attrs)
+        shards=cases.handles(variables),
+        ids=ids,
+        row_splits=row_splits,
+        gains=gains,
+        dim=variables[0].shape[1],
+        **cut.attrs(),
+        **attrs,
+    )
 
 
 def in_graph(call, *tensors):
     """Calls in a tf.function that knows no sizes."""
-    signature = [tf.TensorSpec([None] * np.ndim(t), np.asarray(t).dtype)
-                 for t in tensors]
+    signature = [
+        tf.TensorSpec([None] * np.ndim(t), np.asarray(t).dtype) for t in tensors
+    ]
     return tf.function(call, input_signature=signature)(*tensors)
 
 
@@ -36,7 +43,8 @@ def test_lookup_is_the_refs_to_the_bit(dim, cut, data):
     gains = cases.floats(len(ids), seed=1)
     cases.same_bits(
         look_up(cases.shard_variables(table, cut), cut, ids, row_splits, gains),
-        lookup.lookup_rows(table, ids, row_splits, gains))
+        lookup.lookup_rows(table, ids, row_splits, gains),
+    )
 
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
@@ -55,8 +63,10 @@ def test_lookup_in_a_function(dim, placement, dtype):
         assert found.shape.as_list() == [None, dim]
         return found
 
-    cases.same_bits(in_graph(call, ids, row_splits, gains),
-                    lookup.lookup_rows(table, ids, row_splits, gains))
+    cases.same_bits(
+        in_graph(call, ids, row_splits, gains),
+        lookup.lookup_rows(table, ids, row_splits, gains),
+    )
 
 
 def test_lookup_of_nothing():
@@ -65,9 +75,15 @@ def test_lookup_of_nothing():
     none = np.zeros(0, np.float32)
     for num_samples in (0, 1, 5):
         cases.same_bits(
-            look_up(variables, empty, np.zeros(0, np.int32),
-                    np.zeros(num_samples + 1, np.int64), none),
-            np.zeros([num_samples, 3], np.float32))
+            look_up(
+                variables,
+                empty,
+                np.zeros(0, np.int32),
+                np.zeros(num_samples + 1, np.int64),
+                none,
+            ),
+            np.zeros([num_samples, 3], np.float32),
+        )
 
 
 def test_lookup_of_a_large_batch_and_a_long_sample():
@@ -81,49 +97,74 @@ def test_lookup_of_a_large_batch_and_a_long_sample():
     gains = cases.floats(len(ids), seed=1)
     cases.same_bits(
         look_up(cases.shard_variables(table, cut), cut, ids, row_splits, gains),
-        lookup.lookup_rows(table, ids, row_splits, gains))
+        lookup.lookup_rows(table, ids, row_splits, gains),
+    )
 
 
 class Problem:
     """A table, its accumulators and a batch to apply to them."""
 
-    def __init__(self, cut, ids, row_splits, *, optimizer="adagrad", dim=3,
-                 rate=0.3):
+    def __init__(
+        self, cut, ids, row_splits, *, optimizer="adagrad", dim=3, rate=0.3
+    ):
         self.cut, self.optimizer = cut, optimizer
         self.table = cases.floats(cut.num_rows, dim)
-        self.slots = ([1 + cases.floats(cut.num_rows, dim, seed=1)]
-                      if optimizer == "adagrad" else [])
+        self.slots = (
+            [1 + cases.floats(cut.num_rows, dim, seed=1)]
+            if optimizer == "adagrad"
+            else []
+        )
         self.variables = cases.shard_variables(self.table, cut)
         self.slot_variables = [
-            variable for slot in self.slots
-            for variable in cases.shard_variables(slot, cut)]
+            variable
+            for slot in self.slots
+            for variable in cases.shard_variables(slot, cut)
+        ]
         gains, rows, splits, positions = unique_rows.find_unique_rows(
-            ids, row_splits, 1 + cases.floats(len(ids), seed=2), "mean")
+            ids, row_splits, 1 + cases.floats(len(ids), seed=2), "mean"
+        )
         self.inputs = {
-            "unique_rows": rows, "unique_splits": splits,
-            "positions": positions, "row_splits": row_splits, "gains": gains,
-            "gradients": cases.floats(len(row_splits) - 1, dim, seed=3)}
+            "unique_rows": rows,
+            "unique_splits": splits,
+            "positions": positions,
+            "row_splits": row_splits,
+            "gains": gains,
+            "gradients": cases.floats(len(row_splits) - 1, dim, seed=3),
+        }
         self.rate = np.array([rate], np.float32)
 
     def op(self, **changes):
         arguments = {
             "shards": cases.handles(self.variables),
             "slots": cases.handles(self.slot_variables),
-            "optimizer": self.optimizer, "hyperparameters": self.rate,
-            "table": "ads", **self.cut.attrs(), **self.inputs, **changes}
+            "optimizer": self.optimizer,
+            "hyperparameters": self.rate,
+            "table": "ads",
+            **self.cut.attrs(),
+            **self.inputs,
+            **changes,
+        }
         return _ops.apply_row_gradients(**arguments)
 
     def ref(self):
         apply.apply_row_gradients(
-            self.table, self.slots, **self.inputs, optimizer=self.optimizer,
-            hyperparameters=self.rate)
+            self.table,
+            self.slots,
+            **self.inputs,
+            optimizer=self.optimizer,
+            hyperparameters=self.rate,
+        )
 
     def check(self):
         variables = [self.variables] + [
-            self.slot_variables[j * self.cut.num_shards:][:self.cut.num_shards]
-            for j in range(len(self.slots))]
+            self.slot_variables[j * self.cut.num_shards :][
+                : self.cut.num_shards
+            ]
+            for j in range(len(self.slots))
+        ]
         for found, expected in zip(
-                variables, [self.table, *self.slots], strict=True):
+            variables, [self.table, *self.slots], strict=True
+        ):
             cases.same_bits(cases.joined(found, self.cut), expected)
 
     def values(self):
@@ -143,8 +184,11 @@ def test_apply_is_the_refs_to_the_bit(dim, optimizer, cut, data):
 
 def small_problem(dtype=np.int64, **options):
     return Problem(
-        cases.Cut("div", (0, 4, 7, 10)), np.array([9, 0, 3, 9, 9, 7], dtype),
-        np.array([0, 0, 3, 5, 6]), **options)
+        cases.Cut("div", (0, 4, 7, 10)),
+        np.array([9, 0, 3, 9, 9, 7], dtype),
+        np.array([0, 0, 3, 5, 6]),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
@@ -166,8 +210,12 @@ def test_apply_to_the_outputs_of_the_other_ops():
     ids, row_splits = np.array([9, 0, 3, 9, 9, 7]), np.array([0, 0, 3, 5, 6])
     problem = Problem(cut, ids, row_splits)
     found = _ops.find_unique_rows(
-        ids, row_splits, 1 + cases.floats(6, seed=2), combiner="mean",
-        num_rows=10)
+        ids,
+        row_splits,
+        1 + cases.floats(6, seed=2),
+        combiner="mean",
+        num_rows=10,
+    )
     problem.op(**found._asdict())
     problem.ref()
     problem.check()
@@ -175,8 +223,9 @@ def test_apply_to_the_outputs_of_the_other_ops():
 
 def test_a_held_value_stays_while_the_update_lands():
     problem = small_problem()
-    held = [one.read_value() for one in
-            problem.variables + problem.slot_variables]
+    held = [
+        one.read_value() for one in problem.variables + problem.slot_variables
+    ]
     before = [value.numpy().copy() for value in held]
     views = [value.numpy() for value in held]
     problem.op()
@@ -212,38 +261,61 @@ BAD_APPLY = {
     "too few splits": ({"unique_splits": np.array([0, 1, 2, 6])}, "outputs of"),
     "no splits": ({"unique_splits": np.zeros(0, np.int64)}, "outputs of"),
     "splits that fall": (
-        {"unique_splits": np.array([0, 2, 1, 3, 6])}, "outputs of"),
+        {"unique_splits": np.array([0, 2, 1, 3, 6])},
+        "outputs of",
+    ),
     "splits too long": (
-        {"unique_splits": np.array([0, 1, 2, 3, 7])}, "outputs of"),
+        {"unique_splits": np.array([0, 1, 2, 3, 7])},
+        "outputs of",
+    ),
     "a position outside": (
-        {"positions": np.array([1, 2, 5, 0, 3, 6], np.int32)}, "outputs of"),
+        {"positions": np.array([1, 2, 5, 0, 3, 6], np.int32)},
+        "outputs of",
+    ),
     "a negative position": (
-        {"positions": np.array([1, 2, 5, 0, 3, -1], np.int32)}, "outputs of"),
+        {"positions": np.array([1, 2, 5, 0, 3, -1], np.int32)},
+        "outputs of",
+    ),
     "row_splits too short": ({"row_splits": np.array([0, 3, 6])}, "row_splits"),
     "row_splits that fall": (
-        {"row_splits": np.array([0, 4, 3, 5, 6])}, "row_splits"),
+        {"row_splits": np.array([0, 4, 3, 5, 6])},
+        "row_splits",
+    ),
     "row_splits beyond": (
-        {"row_splits": np.array([0, 0, 3, 5, 7])}, "row_splits"),
+        {"row_splits": np.array([0, 0, 3, 5, 7])},
+        "row_splits",
+    ),
     "too few gains": ({"gains": np.ones(5, np.float32)}, "one gain per id"),
     "gradients of a vector": (
-        {"gradients": np.ones(12, np.float32)}, "`gradients` must have rank 2"),
+        {"gradients": np.ones(12, np.float32)},
+        "`gradients` must have rank 2",
+    ),
     "another dim": (
         {"gradients": np.ones([4, 2], np.float32)},
-        r"shard 0 must be float \[4,2\]. Received: float \[4,3\]"),
+        r"shard 0 must be float \[4,2\]. Received: float \[4,3\]",
+    ),
     "too few gradients": (
-        {"gradients": np.ones([3, 3], np.float32)}, "3 gradient rows"),
+        {"gradients": np.ones([3, 3], np.float32)},
+        "3 gradient rows",
+    ),
     "rate of nan": (
         {"hyperparameters": [np.nan]},
-        "Table 'ads': the learning rate must be finite"),
+        "Table 'ads': the learning rate must be finite",
+    ),
     "negative rate": ({"hyperparameters": [-0.1]}, "at least 0"),
     "no rate": (
-        {"hyperparameters": np.zeros(0, np.float32)}, "takes 1 hyperparam"),
+        {"hyperparameters": np.zeros(0, np.float32)},
+        "takes 1 hyperparam",
+    ),
     "a rate of rank 0": (
-        {"hyperparameters": 0.1}, "`hyperparameters` must have rank 1"),
+        {"hyperparameters": 0.1},
+        "`hyperparameters` must have rank 1",
+    ),
     "two rates": ({"hyperparameters": [0.1, 0.1]}, "Received: 2"),
     "offsets of another table": (
         {"offsets": np.array([0, 3, 7, 10]), "placement": "offsets"},
-        r"shard 0 must be float \[3,3\]. Received: float \[4,3\]"),
+        r"shard 0 must be float \[3,3\]. Received: float \[4,3\]",
+    ),
     "a rank of 2": ({"positions": np.zeros([2, 3], np.int32)}, "rank 1"),
 }
 
@@ -273,34 +345,44 @@ def test_a_bad_shard_is_refused_and_nothing_written(case, place):
     _, variable, words = case
     problem = small_problem()
     before = problem.values()
-    variables = {"shards": problem.variables,
-                 "slots": problem.slot_variables}[place]
+    variables = {"shards": problem.variables, "slots": problem.slot_variables}[
+        place
+    ]
     # The last one: those before it are fine.
     changed = cases.handles([*variables[:2], variable])
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=f"shard 2 must be.*{words}"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"shard 2 must be.*{words}"
+    ):
         problem.op(**{place: changed})
     if place == "shards":
-        with pytest.raises(tf.errors.InvalidArgumentError,
-                           match=f"shard 2 must be.*{words}"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"shard 2 must be.*{words}"
+        ):
             _ops.lookup_rows(
-                shards=changed, ids=[0], row_splits=[0, 1], gains=[1.0], dim=3,
-                **problem.cut.attrs())
+                shards=changed,
+                ids=[0],
+                row_splits=[0, 1],
+                gains=[1.0],
+                dim=3,
+                **problem.cut.attrs(),
+            )
     for found, expected in zip(problem.values(), before, strict=True):
         cases.same_bits(found, expected)
 
 
 def uninitialized():
     return tf.raw_ops.VarHandleOp(
-        dtype=tf.float32, shape=[3, 3], shared_name="never_assigned")
+        dtype=tf.float32, shape=[3, 3], shared_name="never_assigned"
+    )
 
 
 @pytest.mark.parametrize("place", ["shards", "slots"])
 def test_an_uninitialized_variable_is_refused_and_nothing_written(place):
     problem = small_problem()
     before = problem.values()
-    variables = {"shards": problem.variables,
-                 "slots": problem.slot_variables}[place]
+    variables = {"shards": problem.variables, "slots": problem.slot_variables}[
+        place
+    ]
     changed = [*cases.handles(variables[:2]), uninitialized()]
     words = rf"`{place}\[2\]`: variable 'never_assigned' is not initialized"
     with pytest.raises(tf.errors.FailedPreconditionError, match=words):
@@ -308,8 +390,13 @@ def test_an_uninitialized_variable_is_refused_and_nothing_written(place):
     if place == "shards":
         with pytest.raises(tf.errors.FailedPreconditionError, match=words):
             _ops.lookup_rows(
-                shards=changed, ids=[0], row_splits=[0, 1], gains=[1.0], dim=3,
-                **problem.cut.attrs())
+                shards=changed,
+                ids=[0],
+                row_splits=[0, 1],
+                gains=[1.0],
+                dim=3,
+                **problem.cut.attrs(),
+            )
     for found, expected in zip(problem.values(), before, strict=True):
         cases.same_bits(found, expected)
 
@@ -319,13 +406,24 @@ def test_the_number_of_shards_must_fit():
     shards = cases.handles(problem.variables)
     slots = cases.handles(problem.slot_variables)
     for bad in (shards[:2], shards + slots[:1]):
-        with pytest.raises(Failures, match=f"needs 3 `shards`. Received: "
-                           f"{len(bad)}|needs 3 shards"):
-            _ops.lookup_rows(shards=bad, ids=[0], row_splits=[0, 1],
-                             gains=[1.0], dim=3, **problem.cut.attrs())
-    for changes in ({"shards": shards[:2]}, {"slots": slots[:2]},
-                    {"slots": []}, {"shards": shards + slots[:1],
-                                    "slots": slots[1:]}):
+        with pytest.raises(
+            Failures,
+            match=f"needs 3 `shards`. Received: {len(bad)}|needs 3 shards",
+        ):
+            _ops.lookup_rows(
+                shards=bad,
+                ids=[0],
+                row_splits=[0, 1],
+                gains=[1.0],
+                dim=3,
+                **problem.cut.attrs(),
+            )
+    for changes in (
+        {"shards": shards[:2]},
+        {"slots": slots[:2]},
+        {"slots": []},
+        {"shards": shards + slots[:1], "slots": slots[1:]},
+    ):
         with pytest.raises(Failures, match="needs 3 `s"):
             problem.op(**changes)
 
@@ -335,8 +433,11 @@ def test_one_variable_in_two_places_is_refused():
     shards = cases.handles(problem.variables)
     slots = cases.handles(problem.slot_variables)
     before = problem.values()
-    for changes in ({"shards": [shards[0], shards[1], shards[1]]},
-                    {"slots": shards}, {"slots": [slots[0], *shards[1:]]}):
+    for changes in (
+        {"shards": [shards[0], shards[1], shards[1]]},
+        {"slots": shards},
+        {"slots": [slots[0], *shards[1:]]},
+    ):
         with pytest.raises(Failures, match="the same variable twice"):
             problem.op(**changes)
     for found, expected in zip(problem.values(), before, strict=True):
@@ -349,8 +450,13 @@ def test_handles_that_are_none_are_refused():
 
     def look_up(bad):
         return _ops.lookup_rows(
-            shards=[*shards[:2], bad], ids=[0], row_splits=[0, 1], gains=[1.0],
-            dim=3, **problem.cut.attrs())
+            shards=[*shards[:2], bad],
+            ids=[0],
+            row_splits=[0, 1],
+            gains=[1.0],
+            dim=3,
+            **problem.cut.attrs(),
+        )
 
     @tf.function
     def of_a_stack(size):
@@ -367,25 +473,38 @@ def test_handles_that_are_none_are_refused():
         look_up(table.resource_handle)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"ids": [10]}, "Feature 'clicked', sample 0: id 10 is outside table 'ads' "
-     "with 10 rows"),
-    ({"ids": [-1]}, "id -1 is outside table 'ads' with 10 rows"),
-    ({"ids": [[1]]}, "`ids` must have rank 1"),
-    ({"row_splits": [0, 2]}, "row_splits must end with the number of ids"),
-    ({"row_splits": [[0, 1]]}, "`row_splits` must have rank 1"),
-    ({"row_splits": np.zeros(0, np.int64)}, "samples"),
-    ({"gains": [1.0, 2.0]}, "gains must be one per id"),
-    ({"gains": [[1.0]]}, "gains must be one per id"),
-    ({"offsets": [[0, 4, 7, 10]]}, "`offsets` must have rank 1"),
-    ({"dim": 2}, r"must be float \[4,2\]"),
-    ({"dim": 2**62}, "overflow|must be float"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"ids": [10]},
+            "Feature 'clicked', sample 0: id 10 is outside table 'ads' "
+            "with 10 rows",
+        ),
+        ({"ids": [-1]}, "id -1 is outside table 'ads' with 10 rows"),
+        ({"ids": [[1]]}, "`ids` must have rank 1"),
+        ({"row_splits": [0, 2]}, "row_splits must end with the number of ids"),
+        ({"row_splits": [[0, 1]]}, "`row_splits` must have rank 1"),
+        ({"row_splits": np.zeros(0, np.int64)}, "samples"),
+        ({"gains": [1.0, 2.0]}, "gains must be one per id"),
+        ({"gains": [[1.0]]}, "gains must be one per id"),
+        ({"offsets": [[0, 4, 7, 10]]}, "`offsets` must have rank 1"),
+        ({"dim": 2}, r"must be float \[4,2\]"),
+        ({"dim": 2**62}, "overflow|must be float"),
+    ],
+)
 def test_a_bad_lookup_is_refused(changes, words):
     problem = small_problem()
     arguments = {
-        "ids": [1], "row_splits": [0, 1], "gains": [1.0], "dim": 3,
-        "feature": "clicked", "table": "ads", **problem.cut.attrs(), **changes}
+        "ids": [1],
+        "row_splits": [0, 1],
+        "gains": [1.0],
+        "dim": 3,
+        "feature": "clicked",
+        "table": "ads",
+        **problem.cut.attrs(),
+        **changes,
+    }
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         _ops.lookup_rows(shards=cases.handles(problem.variables), **arguments)
 
@@ -394,38 +513,69 @@ def test_a_lookup_whose_size_overflows_is_refused():
     variable = tf.Variable(tf.zeros([0, 2**62], tf.float32))
     with pytest.raises(Failures):
         _ops.lookup_rows(
-            shards=[variable.handle], ids=np.zeros(0, np.int64),
-            row_splits=np.zeros(9, np.int64), gains=np.zeros(0, np.float32),
-            dim=2**62, offsets=[0, 0], placement="div")
+            shards=[variable.handle],
+            ids=np.zeros(0, np.int64),
+            row_splits=np.zeros(9, np.int64),
+            gains=np.zeros(0, np.float32),
+            dim=2**62,
+            offsets=[0, 0],
+            placement="div",
+        )
 
 
-@pytest.mark.parametrize("changes", [
-    {"offsets": [[0, 4]]}, {"ids": [[0]]}, {"row_splits": [[0, 1]]},
-    {"gains": [[1.0]]}, {"row_splits": np.zeros(0, np.int64)},
-    {"ids": np.zeros(2, np.int64)},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offsets": [[0, 4]]},
+        {"ids": [[0]]},
+        {"row_splits": [[0, 1]]},
+        {"gains": [[1.0]]},
+        {"row_splits": np.zeros(0, np.int64)},
+        {"ids": np.zeros(2, np.int64)},
+    ],
+)
 def test_a_lookup_of_wrong_shapes_is_refused_while_tracing(changes):
     variable = tf.Variable(tf.zeros([4, 3]))
-    inputs = {"offsets": [0, 4], "ids": [0], "row_splits": [0, 1],
-              "gains": [1.0], **changes}
+    inputs = {
+        "offsets": [0, 4],
+        "ids": [0],
+        "row_splits": [0, 1],
+        "gains": [1.0],
+        **changes,
+    }
 
     @tf.function
     def trace():
         return _ops.lookup_rows(
-            shards=[variable.handle], placement="div", dim=3, **inputs)
+            shards=[variable.handle], placement="div", dim=3, **inputs
+        )
 
     with pytest.raises(ValueError, match="hape|rank|Dimension"):
         trace.get_concrete_function()
 
 
-@pytest.mark.parametrize("name", [
-    "offsets", "unique_rows", "unique_splits", "positions", "row_splits",
-    "gains", "gradients", "hyperparameters"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "offsets",
+        "unique_rows",
+        "unique_splits",
+        "positions",
+        "row_splits",
+        "gains",
+        "gradients",
+        "hyperparameters",
+    ],
+)
 def test_an_update_of_wrong_ranks_is_refused_while_tracing(name):
     problem = small_problem()
-    inputs = {**problem.inputs, "hyperparameters": problem.rate,
-              "offsets": np.array(problem.cut.offsets)}
-    trace = tf.function(functools.partial(
-        problem.op, **{name: tf.expand_dims(inputs[name], 0)}))
+    inputs = {
+        **problem.inputs,
+        "hyperparameters": problem.rate,
+        "offsets": np.array(problem.cut.offsets),
+    }
+    trace = tf.function(
+        functools.partial(problem.op, **{name: tf.expand_dims(inputs[name], 0)})
+    )
     with pytest.raises(ValueError, match="must be rank"):
         trace.get_concrete_function()

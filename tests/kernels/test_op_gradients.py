@@ -20,7 +20,9 @@ def plain_gradients(table, ids, row_splits, gains, coefficients):
         tape.watch([table, gains])
         activations = tf.math.unsorted_segment_sum(
             tf.gather(table, ids) * gains[:, tf.newaxis],
-            lookup.sample_of(row_splits), len(row_splits) - 1)
+            lookup.sample_of(row_splits),
+            len(row_splits) - 1,
+        )
         loss = tf.reduce_sum(activations * coefficients)
     of_table, of_gains = tape.gradient(loss, [table, gains])
     return tf.convert_to_tensor(of_table).numpy(), of_gains.numpy()
@@ -31,8 +33,13 @@ def op_gradients(variables, cut, ids, row_splits, gains, coefficients):
     with tf.GradientTape() as tape:
         tape.watch([*variables, gains])
         activations = _ops.lookup_rows(
-            shards=cases.handles(variables), ids=ids, row_splits=row_splits,
-            gains=gains, dim=variables[0].shape[1], **cut.attrs())
+            shards=cases.handles(variables),
+            ids=ids,
+            row_splits=row_splits,
+            gains=gains,
+            dim=variables[0].shape[1],
+            **cut.attrs(),
+        )
         loss = tf.reduce_sum(activations * coefficients)
     *of_shards, of_gains = tape.gradient(loss, [*variables, gains])
     return of_shards, of_gains
@@ -51,16 +58,23 @@ def check(cut, ids, row_splits, *, graph, dim=3):
 
     def call(ids, row_splits, gains, coefficients):
         return op_gradients(
-            variables, cut, ids, row_splits, gains, coefficients)
+            variables, cut, ids, row_splits, gains, coefficients
+        )
 
     if graph:
-        call = tf.function(call, input_signature=[
-            tf.TensorSpec([None], ids.dtype), tf.TensorSpec([None], tf.int64),
-            tf.TensorSpec([None], tf.float32),
-            tf.TensorSpec([None, dim], tf.float32)])
+        call = tf.function(
+            call,
+            input_signature=[
+                tf.TensorSpec([None], ids.dtype),
+                tf.TensorSpec([None], tf.int64),
+                tf.TensorSpec([None], tf.float32),
+                tf.TensorSpec([None, dim], tf.float32),
+            ],
+        )
     of_shards, of_gains = call(ids, row_splits, gains, coefficients)
     of_table, of_gains_expected = plain_gradients(
-        table, ids, row_splits, gains, coefficients)
+        table, ids, row_splits, gains, coefficients
+    )
     expected = partition.cut(of_table, cut.offsets, cut.placement)
     for found, wanted in zip(of_shards, expected, strict=True):
         assert isinstance(found, tf.IndexedSlices)
@@ -76,13 +90,23 @@ def test_gradients_of_shards_and_gains(cut, data):
 
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
-@pytest.mark.parametrize("cut", [
-    cases.Cut("div", (0, 4, 7, 10)), cases.Cut("mod", (0, 4, 7, 10)),
-    cases.Cut("offsets", (0, 0, 9, 10)), cases.Cut("div", (0, 10))],
-    ids=lambda cut: f"{cut.placement}-{cut.num_shards}")
+@pytest.mark.parametrize(
+    "cut",
+    [
+        cases.Cut("div", (0, 4, 7, 10)),
+        cases.Cut("mod", (0, 4, 7, 10)),
+        cases.Cut("offsets", (0, 0, 9, 10)),
+        cases.Cut("div", (0, 10)),
+    ],
+    ids=lambda cut: f"{cut.placement}-{cut.num_shards}",
+)
 def test_gradients_in_a_function(cut, dtype):
-    check(cut, np.array([9, 0, 3, 9, 9, 7], dtype), np.array([0, 0, 3, 5, 6]),
-          graph=True)
+    check(
+        cut,
+        np.array([9, 0, 3, 9, 9, 7], dtype),
+        np.array([0, 0, 3, 5, 6]),
+        graph=True,
+    )
 
 
 def test_gradients_of_an_empty_batch():
@@ -95,8 +119,13 @@ def test_slices_name_local_rows_one_per_id():
     cut = cases.Cut("mod", (0, 3, 5))
     variables = cases.shard_variables(cases.floats(5, 2), cut)
     of_shards, _ = op_gradients(
-        variables, cut, np.array([4, 1, 4, 3]), np.array([0, 2, 4]),
-        np.ones(4, np.float32), np.array([[1, 2], [3, 4]], np.float32))
+        variables,
+        cut,
+        np.array([4, 1, 4, 3]),
+        np.array([0, 2, 4]),
+        np.ones(4, np.float32),
+        np.array([[1, 2], [3, 4]], np.float32),
+    )
     assert of_shards[0].indices.numpy().tolist() == [2, 2]
     assert of_shards[0].values.numpy().tolist() == [[1, 2], [3, 4]]
     assert of_shards[1].indices.numpy().tolist() == [0, 1]
@@ -125,8 +154,14 @@ def test_the_gradient_of_gains_costs_nothing_where_it_is_not_asked_for():
         with tf.GradientTape() as tape:
             tape.watch([variable, gains] if of_gains else [variable])
             found = _ops.lookup_rows(
-                shards=[variable.handle], offsets=[0, 4], ids=[1, 2],
-                row_splits=[0, 2], gains=gains, placement="div", dim=3)
+                shards=[variable.handle],
+                offsets=[0, 4],
+                ids=[1, 2],
+                row_splits=[0, 2],
+                gains=gains,
+                placement="div",
+                dim=3,
+            )
         wanted = [variable, gains] if of_gains else [variable]
         return tape.gradient(found, wanted)
 
@@ -140,8 +175,14 @@ def test_a_read_before_a_write_reads_before_it():
 
     def read():
         return _ops.lookup_rows(
-            shards=[variable.handle], offsets=[0, 4], ids=[1],
-            row_splits=[0, 1], gains=[1.0], placement="div", dim=3)
+            shards=[variable.handle],
+            offsets=[0, 4],
+            ids=[1],
+            row_splits=[0, 1],
+            gains=[1.0],
+            placement="div",
+            dim=3,
+        )
 
     @tf.function
     def read_write_read():

@@ -27,39 +27,60 @@ def graph(op: str, dtype, **attrs):
         "assign_partition": [tf.TensorSpec(None, dtype), vector(tf.int64)],
         "route_ids": [vector(dtype), vector(tf.int64)],
         "find_unique_rows": [
-            vector(dtype), vector(tf.int64), vector(tf.float32)],
+            vector(dtype),
+            vector(tf.int64),
+            vector(tf.float32),
+        ],
     }[op]
     return tf.function(call, input_signature=inputs)
 
 
 def check(op, expected, *inputs, **attrs):
     """Eagerly and in a tf.function."""
-    for call in (functools.partial(getattr(_ops, op), **attrs),
-                 graph(op, inputs[0].dtype.type, **attrs)):
+    for call in (
+        functools.partial(getattr(_ops, op), **attrs),
+        graph(op, inputs[0].dtype.type, **attrs),
+    ):
         for found, wanted in zip(call(*inputs), expected, strict=True):
             cases.same_bits(found, wanted)
 
 
-@given(cut=cases.cuts(), dtype=st.sampled_from(cases.ID_TYPES),
-       shape=st.sampled_from([(), (0,), (7,), (2, 3), (2, 0, 3)]),
-       data=st.data())
+@given(
+    cut=cases.cuts(),
+    dtype=st.sampled_from(cases.ID_TYPES),
+    shape=st.sampled_from([(), (0,), (7,), (2, 3), (2, 0, 3)]),
+    data=st.data(),
+)
 def test_each_id_gets_its_owner(cut, dtype, shape, data):
     size = int(np.prod(shape))
-    ids = np.array(data.draw(st.lists(
-        st.integers(0, cut.num_rows - 1), min_size=size, max_size=size)),
-        dtype).reshape(shape)
-    check("assign_partition",
-          partition.assign_partition(ids, cut.offsets, cut.placement),
-          ids, np.array(cut.offsets, np.int64), placement=cut.placement)
+    ids = np.array(
+        data.draw(
+            st.lists(
+                st.integers(0, cut.num_rows - 1), min_size=size, max_size=size
+            )
+        ),
+        dtype,
+    ).reshape(shape)
+    check(
+        "assign_partition",
+        partition.assign_partition(ids, cut.offsets, cut.placement),
+        ids,
+        np.array(cut.offsets, np.int64),
+        placement=cut.placement,
+    )
 
 
 @given(cut=cases.cuts(), unique=st.booleans(), data=st.data())
 def test_ids_are_routed(cut, unique, data):
     ids, _ = data.draw(cases.ragged(cut.num_rows))
-    check("route_ids",
-          route.route_ids(ids, cut.offsets, cut.placement, unique=unique),
-          ids, np.array(cut.offsets, np.int64), placement=cut.placement,
-          unique=unique)
+    check(
+        "route_ids",
+        route.route_ids(ids, cut.offsets, cut.placement, unique=unique),
+        ids,
+        np.array(cut.offsets, np.int64),
+        placement=cut.placement,
+        unique=unique,
+    )
 
 
 @pytest.mark.parametrize("placement", ["div", "mod"])
@@ -68,16 +89,24 @@ def test_many_ids_are_routed_in_order(placement, dtype):
     offsets = partition.even_offsets(1001, 7)
     ids = np.random.default_rng(1).integers(0, 1001, 100_000).astype(dtype)
     shards, local_rows = (
-        np.array([partition.owner(row, offsets, placement)[part]
-                  for row in range(1001)])[ids] for part in (0, 1))
+        np.array(
+            [
+                partition.owner(row, offsets, placement)[part]
+                for row in range(1001)
+            ]
+        )[ids]
+        for part in (0, 1)
+    )
     found = _ops.route_ids(ids, offsets, placement=placement)
     order = np.argsort(shards, kind="stable")
     np.testing.assert_array_equal(found.permutation, order)
     np.testing.assert_array_equal(found.local_rows, local_rows[order])
     np.testing.assert_array_equal(
-        found.splits, np.searchsorted(shards[order], range(8)))
+        found.splits, np.searchsorted(shards[order], range(8))
+    )
     np.testing.assert_array_equal(
-        found.inverse.numpy()[order], np.arange(len(ids)))
+        found.inverse.numpy()[order], np.arange(len(ids))
+    )
 
 
 @pytest.mark.parametrize("num_ids", [0, 7, 30_000])
@@ -95,24 +124,44 @@ def test_a_graph_that_does_not_use_the_inverse_gets_the_same(num_ids):
         np.testing.assert_array_equal(found, expected)
 
 
-@given(num_rows=st.sampled_from([1, 2, 9, 2**11, 2**22 + 1, 2**31]),
-       combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
-       weighted=st.booleans(), data=st.data())
+@given(
+    num_rows=st.sampled_from([1, 2, 9, 2**11, 2**22 + 1, 2**31]),
+    combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
+    weighted=st.booleans(),
+    data=st.data(),
+)
 def test_unique_rows_and_gains(num_rows, combiner, weighted, data):
     ids, row_splits = data.draw(cases.ragged(num_rows))
-    weights = np.array(data.draw(st.lists(
-        st.sampled_from([0.0, 1.0, -1.0, 0.1, 3.5, 1e10, 1e-10]),
-        min_size=len(ids), max_size=len(ids))), np.float32)
+    weights = np.array(
+        data.draw(
+            st.lists(
+                st.sampled_from([0.0, 1.0, -1.0, 0.1, 3.5, 1e10, 1e-10]),
+                min_size=len(ids),
+                max_size=len(ids),
+            )
+        ),
+        np.float32,
+    )
     weights = weights if weighted else np.zeros(0, np.float32)
-    check("find_unique_rows",
-          unique_rows.find_unique_rows(ids, row_splits, weights, combiner),
-          ids, row_splits, weights, combiner=combiner, num_rows=num_rows)
+    check(
+        "find_unique_rows",
+        unique_rows.find_unique_rows(ids, row_splits, weights, combiner),
+        ids,
+        row_splits,
+        weights,
+        combiner=combiner,
+        num_rows=num_rows,
+    )
 
 
 def test_the_last_row_of_the_largest_table():
     found = _ops.find_unique_rows(
-        np.array([2**32 - 1, 0, 2**32 - 1]), [0, 3], np.zeros(0, np.float32),
-        combiner="sum", num_rows=2**32)
+        np.array([2**32 - 1, 0, 2**32 - 1]),
+        [0, 3],
+        np.zeros(0, np.float32),
+        combiner="sum",
+        num_rows=2**32,
+    )
     assert found.unique_rows.numpy().tolist() == [0, 2**32 - 1]
 
 
@@ -121,8 +170,12 @@ def test_a_table_with_more_rows_than_ids_can_name_is_refused():
     for num_rows in (2**32 + 1, 2**40, 2**62):
         with pytest.raises(InvalidArgument, match="0 to 2\\^32 rows"):
             _ops.find_unique_rows(
-                np.array([5]), [0, 1], np.zeros(0, np.float32),
-                combiner="sum", num_rows=num_rows)
+                np.array([5]),
+                [0, 1],
+                np.zeros(0, np.float32),
+                combiner="sum",
+                num_rows=num_rows,
+            )
 
 
 def bad_ids(num_rows, dtype):
@@ -140,24 +193,34 @@ def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
         with pytest.raises(InvalidArgument, match=words):
             _ops.assign_partition(ids, [0, 3, 5], placement="div")
         with pytest.raises(
-                InvalidArgument,
-                match=f"Feature 'clicked', sample 1: id {ids[1]} is outside "
-                "table 'ads' with 5 rows"):
+            InvalidArgument,
+            match=f"Feature 'clicked', sample 1: id {ids[1]} is outside "
+            "table 'ads' with 5 rows",
+        ):
             _ops.find_unique_rows(
-                ids, [0, 1, 2], np.zeros(0, np.float32), combiner="sum",
-                num_rows=5, feature="clicked", table="ads")
+                ids,
+                [0, 1, 2],
+                np.zeros(0, np.float32),
+                combiner="sum",
+                num_rows=5,
+                feature="clicked",
+                table="ads",
+            )
 
 
-@pytest.mark.parametrize(("offsets", "words"), [
-    ([], "num_shards \\+ 1"),
-    ([0], "num_shards \\+ 1"),
-    ([1, 2], "start with 0"),
-    ([0, 3, 2], "must not decrease"),
-    ([0, 2**32 + 1], "at most 2\\^32 rows"),
-    ([0, 2, 5], "cut the rows evenly. Received: shard 1 starts at 2"),
-    ([[0, 5]], "`offsets` must have rank 1"),
-    (5, "`offsets` must have rank 1"),
-])
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [
+        ([], "num_shards \\+ 1"),
+        ([0], "num_shards \\+ 1"),
+        ([1, 2], "start with 0"),
+        ([0, 3, 2], "must not decrease"),
+        ([0, 2**32 + 1], "at most 2\\^32 rows"),
+        ([0, 2, 5], "cut the rows evenly. Received: shard 1 starts at 2"),
+        ([[0, 5]], "`offsets` must have rank 1"),
+        (5, "`offsets` must have rank 1"),
+    ],
+)
 def test_offsets_that_are_no_partition_are_refused(offsets, words):
     offsets = np.array(offsets, np.int64)
     for op in (_ops.assign_partition, _ops.route_ids):
@@ -165,32 +228,46 @@ def test_offsets_that_are_no_partition_are_refused(offsets, words):
             op(np.array([0]), offsets, placement="div")
 
 
-@pytest.mark.parametrize(("row_splits", "words"), [
-    ([], "samples"),
-    ([0], "end with the number of ids. Received: 0, with 3 ids"),
-    ([1, 3], "start with 0. Received: 1"),
-    ([0, 2, 1, 3], "not decrease. Received: 2, then 1 \\(sample 1\\)"),
-    ([0, 2], "end with the number of ids. Received: 2, with 3 ids"),
-    ([[0, 3]], "`row_splits` must have rank 1"),
-])
+@pytest.mark.parametrize(
+    ("row_splits", "words"),
+    [
+        ([], "samples"),
+        ([0], "end with the number of ids. Received: 0, with 3 ids"),
+        ([1, 3], "start with 0. Received: 1"),
+        ([0, 2, 1, 3], "not decrease. Received: 2, then 1 \\(sample 1\\)"),
+        ([0, 2], "end with the number of ids. Received: 2, with 3 ids"),
+        ([[0, 3]], "`row_splits` must have rank 1"),
+    ],
+)
 def test_row_splits_that_describe_no_samples_are_refused(row_splits, words):
     with pytest.raises(InvalidArgument, match=words):
         _ops.find_unique_rows(
-            np.array([1, 2, 3]), np.array(row_splits, np.int64),
-            np.zeros(0, np.float32), combiner="sum", num_rows=9)
+            np.array([1, 2, 3]),
+            np.array(row_splits, np.int64),
+            np.zeros(0, np.float32),
+            combiner="sum",
+            num_rows=9,
+        )
 
 
-@pytest.mark.parametrize(("weights", "words"), [
-    ([1.0], "one per id. Received: 1 weights, 2 ids"),
-    ([1.0, np.nan], "sample 1: a weight must be finite. Received: nan"),
-    ([np.inf, 1.0], "sample 0: a weight must be finite. Received: inf"),
-    ([[1.0, 1.0]], "`weights` must have rank 1"),
-])
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1.0], "one per id. Received: 1 weights, 2 ids"),
+        ([1.0, np.nan], "sample 1: a weight must be finite. Received: nan"),
+        ([np.inf, 1.0], "sample 0: a weight must be finite. Received: inf"),
+        ([[1.0, 1.0]], "`weights` must have rank 1"),
+    ],
+)
 def test_weights_that_make_no_sense_are_refused(weights, words):
     with pytest.raises(InvalidArgument, match=words):
         _ops.find_unique_rows(
-            np.array([1, 2]), [0, 1, 2], np.array(weights, np.float32),
-            combiner="mean", num_rows=9)
+            np.array([1, 2]),
+            [0, 1, 2],
+            np.array(weights, np.float32),
+            combiner="mean",
+            num_rows=9,
+        )
 
 
 def test_ids_of_another_rank_are_refused():
@@ -198,14 +275,16 @@ def test_ids_of_another_rank_are_refused():
         _ops.route_ids([[1]], [0, 5], placement="div")
     with pytest.raises(InvalidArgument, match="`ids` must have rank 1"):
         _ops.find_unique_rows(
-            [[1]], [0, 1], np.zeros(0, np.float32), combiner="sum", num_rows=5)
+            [[1]], [0, 1], np.zeros(0, np.float32), combiner="sum", num_rows=5
+        )
 
 
 def test_static_shapes_with_unknown_sizes():
     @tf.function(input_signature=[vector(tf.int64), vector(tf.int64)])
     def trace(ids, offsets):
         shards, local_rows = _ops.assign_partition(
-            tf.reshape(ids, [3, -1]), offsets, placement="mod")
+            tf.reshape(ids, [3, -1]), offsets, placement="mod"
+        )
         assert shards.shape.as_list() == [3, None]
         assert local_rows.shape.as_list() == [3, None]
         assert shards.dtype == tf.int32
@@ -221,8 +300,12 @@ def test_static_shapes_with_unknown_sizes():
         assert routed.permutation.shape.as_list() == [None]
         assert routed.inverse.shape.as_list() == [7]
         found = _ops.find_unique_rows(
-            ids, offsets, tf.ones_like(ids, tf.float32), combiner="sum",
-            num_rows=4)
+            ids,
+            offsets,
+            tf.ones_like(ids, tf.float32),
+            combiner="sum",
+            num_rows=4,
+        )
         assert found.gains.shape.as_list() == [7]
         assert found.positions.shape.as_list() == [7]
         assert found.unique_rows.shape.as_list() == [None]
@@ -231,25 +314,41 @@ def test_static_shapes_with_unknown_sizes():
     trace.get_concrete_function()
 
 
-@pytest.mark.parametrize(("op", "inputs", "attrs"), [
-    ("assign_partition", ([1], [[0, 2]]), {"placement": "div"}),
-    ("route_ids", ([[1]], [0, 2]), {"placement": "div"}),
-    ("route_ids", ([1], [[0, 2]]), {"placement": "div"}),
-    ("find_unique_rows", ([[1]], [0, 1], [1.0]),
-     {"combiner": "sum", "num_rows": 5}),
-    ("find_unique_rows", ([1], [[0, 1]], [1.0]),
-     {"combiner": "sum", "num_rows": 5}),
-    ("find_unique_rows", ([1], [0, 1], [[1.0]]),
-     {"combiner": "sum", "num_rows": 5}),
-])
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("assign_partition", ([1], [[0, 2]]), {"placement": "div"}),
+        ("route_ids", ([[1]], [0, 2]), {"placement": "div"}),
+        ("route_ids", ([1], [[0, 2]]), {"placement": "div"}),
+        (
+            "find_unique_rows",
+            ([[1]], [0, 1], [1.0]),
+            {"combiner": "sum", "num_rows": 5},
+        ),
+        (
+            "find_unique_rows",
+            ([1], [[0, 1]], [1.0]),
+            {"combiner": "sum", "num_rows": 5},
+        ),
+        (
+            "find_unique_rows",
+            ([1], [0, 1], [[1.0]]),
+            {"combiner": "sum", "num_rows": 5},
+        ),
+    ],
+)
 def test_wrong_ranks_are_refused_while_tracing(op, inputs, attrs):
     @tf.function
     def trace():
         # Values are unknown while tracing, ranks are not.
         types = [tf.int64, tf.int64, tf.float32]
         getattr(_ops, op)(
-            *(tf.cast(one, dtype) for one, dtype in
-              zip(inputs, types, strict=False)), **attrs)
+            *(
+                tf.cast(one, dtype)
+                for one, dtype in zip(inputs, types, strict=False)
+            ),
+            **attrs,
+        )
 
     with pytest.raises(ValueError, match="must be rank 1 but is rank 2"):
         trace.get_concrete_function()
@@ -257,7 +356,10 @@ def test_wrong_ranks_are_refused_while_tracing(op, inputs, attrs):
 
 @pytest.mark.parametrize("unique", [False, True])
 def test_a_bad_id_is_refused_with_the_name_of_the_table(unique):
-    with pytest.raises(InvalidArgument, match=(
-            r"^Id 5 \(ids\[1\]\) is outside table 'ads' with 5 rows$")):
-        _ops.route_ids([1, 5], [0, 3, 5], placement="div", unique=unique,
-                       table="ads")
+    with pytest.raises(
+        InvalidArgument,
+        match=(r"^Id 5 \(ids\[1\]\) is outside table 'ads' with 5 rows$"),
+    ):
+        _ops.route_ids(
+            [1, 5], [0, 3, 5], placement="div", unique=unique, table="ads"
+        )

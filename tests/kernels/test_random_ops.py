@@ -12,35 +12,41 @@ SHAPES = [[], [0], [3], [5, 7], [2, 1000, 33]]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [
-    tf.float16, tf.bfloat16, tf.float32, tf.float64])
+@pytest.mark.parametrize(
+    "dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+)
 @pytest.mark.parametrize("seeds", [(1, 2), (0, 9), (2**40, -3)])
 def test_floats(shape, dtype, seeds):
     sizes = tf.constant(shape, tf.int32)
 
     def drawn(op):
         # Kernels keep where they are, so twice in one function.
-        return tf.function(lambda: [op(
-            shape=sizes, seed=seeds[0], seed2=seeds[1], dtype=dtype)
-            for _ in range(2)])
+        return tf.function(
+            lambda: [
+                op(shape=sizes, seed=seeds[0], seed2=seeds[1], dtype=dtype)
+                for _ in range(2)
+            ]
+        )
 
     ours, theirs = drawn(_ops.random_uniform), drawn(tf.raw_ops.RandomUniform)
     for _ in range(2):
         for a, b in zip(ours(), theirs()):
             np.testing.assert_array_equal(
-                tf.cast(a, tf.float64), tf.cast(b, tf.float64))
+                tf.cast(a, tf.float64), tf.cast(b, tf.float64)
+            )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
-@pytest.mark.parametrize("limits", [(0, 1), (-5, 100), (-2**31, 2**31 - 1)])
+@pytest.mark.parametrize("limits", [(0, 1), (-5, 100), (-(2**31), 2**31 - 1)])
 def test_integers(shape, dtype, limits):
     sizes = tf.constant(shape, tf.int32)
     low, high = (tf.constant(limit, dtype) for limit in limits)
 
     def drawn(op):
-        return tf.function(lambda: op(
-            shape=sizes, minval=low, maxval=high, seed=4, seed2=5))
+        return tf.function(
+            lambda: op(shape=sizes, minval=low, maxval=high, seed=4, seed2=5)
+        )
 
     ours = drawn(_ops.random_uniform_int)
     theirs = drawn(tf.raw_ops.RandomUniformInt)
@@ -48,63 +54,112 @@ def test_integers(shape, dtype, limits):
         np.testing.assert_array_equal(ours(), theirs())
 
 
-@pytest.mark.parametrize("shape, low, high, said", [
-    ([2], 3, 3, "`maxval` must be greater than `minval`.*minval=3, maxval=3"),
-    ([2], [1], 3, "`minval` must be a scalar.*shape"),
-    ([-2], 1, 3, "must be|invalid|>= 0|-2"),
-    ([[2]], 1, 3, "shape|rank|vector")])
+@pytest.mark.parametrize(
+    "shape, low, high, said",
+    [
+        (
+            [2],
+            3,
+            3,
+            "`maxval` must be greater than `minval`.*minval=3, maxval=3",
+        ),
+        ([2], [1], 3, "`minval` must be a scalar.*shape"),
+        ([-2], 1, 3, "must be|invalid|>= 0|-2"),
+        ([[2]], 1, 3, "shape|rank|vector"),
+    ],
+)
 def test_bad_input_is_refused(shape, low, high, said):
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError),
-                       match=said):
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, ValueError), match=said
+    ):
         _ops.random_uniform_int(
-            shape=tf.constant(shape), minval=tf.constant(low),
-            maxval=tf.constant(high), seed=1, seed2=1)
+            shape=tf.constant(shape),
+            minval=tf.constant(low),
+            maxval=tf.constant(high),
+            seed=1,
+            seed2=1,
+        )
 
 
 PHILOX = 1
-STATELESS = {"uniform": tf.raw_ops.StatelessRandomUniformV2,
-             "normal": tf.raw_ops.StatelessRandomNormalV2,
-             "truncated_normal": tf.raw_ops.StatelessTruncatedNormalV2}
+STATELESS = {
+    "uniform": tf.raw_ops.StatelessRandomUniformV2,
+    "normal": tf.raw_ops.StatelessRandomNormalV2,
+    "truncated_normal": tf.raw_ops.StatelessTruncatedNormalV2,
+}
 words = st.integers(0, 2**64 - 1)
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     # Around the 2,048 numbers that are scaled at a time, and the 4 of a group.
-    st.lists(st.integers(0, 70), max_size=3), st.sampled_from([
-        tf.float16, tf.bfloat16, tf.float32, tf.float64]),
-    st.sampled_from([*STATELESS, "constant"]), st.tuples(words, words, words),
-    st.floats(-2, 2), st.floats(-2, 2))
+    st.lists(st.integers(0, 70), max_size=3),
+    st.sampled_from([tf.float16, tf.bfloat16, tf.float32, tf.float64]),
+    st.sampled_from([*STATELESS, "constant"]),
+    st.tuples(words, words, words),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+)
 def test_new_rows(shape, dtype, distribution, generator, factor, offset):
     counter, key = generator[:2], generator[2:]
     factor, offset = (tf.cast(one, dtype) for one in (factor, offset))
     rows = _ops.new_rows(
         shape=tf.constant(shape, tf.int32),
-        generator=tf.constant(generator, tf.uint64), factor=factor,
-        offset=offset, distribution=distribution)
-    expected = tf.fill(shape, offset) if distribution == "constant" else (
-        STATELESS[distribution](
-            shape=tf.constant(shape, tf.int32),
-            key=tf.constant(key, tf.uint64),
-            counter=tf.constant(counter, tf.uint64), alg=PHILOX, dtype=dtype)
-        * factor + offset)
+        generator=tf.constant(generator, tf.uint64),
+        factor=factor,
+        offset=offset,
+        distribution=distribution,
+    )
+    expected = (
+        tf.fill(shape, offset)
+        if distribution == "constant"
+        else (
+            STATELESS[distribution](
+                shape=tf.constant(shape, tf.int32),
+                key=tf.constant(key, tf.uint64),
+                counter=tf.constant(counter, tf.uint64),
+                alg=PHILOX,
+                dtype=dtype,
+            )
+            * factor
+            + offset
+        )
+    )
     np.testing.assert_array_equal(
-        tf.cast(rows, tf.float64), tf.cast(expected, tf.float64))
+        tf.cast(rows, tf.float64), tf.cast(expected, tf.float64)
+    )
 
 
-@pytest.mark.parametrize("changed, said", [
-    ({"generator": tf.constant([1, 2], tf.uint64)},
-     "`generator` must be a counter of two numbers and a key.*2 numbers"),
-    ({"generator": tf.constant(1, tf.uint64)}, "`generator`"),
-    ({"factor": tf.constant([1.0])}, "`factor`"),
-    ({"offset": tf.constant([1.0])}, "`offset`"),
-    ({"shape": tf.constant([-2])}, "must be|invalid|>= 0|-2"),
-    ({"shape": tf.constant([2**31 - 1] * 3)}, r"more than 2\*\*63")])
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (
+            {"generator": tf.constant([1, 2], tf.uint64)},
+            "`generator` must be a counter of two numbers and a key.*2 numbers",
+        ),
+        ({"generator": tf.constant(1, tf.uint64)}, "`generator`"),
+        ({"factor": tf.constant([1.0])}, "`factor`"),
+        ({"offset": tf.constant([1.0])}, "`offset`"),
+        ({"shape": tf.constant([-2])}, "must be|invalid|>= 0|-2"),
+        ({"shape": tf.constant([2**31 - 1] * 3)}, r"more than 2\*\*63"),
+    ],
+)
 def test_new_rows_refuses_bad_input(changed, said):
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError,
-                        tf.errors.ResourceExhaustedError), match=said):
-        _ops.new_rows(**{
-            "shape": tf.constant([2, 3]),
-            "generator": tf.constant([1, 2, 3], tf.uint64),
-            "factor": tf.constant(1.0), "offset": tf.constant(1.0),
-            "distribution": "uniform", **changed})
+    with pytest.raises(
+        (
+            tf.errors.InvalidArgumentError,
+            ValueError,
+            tf.errors.ResourceExhaustedError,
+        ),
+        match=said,
+    ):
+        _ops.new_rows(
+            **{
+                "shape": tf.constant([2, 3]),
+                "generator": tf.constant([1, 2, 3], tf.uint64),
+                "factor": tf.constant(1.0),
+                "offset": tf.constant(1.0),
+                "distribution": "uniform",
+                **changed,
+            }
+        )

@@ -54,9 +54,13 @@ print(_ops.native.cpu_level(), digest.hexdigest())
 def run(num_threads: int, level: str) -> list[str]:
     """(the level in use, a hash of all results)."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(num_threads)], text=True,
-        env={**os.environ, "TF_LAYOUTMAP_CPU_LEVEL": level}, timeout=120,
-        capture_output=True, check=False)
+        [sys.executable, "-c", PROGRAM, str(num_threads)],
+        text=True,
+        env={**os.environ, "TF_LAYOUTMAP_CPU_LEVEL": level},
+        timeout=120,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -64,9 +68,12 @@ def run(num_threads: int, level: str) -> list[str]:
 @pytest.mark.slow
 def test_results_depend_on_neither_threads_nor_instruction_set():
     levels = ["baseline", "avx2", "avx512"]
-    levels = levels[:levels.index(_ops.native.cpu_level()) + 1]
+    levels = levels[: levels.index(_ops.native.cpu_level()) + 1]
     expected = run(1, "baseline")[1]
-    for num_threads, level in [(8, "baseline"), (1, levels[-1]),
-                               (2, levels[len(levels) // 2]),
-                               (8, levels[-1])]:
+    for num_threads, level in [
+        (8, "baseline"),
+        (1, levels[-1]),
+        (2, levels[len(levels) // 2]),
+        (8, levels[-1]),
+    ]:
         assert run(num_threads, level) == [level, expected], num_threads

@@ -20,17 +20,20 @@ FailedPrecondition = tf.errors.FailedPreconditionError
 OFFSETS = [(0, 4, 7), (0, 2, 2, 5)]
 DIMS = [3, 16]
 OPTIMIZERS = ["adagrad", "sgd"]
-FEATURES = [host_engine.Feature("clicked", 0, "mean"),
-            host_engine.Feature("text", 1, "sum", max_sequence_length=2),
-            host_engine.Feature("shown", 0, "sqrtn"),
-            host_engine.Feature("bag", 1, "sum")]
+FEATURES = [
+    host_engine.Feature("clicked", 0, "mean"),
+    host_engine.Feature("text", 1, "sum", max_sequence_length=2),
+    host_engine.Feature("shown", 0, "sqrtn"),
+    host_engine.Feature("bag", 1, "sum"),
+]
 HYPERPARAMETERS = [np.array([0.3], np.float32), np.array([0.5], np.float32)]
 NAMES = ["ads", "words"]
 
 
 def plan_attrs(shard_servers, num_servers, **changes) -> dict:
     return {
-        "num_servers": num_servers, "shard_servers": shard_servers,
+        "num_servers": num_servers,
+        "shard_servers": shard_servers,
         "table_names": NAMES,
         "table_num_rows": [one[-1] for one in OFFSETS],
         "table_dims": DIMS,
@@ -42,8 +45,10 @@ def plan_attrs(shard_servers, num_servers, **changes) -> dict:
         "feature_tables": [one.table for one in FEATURES],
         "feature_combiners": [one.combiner for one in FEATURES],
         "feature_max_sequence_lengths": [
-            one.max_sequence_length for one in FEATURES],
-        **changes}
+            one.max_sequence_length for one in FEATURES
+        ],
+        **changes,
+    }
 
 
 @st.composite
@@ -53,10 +58,17 @@ def batches(draw):
     batch = []
     for feature in FEATURES:
         row = st.integers(0, OFFSETS[feature.table][-1] - 1)
-        weight = (st.just(1.0) if feature.max_sequence_length else
-                  st.sampled_from([1.0, 2.0, 3.0]))
-        batch.append([draw(st.lists(st.tuples(row, weight), max_size=5))
-                      for _ in range(num_samples)])
+        weight = (
+            st.just(1.0)
+            if feature.max_sequence_length
+            else st.sampled_from([1.0, 2.0, 3.0])
+        )
+        batch.append(
+            [
+                draw(st.lists(st.tuples(row, weight), max_size=5))
+                for _ in range(num_samples)
+            ]
+        )
     return batch
 
 
@@ -64,13 +76,18 @@ def inputs(batch, id_type=np.int64) -> dict:
     flat = [[one for sample in samples for one in sample] for samples in batch]
     return {
         "ids": [np.array([i for i, _ in one], id_type) for one in flat],
-        "splits": [np.cumsum([0, *map(len, samples)]).astype(np.int64)
-                   for samples in batch],
+        "splits": [
+            np.cumsum([0, *map(len, samples)]).astype(np.int64)
+            for samples in batch
+        ],
         "num_samples": np.array([len(one) for one in batch], np.int64),
-        "weights": [np.array([w for _, w in one], np.float32)
-                    if not feature.max_sequence_length
-                    else np.zeros(0, np.float32)
-                    for feature, one in zip(FEATURES, flat, strict=True)]}
+        "weights": [
+            np.array([w for _, w in one], np.float32)
+            if not feature.max_sequence_length
+            else np.zeros(0, np.float32)
+            for feature, one in zip(FEATURES, flat, strict=True)
+        ],
+    }
 
 
 class Cluster:
@@ -78,7 +95,8 @@ class Cluster:
 
     def __init__(self, shard_servers, num_servers=2, wire="float32"):
         self.plan_attrs = plan_attrs(
-            shard_servers, num_servers, wire_dtype=tf.as_dtype(wire))
+            shard_servers, num_servers, wire_dtype=tf.as_dtype(wire)
+        )
         self.refs, self.variables = [], []
         self.tables = [[] for _ in range(num_servers)]
         shards = [[] for _ in range(num_servers)]
@@ -88,47 +106,71 @@ class Cluster:
             for first, end in zip(offsets[:-1], offsets[1:], strict=True):
                 server = next(places)
                 own = rows[first:end].copy()
-                slots = ([np.full_like(own, 0.5)]
-                         if OPTIMIZERS[t] == "adagrad" else [])
+                slots = (
+                    [np.full_like(own, 0.5)]
+                    if OPTIMIZERS[t] == "adagrad"
+                    else []
+                )
                 shards[server].append(servers.Shard(t, first, own, slots))
                 self.tables[server].append(t)
         for own in shards:
-            self.refs.append(servers.Server(
-                own, [OPTIMIZERS[one.table] for one in own]))
-            self.variables.append({
-                "shards": [tf.Variable(one.rows) for one in own],
-                "slots": [tf.Variable(slot) for one in own
-                          for slot in one.slots],
-                "applied": tf.Variable(
-                    tf.zeros([applied_closures.SIZE], tf.int64))})
+            self.refs.append(
+                servers.Server(own, [OPTIMIZERS[one.table] for one in own])
+            )
+            self.variables.append(
+                {
+                    "shards": [tf.Variable(one.rows) for one in own],
+                    "slots": [
+                        tf.Variable(slot) for one in own for slot in one.slots
+                    ],
+                    "applied": tf.Variable(
+                        tf.zeros([applied_closures.SIZE], tf.int64)
+                    ),
+                }
+            )
 
     def describe(self, server) -> dict:
-        return {"tables": [NAMES[t] for t in self.tables[server]],
-                "dims": [DIMS[t] for t in self.tables[server]],
-                "dtypes": [tf.float32 for t in self.tables[server]]}
+        return {
+            "tables": [NAMES[t] for t in self.tables[server]],
+            "dims": [DIMS[t] for t in self.tables[server]],
+            "dtypes": [tf.float32 for t in self.tables[server]],
+        }
 
     def plan(self, batch, id_type=np.int64):
         return _ops.plan_step(**inputs(batch, id_type), **self.plan_attrs)
 
     def fetch(self, server, request, **changes):
         own = self.variables[server]
-        return _ops.fetch_rows(**{
-            "shards": cases.handles(own["shards"]),
-            "applied": own["applied"].handle, "request": request,
-            **self.describe(server), **changes})
+        return _ops.fetch_rows(
+            **{
+                "shards": cases.handles(own["shards"]),
+                "applied": own["applied"].handle,
+                "request": request,
+                **self.describe(server),
+                **changes,
+            }
+        )
 
     def apply(self, server, request, **changes):
         own, tables = self.variables[server], self.tables[server]
-        return _ops.apply_rows(**{
-            "shards": cases.handles(own["shards"]),
-            "slots": cases.handles(own["slots"]), "rounding_steps": [],
-            "fetched_steps": [],
-            "applied": own["applied"].handle,
-            "request": request, "table_numbers": tables,
-            "first_rows": [one.first_row for one in self.refs[server].shards],
-            "optimizers": [OPTIMIZERS[t] for t in tables],
-            "num_hyperparameters": [1 for _ in tables],
-            **self.describe(server), **changes})
+        return _ops.apply_rows(
+            **{
+                "shards": cases.handles(own["shards"]),
+                "slots": cases.handles(own["slots"]),
+                "rounding_steps": [],
+                "fetched_steps": [],
+                "applied": own["applied"].handle,
+                "request": request,
+                "table_numbers": tables,
+                "first_rows": [
+                    one.first_row for one in self.refs[server].shards
+                ],
+                "optimizers": [OPTIMIZERS[t] for t in tables],
+                "num_hyperparameters": [1 for _ in tables],
+                **self.describe(server),
+                **changes,
+            }
+        )
 
     def check(self):
         for ref, own in zip(self.refs, self.variables, strict=True):
@@ -141,11 +183,18 @@ class Cluster:
 
 
 def combine(plan, fetched, **changes):
-    return _ops.combine_rows(**{
-        "plan": plan, "fetched": fetched, "num_features": len(FEATURES),
-        "dims": [DIMS[one.table] for one in FEATURES],
-        "max_sequence_lengths": [
-            one.max_sequence_length for one in FEATURES], **changes})
+    return _ops.combine_rows(
+        **{
+            "plan": plan,
+            "fetched": fetched,
+            "num_features": len(FEATURES),
+            "dims": [DIMS[one.table] for one in FEATURES],
+            "max_sequence_lengths": [
+                one.max_sequence_length for one in FEATURES
+            ],
+            **changes,
+        }
+    )
 
 
 def needed(batch, shards):
@@ -154,25 +203,29 @@ def needed(batch, shards):
 
 # Of five shards, some of them empty or on a server of their own.
 cuts = st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(
-    lambda servers: set(servers) == {0, 1})
+    lambda servers: set(servers) == {0, 1}
+)
 wires = st.sampled_from(sorted(servers.WIRES))
 tokens = st.tuples(st.integers(1, 2), st.integers(-1, 4), st.integers(0, 3))
 
 
-@given(cut=cuts, batch=batches(), id_type=st.sampled_from(cases.ID_TYPES),
-       wire=wires)
+@given(
+    cut=cuts,
+    batch=batches(),
+    id_type=st.sampled_from(cases.ID_TYPES),
+    wire=wires,
+)
 def test_each_server_is_asked_for_its_unique_rows(cut, batch, id_type, wire):
     cluster = Cluster(cut, wire=wire)
     _, requests = cluster.plan(batch, id_type)
     for ref, request in zip(cluster.refs, requests, strict=True):
-        cases.same_bits(request, servers.fetch(
-            needed(batch, ref.shards), wire))
+        cases.same_bits(request, servers.fetch(needed(batch, ref.shards), wire))
 
 
-@given(cut=cuts, batch=batches(), num_updates=st.integers(0, 2**62),
-       wire=wires)
+@given(cut=cuts, batch=batches(), num_updates=st.integers(0, 2**62), wire=wires)
 def test_a_server_answers_with_rows_and_its_updates(
-        cut, batch, num_updates, wire):
+    cut, batch, num_updates, wire
+):
     cluster = Cluster(cut, wire=wire)
     for server, request in enumerate(cluster.plan(batch).requests):
         own = cluster.variables[server]["applied"]
@@ -180,46 +233,73 @@ def test_a_server_answers_with_rows_and_its_updates(
         shards = cluster.refs[server].shards
         cases.same_bits(
             cluster.fetch(server, request),
-            servers.fetched(num_updates, needed(batch, shards), shards, wire))
+            servers.fetched(num_updates, needed(batch, shards), shards, wire),
+        )
 
 
 @given(cut=cuts, batch=batches(), wire=wires)
 def test_rows_are_combined_as_by_the_host_engine(cut, batch, wire):
     cluster = Cluster(cut, wire=wire)
     plan, requests = cluster.plan(batch)
-    activations = combine(plan, [
-        cluster.fetch(*one) for one in enumerate(requests)])
-    rows = [cases.floats(offsets[-1], DIMS[t], seed=t)
-            for t, offsets in enumerate(OFFSETS)]
+    activations = combine(
+        plan, [cluster.fetch(*one) for one in enumerate(requests)]
+    )
+    rows = [
+        cases.floats(offsets[-1], DIMS[t], seed=t)
+        for t, offsets in enumerate(OFFSETS)
+    ]
     # Of rows that were rounded once: nothing else differs, to the bit.
-    tables = [host_engine.Table(
-        servers.off_wire(servers.on_wire(one, wire), wire).reshape(one.shape),
-        OPTIMIZERS[t], []) for t, one in enumerate(rows)]
+    tables = [
+        host_engine.Table(
+            servers.off_wire(servers.on_wire(one, wire), wire).reshape(
+                one.shape
+            ),
+            OPTIMIZERS[t],
+            [],
+        )
+        for t, one in enumerate(rows)
+    ]
     engine = host_engine.HostEngine(
-        tables, FEATURES, num_replicas=1, max_pending_steps=1)
+        tables, FEATURES, num_replicas=1, max_pending_steps=1
+    )
     engine.enqueue(0, True, batch)
     for found, expected in zip(activations, engine.dequeue(0), strict=True):
         cases.same_bits(found, expected)
 
 
-@given(cut=cuts, batch=batches(), seed=st.integers(0, 9), token=tokens,
-       wire=wires)
+@given(
+    cut=cuts, batch=batches(), seed=st.integers(0, 9), token=tokens, wire=wires
+)
 def test_gradients_are_summed_row_by_row(cut, batch, seed, token, wire):
     cluster = Cluster(cut, wire=wire)
     plan, requests = cluster.plan(batch)
     fetched = [cluster.fetch(*one) for one in enumerate(requests)]
-    gradients = [cases.floats(*one.shape, seed=seed)
-                 for one in combine(plan, fetched)]
+    gradients = [
+        cases.floats(*one.shape, seed=seed) for one in combine(plan, fetched)
+    ]
     messages = _ops.fold_gradients(
-        plan=plan, fetched=fetched, gradients=gradients,
-        hyperparameters=HYPERPARAMETERS, token=np.array(token, np.int64))
+        plan=plan,
+        fetched=fetched,
+        gradients=gradients,
+        hyperparameters=HYPERPARAMETERS,
+        token=np.array(token, np.int64),
+    )
     flat = [one.reshape(-1, one.shape[-1]) for one in gradients]
     for ref, message in zip(cluster.refs, messages, strict=True):
-        cases.same_bits(message, servers.apply_message(
-            token, 0, needed(batch, ref.shards),
-            [HYPERPARAMETERS[one.table] for one in ref.shards],
-            [servers.sums(FEATURES, batch, flat, one) for one in ref.shards],
-            wire))
+        cases.same_bits(
+            message,
+            servers.apply_message(
+                token,
+                0,
+                needed(batch, ref.shards),
+                [HYPERPARAMETERS[one.table] for one in ref.shards],
+                [
+                    servers.sums(FEATURES, batch, flat, one)
+                    for one in ref.shards
+                ],
+                wire,
+            ),
+        )
 
 
 @given(cut=cuts, data=st.data(), wire=wires)
@@ -231,15 +311,32 @@ def test_each_closure_is_applied_once(cut, data, wire):
         token = data.draw(tokens)
         rows, gradients = [], []
         for shard in ref.shards:
-            rows.append(sorted(data.draw(st.sets(st.integers(
-                0, max(len(shard.rows) - 1, 0)), max_size=len(shard.rows)))))
-            gradients.append(cases.floats(
-                len(rows[-1]), shard.rows.shape[1], seed=step))
+            rows.append(
+                sorted(
+                    data.draw(
+                        st.sets(
+                            st.integers(0, max(len(shard.rows) - 1, 0)),
+                            max_size=len(shard.rows),
+                        )
+                    )
+                )
+            )
+            gradients.append(
+                cases.floats(len(rows[-1]), shard.rows.shape[1], seed=step)
+            )
         rates = [HYPERPARAMETERS[one.table] for one in ref.shards]
         message = servers.apply_message(token, 0, rows, rates, gradients, wire)
-        expected = ref.apply(token, rows, [
-            servers.off_wire(servers.on_wire(one, wire), wire)
-            .reshape(one.shape) for one in gradients], rates)
+        expected = ref.apply(
+            token,
+            rows,
+            [
+                servers.off_wire(servers.on_wire(one, wire), wire).reshape(
+                    one.shape
+                )
+                for one in gradients
+            ],
+            rates,
+        )
         try:
             found = bool(cluster.apply(server, message))
         except FailedPrecondition:
@@ -248,12 +345,29 @@ def test_each_closure_is_applied_once(cut, data, wire):
         cluster.check()
 
 
-VALUES = [0.0, -0.0, 1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20,
-          1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan]
+VALUES = [
+    0.0,
+    -0.0,
+    1.0,
+    1 + 2**-8,
+    1 + 3 * 2**-8,
+    1 + 2**-8 + 2**-20,
+    1e-40,
+    3.4e38,
+    -3.4e38,
+    np.inf,
+    -np.inf,
+    np.nan,
+]
 
 
-@given(st.lists(st.one_of(st.sampled_from(VALUES), st.floats(width=32)),
-                min_size=3, max_size=3))
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(VALUES), st.floats(width=32)),
+        min_size=3,
+        max_size=3,
+    )
+)
 def test_bfloat16_on_the_wire_is_the_nearest_one(values):
     cluster = Cluster([0, 1, 0, 1, 0])
     cluster.variables[0]["shards"][0][1].assign(values)
@@ -261,8 +375,9 @@ def test_bfloat16_on_the_wire_is_the_nearest_one(values):
     found = cluster.fetch(0, request).numpy()[8:].view(np.uint16)
     cases.same_bits(found, servers.on_wire(values, "bfloat16"))
     back, exact = servers.off_wire(found, "bfloat16"), np.float32(values)
-    normal = np.isfinite(exact) & (abs(exact) >= 2**-126) & (
-        abs(exact) < 3.38e38)
+    normal = (
+        np.isfinite(exact) & (abs(exact) >= 2**-126) & (abs(exact) < 3.38e38)
+    )
     back, exact = back[normal], exact[normal]
     assert (abs(back - exact) <= 2**-8 * abs(exact)).all()
 
@@ -270,13 +385,24 @@ def test_bfloat16_on_the_wire_is_the_nearest_one(values):
 def test_rows_of_16_bits_go_as_they_are_or_as_the_nearest_bfloat16():
     for dtype in (tf.bfloat16, tf.float16):
         table = tf.Variable(tf.cast([[1 + 2**-7, 3 + 2**-9]], dtype))
-        found = _ops.fetch_rows(
-            shards=[table.handle], applied=tf.Variable(
-                tf.zeros([applied_closures.SIZE], tf.int64)).handle,
-            request=servers.fetch([[0]], "bfloat16"), tables=["ads"],
-            dims=[2], dtypes=[dtype]).numpy()[8:].view(np.uint16)
-        cases.same_bits(found, servers.on_wire(
-            tf.cast(table, tf.float32).numpy(), "bfloat16"))
+        found = (
+            _ops.fetch_rows(
+                shards=[table.handle],
+                applied=tf.Variable(
+                    tf.zeros([applied_closures.SIZE], tf.int64)
+                ).handle,
+                request=servers.fetch([[0]], "bfloat16"),
+                tables=["ads"],
+                dims=[2],
+                dtypes=[dtype],
+            )
+            .numpy()[8:]
+            .view(np.uint16)
+        )
+        cases.same_bits(
+            found,
+            servers.on_wire(tf.cast(table, tf.float32).numpy(), "bfloat16"),
+        )
 
 
 def test_a_message_that_is_part_of_a_tensor_is_read_as_any():
@@ -286,21 +412,35 @@ def test_a_message_that_is_part_of_a_tensor_is_read_as_any():
     cases.same_bits(cluster.fetch(0, part), cluster.fetch(0, request))
 
 
-@pytest.mark.parametrize("ids, words", [
-    ([[(7, 1.0)]], "Feature 'clicked', sample 0: id 7.*'ads' with 7 rows"),
-    ([[(0, 1.0)], [(-1, 1.0)]], "Feature 'clicked', sample 1: id -1")])
+@pytest.mark.parametrize(
+    "ids, words",
+    [
+        ([[(7, 1.0)]], "Feature 'clicked', sample 0: id 7.*'ads' with 7 rows"),
+        ([[(0, 1.0)], [(-1, 1.0)]], "Feature 'clicked', sample 1: id -1"),
+    ],
+)
 def test_a_bad_id_names_its_feature_and_sample(ids, words):
     with pytest.raises(InvalidArgument, match=words):
         Cluster([0, 1, 0, 1, 0]).plan(
-            [ids, *([[] for _ in ids] for _ in FEATURES[1:])])
+            [ids, *([[] for _ in ids] for _ in FEATURES[1:])]
+        )
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"shard_servers": [0, 1]}, "each of 5 shards"),
-    ({"shard_servers": [0, 1, 2, 0, 0]}, r"in \[0, 2\)"),
-    ({"table_placements": ["mod", "offsets"],
-      "table_offsets": [0, 4, 7, 0, 2, 2, 5]}, "contiguous rows"),
-    ({"table_optimizers": ["adagrad"]}, "too few values")])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"shard_servers": [0, 1]}, "each of 5 shards"),
+        ({"shard_servers": [0, 1, 2, 0, 0]}, r"in \[0, 2\)"),
+        (
+            {
+                "table_placements": ["mod", "offsets"],
+                "table_offsets": [0, 4, 7, 0, 2, 2, 5],
+            },
+            "contiguous rows",
+        ),
+        ({"table_optimizers": ["adagrad"]}, "too few values"),
+    ],
+)
 def test_a_plan_of_other_tables_is_refused(changes, words):
     attrs = {**plan_attrs([0, 1, 0, 1, 0], 2), **changes}
     with pytest.raises(InvalidArgument, match=words):
@@ -308,20 +448,27 @@ def test_a_plan_of_other_tables_is_refused(changes, words):
 
 
 def fetch_bytes(counts, rows, wire=0):
-    return np.concatenate([
-        np.array([wire, *counts], np.uint32).view(np.uint8),
-        np.array(rows, np.uint8)])
+    return np.concatenate(
+        [
+            np.array([wire, *counts], np.uint32).view(np.uint8),
+            np.array(rows, np.uint8),
+        ]
+    )
 
 
-@pytest.mark.parametrize("request_bytes, words", [
-    (np.zeros(0, np.uint8), "too few"),
-    (fetch_bytes([9, 0, 0], []), "9 rows for shard 0"),
-    (fetch_bytes([1, 0, 0], [4]), "below 4"),
-    (fetch_bytes([2, 0, 0], [3, 1]), "below 4"),
-    (fetch_bytes([0, 0, 0], [1]), "1 bytes more"),
-    (fetch_bytes([0, 0, 0], [], 2), "Received: type 2"),
-    (fetch_bytes([1, 0, 0], [128]), "too few"),
-    (fetch_bytes([2**32 - 1] * 3, []), "too few")])
+@pytest.mark.parametrize(
+    "request_bytes, words",
+    [
+        (np.zeros(0, np.uint8), "too few"),
+        (fetch_bytes([9, 0, 0], []), "9 rows for shard 0"),
+        (fetch_bytes([1, 0, 0], [4]), "below 4"),
+        (fetch_bytes([2, 0, 0], [3, 1]), "below 4"),
+        (fetch_bytes([0, 0, 0], [1]), "1 bytes more"),
+        (fetch_bytes([0, 0, 0], [], 2), "Received: type 2"),
+        (fetch_bytes([1, 0, 0], [128]), "too few"),
+        (fetch_bytes([2**32 - 1] * 3, []), "too few"),
+    ],
+)
 def test_a_request_that_does_not_fit_is_refused(request_bytes, words):
     cluster = Cluster([0, 1, 0, 1, 0])
     with pytest.raises(InvalidArgument, match=words):
@@ -330,29 +477,42 @@ def test_a_request_that_does_not_fit_is_refused(request_bytes, words):
 
 
 def update_bytes(counts=(0, 0, 0), values=(0.0, 0.0, 0.0), rows=(), wire=0):
-    return np.concatenate([
-        np.array([1, 0, 0, 0], np.int64).view(np.uint8),
-        np.array([wire, *counts], np.uint32).view(np.uint8),
-        np.array(values, np.float32).view(np.uint8),
-        np.array(rows, np.uint8)])
+    return np.concatenate(
+        [
+            np.array([1, 0, 0, 0], np.int64).view(np.uint8),
+            np.array([wire, *counts], np.uint32).view(np.uint8),
+            np.array(values, np.float32).view(np.uint8),
+            np.array(rows, np.uint8),
+        ]
+    )
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"request": update_bytes(values=[0, 0])}, "12 bytes.*Received: 8"),
-    ({"request": update_bytes([1, 0, 0], rows=[1])}, "24 bytes"),
-    ({"request": update_bytes([2**32 - 1] * 3)}, "gradient for each row"),
-    ({"request": update_bytes([1, 0, 0], [0] * 6, [4])}, "below 4"),
-    ({"request": update_bytes(rows=[4])}, "1 bytes more"),
-    ({"request": update_bytes(wire=7)}, "type 7"),
-    ({"request": update_bytes(values=[-1, 0, 0])}, "learning rate"),
-    ({"request": update_bytes()[None]}, "`request` must have rank 1"),
-    ({"request": np.zeros(31, np.uint8)}, "begin with 32 bytes"),
-    ({"dims": [3, 16, 0]}, "`dims` must be 1 or more"),
-    ({"dims": [4, 16, 16]}, "'ads'"),
-    ({"num_hyperparameters": [1, 1, -1]}, "must not be negative"),
-    ({"num_hyperparameters": [2**62, 2**62, 1]}, "the hyperparameters of all"),
-    ({"optimizers": ["sgd"]}, "`optimizers` must have one value for each of 3"),
-    ({"slots": []}, "need 1 `slots`. Received: 0")])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"request": update_bytes(values=[0, 0])}, "12 bytes.*Received: 8"),
+        ({"request": update_bytes([1, 0, 0], rows=[1])}, "24 bytes"),
+        ({"request": update_bytes([2**32 - 1] * 3)}, "gradient for each row"),
+        ({"request": update_bytes([1, 0, 0], [0] * 6, [4])}, "below 4"),
+        ({"request": update_bytes(rows=[4])}, "1 bytes more"),
+        ({"request": update_bytes(wire=7)}, "type 7"),
+        ({"request": update_bytes(values=[-1, 0, 0])}, "learning rate"),
+        ({"request": update_bytes()[None]}, "`request` must have rank 1"),
+        ({"request": np.zeros(31, np.uint8)}, "begin with 32 bytes"),
+        ({"dims": [3, 16, 0]}, "`dims` must be 1 or more"),
+        ({"dims": [4, 16, 16]}, "'ads'"),
+        ({"num_hyperparameters": [1, 1, -1]}, "must not be negative"),
+        (
+            {"num_hyperparameters": [2**62, 2**62, 1]},
+            "the hyperparameters of all",
+        ),
+        (
+            {"optimizers": ["sgd"]},
+            "`optimizers` must have one value for each of 3",
+        ),
+        ({"slots": []}, "need 1 `slots`. Received: 0"),
+    ],
+)
 def test_an_update_that_does_not_fit_changes_nothing(changes, words):
     cluster = Cluster([0, 1, 0, 1, 0])
     with pytest.raises(InvalidArgument, match=words):
@@ -369,8 +529,10 @@ def test_a_state_of_another_size_is_refused():
 
 def test_a_process_tells_its_versions():
     found = json.loads(_ops.describe_process().numpy())
-    assert found == {"tensorflow": tf.__version__,
-                     "tf_layoutmap": tlm.__version__}
+    assert found == {
+        "tensorflow": tf.__version__,
+        "tf_layoutmap": tlm.__version__,
+    }
 
 
 def test_what_is_no_plan_or_no_answer_is_refused():
@@ -378,24 +540,39 @@ def test_what_is_no_plan_or_no_answer_is_refused():
     plan, requests = cluster.plan([[] for _ in FEATURES])
     fetched = [cluster.fetch(*one) for one in enumerate(requests)]
     gradients = [tf.zeros(one.shape) for one in combine(plan, fetched)]
-    fold = {"plan": plan, "fetched": fetched, "gradients": gradients,
-            "hyperparameters": HYPERPARAMETERS,
-            "token": np.array([1, 0, 0], np.int64)}
+    fold = {
+        "plan": plan,
+        "fetched": fetched,
+        "gradients": gradients,
+        "hyperparameters": HYPERPARAMETERS,
+        "token": np.array([1, 0, 0], np.int64),
+    }
     _ops.fold_gradients(**fold)
     for changes, words in [
-            ({"plan": tf.raw_ops.EmptyTensorList(
-                element_shape=tf.constant([], tf.int32), max_num_elements=0,
-                element_dtype=tf.float32)}, "must be what `PlanStep` made"),
-            ({"fetched": [tf.zeros([9], tf.uint8), fetched[1]]},
-             "must have 8 bytes"),
-            ({"fetched": fetched[:1]}, "each of 2 servers"),
-            ({"gradients": gradients[:1]}, "`num_features` must be 4"),
-            ({"gradients": [tf.zeros([1, 3]), *gradients[1:]]}, "'clicked'"),
-            ({"hyperparameters": [[0.5]]}, "`num_tables` must be 2"),
-            ({"hyperparameters": [[0.5], [-1.0]]}, "Table 'words'"),
-            ({"token": np.array([1, 0], np.int64)}, "epoch, number and")]:
+        (
+            {
+                "plan": tf.raw_ops.EmptyTensorList(
+                    element_shape=tf.constant([], tf.int32),
+                    max_num_elements=0,
+                    element_dtype=tf.float32,
+                )
+            },
+            "must be what `PlanStep` made",
+        ),
+        (
+            {"fetched": [tf.zeros([9], tf.uint8), fetched[1]]},
+            "must have 8 bytes",
+        ),
+        ({"fetched": fetched[:1]}, "each of 2 servers"),
+        ({"gradients": gradients[:1]}, "`num_features` must be 4"),
+        ({"gradients": [tf.zeros([1, 3]), *gradients[1:]]}, "'clicked'"),
+        ({"hyperparameters": [[0.5]]}, "`num_tables` must be 2"),
+        ({"hyperparameters": [[0.5], [-1.0]]}, "Table 'words'"),
+        ({"token": np.array([1, 0], np.int64)}, "epoch, number and"),
+    ]:
         with pytest.raises(InvalidArgument, match=words):
             _ops.fold_gradients(**{**fold, **changes})
     with pytest.raises(InvalidArgument, match="`num_features` must be 4"):
-        combine(plan, fetched, num_features=1, dims=[3],
-                max_sequence_lengths=[0])
+        combine(
+            plan, fetched, num_features=1, dims=[3], max_sequence_lengths=[0]
+        )

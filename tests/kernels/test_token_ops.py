@@ -25,30 +25,45 @@ from tf_layoutmap.embedding.host.engine import MARK_SHAPE
 class TokenEngine(Engine):
     def open(self, replica, batch, dtype=np.int64):
         token = _ops.open_step(
-            engine=self.handle, replica=replica, **inputs_of(batch, dtype))
+            engine=self.handle, replica=replica, **inputs_of(batch, dtype)
+        )
         return token, _ops.look_up_step(
-            engine=self.handle, replica=replica, token=token,
-            shards=cases.handles(self.shards), num_features=len(FEATURES),
+            engine=self.handle,
+            replica=replica,
+            token=token,
+            shards=cases.handles(self.shards),
+            num_features=len(FEATURES),
             dims=[DIMS[one.table] for one in FEATURES],
-            max_sequence_lengths=[
-                one.max_sequence_length for one in FEATURES])
+            max_sequence_lengths=[one.max_sequence_length for one in FEATURES],
+        )
 
     def follow(self, replica, token, gradients):
-        return _ops.follow_step(engine=self.handle, replica=replica,
-                                token=token, gradients=gradients)
+        return _ops.follow_step(
+            engine=self.handle,
+            replica=replica,
+            token=token,
+            gradients=gradients,
+        )
 
     def apply_followed(self, replica, marks, **changes):
-        return _ops.apply_followed(**{
-            "engine": self.handle, "replica": replica, "marks": marks,
-            "hyperparameters": HYPERPARAMETERS,
-            "shards": cases.handles(self.shards),
-            "slots": cases.handles(self.slots), "rounding_steps": [],
-            **changes})
+        return _ops.apply_followed(
+            **{
+                "engine": self.handle,
+                "replica": replica,
+                "marks": marks,
+                "hyperparameters": HYPERPARAMETERS,
+                "shards": cases.handles(self.shards),
+                "slots": cases.handles(self.slots),
+                "rounding_steps": [],
+                **changes,
+            }
+        )
 
     def kept(self):
         found = _ops.describe_host_engine(self.handle)
         return found.num_open.numpy().tolist(), (
-            found.num_followed.numpy().tolist())
+            found.num_followed.numpy().tolist()
+        )
 
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
@@ -115,8 +130,12 @@ def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
     for num_calls in (1, 3):
         step(tf.constant(num_calls))
         engine.ref.apply_followed(
-            [(engine.ref.open(0, batch)[0], 1, gradients)
-             for _ in range(num_calls)], HYPERPARAMETERS)
+            [
+                (engine.ref.open(0, batch)[0], 1, gradients)
+                for _ in range(num_calls)
+            ],
+            HYPERPARAMETERS,
+        )
         engine.check()
     assert engine.kept() == ([4], [0])
 
@@ -148,8 +167,10 @@ def test_what_has_expired_is_refused_by_its_token():
     mark = engine.follow(0, token, gradients)
     for _ in range(64):
         engine.open(0, random_batch(2))
-    with pytest.raises(FailedPrecondition, match=(
-            "Lookup 1 of replica 0 has expired.*64 newer.*'ads', 'words'")):
+    with pytest.raises(
+        FailedPrecondition,
+        match=("Lookup 1 of replica 0 has expired.*64 newer.*'ads', 'words'"),
+    ):
         engine.follow(0, token, gradients)
     engine.apply_followed(0, mark)
     with pytest.raises(FailedPrecondition, match="were applied already"):
@@ -161,24 +182,36 @@ def test_what_has_expired_is_refused_by_its_token():
 
 BAD_CALLS = {
     "a replica too many": (
-        lambda e, t: e.open(1, random_batch(1)), "`replica` must be in"),
+        lambda e, t: e.open(1, random_batch(1)),
+        "`replica` must be in",
+    ),
     "a token of nobody": (
         lambda e, t: e.follow(0, 7, random_gradients(1)),
-        "`token` must be that of a lookup.*Received: 7"),
+        "`token` must be that of a lookup.*Received: 7",
+    ),
     "a gradient too long": (
         lambda e, t: e.follow(0, t, random_gradients(1, num_samples=4)),
-        "Feature 'clicked': its gradient must be shaped like"),
+        "Feature 'clicked': its gradient must be shaped like",
+    ),
     "a gradient too few": (
         lambda e, t: e.follow(0, t, random_gradients(1)[:-1]),
-        "This engine has 4 features. Received: 3"),
+        "This engine has 4 features. Received: 3",
+    ),
     "marks too few": (
         lambda e, t: e.apply_followed(0, tf.zeros([3, 2])),
-        f"`marks` must have {math.prod(MARK_SHAPE)} values. Received: 6"),
+        f"`marks` must have {math.prod(MARK_SHAPE)} values. Received: 6",
+    ),
     "a learning rate that is none": (
         lambda e, t: e.apply_followed(
-            0, e.follow(0, t, random_gradients(1)),
-            hyperparameters=[np.array([np.nan], np.float32),
-                             HYPERPARAMETERS[1]]), "'ads'"),
+            0,
+            e.follow(0, t, random_gradients(1)),
+            hyperparameters=[
+                np.array([np.nan], np.float32),
+                HYPERPARAMETERS[1],
+            ],
+        ),
+        "'ads'",
+    ),
 }
 
 

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from tests.reference import vocabulary as reference
 from tf_layoutmap._ops import native
 
-COUNTS = ("num_lookups", "num_known", "num_admitted", "num_rejected",
-          "num_full", "num_evicted", "num_expired")
+COUNTS = (
+    "num_lookups",
+    "num_known",
+    "num_admitted",
+    "num_rejected",
+    "num_full",
+    "num_evicted",
+    "num_expired",
+)
 
 
 def int64(values) -> np.ndarray:
@@ -23,7 +30,8 @@ class Pair:
 
     def __init__(self, capacity, *, num_shards=1, num_threads=1, **policy):
         self.core = native.Vocabulary(
-            capacity, num_shards=num_shards, num_threads=num_threads, **policy)
+            capacity, num_shards=num_shards, num_threads=num_threads, **policy
+        )
         self.reference = reference.Vocabulary(capacity, **policy)
         self.num_shards = num_shards
 
@@ -32,17 +40,28 @@ class Pair:
         keys = int64(keys)
         try:
             expected = self.reference.admit(
-                keys.tolist(), step, oldest_in_flight, pinned_rows)
+                keys.tolist(), step, oldest_in_flight, pinned_rows
+            )
         except RuntimeError:
             with pytest.raises(RuntimeError, match="finds no place"):
-                self.core.admit(keys, step, oldest_in_flight,
-                                int64(pinned_rows))
+                self.core.admit(
+                    keys, step, oldest_in_flight, int64(pinned_rows)
+                )
             return None
-        found = self.core.admit(keys, step, oldest_in_flight,
-                                int64(pinned_rows))
+        found = self.core.admit(
+            keys, step, oldest_in_flight, int64(pinned_rows)
+        )
         assert found["rows"].tolist() == expected["rows"]
-        assert list(zip(found["new_rows"].tolist(), found["new_keys"].tolist(),
-                        found["evicted"].tolist())) == expected["new"]
+        assert (
+            list(
+                zip(
+                    found["new_rows"].tolist(),
+                    found["new_keys"].tolist(),
+                    found["evicted"].tolist(),
+                )
+            )
+            == expected["new"]
+        )
         for name in COUNTS:
             assert found[name] == expected.get(name, 0), name
         return found
@@ -54,56 +73,82 @@ class Pair:
             with pytest.raises(RuntimeError, match="in flight uses its row"):
                 self.core.evict(int64(keys), step, oldest_in_flight, int64([]))
             return
-        assert self.core.evict(int64(keys), step, oldest_in_flight,
-                               int64([])).tolist() == expected
+        assert (
+            self.core.evict(
+                int64(keys), step, oldest_in_flight, int64([])
+            ).tolist()
+            == expected
+        )
 
     def evict_expired(self, step, oldest_in_flight):
-        assert (self.core.evict_expired(step, oldest_in_flight).tolist()
-                == self.reference.evict_expired(step, oldest_in_flight))
+        assert self.core.evict_expired(
+            step, oldest_in_flight
+        ).tolist() == self.reference.evict_expired(step, oldest_in_flight)
 
     def resize(self, capacity, step, num_shards):
         before, after = self.core.resize(capacity, num_shards, step)
-        assert (list(zip(before.tolist(), after.tolist()))
-                == self.reference.resize(capacity, step))
+        assert list(
+            zip(before.tolist(), after.tolist())
+        ) == self.reference.resize(capacity, step)
 
     def check(self, keys):
-        assert (self.core.find(int64(keys)).tolist()
-                == self.reference.find(keys))
+        assert self.core.find(int64(keys)).tolist() == self.reference.find(keys)
         state = self.core.state()
         for name, expected in self.reference.state().items():
             np.testing.assert_array_equal(state[name], expected, name)
 
 
-POLICIES = st.fixed_dictionaries({}, optional={
-    "admission": st.sampled_from(["all", "count", "probability"]),
-    "min_count": st.integers(1, 4),
-    "probability": st.sampled_from([0.0, 0.3, 1.0]),
-    "evict": st.sampled_from(["none", "lru", "lfu"]),
-    "half_life_steps": st.integers(0, 3),
-    "ttl_steps": st.integers(0, 5),
-    "fails_when_full": st.booleans(),
-    "seed": st.integers(0, 2**64 - 1)})
+POLICIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "admission": st.sampled_from(["all", "count", "probability"]),
+        "min_count": st.integers(1, 4),
+        "probability": st.sampled_from([0.0, 0.3, 1.0]),
+        "evict": st.sampled_from(["none", "lru", "lfu"]),
+        "half_life_steps": st.integers(0, 3),
+        "ttl_steps": st.integers(0, 5),
+        "fails_when_full": st.booleans(),
+        "seed": st.integers(0, 2**64 - 1),
+    },
+)
 
 
 @st.composite
 def calls(draw):
     """What a program may do to a vocabulary, step by step."""
-    kind = draw(st.sampled_from(
-        ["admit"] * 6 + ["evict", "evict_expired", "resize"]))
-    keys = draw(st.lists(st.one_of(
-        st.integers(-5, 120), st.integers(-2**63 + 1, 2**63 - 1)),
-        max_size=60))
-    return (kind, keys, draw(st.integers(0, 3)), draw(st.integers(1, 90)),
-            draw(st.sets(st.integers(0, 63), max_size=8)))
+    kind = draw(
+        st.sampled_from(["admit"] * 6 + ["evict", "evict_expired", "resize"])
+    )
+    keys = draw(
+        st.lists(
+            st.one_of(
+                st.integers(-5, 120), st.integers(-(2**63) + 1, 2**63 - 1)
+            ),
+            max_size=60,
+        )
+    )
+    return (
+        kind,
+        keys,
+        draw(st.integers(0, 3)),
+        draw(st.integers(1, 90)),
+        draw(st.sets(st.integers(0, 63), max_size=8)),
+    )
 
 
-@given(capacity=st.integers(1, 90), num_shards=st.integers(1, 5),
-       num_threads=st.sampled_from([1, 2, 8]), policy=POLICIES,
-       program=st.lists(calls(), max_size=12))
+@given(
+    capacity=st.integers(1, 90),
+    num_shards=st.integers(1, 5),
+    num_threads=st.sampled_from([1, 2, 8]),
+    policy=POLICIES,
+    program=st.lists(calls(), max_size=12),
+)
 def test_the_core_does_what_a_dict_and_lists_do(
-        capacity, num_shards, num_threads, policy, program):
-    pair = Pair(capacity, num_shards=num_shards, num_threads=num_threads,
-                **policy)
+    capacity, num_shards, num_threads, policy, program
+):
+    pair = Pair(
+        capacity, num_shards=num_shards, num_threads=num_threads, **policy
+    )
     step = 0
     for kind, keys, num_in_flight, size, pinned_rows in program:
         step += 1
@@ -119,11 +164,20 @@ def test_the_core_does_what_a_dict_and_lists_do(
         pair.check(keys)
 
 
-@pytest.mark.parametrize("policy", [
-    {"evict": "lru"},
-    {"admission": "count", "min_count": 3, "evict": "lfu",
-     "half_life_steps": 50, "ttl_steps": 400},
-], ids=["lru", "count_lfu"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"evict": "lru"},
+        {
+            "admission": "count",
+            "min_count": 3,
+            "evict": "lfu",
+            "half_life_steps": 50,
+            "ttl_steps": 400,
+        },
+    ],
+    ids=["lru", "count_lfu"],
+)
 def test_half_a_million_operations(policy):
     """Two of them are the million; 2,048 rows have all 64 segments."""
     rng = np.random.default_rng(0)
@@ -133,8 +187,12 @@ def test_half_a_million_operations(policy):
         step += 1
         # Which keys are frequent changes with time.
         keys = (rng.zipf(1.3, 1000) * 7919 + step // 40) % 30_000
-        pair.admit(keys, step, max(1, step - int(rng.integers(0, 4))),
-                   rng.integers(0, 2048, step % 3 * 2).tolist())
+        pair.admit(
+            keys,
+            step,
+            max(1, step - int(rng.integers(0, 4))),
+            rng.integers(0, 2048, step % 3 * 2).tolist(),
+        )
         done += len(keys)
         if step % 20 == 0:
             pair.evict((rng.integers(0, 30_000, 100)).tolist(), step, step)
@@ -142,8 +200,9 @@ def test_half_a_million_operations(policy):
             pair.check(keys.tolist())
             done += 100
         if step % 50 == 0:  # A restore into other sizes.
-            pair.resize(int(rng.integers(1500, 2600)), step,
-                        int(rng.integers(1, 8)))
+            pair.resize(
+                int(rng.integers(1500, 2600)), step, int(rng.integers(1, 8))
+            )
             done += len(pair.reference.known)
     pair.check(range(30_000))
 
@@ -153,14 +212,24 @@ def test_the_same_bits_for_any_number_of_threads_and_shards(admission):
     def run(num_shards, num_threads):
         rng = np.random.default_rng(1)
         one = native.Vocabulary(
-            3000, admission=admission, min_count=2, probability=0.5,
-            evict="lfu", half_life_steps=3, ttl_steps=9,
-            num_shards=num_shards, num_threads=num_threads)
+            3000,
+            admission=admission,
+            min_count=2,
+            probability=0.5,
+            evict="lfu",
+            half_life_steps=3,
+            ttl_steps=9,
+            num_shards=num_shards,
+            num_threads=num_threads,
+        )
         found = []
         for step in range(1, 13):
             keys = rng.zipf(1.2, 4000) % 20_000
-            found.append(one.admit(
-                keys, step, max(1, step - 3), int64(range(0, 3000, 50))))
+            found.append(
+                one.admit(
+                    keys, step, max(1, step - 3), int64(range(0, 3000, 50))
+                )
+            )
         return [*found, one.state()]
 
     expected = run(1, 1)
@@ -193,28 +262,43 @@ def test_a_key_of_this_step_outlives_newer_keys_of_it():
 
 
 def test_a_step_that_finds_no_place_changes_nothing():
-    one = native.Vocabulary(8, evict="none", fails_when_full=True,
-                            admission="count", min_count=2)
+    one = native.Vocabulary(
+        8, evict="none", fails_when_full=True, admission="count", min_count=2
+    )
     one.admit(int64([1, 1, 2, 2, 3]), 1, 1, int64([]))
     before = one.state()
-    with pytest.raises(RuntimeError, match=(
+    with pytest.raises(
+        RuntimeError,
+        match=(
             "Key 16 finds no place: all 8 rows that it may have are taken, of "
-            "8 in the vocabulary")):
-        one.admit(int64([1, 3, *range(11, 18), *range(11, 19)]), 2, 2,
-                  int64([]))
+            "8 in the vocabulary"
+        ),
+    ):
+        one.admit(
+            int64([1, 3, *range(11, 18), *range(11, 19)]), 2, 2, int64([])
+        )
     for name, value in one.state().items():
         np.testing.assert_array_equal(value, before[name], name)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"capacity": 0}, r"in \[1, 2\^32\]. Received: 0"),
-    ({"capacity": 2**32 + 1}, r"in \[1, 2\^32\]"),
-    ({"capacity": 8, "min_count": 256}, r"`min_count` must be in \[1, 255\]"),
-    ({"capacity": 8, "ttl_steps": -1}, "must be at least 0"),
-    ({"capacity": 8, "probability": 1.5}, r"must be in \[0, 1\]"),
-    ({"capacity": 8, "evict": "fifo"}, "one of none, lru, lfu"),
-    ({"capacity": 8, "admission": "maybe"}, "one of all, count, probability"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, r"in \[1, 2\^32\]. Received: 0"),
+        ({"capacity": 2**32 + 1}, r"in \[1, 2\^32\]"),
+        (
+            {"capacity": 8, "min_count": 256},
+            r"`min_count` must be in \[1, 255\]",
+        ),
+        ({"capacity": 8, "ttl_steps": -1}, "must be at least 0"),
+        ({"capacity": 8, "probability": 1.5}, r"must be in \[0, 1\]"),
+        ({"capacity": 8, "evict": "fifo"}, "one of none, lru, lfu"),
+        (
+            {"capacity": 8, "admission": "maybe"},
+            "one of all, count, probability",
+        ),
+    ],
+)
 def test_what_no_vocabulary_can_be(arguments, message):
     with pytest.raises(ValueError, match=message):
         native.Vocabulary(**arguments)
@@ -227,12 +311,14 @@ def test_the_mark_of_a_row_without_a_key_is_no_key():
     assert one.find(int64([5, reference.EMPTY])).tolist() == [-1, -1]
 
 
-@given(kind=st.sampled_from(
-           ["constant", "uniform", "normal", "truncated_normal"]),
-       a=st.floats(-3, 3, width=32), b=st.floats(0, 3, width=32),
-       seed=st.integers(0, 2**64 - 1),
-       keys=st.lists(st.integers(-2**63, 2**63 - 1), max_size=5),
-       dim=st.integers(0, 9))
+@given(
+    kind=st.sampled_from(["constant", "uniform", "normal", "truncated_normal"]),
+    a=st.floats(-3, 3, width=32),
+    b=st.floats(0, 3, width=32),
+    seed=st.integers(0, 2**64 - 1),
+    keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5),
+    dim=st.integers(0, 9),
+)
 def test_first_values_are_those_of_the_reference(kind, a, b, seed, keys, dim):
     found = native.first_values(kind, a, b, seed, int64(keys), dim)
     expected = reference.first_values(kind, a, b, seed, keys, dim)
@@ -241,15 +327,19 @@ def test_first_values_are_those_of_the_reference(kind, a, b, seed, keys, dim):
 
 @pytest.mark.parametrize("kind", ["normal", "truncated_normal"])
 def test_first_values_are_distributed_as_they_say(kind):
-    found = native.first_values(
-        kind, 0.0, 1.0, 7, np.arange(2000), 50).ravel().astype(float)
+    found = (
+        native.first_values(kind, 0.0, 1.0, 7, np.arange(2000), 50)
+        .ravel()
+        .astype(float)
+    )
     normal = statistics.NormalDist()
     low = normal.cdf(-2) if kind == "truncated_normal" else 0.0
     quantiles = np.linspace(0.01, 0.99, 33)
     expected = [normal.inv_cdf(low + one * (1 - 2 * low)) for one in quantiles]
     # 100,000 draws: the deviation of a quantile is below 0.012.
-    np.testing.assert_allclose(np.quantile(found, quantiles), expected,
-                               atol=0.04)
+    np.testing.assert_allclose(
+        np.quantile(found, quantiles), expected, atol=0.04
+    )
     if kind == "truncated_normal":
         assert 1.98 < np.abs(found).max() <= 2.0
     else:

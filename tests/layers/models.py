@@ -25,37 +25,45 @@ def start_rows():
 
 
 @keras.saving.register_keras_serializable("tests")
-def initializer(shape, dtype=None, partition_shape=None,
-                partition_offset=None):
+def initializer(shape, dtype=None, partition_shape=None, partition_offset=None):
     """`start_rows`, as a table asks for them shard by shard."""
     del dtype
     rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     start = partition_offset[0]
-    return rows[start:start + partition_shape[0]]
+    return rows[start : start + partition_shape[0]]
 
 
 def assert_same_tables(first, second):
     """Rows, slot variables and step counts of two layers, to the bit."""
     np.testing.assert_array_equal(
-        first.embeddings.numpy(), second.embeddings.numpy())
+        first.embeddings.numpy(), second.embeddings.numpy()
+    )
     assert first.optimizer.slots.keys() == second.optimizer.slots.keys()
     for name, slot in first.optimizer.slots.items():
         np.testing.assert_array_equal(
-            slot.numpy(), second.optimizer.slots[name].numpy(), err_msg=name)
+            slot.numpy(), second.optimizer.slots[name].numpy(), err_msg=name
+        )
     assert int(first.optimizer.iterations) == int(second.optimizer.iterations)
 
 
 def settings(rule):
     """The optimizer settings of a rule, with round numbers."""
     config = tf.tpu.experimental.embedding
-    return {"sgd": config.SGD(LEARNING_RATE),
-            "adagrad": config.Adagrad(LEARNING_RATE, 0.25)}[rule]
+    return {
+        "sgd": config.SGD(LEARNING_RATE),
+        "adagrad": config.Adagrad(LEARNING_RATE, 0.25),
+    }[rule]
 
 
 def make_layer(optimizer, num_shards=3, **kwargs):
     return tlm.layers.ShardedEmbedding(
-        NUM_ROWS, DIM, num_shards=num_shards, optimizer=optimizer,
-        embeddings_initializer=initializer, **{"name": "words", **kwargs})
+        NUM_ROWS,
+        DIM,
+        num_shards=num_shards,
+        optimizer=optimizer,
+        embeddings_initializer=initializer,
+        **{"name": "words", **kwargs},
+    )
 
 
 def make_model(optimizer, num_shards=3, **kwargs):
@@ -105,4 +113,5 @@ def assert_trained(layer, ref):
     # A root and a quotient, each rounded once, in another order.
     np.testing.assert_allclose(rows, ref.rows, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(
-        layer.optimizer.accumulators.numpy(), ref.accumulators, rtol=2e-6)
+        layer.optimizer.accumulators.numpy(), ref.accumulators, rtol=2e-6
+    )

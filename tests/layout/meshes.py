@@ -18,17 +18,21 @@ def mesh_of(**sizes: int):
     for size in sizes.values():
         count *= size
     mesh = dtensor.create_mesh(
-        list(sizes.items()), devices=[f"CPU:{i}" for i in range(count)])
+        list(sizes.items()), devices=[f"CPU:{i}" for i in range(count)]
+    )
     prepare.prepare_process(mesh)
     return mesh
 
 
 def layout_of(mesh, *axes: str | None):
     return dtensor.Layout(
-        [dtensor.UNSHARDED if a is None else a for a in axes], mesh)
+        [dtensor.UNSHARDED if a is None else a for a in axes], mesh
+    )
 
 
 def axes_of(variable) -> tuple[str | None, ...]:
     """The axes of what a variable really holds, not of what was planned."""
-    return tuple(None if s == dtensor.UNSHARDED else s
-                 for s in variable.value.layout.sharding_specs)
+    return tuple(
+        None if s == dtensor.UNSHARDED else s
+        for s in variable.value.layout.sharding_specs
+    )

@@ -17,20 +17,29 @@ LABELS = RNG.integers(0, 4, size=32)
 # stretches the last bits.
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
-DENSE = {"d1.kernel": (None, "model"), "d1.bias": ("model",),
-         "d2.kernel": ("model", None)}
+DENSE = {
+    "d1.kernel": (None, "model"),
+    "d1.bias": ("model",),
+    "d2.kernel": ("model", None),
+}
 
 
 def dense_model():
-    return sequential((8,), keras.layers.Dense(16, activation="tanh",
-                                               name="d1"))
+    return sequential(
+        (8,), keras.layers.Dense(16, activation="tanh", name="d1")
+    )
 
 
 def sequential(shape, *layers):
     """`layers` with a head of four logits."""
-    return keras.Sequential([
-        keras.Input(shape), *layers, keras.layers.Flatten(),
-        keras.layers.Dense(4, name="d2")])
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            *layers,
+            keras.layers.Flatten(),
+            keras.layers.Dense(4, name="d2"),
+        ]
+    )
 
 
 def plain(make):
@@ -54,12 +63,22 @@ def loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def fit(model, x=FEATURES, y=LABELS, *, optimizer=None, epochs=2,
-        metrics=("accuracy",), **options):
+def fit(
+    model,
+    x=FEATURES,
+    y=LABELS,
+    *,
+    optimizer=None,
+    epochs=2,
+    metrics=("accuracy",),
+    **options,
+):
     """Trains; returns the history as `{name: values}`."""
     model.compile(
         keras.optimizers.Adam(0.01) if optimizer is None else optimizer,
-        loss(), metrics=list(metrics))
+        loss(),
+        metrics=list(metrics),
+    )
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, **options).history
 
@@ -78,21 +97,21 @@ def assert_same_weights(first, second, *, but=(), **tolerance):
     """
     pairs = list(zip(first.weights, second.weights, strict=True))
     if first.compiled and first.optimizer is not None:
-        pairs += zip(first.optimizer.variables, second.optimizer.variables,
-                     strict=True)
+        pairs += zip(
+            first.optimizer.variables, second.optimizer.variables, strict=True
+        )
     for a, b in pairs:
         if not any(name in a.path.replace("/", "_") for name in but):
-            np.testing.assert_allclose(a.numpy(), b.numpy(), err_msg=a.path,
-                                       **(tolerance or TOLERANCE))
+            np.testing.assert_allclose(
+                a.numpy(), b.numpy(), err_msg=a.path, **(tolerance or TOLERANCE)
+            )
 
 
-def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None,
-                        **options):
+def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None, **options):
     """Trains both models and compares losses, weights and slots."""
     optimizer = optimizer or (lambda: keras.optimizers.Adam(0.01))
     refs = plain(make), on_mesh(make, axes, mesh)
-    histories = [fit(ref, x, optimizer=optimizer(), **options)
-                 for ref in refs]
+    histories = [fit(ref, x, optimizer=optimizer(), **options) for ref in refs]
     assert_alike(*histories)
     assert_same_weights(*refs)
     return refs[1]

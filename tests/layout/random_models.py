@@ -33,11 +33,19 @@ VOCABULARY = 12
 
 L = keras.layers
 
-MESHES = ({"batch": 1, "model": 2}, {"batch": 1, "model": 4},
-          {"batch": 2, "model": 2}, {"batch": 2, "model": 4})
+MESHES = (
+    {"batch": 1, "model": 2},
+    {"batch": 1, "model": 4},
+    {"batch": 2, "model": 2},
+    {"batch": 2, "model": 4},
+)
 
-INPUTS = {"vector": (8,), "sequence": (6, 8), "image": (8, 8, 4),
-          "tokens": (6,)}
+INPUTS = {
+    "vector": (8,),
+    "sequence": (6, 8),
+    "image": (8, 8, 4),
+    "tokens": (6,),
+}
 
 
 def _normalized(x):
@@ -57,7 +65,8 @@ def _halves(x):
 
 def _loop(x):
     return tf.while_loop(
-        lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y + x)), (0, x))[1]
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y + x)), (0, x)
+    )[1]
 
 
 def _inner_gradient(x):
@@ -85,8 +94,7 @@ def _attention(x):
 def _scattered(x):
     rows = tf.transpose(tf.reshape(x, [-1, x.shape[-1]]))
     size = rows.shape[0]
-    summed = tf.math.unsorted_segment_sum(
-        rows, tf.range(size) // 2, size)
+    summed = tf.math.unsorted_segment_sum(rows, tf.range(size) // 2, size)
     return tf.reshape(tf.transpose(summed), tf.shape(x))
 
 
@@ -96,54 +104,66 @@ EXPRESSIONS = {
     "gate": lambda h: tf.sigmoid(h) * h,
     "cumsum": lambda h: tf.cumsum(h, axis=-1),
     "cumsum exclusive": lambda h: tf.cumsum(
-        h, axis=-1, exclusive=True, reverse=True),
-    "cumprod": lambda h: tf.math.cumprod(
-        0.3 * tf.tanh(h) + 1, axis=-1),
+        h, axis=-1, exclusive=True, reverse=True
+    ),
+    "cumprod": lambda h: tf.math.cumprod(0.3 * tf.tanh(h) + 1, axis=-1),
     "reverse": lambda h: tf.reverse(h, [-1]),
     "sort": lambda h: tf.sort(h, axis=-1),
-    "top_k": lambda h: h * tf.reduce_sum(
-        tf.math.top_k(h, 3)[0], -1, keepdims=True),
+    "top_k": lambda h: (
+        h * tf.reduce_sum(tf.math.top_k(h, 3)[0], -1, keepdims=True)
+    ),
     "moments": _normalized,
-    "reduce_prod": lambda h: h * tf.reduce_prod(
-        0.3 * tf.tanh(h) + 1, -1, keepdims=True),
+    "reduce_prod": lambda h: (
+        h * tf.reduce_prod(0.3 * tf.tanh(h) + 1, -1, keepdims=True)
+    ),
     "reduce_max": lambda h: h - tf.reduce_max(h, -1, keepdims=True),
     "logsumexp": lambda h: h - tf.reduce_logsumexp(h, -1, keepdims=True),
-    "tile": lambda h: tf.tile(
-        h, [*[1] * (len(h.shape) - 1), 2])[..., 3:3 + h.shape[-1]],
+    "tile": lambda h: tf.tile(h, [*[1] * (len(h.shape) - 1), 2])[
+        ..., 3 : 3 + h.shape[-1]
+    ],
     "roll": lambda h: tf.roll(h, 3, -1) + h,
     "halves": _halves,
     "gather": lambda h: tf.gather(
-        h, [*range(1, h.shape[-1], 2), *range(0, h.shape[-1], 2)], axis=-1),
+        h, [*range(1, h.shape[-1], 2), *range(0, h.shape[-1], 2)], axis=-1
+    ),
     "stop_gradient": lambda h: h * tf.stop_gradient(tf.sigmoid(h)) + h,
     "softmax": tf.nn.softmax,
     "log_softmax": tf.nn.log_softmax,
     "attention": _attention,
-    "reshape": lambda h: tf.reshape(tf.linalg.matrix_transpose(
-        tf.reshape(h, [*h.shape[:-1], h.shape[-1] // 2, 2])), tf.shape(h)),
+    "reshape": lambda h: tf.reshape(
+        tf.linalg.matrix_transpose(
+            tf.reshape(h, [*h.shape[:-1], h.shape[-1] // 2, 2])
+        ),
+        tf.shape(h),
+    ),
     "where": lambda h: tf.where(h > 0, h, 0.1 * h * h),
     "l2_normalize": lambda h: tf.nn.l2_normalize(h, -1),
     "custom_gradient": _clipped_gradient,
-    "recompute_grad": lambda h: tf.recompute_grad(
-        lambda y: tf.tanh(y) * y)(h),
+    "recompute_grad": lambda h: tf.recompute_grad(lambda y: tf.tanh(y) * y)(h),
     "while_loop": _loop,
     "inner gradient": _inner_gradient,
     "late tape": _late_tape,
-    "pad": lambda h: tf.pad(
-        h, [*[[0, 0]] * (len(h.shape) - 1), [2, 1]])[..., :h.shape[-1]],
-    "strided slice": lambda h: tf.concat(
-        [h[..., ::2], h[..., 1::2]], -1),
+    "pad": lambda h: tf.pad(h, [*[[0, 0]] * (len(h.shape) - 1), [2, 1]])[
+        ..., : h.shape[-1]
+    ],
+    "strided slice": lambda h: tf.concat([h[..., ::2], h[..., 1::2]], -1),
     "segment sum": _scattered,
-    "one_hot": lambda h: h + tf.one_hot(
-        tf.argmax(h, -1), h.shape[-1], dtype=h.dtype),
+    "one_hot": lambda h: (
+        h + tf.one_hot(tf.argmax(h, -1), h.shape[-1], dtype=h.dtype)
+    ),
     "clip": lambda h: tf.clip_by_value(h, -0.7, 0.7),
     "erf": lambda h: tf.math.erf(h) * h,
     "stack": lambda h: tf.reduce_sum(
         tf.stack([h, tf.square(h), tf.tanh(h)], -2)
-        * tf.constant([[0.5], [0.3], [0.2]], h.dtype), -2),
-    "broadcast": lambda h: h * tf.broadcast_to(
-        tf.reduce_mean(h, -1, keepdims=True), tf.shape(h)),
+        * tf.constant([[0.5], [0.3], [0.2]], h.dtype),
+        -2,
+    ),
+    "broadcast": lambda h: (
+        h * tf.broadcast_to(tf.reduce_mean(h, -1, keepdims=True), tf.shape(h))
+    ),
     "squared difference": lambda h: tf.math.squared_difference(
-        h, tf.reverse(h, [-1])),
+        h, tf.reverse(h, [-1])
+    ),
 }
 
 
@@ -170,8 +190,8 @@ class Expression(L.Layer):
 
     def build(self, shape):
         self.w = self.add_weight(
-            shape=(shape[-1], shape[-1]), name="w",
-            initializer="glorot_uniform")
+            shape=(shape[-1], shape[-1]), name="w", initializer="glorot_uniform"
+        )
 
     def call(self, x):
         y = EXPRESSIONS[self.first](tf.matmul(x, self.w))
@@ -226,55 +246,73 @@ _ANY = {
     "GroupNormalization": lambda n: L.GroupNormalization(4, name=n),
     "UnitNormalization": lambda n: L.UnitNormalization(name=n),
     "SpectralNormalization": lambda n: L.SpectralNormalization(
-        L.Dense(8), name=n),
+        L.Dense(8), name=n
+    ),
     "Residual": lambda n: Residual(1, name=n),
     "Shared": lambda n: Residual(2, name=n),
     "PReLU": lambda n: L.PReLU(name=n),
 }
 LAYERS = {
     "vector": _ANY,
-    "sequence": _ANY | {
+    "sequence": _ANY
+    | {
         "MultiHeadAttention": lambda n: Attend(
-            lambda: L.MultiHeadAttention(2, 4, name="mha"), name=n),
+            lambda: L.MultiHeadAttention(2, 4, name="mha"), name=n
+        ),
         "GroupQueryAttention": lambda n: Attend(
-            lambda: L.GroupQueryAttention(4, 4, 2, name="gqa"), name=n),
+            lambda: L.GroupQueryAttention(4, 4, 2, name="gqa"), name=n
+        ),
         "Attention": lambda n: Attend(
-            lambda: L.Attention(use_scale=True, name="attention"), name=n),
+            lambda: L.Attention(use_scale=True, name="attention"), name=n
+        ),
         "AdditiveAttention": lambda n: Attend(
-            lambda: L.AdditiveAttention(name="additive"), name=n),
+            lambda: L.AdditiveAttention(name="additive"), name=n
+        ),
         "LSTM": lambda n: L.LSTM(8, return_sequences=True, name=n),
         "GRU": lambda n: L.GRU(8, return_sequences=True, name=n),
-        "SimpleRNN": lambda n: L.SimpleRNN(
-            8, return_sequences=True, name=n),
+        "SimpleRNN": lambda n: L.SimpleRNN(8, return_sequences=True, name=n),
         "Bidirectional": lambda n: L.Bidirectional(
-            L.GRU(4, return_sequences=True), name=n),
+            L.GRU(4, return_sequences=True), name=n
+        ),
         "Conv1D": lambda n: L.Conv1D(8, 3, padding="same", name=n),
         "Conv1D causal": lambda n: L.Conv1D(
-            8, 2, padding="causal", dilation_rate=2, name=n),
+            8, 2, padding="causal", dilation_rate=2, name=n
+        ),
         "SeparableConv1D": lambda n: L.SeparableConv1D(
-            8, 3, padding="same", name=n),
+            8, 3, padding="same", name=n
+        ),
         "EinsumDense": lambda n: L.EinsumDense(
-            "bsd,dhe->bshe", (None, 2, 4), bias_axes="he", name=n),
+            "bsd,dhe->bshe", (None, 2, 4), bias_axes="he", name=n
+        ),
         "TimeDistributed": lambda n: L.TimeDistributed(L.Dense(8), name=n),
         "AveragePooling1D": lambda n: L.AveragePooling1D(
-            2, 1, padding="same", name=n),
+            2, 1, padding="same", name=n
+        ),
         "Permute": lambda n: L.Permute((2, 1), name=n),
     },
     "image": {
-        name: make for name, make in _ANY.items()
-        if name != "SpectralNormalization"} | {
+        name: make
+        for name, make in _ANY.items()
+        if name != "SpectralNormalization"
+    }
+    | {
         "Conv2D": lambda n: L.Conv2D(8, 3, padding="same", name=n),
         "Conv2D strides": lambda n: L.Conv2D(
-            8, 3, strides=2, padding="same", activation="relu", name=n),
+            8, 3, strides=2, padding="same", activation="relu", name=n
+        ),
         "Conv2DTranspose": lambda n: L.Conv2DTranspose(
-            8, 3, padding="same", name=n),
+            8, 3, padding="same", name=n
+        ),
         "DepthwiseConv2D": lambda n: L.DepthwiseConv2D(
-            3, padding="same", name=n),
+            3, padding="same", name=n
+        ),
         "SeparableConv2D": lambda n: L.SeparableConv2D(
-            8, 3, padding="same", name=n),
+            8, 3, padding="same", name=n
+        ),
         "MaxPooling2D": lambda n: L.MaxPooling2D(2, padding="same", name=n),
         "AveragePooling2D": lambda n: L.AveragePooling2D(
-            2, padding="same", name=n),
+            2, padding="same", name=n
+        ),
         "UpSampling2D": lambda n: L.UpSampling2D(2, name=n),
     },
 }
@@ -282,10 +320,14 @@ LAYERS["tokens"] = LAYERS["sequence"]
 # What makes vectors of sequences and images.
 END = {
     "flatten": lambda x: L.Flatten()(x),
-    "mean": lambda x: (L.GlobalAveragePooling1D() if len(x.shape) == 3 else
-                       L.GlobalAveragePooling2D())(x),
-    "max": lambda x: (L.GlobalMaxPooling1D() if len(x.shape) == 3 else
-                      L.GlobalMaxPooling2D())(x),
+    "mean": lambda x: (
+        L.GlobalAveragePooling1D()
+        if len(x.shape) == 3
+        else L.GlobalAveragePooling2D()
+    )(x),
+    "max": lambda x: (
+        L.GlobalMaxPooling1D() if len(x.shape) == 3 else L.GlobalMaxPooling2D()
+    )(x),
 }
 
 O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
@@ -335,7 +377,8 @@ def build(program: Program) -> keras.Model:
     keras.utils.set_random_seed(program.seed)
     shape = INPUTS[program.kind]
     x = inputs = keras.Input(
-        shape, dtype="int32" if program.kind == "tokens" else None)
+        shape, dtype="int32" if program.kind == "tokens" else None
+    )
     if program.kind == "tokens":
         x = L.Embedding(VOCABULARY, 8, name="table")(x)
     for position, (name, *arguments) in enumerate(program.layers):
@@ -361,14 +404,25 @@ def draw(seed: int) -> Program:
     for _ in range(rng.randint(1, 4)):
         if rng.random() < 0.45:
             count = rng.randint(1, 2)
-            layers.append(("Expression", rng.choice([*HOW]),
-                           *rng.choices([*EXPRESSIONS], k=count)))
+            layers.append(
+                (
+                    "Expression",
+                    rng.choice([*HOW]),
+                    *rng.choices([*EXPRESSIONS], k=count),
+                )
+            )
         else:
             layers.append((rng.choice(names),))
     program = Program(
-        kind, layers, rng.choice(MESHES), {}, rng.choice([*OPTIMIZERS]),
+        kind,
+        layers,
+        rng.choice(MESHES),
+        {},
+        rng.choice([*OPTIMIZERS]),
         rng.choice(["mse", "sparse_categorical_crossentropy"]),
-        rng.choice([*END]), seed)
+        rng.choice([*END]),
+        seed,
+    )
     if kind == "tokens" and program.end == "max":
         # Equal ids give equal rows. Rounding decides which of them is the
         # largest and gets the gradient, which Adagrad squares by row.
@@ -379,8 +433,11 @@ def draw(seed: int) -> Program:
             continue
         axes: list[str | None] = [None] * len(weight.shape)
         for axis in rng.sample([*program.mesh], rng.randint(1, 2)):
-            fitting = [d for d, size in enumerate(weight.shape)
-                       if axes[d] is None and size % program.mesh[axis] == 0]
+            fitting = [
+                d
+                for d, size in enumerate(weight.shape)
+                if axes[d] is None and size % program.mesh[axis] == 0
+            ]
             if fitting:
                 axes[rng.choice(fitting)] = axis
         if any(axes):
@@ -402,21 +459,28 @@ def train(model: keras.Model, program: Program) -> Result:
     rng = np.random.default_rng(program.seed)
     shape = (NUM_SAMPLES, *INPUTS[program.kind])
     # Few different ids, so that batches repeat them.
-    x = (rng.integers(0, VOCABULARY // 2, shape)
-         if program.kind == "tokens" else rng.normal(size=shape))
+    x = (
+        rng.integers(0, VOCABULARY // 2, shape)
+        if program.kind == "tokens"
+        else rng.normal(size=shape)
+    )
     if program.loss == "mse":
         loss, y = "mse", rng.normal(size=(NUM_SAMPLES, 4))
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         y = rng.integers(0, 4, NUM_SAMPLES)
     model.compile(OPTIMIZERS[program.optimizer](), loss)
-    history = model.fit(x, y, batch_size=BATCH_SIZE, epochs=EPOCHS,
-                        shuffle=False, verbose=0).history
+    history = model.fit(
+        x, y, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, verbose=0
+    ).history
     return Result(
         history["loss"],
-        {f"{i} {w.path}": np.asarray(w.numpy())
-         for i, w in enumerate(model.weights)},
-        model.predict(x, batch_size=BATCH_SIZE, verbose=0))
+        {
+            f"{i} {w.path}": np.asarray(w.numpy())
+            for i, w in enumerate(model.weights)
+        },
+        model.predict(x, batch_size=BATCH_SIZE, verbose=0),
+    )
 
 
 def run(program: Program) -> str:
@@ -428,8 +492,10 @@ def run(program: Program) -> str:
     model = build(program)
     values = model.get_weights()
     expected = train(model, program)
-    if not all(np.all(np.isfinite(value)) for value in (
-            expected.losses, expected.predictions)):
+    if not all(
+        np.all(np.isfinite(value))
+        for value in (expected.losses, expected.predictions)
+    ):
         return "diverges"
     try:
         mesh = mesh_of(**program.mesh)
@@ -451,10 +517,14 @@ def run(program: Program) -> str:
 
 def difference(expected: Result, result: Result) -> str:
     """Returns `"equal"`, or the first of losses, weights, predictions."""
-    pairs = [("losses", expected.losses, result.losses),
-             *((name, value, result.weights[name])
-               for name, value in expected.weights.items()),
-             ("predictions", expected.predictions, result.predictions)]
+    pairs = [
+        ("losses", expected.losses, result.losses),
+        *(
+            (name, value, result.weights[name])
+            for name, value in expected.weights.items()
+        ),
+        ("predictions", expected.predictions, result.predictions),
+    ]
     for name, first, second in pairs:
         if not np.allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE):
             apart = np.max(np.abs(np.subtract(first, second)))
@@ -463,8 +533,7 @@ def difference(expected: Result, result: Result) -> str:
 
 
 def kind_of(outcome: str) -> str:
-    """Returns the first word of an outcome: equal, differs, raised, diverges.
-    """
+    """Returns the first word of an outcome, such as `equal` or `differs`."""
     return outcome.split()[0]
 
 
@@ -496,8 +565,10 @@ def _smaller(program: Program):
             layers[position] = simpler
             yield dataclasses.replace(program, layers=layers)
     for position in program.axes:
-        yield dataclasses.replace(program, axes={
-            p: a for p, a in program.axes.items() if p != position})
+        yield dataclasses.replace(
+            program,
+            axes={p: a for p, a in program.axes.items() if p != position},
+        )
     if program.optimizer != "SGD":
         yield dataclasses.replace(program, optimizer="SGD")
     if program.mesh != MESHES[0]:
@@ -514,9 +585,14 @@ def _simpler(layer: tuple[str, ...]):
         if len(expressions) > 1:
             yield "Expression", how, expressions[1 - dropped]
         if expressions[dropped] != "identity":
-            yield "Expression", how, *(
-                "identity" if i == dropped else one
-                for i, one in enumerate(expressions))
+            yield (
+                "Expression",
+                how,
+                *(
+                    "identity" if i == dropped else one
+                    for i, one in enumerate(expressions)
+                ),
+            )
 
 
 def _relaid(program: Program):
@@ -525,8 +601,11 @@ def _relaid(program: Program):
     for position, axes in program.axes.items():
         for shift in (0, -1, -2, -3, -4):
             target = position + shift
-            if (0 <= target < len(weights) and target not in moved and
-                    len(weights[target].shape) == len(axes)):
+            if (
+                0 <= target < len(weights)
+                and target not in moved
+                and len(weights[target].shape) == len(axes)
+            ):
                 moved[target] = axes
                 break
     yield dataclasses.replace(program, axes=moved)
@@ -551,9 +630,20 @@ def _drive(first: int, seconds: float) -> int:
     end, count, bad = time.monotonic() + seconds, 0, 0
     while (left := end - time.monotonic()) > 0:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.layout.random_models", "--worker",
-             "--first", str(first), "--seconds", str(min(left, 300))],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            [
+                sys.executable,
+                "-m",
+                "tests.layout.random_models",
+                "--worker",
+                "--first",
+                str(first),
+                "--seconds",
+                str(min(left, 300)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         begun = first
         for line in process.stdout:
             word, seed, *outcome = line.split(maxsplit=2)
@@ -563,12 +653,15 @@ def _drive(first: int, seconds: float) -> int:
                 count, begun = count + 1, int(seed) + 1
                 if outcome[0].strip() not in ("equal", "diverges"):
                     bad += 1
-                    print(seed, outcome[0].strip(), draw(int(seed)),
-                          flush=True)
+                    print(seed, outcome[0].strip(), draw(int(seed)), flush=True)
         if process.wait() != 0:
             bad += 1
-            print(begun, f"process ended with {process.returncode}",
-                  draw(begun), flush=True)
+            print(
+                begun,
+                f"process ended with {process.returncode}",
+                draw(begun),
+                flush=True,
+            )
             begun += 1
         first = begun
     print(f"{count} programs to seed {first}, {bad} findings")

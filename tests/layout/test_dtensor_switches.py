@@ -31,8 +31,10 @@ PROGRAM = """
         except RuntimeError as error:
             print("refused:", error)
 """
-COMPILE = ("with dtensor.default_mesh(mesh): "
-           "tf.function(lambda: tf.reduce_sum(tf.ones([4])))()")
+COMPILE = (
+    "with dtensor.default_mesh(mesh): "
+    "tf.function(lambda: tf.reduce_sum(tf.ones([4])))()"
+)
 
 MOVE = """
 first, second = (dtensor.Layout(
@@ -45,15 +47,27 @@ dtensor.relayout(dtensor.relayout(whole, first), second)
 
 
 def run(before="", after="", **environment):
-    clean = {k: v for k, v in os.environ.items()
-             if k not in dtensor_switches.SAFE}
+    clean = {
+        k: v for k, v in os.environ.items() if k not in dtensor_switches.SAFE
+    }
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(
-            before=before, after=after)],
-        env={**clean, **environment}, cwd=os.getcwd(), timeout=120,
-        capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines()
-            if line.startswith(("passed", "refused"))]
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(PROGRAM).format(before=before, after=after),
+        ],
+        env={**clean, **environment},
+        cwd=os.getcwd(),
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("passed", "refused"))
+    ]
 
 
 def test_this_process_is_safe():
@@ -65,8 +79,7 @@ def test_this_process_is_safe():
 
 @pytest.mark.slow
 def test_a_process_that_compiled_first_is_refused_by_trial():
-    check, scope = run(
-        before=COMPILE, after=f"os.environ.pop({GROUP_SIZE!r})")
+    check, scope = run(before=COMPILE, after=f"os.environ.pop({GROUP_SIZE!r})")
     assert "3 of 4 reads saw the value before the write" in check
     assert "Import tf_layoutmap before anything runs on DTensor" in check
     assert scope.startswith("refused")

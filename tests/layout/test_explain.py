@@ -18,8 +18,9 @@ def mesh():
 
 
 def model_of(units=6):
-    return keras.Sequential([
-        keras.Input((4,)), L.Dense(units, name="d1"), L.Dense(8, name="d2")])
+    return keras.Sequential(
+        [keras.Input((4,)), L.Dense(units, name="d1"), L.Dense(8, name="d2")]
+    )
 
 
 def map_of(mesh, **keys):
@@ -30,8 +31,9 @@ def map_of(mesh, **keys):
 
 
 def test_each_variable_has_its_key_layout_and_bytes(mesh):
-    report = map_of(mesh, d1__kernel=(None, "model"),
-                    d2__kernel=("model", "batch")).explain(model_of())
+    report = map_of(
+        mesh, d1__kernel=(None, "model"), d2__kernel=("model", "batch")
+    ).explain(model_of())
     assert report.ok and report.problems() == []
     kernel, bias, last, _ = report.variables
     assert (kernel.name, kernel.pattern) == ("d1.kernel", "d1.kernel")
@@ -64,16 +66,26 @@ def test_two_keys_are_a_problem_in_a_strict_map(mesh):
     assert "matched by 'd1.*kernel', '.*kernel'" in report.problems()[0]
 
 
-@pytest.mark.parametrize(("keys", "words"), [
-    ({"d1__kernl": (None, "model")},
-     "Key 'd1.kernl' matches no variable; the nearest name is 'd1.kernel'"),
-    ({"d1__kernel": ("model",)},
-     "d1.kernel: the layout has rank 1, the variable has rank 2: use "
-     "(None, 'model')"),
-    ({"d1__kernel": (None, "model")},
-     "d1.kernel: dimension 1 has size 7, which mesh axis 'model' of size 2 "
-     "does not divide: use a multiple of 2 (next: 8)"),
-])
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            {"d1__kernl": (None, "model")},
+            "Key 'd1.kernl' matches no variable; the nearest name is "
+            "'d1.kernel'",
+        ),
+        (
+            {"d1__kernel": ("model",)},
+            "d1.kernel: the layout has rank 1, the variable has rank 2: use "
+            "(None, 'model')",
+        ),
+        (
+            {"d1__kernel": (None, "model")},
+            "d1.kernel: dimension 1 has size 7, which mesh axis 'model' of "
+            "size 2 does not divide: use a multiple of 2 (next: 8)",
+        ),
+    ],
+)
 def test_a_planted_fault_is_found(mesh, keys, words):
     model = model_of(units=7)
     report = map_of(mesh, **keys).explain(model)
@@ -88,17 +100,21 @@ def test_a_key_behind_another_is_told_from_one_that_matches_nothing(mesh):
     layout_map["d2.kernel.*"] = layout_of(mesh, "model", None)
     unused = layout_map.explain(model_of()).unused
     assert unused["d2.kernel.*"].startswith(
-        "matches only variables that an earlier key matches ('d..kernel')")
+        "matches only variables that an earlier key matches ('d..kernel')"
+    )
     assert unused["d.kernel"].startswith("matches no variable")
 
 
 def test_an_unknown_axis_is_found(mesh):
     layout_map = tlm.distribution.LayoutMap()
     layout_map["d2.kernel"] = tlm.distribution.TensorLayout(
-        (None, "model"), mesh)
+        (None, "model"), mesh
+    )
     layout_map["d1.kernel"] = (None, "modle")
-    assert "mesh axis 'modle' is unknown; the mesh has 'batch', 'model': " \
+    assert (
+        "mesh axis 'modle' is unknown; the mesh has 'batch', 'model': "
         "did you mean 'model'?" in layout_map.explain(model_of()).problems()[0]
+    )
 
 
 def test_what_dtensor_cannot_do_is_found(mesh):
@@ -119,18 +135,19 @@ def test_nothing_is_allocated_under_the_scope(mesh):
 
 
 def test_what_explain_says_is_what_the_scope_does(mesh):
-    layout_map = map_of(mesh, d1__kernel=(None, "model"),
-                        d2__kernel=("model", "batch"))
+    layout_map = map_of(
+        mesh, d1__kernel=(None, "model"), d2__kernel=("model", "batch")
+    )
     told = layout_map.explain(model_of())
     with tlm.layout_map_scope(layout_map):
         model = model_of()
     for report, variable in zip(told.variables, model.weights):
-        held = tf.experimental.dtensor.unpack(
-            variable.value.read_value())
+        held = tf.experimental.dtensor.unpack(variable.value.read_value())
         assert {p.numpy().nbytes for p in held} == {report.bytes_per_device}
-        assert report.name in (variable.path.replace("/", "."),
-                               variable.path.split("/", 1)[1].replace(
-                                   "/", "."))
+        assert report.name in (
+            variable.path.replace("/", "."),
+            variable.path.split("/", 1)[1].replace("/", "."),
+        )
 
 
 def test_layers_without_weights_yet_are_listed(mesh):
@@ -143,8 +160,13 @@ def test_layers_without_weights_yet_are_listed(mesh):
 def test_the_report_prints_as_a_table_and_is_plain_data(mesh):
     report = map_of(mesh, d1__kernel=(None, "model")).explain(model_of())
     text = str(report)
-    for word in ("d1.kernel", "(None, 'model')", "(replicated)", "48 B",
-                 "batch=2 x model=2"):
+    for word in (
+        "d1.kernel",
+        "(None, 'model')",
+        "(replicated)",
+        "48 B",
+        "batch=2 x model=2",
+    ):
         assert word in text
     data = json.loads(json.dumps(report.as_dict()))
     assert data["variables"][0]["name"] == "d1.kernel"
@@ -156,7 +178,8 @@ def test_ten_thousand_variables_that_wait_are_explained(mesh):
         def build(self, shape):
             self.parts = [
                 self.add_weight(shape=(2, 2), name=f"part_{i}", trainable=True)
-                for i in range(100)]
+                for i in range(100)
+            ]
             super().build(shape)
 
         def call(self, x):

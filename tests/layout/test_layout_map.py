@@ -20,8 +20,10 @@ def mesh():
 
 @pytest.fixture
 def layouts(mesh):
-    return {rank: layout_of(mesh, *(None,) * (rank - 1), "model")
-            for rank in (1, 2, 4)}
+    return {
+        rank: layout_of(mesh, *(None,) * (rank - 1), "model")
+        for rank in (1, 2, 4)
+    }
 
 
 @pytest.fixture
@@ -34,11 +36,17 @@ def filled(mesh, layouts):
     return layout_map
 
 
-@pytest.mark.parametrize(("key", "rank"), [
-    ("dense_1.kernel", 2), ("dense_1.bias", 1),
-    ("dense_2.kernel", 2), ("dense_2.bias", 1),
-    ("my_model/conv2d_123/kernel", 4), ("my_model/conv2d_123/bias", 1),
-])
+@pytest.mark.parametrize(
+    ("key", "rank"),
+    [
+        ("dense_1.kernel", 2),
+        ("dense_1.bias", 1),
+        ("dense_2.kernel", 2),
+        ("dense_2.bias", 1),
+        ("my_model/conv2d_123/kernel", 4),
+        ("my_model/conv2d_123/bias", 1),
+    ],
+)
 def test_the_documented_lookups(filled, layouts, key, rank):
     assert filled[key] == layouts[rank]
     assert filled.get(key) == layouts[rank]
@@ -58,8 +66,12 @@ def test_matching_starts_at_the_beginning(mesh, layouts):
 
 
 def test_the_mapping_holds_the_keys_as_they_were_set(filled, layouts):
-    keys = [".*dense.*kernel", ".*dense.*bias", ".*conv2d.*kernel",
-            ".*conv2d.*bias"]
+    keys = [
+        ".*dense.*kernel",
+        ".*dense.*bias",
+        ".*conv2d.*kernel",
+        ".*conv2d.*bias",
+    ]
     assert list(filled) == keys
     assert len(filled) == 4
     assert list(filled.items())[0] == (keys[0], layouts[2])
@@ -112,9 +124,14 @@ def test_a_tuple_of_axes_is_a_layout_on_the_mesh_of_the_map(mesh, make):
     assert layout_map["scalar"] == layout_of(mesh)
 
 
-@pytest.mark.parametrize(("axes", "words"), [
-    (("model", "modle"), "mesh axes .*'batch', 'model'.* 'modle'"),
-    ((0, None), "Received: 0 in"), (("model", "model"), "key 'kernel'")])
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (("model", "modle"), "mesh axes .*'batch', 'model'.* 'modle'"),
+        ((0, None), "Received: 0 in"),
+        (("model", "model"), "key 'kernel'"),
+    ],
+)
 def test_a_tuple_of_other_things_is_refused(mesh, axes, words):
     layout_map = tlm.LayoutMap(mesh)
     with pytest.raises(TypeError, match=words):
@@ -127,14 +144,16 @@ def test_the_layout_that_an_error_suggests_can_be_set(mesh):
     layout_map["d.kernel"] = (None, "model", None)
     with pytest.raises(ValueError, match="use \\((.*)\\)") as caught:
         with tlm.layout_map_scope(layout_map):
-            keras.Sequential([
-                keras.Input((8,)), keras.layers.Dense(8, name="d")])
+            keras.Sequential(
+                [keras.Input((8,)), keras.layers.Dense(8, name="d")]
+            )
     advice = re.search(r"use (\(.*?\))", str(caught.value))[1]
     del layout_map["d.kernel"]
     layout_map["d.kernel"] = ast.literal_eval(advice)
     with tlm.layout_map_scope(layout_map):
-        model = keras.Sequential([
-            keras.Input((8,)), keras.layers.Dense(8, name="d")])
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(8, name="d")]
+        )
     assert layout_map.explain(model).ok
 
 

@@ -29,8 +29,12 @@ def mesh():
 @pytest.fixture
 def layouts(mesh):
     """layout_1 ... layout_4 of the documentation, all different."""
-    return (layout_of(mesh, None, "model"), layout_of(mesh, "model"),
-            layout_of(mesh, "model", None), layout_of(mesh, "batch"))
+    return (
+        layout_of(mesh, None, "model"),
+        layout_of(mesh, "model"),
+        layout_of(mesh, "model", None),
+        layout_of(mesh, "batch"),
+    )
 
 
 @pytest.fixture
@@ -69,32 +73,41 @@ class FunctionalSubclass(keras.Model):
 
 
 def sequential():
-    return keras.Sequential([
-        keras.Input((10,)), keras.layers.Dense(20, name="d1"),
-        keras.layers.Dense(30, name="d2")])
+    return keras.Sequential(
+        [
+            keras.Input((10,)),
+            keras.layers.Dense(20, name="d1"),
+            keras.layers.Dense(30, name="d2"),
+        ]
+    )
 
 
 def sequential_without_input():
-    return keras.Sequential([keras.layers.Dense(20, name="d1"),
-                             keras.layers.Dense(30, name="d2")])
+    return keras.Sequential(
+        [keras.layers.Dense(20, name="d1"), keras.layers.Dense(30, name="d2")]
+    )
 
 
 def check(d1, d2, layouts):
     for variable, layout in zip(
-            (d1.kernel, d1.bias, d2.kernel, d2.bias), layouts):
+        (d1.kernel, d1.bias, d2.kernel, d2.bias), layouts
+    ):
         assert variable.layout == layout
         assert isinstance(variable.value, dtensor.DVariable)
         # What the devices hold, not only what the variable says.
         parts = dtensor.unpack(variable.value.read_value())
         assert {tuple(p.shape) for p in parts} == {
-            tuple(layout.local_shape_from_global_shape(variable.shape))}
+            tuple(layout.local_shape_from_global_shape(variable.shape))
+        }
 
 
-@pytest.mark.parametrize("enter", [tlm.layout_map_scope,
-                                   lambda layout_map: layout_map.scope()])
+@pytest.mark.parametrize(
+    "enter", [tlm.layout_map_scope, lambda layout_map: layout_map.scope()]
+)
 @pytest.mark.parametrize("where", ["within", "after"])
 def test_a_subclassed_model_goes_by_attributes(
-        layout_map, layouts, enter, where):
+    layout_map, layouts, enter, where
+):
     inputs = tf.zeros((10, 10))
     with enter(layout_map):
         model = SubclassModel()
@@ -113,7 +126,8 @@ def test_a_functional_model_goes_by_names_of_layers(layout_map, layouts):
 
 
 def test_a_subclass_that_is_functional_goes_by_names_of_layers(
-        layout_map, layouts):
+    layout_map, layouts
+):
     with tlm.layout_map_scope(layout_map):
         model = FunctionalSubclass()
     check(model.layers[1], model.layers[2], layouts)
@@ -135,16 +149,19 @@ def test_a_sequential_model_may_be_built_after_the_scope(layout_map, layouts):
 @pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
 def test_a_sequential_model_may_take_the_old_input_shape(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
-        model = keras.Sequential([
-            keras.layers.Dense(20, name="d1", input_shape=(10,)),
-            keras.layers.Dense(30, name="d2")])
+        model = keras.Sequential(
+            [
+                keras.layers.Dense(20, name="d1", input_shape=(10,)),
+                keras.layers.Dense(30, name="d2"),
+            ]
+        )
     check(model.layers[0], model.layers[1], layouts)
 
 
-@pytest.mark.parametrize("make", [
-    functional, sequential, sequential_without_input, SubclassModel])
-def test_weights_are_those_of_the_same_model_without_a_mesh(
-        layout_map, make):
+@pytest.mark.parametrize(
+    "make", [functional, sequential, sequential_without_input, SubclassModel]
+)
+def test_weights_are_those_of_the_same_model_without_a_mesh(layout_map, make):
     def built():
         keras.utils.set_random_seed(7)
         keras.utils.clear_session()
@@ -165,12 +182,23 @@ def test_weights_drawn_on_the_devices_are_spread_like_their_initializer(mesh):
     layout_map["wide.kernel"] = layout_of(mesh, None, "model")
     layout_map["tall.kernel"] = layout_of(mesh, "model", "batch")
     with tlm.layout_map_scope(layout_map):
-        model = keras.Sequential([
-            keras.Input((200,)),
-            keras.layers.Dense(400, name="wide", kernel_initializer=(
-                keras.initializers.RandomUniform(-2, 3, seed=5))),
-            keras.layers.Dense(300, name="tall", kernel_initializer=(
-                keras.initializers.HeNormal(seed=6)))])
+        model = keras.Sequential(
+            [
+                keras.Input((200,)),
+                keras.layers.Dense(
+                    400,
+                    name="wide",
+                    kernel_initializer=(
+                        keras.initializers.RandomUniform(-2, 3, seed=5)
+                    ),
+                ),
+                keras.layers.Dense(
+                    300,
+                    name="tall",
+                    kernel_initializer=(keras.initializers.HeNormal(seed=6)),
+                ),
+            ]
+        )
     wide, tall = (layer.kernel.numpy() for layer in model.layers)
     assert -2 <= wide.min() < -1.99 and 2.99 < wide.max() <= 3
     assert abs(wide.mean() - 0.5) < 0.02
@@ -189,17 +217,25 @@ def test_the_seed_decides_what_is_drawn(mesh):
     for seed in (1, 2, 1):
         with tlm.layout_map_scope(layout_map):
             layer = keras.layers.Dense(
-                8, kernel_initializer=keras.initializers.GlorotNormal(seed))
+                8, kernel_initializer=keras.initializers.GlorotNormal(seed)
+            )
             layer.build((None, 4))
         drawn.append(layer.kernel.numpy())
     np.testing.assert_array_equal(drawn[0], drawn[2])
     assert not np.array_equal(drawn[0], drawn[1])
 
 
-@pytest.mark.parametrize("initializer", [
-    keras.initializers.Orthogonal(seed=3), keras.initializers.Constant(2.5),
-    "ones", "zeros", lambda shape, dtype=None: tf.ones(shape, dtype) * 3,
-    keras.initializers.Constant(np.arange(32.).reshape(4, 8))])
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        keras.initializers.Orthogonal(seed=3),
+        keras.initializers.Constant(2.5),
+        "ones",
+        "zeros",
+        lambda shape, dtype=None: tf.ones(shape, dtype) * 3,
+        keras.initializers.Constant(np.arange(32.0).reshape(4, 8)),
+    ],
+)
 def test_what_dtensor_cannot_draw_comes_from_the_host(mesh, initializer):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[".*kernel"] = layout_of(mesh, "batch", "model")
@@ -231,8 +267,10 @@ class Block(keras.layers.Layer):
         self._hidden = keras.layers.Dense(4)
 
     def build(self, shape):
-        self.scales = [self.add_weight(shape=(4,), name="first"),
-                       self.add_weight(shape=(4,), name="second")]
+        self.scales = [
+            self.add_weight(shape=(4,), name="first"),
+            self.add_weight(shape=(4,), name="second"),
+        ]
         super().build(shape)
 
     def call(self, x):
@@ -253,16 +291,28 @@ class Nested(keras.Model):
         return self.head(x)
 
 
-@pytest.mark.parametrize(("key", "pick"), [
-    ("blocks.0.stack.1.kernel", lambda m: m.blocks[0].stack[1].kernel),
-    ("blocks.1.table.left.kernel", lambda m: m.blocks[1].table["left"].kernel),
-    ("blocks.1.hidden.kernel", lambda m: m.blocks[1]._hidden.kernel),
-    ("head.d1.kernel", lambda m: m.head.layers[0].kernel),
-    ("d2.kernel", lambda m: m.head.layers[1].kernel),
-    ("nested/block_1/dense_4/kernel", lambda m: m.blocks[1].stack[0].kernel),
-    ("block_1/dense_4/kernel", lambda m: m.blocks[1].stack[0].kernel),
-    ("nested.block_1.dense_4.kernel", lambda m: m.blocks[1].stack[0].kernel),
-])
+@pytest.mark.parametrize(
+    ("key", "pick"),
+    [
+        ("blocks.0.stack.1.kernel", lambda m: m.blocks[0].stack[1].kernel),
+        (
+            "blocks.1.table.left.kernel",
+            lambda m: m.blocks[1].table["left"].kernel,
+        ),
+        ("blocks.1.hidden.kernel", lambda m: m.blocks[1]._hidden.kernel),
+        ("head.d1.kernel", lambda m: m.head.layers[0].kernel),
+        ("d2.kernel", lambda m: m.head.layers[1].kernel),
+        (
+            "nested/block_1/dense_4/kernel",
+            lambda m: m.blocks[1].stack[0].kernel,
+        ),
+        ("block_1/dense_4/kernel", lambda m: m.blocks[1].stack[0].kernel),
+        (
+            "nested.block_1.dense_4.kernel",
+            lambda m: m.blocks[1].stack[0].kernel,
+        ),
+    ],
+)
 def test_a_nested_layer_goes_by_its_path(mesh, key, pick):
     keras.utils.clear_session()
     layout_map = tlm.LayoutMap(mesh)
@@ -309,8 +359,9 @@ def test_a_layer_shared_by_two_models_has_one_variable(mesh, layout_map):
     with tlm.layout_map_scope(layout_map):
         shared = keras.layers.Dense(20, name="d1")
         one = keras.Sequential([keras.Input((10,)), shared])
-        two = keras.Sequential([
-            keras.Input((10,)), shared, keras.layers.Dense(2)])
+        two = keras.Sequential(
+            [keras.Input((10,)), shared, keras.layers.Dense(2)]
+        )
     assert one.layers[0].kernel is two.layers[0].kernel
     assert axes_of(shared.kernel) == (None, "model")
 
@@ -376,9 +427,12 @@ def test_one_model_is_initialized_once_by_many_threads(layout_map):
         model = sequential_without_input()
     model.build((None, 10))
     seen = []
-    threads = [threading.Thread(
-        target=lambda: seen.append(id(model.layers[0].kernel.value)))
-        for _ in range(8)]
+    threads = [
+        threading.Thread(
+            target=lambda: seen.append(id(model.layers[0].kernel.value))
+        )
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -406,8 +460,9 @@ def test_nothing_changes_outside_the_scope(layout_map):
     assert isinstance(plain.weights[0].value, tf.Variable)
     plain.compile("adam", "mse")
     plain.fit(np.zeros((4, 10)), np.zeros((4, 30)), verbose=0)
-    assert not any(isinstance(v, MeshVariable)
-                   for v in plain.optimizer.variables)
+    assert not any(
+        isinstance(v, MeshVariable) for v in plain.optimizer.variables
+    )
 
 
 def test_an_error_inside_the_scope_comes_out_as_it_is(layout_map):
@@ -427,7 +482,8 @@ def test_nothing_is_allocated_before_the_layer_has_a_place(layout_map):
 
 
 def test_a_read_inside_the_scope_gives_the_variable_its_layout(
-        layout_map, layouts):
+    layout_map, layouts
+):
     with tlm.layout_map_scope(layout_map):
         model = sequential()
         assert model.layers[0].kernel.numpy().shape == (10, 20)
@@ -437,7 +493,8 @@ def test_a_read_inside_the_scope_gives_the_variable_its_layout(
 def test_regularizers_and_constraints_see_the_whole_weight(layout_map):
     with tlm.layout_map_scope(layout_map):
         layer = keras.layers.Dense(
-            20, name="d1", kernel_regularizer=keras.regularizers.L2(0.1))
+            20, name="d1", kernel_regularizer=keras.regularizers.L2(0.1)
+        )
         model = keras.Sequential([keras.Input((10,)), layer])
     expected = 0.1 * np.sum(layer.kernel.numpy() ** 2)
     np.testing.assert_allclose(float(model.losses[0]), expected, rtol=1e-6)
@@ -454,10 +511,13 @@ def test_models_are_freed(layout_map):
     assert gone() is None
 
 
-@pytest.mark.parametrize(("arguments", "kind", "words"), [
-    (({},), TypeError, "must be a LayoutMap"),
-    ((tlm.LayoutMap(),), ValueError, "needs a mesh"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (({},), TypeError, "must be a LayoutMap"),
+        ((tlm.LayoutMap(),), ValueError, "needs a mesh"),
+    ],
+)
 def test_a_scope_without_a_map_or_mesh_is_refused(arguments, kind, words):
     with pytest.raises(kind, match=words):
         with tlm.layout_map_scope(*arguments):
@@ -476,8 +536,11 @@ def test_a_key_that_nothing_goes_by_is_told(mesh, strict):
     layout_map = tlm.LayoutMap(mesh, strict=strict)
     layout_map["dense_that_is_not.kernel"] = layout_of(mesh, None, "model")
     words = "'dense_that_is_not.kernel' matches no variable"
-    told = (pytest.raises(ValueError, match=words) if strict
-            else pytest.warns(UserWarning, match=words))
+    told = (
+        pytest.raises(ValueError, match=words)
+        if strict
+        else pytest.warns(UserWarning, match=words)
+    )
     with told, tlm.layout_map_scope(layout_map):
         KEPT.append(sequential())
 
@@ -489,10 +552,17 @@ def test_no_key_is_told_of_while_layers_wait(layout_map):
             sequential_without_input()
 
 
-@pytest.mark.parametrize(("key", "axes", "words"), [
-    ("d1.kernel", ("model",), r"rank 1, the variable has rank 2"),
-    ("d1.kernel", (None, "model"), "size 21, which mesh axis 'model' of size"),
-])
+@pytest.mark.parametrize(
+    ("key", "axes", "words"),
+    [
+        ("d1.kernel", ("model",), r"rank 1, the variable has rank 2"),
+        (
+            "d1.kernel",
+            (None, "model"),
+            "size 21, which mesh axis 'model' of size",
+        ),
+    ],
+)
 @pytest.mark.parametrize("when", ["within", "after"])
 def test_a_layout_that_does_not_fit_is_refused(mesh, key, axes, words, when):
     layout_map = tlm.LayoutMap(mesh)
@@ -525,7 +595,8 @@ def test_a_strict_map_refuses_two_claims_in_the_scope(mesh):
 def test_an_unknown_mesh_axis_is_refused_in_the_scope(mesh):
     layout_map = tlm.distribution.LayoutMap()
     layout_map["d2.kernel"] = tlm.distribution.TensorLayout(
-        (None, "model"), mesh)
+        (None, "model"), mesh
+    )
     layout_map["d1.kernel"] = (None, "modle")
     with pytest.raises(ValueError, match="did you mean 'model'"):
         with tlm.layout_map_scope(layout_map):
@@ -543,19 +614,28 @@ def test_the_map_of_keras_distribution_works_in_the_scope(mesh):
 def model_with_inner_model():
     """Two layers `dense`, one of them in a model `ffn`."""
     keras.utils.clear_session()
-    return keras.Sequential([
-        keras.Input((8,)), keras.layers.Dense(8, name="dense"),
-        keras.Sequential([keras.layers.Dense(8, name="dense")], name="ffn")])
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(8, name="dense"),
+            keras.Sequential([keras.layers.Dense(8, name="dense")], name="ffn"),
+        ]
+    )
 
 
-@pytest.mark.parametrize("kind", [
-    tlm.LayoutMap, tlm.distribution.LayoutMap])
+@pytest.mark.parametrize("kind", [tlm.LayoutMap, tlm.distribution.LayoutMap])
 def test_keys_for_a_layer_and_its_namesake_in_an_inner_model(mesh, kind):
     layout_map = kind(mesh)
-    layout_map["^dense/kernel$"] = layout_of(mesh, None, "model") if (
-        kind is tlm.LayoutMap) else (None, "model")
-    layout_map["^ffn/dense/kernel$"] = layout_of(mesh, "model", None) if (
-        kind is tlm.LayoutMap) else ("model", None)
+    layout_map["^dense/kernel$"] = (
+        layout_of(mesh, None, "model")
+        if (kind is tlm.LayoutMap)
+        else (None, "model")
+    )
+    layout_map["^ffn/dense/kernel$"] = (
+        layout_of(mesh, "model", None)
+        if (kind is tlm.LayoutMap)
+        else ("model", None)
+    )
     with tlm.layout_map_scope(layout_map):
         model = model_with_inner_model()
     outer, inner = model.layers[0].kernel, model.layers[1].layers[0].kernel
@@ -580,8 +660,14 @@ def test_a_pattern_for_a_full_name_comes_before_one_for_an_alias(mesh):
     layout_map["^ffn/.*kernel"] = ("model", None)
     with tlm.layout_map_scope(layout_map):
         keras.utils.clear_session()
-        model = keras.Sequential([keras.Input((8,)), keras.Sequential([
-            keras.layers.Dense(8, name="dense_9")], name="ffn")])
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.Sequential(
+                    [keras.layers.Dense(8, name="dense_9")], name="ffn"
+                ),
+            ]
+        )
     assert axes_of(model.layers[0].layers[0].kernel) == ("model", None)
 
 
@@ -590,8 +676,9 @@ def test_a_key_that_is_a_name_means_no_longer_name(mesh, key):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[key] = layout_of(mesh, "model", None)
     with tlm.layout_map_scope(layout_map):
-        model = keras.Sequential([
-            keras.Input((4,)), keras.layers.Embedding(16, 8, name="emb")])
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Embedding(16, 8, name="emb")]
+        )
         model.quantize("int8")
     layer = model.layers[0]
     assert axes_of(layer._embeddings) == ("model", None)

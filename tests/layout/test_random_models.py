@@ -11,8 +11,10 @@ from tests.layout import random_models
 from tests.layout.random_models import Program
 
 # Each trains a model twice and compiles it for a mesh: seconds.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(
-    "ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 PAIR = {"batch": 1, "model": 2}
 SQUARE = {"batch": 2, "model": 2}
@@ -28,31 +30,59 @@ def float64():
 
 
 def _gate(second, normalization):
-    return [("Dense",), ("Expression", "gates input", "identity", *second),
-            (normalization,)]
+    return [
+        ("Dense",),
+        ("Expression", "gates input", "identity", *second),
+        (normalization,),
+    ]
 
 
 FIXED = {
     # A copy that `tf.stop_gradient` created, on no tape, served later uses.
-    "gate": Program("vector", _gate((), "GroupNormalization"), SQUARE,
-                    {2: ROWS}, seed=3),
-    "gate, cumsum": Program("vector", _gate(("cumsum",), "BatchNormalization"),
-                            PAIR, {2: ROWS}, seed=3),
-    "gate, sort": Program("vector", _gate(("sort",), "BatchNormalization"),
-                          SQUARE, {2: ROWS}, seed=3),
+    "gate": Program(
+        "vector", _gate((), "GroupNormalization"), SQUARE, {2: ROWS}, seed=3
+    ),
+    "gate, cumsum": Program(
+        "vector",
+        _gate(("cumsum",), "BatchNormalization"),
+        PAIR,
+        {2: ROWS},
+        seed=3,
+    ),
+    "gate, sort": Program(
+        "vector",
+        _gate(("sort",), "BatchNormalization"),
+        SQUARE,
+        {2: ROWS},
+        seed=3,
+    ),
     # The gradient of a lookup became dense where the lookup was replicated.
-    **{f"repeated ids, {optimizer}": Program(
-        "tokens", [("GroupNormalization",), ("Dense",)], SQUARE,
-        {0: ["model", "batch"], 3: ROWS}, optimizer)
-       for optimizer in ("Adam", "Adagrad", "Adam global_clipnorm")},
+    **{
+        f"repeated ids, {optimizer}": Program(
+            "tokens",
+            [("GroupNormalization",), ("Dense",)],
+            SQUARE,
+            {0: ["model", "batch"], 3: ROWS},
+            optimizer,
+        )
+        for optimizer in ("Adam", "Adagrad", "Adam global_clipnorm")
+    },
     # A permutation was replicated as if it were data.
-    "reduce_prod": Program("vector", [("Dense",), (
-        "Expression", "times input", "reduce_prod")], SQUARE,
-        {0: COLUMNS, 2: ROWS}),
+    "reduce_prod": Program(
+        "vector",
+        [("Dense",), ("Expression", "times input", "reduce_prod")],
+        SQUARE,
+        {0: COLUMNS, 2: ROWS},
+    ),
     # Products stayed sharded in a step that was replicated as a whole, and
     # the operation that DTensor stopped at had no name.
-    "tile": Program("sequence", [("Dense",), ("MultiHeadAttention",)], SQUARE,
-                    {8: [None, None, "model"]}, end="mean"),
+    "tile": Program(
+        "sequence",
+        [("Dense",), ("MultiHeadAttention",)],
+        SQUARE,
+        {8: [None, None, "model"]},
+        end="mean",
+    ),
 }
 
 

@@ -12,19 +12,27 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 X, Y = pairs.FEATURES, pairs.LABELS
 # Where it is written and where it is read: no mesh, or the axes of one.
-PLACES = {"none": None, "2x2": dict(batch=2, model=2),
-          "1x4": dict(batch=1, model=4)}
+PLACES = {
+    "none": None,
+    "2x2": dict(batch=2, model=2),
+    "1x4": dict(batch=1, model=4),
+}
 WAYS = [("2x2", "none"), ("none", "2x2"), ("2x2", "1x4")]
 
 
 def make():
     return pairs.sequential(
-        (8,), keras.layers.Dense(16, use_bias=False, name="d1"),
-        keras.layers.BatchNormalization(name="bn"))
+        (8,),
+        keras.layers.Dense(16, use_bias=False, name="d1"),
+        keras.layers.BatchNormalization(name="bn"),
+    )
 
 
-AXES = {"d1.kernel": (None, "model"), "bn.gamma": ("model",),
-        "d2.kernel": ("model", None)}
+AXES = {
+    "d1.kernel": (None, "model"),
+    "bn.gamma": ("model",),
+    "d2.kernel": ("model", None),
+}
 
 
 def at(place, builder=make):
@@ -35,8 +43,11 @@ def at(place, builder=make):
 
 def under(place, builder):
     """`builder()` as a user calls it at `place`, without its own seed."""
-    return builder() if PLACES[place] is None else pairs.on_mesh(
-        builder, AXES, mesh_of(**PLACES[place]))
+    return (
+        builder()
+        if PLACES[place] is None
+        else pairs.on_mesh(builder, AXES, mesh_of(**PLACES[place]))
+    )
 
 
 def check_place(model, place):
@@ -64,7 +75,8 @@ def assert_goes_on_alike(first, second):
     losses = [m.fit(X, Y, **options).history["loss"] for m in (first, second)]
     np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
     for variable, value in zip(
-            (*first.weights, *first.optimizer.variables), snapshot):
+        (*first.weights, *first.optimizer.variables), snapshot
+    ):
         variable.assign(value)
 
 
@@ -102,14 +114,16 @@ def test_a_whole_model_in_keras_format(written, tmp_path, writer, reader):
 @pytest.mark.parametrize("built", ["before", "after"])
 def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):
     source = written[writer]
-    prefix = tf.train.Checkpoint(
-        model=source, optimizer=source.optimizer).save(tmp_path / "ckpt")
+    prefix = tf.train.Checkpoint(model=source, optimizer=source.optimizer).save(
+        tmp_path / "ckpt"
+    )
     model = at(reader)
     model.compile(keras.optimizers.Adam(0.01), pairs.loss())
     if built == "before":
         model.optimizer.build(model.trainable_variables)
     status = tf.train.Checkpoint(
-        model=model, optimizer=model.optimizer).restore(prefix)
+        model=model, optimizer=model.optimizer
+    ).restore(prefix)
     if built == "after":
         model.optimizer.build(model.trainable_variables)
     status.assert_existing_objects_matched()
@@ -123,20 +137,25 @@ def test_an_exported_model_serves_without_a_mesh(written, tmp_path):
     source.export(tmp_path / "served", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(
-        loaded.serve(X).numpy(), expected, **pairs.TOLERANCE)
+        loaded.serve(X).numpy(), expected, **pairs.TOLERANCE
+    )
     # The model is still on its mesh.
     np.testing.assert_array_equal(source.predict(X, verbose=0), expected)
 
 
 def test_an_export_of_convolutions_has_no_dtensor_ops(tmp_path):
-    model = pairs.on_mesh(lambda: pairs.sequential(
-        (8, 8, 3), keras.layers.Conv2D(2, 3), keras.layers.MaxPooling2D()),
-        {"d2.kernel": ("model", None)})
+    model = pairs.on_mesh(
+        lambda: pairs.sequential(
+            (8, 8, 3), keras.layers.Conv2D(2, 3), keras.layers.MaxPooling2D()
+        ),
+        {"d2.kernel": ("model", None)},
+    )
     expected = model.predict(pairs.IMAGES, verbose=0)
     model.export(tmp_path / "served", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(
-        loaded.serve(pairs.IMAGES).numpy(), expected, **pairs.TOLERANCE)
+        loaded.serve(pairs.IMAGES).numpy(), expected, **pairs.TOLERANCE
+    )
 
 
 def test_get_and_set_weights_cross_meshes(written):
@@ -149,11 +168,18 @@ def test_get_and_set_weights_cross_meshes(written):
 @pytest.mark.slow
 def test_callbacks_save_and_resume(tmp_path):
     def run(epochs, model):
-        return pairs.fit(model, epochs=epochs, callbacks=[
-            keras.callbacks.BackupAndRestore(
-                tmp_path / "backup", delete_checkpoint=False),
-            keras.callbacks.ModelCheckpoint(
-                tmp_path / "best.weights.h5", save_weights_only=True)])
+        return pairs.fit(
+            model,
+            epochs=epochs,
+            callbacks=[
+                keras.callbacks.BackupAndRestore(
+                    tmp_path / "backup", delete_checkpoint=False
+                ),
+                keras.callbacks.ModelCheckpoint(
+                    tmp_path / "best.weights.h5", save_weights_only=True
+                ),
+            ],
+        )
 
     whole = at("2x2")
     expected = pairs.fit(whole, epochs=3)["loss"]
@@ -161,7 +187,8 @@ def test_callbacks_save_and_resume(tmp_path):
     resumed = at("1x4")
     assert len(run(3, resumed)["loss"]) == 1
     np.testing.assert_allclose(
-        resumed.history.history["loss"], expected[2:], **pairs.TOLERANCE)
+        resumed.history.history["loss"], expected[2:], **pairs.TOLERANCE
+    )
     again = at("none")
     again.load_weights(tmp_path / "best.weights.h5")
     for a, b in zip(resumed.weights, again.weights):
@@ -170,26 +197,42 @@ def test_callbacks_save_and_resume(tmp_path):
 
 def with_tables(place):
     """A model, a table in slices and a table of its own layer."""
+
     def builder():
-        return keras.Sequential([
-            keras.Input((6,), dtype="int32"),
-            tlm.layers.ShardedEmbedding(
-                16, 8, optimizer="adagrad", name="e"),
-            keras.layers.Flatten(), keras.layers.Dense(4, name="d1")])
+        return keras.Sequential(
+            [
+                keras.Input((6,), dtype="int32"),
+                tlm.layers.ShardedEmbedding(
+                    16, 8, optimizer="adagrad", name="e"
+                ),
+                keras.layers.Flatten(),
+                keras.layers.Dense(4, name="d1"),
+            ]
+        )
 
     axes = {"e.embeddings": ("model", None), "d1.kernel": (None, "model")}
-    model = (pairs.plain(builder) if PLACES[place] is None else
-             pairs.on_mesh(builder, axes, mesh_of(**PLACES[place])))
-    table = tlm.ShardedVariable([
-        tf.Variable(np.full([n, 3], n, np.float32)) for n in (3, 2)])
+    model = (
+        pairs.plain(builder)
+        if PLACES[place] is None
+        else pairs.on_mesh(builder, axes, mesh_of(**PLACES[place]))
+    )
+    table = tlm.ShardedVariable(
+        [tf.Variable(np.full([n, 3], n, np.float32)) for n in (3, 2)]
+    )
     model.compile(keras.optimizers.Adam(0.01), pairs.loss())
-    return model, table, tf.train.Checkpoint(
-        model=model, optimizer=model.optimizer, table=table)
+    return (
+        model,
+        table,
+        tf.train.Checkpoint(
+            model=model, optimizer=model.optimizer, table=table
+        ),
+    )
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
-        tmp_path, writer, reader):
+    tmp_path, writer, reader
+):
     source, table, checkpoint = with_tables(writer)
     options = dict(batch_size=8, shuffle=False, verbose=0)
     source.fit(pairs.TOKENS, Y, **options)
@@ -202,21 +245,28 @@ def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
     checkpoint.restore(prefix).assert_existing_objects_matched()
     np.testing.assert_array_equal(tf.convert_to_tensor(other), rows)
     pairs.assert_same_weights(source, model, rtol=0, atol=0)
-    losses = [m.fit(pairs.TOKENS, Y, **options).history["loss"]
-              for m in (source, model)]
+    losses = [
+        m.fit(pairs.TOKENS, Y, **options).history["loss"]
+        for m in (source, model)
+    ]
     np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
 
 
 def test_a_checkpoint_of_a_mesh_is_one_tensor_for_a_plain_reader(tmp_path):
     source = trained("2x2")
     prefix = tf.train.Checkpoint(w=source.get_layer("d1").kernel.value).save(
-        tmp_path / "ckpt")
+        tmp_path / "ckpt"
+    )
     plain = tf.Variable(tf.zeros([8, 16]))
     tf.train.Checkpoint(w=plain).restore(prefix).assert_consumed()
     expected = source.get_layer("d1").kernel.numpy()
     np.testing.assert_array_equal(plain, expected)
-    np.testing.assert_array_equal(tf.train.load_checkpoint(prefix).get_tensor(
-        "w/.ATTRIBUTES/VARIABLE_VALUE"), expected)
+    np.testing.assert_array_equal(
+        tf.train.load_checkpoint(prefix).get_tensor(
+            "w/.ATTRIBUTES/VARIABLE_VALUE"
+        ),
+        expected,
+    )
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
@@ -226,7 +276,8 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
         variable = getattr(source.get_layer(layer), weight)
         before = variable.numpy()
         prefix = tf.train.Checkpoint(w=tf.Variable(tf.zeros(wrong))).save(
-            tmp_path / layer)
+            tmp_path / layer
+        )
         with pytest.raises((ValueError, tf.errors.OpError)):
             tf.train.Checkpoint(w=variable.value).restore(prefix)
         np.testing.assert_array_equal(variable.numpy(), before)

@@ -9,18 +9,34 @@ from tf_layoutmap.layout import to_mesh
 MESH = dict(batch=2, model=2)
 
 
-@pytest.mark.parametrize(("axes", "parts"), [
-    ((None, "model"), ["[:, 0:3]      [:, 3:6]",
-                       "CPU:0 CPU:2   CPU:1 CPU:3"]),
-    (("model", None), ["[0:2, :]", "CPU:0 CPU:2", "[2:4, :]", "CPU:1 CPU:3"]),
-    (("batch", "model"), ["[0:2, 0:3]   [0:2, 3:6]", "CPU:0        CPU:1",
-                          "[2:4, 0:3]   [2:4, 3:6]", "CPU:2        CPU:3"]),
-    ((None, None), ["[:, :]", "CPU:0 CPU:1 CPU:2 CPU:3"]),
-])
+@pytest.mark.parametrize(
+    ("axes", "parts"),
+    [
+        (
+            (None, "model"),
+            ["[:, 0:3]      [:, 3:6]", "CPU:0 CPU:2   CPU:1 CPU:3"],
+        ),
+        (
+            ("model", None),
+            ["[0:2, :]", "CPU:0 CPU:2", "[2:4, :]", "CPU:1 CPU:3"],
+        ),
+        (
+            ("batch", "model"),
+            [
+                "[0:2, 0:3]   [0:2, 3:6]",
+                "CPU:0        CPU:1",
+                "[2:4, 0:3]   [2:4, 3:6]",
+                "CPU:2        CPU:3",
+            ],
+        ),
+        ((None, None), ["[:, :]", "CPU:0 CPU:1 CPU:2 CPU:3"]),
+    ],
+)
 def test_the_drawing_says_who_holds_what(axes, parts, capsys):
     mesh = mesh_of(**MESH)
     text = tlm.visualize_layout(
-        to_mesh(tf.ones((4, 6)), layout_of(mesh, *axes)))
+        to_mesh(tf.ones((4, 6)), layout_of(mesh, *axes))
+    )
     lines = [line.strip() for line in text.splitlines()]
     assert lines[0].endswith(f"layout {axes} on mesh batch=2 x model=2")
     assert lines[1:] == parts

@@ -49,9 +49,12 @@ def started(*arguments):
     # processes inherit that.
     return subprocess.Popen(
         [sys.executable, "-m", "tf_layoutmap.local_cluster", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def ended(*arguments, seconds=100):
@@ -64,27 +67,44 @@ def ended(*arguments, seconds=100):
 
 
 def pids_in(printed):
-    return [int(pid) for pid in re.findall(
-        r"is process (\d+)|child (\d+)", printed) for pid in pid if pid]
+    return [
+        int(pid)
+        for pid in re.findall(r"is process (\d+)|child (\d+)", printed)
+        for pid in pid
+        if pid
+    ]
 
 
 def test_addresses_and_tasks(monkeypatch):
     cluster = local_cluster.addresses_of(
-        {"chief": 1, "ps": 0, "worker": 2}, [1, 2, 3])
-    assert cluster == {"chief": ["127.0.0.1:1"],
-                       "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+        {"chief": 1, "ps": 0, "worker": 2}, [1, 2, 3]
+    )
+    assert cluster == {
+        "chief": ["127.0.0.1:1"],
+        "worker": ["127.0.0.1:2", "127.0.0.1:3"],
+    }
     monkeypatch.setenv("SOME_SETTING", "on")
     environment = local_cluster.environment_of(cluster, "worker", 1)
     assert environment["SOME_SETTING"] == "on"
     assert json.loads(environment["TF_CONFIG"]) == {
-        "cluster": cluster, "task": {"type": "worker", "index": 1}}
+        "cluster": cluster,
+        "task": {"type": "worker", "index": 1},
+    }
     # What is set already stays.
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    assert local_cluster.environment_of(cluster, "chief", 0)[
-        "TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert (
+        local_cluster.environment_of(cluster, "chief", 0)[
+            "TF_CPP_MIN_LOG_LEVEL"
+        ]
+        == "0"
+    )
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-    assert local_cluster.environment_of(cluster, "chief", 0)[
-        "TF_CPP_MIN_LOG_LEVEL"] == "3"
+    assert (
+        local_cluster.environment_of(cluster, "chief", 0)[
+            "TF_CPP_MIN_LOG_LEVEL"
+        ]
+        == "3"
+    )
     assert len(set(processes.free_ports(5))) == 5
 
 
@@ -111,9 +131,18 @@ WORKER = textwrap.dedent("""
 
 
 def test_without_servers_each_worker_is_the_program(tmp_path):
-    code, printed = ended("--ps", "0", "--workers", "2", "--", sys.executable,
-                          "-c", WORKER, "--its_own_flag",
-                          str(tmp_path / "through"))
+    code, printed = ended(
+        "--ps",
+        "0",
+        "--workers",
+        "2",
+        "--",
+        sys.executable,
+        "-c",
+        WORKER,
+        "--its_own_flag",
+        str(tmp_path / "through"),
+    )
     assert code == 3
     assert "[worker:0] I am worker 0 with --its_own_flag\n" in printed
     assert "[worker:1] I am worker 1 with --its_own_flag\n" in printed
@@ -138,12 +167,14 @@ CHIEF = textwrap.dedent("""
 @pytest.mark.slow
 def test_a_program_trains_on_parameter_servers(monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    code, printed = ended("--ps", "2", "--workers", "1", "--", sys.executable,
-                          "-c", CHIEF)
+    code, printed = ended(
+        "--ps", "2", "--workers", "1", "--", sys.executable, "-c", CHIEF
+    )
     assert code == 0, printed
     # TensorFlow's own log does not hide the lines of the program.
-    assert not re.findall(r"(?m)^\[\S+\] (?:[IWE]\d{4} |WARNING: All).*",
-                          printed)
+    assert not re.findall(
+        r"(?m)^\[\S+\] (?:[IWE]\d{4} |WARNING: All).*", printed
+    )
     assert "[chief:0] the answer is 42.0 from /job:ps/" in printed
     assert re.search(r"\[ps:1\] ps:1 serves grpc://", printed)
     pids = pids_in(printed)
@@ -159,11 +190,13 @@ def lines_until(process, words):
     return found
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+)
 def test_however_it_ends_nothing_is_left(number):
-    process = started("--ps", "0", "--workers", "2", "--", sys.executable,
-                      "-c", SLEEPER)
+    process = started(
+        "--ps", "0", "--workers", "2", "--", sys.executable, "-c", SLEEPER
+    )
     try:
         printed = lines_until(process, "worker:0] child")
         while len(pids_in(printed)) < 4:
@@ -185,8 +218,12 @@ def test_who_has_ended_is_started_again(capfd, monkeypatch):
     monkeypatch.setattr(processes, "DELAYS", (0.0, 0.25, 0.5))
     printed = ""
     with processes.Group() as group:
-        group.start("one", [sys.executable, "-c", "print('here')"],
-                    dict(os.environ), restart=True)
+        group.start(
+            "one",
+            [sys.executable, "-c", "print('here')"],
+            dict(os.environ),
+            restart=True,
+        )
         group.start("two", [sys.executable, "-c", ""], dict(os.environ))
         deadline = time.monotonic() + 60
         while printed.count("[one] here") < 5 and time.monotonic() < deadline:
@@ -196,16 +233,28 @@ def test_who_has_ended_is_started_again(capfd, monkeypatch):
     assert printed.count("[one] here") >= 5
     ends = re.findall(r"one has ended with exit code 0; (.*)", printed)
     assert ends[:4] == [
-        "it is started again now", "it is started again in 0.25 s",
-        "it is started again in 0.5 s", "it is started again in 0.5 s"]
+        "it is started again now",
+        "it is started again in 0.25 s",
+        "it is started again in 0.5 s",
+        "it is started again in 0.5 s",
+    ]
     assert printed.count("two is process") == 1
 
 
 def test_lines_that_are_hidden_are_not_shown(capfd):
     with processes.Group(re.compile("I0|WARNING: All")) as group:
-        group.start("one", [sys.executable, "-c", (
-            "print('I0 hidden'); print('seen I0'); print('WARNING: All of')")],
-            dict(os.environ))
+        group.start(
+            "one",
+            [
+                sys.executable,
+                "-c",
+                (
+                    "print('I0 hidden'); print('seen I0'); print('WARNING: All "
+                    "of')"
+                ),
+            ],
+            dict(os.environ),
+        )
         group.wait(["one"])
     printed = capfd.readouterr().out
     assert "[one] seen I0\n" in printed
@@ -218,8 +267,12 @@ def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
     monkeypatch.setattr(processes, "SHORTEST_LIFE", 0.0)
     printed = ""
     with processes.Group() as group:
-        group.start("one", [sys.executable, "-c", "print('here')"],
-                    dict(os.environ), restart=True)
+        group.start(
+            "one",
+            [sys.executable, "-c", "print('here')"],
+            dict(os.environ),
+            restart=True,
+        )
         deadline = time.monotonic() + 60
         while printed.count("[one] here") < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -231,8 +284,9 @@ def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
 def test_the_end_does_not_wait_for_a_delay(capfd, monkeypatch):
     monkeypatch.setattr(processes, "DELAYS", (999.0,))
     with processes.Group() as group:
-        group.start("one", [sys.executable, "-c", ""], dict(os.environ),
-                    restart=True)
+        group.start(
+            "one", [sys.executable, "-c", ""], dict(os.environ), restart=True
+        )
         printed = ""
         deadline = time.monotonic() + 60
         while "in 999 s" not in printed and time.monotonic() < deadline:

@@ -11,7 +11,8 @@ from tf_layoutmap.partition import partitioners
 theirs = tf.distribute.experimental.partitioners
 shapes = st.lists(st.integers(1, 300), min_size=1, max_size=3)
 dtypes = st.sampled_from(
-    [tf.float32, tf.float16, tf.bfloat16, tf.int64, tf.bool, tf.string])
+    [tf.float32, tf.float16, tf.bfloat16, tf.int64, tf.bool, tf.string]
+)
 
 
 @given(shapes, dtypes, st.integers(1, 400), st.data())
@@ -19,39 +20,56 @@ def test_fixed_shards_equals_tensorflow(shape, dtype, num_shards, data):
     axis = data.draw(st.integers(0, len(shape) - 1))
     shape = tf.TensorShape(shape)
     assert partitioners.FixedShardsPartitioner(num_shards)(
-        shape, dtype, axis) == theirs.FixedShardsPartitioner(num_shards)(
-            shape, dtype, axis)
+        shape, dtype, axis
+    ) == theirs.FixedShardsPartitioner(num_shards)(shape, dtype, axis)
 
 
-@given(shapes, dtypes, st.integers(1, 5000), st.integers(1, 400),
-       st.integers(1, 40), st.data())
-def test_min_size_equals_tensorflow(shape, dtype, num_bytes, max_shards,
-                                    string_bytes, data):
+@given(
+    shapes,
+    dtypes,
+    st.integers(1, 5000),
+    st.integers(1, 400),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_min_size_equals_tensorflow(
+    shape, dtype, num_bytes, max_shards, string_bytes, data
+):
     axis = data.draw(st.integers(0, len(shape) - 1))
     shape = tf.TensorShape(shape)
     arguments = num_bytes, max_shards, string_bytes
     assert partitioners.MinSizePartitioner(*arguments)(
-        shape, dtype, axis) == theirs.MinSizePartitioner(*arguments)(
-            shape, dtype, axis)
+        shape, dtype, axis
+    ) == theirs.MinSizePartitioner(*arguments)(shape, dtype, axis)
 
 
-@given(shapes, dtypes, st.integers(1, 5000),
-       st.one_of(st.none(), st.integers(1, 400)), st.integers(1, 40),
-       st.data())
-def test_max_size_equals_tensorflow(shape, dtype, num_bytes, max_shards,
-                                    string_bytes, data):
+@given(
+    shapes,
+    dtypes,
+    st.integers(1, 5000),
+    st.one_of(st.none(), st.integers(1, 400)),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_max_size_equals_tensorflow(
+    shape, dtype, num_bytes, max_shards, string_bytes, data
+):
     axis = data.draw(st.integers(0, len(shape) - 1))
     shape = tf.TensorShape(shape)
     arguments = num_bytes, max_shards, string_bytes
     assert partitioners.MaxSizePartitioner(*arguments)(
-        shape, dtype, axis) == theirs.MaxSizePartitioner(*arguments)(
-            shape, dtype, axis)
+        shape, dtype, axis
+    ) == theirs.MaxSizePartitioner(*arguments)(shape, dtype, axis)
 
 
-@pytest.mark.parametrize("partitioner", [
-    partitioners.FixedShardsPartitioner(4),
-    partitioners.MinSizePartitioner(1, 4),
-    partitioners.MaxSizePartitioner(1)])
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        partitioners.FixedShardsPartitioner(4),
+        partitioners.MinSizePartitioner(1, 4),
+        partitioners.MaxSizePartitioner(1),
+    ],
+)
 def test_a_table_without_rows_is_one_shard(partitioner):
     assert partitioner((0, 5), "float32") == [1, 1]
 
@@ -67,28 +85,57 @@ def test_numpy_dtypes_serve_as_well():
     assert partitioner((8, 2), np.dtype("int8")) == [1, 1]
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda: partitioners.FixedShardsPartitioner(0),
-     "`num_shards` must be positive"),
-    (lambda: partitioners.MinSizePartitioner(0),
-     "`min_shard_bytes` must be positive"),
-    (lambda: partitioners.MinSizePartitioner(max_shards=-1),
-     "`max_shards` must be positive"),
-    (lambda: partitioners.MaxSizePartitioner(0),
-     "`max_shard_bytes` must be positive"),
-    (lambda: partitioners.MaxSizePartitioner(9, max_shards=0),
-     "`max_shards` must be positive"),
-    (lambda: partitioners.MaxSizePartitioner(9, bytes_per_string=0),
-     "`bytes_per_string` must be positive"),
-    (lambda: partitioners.FixedShardsPartitioner(2)((), "float32"),
-     "at least one axis"),
-    (lambda: partitioners.FixedShardsPartitioner(2)(
-        tf.TensorShape([None, 3]), tf.float32), "fully defined"),
-    (lambda: partitioners.FixedShardsPartitioner(2)(
-        tf.TensorShape(None), tf.float32), "fully defined"),
-    (lambda: partitioners.FixedShardsPartitioner(2)((3,), "float32", axis=1),
-     "`axis` must be at most 0"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (
+            lambda: partitioners.FixedShardsPartitioner(0),
+            "`num_shards` must be positive",
+        ),
+        (
+            lambda: partitioners.MinSizePartitioner(0),
+            "`min_shard_bytes` must be positive",
+        ),
+        (
+            lambda: partitioners.MinSizePartitioner(max_shards=-1),
+            "`max_shards` must be positive",
+        ),
+        (
+            lambda: partitioners.MaxSizePartitioner(0),
+            "`max_shard_bytes` must be positive",
+        ),
+        (
+            lambda: partitioners.MaxSizePartitioner(9, max_shards=0),
+            "`max_shards` must be positive",
+        ),
+        (
+            lambda: partitioners.MaxSizePartitioner(9, bytes_per_string=0),
+            "`bytes_per_string` must be positive",
+        ),
+        (
+            lambda: partitioners.FixedShardsPartitioner(2)((), "float32"),
+            "at least one axis",
+        ),
+        (
+            lambda: partitioners.FixedShardsPartitioner(2)(
+                tf.TensorShape([None, 3]), tf.float32
+            ),
+            "fully defined",
+        ),
+        (
+            lambda: partitioners.FixedShardsPartitioner(2)(
+                tf.TensorShape(None), tf.float32
+            ),
+            "fully defined",
+        ),
+        (
+            lambda: partitioners.FixedShardsPartitioner(2)(
+                (3,), "float32", axis=1
+            ),
+            "`axis` must be at most 0",
+        ),
+    ],
+)
 def test_impossible_numbers_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()

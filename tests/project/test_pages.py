@@ -12,8 +12,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "tf_layoutmap").rglob("*.py"))
 
 # Each of them runs what it reads.
-UNPICKLERS = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal",
-              "pickle", "shelve"}
+UNPICKLERS = {
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "pickle",
+    "shelve",
+}
 
 
 def text_of(name: str) -> str:
@@ -38,25 +45,39 @@ def what_runs_data(source: str) -> list[str]:
 
 def test_the_search_for_pickles_finds_them():
     assert what_runs_data("import pickle as p\nfrom dill import loads") == [
-        "pickle", "dill"]
+        "pickle",
+        "dill",
+    ]
     assert what_runs_data("np.load(f, allow_pickle=True)\neval(x)") == [
-        "eval", "allow_pickle"]
+        "eval",
+        "allow_pickle",
+    ]
 
 
 def test_nothing_that_is_read_is_run_as_security_says():
     assert "uses no pickle" in text_of("SECURITY.md")
     assert SOURCES
-    assert not {path: found for path in SOURCES
-                if (found := what_runs_data(path.read_text()))}
+    assert not {
+        path: found
+        for path in SOURCES
+        if (found := what_runs_data(path.read_text()))
+    }
 
 
 def test_the_table_of_versions_has_those_that_are_checked():
     ours = _requirements.minor(_version.__version__)
-    row = next(line for line in text_of("docs/versions.md").splitlines()
-               if line.startswith(f"| {ours},"))
+    row = next(
+        line
+        for line in text_of("docs/versions.md").splitlines()
+        if line.startswith(f"| {ours},")
+    )
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1:5] == [_requirements.TENSORFLOW, _requirements.KERAS,
-                          _requirements.TF_KERAS, "3.11 to 3.13"]
+    assert cells[1:5] == [
+        _requirements.TENSORFLOW,
+        _requirements.KERAS,
+        _requirements.TF_KERAS,
+        "3.11 to 3.13",
+    ]
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md"])
@@ -66,11 +87,14 @@ def test_the_table_of_versions_is_linked(name):
 
 def test_pre_commit_calls_what_make_lint_calls():
     lint = text_of("Makefile").partition("\nlint: ")[2].partition("\n\n")[0]
-    commands = lint.replace("$(VENV)", ".venv").replace(
-        "$(RUN)", ".venv/bin/python").splitlines()[1:]
+    commands = (
+        lint.replace("$(VENV)", ".venv")
+        .replace("$(RUN)", ".venv/bin/python")
+        .splitlines()[1:]
+    )
     hooks = re.findall(r"entry: (.*)", text_of(".pre-commit-config.yaml"))
-    assert len(hooks) == 4
+    assert len(hooks) == 5
     for hook in hooks:
-        assert any(f"{line.strip()} ".startswith(hook + " ")
-                   for line in commands), (
-            f"`make lint` has no line `{hook}`")
+        assert any(
+            f"{line.strip()} ".startswith(hook + " ") for line in commands
+        ), f"`make lint` has no line `{hook}`"

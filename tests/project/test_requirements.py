@@ -9,8 +9,7 @@ import pytest
 from tf_layoutmap import _requirements, _version
 
 ROOT = pathlib.Path(__file__).parents[2]
-PYPROJECT = tomllib.loads(
-    (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 
 
@@ -23,11 +22,14 @@ def test_pip_is_told_the_versions_that_are_checked():
         (built_against,) = [
             requirement
             for requirement in PYPROJECT["build-system"]["requires"]
-            if requirement.split("=")[0] == name]
+            if requirement.split("=")[0] == name
+        ]
         assert built_against.split(";")[0] == wanted
     major, minor = _requirements.KERAS.split(".")
-    assert f"keras>={major}.{minor},<{major}.{int(minor) + 1}" in (
-        PROJECT["dependencies"])
+    assert (
+        f"keras>={major}.{minor},<{major}.{int(minor) + 1}"
+        in (PROJECT["dependencies"])
+    )
     # tf_keras names TensorFlow's minor version as its own.
     assert _requirements.TF_KERAS == _requirements.TENSORFLOW
 
@@ -35,11 +37,10 @@ def test_pip_is_told_the_versions_that_are_checked():
 def test_the_makefile_finds_the_minor_version_of_tensorflow():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     script, source = re.search(
-        r"^TF_MINOR := \$\(shell sed -n '(.*?)' \\\n\s+(\S+)\)$", makefile,
-        re.M).groups()
+        r"^TF_MINOR := \$\(shell sed -n '(.*?)' \\\n\s+(\S+)\)$", makefile, re.M
+    ).groups()
     pattern = re.fullmatch(r"s/(.*)/\\1/p", script).group(1)
-    pattern = pattern.replace(r"\(", "(").replace(r"\)", ")").replace(
-        "$$", "$")
+    pattern = pattern.replace(r"\(", "(").replace(r"\)", ")").replace("$$", "$")
     text = (ROOT / source).read_text(encoding="utf-8")
     assert re.findall(pattern, text, re.M) == [_requirements.TENSORFLOW]
 
@@ -54,10 +55,12 @@ def test_the_version_stands_in_one_place():
     attribute = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"]
     assert attribute == "tf_layoutmap._version.__version__"
     assert "version" in PROJECT["dynamic"]
-    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?",
-                        _version.__version__)
-    copies = [path for path in sorted((ROOT / "tf_layoutmap").rglob("*.py"))
-              if re.search(r"^__version__\s*=", path.read_text(), re.M)]
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", _version.__version__)
+    copies = [
+        path
+        for path in sorted((ROOT / "tf_layoutmap").rglob("*.py"))
+        if re.search(r"^__version__\s*=", path.read_text(), re.M)
+    ]
     assert copies == [ROOT / "tf_layoutmap" / "_version.py"]
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## (\S+)", changes, re.M).group(1)
@@ -65,21 +68,31 @@ def test_the_version_stands_in_one_place():
 
 
 def test_the_same_pythons_are_named_everywhere():
-    files = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md",
-             ".ci/make_venv", "third_party/tf/tf_configure.bzl"]
+    files = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/design.md",
+        ".ci/make_venv",
+        "third_party/tf/tf_configure.bzl",
+    ]
     for name in files:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "3.11 to 3.13" in " ".join(text.split()), name
         assert not re.search(r"3\.10 to 3\.", text), name
     assert PROJECT["requires-python"] == ">=3.11,<3.14"
-    assert [line.split()[-1] for line in PROJECT["classifiers"]
-            if "Python :: 3." in line] == ["3.11", "3.12", "3.13"]
+    assert [
+        line.split()[-1]
+        for line in PROJECT["classifiers"]
+        if "Python :: 3." in line
+    ] == ["3.11", "3.12", "3.13"]
 
 
 def test_only_a_missing_package_is_called_not_installed():
     def said(name):
         return _requirements.not_installed(
-            "tlm.X", ModuleNotFoundError("No module", name=name))
+            "tlm.X", ModuleNotFoundError("No module", name=name)
+        )
 
     assert said("h5py") is None
     assert said("tensorflow.python.tpu.no_such_module") is None
@@ -88,7 +101,8 @@ def test_only_a_missing_package_is_called_not_installed():
     assert error.name == "tensorflow"
     assert str(error) == (
         "tlm.X needs TensorFlow, which is not installed. Install it: "
-        'pip install "tensorflow-cpu==2.21.*" (or tensorflow).')
+        'pip install "tensorflow-cpu==2.21.*" (or tensorflow).'
+    )
 
 
 @pytest.mark.parametrize("version", ["3.15.1", "3.15.0-rc1", "3.15"])

@@ -25,9 +25,15 @@ exit 1
 def checkout(tmp_path):
     """As much of the project as setup.py reads before it calls Bazel."""
     folder = tmp_path / "checkout"
-    for name in ("setup.py", "pyproject.toml", "README.md",
-                 "tf_layoutmap/__init__.py", "tf_layoutmap/_requirements.py",
-                 "tf_layoutmap/_version.py", "third_party/tf/probe.py"):
+    for name in (
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "tf_layoutmap/__init__.py",
+        "tf_layoutmap/_requirements.py",
+        "tf_layoutmap/_version.py",
+        "third_party/tf/probe.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     bazel = tmp_path / "bazel"
@@ -40,12 +46,21 @@ def run_setup(checkout, *arguments):
     """Returns what was printed, and what Bazel was asked for."""
     calls = checkout.parent / "calls"
     calls.unlink(missing_ok=True)
-    environment = {**os.environ, "BAZEL": str(checkout.parent / "bazel"),
-                   "CALLS": str(calls), "PYTHON_BIN_PATH": sys.executable}
+    environment = {
+        **os.environ,
+        "BAZEL": str(checkout.parent / "bazel"),
+        "CALLS": str(calls),
+        "PYTHON_BIN_PATH": sys.executable,
+    }
     ended = subprocess.run(
-        [sys.executable, "setup.py", "-q", *arguments], cwd=checkout,
-        env=environment, capture_output=True, text=True, timeout=120,
-        check=False)
+        [sys.executable, "setup.py", "-q", *arguments],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert "`bazel build //cc:native` failed" in ended.stderr
     return ended.stdout, calls.read_text().splitlines()
 
@@ -66,9 +81,14 @@ def test_who_builds_again_and_again_keeps_the_server(checkout):
 
 def test_a_server_that_was_there_is_left_alone(checkout):
     # As a server of Bazel's looks in the list of processes.
-    server = subprocess.Popen([
-        sys.executable, "-c", "import time; time.sleep(100)",
-        f"--workspace_directory={checkout}"])
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import time; time.sleep(100)",
+            f"--workspace_directory={checkout}",
+        ]
+    )
     try:
         _, calls = run_setup(checkout, "build")
     finally:
@@ -80,6 +100,7 @@ def test_a_server_that_was_there_is_left_alone(checkout):
 @pytest.fixture
 def isolated(checkout, tmp_path):
     """Runs setup.py as pip before 26 does: packages come by PYTHONPATH."""
+
     def run(version, **environment):
         folder = tmp_path / "overlay"
         for name in ("tensorflow", "pybind11"):
@@ -89,21 +110,34 @@ def isolated(checkout, tmp_path):
         metadata = folder / f"tensorflow_cpu-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir()
         metadata.write_text(f"Name: tensorflow-cpu\nVersion: {version}\n")
-        inherited = {name: value for name, value in os.environ.items()
-                     if name != "PYTHON_BIN_PATH"}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "PYTHON_BIN_PATH"
+        }
         ended = subprocess.run(
-            [sys.executable, "setup.py", "-q", "build"], cwd=checkout,
-            env={**inherited, "BAZEL": str(tmp_path / "bazel"),
-                 "CALLS": str(tmp_path / "calls"), "PYTHONPATH": str(folder),
-                 **environment},
-            capture_output=True, text=True, timeout=120, check=False)
+            [sys.executable, "setup.py", "-q", "build"],
+            cwd=checkout,
+            env={
+                **inherited,
+                "BAZEL": str(tmp_path / "bazel"),
+                "CALLS": str(tmp_path / "calls"),
+                "PYTHONPATH": str(folder),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         return folder, ended.stderr
 
     return run
 
 
 def test_an_isolated_build_takes_the_packages_fetched_for_it(
-        isolated, tmp_path):
+    isolated, tmp_path
+):
     folder, said = isolated(f"{_requirements.TENSORFLOW}.99")
     assert "`bazel build //cc:native` failed" in said
     assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
@@ -115,7 +149,8 @@ def test_another_tensorflow_in_an_isolated_build_is_refused(isolated):
 
 
 def test_an_interpreter_that_is_named_brings_its_own_packages(
-        isolated, tmp_path):
+    isolated, tmp_path
+):
     _, said = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
     assert "`bazel build //cc:native` failed" in said
     assert (tmp_path / "calls.packages").read_text() == "\n"

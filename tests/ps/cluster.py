@@ -16,14 +16,17 @@ _SERVER = ["-m", "tf_layoutmap.server"]
 class Cluster:
     """Servers, workers and a coordinator; all end with the `with` block."""
 
-    def __init__(self, folder: pathlib.Path, num_servers: int = 2,
-                 num_workers: int = 2):
+    def __init__(
+        self, folder: pathlib.Path, num_servers: int = 2, num_workers: int = 2
+    ):
         ports = free_ports(num_servers + num_workers + 1)
         addresses = [f"127.0.0.1:{port}" for port in ports]
         self.folder = folder
-        self.jobs = {"ps": addresses[:num_servers],
-                     "worker": addresses[num_servers:-1],
-                     "chief": addresses[-1:]}
+        self.jobs = {
+            "ps": addresses[:num_servers],
+            "worker": addresses[num_servers:-1],
+            "chief": addresses[-1:],
+        }
         self.processes: dict[tuple[str, int], ForkedProcess] = {}
         self.num_started = 0
 
@@ -43,21 +46,30 @@ class Cluster:
         self.num_started += 1
         log = self.log(job, index)
         self.processes[job, index] = ForkedProcess(
-            command or _SERVER, log, cwd=ROOT, as_user=True, env={
-                **self.environment(job, index), **environment})
+            command or _SERVER,
+            log,
+            cwd=ROOT,
+            as_user=True,
+            env={**self.environment(job, index), **environment},
+        )
 
     def environment(self, job: str, index: int = 0) -> dict[str, str]:
         """The environment of a process."""
         return {
-            **os.environ, "PYTHONPATH": str(ROOT),
-            "GRPC_FAIL_FAST": "use_caller", "CUDA_VISIBLE_DEVICES": "",
-            "TF_CONFIG": json.dumps({
-                "cluster": self.jobs, "task": {"type": job, "index": index}})}
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "GRPC_FAIL_FAST": "use_caller",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CONFIG": json.dumps(
+                {"cluster": self.jobs, "task": {"type": job, "index": index}}
+            ),
+        }
 
     def train(self, *arguments: str, module: str = "tests.ps.train"):
         """Starts the coordinator."""
-        self.start("chief", 0, [
-            "-m", module, str(self.folder), *map(str, arguments)])
+        self.start(
+            "chief", 0, ["-m", module, str(self.folder), *map(str, arguments)]
+        )
 
     def log(self, job: str, index: int = 0) -> pathlib.Path:
         return self.folder / f"{job}_{index}.log"
@@ -67,8 +79,9 @@ class Cluster:
         if number == signal.SIGKILL:
             self.processes[job, index].wait()
 
-    def wait_for(self, words: str, seconds: float, job: str = "chief",
-                 index: int = 0) -> str:
+    def wait_for(
+        self, words: str, seconds: float, job: str = "chief", index: int = 0
+    ) -> str:
         """Returns the first line with these words."""
         deadline = time.monotonic() + seconds
         while True:
@@ -79,7 +92,8 @@ class Cluster:
             ended = self.processes[job, index].poll()
             assert time.monotonic() < deadline and ended is None, (
                 f"No {words!r} within {seconds} s (ended: {ended}): "
-                f"{text[-3000:]}")
+                f"{text[-3000:]}"
+            )
             time.sleep(0.05)
 
     def restart(self, job: str, index: int, seconds: float = 60):
@@ -99,5 +113,6 @@ class Cluster:
         return self.processes["chief", 0].wait(seconds)
 
     def checkpoints(self) -> list[str]:
-        return sorted(one.name for one in (
-            self.folder / "checkpoints").iterdir())
+        return sorted(
+            one.name for one in (self.folder / "checkpoints").iterdir()
+        )

@@ -21,32 +21,46 @@ def main():
     with strategy.scope():
         layer = tlm.layers.ShardedEmbedding(10, 4, optimizer="sgd")
         model = keras.Sequential(
-            [keras.Input([1], dtype="int64"), layer, keras.layers.Dense(1)])
+            [keras.Input([1], dtype="int64"), layer, keras.layers.Dense(1)]
+        )
         optimizer = keras.optimizers.SGD(0.01)
         optimizer.build(model.trainable_variables)
         added, subtracted = (
-            keras.Variable(0.0, trainable=False) for _ in range(2))
+            keras.Variable(0.0, trainable=False) for _ in range(2)
+        )
 
     def step(ids):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(ids, training=True) ** 2)
-        optimizer.apply_gradients(zip(
-            tape.gradient(loss, model.trainable_variables),
-            model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+            )
+        )
         added.assign_add(1)
         subtracted.assign_sub(1.0)
         return loss
 
     tlm.ps.Run(
-        strategy, step,
+        strategy,
+        step,
         lambda: tf.data.Dataset.from_tensors([[1], [2]]).repeat(),
         f"{sys.argv[1]}/checkpoints",
-        objects={"model": model}).steps(NUM_STEPS)
-    print("FOUND", json.dumps({
-        "steps of the optimizer": int(optimizer.iterations),
-        "steps of the table": int(layer.optimizer.iterations),
-        "assign_add": float(added.numpy()),
-        "assign_sub": -float(subtracted.numpy())}), flush=True)
+        objects={"model": model},
+    ).steps(NUM_STEPS)
+    print(
+        "FOUND",
+        json.dumps(
+            {
+                "steps of the optimizer": int(optimizer.iterations),
+                "steps of the table": int(layer.optimizer.iterations),
+                "assign_add": float(added.numpy()),
+                "assign_sub": -float(subtracted.numpy()),
+            }
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

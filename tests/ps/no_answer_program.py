@@ -33,15 +33,21 @@ def main():
         ours.enqueue({"a": ids, "b": ids})
         activations = ours.dequeue()
         ours.apply_gradients(
-            {name: tf.ones_like(one) for name, one in activations.items()})
+            {name: tf.ones_like(one) for name, one in activations.items()}
+        )
 
     run = tlm.ps.Run(
-        strategy, step, lambda: tf.data.Dataset.from_tensors([ROW]).repeat(),
-        folder / "checkpoints", objects={"embedding": ours},
-        step_deadline="3s")
+        strategy,
+        step,
+        lambda: tf.data.Dataset.from_tensors([ROW]).repeat(),
+        folder / "checkpoints",
+        objects={"embedding": ours},
+        step_deadline="3s",
+    )
     print("READY", flush=True)
-    while "--before-first-step" in sys.argv and not (
-            folder / "stopped").exists():
+    while (
+        "--before-first-step" in sys.argv and not (folder / "stopped").exists()
+    ):
         time.sleep(0.05)
     try:
         while True:

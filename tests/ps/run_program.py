@@ -31,8 +31,10 @@ def step_of(one):
         one.enqueue({"a": ids, "b": ids})
         activations = one.dequeue()
         one.apply_gradients(
-            {name: tf.ones_like(found) for name, found in activations.items()})
+            {name: tf.ones_like(found) for name, found in activations.items()}
+        )
         return tf.reduce_sum(activations["a"])
+
     return step
 
 
@@ -43,8 +45,12 @@ def made(strategy):
 
 def run(strategy, one, folder, step=None, dataset_fn=endless, **options):
     return tlm.ps.Run(
-        strategy, step or step_of(one), dataset_fn, FOLDER / folder,
-        **{"objects": {"embedding": one}, **options})
+        strategy,
+        step or step_of(one),
+        dataset_fn,
+        FOLDER / folder,
+        **{"objects": {"embedding": one}, **options},
+    )
 
 
 def right(one, num_done):
@@ -58,11 +64,20 @@ def calls_add_up(strategy):
     # As the same program, started again: it asks for 3, 0, 4 and 2.
     again = made(strategy)
     second = run(strategy, again, "calls")
-    passed = [second.num_done, second.steps(3), second.steps(0),
-              second.steps(4)]
+    passed = [
+        second.num_done,
+        second.steps(3),
+        second.steps(0),
+        second.steps(4),
+    ]
     second.steps(2)
-    return [[None if one is None else float(one) for one in results], passed,
-            second.num_done, right(one, 7), right(again, 9)]
+    return [
+        [None if one is None else float(one) for one in results],
+        passed,
+        second.num_done,
+        right(one, 7),
+        right(again, 9),
+    ]
 
 
 def a_step_that_is_a_tf_function(strategy):
@@ -86,11 +101,15 @@ def some_steps_apply_nothing(strategy):
     step = step_of(one)
 
     def sometimes(number):
-        tf.cond(number % 50 == 0, lambda: step(tf.constant([ROW])),
-                lambda: tf.constant(0.0))
+        tf.cond(
+            number % 50 == 0,
+            lambda: step(tf.constant([ROW])),
+            lambda: tf.constant(0.0),
+        )
 
-    run(strategy, one, "some", sometimes,
-        lambda: tf.data.Dataset.range(1 << 40)).steps(1200)
+    run(
+        strategy, one, "some", sometimes, lambda: tf.data.Dataset.range(1 << 40)
+    ).steps(1200)
     return right(one, 24)
 
 
@@ -103,10 +122,12 @@ def a_step_that_forgets_its_gradients(strategy):
         def step(ids):
             one.enqueue({"a": ids, "b": ids}, training=training)
             return tf.reduce_sum(one.dequeue()["a"])
+
         return step
 
     with unittest.mock.patch.object(
-            closures.logging, "warning", warnings.append):
+        closures.logging, "warning", warnings.append
+    ):
         run(strategy, one, "reads", look_up(False)).steps(2)
         run(strategy, one, "forgets", look_up(True)).steps(2)
     return [warnings, right(one, 0)]
@@ -126,7 +147,8 @@ def a_dataset_of_a_worker(strategy):
         seen.append(context.num_input_pipelines)
         # Of the first worker of one: the ids themselves.
         return endless().map(
-            lambda ids: ids + tf.cast(context.input_pipeline_id, ids.dtype))
+            lambda ids: ids + tf.cast(context.input_pipeline_id, ids.dtype)
+        )
 
     run(strategy, one, "context", dataset_fn=dataset_fn).steps(2)
     return [seen[0], right(one, 2)]
@@ -155,8 +177,7 @@ def a_variable_of_another_shape(strategy):
     with strategy.scope():
         other = tf.Variable([1.0, 2.0])
     try:
-        run(strategy, one, "shape",
-            objects={"embedding": one, "dense": other})
+        run(strategy, one, "shape", objects={"embedding": one, "dense": other})
     except ValueError as error:
         return [str(error), other.numpy().tolist(), right(one, 0)]
     return None
@@ -176,19 +197,24 @@ def an_object_less(strategy):
 
 def keys_and_halves_are_restored(strategy):
     """Their shards are several variables, and one of the checkpoint."""
+
     def keyed():
         with strategy.scope():
             return tlm.TPUEmbedding(
                 tpu.FeatureConfig(tpu.TableConfig(64, 4, name="t")),
-                tpu.Adagrad(0.5), vocabularies={"t": tlm.OpenVocabulary(
-                    64, admission="count", min_count=2)},
+                tpu.Adagrad(0.5),
+                vocabularies={
+                    "t": tlm.OpenVocabulary(64, admission="count", min_count=2)
+                },
                 table_dtypes={"t": "bfloat16"},
-                partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+                partitioner=tlm.partitioners.FixedShardsPartitioner(2),
+            )
 
     def step_on(one):
         def step(ids):
             one.enqueue(ids)
             one.apply_gradients(tf.ones_like(one.dequeue()))
+
         return step
 
     one, other = keyed(), keyed()
@@ -220,8 +246,14 @@ def no_batch_no_step(strategy):
         count.assign_add(1)
         add()
 
-    ours = run(strategy, None, "nothing", step, lambda: endless().take(3),
-               objects={"count": count})
+    ours = run(
+        strategy,
+        None,
+        "nothing",
+        step,
+        lambda: endless().take(3),
+        objects={"count": count},
+    )
     errors = []
     for _ in range(3):
         try:
@@ -234,8 +266,14 @@ def no_batch_no_step(strategy):
 def a_dataset_of_elsewhere(strategy):
     outside = endless()
     errors = []
-    for dataset_fn in (lambda: outside, lambda: tf.data.Dataset.range(9).map(
-            lambda _: 0).concatenate(outside.map(lambda ids: ids[0]))):
+    for dataset_fn in (
+        lambda: outside,
+        lambda: (
+            tf.data.Dataset.range(9)
+            .map(lambda _: 0)
+            .concatenate(outside.map(lambda ids: ids[0]))
+        ),
+    ):
         one = made(strategy)
         try:
             run(strategy, one, "elsewhere", dataset_fn=dataset_fn).steps(1)
@@ -252,28 +290,41 @@ def folder_that_is_a_file(strategy):
 
 def refusal(**arguments):
     return lambda strategy: run(
-        strategy, made(strategy), "refused", **arguments)
+        strategy, made(strategy), "refused", **arguments
+    )
 
 
 CASES = {
-    **{case.__name__: case for case in [
-        calls_add_up, a_step_that_is_a_tf_function,
-        a_function_that_was_traced_before, some_steps_apply_nothing,
-        a_step_that_forgets_its_gradients, a_dataset_that_ends,
-        a_dataset_of_a_worker, another_embedding, folder_that_is_a_file,
-        a_variable_of_another_shape, an_object_less,
-        keys_and_halves_are_restored, what_changes_between_steps_is_saved,
-        no_batch_no_step, a_dataset_of_elsewhere]},
+    **{
+        case.__name__: case
+        for case in [
+            calls_add_up,
+            a_step_that_is_a_tf_function,
+            a_function_that_was_traced_before,
+            some_steps_apply_nothing,
+            a_step_that_forgets_its_gradients,
+            a_dataset_that_ends,
+            a_dataset_of_a_worker,
+            another_embedding,
+            folder_that_is_a_file,
+            a_variable_of_another_shape,
+            an_object_less,
+            keys_and_halves_are_restored,
+            what_changes_between_steps_is_saved,
+            no_batch_no_step,
+            a_dataset_of_elsewhere,
+        ]
+    },
     "no_objects": refusal(objects={}),
     "no_function": refusal(step=3),
     "no_such_answer": refusal(on_server_loss="wait"),
     "no_time": refusal(save_every="soon"),
-    "no_time_to_connect": lambda strategy: tlm.ps.connect(
-        timeout_seconds="a"),
+    "no_time_to_connect": lambda strategy: tlm.ps.connect(timeout_seconds="a"),
     "nothing_kept": refusal(max_to_keep=0),
     "a_name": refusal(allow_missing="dense"),
     "fewer_steps": lambda strategy: run(
-        strategy, made(strategy), "fewer").steps(-1),
+        strategy, made(strategy), "fewer"
+    ).steps(-1),
 }
 
 

@@ -22,10 +22,14 @@ from tests.ps.soak_program import START_SECONDS
 
 _MINUTES = flags.DEFINE_float("minutes", 30.0, "How long workers die.")
 _KILL_EVERY = flags.DEFINE_float(
-    "kill_every", 60.0, "Seconds between two deaths.")
+    "kill_every", 60.0, "Seconds between two deaths."
+)
 _REST = flags.DEFINE_float(
-    "rest", 0.0, "Seconds of rest after each epoch while workers die, so that "
-    "the quiet run of as many steps takes less time.")
+    "rest",
+    0.0,
+    "Seconds of rest after each epoch while workers die, so that "
+    "the quiet run of as many steps takes less time.",
+)
 _SAMPLE_SECONDS = 10
 
 
@@ -40,34 +44,47 @@ class Memory:
         row = []
         for name, process in cluster.processes.items():
             try:
-                lines = pathlib.Path(
-                    f"/proc/{process.pid}/status").read_text().splitlines()
+                lines = (
+                    pathlib.Path(f"/proc/{process.pid}/status")
+                    .read_text()
+                    .splitlines()
+                )
             except FileNotFoundError:
                 continue
-            rss = [int(line.split()[1]) / 1024 for line in lines
-                   if line.startswith("VmRSS:")]
+            rss = [
+                int(line.split()[1]) / 1024
+                for line in lines
+                if line.startswith("VmRSS:")
+            ]
             if rss:
                 self.samples[name].append(rss[0])
                 row.append(f"{name[0]} {name[1]}: {rss[0]:.0f}")
-        print(f"{time.monotonic() - self.began:6.0f} s  MB of "
-              + ", ".join(row), flush=True)
+        print(
+            f"{time.monotonic() - self.began:6.0f} s  MB of " + ", ".join(row),
+            flush=True,
+        )
 
     def report(self):
         for (job, index), taken in self.samples.items():
             quarter = max(1, len(taken) // 4)
-            early = statistics.median(taken[quarter:2 * quarter] or taken)
+            early = statistics.median(taken[quarter : 2 * quarter] or taken)
             late = statistics.median(taken[-quarter:])
-            print(f"{job} {index}: {early:.0f} MB in the second quarter, "
-                  f"{late:.0f} in the last ({late / early - 1:+.1%})")
+            print(
+                f"{job} {index}: {early:.0f} MB in the second quarter, "
+                f"{late:.0f} in the last ({late / early - 1:+.1%})"
+            )
 
 
 def run(num_steps: int | None) -> dict:
     """One training; workers die if there is no number of steps."""
-    with tempfile.TemporaryDirectory() as folder, (
-            Cluster(pathlib.Path(folder))) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Cluster(pathlib.Path(folder)) as cluster,
+    ):
         rest = 0.0 if num_steps else _REST.value
-        cluster.train(str(num_steps or 0), str(rest),
-                      module="tests.ps.soak_program")
+        cluster.train(
+            str(num_steps or 0), str(rest), module="tests.ps.soak_program"
+        )
         cluster.wait_for("DONE", START_SECONDS)
         memory, deaths = Memory(), 0
         end = memory.began + _MINUTES.value * 60

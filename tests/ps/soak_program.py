@@ -21,11 +21,14 @@ def batch_of(seed):
 
     draws = tf.random.stateless_uniform([_BATCH, _FEATURES + 1], seed)
     ids = tf.cast(draws[:, 1:] ** 3 * _ROWS, tf.int64)
-    merit = tf.reduce_sum(tf.sin(12.9898 * tf.cast(ids % 9973, tf.float32)),
-                          axis=1, keepdims=True)
+    merit = tf.reduce_sum(
+        tf.sin(12.9898 * tf.cast(ids % 9973, tf.float32)), axis=1, keepdims=True
+    )
     clicked = draws[:, :1] < tf.sigmoid(1.5 * merit)
-    return ({f"f{one}": ids[:, one:one + 1] for one in range(_FEATURES)},
-            tf.cast(clicked, tf.float32))
+    return (
+        {f"f{one}": ids[:, one : one + 1] for one in range(_FEATURES)},
+        tf.cast(clicked, tf.float32),
+    )
 
 
 def training(context):
@@ -33,17 +36,25 @@ def training(context):
 
     # A worker that comes back takes other batches than before.
     began = tf.cast(tf.timestamp() * 1000, tf.int64)
-    return tf.data.Dataset.counter(dtype=tf.int64).map(lambda number: batch_of(
-        tf.stack([began * 2 + context.input_pipeline_id, number])))
+    return tf.data.Dataset.counter(dtype=tf.int64).map(
+        lambda number: batch_of(
+            tf.stack([began * 2 + context.input_pipeline_id, number])
+        )
+    )
 
 
 def held_out(context):
     import tensorflow as tf
 
-    return tf.data.Dataset.range(100).shard(
-        context.num_input_pipelines, context.input_pipeline_id).map(
-            lambda number: batch_of(tf.stack([tf.constant(-1, tf.int64),
-                                              number])))
+    return (
+        tf.data.Dataset.range(100)
+        .shard(context.num_input_pipelines, context.input_pipeline_id)
+        .map(
+            lambda number: batch_of(
+                tf.stack([tf.constant(-1, tf.int64), number])
+            )
+        )
+    )
 
 
 def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
@@ -57,20 +68,34 @@ def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
     strategy = tlm.ps.connect(timeout_seconds=START_SECONDS)
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        inputs = {f"f{one}": keras.Input([1], dtype="int64", name=f"f{one}")
-                  for one in range(_FEATURES)}
+        inputs = {
+            f"f{one}": keras.Input([1], dtype="int64", name=f"f{one}")
+            for one in range(_FEATURES)
+        }
         found = tlm.layers.TPUEmbedding(
-            {name: tpu.FeatureConfig(tpu.TableConfig(
-                _ROWS, _DIM, tf.initializers.RandomUniform(-0.05, 0.05),
-                combiner="sum", name=name)) for name in inputs},
-            tpu.Adagrad(0.5))(inputs)
+            {
+                name: tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        _ROWS,
+                        _DIM,
+                        tf.initializers.RandomUniform(-0.05, 0.05),
+                        combiner="sum",
+                        name=name,
+                    )
+                )
+                for name in inputs
+            },
+            tpu.Adagrad(0.5),
+        )(inputs)
         hidden = keras.layers.Dense(32, "relu")(
-            keras.layers.Concatenate()([found[name] for name in inputs]))
+            keras.layers.Concatenate()([found[name] for name in inputs])
+        )
         model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
         model.compile(
             keras.optimizers.Adam(1e-3),
             keras.losses.BinaryCrossentropy(from_logits=True),
-            metrics=[keras.metrics.AUC(from_logits=True, name="auc")])
+            metrics=[keras.metrics.AUC(from_logits=True, name="auc")],
+        )
 
     class Told(keras.callbacks.Callback):
         done = 0
@@ -82,13 +107,19 @@ def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
             time.sleep(rest_seconds)
 
     told = Told()
-    model.fit(tlm.ps.Datasets(training), steps_per_epoch=_STEPS_AN_EPOCH,
-              epochs=(num_steps // _STEPS_AN_EPOCH) or 1 << 30, verbose=0,
-              callbacks=[told])
-    figures = model.evaluate(tlm.ps.Datasets(held_out), verbose=0,
-                             return_dict=True)
-    print("FOUND " + json.dumps({"num_steps": told.done, **figures}),
-          flush=True)
+    model.fit(
+        tlm.ps.Datasets(training),
+        steps_per_epoch=_STEPS_AN_EPOCH,
+        epochs=(num_steps // _STEPS_AN_EPOCH) or 1 << 30,
+        verbose=0,
+        callbacks=[told],
+    )
+    figures = model.evaluate(
+        tlm.ps.Datasets(held_out), verbose=0, return_dict=True
+    )
+    print(
+        "FOUND " + json.dumps({"num_steps": told.done, **figures}), flush=True
+    )
     os._exit(0)  # Coordinators do not end while their workers live.
 
 

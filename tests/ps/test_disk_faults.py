@@ -17,8 +17,11 @@ _OPTIONS = json.dumps({"survives": True, "save_every": "1s"})
 
 def saved(cluster) -> list[int]:
     """Closures of each checkpoint that is no longer being written."""
-    return [int(one.removeprefix("closure-")) for one in cluster.checkpoints()
-            if one.startswith("closure-")]
+    return [
+        int(one.removeprefix("closure-"))
+        for one in cluster.checkpoints()
+        if one.startswith("closure-")
+    ]
 
 
 def newest(cluster) -> int:

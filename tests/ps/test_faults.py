@@ -119,20 +119,36 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
         assert cluster.code(20) != 0
 
 
-@pytest.mark.parametrize("job, words, option", [
-    ("worker", "DONE", ""), ("ps", "DONE", ""),
-    # TensorFlow would block in the registration of the traced functions.
-    ("worker", "READY", "--before-first-step")])
+@pytest.mark.parametrize(
+    "job, words, option",
+    [
+        ("worker", "DONE", ""),
+        ("ps", "DONE", ""),
+        # TensorFlow would block in the registration of the traced functions.
+        ("worker", "READY", "--before-first-step"),
+    ],
+)
 def test_a_program_whose_step_is_late_ends_with_its_exit_code(
-        tmp_path, job, words, option):
+    tmp_path, job, words, option
+):
     with Cluster(tmp_path) as cluster:
         log = tmp_path / "program.log"
         # No fork: those end without the interpreter's shutdown.
         with open(log, "w") as file:
             program = subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.ps.no_answer_program",
-                 str(tmp_path), option], cwd=ROOT, stdout=file, stderr=file,
-                env=cluster.environment("chief"))
+                [
+                    sys.executable,
+                    "-u",
+                    "-m",
+                    "tests.ps.no_answer_program",
+                    str(tmp_path),
+                    option,
+                ],
+                cwd=ROOT,
+                stdout=file,
+                stderr=file,
+                env=cluster.environment("chief"),
+            )
         try:
             deadline = time.monotonic() + _START
             while words not in log.read_text():
@@ -145,8 +161,10 @@ def test_a_program_whose_step_is_late_ends_with_its_exit_code(
         finally:
             program.kill()
             program.wait()
-        assert (f"{job} 0 at {cluster.jobs[job][0]} gives no answer"
-                in log.read_text())
+        assert (
+            f"{job} 0 at {cluster.jobs[job][0]} gives no answer"
+            in log.read_text()
+        )
 
 
 def test_a_bad_id_is_an_error_and_training_goes_on(tmp_path):
@@ -175,9 +193,13 @@ os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
 """
 
 
-@pytest.mark.parametrize("before, words", [
-    ("", "lacks the ops of tf_layoutmap"),
-    (OLD, "and tf_layoutmap 0.0.1. Start it with")])
+@pytest.mark.parametrize(
+    "before, words",
+    [
+        ("", "lacks the ops of tf_layoutmap"),
+        (OLD, "and tf_layoutmap 0.0.1. Start it with"),
+    ],
+)
 def test_another_kind_of_server_is_refused(tmp_path, before, words):
     cluster = Cluster(tmp_path, num_servers=1, num_workers=1)
     with cluster:

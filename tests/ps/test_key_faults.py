@@ -16,8 +16,10 @@ def test_keys_counts_and_rows_are_exact_however_often_workers_die(tmp_path):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
         # Most of a closure's time is after its updates have reached servers.
-        cluster.train(json.dumps({"work": 20000, "chunk": 4}),
-                      module="tests.ps.train_keys")
+        cluster.train(
+            json.dumps({"work": 20000, "chunk": 4}),
+            module="tests.ps.train_keys",
+        )
         cluster.wait_for("DONE", 90)
         # Until a worker died after its updates had reached servers.
         for deaths in range(1, 31):
@@ -32,12 +34,17 @@ def test_keys_counts_and_rows_are_exact_however_often_workers_die(tmp_path):
     assert found["num_repeated"] > 0
     assert found["steps"] == [[done], [done]]
     assert found["counts"] == {"7": 2 * done, "11": done}
-    assert found["rows"] == {"7": [-2 * RATE * done] * 4,
-                             "11": [-RATE * done] * 4}
+    assert found["rows"] == {
+        "7": [-2 * RATE * done] * 4,
+        "11": [-RATE * done] * 4,
+    }
     assert found["words"]["num_lookups"] == 3 * done
     assert found["words"]["num_admitted"] == 2
     stream = found["stream"]
-    assert stream["num_evicted"] == (
-        stream["num_admitted"] - stream["num_keys"]) > 0
+    assert (
+        stream["num_evicted"]
+        == (stream["num_admitted"] - stream["num_keys"])
+        > 0
+    )
     # No row had the gradient of a key that was there before, or after, it.
     assert set(found["stream_rows"]) <= {0.0, -RATE}

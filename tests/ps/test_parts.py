@@ -32,42 +32,72 @@ PROCESS = processes.Process("ps", 1, "host:7")
 OWN = {"tensorflow": tf.__version__, "tf_layoutmap": tlm.__version__}
 
 
-@pytest.mark.parametrize("value, seconds", [
-    ("5min", 300), ("0.5 h", 1800), ("30s", 30), (2, 2), (0.25, 0.25)])
+@pytest.mark.parametrize(
+    "value, seconds",
+    [("5min", 300), ("0.5 h", 1800), ("30s", 30), (2, 2), (0.25, 0.25)],
+)
 def test_a_length_of_time_is_read(value, seconds):
     assert durations.read_seconds(value, "save_every") == seconds
 
 
-@pytest.mark.parametrize("value", [
-    "5", "min", "-5s", "0s", 0, -1, float("inf"), float("nan"), True, "5 days"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "5",
+        "min",
+        "-5s",
+        "0s",
+        0,
+        -1,
+        float("inf"),
+        float("nan"),
+        True,
+        "5 days",
+    ],
+)
 def test_what_is_no_length_of_time_is_refused(value):
     with pytest.raises(ValueError, match="`save_every` must be like"):
         durations.read_seconds(value, "save_every")
 
 
-@pytest.mark.parametrize("text", [
-    None, "nonsense", "[]", "{}", json.dumps({"cluster": {"ps": ["a:1"]}}),
-    json.dumps({"cluster": {"ps": [], "worker": ["a:1"]}}),
-    json.dumps({"cluster": {"ps": ["a"], "worker": ["b:1"]}}),
-    json.dumps({"cluster": {"ps": [7], "worker": ["b:1"]}})])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "nonsense",
+        "[]",
+        "{}",
+        json.dumps({"cluster": {"ps": ["a:1"]}}),
+        json.dumps({"cluster": {"ps": [], "worker": ["a:1"]}}),
+        json.dumps({"cluster": {"ps": ["a"], "worker": ["b:1"]}}),
+        json.dumps({"cluster": {"ps": [7], "worker": ["b:1"]}}),
+    ],
+)
 def test_a_cluster_without_servers_and_workers_is_refused(text):
     with pytest.raises(ValueError, match="TF_CONFIG must have a cluster"):
         connection.read_cluster(text)
 
 
-@pytest.mark.parametrize("jobs, words", [
-    ({"ps": ["a:0"]}, "port from 1 to 65535. Received: 'a:0' of 'ps'"),
-    ({"ps": ["a:99999"]}, "Received: 'a:99999'"),
-    ({"ps": [":7"]}, "Received: ':7'"),
-    ({"ps": ["a"]}, "Received: 'a'"),
-    ({"ps": ["a:-1"]}, "Received: 'a:-1'"),
-    ({"ps": ["a:\u0661"]}, "Each address"),
-    ({"ps": [None]}, "Received: None"),
-    ({"ps": ["a:1", "A:1"]}, "different address.*'A:1' of 'ps' and of 'ps'"),
-    ({"ps": ["a:1"], "chief": ["a:1"]}, "'a:1' of 'ps' and of 'chief'"),
-    ({"worker": {"0": "a:1"}}, "a list of addresses.*of 'worker'"),
-    ({"ps": "a:1"}, "a list of addresses"),
-    (["a:1"], "A cluster must be")])
+@pytest.mark.parametrize(
+    "jobs, words",
+    [
+        ({"ps": ["a:0"]}, "port from 1 to 65535. Received: 'a:0' of 'ps'"),
+        ({"ps": ["a:99999"]}, "Received: 'a:99999'"),
+        ({"ps": [":7"]}, "Received: ':7'"),
+        ({"ps": ["a"]}, "Received: 'a'"),
+        ({"ps": ["a:-1"]}, "Received: 'a:-1'"),
+        ({"ps": ["a:\u0661"]}, "Each address"),
+        ({"ps": [None]}, "Received: None"),
+        (
+            {"ps": ["a:1", "A:1"]},
+            "different address.*'A:1' of 'ps' and of 'ps'",
+        ),
+        ({"ps": ["a:1"], "chief": ["a:1"]}, "'a:1' of 'ps' and of 'chief'"),
+        ({"worker": {"0": "a:1"}}, "a list of addresses.*of 'worker'"),
+        ({"ps": "a:1"}, "a list of addresses"),
+        (["a:1"], "A cluster must be"),
+    ],
+)
 def test_a_malformed_address_is_refused_at_once(jobs, words):
     if isinstance(jobs, dict):
         jobs = {"ps": ["s:1"], "worker": ["w:1"], **jobs}
@@ -79,9 +109,15 @@ def test_a_malformed_address_is_refused_at_once(jobs, words):
 
 @pytest.mark.parametrize("job", ["ps", "worker"])
 def test_the_task_of_another_process_is_refused(job, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", json.dumps({
-        "cluster": {"ps": ["a:1"], "worker": ["b:1"]},
-        "task": {"type": job, "index": 0}}))
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        json.dumps(
+            {
+                "cluster": {"ps": ["a:1"], "worker": ["b:1"]},
+                "task": {"type": job, "index": 0},
+            }
+        ),
+    )
     with pytest.raises(ValueError, match="must be called by the coordinator"):
         tlm.ps.connect(timeout_seconds=60)
 
@@ -89,21 +125,30 @@ def test_the_task_of_another_process_is_refused(job, monkeypatch):
 def test_the_task_of_a_chief_may_be_missing():
     jobs = {"ps": ["[::1]:1"], "worker": ["b:1"]}
     for task in ({}, {"task": {"type": "chief", "index": 0}}):
-        assert connection.read_cluster(
-            json.dumps({"cluster": jobs, **task})) == jobs
+        assert (
+            connection.read_cluster(json.dumps({"cluster": jobs, **task}))
+            == jobs
+        )
 
 
 def not_found():
     return tf.errors.NotFoundError(None, None, "Op type not registered")
 
 
-@pytest.mark.parametrize("answer, words", [
-    (None, "ps 1 at host:7 does not answer within"),
-    (not_found(), "lacks the ops of tf_layoutmap .*m tf_layoutmap.server"),
-    (OSError("no"), r"cannot be asked for its versions \(OSError\)"),
-    ({**OWN, "tensorflow": "2.9.1"}, "has TensorFlow 2.9.1 and tf_layoutmap"),
-    ({**OWN, "tf_layoutmap": "0.0.1"}, "tf_layoutmap 0.0.1. Start it with"),
-    ({}, "has TensorFlow None")])
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (None, "ps 1 at host:7 does not answer within"),
+        (not_found(), "lacks the ops of tf_layoutmap .*m tf_layoutmap.server"),
+        (OSError("no"), r"cannot be asked for its versions \(OSError\)"),
+        (
+            {**OWN, "tensorflow": "2.9.1"},
+            "has TensorFlow 2.9.1 and tf_layoutmap",
+        ),
+        ({**OWN, "tf_layoutmap": "0.0.1"}, "tf_layoutmap 0.0.1. Start it with"),
+        ({}, "has TensorFlow None"),
+    ],
+)
 def test_a_process_that_cannot_take_part_is_refused(answer, words):
     with pytest.raises(RuntimeError, match=words):
         connection.check_answers({PROCESS: answer})
@@ -115,12 +160,14 @@ def test_another_patch_of_tensorflow_is_taken():
 
 
 def test_a_port_that_is_closed_is_named():
-    port, = free_ports(1)
+    (port,) = free_ports(1)
     process = processes.Process("ps", 0, f"127.0.0.1:{port}")
     assert processes.wait_until_all_serve([process], 0) == [
-        f"no connection to {process.name}"]
+        f"no connection to {process.name}"
+    ]
     assert processes.silent([process], 1) == [
-        f"ps 0 at 127.0.0.1:{port} accepts no connections"]
+        f"ps 0 at 127.0.0.1:{port} accepts no connections"
+    ]
 
 
 @contextlib.contextmanager
@@ -146,15 +193,19 @@ def listener(answer: bytes):
             one.close()
 
 
-@pytest.mark.parametrize("answer, words", [
-    (b"", "no answer from {name}, though its port is open"),
-    (b"SSH-2.0-OpenSSH_9.2\r\n", "{name} is not a server of TensorFlow"),
-    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "{name} is not a server")])
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (b"", "no answer from {name}, though its port is open"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "{name} is not a server of TensorFlow"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "{name} is not a server"),
+    ],
+)
 def test_a_port_of_another_program_is_named_within_the_deadline(answer, words):
     with listener(answer) as port:
         process = processes.Process("ps", 0, f"127.0.0.1:{port}")
         began = time.monotonic()
-        fault, = processes.wait_until_all_serve([process], 0.5)
+        (fault,) = processes.wait_until_all_serve([process], 0.5)
         assert words.format(name=process.name) in fault
         # It is 0.5 s, and what a busy machine adds.
         assert time.monotonic() - began < 30
@@ -173,13 +224,15 @@ def test_another_grpc_server_is_named():
 
 
 def test_a_server_of_tensorflow_is_known_by_its_task():
-    port, = free_ports(1)
+    (port,) = free_ports(1)
     address = f"localhost:{port}"
     server = tf.distribute.Server(
-        {"ps": [address]}, job_name="ps", task_index=0)
+        {"ps": [address]}, job_name="ps", task_index=0
+    )
     assert processes.fault_of(processes.Process("ps", 0, address), 30) is None
     assert processes.fault_of(processes.Process("ps", 1, address), 30) == (
-        f"ps 1 at {address} is another process of a cluster")
+        f"ps 1 at {address} is another process of a cluster"
+    )
     del server
 
 
@@ -194,6 +247,7 @@ class Folder:
         def write(prefix):
             with open(prefix, "w") as file:
                 file.write(str(num_done))
+
         self.folder.save(num_done, write)
 
     def names(self):
@@ -227,11 +281,15 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
     assert made.folder.newest().num_done == 1
 
 
-@pytest.mark.parametrize("raised, number", [
-    (tf.errors.ResourceExhaustedError, errno.ENOSPC),
-    (tf.errors.PermissionDeniedError, errno.EACCES),
-    (tf.errors.NotFoundError, errno.ENOENT),
-    (lambda *args: tf.errors.UnknownError(*args), errno.EIO)])
+@pytest.mark.parametrize(
+    "raised, number",
+    [
+        (tf.errors.ResourceExhaustedError, errno.ENOSPC),
+        (tf.errors.PermissionDeniedError, errno.EACCES),
+        (tf.errors.NotFoundError, errno.ENOENT),
+        (lambda *args: tf.errors.UnknownError(*args), errno.EIO),
+    ],
+)
 def test_what_a_server_cannot_write_is_an_os_error(tmp_path, raised, number):
     made = Folder(tmp_path)
     made.save(1)
@@ -272,8 +330,9 @@ def test_a_checkpoint_of_as_many_closures_is_replaced(tmp_path):
     made = Folder(tmp_path)
     made.save(1)
     for text in ("changed", "again"):
-        made.folder.save(2, lambda prefix, text=text: pathlib.Path(
-            prefix).write_text(text))
+        made.folder.save(
+            2, lambda prefix, text=text: pathlib.Path(prefix).write_text(text)
+        )
     assert made.names() == ["closure-1", "closure-2.1"]
     prefix, num_done = made.folder.newest()
     assert num_done == 2
@@ -318,25 +377,40 @@ class TestCheckObjects:
     @pytest.fixture
     def prefix(self, tmp_path):
         return tf.train.Checkpoint(
-            dense=tf.Variable(5.0), pair=[tf.Variable([1.0, 2.0])],
-            more={"x": tf.Variable(1)}).write(str(tmp_path / "variables"))
+            dense=tf.Variable(5.0),
+            pair=[tf.Variable([1.0, 2.0])],
+            more={"x": tf.Variable(1)},
+        ).write(str(tmp_path / "variables"))
 
     @staticmethod
     def objects(**changes):
-        made = {"dense": tf.Variable(0.0), "pair": [tf.Variable([0.0, 0.0])],
-                "more": {"x": tf.Variable(0)}, **changes}
-        return tf.train.Checkpoint(**{
-            name: one for name, one in made.items() if one is not None})
+        made = {
+            "dense": tf.Variable(0.0),
+            "pair": [tf.Variable([0.0, 0.0])],
+            "more": {"x": tf.Variable(0)},
+            **changes,
+        }
+        return tf.train.Checkpoint(
+            **{name: one for name, one in made.items() if one is not None}
+        )
 
-    @pytest.mark.parametrize("changes, words", [
-        ({"dense": tf.Variable([1.0, 2.0])},
-         r"'dense' has shape \[2\], and \[\] in the checkpoint"),
-        ({"pair": [tf.Variable(0.0)]},
-         r"'pair/0' has shape \[\], and \[2\] in the checkpoint"),
-        ({"dense": None}, r"they lack \['dense'\]"),
-        ({"pair": []}, r"they lack \['pair'\], or a part of it"),
-        ({"more": {}}, r"`allow_missing=\['more'\]`"),
-        ({"new": tf.Variable(0)}, r"the checkpoint lacks \['new'\]")])
+    @pytest.mark.parametrize(
+        "changes, words",
+        [
+            (
+                {"dense": tf.Variable([1.0, 2.0])},
+                r"'dense' has shape \[2\], and \[\] in the checkpoint",
+            ),
+            (
+                {"pair": [tf.Variable(0.0)]},
+                r"'pair/0' has shape \[\], and \[2\] in the checkpoint",
+            ),
+            ({"dense": None}, r"they lack \['dense'\]"),
+            ({"pair": []}, r"they lack \['pair'\], or a part of it"),
+            ({"more": {}}, r"`allow_missing=\['more'\]`"),
+            ({"new": tf.Variable(0)}, r"the checkpoint lacks \['new'\]"),
+        ],
+    )
     def test_are_refused_by_name(self, prefix, changes, words):
         with pytest.raises(ValueError, match=words) as raised:
             checkpoints.check_objects(prefix, self.objects(**changes), False)
@@ -345,15 +419,18 @@ class TestCheckObjects:
     @pytest.mark.parametrize("allowed", [True, ["more", "dense", "none"]])
     def test_may_lack_what_is_allowed(self, prefix, allowed):
         checkpoints.check_objects(
-            prefix, self.objects(dense=None, more={}), allowed)
+            prefix, self.objects(dense=None, more={}), allowed
+        )
         with pytest.raises(ValueError, match="has shape"):
             checkpoints.check_objects(
-                prefix, self.objects(pair=[tf.Variable(0)]), allowed)
+                prefix, self.objects(pair=[tf.Variable(0)]), allowed
+            )
 
     def test_and_nothing_else(self, prefix):
         with pytest.raises(ValueError, match=r"they lack \['dense'\]"):
             checkpoints.check_objects(
-                prefix, self.objects(dense=None, more={}), ["more"])
+                prefix, self.objects(dense=None, more={}), ["more"]
+            )
 
     @pytest.mark.parametrize("keras_version", ["keras", "tf_keras"])
     def test_are_taken_if_they_are_built_later(self, tmp_path, keras_version):
@@ -367,14 +444,18 @@ class TestCheckObjects:
         layer.build([None, 3])
         optimizer.build(layer.trainable_variables)
         prefix = tf.train.Checkpoint(layer=layer, optimizer=optimizer).write(
-            str(tmp_path / "variables"))
+            str(tmp_path / "variables")
+        )
         for build in (False, True):
             layer, optimizer = made()
             if build:
                 layer.build([None, 3])
                 optimizer.build(layer.trainable_variables)
-            checkpoints.check_objects(prefix, tf.train.Checkpoint(
-                layer=layer, optimizer=optimizer), False)
+            checkpoints.check_objects(
+                prefix,
+                tf.train.Checkpoint(layer=layer, optimizer=optimizer),
+                False,
+            )
 
 
 def test_waiting_returns_and_raises_what_the_call_does():
@@ -391,8 +472,7 @@ def test_waiting_ends_at_its_deadline():
 
 
 def test_what_is_watched_moves_the_deadline(monkeypatch):
-    monkeypatch.setattr(
-        "tf_layoutmap._tf_private.wait_for_closure", time.sleep)
+    monkeypatch.setattr("tf_layoutmap._tf_private.wait_for_closure", time.sleep)
     watched = [0.2] * 5
     assert waiting.within(lambda: time.sleep(0.8) or 7, 0.5, watched) == 7
 
@@ -400,18 +480,37 @@ def test_what_is_watched_moves_the_deadline(monkeypatch):
 def test_a_program_that_gets_nowhere_stops_starting_anew():
     environment = {}
     assert [restarts.may_restart(0, environment) for _ in range(5)] == [
-        True, True, True, False, False]
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert restarts.may_restart(7, environment)
 
 
-@pytest.mark.parametrize("changes, error, words", [
-    ({"strategy": tf.distribute.get_strategy()}, TypeError,
-     "`strategy` must be what `tlm.ps.connect` returned"),
-    ({"strategy": None}, TypeError, "`strategy` must be")])
+@pytest.mark.parametrize(
+    "changes, error, words",
+    [
+        (
+            {"strategy": tf.distribute.get_strategy()},
+            TypeError,
+            "`strategy` must be what `tlm.ps.connect` returned",
+        ),
+        ({"strategy": None}, TypeError, "`strategy` must be"),
+    ],
+)
 def test_a_run_needs_a_strategy_of_connect(changes, error, words, tmp_path):
     with pytest.raises(error, match=words):
-        tlm.ps.Run(**{"step_fn": len, "dataset_fn": len,
-                      "checkpoint_dir": tmp_path, "objects": {}, **changes})
+        tlm.ps.Run(
+            **{
+                "step_fn": len,
+                "dataset_fn": len,
+                "checkpoint_dir": tmp_path,
+                "objects": {},
+                **changes,
+            }
+        )
 
 
 BAD_ID = "Feature 'a', sample 0: id 9 is outside table 'a' with 8 rows"
@@ -436,17 +535,23 @@ def without_level(monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
-@pytest.mark.parametrize("message, sentence", [
-    (LONG, BAD_ID),
-    (BAD_ID, BAD_ID),
-    (f"{BAD_ID} [Op:IteratorGetNext] name: ", BAD_ID),
-    (f"Graph execution error:\n\n{BAD_ID}\n\t [[{{node A}}]]", BAD_ID),
-    ("two\nlines [Op:A]", "two lines"),
-    ("CANCELLED\nAdditional GRPC error information from x:\n:UNKNOWN:no",
-     "CANCELLED"),
-    # Nothing but what is around a sentence: nothing is lost.
-    ("Graph execution error:", "Graph execution error:"),
-    ("", "")])
+@pytest.mark.parametrize(
+    "message, sentence",
+    [
+        (LONG, BAD_ID),
+        (BAD_ID, BAD_ID),
+        (f"{BAD_ID} [Op:IteratorGetNext] name: ", BAD_ID),
+        (f"Graph execution error:\n\n{BAD_ID}\n\t [[{{node A}}]]", BAD_ID),
+        ("two\nlines [Op:A]", "two lines"),
+        (
+            "CANCELLED\nAdditional GRPC error information from x:\n:UNKNOWN:no",
+            "CANCELLED",
+        ),
+        # Nothing but what is around a sentence: nothing is lost.
+        ("Graph execution error:", "Graph execution error:"),
+        ("", ""),
+    ],
+)
 def test_the_sentence_of_a_message(message, sentence):
     assert messages.sentence_of(message) == sentence
 
@@ -464,8 +569,15 @@ def test_all_is_said_at_level_0(monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     error = tf.errors.InvalidArgumentError(None, None, LONG)
     assert messages.concise(error) is error
-    record = logging.LogRecord("", logging.ERROR, "", 1, "Start cancelling "
-                               "closures due to error x: y", (), None)
+    record = logging.LogRecord(
+        "",
+        logging.ERROR,
+        "",
+        1,
+        "Start cancelling closures due to error x: y",
+        (),
+        None,
+    )
     assert messages.OneLinePerEvent().filter(record)
 
 
@@ -473,8 +585,10 @@ def shown(monkeypatch, lines):
     """What is logged of lines of TensorFlow's coordinator."""
     found = []
     monkeypatch.setattr(
-        messages.absl_logging, "warning",
-        lambda form, *values: found.append(form % values))
+        messages.absl_logging,
+        "warning",
+        lambda form, *values: found.append(form % values),
+    )
     one = messages.OneLinePerEvent()
     for line in lines:
         record = logging.LogRecord("", logging.ERROR, "", 1, line, (), None)
@@ -486,40 +600,53 @@ def shown(monkeypatch, lines):
 @pytest.mark.usefixtures("without_level")
 def test_each_event_is_one_line(monkeypatch):
     where = "/job:worker/replica:0/task:1"
-    assert shown(monkeypatch, [
-        " /job:worker/task:0 encountered the following error when processing "
-        f"closure: InvalidArgumentError():{LONG}",
-        f"Start cancelling closures due to error InvalidArgumentError(): "
-        f"{LONG}",
-        f"Remote function on worker {where} failed with CancelledError():"
-        "CANCELLED\nThis derived error is ignored and not reported to users.",
-        f"Worker {where} failed with UnavailableError():recvmsg:Connection "
-        "reset by peer\nAdditional GRPC error information from remote",
-        "a line of another module"]) == [
-            f"A closure failed on /job:worker/task:0: {BAD_ID}",
-            f"Lost worker {where}, whose closures run again: "
-            "recvmsg:Connection reset by peer",
-            "a line of another module"]
+    assert shown(
+        monkeypatch,
+        [
+            " /job:worker/task:0 encountered the following error when "
+            f"processing closure: InvalidArgumentError():{LONG}",
+            f"Start cancelling closures due to error InvalidArgumentError(): "
+            f"{LONG}",
+            f"Remote function on worker {where} failed with CancelledError():"
+            "CANCELLED\nThis derived error is ignored and not reported "
+            "to users.",
+            f"Worker {where} failed with UnavailableError():recvmsg:Connection "
+            "reset by peer\nAdditional GRPC error information from remote",
+            "a line of another module",
+        ],
+    ) == [
+        f"A closure failed on /job:worker/task:0: {BAD_ID}",
+        f"Lost worker {where}, whose closures run again: "
+        "recvmsg:Connection reset by peer",
+        "a line of another module",
+    ]
 
 
 @pytest.mark.usefixtures("without_level")
 def test_a_line_that_comes_again_is_counted(monkeypatch):
-    line = (" /job:worker/task:0 encountered the following error when "
-            "processing closure: OutOfRangeError():End of sequence")
+    line = (
+        " /job:worker/task:0 encountered the following error when "
+        "processing closure: OutOfRangeError():End of sequence"
+    )
     short = "A closure failed on /job:worker/task:0: End of sequence"
     assert shown(monkeypatch, [line] * 120) == [
-        short, f"{short} (10 times)", f"{short} (100 times)"]
+        short,
+        f"{short} (10 times)",
+        f"{short} (100 times)",
+    ]
 
 
 def test_the_coordinator_of_tensorflow_logs_what_is_cut_down():
     """Its messages are recognized by their words."""
     names = tf.distribute.coordinator.ClusterCoordinator.__init__.__globals__
     source = pathlib.Path(names["__file__"]).read_text(encoding="utf-8")
-    for words in ("encountered the following error when ",
-                  '"processing closure: %r:%s"',
-                  "Start cancelling closures due to error",
-                  '"Worker %s failed with %r:%s"',
-                  '"Remote function on worker %s failed with %r:%s',
-                  "This derived error is ignored",
-                  "It is treated as a transient"):
+    for words in (
+        "encountered the following error when ",
+        '"processing closure: %r:%s"',
+        "Start cancelling closures due to error",
+        '"Worker %s failed with %r:%s"',
+        '"Remote function on worker %s failed with %r:%s',
+        "This derived error is ignored",
+        "It is treated as a transient",
+    ):
         assert words in source

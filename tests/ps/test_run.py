@@ -20,8 +20,7 @@ def found(tmp_path_factory):
 
 
 def test_calls_add_up_also_of_a_program_started_again(found):
-    results, passed, num_done, is_right, is_right_again = (
-        found["calls_add_up"])
+    results, passed, num_done, is_right, is_right_again = found["calls_add_up"]
     # The sum of the row before the last closure: 4 values of -1 / 2 each.
     assert results == [-4.0, None, -12.0]
     assert passed == [7, None, None, None]
@@ -49,8 +48,7 @@ def test_closures_may_apply_nothing(found):
     assert found["some_steps_apply_nothing"] is True
 
 
-def test_a_variable_of_another_shape_is_refused_before_anything_is_read(
-        found):
+def test_a_variable_of_another_shape_is_refused_before_anything_is_read(found):
     message, value, is_untouched = found["a_variable_of_another_shape"]
     assert "'dense' has shape [2], and [] in the checkpoint" in message
     assert value == [1.0, 2.0]
@@ -83,23 +81,29 @@ def test_a_step_without_a_batch_does_nothing(found):
 def test_a_dataset_of_elsewhere_is_refused_and_a_run_after_it_works(found):
     errors, is_right = found["a_dataset_of_elsewhere"]
     assert len(errors) == 2
-    assert all("must not use a tf.data.Dataset that was created outside"
-               in one for one in errors)
+    assert all(
+        "must not use a tf.data.Dataset that was created outside" in one
+        for one in errors
+    )
     assert is_right
 
 
-@pytest.mark.parametrize("case, words", [
-    ("a_function_that_was_traced_before", "a trace from elsewhere"),
-    ("a_dataset_that_ends", "`dataset_fn` must make a dataset without end"),
-    ("another_embedding", "`objects` must be what the newest checkpoint"),
-    ("folder_that_is_a_file", "FileExistsError"),
-    ("no_objects", "`objects` must have what is saved"),
-    ("no_function", "`step_fn` must be callable"),
-    ("no_such_answer", "`on_server_loss` must be one of"),
-    ("no_time", "`save_every` must be like"),
-    ("no_time_to_connect", "`timeout_seconds` must be like"),
-    ("nothing_kept", "`max_to_keep` must be at least 1"),
-    ("a_name", "`allow_missing` must be a bool or a list of names"),
-    ("fewer_steps", "`count` must be at least 0")])
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("a_function_that_was_traced_before", "a trace from elsewhere"),
+        ("a_dataset_that_ends", "`dataset_fn` must make a dataset without end"),
+        ("another_embedding", "`objects` must be what the newest checkpoint"),
+        ("folder_that_is_a_file", "FileExistsError"),
+        ("no_objects", "`objects` must have what is saved"),
+        ("no_function", "`step_fn` must be callable"),
+        ("no_such_answer", "`on_server_loss` must be one of"),
+        ("no_time", "`save_every` must be like"),
+        ("no_time_to_connect", "`timeout_seconds` must be like"),
+        ("nothing_kept", "`max_to_keep` must be at least 1"),
+        ("a_name", "`allow_missing` must be a bool or a list of names"),
+        ("fewer_steps", "`count` must be at least 0"),
+    ],
+)
 def test_what_cannot_be_is_refused(found, case, words):
     assert words in found[case]

@@ -25,15 +25,23 @@ CHUNK = 40  # Closures between two lines that say DONE.
 
 def embedding():
     return tlm.TPUEmbedding(
-        {name: tpu.FeatureConfig(tpu.TableConfig(
-            8, 4, initializer=tf.zeros_initializer(), name=name))
-         for name in ("a", "b")}, tpu.SGD(RATE),
-        partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    8, 4, initializer=tf.zeros_initializer(), name=name
+                )
+            )
+            for name in ("a", "b")
+        },
+        tpu.SGD(RATE),
+        partitioner=tlm.partitioners.FixedShardsPartitioner(2),
+    )
 
 
 def rows(one):
-    return [table.numpy()[ROW].tolist()
-            for table in one.embedding_tables.values()]
+    return [
+        table.numpy()[ROW].tolist() for table in one.embedding_tables.values()
+    ]
 
 
 def worked(times: int) -> tf.Tensor:
@@ -68,12 +76,18 @@ def main():
         ours.enqueue({"a": ids, "b": ids})
         activations = ours.dequeue()
         ours.apply_gradients(
-            {name: tf.ones_like(one) for name, one in activations.items()})
+            {name: tf.ones_like(one) for name, one in activations.items()}
+        )
         return worked(work)
 
     run = tlm.ps.Run(
-        strategy, step, dataset_fn, folder / "checkpoints",
-        objects={"embedding": ours}, **options)
+        strategy,
+        step,
+        dataset_fn,
+        folder / "checkpoints",
+        objects={"embedding": ours},
+        **options,
+    )
     if slow:
         write = run._checkpoint.write
 
@@ -92,15 +106,25 @@ def main():
         except (OSError, tf.errors.OpError) as error:
             if not survives:
                 raise
-            print("NOT SAVED " + json.dumps(
-                f"{type(error).__name__}: {error}"), flush=True)
+            print(
+                "NOT SAVED " + json.dumps(f"{type(error).__name__}: {error}"),
+                flush=True,
+            )
         print(f"DONE {run.num_done}", flush=True)
     stats = ours.stats()
-    print("FOUND " + json.dumps({
-        "rows": rows(ours), "num_done": run.num_done,
-        "num_repeated": stats["num_repeated"],
-        "num_updates": stats["num_updates"],
-        "staleness": stats["staleness"]}), flush=True)
+    print(
+        "FOUND "
+        + json.dumps(
+            {
+                "rows": rows(ours),
+                "num_done": run.num_done,
+                "num_repeated": stats["num_repeated"],
+                "num_updates": stats["num_updates"],
+                "staleness": stats["staleness"],
+            }
+        ),
+        flush=True,
+    )
     os._exit(0)  # Coordinators do not end while their workers live.
 
 

@@ -25,33 +25,58 @@ KEYS = [7, 11, 7]
 
 def embedding():
     return tlm.TPUEmbedding(
-        {name: tpu.FeatureConfig(tpu.TableConfig(
-            64, 4, initializer=tf.zeros_initializer(), name=name))
-         for name in ("words", "stream")}, tpu.SGD(RATE),
-        vocabularies={name: tlm.OpenVocabulary(64)
-                      for name in ("words", "stream")},
-        partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    64, 4, initializer=tf.zeros_initializer(), name=name
+                )
+            )
+            for name in ("words", "stream")
+        },
+        tpu.SGD(RATE),
+        vocabularies={
+            name: tlm.OpenVocabulary(64) for name in ("words", "stream")
+        },
+        partitioner=tlm.partitioners.FixedShardsPartitioner(2),
+    )
 
 
 def found_in(ours):
-    rows = {config.name: tf.convert_to_tensor(table).numpy()
-            for config, table in ours.embedding_tables.items()}
+    rows = {
+        config.name: tf.convert_to_tensor(table).numpy()
+        for config, table in ours.embedding_tables.items()
+    }
     words, stream = (ours.vocabularies[one] for one in ("words", "stream"))
     keys = words.keys().numpy()
     places = words.lookup(keys).numpy()
     counts = tf.convert_to_tensor(words.count_variable).numpy().ravel()
     return {
-        "rows": {int(key): rows["words"][place].tolist()
-                 for key, place in zip(keys, places, strict=True)},
-        "counts": {int(key): int(counts[place])
-                   for key, place in zip(keys, places, strict=True)},
-        "words": words.stats(), "stream": stream.stats(),
+        "rows": {
+            int(key): rows["words"][place].tolist()
+            for key, place in zip(keys, places, strict=True)
+        },
+        "counts": {
+            int(key): int(counts[place])
+            for key, place in zip(keys, places, strict=True)
+        },
+        "words": words.stats(),
+        "stream": stream.stats(),
         # Of a key that is there: a gradient of 1 for each time it was seen.
-        "stream_rows": np.unique(rows["stream"][
-            stream.lookup(stream.keys()).numpy()]).tolist(),
-        "steps": [sorted({int(copy[0]) for copy in
-                          ours._variables[name]["vocabulary_numbers"].copies})
-                  for name in ("words", "stream")]}
+        "stream_rows": np.unique(
+            rows["stream"][stream.lookup(stream.keys()).numpy()]
+        ).tolist(),
+        "steps": [
+            sorted(
+                {
+                    int(copy[0])
+                    for copy in ours._variables[name][
+                        "vocabulary_numbers"
+                    ].copies
+                }
+            )
+            for name in ("words", "stream")
+        ],
+    }
 
 
 def main():
@@ -71,19 +96,34 @@ def main():
         ours.enqueue({"words": tf.constant(KEYS, tf.int64), "stream": fresh})
         activations = ours.dequeue()
         ours.apply_gradients(
-            {name: tf.ones_like(one) for name, one in activations.items()})
+            {name: tf.ones_like(one) for name, one in activations.items()}
+        )
         return worked(work)
 
-    run = tlm.ps.Run(strategy, step, dataset_fn, folder / "checkpoints",
-                     objects={"embedding": ours}, **options)
+    run = tlm.ps.Run(
+        strategy,
+        step,
+        dataset_fn,
+        folder / "checkpoints",
+        objects={"embedding": ours},
+        **options,
+    )
     while not (folder / "stop").exists():
         run.steps(chunk)
         print(f"DONE {run.num_done}", flush=True)
         if ours.stats()["num_repeated"]:
             print("REPEATED", flush=True)
-    print("FOUND " + json.dumps({
-        **found_in(ours), "num_done": run.num_done,
-        "num_repeated": ours.stats()["num_repeated"]}), flush=True)
+    print(
+        "FOUND "
+        + json.dumps(
+            {
+                **found_in(ours),
+                "num_done": run.num_done,
+                "num_repeated": ours.stats()["num_repeated"],
+            }
+        ),
+        flush=True,
+    )
     os._exit(0)  # Coordinators do not end while their workers live.
 
 

@@ -39,7 +39,8 @@ def public_modules() -> dict[str, types.ModuleType]:
                 todo.append((f"{path}.{name}", value))
     for name in IMPORTED_BY_NAME:
         found[f"tf_layoutmap.{name}"] = importlib.import_module(
-            f"tf_layoutmap.{name}")
+            f"tf_layoutmap.{name}"
+        )
     return found
 
 
@@ -55,11 +56,15 @@ def signature(function: Any, *, bound: bool = False) -> str:
     parameters = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.default if parameter.default is parameter.empty
-            else _Shown(parameter.default))
-        for parameter in parameters]
-    return str(found.replace(
-        parameters=parameters, return_annotation=found.empty))
+            default=parameter.default
+            if parameter.default is parameter.empty
+            else _Shown(parameter.default),
+        )
+        for parameter in parameters
+    ]
+    return str(
+        found.replace(parameters=parameters, return_annotation=found.empty)
+    )
 
 
 class _Shown:
@@ -68,8 +73,11 @@ class _Shown:
     def __init__(self, value: Any):
         text = repr(value)
         # Functions and objects show their address.
-        self._text = text if " at 0x" not in text and "<" not in text else (
-            f"<{getattr(value, '__name__', type(value).__name__)}>")
+        self._text = (
+            text
+            if " at 0x" not in text and "<" not in text
+            else (f"<{getattr(value, '__name__', type(value).__name__)}>")
+        )
 
     def __repr__(self) -> str:
         return self._text
@@ -88,17 +96,34 @@ def lines_of(path: str, value: Any) -> Iterator[str]:
 
 def _lines_of_class(path: str, cls: type) -> Iterator[str]:
     # What TensorFlow's and Keras' classes bring is theirs to list.
-    ours = [base for base in cls.__mro__
-            if base.__module__.split(".")[0] == "tf_layoutmap"]
-    made_by = next((name for base in ours for name in ("__init__", "__new__")
-                    if name in vars(base)), None)
+    ours = [
+        base
+        for base in cls.__mro__
+        if base.__module__.split(".")[0] == "tf_layoutmap"
+    ]
+    made_by = next(
+        (
+            name
+            for base in ours
+            for name in ("__init__", "__new__")
+            if name in vars(base)
+        ),
+        None,
+    )
     arguments = made_by and signature(getattr(cls, made_by), bound=True)
     yield f"class {path}{arguments or ''}"
-    members = {name for base in ours for name in vars(base)
-               if not name.startswith("_") or name == "__call__"}
+    members = {
+        name
+        for base in ours
+        for name in vars(base)
+        if not name.startswith("_") or name == "__call__"
+    }
     if dataclasses.is_dataclass(cls):
-        members |= {field.name for field in dataclasses.fields(cls)
-                    if not field.name.startswith("_")}
+        members |= {
+            field.name
+            for field in dataclasses.fields(cls)
+            if not field.name.startswith("_")
+        }
     for name in sorted(members):
         member = inspect.getattr_static(cls, name, None)
         if isinstance(member, classmethod | staticmethod):
@@ -133,12 +158,10 @@ def lines() -> list[str]:
 def main() -> None:
     changed = type_checking_blocks.write()
     for package in changed:
-        print(f"Written: {type_checking_blocks.source_of(package)}",
-              flush=True)
+        print(f"Written: {type_checking_blocks.source_of(package)}", flush=True)
     if changed:
         # This process has imported them as they were.
-        os.execv(sys.executable,
-                 [sys.executable, "-m", "tests.public.symbols"])
+        os.execv(sys.executable, [sys.executable, "-m", "tests.public.symbols"])
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text("\n".join(lines()) + "\n", encoding="utf-8")
     print(f"Written: {GOLDEN}")

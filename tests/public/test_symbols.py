@@ -14,9 +14,16 @@ PACKAGES = type_checking_blocks.lazy_packages()
 
 def test_the_public_names_are_those_of_the_list():
     listed = symbols.GOLDEN.read_text(encoding="utf-8").splitlines()
-    difference = "\n".join(difflib.unified_diff(
-        listed, symbols.lines(), "golden/public_symbols.txt",
-        "the package", lineterm="", n=0))
+    difference = "\n".join(
+        difflib.unified_diff(
+            listed,
+            symbols.lines(),
+            "golden/public_symbols.txt",
+            "the package",
+            lineterm="",
+            n=0,
+        )
+    )
     assert not difference, f"{difference}\n{UPDATE}"
 
 
@@ -57,37 +64,48 @@ def test_each_kind_of_name_has_a_line():
         "property tlm.Public.size",
         "def tlm.Public.verb(row=0)",
     ]
-    assert list(symbols.lines_of("tlm.x", 1.5)) == [
-        "value tlm.x: float"]
+    assert list(symbols.lines_of("tlm.x", 1.5)) == ["value tlm.x: float"]
 
 
 def test_dir_shows_public_names_only():
     modules = symbols.public_modules()
-    assert {"tlm", "tlm.partitioners", "tlm.layers.tf_keras",
-            "tf_layoutmap.sharded"} <= set(modules)
+    assert {
+        "tlm",
+        "tlm.partitioners",
+        "tlm.layers.tf_keras",
+        "tf_layoutmap.sharded",
+    } <= set(modules)
     for path, module in modules.items():
         assert dir(module) == sorted(module.__all__), path
         assert all(hasattr(module, name) for name in module.__all__), path
-        assert not [name for name in module.__all__
-                    if name.startswith("_") and name != "__version__"], path
+        assert not [
+            name
+            for name in module.__all__
+            if name.startswith("_") and name != "__version__"
+        ], path
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checkers_are_told_what_is_imported_lazily(package):
-    source = type_checking_blocks.source_of(package).read_text(
-        encoding="utf-8")
+    source = type_checking_blocks.source_of(package).read_text(encoding="utf-8")
     assert source == type_checking_blocks.rewritten(package), (
         f"In {package}/__init__.py the block `if TYPE_CHECKING:` or `__all__` "
-        f"differs from `_HOMES`. {UPDATE}")
+        f"differs from `_HOMES`. {UPDATE}"
+    )
     # The text above is what this reads: each name, from its module.
     told = {}
-    for node in ast.walk(ast.parse(type_checking_blocks.block(
-            type_checking_blocks.homes_of(package)))):
+    for node in ast.walk(
+        ast.parse(
+            type_checking_blocks.block(type_checking_blocks.homes_of(package))
+        )
+    ):
         if isinstance(node, ast.Import):
             told |= {alias.asname: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            told |= {alias.asname or alias.name: f"{node.module}:{alias.name}"
-                     for alias in node.names}
+            told |= {
+                alias.asname or alias.name: f"{node.module}:{alias.name}"
+                for alias in node.names
+            }
     assert told == type_checking_blocks.homes_of(package)
 
 
@@ -95,5 +113,6 @@ def test_every_package_that_imports_lazily_is_compared():
     calls = {
         ".".join(path.parent.relative_to(type_checking_blocks.ROOT).parts)
         for path in (type_checking_blocks.ROOT / "tf_layoutmap").rglob("*.py")
-        if "_lazy.exports(" in path.read_text(encoding="utf-8")}
+        if "_lazy.exports(" in path.read_text(encoding="utf-8")
+    }
     assert calls == set(PACKAGES)

@@ -46,7 +46,8 @@ def block(homes: dict[str, str]) -> str:
         module, _, attribute = home.partition(":")
         if attribute:
             members.setdefault(module, []).append(
-                name if attribute == name else f"{attribute} as {name}")
+                name if attribute == name else f"{attribute} as {name}"
+            )
         else:
             modules.append(f"import {module} as {name}")
     lines = sorted(modules)
@@ -54,36 +55,49 @@ def block(homes: dict[str, str]) -> str:
         line = f"from {module} import {', '.join(names)}"
         if len(names) > 1:
             # As ruff sorts: constants, classes, then the rest.
-            names.sort(key=lambda name: (
-                not name.isupper(), not name[0].isupper(), name))
+            names.sort(
+                key=lambda name: (
+                    not name.isupper(),
+                    not name[0].isupper(),
+                    name,
+                )
+            )
             line = f"from {module} import {', '.join(names)}"
         if len(line) > 76:
-            line = f"from {module} import (\n" + "".join(
-                f"    {name},\n" for name in names) + ")"
+            line = (
+                f"from {module} import (\n"
+                + "".join(f"    {name},\n" for name in names)
+                + ")"
+            )
         lines.append(line)
     return "if TYPE_CHECKING:\n" + textwrap.indent(
-        "\n".join(lines) + "\n", "    ")
+        "\n".join(lines) + "\n", "    "
+    )
 
 
 def all_names(package: str, homes: dict[str, str]) -> str:
     """Returns the assignment of `__all__`, which must be a literal."""
     names = [*(["__version__"] if package == "tf_layoutmap" else []), *homes]
-    return "__all__ = [\n" + "".join(
-        f'    "{name}",\n' for name in names) + "]\n"
+    return (
+        "__all__ = [\n" + "".join(f'    "{name}",\n' for name in names) + "]\n"
+    )
 
 
 def rewritten(package: str) -> str:
     """Returns the source of `package` with what follows from its `_HOMES`."""
     homes = homes_of(package)
     source = source_of(package).read_text(encoding="utf-8")
-    for pattern, text in ((BLOCK, block(homes)),
-                          (ALL, all_names(package, homes))):
+    for pattern, text in (
+        (BLOCK, block(homes)),
+        (ALL, all_names(package, homes)),
+    ):
         source, count = pattern.subn(lambda _, text=text: text, source)
         if count != 1:
             raise ValueError(
                 f"{source_of(package)} must have one `if TYPE_CHECKING:` with "
                 "an `else:`, and one `__all__ = [...]`. Received: "
-                f"{count} times {pattern.pattern!r}.")
+                f"{count} times {pattern.pattern!r}."
+            )
     return source
 
 

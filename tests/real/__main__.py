@@ -18,33 +18,57 @@ from tests.real import kinds, results, sweep
 
 def chosen(options: argparse.Namespace) -> list[tuple[str, str]]:
     """The cases that were asked for."""
-    return [(kind, name) for kind in kinds.KINDS
-            if options.kind.lower() in kind.lower()
-            for name in kinds.cases(kind)
-            if options.only.lower() in name.lower()]
+    return [
+        (kind, name)
+        for kind in kinds.KINDS
+        if options.kind.lower() in kind.lower()
+        for name in kinds.cases(kind)
+        if options.only.lower() in name.lower()
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--only", default="", help="a part of names")
     parser.add_argument("--kind", default="", help="a part of a kind")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--jobs", type=int, default=1,
-                        help="processes at a time, 2 GB each")
-    parser.add_argument("--deadline", type=float, default=300,
-                        help="seconds of each case")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
-                        help="where results go as they come")
-    parser.add_argument("--markdown", type=pathlib.Path, metavar="PAGE",
-                        help="whose tables are to be these results")
-    parser.add_argument("--results", type=pathlib.Path, nargs="+",
-                        help="what --json wrote before; nothing is run")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes at a time, 2 GB each"
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=300, help="seconds of each case"
+    )
+    parser.add_argument(
+        "--json",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="where results go as they come",
+    )
+    parser.add_argument(
+        "--markdown",
+        type=pathlib.Path,
+        metavar="PAGE",
+        help="whose tables are to be these results",
+    )
+    parser.add_argument(
+        "--results",
+        type=pathlib.Path,
+        nargs="+",
+        help="what --json wrote before; nothing is run",
+    )
     options = parser.parse_args()
     if options.results:
-        return report(options, [result for file in options.results for result
-                                in results.from_json(file.read_text())])
+        return report(
+            options,
+            [
+                result
+                for file in options.results
+                for result in results.from_json(file.read_text())
+            ],
+        )
     found = chosen(options)
     if not found:
         parser.error("no case has such a name")
@@ -54,13 +78,18 @@ def main() -> int:
         return 0
     done = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for number, result in enumerate(pool.map(
-                lambda case: sweep.run(*case, seconds=options.deadline),
-                found), 1):
+        for number, result in enumerate(
+            pool.map(
+                lambda case: sweep.run(*case, seconds=options.deadline), found
+            ),
+            1,
+        ):
             done.append(result)
-            print(f"[{number}/{len(found)}] {result.name}: {result.status} "
-                  f"({result.seconds:.0f} s) {result.sentence[:160]}",
-                  flush=True)
+            print(
+                f"[{number}/{len(found)}] {result.name}: {result.status} "
+                f"({result.seconds:.0f} s) {result.sentence[:160]}",
+                flush=True,
+            )
             if options.json:
                 options.json.write_text(results.to_json(done))
     return report(options, done)

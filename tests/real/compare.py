@@ -13,8 +13,14 @@ from tests.real.results import Check
 # Losses of 32-bit sums that several devices add up in another order.
 CLOSE = 1e-6
 # What Python raises by itself says nothing to a user.
-NO_SENTENCE = (AssertionError, AttributeError, IndexError, KeyError, NameError,
-               RecursionError)
+NO_SENTENCE = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NameError,
+    RecursionError,
+)
 
 
 class DifferentError(Exception):
@@ -35,9 +41,9 @@ def difference(expected, found) -> float:
     if not expected.size:
         return 0.0
     finite = np.isfinite(expected)
-    if not np.array_equal(expected[~finite], found[~finite],
-                          equal_nan=True) or (
-            not np.isfinite(found[finite]).all()):
+    if not np.array_equal(
+        expected[~finite], found[~finite], equal_nan=True
+    ) or (not np.isfinite(found[finite]).all()):
         raise DifferentError("NaN or infinity on one side only")
     expected, found = expected[finite], found[finite]
     scale = max(np.abs(expected).max(initial=0), 1e-30)
@@ -50,8 +56,9 @@ def losses_differ_by(expected, found) -> float:
         raise DifferentError(f"{len(found)} losses instead of {len(expected)}")
     if not np.isfinite(expected).all():
         raise ValueError(f"the losses without a mesh are {expected}")
-    return max((difference([a], [b]) for a, b in zip(expected, found)),
-               default=0.0)
+    return max(
+        (difference([a], [b]) for a, b in zip(expected, found)), default=0.0
+    )
 
 
 def judge(found: Check, close: float, rounding) -> None:
@@ -67,13 +74,18 @@ def judge(found: Check, close: float, rounding) -> None:
         return
     most = rounding()
     if found.difference <= most:
-        say("REASON", sentence="rounding, which the model amplifies" + (
-            f", explains {most:.0e}" if np.isfinite(most) else
-            ": in float64 it is ten thousand times smaller"))
+        say(
+            "REASON",
+            sentence="rounding, which the model amplifies"
+            + (
+                f", explains {most:.0e}"
+                if np.isfinite(most)
+                else ": in float64 it is ten thousand times smaller"
+            ),
+        )
         return
     found.status = "differs"
-    found.sentence = (f"by {found.difference:.1e}; rounding explains "
-                      f"{most:.1e}")
+    found.sentence = f"by {found.difference:.1e}; rounding explains {most:.1e}"
 
 
 def one_line(error: BaseException) -> str:
@@ -117,8 +129,7 @@ def without_mesh():
         yield
     except Exception as error:
         traceback.print_exc()
-        say("CHECK", **vars(Check("without a mesh", "broken",
-                                  one_line(error))))
+        say("CHECK", **vars(Check("without a mesh", "broken", one_line(error))))
         say("DONE")
         raise SystemExit(0) from error
 
@@ -132,7 +143,11 @@ def warnings_reported():
             yield
         finally:
             for warning in caught:
-                if (warning.category.__name__ == "LayoutMapWarning" and
-                        "without effect" not in str(warning.message)):
-                    say("WHOLE", sentence=" ".join(
-                        str(warning.message).split())[:300])
+                if (
+                    warning.category.__name__ == "LayoutMapWarning"
+                    and "without effect" not in str(warning.message)
+                ):
+                    say(
+                        "WHOLE",
+                        sentence=" ".join(str(warning.message).split())[:300],
+                    )

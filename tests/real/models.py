@@ -60,8 +60,9 @@ def _samples(y) -> int:
 
 
 def _fit(model: keras.Model, x, y) -> list[float]:
-    return model.fit(x, y, epochs=STEPS, batch_size=_samples(y), shuffle=False,
-                     verbose=0).history["loss"]
+    return model.fit(
+        x, y, epochs=STEPS, batch_size=_samples(y), shuffle=False, verbose=0
+    ).history["loss"]
 
 
 def _predict(model: keras.Model, x) -> list[np.ndarray]:
@@ -84,8 +85,10 @@ def _run(case: ModelCase) -> None:
         kept, predicted = _through_a_file(case, plain, x)
         tokens = case.generate and case.generate(plain)
         if case.backbone is None:
-            layouts, remark = placement.generic_map(
-                [plain], placement.mesh()), ""
+            layouts, remark = (
+                placement.generic_map([plain], placement.mesh()),
+                "",
+            )
     with check("layout map"):
         if case.backbone is not None:
             layouts, remark = placement.own_map(case.backbone)
@@ -101,9 +104,16 @@ def _run(case: ModelCase) -> None:
             model = _fresh(case)
         return _fit(model, x, y)
 
-    with check("fit", CLOSE, lambda: rounding.of_losses(
-            found.difference, plain_losses, lambda: _fit(_fresh(case), x, y),
-            on_mesh)) as found:
+    with check(
+        "fit",
+        CLOSE,
+        lambda: rounding.of_losses(
+            found.difference,
+            plain_losses,
+            lambda: _fit(_fresh(case), x, y),
+            on_mesh,
+        ),
+    ) as found:
         losses = _fit(model, x, y)
         found.difference = losses_differ_by(plain_losses, losses)
     with tempfile.TemporaryDirectory() as folder:
@@ -137,8 +147,9 @@ def _through_a_file(case: ModelCase, plain: keras.Model, x):
         plain.save_weights(file)
         other = _fresh(case)
         other.load_weights(file)
-    kept = [np.array_equal(a, b)
-            for a, b in zip(_values(plain), _values(other))]
+    kept = [
+        np.array_equal(a, b) for a, b in zip(_values(plain), _values(other))
+    ]
     _seed_anew(other)
     return kept, _predict(other, x)
 
@@ -150,12 +161,19 @@ def _seed_anew(model: keras.Model) -> None:
             variable.assign(np.arange(2))
 
 
-def _files(case: ModelCase, folder: pathlib.Path, plain: keras.Model,
-           model: keras.Model, kept: list[bool]) -> None:
+def _files(
+    case: ModelCase,
+    folder: pathlib.Path,
+    plain: keras.Model,
+    model: keras.Model,
+    kept: list[bool],
+) -> None:
     """Weights from the mesh to a plain model, and the other way."""
+
     def largest(first: keras.Model, second: keras.Model) -> float:
-        return _largest(itertools.compress(
-            zip(_values(first), _values(second)), kept))
+        return _largest(
+            itertools.compress(zip(_values(first), _values(second)), kept)
+        )
 
     with check("save") as found:
         model.save_weights(folder / "mesh.weights.h5")

@@ -9,6 +9,8 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 
 AXES = {"batch": 2, "model": 2}
+
+
 def mesh():
     """Two by two logical CPUs."""
     return mesh_of(**AXES)
@@ -37,8 +39,9 @@ def generic_axes(path: str, shape: tuple[int, ...]) -> tuple | None:
         wanted = [last]
     for dimension in wanted:
         if shape[dimension] > 1 and shape[dimension] % AXES["model"] == 0:
-            return tuple("model" if i == dimension else None
-                         for i in range(len(shape)))
+            return tuple(
+                "model" if i == dimension else None for i in range(len(shape))
+            )
     return None
 
 
@@ -71,17 +74,21 @@ def own_map(backbone) -> tuple[tlm.LayoutMap, str]:
       backbone: The class.
     """
     ours = tlm.distribution.DeviceMesh(
-        tuple(AXES.values()), tuple(AXES),
-        [f"cpu:{i}" for i in range(4)])
+        tuple(AXES.values()), tuple(AXES), [f"cpu:{i}" for i in range(4)]
+    )
     try:
         theirs = backbone.get_layout_map(ours)
         return theirs, ""
     except ValueError as error:
         if "device_mesh" not in str(error):
             raise
-    theirs = backbone.get_layout_map(keras.distribution.DeviceMesh(
-        tuple(AXES.values()), tuple(AXES),
-        np.array([f"cpu:{i}" for i in range(4)])))
+    theirs = backbone.get_layout_map(
+        keras.distribution.DeviceMesh(
+            tuple(AXES.values()),
+            tuple(AXES),
+            np.array([f"cpu:{i}" for i in range(4)]),
+        )
+    )
     copy = tlm.distribution.LayoutMap(ours)
     for key, layout in theirs.items():
         copy[key] = tuple(layout.axes)

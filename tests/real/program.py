@@ -53,19 +53,29 @@ def _run(case: ProgramCase) -> None:
         layouts = placement.generic_map(models, placement.mesh())
         if not len(layouts):
             raise ValueError("no weight of the program is divided")
-    with check("train", CLOSE, lambda: rounding.of_losses(
-            found.difference, expected, lambda: _from_start(case.program)[0],
-            lambda: _on_mesh(case, layouts)[0])) as found:
+    with check(
+        "train",
+        CLOSE,
+        lambda: rounding.of_losses(
+            found.difference,
+            expected,
+            lambda: _from_start(case.program)[0],
+            lambda: _on_mesh(case, layouts)[0],
+        ),
+    ) as found:
         losses, models = _on_mesh(case, layouts)
         found.difference = losses_differ_by(expected, losses)
     if found.status not in ("trained", "differs"):
         return
     # Training on no mesh at all would agree best.
     with check("divided"):
-        missing = [weight.path for model in models
-                   for weight in model.weights
-                   if placement.key_of(weight.path) in layouts and
-                   getattr(weight, "layout", None) is None]
+        missing = [
+            weight.path
+            for model in models
+            for weight in model.weights
+            if placement.key_of(weight.path) in layouts
+            and getattr(weight, "layout", None) is None
+        ]
         if missing:
             raise ValueError(f"these are on no mesh: {missing}")
 
@@ -82,10 +92,14 @@ def _on_mesh(case: ProgramCase, layouts: tlm.LayoutMap) -> Trained:
         return _from_start(case.program)
 
 
-def _with_distribution(program: Callable[[], Trained],
-                       layouts: tlm.LayoutMap) -> Trained:
-    tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
-        layout_map=layouts, batch_dim_name="batch", init="host"))
+def _with_distribution(
+    program: Callable[[], Trained], layouts: tlm.LayoutMap
+) -> Trained:
+    tlm.distribution.set_distribution(
+        tlm.distribution.ModelParallel(
+            layout_map=layouts, batch_dim_name="batch", init="host"
+        )
+    )
     try:
         return _from_start(program)
     finally:

@@ -41,21 +41,32 @@ class Result:
     @property
     def status(self) -> str:
         """The worst status of its checks."""
-        return max((check.status for check in self.checks),
-                   key=STATUSES.index, default="crashed")
+        return max(
+            (check.status for check in self.checks),
+            key=STATUSES.index,
+            default="crashed",
+        )
 
     @property
     def difference(self) -> float | None:
         """The largest difference of all checks."""
-        return max((check.difference for check in self.checks
-                    if check.difference is not None), default=None)
+        return max(
+            (
+                check.difference
+                for check in self.checks
+                if check.difference is not None
+            ),
+            default=None,
+        )
 
     @property
     def sentence(self) -> str:
         """What the checks of the worst status say."""
         return " / ".join(
-            f"{check.name}: {check.sentence}" for check in self.checks
-            if check.status == self.status and check.sentence)
+            f"{check.name}: {check.sentence}"
+            for check in self.checks
+            if check.status == self.status and check.sentence
+        )
 
 
 def counts(results: Iterable[Result]) -> dict[str, int]:
@@ -74,9 +85,13 @@ def by_kind(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 def to_json(results: Iterable[Result]) -> str:
     """All there is to know, for programs."""
-    return json.dumps([
-        {**dataclasses.asdict(result), "status": result.status}
-        for result in results], indent=1)
+    return json.dumps(
+        [
+            {**dataclasses.asdict(result), "status": result.status}
+            for result in results
+        ],
+        indent=1,
+    )
 
 
 def from_json(text: str) -> list[Result]:
@@ -97,9 +112,8 @@ def _remark(result: Result, length: int) -> str:
     remarks = [result.sentence, result.reason]
     if result.whole:
         remarks.append("computed whole: " + ", ".join(result.whole))
-    text = "; ".join(" ".join(remark.split())
-                     for remark in remarks if remark)
-    return text if len(text) <= length else text[:length - 3] + "..."
+    text = "; ".join(" ".join(remark.split()) for remark in remarks if remark)
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def print_table(results: Iterable[Result]) -> None:
@@ -110,9 +124,17 @@ def print_table(results: Iterable[Result]) -> None:
         for column in ("case", "result", "differs by", "remarks"):
             table.add_column(column, overflow="fold")
         for result in found:
-            table.add_row(*map(rich.markup.escape, (
-                result.name, result.status, _number(result.difference),
-                _remark(result, 300))))
+            table.add_row(
+                *map(
+                    rich.markup.escape,
+                    (
+                        result.name,
+                        result.status,
+                        _number(result.difference),
+                        _remark(result, 300),
+                    ),
+                )
+            )
         console.print(table)
         console.print(f"{kind}: {counts(found)} of {len(found)}\n")
 
@@ -130,21 +152,31 @@ MARK = "<!-- What follows is written by `make real`. -->\n"
 def to_markdown(results: Iterable[Result]) -> str:
     """How many cases came to what, and a table of each kind."""
     kinds = by_kind(results)
-    lines = ["| | cases | " + " | ".join(STATUSES) + " |",
-             "|---" * (len(STATUSES) + 2) + "|"]
+    lines = [
+        "| | cases | " + " | ".join(STATUSES) + " |",
+        "|---" * (len(STATUSES) + 2) + "|",
+    ]
     for kind, found in [*kinds.items(), ("all", sum(kinds.values(), []))]:
         number = counts(found)
-        lines.append(f"| {kind} | {len(found)} | " + " | ".join(
-            str(number.get(status, 0)) for status in STATUSES) + " |")
+        lines.append(
+            f"| {kind} | {len(found)} | "
+            + " | ".join(str(number.get(status, 0)) for status in STATUSES)
+            + " |"
+        )
     for kind, found in kinds.items():
-        lines += ["", f"## {kind}", "",
-                  "| case | result | differs by | remarks |",
-                  "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {kind}",
+            "",
+            "| case | result | differs by | remarks |",
+            "|---|---|---|---|",
+        ]
         for result in found:
             name, remark = map(_escaped, (result.name, _remark(result, 400)))
             lines.append(
                 f"| {name} | {result.status} | "
-                f"{_number(result.difference)} | {remark} |")
+                f"{_number(result.difference)} | {remark} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -154,5 +186,6 @@ def write_page(page: pathlib.Path, results: Iterable[Result]) -> None:
     before, mark, _ = text.partition(MARK)
     if not mark:
         raise ValueError(f"{page} has no line {MARK!r}")
-    page.write_text(before + mark + "\n" + to_markdown(results),
-                    encoding="utf-8")
+    page.write_text(
+        before + mark + "\n" + to_markdown(results), encoding="utf-8"
+    )

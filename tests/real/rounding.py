@@ -16,7 +16,7 @@ import tf_keras
 
 from tests.real.compare import losses_differ_by
 
-LAST_BIT = 2.0 ** -24
+LAST_BIT = 2.0**-24
 # Beyond this, no amount of rounding is an excuse.
 MOST = 1e-4
 # Several sums of a step are rounded, not only the first weights.
@@ -29,10 +29,16 @@ TIMES = 3
 IN_FLOAT64 = 1e-4
 ROUNDING_ALONE = float("inf")
 
-_RANDOM = tuple(getattr(package.initializers, name)
-                for package in (keras, tf_keras) for name in (
-                    "VarianceScaling", "RandomUniform", "RandomNormal",
-                    "TruncatedNormal"))
+_RANDOM = tuple(
+    getattr(package.initializers, name)
+    for package in (keras, tf_keras)
+    for name in (
+        "VarianceScaling",
+        "RandomUniform",
+        "RandomNormal",
+        "TruncatedNormal",
+    )
+)
 
 
 def _changed(original: Callable, signs: np.random.Generator) -> Callable:
@@ -40,7 +46,9 @@ def _changed(original: Callable, signs: np.random.Generator) -> Callable:
         value = original(initializer, shape, dtype, **options)
         factors = 1 + LAST_BIT * 2 * signs.choice([-1, 1], tuple(shape))
         return value * keras.ops.convert_to_tensor(
-            factors.astype(np.float32), dtype=value.dtype)
+            factors.astype(np.float32), dtype=value.dtype
+        )
+
     return call
 
 
@@ -50,8 +58,11 @@ def last_bits_changed(seed: int = 0):
     signs = np.random.default_rng(seed)
     with contextlib.ExitStack() as stack:
         for kind in _RANDOM:
-            stack.enter_context(mock.patch.object(
-                kind, "__call__", _changed(kind.__call__, signs)))
+            stack.enter_context(
+                mock.patch.object(
+                    kind, "__call__", _changed(kind.__call__, signs)
+                )
+            )
         yield
 
 
@@ -83,9 +94,12 @@ def allowed(expected, train: Callable[[], list[float]]) -> float:
     return min(FACTOR * moved, MOST)
 
 
-def of_losses(difference: float, expected,
-              train: Callable[[], list[float]],
-              train_on_mesh: Callable[[], list[float]]) -> float:
+def of_losses(
+    difference: float,
+    expected,
+    train: Callable[[], list[float]],
+    train_on_mesh: Callable[[], list[float]],
+) -> float:
     """Returns by how much losses on a mesh may differ.
 
     Args:
@@ -105,8 +119,9 @@ def of_losses(difference: float, expected,
     return ROUNDING_ALONE if there < IN_FLOAT64 * difference else most
 
 
-def allowed_of_outputs(model: keras.Model,
-                       differ_by: Callable[[], float]) -> float:
+def allowed_of_outputs(
+    model: keras.Model, differ_by: Callable[[], float]
+) -> float:
     """Returns by how much outputs may differ, at most `MOST`.
 
     Args:
@@ -119,8 +134,10 @@ def allowed_of_outputs(model: keras.Model,
         signs = np.random.default_rng(seed)
         for weight, value in zip(model.weights, values):
             if np.issubdtype(value.dtype, np.floating):
-                weight.assign(value * (
-                    1 + LAST_BIT * 2 * signs.choice([-1, 1], value.shape)))
+                weight.assign(
+                    value
+                    * (1 + LAST_BIT * 2 * signs.choice([-1, 1], value.shape))
+                )
         moved = max(moved, differ_by())
     for weight, value in zip(model.weights, values):
         weight.assign(value)

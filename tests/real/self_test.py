@@ -24,8 +24,9 @@ def trains() -> None:
 
 def computes_whole() -> None:
     with warnings_reported(), check("fit"):
-        warnings.warn("Layer 'd' is computed whole.", LayoutMapWarning,
-                      stacklevel=1)
+        warnings.warn(
+            "Layer 'd' is computed whole.", LayoutMapWarning, stacklevel=1
+        )
 
 
 def is_refused() -> None:
@@ -77,6 +78,18 @@ class Case:
         self.run = run
 
 
-CASES = {function.__name__: Case(function) for function in (
-    trains, computes_whole, is_refused, is_rounded, differs, differs_in_shape,
-    says_nothing, ends_the_process, hangs, fails_without_a_mesh)}
+CASES = {
+    function.__name__: Case(function)
+    for function in (
+        trains,
+        computes_whole,
+        is_refused,
+        is_rounded,
+        differs,
+        differs_in_shape,
+        says_nothing,
+        ends_the_process,
+        hangs,
+        fails_without_a_mesh,
+    )
+}

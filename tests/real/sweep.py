@@ -31,10 +31,17 @@ def run(kind: str, name: str, *, seconds: float) -> Result:
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.real.one_case", kind, name],
-            stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
             start_new_session=True,
-            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ,
-                 "PYTHONPATH": str(ROOT), **kinds.ENVIRONMENT.get(kind, {})})
+            env={
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                **kinds.ENVIRONMENT.get(kind, {}),
+            },
+        )
         try:
             code: int | str = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -74,6 +81,7 @@ def read(kind: str, name: str, lines: list[str], code: int | str) -> Result:
             last.append(line.strip())
     if code != 0 or not done:
         how = code if isinstance(code, str) else f"ended with {code}"
-        result.checks.append(Check(
-            running, "crashed", f"{how}: {' | '.join(last)[-500:]}"))
+        result.checks.append(
+            Check(running, "crashed", f"{how}: {' | '.join(last)[-500:]}")
+        )
     return result

@@ -36,8 +36,10 @@ def test_it_trains_on_a_mesh_as_without_one(kind, name):
         assert check.status == "trained", check
 
 
-@pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None,
-                    reason="keras-hub is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("keras_hub") is None,
+    reason="keras-hub is not installed",
+)
 def test_no_backbone_with_a_layout_map_is_left_out():
     from tests.real.hub import own_maps
 

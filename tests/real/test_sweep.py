@@ -13,18 +13,27 @@ from tests.real.compare import (
 from tests.real.results import Check, Result
 
 STATUSES = {
-    "trains": "trained", "computes_whole": "trained", "is_refused": "refused",
-    "is_rounded": "trained", "differs": "differs",
-    "differs_in_shape": "differs", "says_nothing": "crashed",
-    "ends_the_process": "crashed", "hangs": "crashed",
-    "fails_without_a_mesh": "broken"}
+    "trains": "trained",
+    "computes_whole": "trained",
+    "is_refused": "refused",
+    "is_rounded": "trained",
+    "differs": "differs",
+    "differs_in_shape": "differs",
+    "says_nothing": "crashed",
+    "ends_the_process": "crashed",
+    "hangs": "crashed",
+    "fails_without_a_mesh": "broken",
+}
 
 
 @pytest.fixture(scope="module")
 def found():
-    return {name: sweep.run("self test", name,
-                            seconds=8 if name == "hangs" else 100)
-            for name in STATUSES}
+    return {
+        name: sweep.run(
+            "self test", name, seconds=8 if name == "hangs" else 100
+        )
+        for name in STATUSES
+    }
 
 
 @pytest.mark.slow
@@ -37,9 +46,12 @@ def test_a_case_says_why(found):
     assert found["hangs"].sentence == "fit: did not end within 8 s: "
     assert "ended with -6" in found["ends_the_process"].sentence
     assert found["is_refused"].sentence == (
-        "make: ValueError: The LayoutMap does not fit.")
+        "make: ValueError: The LayoutMap does not fit."
+    )
     assert [check.status for check in found["is_refused"].checks] == [
-        "refused", "trained"]
+        "refused",
+        "trained",
+    ]
     assert "rounding explains 1.0e-05" in found["differs"].sentence
     assert found["is_rounded"].reason.startswith("rounding, which")
     assert found["computes_whole"].whole == ["Layer 'd' is computed whole."]
@@ -55,16 +67,28 @@ def test_a_process_that_stops_in_silence_is_a_crash():
 def example():
     return [
         Result("programs", "a|b", [Check("fit", difference=1e-7)]),
-        Result("programs", "c", [
-            Check("fit", "refused", "No *op* <x>"), Check("save")]),
-        Result("layers", "d", [Check("fit", "differs", "by 2", 2.0),
-                               Check("generate", "refused", "none")]),
+        Result(
+            "programs",
+            "c",
+            [Check("fit", "refused", "No *op* <x>"), Check("save")],
+        ),
+        Result(
+            "layers",
+            "d",
+            [
+                Check("fit", "differs", "by 2", 2.0),
+                Check("generate", "refused", "none"),
+            ],
+        ),
     ]
 
 
 def test_results_are_counted_by_the_worst_of_their_checks():
     assert results.counts(example()) == {
-        "trained": 1, "refused": 1, "differs": 1}
+        "trained": 1,
+        "refused": 1,
+        "differs": 1,
+    }
     assert results.counts([Result("programs", "nothing")]) == {"crashed": 1}
 
 
@@ -86,8 +110,8 @@ def test_tables_of_a_page_are_replaced_and_its_text_is_kept(tmp_path):
     for _ in range(2):
         results.write_page(page, example())
     assert page.read_text() == (
-        "# Title\n\n" + results.MARK + "\n" +
-        results.to_markdown(example()))
+        "# Title\n\n" + results.MARK + "\n" + results.to_markdown(example())
+    )
     page.write_text("# Title\n")
     with pytest.raises(ValueError, match="has no line"):
         results.write_page(page, example())
@@ -115,19 +139,23 @@ def test_losses_are_compared_one_by_one():
 
 def test_a_sentence_has_no_addresses_and_no_lines():
     assert one_line(TypeError("a <f at 0x7f12>\n  b")) == (
-        "TypeError: a <f at 0x> b")
+        "TypeError: a <f at 0x> b"
+    )
 
 
-@pytest.mark.parametrize("path, shape, axes", [
-    ("e/embeddings", (32, 6), ("model", None)),
-    ("e/embeddings", (31, 6), (None, "model")),
-    ("a/query/kernel", (16, 2, 8), (None, "model", None)),
-    ("a/query/kernel", (16, 3, 8), (None, None, "model")),
-    ("a/attention_output/kernel", (2, 8, 16), ("model", None, None)),
-    ("d/kernel", (8, 32), (None, "model")),
-    ("d/kernel", (32, 8), ("model", None)),
-    ("d/kernel", (7, 1), None),
-    ("d/bias", (8,), None),
-])
+@pytest.mark.parametrize(
+    "path, shape, axes",
+    [
+        ("e/embeddings", (32, 6), ("model", None)),
+        ("e/embeddings", (31, 6), (None, "model")),
+        ("a/query/kernel", (16, 2, 8), (None, "model", None)),
+        ("a/query/kernel", (16, 3, 8), (None, None, "model")),
+        ("a/attention_output/kernel", (2, 8, 16), ("model", None, None)),
+        ("d/kernel", (8, 32), (None, "model")),
+        ("d/kernel", (32, 8), ("model", None)),
+        ("d/kernel", (7, 1), None),
+        ("d/bias", (8,), None),
+    ],
+)
 def test_the_generic_map_divides_what_can_be_divided(path, shape, axes):
     assert placement.generic_axes(path, shape) == axes

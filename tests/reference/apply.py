@@ -18,14 +18,28 @@ def step(optimizer: str, row, slots, gradient, hyperparameters):
 
 
 def apply_row_gradients(
-    table, slots, unique_rows, unique_splits, positions, row_splits, gains,
-    gradients, *, optimizer: str, hyperparameters,
+    table,
+    slots,
+    unique_rows,
+    unique_splits,
+    positions,
+    row_splits,
+    gains,
+    gradients,
+    *,
+    optimizer: str,
+    hyperparameters,
 ):
     """Writes to `table` and to each of `slots`."""
     samples = lookup.sample_of(row_splits)
     for u, row in enumerate(unique_rows):
         gradient = np.zeros(table.shape[1], np.float32)
-        for position in positions[unique_splits[u]:unique_splits[u + 1]]:
+        for position in positions[unique_splits[u] : unique_splits[u + 1]]:
             gradient += gains[position] * gradients[samples[position]]
-        step(optimizer, table[row], [slot[row] for slot in slots], gradient,
-             hyperparameters)
+        step(
+            optimizer,
+            table[row],
+            [slot[row] for slot in slots],
+            gradient,
+            hyperparameters,
+        )

@@ -30,8 +30,11 @@ def gain_matrix(bag: Bag, num_rows: int, combiner: str) -> np.ndarray:
     matrix = np.zeros([len(bag.ids), num_rows], np.float32)
     for sample, ids in enumerate(bag.ids):
         weights = np.asarray(bag.weights_of(sample), np.float32)
-        divisor = {"sum": 1.0, "mean": weights.sum(),
-                   "sqrtn": np.sqrt(np.square(weights).sum())}[combiner]
+        divisor = {
+            "sum": 1.0,
+            "mean": weights.sum(),
+            "sqrtn": np.sqrt(np.square(weights).sum()),
+        }[combiner]
         for id_, weight in zip(ids, weights, strict=True):
             if divisor != 0:
                 matrix[sample, id_] += weight / divisor
@@ -55,14 +58,17 @@ class DenseTables:
     """
 
     def __init__(self, rows: dict, optimizers: dict):
-        self.tables = {name: tf.Variable(tf.constant(value, tf.float32))
-                       for name, value in rows.items()}
+        self.tables = {
+            name: tf.Variable(tf.constant(value, tf.float32))
+            for name, value in rows.items()
+        }
         self.accumulators = {}
         self._optimizers = optimizers
         for name, (kind, _, *rest) in optimizers.items():
             if kind == "adagrad":
                 self.accumulators[name] = tf.Variable(
-                    tf.fill(self.tables[name].shape, tf.constant(rest[0])))
+                    tf.fill(self.tables[name].shape, tf.constant(rest[0]))
+                )
 
     def lookup(self, name: str, matrix: np.ndarray) -> tf.Tensor:
         return tf.tensordot(tf.constant(matrix), self.tables[name], 1)
@@ -74,19 +80,27 @@ class DenseTables:
         them, so that the gradient of an activation is its coefficient.
         """
         with tf.GradientTape() as tape:
-            loss = tf.add_n([
-                tf.reduce_sum(self.lookup(name, matrix) * coefficients)
-                for name, matrix, coefficients in steps_features])
+            loss = tf.add_n(
+                [
+                    tf.reduce_sum(self.lookup(name, matrix) * coefficients)
+                    for name, matrix, coefficients in steps_features
+                ]
+            )
         gradients = tape.gradient(
-            loss, self.tables, unconnected_gradients="zero")
+            loss, self.tables, unconnected_gradients="zero"
+        )
         for name, gradient in gradients.items():
             gradient = tf.convert_to_tensor(gradient)
             kind, rate, *_ = self._optimizers[name]
             handle = self.tables[name].handle
             if kind == "sgd":
                 tf.raw_ops.ResourceApplyGradientDescent(
-                    var=handle, alpha=rate, delta=gradient)
+                    var=handle, alpha=rate, delta=gradient
+                )
             else:
                 tf.raw_ops.ResourceApplyAdagrad(
-                    var=handle, accum=self.accumulators[name].handle,
-                    lr=rate, grad=gradient)
+                    var=handle,
+                    accum=self.accumulators[name].handle,
+                    lr=rate,
+                    grad=gradient,
+                )

@@ -24,21 +24,31 @@ def part(feature, samples, first_row: int, num_rows: int):
 
 
 def inputs(parts) -> list[tuple]:
-    """By feature: ids, splits and gains of `part`, as `EnqueueStep` has them.
-    """
+    """Returns ids, splits and gains of `part` per feature."""
     found = []
     for _, bags in parts:
         flat = [one for bag in bags for one in bag]
-        found.append((
-            np.array([row for row, _ in flat], np.int64),
-            np.cumsum([0, *map(len, bags)]).astype(np.int64),
-            np.array([gain for _, gain in flat], np.float32)))
+        found.append(
+            (
+                np.array([row for row, _ in flat], np.int64),
+                np.cumsum([0, *map(len, bags)]).astype(np.int64),
+                np.array([gain for _, gain in flat], np.float32),
+            )
+        )
     return found
 
 
 def gradients(parts, by_feature) -> np.ndarray:
     """The gradients of the outputs of each part, one after the other."""
-    return np.concatenate([np.zeros(0, np.float32), *(
-        gradient[outputs].ravel()
-        for (outputs, _), gradient in zip(parts, by_feature, strict=True)
-        if outputs)])
+    return np.concatenate(
+        [
+            np.zeros(0, np.float32),
+            *(
+                gradient[outputs].ravel()
+                for (outputs, _), gradient in zip(
+                    parts, by_feature, strict=True
+                )
+                if outputs
+            ),
+        ]
+    )

@@ -76,14 +76,18 @@ class HostEngine:
         self._check_agreement()
         if self.awaiting[replica] or self.pending(replica) == 0:
             raise OrderError
-        for step in self.steps[:self.dequeued[replica]]:
+        for step in self.steps[: self.dequeued[replica]]:
             if step.training and len(step.gradients) < self.num_replicas:
                 raise OrderError
         step = self.steps[self.dequeued[replica]]
         self.dequeued[replica] += 1
         self.awaiting[replica] = step.training
-        return [self._look_up(feature, samples) for feature, samples in
-                zip(self.features, step.batches[replica], strict=True)]
+        return [
+            self._look_up(feature, samples)
+            for feature, samples in zip(
+                self.features, step.batches[replica], strict=True
+            )
+        ]
 
     def apply(self, replica, gradients, hyperparameters):
         self._check_agreement()
@@ -101,21 +105,25 @@ class HostEngine:
         self.num_opened[replica] += 1
         token = replica, self.num_opened[replica]
         self.opened[token] = batch
-        return token, [self._look_up(feature, samples) for feature, samples in
-                       zip(self.features, batch, strict=True)]
+        return token, [
+            self._look_up(feature, samples)
+            for feature, samples in zip(self.features, batch, strict=True)
+        ]
 
     def apply_followed(self, followed, hyperparameters):
         """One update of all `(token, factor, gradients)` in `followed`."""
         step = Step(True)
         nth = [0] * self.num_replicas
         for token, factor, gradients in sorted(
-                followed, key=lambda one: one[0]):
+            followed, key=lambda one: one[0]
+        ):
             replica, _ = token
             key = nth[replica], replica
             nth[replica] += 1
             step.batches[key] = self.opened[token]
             step.gradients[key] = [
-                np.float32(factor) * gradient for gradient in gradients]
+                np.float32(factor) * gradient for gradient in gradients
+            ]
         self._update(step, hyperparameters)
         self.num_updates += 1
 
@@ -131,12 +139,14 @@ class HostEngine:
         for s, sample in enumerate(samples):
             if feature.max_sequence_length:
                 for p, (row, _) in enumerate(
-                        sample[:feature.max_sequence_length]):
+                    sample[: feature.max_sequence_length]
+                ):
                     yield row, np.float32(1), (s, p)
                 continue
             weights = np.array([w for _, w in sample], np.float32)
             gains = unique_rows.gains(
-                [0, len(sample)], weights, feature.combiner)
+                [0, len(sample)], weights, feature.combiner
+            )
             for (row, _), gain in zip(sample, gains, strict=True):
                 yield row, gain, (s,)
 
@@ -150,8 +160,9 @@ class HostEngine:
         return out
 
     def _update(self, step, hyperparameters):
-        sums = [collections.defaultdict(lambda: np.float32(0))
-                for _ in self.tables]
+        sums = [
+            collections.defaultdict(lambda: np.float32(0)) for _ in self.tables
+        ]
         for f, feature in enumerate(self.features):
             # By replica; of lookups by token, by lookup and replica.
             for key in sorted(step.batches):
@@ -159,10 +170,16 @@ class HostEngine:
                 terms = self._terms(feature, step.batches[key][f])
                 for row, gain, place in terms:
                     sums[feature.table][row] = (
-                        sums[feature.table][row] + gain * gradient[place])
+                        sums[feature.table][row] + gain * gradient[place]
+                    )
         for table, by_row, values in zip(
-                self.tables, sums, hyperparameters, strict=True):
+            self.tables, sums, hyperparameters, strict=True
+        ):
             for row, gradient in by_row.items():
-                apply.step(table.optimizer, table.rows[row],
-                           [slot[row] for slot in table.slots], gradient,
-                           values)
+                apply.step(
+                    table.optimizer,
+                    table.rows[row],
+                    [slot[row] for slot in table.slots],
+                    gradient,
+                    values,
+                )

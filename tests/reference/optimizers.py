@@ -19,8 +19,18 @@ def adagrad(p, slots, g, *, lr):
     return p - lr * g / np.sqrt(a), {"accumulators": a}
 
 
-def adagrad_momentum(p, slots, g, *, lr, momentum=0.0, use_nesterov=False,
-                     exponent=2.0, beta2=1.0, epsilon=1e-10):
+def adagrad_momentum(
+    p,
+    slots,
+    g,
+    *,
+    lr,
+    momentum=0.0,
+    use_nesterov=False,
+    exponent=2.0,
+    beta2=1.0,
+    epsilon=1e-10,
+):
     a = slots["accumulators"]
     a = a + g**2 if beta2 == 1 else beta2 * a + (1 - beta2) * g**2
     scaled = g * (a + epsilon) ** (-1 / exponent)
@@ -29,28 +39,50 @@ def adagrad_momentum(p, slots, g, *, lr, momentum=0.0, use_nesterov=False,
     return p - lr * step, {"accumulators": a, "momenta": m}
 
 
-def adam(p, slots, g, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-7,
-         sum_inside_sqrt=True):
+def adam(
+    p,
+    slots,
+    g,
+    *,
+    lr,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    sum_inside_sqrt=True,
+):
     m = beta_1 * slots["momenta"] + (1 - beta_1) * g
     v = beta_2 * slots["velocities"] + (1 - beta_2) * g**2
     root = np.sqrt(v + epsilon**2) if sum_inside_sqrt else np.sqrt(v) + epsilon
     return p - lr * m / root, {"momenta": m, "velocities": v}
 
 
-def ftrl(p, slots, g, *, lr, learning_rate_power=-0.5,
-         l1_regularization_strength=0.0, l2_regularization_strength=0.0,
-         beta=0.0, multiply_linear_by_learning_rate=False):
+def ftrl(
+    p,
+    slots,
+    g,
+    *,
+    lr,
+    learning_rate_power=-0.5,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+    beta=0.0,
+    multiply_linear_by_learning_rate=False,
+):
     old, linear = slots["accumulators"], slots["linears"]
     a = old + g**2
     sigma = a**-learning_rate_power - old**-learning_rate_power
     # All of it times the learning rate, which may be 0.
     linear = linear * (1 if multiply_linear_by_learning_rate else lr)
     linear = linear + lr * g - sigma * p
-    quotient = (a**-learning_rate_power + beta
-                + 2 * lr * l2_regularization_strength)
+    quotient = (
+        a**-learning_rate_power + beta + 2 * lr * l2_regularization_strength
+    )
     threshold = lr * l1_regularization_strength
-    p = np.where(np.abs(linear) > threshold,
-                 (np.sign(linear) * threshold - linear) / quotient, 0.0)
+    p = np.where(
+        np.abs(linear) > threshold,
+        (np.sign(linear) * threshold - linear) / quotient,
+        0.0,
+    )
     if not multiply_linear_by_learning_rate:
         linear = linear / lr
     return p, {"accumulators": a, "linears": linear}
@@ -61,8 +93,9 @@ def rowwise_adagrad(p, slots, g, *, lr, epsilon=1e-8):
     return p - lr * g / (np.sqrt(a) + epsilon), {"accumulators": a}
 
 
-def lamb(p, slots, g, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-6,
-         weight_decay=0.0):
+def lamb(
+    p, slots, g, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-6, weight_decay=0.0
+):
     t = slots["steps"] + 1
     m = beta_1 * slots["momenta"] + (1 - beta_1) * g
     v = beta_2 * slots["velocities"] + (1 - beta_2) * g**2
@@ -74,15 +107,24 @@ def lamb(p, slots, g, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-6,
     return p - lr * ratio * r, {"momenta": m, "velocities": v, "steps": t}
 
 
-RULES = {"SGD": sgd, "Adagrad": adagrad, "AdagradMomentum": adagrad_momentum,
-         "Adam": adam, "FTRL": ftrl, "RowwiseAdagrad": rowwise_adagrad,
-         "LAMB": lamb}
-SLOTS = {"SGD": (), "Adagrad": ("accumulators",),
-         "AdagradMomentum": ("accumulators", "momenta"),
-         "Adam": ("momenta", "velocities"),
-         "FTRL": ("accumulators", "linears"),
-         "RowwiseAdagrad": ("accumulators",),
-         "LAMB": ("momenta", "velocities", "steps")}
+RULES = {
+    "SGD": sgd,
+    "Adagrad": adagrad,
+    "AdagradMomentum": adagrad_momentum,
+    "Adam": adam,
+    "FTRL": ftrl,
+    "RowwiseAdagrad": rowwise_adagrad,
+    "LAMB": lamb,
+}
+SLOTS = {
+    "SGD": (),
+    "Adagrad": ("accumulators",),
+    "AdagradMomentum": ("accumulators", "momenta"),
+    "Adam": ("momenta", "velocities"),
+    "FTRL": ("accumulators", "linears"),
+    "RowwiseAdagrad": ("accumulators",),
+    "LAMB": ("momenta", "velocities", "steps"),
+}
 # One value per row instead of one per column of it.
 PER_ROW = {("RowwiseAdagrad", "accumulators"), ("LAMB", "steps")}
 
@@ -103,25 +145,38 @@ class Table:
     def __init__(self, rows, kind, learning_rate, **settings):
         self.rows = np.asarray(rows, np.float64)
         self._kind = kind
-        settings = {name: rounded(one) for name, one in {
-            **(RULES[kind].__kwdefaults__ or {}), **settings}.items()}
-        initial = settings.pop("initial_accumulator_value", {
-            "Adagrad": 0.1, "FTRL": 0.1}.get(kind, 0.0))
+        settings = {
+            name: rounded(one)
+            for name, one in {
+                **(RULES[kind].__kwdefaults__ or {}),
+                **settings,
+            }.items()
+        }
+        initial = settings.pop(
+            "initial_accumulator_value",
+            {"Adagrad": 0.1, "FTRL": 0.1}.get(kind, 0.0),
+        )
         self.slots = {
             name: np.full(
-                [len(self.rows), 1] if (kind, name) in PER_ROW
+                [len(self.rows), 1]
+                if (kind, name) in PER_ROW
                 else self.rows.shape,
-                rounded(initial) if name == "accumulators" else 0.0)
-            for name in SLOTS[kind]}
+                rounded(initial) if name == "accumulators" else 0.0,
+            )
+            for name in SLOTS[kind]
+        }
         self.learning_rate = learning_rate
         self._lazy = settings.pop("lazy_adam", True)
         self._accumulate = settings.pop("use_gradient_accumulation", True)
         self._clip_gradient = settings.pop("clipvalue", None)
         self._decay = settings.pop("weight_decay_factor", None) or 0.0
         self._decay_by_rate = settings.pop(
-            "multiply_weight_decay_factor_by_learning_rate", False)
-        self._clip_weights = (settings.pop("clip_weight_min", None),
-                              settings.pop("clip_weight_max", None))
+            "multiply_weight_decay_factor_by_learning_rate", False
+        )
+        self._clip_weights = (
+            settings.pop("clip_weight_min", None),
+            settings.pop("clip_weight_max", None),
+        )
         self._settings = settings
 
     def train(self, contributions):
@@ -148,9 +203,11 @@ class Table:
         found, slots = RULES[self._kind](
             self.rows[rows],
             {name: slot[rows] for name, slot in self.slots.items()},
-            gradients, lr=lr, **self._settings)
-        found = found - found * self._decay * (
-            lr if self._decay_by_rate else 1)
+            gradients,
+            lr=lr,
+            **self._settings,
+        )
+        found = found - found * self._decay * (lr if self._decay_by_rate else 1)
         if self._clip_weights != (None, None):
             found = np.clip(found, *self._clip_weights)
         self.rows[rows] = found

@@ -21,5 +21,7 @@ def pack(features, mark, weights=None, num_columns=None):
         ids.append(row)
         factors.append(ones)
     width = num_columns or max(map(len, ids), default=1 + len(features))
-    return ([row + [0] * (width - len(row)) for row in ids],
-            [row + [1.0] * (width - len(row)) for row in factors])
+    return (
+        [row + [0] * (width - len(row)) for row in ids],
+        [row + [1.0] * (width - len(row)) for row in factors],
+    )

@@ -5,8 +5,9 @@ import numpy as np
 
 def even_offsets(num_rows: int, num_shards: int) -> np.ndarray:
     """Cumulative shard sizes of the placements `div` and `mod`."""
-    sizes = [len(part) for part in
-             np.array_split(np.arange(num_rows), num_shards)]
+    sizes = [
+        len(part) for part in np.array_split(np.arange(num_rows), num_shards)
+    ]
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
@@ -28,8 +29,10 @@ def owner(row: int, offsets, placement: str) -> tuple[int, int]:
 
 def cut(table: np.ndarray, offsets, placement: str) -> list[np.ndarray]:
     """The shards of a table."""
-    return [table[rows_of_shard(offsets, placement, shard)]
-            for shard in range(len(offsets) - 1)]
+    return [
+        table[rows_of_shard(offsets, placement, shard)]
+        for shard in range(len(offsets) - 1)
+    ]
 
 
 def join(shards, offsets, placement: str) -> np.ndarray:

@@ -4,29 +4,29 @@ import numpy as np
 
 _FORMATS = {
     # Bits of the mantissa that go, largest finite value, infinity, NaN.
-    "bfloat16": (16, 0x7f7f, 0x7f80, 0x7fc0),
-    "float16": (13, 0x7bff, 0x7c00, 0x7e00),
+    "bfloat16": (16, 0x7F7F, 0x7F80, 0x7FC0),
+    "float16": (13, 0x7BFF, 0x7C00, 0x7E00),
 }
 
 
 def _mix(x: int) -> int:
     mask = 2**64 - 1
-    x = (x + 0x9e3779b97f4a7c15) & mask
-    x = ((x ^ (x >> 30)) * 0xbf58476d1ce4e5b9) & mask
-    x = ((x ^ (x >> 27)) * 0x94d049bb133111eb) & mask
+    x = (x + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
     return x ^ (x >> 31)
 
 
 def noise(seed: int, table: int, step: int, row: int, dim: int) -> np.ndarray:
     """32 bits for each column of a row."""
     key = _mix(_mix(_mix(_mix(seed % 2**64) ^ table) ^ step) ^ row)
-    x = np.arange(dim, dtype=np.uint32) * np.uint32(0x9e3779b9)
-    x += np.uint32(key & 0xffffffff)
+    x = np.arange(dim, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    x += np.uint32(key & 0xFFFFFFFF)
     x ^= x >> np.uint32(16)
-    x *= np.uint32(0x85ebca6b)
+    x *= np.uint32(0x85EBCA6B)
     x += np.uint32(key >> 32)
     x ^= x >> np.uint32(13)
-    x *= np.uint32(0xc2b2ae35)
+    x *= np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
@@ -37,13 +37,15 @@ def expand(half: np.ndarray, dtype: str) -> np.ndarray:
     return half.view(np.float16).astype(np.float32)
 
 
-def round_by(values: np.ndarray, noise_bits: np.ndarray,
-             dtype: str) -> np.ndarray:
+def round_by(
+    values: np.ndarray, noise_bits: np.ndarray, dtype: str
+) -> np.ndarray:
     """Each float as one of its two neighbours, in 16 bits; one by one."""
     dropped, largest, infinity, not_a_number = _FORMATS[dtype]
     found = np.zeros(values.shape, np.uint16)
-    for i, (value, bits) in enumerate(zip(
-            values.astype(np.float32), noise_bits.tolist())):
+    for i, (value, bits) in enumerate(
+        zip(values.astype(np.float32), noise_bits.tolist())
+    ):
         magnitude = abs(float(value))
         sign = 0x8000 if np.signbit(value) else 0
         if np.isnan(value):

@@ -16,11 +16,15 @@ def route_ids(ids, offsets, placement: str, *, unique: bool):
     permutation = sorted(places, key=lambda i: owners[i][0])
     shards = [owners[i][0] for i in permutation]
     splits = [0] + [shards.count(s) for s in range(len(offsets) - 1)]
-    slots = {ids[i] if unique else i: slot
-             for slot, i in enumerate(permutation)}
-    inverse = [slots[id_ if unique else position]
-               for position, id_ in enumerate(ids)]
-    return (np.array([owners[i][1] for i in permutation], ids.dtype),
-            np.cumsum(splits).astype(np.int64),
-            np.array(permutation, np.int32),
-            np.array(inverse, np.int32))
+    slots = {
+        ids[i] if unique else i: slot for slot, i in enumerate(permutation)
+    }
+    inverse = [
+        slots[id_ if unique else position] for position, id_ in enumerate(ids)
+    ]
+    return (
+        np.array([owners[i][1] for i in permutation], ids.dtype),
+        np.cumsum(splits).astype(np.int64),
+        np.array(permutation, np.int32),
+        np.array(inverse, np.int32),
+    )

@@ -40,11 +40,17 @@ def terms(feature, samples):
 
 def rows_of_shard(features, batch, shard: Shard) -> list[int]:
     """The rows of a shard that a batch needs, ascending, in its numbering."""
-    needed = {row for feature, samples in zip(features, batch, strict=True)
-              if feature.table == shard.table
-              for row, _, _ in terms(feature, samples)}
-    return [row - shard.first_row for row in sorted(needed)
-            if 0 <= row - shard.first_row < len(shard.rows)]
+    needed = {
+        row
+        for feature, samples in zip(features, batch, strict=True)
+        if feature.table == shard.table
+        for row, _, _ in terms(feature, samples)
+    }
+    return [
+        row - shard.first_row
+        for row in sorted(needed)
+        if 0 <= row - shard.first_row < len(shard.rows)
+    ]
 
 
 # How values travel: the code in a message, and what they become.
@@ -58,13 +64,15 @@ def on_wire(values, wire: str) -> np.ndarray:
         return values
     found = []
     for one, bits in zip(values, values.view(np.uint32), strict=True):
-        low, tie = int(bits) & 0xffff, 0x8000
+        low, tie = int(bits) & 0xFFFF, 0x8000
         half = int(bits) >> 16
         if np.isnan(one):
-            half = half & 0x8000 | 0x7fc0
-        elif np.isfinite(one) and (
-                low > tie or low == tie and half % 2) and (
-                half & 0x7fff) < 0x7f7f:
+            half = half & 0x8000 | 0x7FC0
+        elif (
+            np.isfinite(one)
+            and (low > tie or low == tie and half % 2)
+            and (half & 0x7FFF) < 0x7F7F
+        ):
             half += 1
         found.append(half)
     return np.array(found, np.uint16)
@@ -99,24 +107,38 @@ def fetch(rows: list[list[int]], wire: str = "float32") -> np.ndarray:
     return as_tensor(counts(rows, wire), *map(coded_rows, rows))
 
 
-def fetched(num_updates: int, rows: list[list[int]], shards: list[Shard],
-            wire: str = "float32") -> np.ndarray:
+def fetched(
+    num_updates: int,
+    rows: list[list[int]],
+    shards: list[Shard],
+    wire: str = "float32",
+) -> np.ndarray:
     """What the server answers."""
     return as_tensor(
         struct.pack("<q", num_updates),
-        *(on_wire(shard.rows[own], wire).tobytes()
-          for shard, own in zip(shards, rows, strict=True)))
+        *(
+            on_wire(shard.rows[own], wire).tobytes()
+            for shard, own in zip(shards, rows, strict=True)
+        ),
+    )
 
 
-def apply_message(token, num_updates: int, rows: list[list[int]],
-                  hyperparameters, gradients, wire: str = "float32"
-                  ) -> np.ndarray:
+def apply_message(
+    token,
+    num_updates: int,
+    rows: list[list[int]],
+    hyperparameters,
+    gradients,
+    wire: str = "float32",
+) -> np.ndarray:
     """What a server is to apply; the lists are by shard."""
     return as_tensor(
-        struct.pack("<4q", *token, num_updates), counts(rows, wire),
+        struct.pack("<4q", *token, num_updates),
+        counts(rows, wire),
         *(np.asarray(one, np.float32).tobytes() for one in hyperparameters),
         *(on_wire(one, wire).tobytes() for one in gradients),
-        *map(coded_rows, rows))
+        *map(coded_rows, rows),
+    )
 
 
 def as_tensor(*parts: bytes) -> np.ndarray:
@@ -134,16 +156,22 @@ def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
       shard: Whose rows.
     """
     by_row = collections.defaultdict(
-        lambda: np.zeros(shard.rows.shape[1], np.float32))
+        lambda: np.zeros(shard.rows.shape[1], np.float32)
+    )
     for feature, samples, gradient in zip(
-            features, batch, gradients, strict=True):
+        features, batch, gradients, strict=True
+    ):
         if feature.table != shard.table:
             continue
         for row, gain, place in terms(feature, samples):
             by_row[row] = by_row[row] + gain * gradient[place]
     rows = rows_of_shard(features, batch, shard)
-    return np.concatenate([np.zeros(0, np.float32), *(
-        by_row[row + shard.first_row] for row in rows)])
+    return np.concatenate(
+        [
+            np.zeros(0, np.float32),
+            *(by_row[row + shard.first_row] for row in rows),
+        ]
+    )
 
 
 class Server:
@@ -170,8 +198,9 @@ class Server:
             applied = self.applied if epoch == self.epoch else {}
             if epoch < self.epoch:
                 return None
-            oldest = next(n for n in range(len(applied) + 1)
-                          if n not in applied)
+            oldest = next(
+                n for n in range(len(applied) + 1) if n not in applied
+            )
             if number >= oldest + WINDOW:
                 return None
             if number in applied:
@@ -179,10 +208,19 @@ class Server:
             self.epoch, self.applied = epoch, {**applied, number: attempt}
         self.num_updates += 1
         for shard, optimizer, own, by_row, values in zip(
-                self.shards, self.optimizers, rows, gradients,
-                hyperparameters, strict=True):
+            self.shards,
+            self.optimizers,
+            rows,
+            gradients,
+            hyperparameters,
+            strict=True,
+        ):
             for row, gradient in zip(own, by_row, strict=True):
-                apply.step(optimizer, shard.rows[row],
-                           [slot[row] for slot in shard.slots], gradient,
-                           values)
+                apply.step(
+                    optimizer,
+                    shard.rows[row],
+                    [slot[row] for slot in shard.slots],
+                    gradient,
+                    values,
+                )
         return True

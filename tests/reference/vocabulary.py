@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-EMPTY = -2**63
+EMPTY = -(2**63)
 _MASK = 2**64 - 1
 
 
@@ -43,9 +43,19 @@ class Key:
 class Vocabulary:
     """What `tf_layoutmap._native.Vocabulary` is, one key at a time."""
 
-    def __init__(self, capacity, *, admission="all", min_count=1,
-                 probability=1.0, evict="lru", half_life_steps=0, ttl_steps=0,
-                 fails_when_full=False, seed=0):
+    def __init__(
+        self,
+        capacity,
+        *,
+        admission="all",
+        min_count=1,
+        probability=1.0,
+        evict="lru",
+        half_life_steps=0,
+        ttl_steps=0,
+        fails_when_full=False,
+        seed=0,
+    ):
         self.admission, self.min_count = admission, min_count
         self.probability = probability
         self.evicts, self.half_life = evict, half_life_steps
@@ -70,9 +80,11 @@ class Vocabulary:
         """The rows that a key may have, in the order they are looked at."""
         first = self.bucket(key)
         segment = first // self.per_segment * self.per_segment
-        return [8 * (segment + (first - segment + probe) % self.per_segment)
-                + lane for probe in range(min(4, self.per_segment))
-                for lane in range(8)]
+        return [
+            8 * (segment + (first - segment + probe) % self.per_segment) + lane
+            for probe in range(min(4, self.per_segment))
+            for lane in range(8)
+        ]
 
     def admit(self, keys, step, oldest_in_flight, pinned_rows=()):
         """Returns what the core's does, without the number of probes."""
@@ -103,15 +115,15 @@ class Vocabulary:
                 del self.known[old.key]
                 counts["num_evicted"] += 1
                 counts["num_expired"] += self._is_expired(old, step)
-            self.rows[row] = self.known[key] = Key(
-                key, row, step, missing[key])
+            self.rows[row] = self.known[key] = Key(key, row, step, missing[key])
             counts["num_admitted"] += 1
             new.append((row, key, EMPTY if old is None else old.key))
         return {"rows": self.find(keys), "new": new, **counts}
 
     def find(self, keys) -> list[int]:
-        return [self.known[key].row if key in self.known else -1
-                for key in keys]
+        return [
+            self.known[key].row if key in self.known else -1 for key in keys
+        ]
 
     def evict(self, keys, oldest_in_flight, pinned_rows=()) -> list[int]:
         gone = list(dict.fromkeys(key for key in keys if key in self.known))
@@ -121,32 +133,42 @@ class Vocabulary:
         return [self._free(self.known[key]) for key in gone]
 
     def evict_expired(self, step, oldest_in_flight) -> list[int]:
-        return [self._free(one) for one in list(self.rows)
-                if one is not None and self._is_expired(one, step)
-                and not self._is_in_use(one, oldest_in_flight, ())]
+        return [
+            self._free(one)
+            for one in list(self.rows)
+            if one is not None
+            and self._is_expired(one, step)
+            and not self._is_in_use(one, oldest_in_flight, ())
+        ]
 
     def resize(self, capacity, step) -> list[tuple[int, int]]:
         """Returns (from, to) of the keys that found a place."""
-        old = sorted(self.known.values(),
-                     key=lambda one: (-self._score(one, step), one.key))
+        old = sorted(
+            self.known.values(),
+            key=lambda one: (-self._score(one, step), one.key),
+        )
         self._set_size(capacity)
         moves = []
         for one in old:
-            row = next((row for row in self.places(one.key)
-                        if self.rows[row] is None), None)
+            row = next(
+                (row for row in self.places(one.key) if self.rows[row] is None),
+                None,
+            )
             if row is not None:
                 moves.append((one.row, row))
                 self.rows[row] = self.known[one.key] = Key(
-                    one.key, row, one.last_step, one.count)
+                    one.key, row, one.last_step, one.count
+                )
         return moves
 
     def state(self) -> dict[str, np.ndarray]:
         """Keys, steps and counts by row."""
         found = [one or Key(EMPTY, 0, 0, 0) for one in self.rows]
-        return {"keys": np.array([one.key for one in found], np.int64),
-                "last_step": np.array([one.last_step for one in found],
-                                      np.int32),
-                "count": np.array([one.count for one in found], np.int32)}
+        return {
+            "keys": np.array([one.key for one in found], np.int64),
+            "last_step": np.array([one.last_step for one in found], np.int32),
+            "count": np.array([one.count for one in found], np.int32),
+        }
 
     def _segment(self, key):
         return self.bucket(key) // self.per_segment
@@ -163,8 +185,9 @@ class Vocabulary:
         return one.count >> min((step - one.last_step) // self.half_life, 31)
 
     def _score(self, one, step):
-        return (one.last_step if self.evicts == "lru"
-                else self._decayed(one, step))
+        return (
+            one.last_step if self.evicts == "lru" else self._decayed(one, step)
+        )
 
     def _is_expired(self, one, step):
         return bool(self.ttl) and step - one.last_step > self.ttl
@@ -182,8 +205,10 @@ class Vocabulary:
 
     def _count_unknown(self, key, times):
         segment, bits = self._segment(key), mix(mix(key) + 0x9E3779B97F4A7C15)
-        cells = [(segment, 0, (bits & 2**32 - 1) * self.num_cells >> 32),
-                 (segment, 1, (bits >> 32) * self.num_cells >> 32)]
+        cells = [
+            (segment, 0, (bits & 2**32 - 1) * self.num_cells >> 32),
+            (segment, 1, (bits >> 32) * self.num_cells >> 32),
+        ]
         times = min(times, 255)
         count = min(255, min(self.cells[cell] for cell in cells) + times)
         for cell in cells:
@@ -202,8 +227,11 @@ class Vocabulary:
         free = [row for row in places if self.rows[row] is None]
         if free:
             return free[0]
-        found = [one for one in (self.rows[row] for row in places)
-                 if not self._is_in_use(one, oldest_in_flight, pinned_rows)]
+        found = [
+            one
+            for one in (self.rows[row] for row in places)
+            if not self._is_in_use(one, oldest_in_flight, pinned_rows)
+        ]
         expired = [one for one in found if self._is_expired(one, step)]
         if expired:
             return min(expired, key=lambda one: (one.last_step, one.row)).row
@@ -217,15 +245,21 @@ class Vocabulary:
         return one.row
 
     def _copy(self):
-        rows = [one and Key(one.key, one.row, one.last_step, one.count)
-                for one in self.rows]
-        return {"rows": rows, "cells": self.cells.copy(),
-                "seen": self.seen.copy(),
-                "known": {one.key: one for one in rows if one}}
+        rows = [
+            one and Key(one.key, one.row, one.last_step, one.count)
+            for one in self.rows
+        ]
+        return {
+            "rows": rows,
+            "cells": self.cells.copy(),
+            "seen": self.seen.copy(),
+            "known": {one.key: one for one in rows if one},
+        }
 
 
-def first_values(kind: str, a: float, b: float, seed: int, keys,
-                 dim: int) -> np.ndarray:
+def first_values(
+    kind: str, a: float, b: float, seed: int, keys, dim: int
+) -> np.ndarray:
     """The first rows of keys, value by value."""
     a, b = float(np.float32(a)), float(np.float32(b))
     rows = np.empty([len(keys), dim], np.float32)
@@ -249,15 +283,30 @@ def _value(kind, a, b, bits):
 
 
 def _inverse_erf(x):
-    center = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06,
-              0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
-              1.50140941)
-    tails = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844,
-             0.00573950773, -0.0076224613, 0.00943887047, 1.00167406,
-             2.83297682)
+    center = (
+        2.81022636e-08,
+        3.43273939e-07,
+        -3.5233877e-06,
+        -4.39150654e-06,
+        0.00021858087,
+        -0.00125372503,
+        -0.00417768164,
+        0.246640727,
+        1.50140941,
+    )
+    tails = (
+        -0.000200214257,
+        0.000100950558,
+        0.00134934322,
+        -0.00367342844,
+        0.00573950773,
+        -0.0076224613,
+        0.00943887047,
+        1.00167406,
+        2.83297682,
+    )
     w = -_log((1 - x) * (1 + x))
-    coefficients, w = (
-        (center, w - 2.5) if w < 5 else (tails, math.sqrt(w) - 3))
+    coefficients, w = (center, w - 2.5) if w < 5 else (tails, math.sqrt(w) - 3)
     total = coefficients[0]
     for one in coefficients[1:]:
         total = total * w + one

@@ -11,20 +11,25 @@ tpu = tf.tpu.experimental.embedding
 def make_rows(num_rows, dim, seed=0):
     """`[num_rows, dim]` float32 of all sizes."""
     random = np.random.default_rng(seed)
-    return (random.normal(size=[num_rows, dim]) * 10 ** random.uniform(
-        -3, 1, size=[num_rows, 1])).astype(np.float32)
+    return (
+        random.normal(size=[num_rows, dim])
+        * 10 ** random.uniform(-3, 1, size=[num_rows, 1])
+    ).astype(np.float32)
 
 
 def table_of(rows, name, **kwargs):
     """A `TableConfig` whose first values are `rows`."""
-    def initializer(shape, dtype=None, partition_shape=None,
-                    partition_offset=(0, 0)):
+
+    def initializer(
+        shape, dtype=None, partition_shape=None, partition_offset=(0, 0)
+    ):
         del dtype
         start, size = partition_offset[0], (partition_shape or shape)[0]
-        return tf.constant(rows[start:start + size])
+        return tf.constant(rows[start : start + size])
 
     return tpu.TableConfig(
-        *rows.shape, initializer=initializer, name=name, **kwargs)
+        *rows.shape, initializer=initializer, name=name, **kwargs
+    )
 
 
 def export(subject, path, rows="float32", **kwargs):
@@ -41,7 +46,8 @@ def asked_as_by_tensorflow_serving(path, **inputs):
         signature = graph.signature_def["serving_default"]
         return session.run(
             {key: one.name for key, one in signature.outputs.items()},
-            {signature.inputs[key].name: one for key, one in inputs.items()})
+            {signature.inputs[key].name: one for key, one in inputs.items()},
+        )
 
 
 def operations_of(served):

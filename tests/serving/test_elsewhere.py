@@ -31,19 +31,24 @@ with tf.compat.v1.Session(graph=tf.Graph()) as session:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
-def test_a_process_without_this_package_gives_the_same_answers(
-        kind, tmp_path):
+def test_a_process_without_this_package_gives_the_same_answers(kind, tmp_path):
     ids = keras.Input([2], dtype="int32", name="ids")
     rows = tlm.layers.ShardedEmbedding(
-        8, 5, num_shards=2, optimizer="adagrad", name="words")(ids)
+        8, 5, num_shards=2, optimizer="adagrad", name="words"
+    )(ids)
     model = keras.Model(ids, keras.layers.Dense(3)(rows))
     report, here = helpers.export(model, tmp_path, kind)
     wanted = here.serve(tf.constant([[3, 0], [7, 7]]))
     files = [str(tmp_path / name) for name in ("loaded.npy", "session.npy")]
-    subprocess.run([sys.executable, "-c", ASK, report.path, *files],
-                   check=True, timeout=120, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", ASK, report.path, *files],
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
     for file in files:
         np.testing.assert_array_equal(np.load(file), wanted)
     slack = 5 * report.tables[0].largest_error * 2
     np.testing.assert_allclose(
-        wanted, model(np.array([[3, 0], [7, 7]])), atol=1e-6 + slack)
+        wanted, model(np.array([[3, 0], [7, 7]])), atol=1e-6 + slack
+    )

@@ -18,33 +18,60 @@ tpu = tf.tpu.experimental.embedding
 
 
 def embedding_of(rows, **kwargs):
-    return tlm.TPUEmbedding({"x": tpu.FeatureConfig(
-        helpers.table_of(rows, "words"))}, None, **kwargs)
+    return tlm.TPUEmbedding(
+        {"x": tpu.FeatureConfig(helpers.table_of(rows, "words"))},
+        None,
+        **kwargs,
+    )
 
 
-@pytest.mark.parametrize(("kwargs", "error", "message"), [
-    (dict(rows="int3"), ValueError, "`rows` must be one of .*'int3'"),
-    (dict(rows={"words": "int2"}), ValueError, "of table 'words'"),
-    (dict(rows={"sentences": "int8"}), ValueError,
-     r"must name tables, which are \['words'\]. Received: \['sentences'\]"),
-    (dict(fuse=1), TypeError, "`fuse` must be a bool"),
-    (dict(dataset=[1]), ValueError, "`dataset` must be None but for a comp"),
-    (dict(input_signature=tf.TensorSpec([None])), TypeError,
-     "`input_signature` must be a list"),
-    (dict(input_signature=[{"x": 3}]), TypeError, "must hold tf.TensorSpec"),
-    (dict(input_signature=[{"y": tf.TensorSpec([None], tf.int64)}]),
-     ValueError, r"\['x'\]. Received: 'y'"),
-])
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        (dict(rows="int3"), ValueError, "`rows` must be one of .*'int3'"),
+        (dict(rows={"words": "int2"}), ValueError, "of table 'words'"),
+        (
+            dict(rows={"sentences": "int8"}),
+            ValueError,
+            r"must name tables, which are \['words'\]. Received: "
+            r"\['sentences'\]",
+        ),
+        (dict(fuse=1), TypeError, "`fuse` must be a bool"),
+        (
+            dict(dataset=[1]),
+            ValueError,
+            "`dataset` must be None but for a comp",
+        ),
+        (
+            dict(input_signature=tf.TensorSpec([None])),
+            TypeError,
+            "`input_signature` must be a list",
+        ),
+        (
+            dict(input_signature=[{"x": 3}]),
+            TypeError,
+            "must hold tf.TensorSpec",
+        ),
+        (
+            dict(input_signature=[{"y": tf.TensorSpec([None], tf.int64)}]),
+            ValueError,
+            r"\['x'\]. Received: 'y'",
+        ),
+    ],
+)
 def test_what_is_wrong_is_said_and_nothing_is_written(
-        kwargs, error, message, tmp_path):
+    kwargs, error, message, tmp_path
+):
     with pytest.raises(error, match=message):
-        tlm.export(embedding_of(helpers.make_rows(4, 8)),
-                   tmp_path / "model", **kwargs)
+        tlm.export(
+            embedding_of(helpers.make_rows(4, 8)), tmp_path / "model", **kwargs
+        )
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("subject", [
-    3, keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])])
+@pytest.mark.parametrize(
+    "subject", [3, keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])]
+)
 def test_what_has_no_tables_is_refused(subject, tmp_path):
     with pytest.raises(TypeError, match="must be a tlm.TPUEmbedding, or a"):
         tlm.export(subject, tmp_path / "model")
@@ -61,21 +88,26 @@ def test_a_layer_is_exported_by_itself(tmp_path):
     wanted = layer(np.array([[3, 0]]))
     with pytest.raises(ValueError, match="`input_signature` must be given"):
         tlm.export(layer, tmp_path / "model")
-    _, served = helpers.export(layer, tmp_path, input_signature=[
-        tf.TensorSpec([None, None], tf.int64)])
+    _, served = helpers.export(
+        layer, tmp_path, input_signature=[tf.TensorSpec([None, None], tf.int64)]
+    )
     np.testing.assert_array_equal(served.serve([[3, 0]]), wanted)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_row_that_is_not_finite_is_refused_and_nothing_is_left(
-        kind, tmp_path, monkeypatch):
+    kind, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 64)
     rows = helpers.make_rows(1000, 4)
     rows[777, 2] = np.nan
     embedding = embedding_of(rows)
     report, _ = helpers.export(embedding, tmp_path)
-    with pytest.raises(ValueError, match="Table 'words' cannot be stored as "
-                       f"{kind}: row 777 holds nan in column 2"):
+    with pytest.raises(
+        ValueError,
+        match="Table 'words' cannot be stored as "
+        f"{kind}: row 777 holds nan in column 2",
+    ):
         tlm.export(embedding, tmp_path / "model", kind)
     # The model that was there before still is.
     served = tf.saved_model.load(report.path)
@@ -93,14 +125,19 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
 
 def answer(path):
     served = tf.saved_model.load(str(path))
-    return served.serve({"x": tf.ragged.constant([[1]], tf.int64)})[
-        "x"].numpy().tolist()
+    return (
+        served.serve({"x": tf.ragged.constant([[1]], tf.int64)})["x"]
+        .numpy()
+        .tolist()
+    )
 
 
-@pytest.mark.parametrize("target", ["current", "current/", "folder/current",
-                                    "models//../current"])
+@pytest.mark.parametrize(
+    "target", ["current", "current/", "folder/current", "models//../current"]
+)
 def test_a_link_stays_and_the_folder_behind_it_is_replaced(
-        target, tmp_path, monkeypatch):
+    target, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     first, second = (helpers.make_rows(4, 8, seed) for seed in (0, 1))
     tlm.export(embedding_of(first), "models/1")
@@ -139,31 +176,44 @@ def test_a_full_disk_leaves_the_model_that_was_there(tmp_path):
     # Only what comes in blocks is too large.
     with pytest.raises(OSError, match="File too large.*variables"):
         with full_disk.full_disk(2**20):
-            tlm.export(embedding_of(helpers.make_rows(2**16, 8)),
-                       tmp_path / "model")
+            tlm.export(
+                embedding_of(helpers.make_rows(2**16, 8)), tmp_path / "model"
+            )
     assert answer(tmp_path / "model") == [rows[1].tolist()]
     assert os.listdir(tmp_path) == ["model"]
 
 
 def test_one_model_is_complete_wherever_a_process_is_killed(
-        tmp_path, monkeypatch):
+    tmp_path, monkeypatch
+):
     first, second = (helpers.make_rows(4, 8, seed) for seed in (0, 1))
     tlm.export(embedding_of(first), tmp_path / "all" / "model")
     taken = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
     with taken.of_operations(monkeypatch):
         tlm.export(embedding_of(second), tmp_path / "all" / "model")
     files = {
-        name: sorted((path.relative_to(one), path.read_bytes()) for path in
-                     (one / "model").rglob("*") if path.is_file())
-        for name, one in (("old", taken.folders[0]),
-                          ("new", taken.folders[-1]))}
+        name: sorted(
+            (path.relative_to(one), path.read_bytes())
+            for path in (one / "model").rglob("*")
+            if path.is_file()
+        )
+        for name, one in (("old", taken.folders[0]), ("new", taken.folders[-1]))
+    }
     found = []
     for one in taken.folders:
-        now = sorted((path.relative_to(one), path.read_bytes()) for path in
-                     (one / "model").rglob("*") if path.is_file())
-        found.append([name for name, wanted in files.items()
-                      if [(str(path), read) for path, read in now] == [
-                          (str(path), read) for path, read in wanted]])
+        now = sorted(
+            (path.relative_to(one), path.read_bytes())
+            for path in (one / "model").rglob("*")
+            if path.is_file()
+        )
+        found.append(
+            [
+                name
+                for name, wanted in files.items()
+                if [(str(path), read) for path, read in now]
+                == [(str(path), read) for path, read in wanted]
+            ]
+        )
     assert all(len(names) == 1 for names in found)
     assert found == sorted(found, reverse=True)
     assert answer(taken.folders[-1] / "model") == [second[1].tolist()]
@@ -177,11 +227,12 @@ def test_one_model_is_complete_wherever_a_process_is_killed(
 def test_the_files_are_as_small_as_promised(kind, ratio, tmp_path):
     rows = helpers.make_rows(60_000, 64)
     report, _ = helpers.export(embedding_of(rows), tmp_path, kind)
-    on_disk = sum(path.stat().st_size
-                  for path in (tmp_path / "model").rglob("*"))
+    on_disk = sum(
+        path.stat().st_size for path in (tmp_path / "model").rglob("*")
+    )
     assert report.num_bytes <= on_disk
     assert report.num_bytes <= ratio * rows.nbytes
-    one, = report.tables
+    (one,) = report.tables
     assert one.num_bytes <= report.num_bytes
     assert 0 < one.mean_error < one.largest_error
 
@@ -189,15 +240,24 @@ def test_the_files_are_as_small_as_promised(kind, ratio, tmp_path):
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("fuse", [True, False])
 def test_blocks_are_put_together_in_order(
-        fuse, num_shards, tmp_path, monkeypatch):
+    fuse, num_shards, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 80)
     rows = [helpers.make_rows(size, 4, size) for size in (57, 1, 20)]
-    embedding = tlm.TPUEmbedding([tpu.FeatureConfig(
-        helpers.table_of(one, f"t{len(one)}")) for one in rows], None,
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+    embedding = tlm.TPUEmbedding(
+        [
+            tpu.FeatureConfig(helpers.table_of(one, f"t{len(one)}"))
+            for one in rows
+        ],
+        None,
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
     _, served = helpers.export(
-        embedding, tmp_path, fuse=fuse,
-        input_signature=[[tf.TensorSpec([None], tf.int64)] * 3])
+        embedding,
+        tmp_path,
+        fuse=fuse,
+        input_signature=[[tf.TensorSpec([None], tf.int64)] * 3],
+    )
     found = served.serve([np.arange(len(one)) for one in rows])
     for one, wanted in zip(found, rows, strict=True):
         np.testing.assert_array_equal(one, wanted)
@@ -207,10 +267,15 @@ def test_writing_takes_the_memory_of_a_block(tmp_path, monkeypatch):
     assert peak_memory.is_available()
     mib = 2**20
     table = tlm.ShardedVariable.create(
-        tf.random_uniform_initializer(), shape=[2**19, 64], num_shards=3,
-        dtype=tf.float32, name="words")
+        tf.random_uniform_initializer(),
+        shape=[2**19, 64],
+        num_shards=3,
+        dtype=tf.float32,
+        name="words",
+    )
     layer = tlm.layers.ShardedEmbedding(
-        2**19, 64, num_shards=3, name="words", embeddings_initializer="ones")
+        2**19, 64, num_shards=3, name="words", embeddings_initializer="ones"
+    )
     layer.build()
     layer.embeddings.assign(table)
     del table
@@ -218,29 +283,40 @@ def test_writing_takes_the_memory_of_a_block(tmp_path, monkeypatch):
     specs = [tf.TensorSpec([None], tf.int64)]
     # Once for what TensorFlow keeps of its first export.
     tlm.export(layer, tmp_path / "first", "int8", input_signature=specs)
-    extra = peak_memory.extra_bytes(lambda: tlm.export(
-        layer, tmp_path / "model", "int8", input_signature=specs))
+    extra = peak_memory.extra_bytes(
+        lambda: tlm.export(
+            layer, tmp_path / "model", "int8", input_signature=specs
+        )
+    )
     # The table is 128 MiB, and 36 MiB as it is stored.
     assert extra < 20 * mib
 
 
 def test_the_report_is_printed_and_plain_data(tmp_path):
     report, _ = helpers.export(
-        embedding_of(helpers.make_rows(4, 8)), tmp_path, "int8")
+        embedding_of(helpers.make_rows(4, 8)), tmp_path, "int8"
+    )
     assert "words" in str(report)
     assert "int8" in str(report)
-    assert json.loads(json.dumps(report.as_dict()))["tables"][0][
-        "num_rows"] == 4
+    assert (
+        json.loads(json.dumps(report.as_dict()))["tables"][0]["num_rows"] == 4
+    )
 
 
 def compiled():
     ids = keras.Input([1], dtype="int64", name="ids")
     rows = tlm.layers.ShardedEmbedding(
-        50, 8, optimizer="adagrad", name="words")(ids)
-    model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(
-        keras.layers.Flatten()(rows)))
-    model.compile("adam", "binary_crossentropy",
-                  metrics=[keras.metrics.AUC(name="auc")])
+        50, 8, optimizer="adagrad", name="words"
+    )(ids)
+    model = keras.Model(
+        ids,
+        keras.layers.Dense(1, activation="sigmoid")(
+            keras.layers.Flatten()(rows)
+        ),
+    )
+    model.compile(
+        "adam", "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")]
+    )
     return model
 
 
@@ -255,10 +331,8 @@ def test_metrics_are_those_of_evaluate(tmp_path):
     exact, _ = helpers.export(model, tmp_path, dataset=data)
     assert exact.metrics_before.keys() == wanted.keys()
     for name, value in wanted.items():
-        np.testing.assert_allclose(
-            exact.metrics_before[name], value, rtol=1e-5)
-        np.testing.assert_allclose(
-            exact.metrics_after[name], value, rtol=1e-5)
+        np.testing.assert_allclose(exact.metrics_before[name], value, rtol=1e-5)
+        np.testing.assert_allclose(exact.metrics_after[name], value, rtol=1e-5)
     coarse, _ = helpers.export(model, tmp_path, "int4", dataset=data)
     assert coarse.metrics_before == exact.metrics_before
     assert coarse.metrics_after["loss"] != exact.metrics_after["loss"]

@@ -19,20 +19,27 @@ RAGGED = tf.RaggedTensorSpec([None, None], tf.int64)
 SPARSE = tf.SparseTensorSpec([None, None], tf.int64)
 
 
-def one_table(combiner="sum", length=0, out_of_range="error", num_shards=1,
-              **kwargs):
+def one_table(
+    combiner="sum", length=0, out_of_range="error", num_shards=1, **kwargs
+):
     table = helpers.table_of(ROWS, "words", combiner=combiner)
     return tlm.TPUEmbedding(
-        {"x": tpu.FeatureConfig(table, max_sequence_length=length)}, None,
-        out_of_range=out_of_range, partitioner=(
-            tlm.partitioners.FixedShardsPartitioner(num_shards)), **kwargs)
+        {"x": tpu.FeatureConfig(table, max_sequence_length=length)},
+        None,
+        out_of_range=out_of_range,
+        partitioner=(tlm.partitioners.FixedShardsPartitioner(num_shards)),
+        **kwargs,
+    )
 
 
 def bound(report, matrix):
     """How far activations may be from float64: the stated error, rounding."""
     gains = np.abs(matrix.astype(np.float64))
-    return (gains.sum(-1, keepdims=True) * report.tables[0].largest_error
-            + 1e-6 * (gains @ np.abs(ROWS)) + 1e-30)
+    return (
+        gains.sum(-1, keepdims=True) * report.tables[0].largest_error
+        + 1e-6 * (gains @ np.abs(ROWS))
+        + 1e-30
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,13 +47,16 @@ def bound(report, matrix):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_bags_are_within_the_stated_error_of_float64(
-        combiner, weighted, form, kind, tmp_path):
+    combiner, weighted, form, kind, tmp_path
+):
     spec = RAGGED if form == "ragged" else SPARSE
-    weight_spec = (tf.RaggedTensorSpec if form == "ragged" else
-                   tf.SparseTensorSpec)([None, None], tf.float32)
+    weight_spec = (
+        tf.RaggedTensorSpec if form == "ragged" else tf.SparseTensorSpec
+    )([None, None], tf.float32)
     specs = [{"x": spec}, {"x": weight_spec}] if weighted else [{"x": spec}]
     report, served = helpers.export(
-        one_table(combiner), tmp_path, kind, input_signature=specs)
+        one_table(combiner), tmp_path, kind, input_signature=specs
+    )
     ids = tf.ragged.constant(BAGS, dtype=tf.int64)
     weights = tf.ragged.constant(WEIGHTS)
     if form == "sparse":
@@ -54,7 +64,8 @@ def test_bags_are_within_the_stated_error_of_float64(
     arguments = [{"x": ids}, {"x": weights}] if weighted else [{"x": ids}]
     found = served.serve(*arguments)["x"].numpy()
     matrix = dense_reference.gain_matrix(
-        dense_reference.Bag(BAGS, WEIGHTS if weighted else None), 10, combiner)
+        dense_reference.Bag(BAGS, WEIGHTS if weighted else None), 10, combiner
+    )
     difference = np.abs(found - matrix.astype(np.float64) @ ROWS)
     assert (difference <= bound(report, matrix)).all()
     assert report.tables[0].rows == kind
@@ -64,15 +75,21 @@ def test_bags_are_within_the_stated_error_of_float64(
 @pytest.mark.parametrize("form", ["ragged", "sparse", "dense"])
 def test_sequences_keep_their_positions(form, kind, tmp_path):
     bags = [[1, 2, 1], [3, 0, 5], [9, 9, 8]] if form == "dense" else BAGS
-    spec = {"ragged": RAGGED, "sparse": SPARSE,
-            "dense": tf.TensorSpec([None, 3], tf.int32)}[form]
+    spec = {
+        "ragged": RAGGED,
+        "sparse": SPARSE,
+        "dense": tf.TensorSpec([None, 3], tf.int32),
+    }[form]
     report, served = helpers.export(
-        one_table(length=2), tmp_path, kind, input_signature=[{"x": spec}])
+        one_table(length=2), tmp_path, kind, input_signature=[{"x": spec}]
+    )
     ids = tf.ragged.constant(bags, dtype=tf.int64)
-    ids = {"ragged": lambda: ids, "sparse": ids.to_sparse,
-           "dense": lambda: tf.constant(bags)}[form]()
-    matrix = dense_reference.sequence_matrix(
-        dense_reference.Bag(bags), 10, 2)
+    ids = {
+        "ragged": lambda: ids,
+        "sparse": ids.to_sparse,
+        "dense": lambda: tf.constant(bags),
+    }[form]()
+    matrix = dense_reference.sequence_matrix(dense_reference.Bag(bags), 10, 2)
     found = served.serve({"x": ids})["x"].numpy()
     difference = np.abs(found - matrix.astype(np.float64) @ ROWS)
     assert (difference <= bound(report, matrix)).all()
@@ -82,27 +99,37 @@ def test_sequences_keep_their_positions(form, kind, tmp_path):
 @pytest.mark.parametrize("shape", [[None], [None, 1], [None, 3], [None, 2, 2]])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_dense_ids_are_combined_along_the_last_dimension(
-        combiner, shape, kind, tmp_path):
+    combiner, shape, kind, tmp_path
+):
     report, served = helpers.export(
-        one_table(combiner), tmp_path, kind,
-        input_signature=[{"x": tf.TensorSpec(shape, tf.int32)}])
+        one_table(combiner),
+        tmp_path,
+        kind,
+        input_signature=[{"x": tf.TensorSpec(shape, tf.int32)}],
+    )
     shape = [4 if size is None else size for size in shape]
     ids = np.random.default_rng(1).integers(0, 10, shape).astype(np.int32)
     bags = ids.reshape([-1, shape[-1] if len(shape) > 1 else 1]).tolist()
     matrix = dense_reference.gain_matrix(
-        dense_reference.Bag(bags), 10, combiner)
+        dense_reference.Bag(bags), 10, combiner
+    )
     found = served.serve({"x": ids})["x"].numpy()
-    assert found.shape == (*(shape[:-1] or shape), DIM) if len(
-        shape) > 1 else (4, DIM)
+    assert (
+        found.shape == (*(shape[:-1] or shape), DIM)
+        if len(shape) > 1
+        else (4, DIM)
+    )
     difference = np.abs(
-        found.reshape([-1, DIM]) - matrix.astype(np.float64) @ ROWS)
+        found.reshape([-1, DIM]) - matrix.astype(np.float64) @ ROWS
+    )
     assert (difference <= bound(report, matrix)).all()
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("fuse", [False, True])
 def test_rows_of_float32_give_the_bits_of_the_embedding(
-        fuse, num_shards, tmp_path):
+    fuse, num_shards, tmp_path
+):
     embedding = one_table("mean", num_shards=num_shards)
     report, served = helpers.export(embedding, tmp_path, fuse=fuse)
     ids = {"x": tf.ragged.constant(BAGS, dtype=tf.int64)}
@@ -124,13 +151,17 @@ def test_rows_of_16_bits_stay_as_they_are(dtype, tmp_path):
 @pytest.mark.parametrize("out_of_range", ["drop", "clip"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_ids_outside_are_dropped_or_clipped(
-        combiner, out_of_range, kind, tmp_path):
+    combiner, out_of_range, kind, tmp_path
+):
     embedding = one_table(combiner, out_of_range=out_of_range)
     report, served = helpers.export(embedding, tmp_path, kind)
     ids = {"x": tf.ragged.constant([[1, 12, 3], [-1], [10**12]], tf.int64)}
     np.testing.assert_allclose(
-        served.serve(ids)["x"], embedding(ids)["x"],
-        atol=2.5 * report.tables[0].largest_error, rtol=1e-6)
+        served.serve(ids)["x"],
+        embedding(ids)["x"],
+        atol=2.5 * report.tables[0].largest_error,
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("kind", ["float32", "int4"])
@@ -139,25 +170,34 @@ def test_samples_without_ids_are_zeros(kind, tmp_path):
     empty = tf.ragged.constant([[], []], dtype=tf.int64, ragged_rank=1)
     assert served.serve({"x": empty})["x"].numpy().tolist() == [[0] * DIM] * 2
     none = tf.RaggedTensor.from_row_splits(
-        tf.zeros([0], tf.int64), tf.zeros([1], tf.int64))
+        tf.zeros([0], tf.int64), tf.zeros([1], tf.int64)
+    )
     assert served.serve({"x": none})["x"].shape == [0, DIM]
 
 
 def several(num_rows=(10, 3, 7), dims=(4, 4, 8), **kwargs):
-    tables = [helpers.table_of(
-        helpers.make_rows(rows, dim, seed), f"t{seed}", combiner="sum")
-        for seed, (rows, dim) in enumerate(zip(num_rows, dims))]
-    features = {"a": tpu.FeatureConfig(tables[0]),
-                "b": [tpu.FeatureConfig(tables[1]),
-                      tpu.FeatureConfig(tables[2])],
-                "c": tpu.FeatureConfig(tables[0])}
+    tables = [
+        helpers.table_of(
+            helpers.make_rows(rows, dim, seed), f"t{seed}", combiner="sum"
+        )
+        for seed, (rows, dim) in enumerate(zip(num_rows, dims))
+    ]
+    features = {
+        "a": tpu.FeatureConfig(tables[0]),
+        "b": [tpu.FeatureConfig(tables[1]), tpu.FeatureConfig(tables[2])],
+        "c": tpu.FeatureConfig(tables[0]),
+    }
     return tlm.TPUEmbedding(features, None, **kwargs)
 
 
-SEVERAL_IDS = {"a": tf.ragged.constant([[1, 9], [0]], tf.int64),
-               "b": [tf.ragged.constant([[2], [1, 0]], tf.int64),
-                     tf.ragged.constant([[], [6, 6]], tf.int64)],
-               "c": tf.ragged.constant([[4], []], tf.int64)}
+SEVERAL_IDS = {
+    "a": tf.ragged.constant([[1, 9], [0]], tf.int64),
+    "b": [
+        tf.ragged.constant([[2], [1, 0]], tf.int64),
+        tf.ragged.constant([[], [6, 6]], tf.int64),
+    ],
+    "c": tf.ragged.constant([[4], []], tf.int64),
+}
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -167,8 +207,12 @@ def test_several_tables_are_told_from_each_other(kind, fuse, tmp_path):
     report, served = helpers.export(embedding, tmp_path, kind, fuse=fuse)
     assert report.num_variables == (2 if fuse else 3)
     largest = max(table.largest_error for table in report.tables)
-    for found, exact in zip(*(tf.nest.flatten(x) for x in (
-            served.serve(SEVERAL_IDS), embedding(SEVERAL_IDS)))):
+    for found, exact in zip(
+        *(
+            tf.nest.flatten(x)
+            for x in (served.serve(SEVERAL_IDS), embedding(SEVERAL_IDS))
+        )
+    ):
         np.testing.assert_allclose(found, exact, rtol=1e-6, atol=3 * largest)
 
 
@@ -181,11 +225,14 @@ def test_one_gather_reads_all_tables_of_one_width(tmp_path):
 def test_an_id_is_never_a_row_of_the_table_after_its_own(bad, tmp_path):
     # Fused, row 3 of table t1 would be row 0 of what follows.
     _, served = helpers.export(several(dims=(4, 4, 4)), tmp_path)
-    ids = {**SEVERAL_IDS, "b": [
-        tf.ragged.constant([[bad], []], tf.int64), SEVERAL_IDS["b"][1]]}
+    ids = {
+        **SEVERAL_IDS,
+        "b": [tf.ragged.constant([[bad], []], tf.int64), SEVERAL_IDS["b"][1]],
+    }
     with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match=r"Feature .*b/0.*\[0, 3\).*t1.*" + str(bad)):
+        tf.errors.InvalidArgumentError,
+        match=r"Feature .*b/0.*\[0, 3\).*t1.*" + str(bad),
+    ):
         served.serve(ids)
 
 
@@ -193,15 +240,24 @@ def test_rows_by_table(tmp_path):
     embedding = several()
     config, *_ = embedding.embedding_tables
     report, _ = helpers.export(
-        embedding, tmp_path, {"t2": "int4", config: "int8"})
+        embedding, tmp_path, {"t2": "int4", config: "int8"}
+    )
     assert [table.rows for table in report.tables] == [
-        "int8", "float32", "int4"]
+        "int8",
+        "float32",
+        "int4",
+    ]
 
 
 def test_quantized_tables_are_rounded_as_in_training(tmp_path):
     table = helpers.table_of(
-        ROWS, "words", combiner="sum", quantization_config=(
-            tpu.QuantizationConfig(num_buckets=5, lower=-1.0, upper=1.0)))
+        ROWS,
+        "words",
+        combiner="sum",
+        quantization_config=(
+            tpu.QuantizationConfig(num_buckets=5, lower=-1.0, upper=1.0)
+        ),
+    )
     embedding = tlm.TPUEmbedding({"x": tpu.FeatureConfig(table)}, None)
     _, served = helpers.export(embedding, tmp_path)
     ids = {"x": tf.ragged.constant(BAGS, dtype=tf.int64)}
@@ -212,14 +268,18 @@ def test_the_signature_takes_tensors_by_name(tmp_path):
     embedding = several()
     _, served = helpers.export(embedding, tmp_path)
     tensors = {}
-    for name, ids in (("a", SEVERAL_IDS["a"]), ("b_0", SEVERAL_IDS["b"][0]),
-                      ("b_1", SEVERAL_IDS["b"][1]), ("c", SEVERAL_IDS["c"])):
+    for name, ids in (
+        ("a", SEVERAL_IDS["a"]),
+        ("b_0", SEVERAL_IDS["b"][0]),
+        ("b_1", SEVERAL_IDS["b"][1]),
+        ("c", SEVERAL_IDS["c"]),
+    ):
         tensors[f"{name}_values"] = ids.values
         tensors[f"{name}_row_splits"] = ids.row_splits
     found = served.signatures["serving_default"](**tensors)
     assert sorted(found) == ["a", "b/0", "b/1", "c"]
-    np.testing.assert_array_equal(
-        found["b/1"], embedding(SEVERAL_IDS)["b"][1])
+    np.testing.assert_array_equal(found["b/1"], embedding(SEVERAL_IDS)["b"][1])
     with pytest.raises(tf.errors.InvalidArgumentError):
         served.signatures["serving_default"](
-            **{**tensors, "a_row_splits": tf.constant([0, 9, 3], tf.int64)})
+            **{**tensors, "a_row_splits": tf.constant([0, 9, 3], tf.int64)}
+        )

@@ -18,9 +18,11 @@ def sharded(module=keras, layers=tlm.layers, optimizer="adagrad", **kwargs):
     """Two layers of tables, and a Dense layer."""
     ids = module.Input([3], dtype="int64", name="ids")
     first = layers.ShardedEmbedding(
-        16, 4, optimizer=optimizer, name="words", **kwargs)(ids)
+        16, 4, optimizer=optimizer, name="words", **kwargs
+    )(ids)
     second = layers.ShardedEmbedding(
-        20, 4, optimizer=optimizer, name="other", **kwargs)(ids + 1)
+        20, 4, optimizer=optimizer, name="other", **kwargs
+    )(ids + 1)
     flat = module.layers.Flatten()(first + second)
     return module.Model(ids, module.layers.Dense(2, name="d1")(flat))
 
@@ -36,7 +38,8 @@ def test_a_model_of_tables_answers_as_it_predicts(optimizer, kind, tmp_path):
     largest = sum(table.largest_error for table in report.tables)
     slack = 12 * largest * np.abs(model.get_layer("d1").kernel).max()
     np.testing.assert_allclose(
-        served.serve(IDS), wanted, rtol=1e-5, atol=1e-6 + slack)
+        served.serve(IDS), wanted, rtol=1e-5, atol=1e-6 + slack
+    )
     found = served.signatures["serving_default"](ids=tf.constant(IDS))
     np.testing.assert_array_equal(found["output_0"], served.serve(IDS))
     # The tables are exported once, as rows and not as they train.
@@ -50,48 +53,69 @@ def test_the_signature_is_that_of_keras(tmp_path):
     _, ours = helpers.export(model, tmp_path)
     for name in ("serve", "serving_default"):
         first, second = (one.signatures[name] for one in (ours, theirs))
-        assert (first.structured_input_signature
-                == second.structured_input_signature)
+        assert (
+            first.structured_input_signature
+            == second.structured_input_signature
+        )
         assert first.structured_outputs == second.structured_outputs
     np.testing.assert_array_equal(ours.serve(IDS), theirs.serve(IDS))
 
 
 def features(module=keras, layers=tlm.layers):
     """A `TPUEmbedding` in a model, with a ragged and a dense input."""
-    tables = [helpers.table_of(helpers.make_rows(16, 4, seed), f"t{seed}",
-                               combiner="mean") for seed in range(2)]
-    inputs = {"a": module.Input([3], dtype="int64", name="a"),
-              "b": module.Input([None], dtype="int64", ragged=True, name="b")}
+    tables = [
+        helpers.table_of(
+            helpers.make_rows(16, 4, seed), f"t{seed}", combiner="mean"
+        )
+        for seed in range(2)
+    ]
+    inputs = {
+        "a": module.Input([3], dtype="int64", name="a"),
+        "b": module.Input([None], dtype="int64", ragged=True, name="b"),
+    }
     found = layers.TPUEmbedding(
         {"a": tpu.FeatureConfig(tables[0]), "b": tpu.FeatureConfig(tables[1])},
-        tpu.SGD(0.1), name="tables")(inputs)
-    return module.Model(inputs, module.layers.Dense(2, name="d1")(
-        found["a"] + found["b"]))
+        tpu.SGD(0.1),
+        name="tables",
+    )(inputs)
+    return module.Model(
+        inputs, module.layers.Dense(2, name="d1")(found["a"] + found["b"])
+    )
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_a_tpu_embedding_in_a_model_takes_ragged_inputs(kind, tmp_path):
     model = features()
-    inputs = {"a": tf.constant(IDS),
-              "b": tf.ragged.constant([[1, 2], [], [3]] * 2 + [[0], [15]],
-                                      dtype=tf.int64)}
+    inputs = {
+        "a": tf.constant(IDS),
+        "b": tf.ragged.constant(
+            [[1, 2], [], [3]] * 2 + [[0], [15]], dtype=tf.int64
+        ),
+    }
     report, served = helpers.export(model, tmp_path, kind)
     assert report.num_variables == 1
     found = served.serve(inputs)
-    slack = sum(table.largest_error for table in report.tables) * 4 * np.abs(
-        model.get_layer("d1").kernel).max()
+    slack = (
+        sum(table.largest_error for table in report.tables)
+        * 4
+        * np.abs(model.get_layer("d1").kernel).max()
+    )
     np.testing.assert_allclose(
-        found, model(inputs), rtol=1e-5, atol=1e-6 + slack)
+        found, model(inputs), rtol=1e-5, atol=1e-6 + slack
+    )
     by_name = served.signatures["serving_default"](
-        a=inputs["a"], b_values=inputs["b"].values,
-        b_row_splits=inputs["b"].row_splits)
+        a=inputs["a"],
+        b_values=inputs["b"].values,
+        b_row_splits=inputs["b"].row_splits,
+    )
     np.testing.assert_array_equal(by_name["output_0"], found)
 
 
 def test_ids_outside_are_refused_by_the_layer(tmp_path):
     _, served = helpers.export(sharded(), tmp_path, "int8")
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=r"\[0, 16\) \(layer .*words.*16"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"\[0, 16\) \(layer .*words.*16"
+    ):
         served.serve(np.full([1, 3], 16))
 
 
@@ -120,8 +144,9 @@ class Subclassed(keras.Model):
 def test_a_subclassed_model_is_exported_with_its_specs(tmp_path):
     model = Subclassed()
     wanted = model(IDS)
-    _, served = helpers.export(model, tmp_path, input_signature=[
-        tf.TensorSpec([None, None], tf.int32)])
+    _, served = helpers.export(
+        model, tmp_path, input_signature=[tf.TensorSpec([None, None], tf.int32)]
+    )
     np.testing.assert_array_equal(served.serve(IDS[:, :2]), wanted[:, :2])
 
 
@@ -136,26 +161,39 @@ def test_rows_come_in_the_compute_dtype(policy, tmp_path):
     assert served.serve(IDS).dtype == model(IDS).dtype
     np.testing.assert_allclose(
         tf.cast(served.serve(IDS), tf.float32),
-        tf.cast(model(IDS), tf.float32), atol=2e-2)
+        tf.cast(model(IDS), tf.float32),
+        atol=2e-2,
+    )
 
 
 def test_equal_names_of_tables_get_those_of_their_layers(tmp_path):
     inputs = {"x": keras.Input([2], dtype="int64", name="x")}
     rows = helpers.make_rows(16, 4)
-    parts = [tlm.layers.TPUEmbedding(
-        {"x": tpu.FeatureConfig(helpers.table_of(rows, "t"))}, tpu.SGD(0.1),
-        name=name)(inputs)["x"] for name in ("one", "two")]
+    parts = [
+        tlm.layers.TPUEmbedding(
+            {"x": tpu.FeatureConfig(helpers.table_of(rows, "t"))},
+            tpu.SGD(0.1),
+            name=name,
+        )(inputs)["x"]
+        for name in ("one", "two")
+    ]
     report, _ = helpers.export(
-        keras.Model(inputs, parts), tmp_path, {"one/t": "int8"})
+        keras.Model(inputs, parts), tmp_path, {"one/t": "int8"}
+    )
     assert [(table.name, table.rows) for table in report.tables] == [
-        ("one/t", "int8"), ("two/t", "float32")]
+        ("one/t", "int8"),
+        ("two/t", "float32"),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
-@pytest.mark.parametrize(("optimizer", "axes"), [
-    ("adagrad", ("model", None)), (None, (None, "model"))])
+@pytest.mark.parametrize(
+    ("optimizer", "axes"),
+    [("adagrad", ("model", None)), (None, (None, "model"))],
+)
 def test_a_model_on_a_mesh_needs_none_where_it_is_served(
-        optimizer, axes, kind, tmp_path):
+    optimizer, axes, kind, tmp_path
+):
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     layout_map["(words|other).embeddings"] = layout_of(mesh, *axes)
@@ -163,12 +201,16 @@ def test_a_model_on_a_mesh_needs_none_where_it_is_served(
     with tlm.layout_map_scope(layout_map):
         model = sharded(optimizer=optimizer)
     report, served = helpers.export(model, tmp_path, kind)
-    assert not [name for name in helpers.operations_of(served.serve)
-                if "DTensor" in name or "LayoutMap" in name]
+    assert not [
+        name
+        for name in helpers.operations_of(served.serve)
+        if "DTensor" in name or "LayoutMap" in name
+    ]
     wanted = model.predict(IDS, verbose=0)
     slack = 24 * max(table.largest_error for table in report.tables)
     np.testing.assert_allclose(
-        served.serve(IDS), wanted, rtol=1e-5, atol=1e-6 + slack)
+        served.serve(IDS), wanted, rtol=1e-5, atol=1e-6 + slack
+    )
     found = helpers.asked_as_by_tensorflow_serving(report.path, ids=IDS)
     np.testing.assert_array_equal(found["output_0"], served.serve(IDS))
 
@@ -177,12 +219,16 @@ def test_tables_read_other_than_by_a_call_are_refused(tmp_path):
     class Tied(Subclassed):
         def call(self, ids, training=False):
             rows = self.table(ids)
-            return tf.matmul(rows, self.table.embeddings.value(),
-                             transpose_b=True)
+            return tf.matmul(
+                rows, self.table.embeddings.value(), transpose_b=True
+            )
 
     model = Tied()
     model(IDS)
     with pytest.raises(ValueError, match="'words'.*other than by calling"):
-        tlm.export(model, str(tmp_path / "model"), input_signature=[
-            tf.TensorSpec([None, None], tf.int64)])
+        tlm.export(
+            model,
+            str(tmp_path / "model"),
+            input_signature=[tf.TensorSpec([None, None], tf.int64)],
+        )
     assert not list(tmp_path.iterdir())

@@ -12,51 +12,75 @@ tpu = tf.tpu.experimental.embedding
 def trained(values, num_shards=1, **settings):
     """An embedding with a closed table, and an open one of two features."""
     words = tpu.TableConfig(
-        60, 4, tf.random_uniform_initializer(-1.0, 1.0), combiner="mean",
-        name="words")
+        60,
+        4,
+        tf.random_uniform_initializer(-1.0, 1.0),
+        combiner="mean",
+        name="words",
+    )
     ids = tpu.TableConfig(
-        9, 4, tf.random_uniform_initializer(-1.0, 1.0), combiner="sum",
-        name="ids")
+        9,
+        4,
+        tf.random_uniform_initializer(-1.0, 1.0),
+        combiner="sum",
+        name="ids",
+    )
     features = {
         "title": tpu.FeatureConfig(words),
         "text": tpu.FeatureConfig(words, max_sequence_length=2),
-        "id": tpu.FeatureConfig(ids)}
+        "id": tpu.FeatureConfig(ids),
+    }
     embedding = tlm.TPUEmbedding(
-        features, tpu.SGD(0.5),
+        features,
+        tpu.SGD(0.5),
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
-        vocabularies={"words": tlm.OpenVocabulary(60, **settings)})
+        vocabularies={"words": tlm.OpenVocabulary(60, **settings)},
+    )
     embedding.enqueue(inputs(values))
     embedding.dequeue()
     embedding.apply_gradients(
-        {"title": tf.ones([2, 4]), "text": tf.ones([2, 2, 4]),
-         "id": tf.ones([2, 4])})
+        {
+            "title": tf.ones([2, 4]),
+            "text": tf.ones([2, 2, 4]),
+            "id": tf.ones([2, 4]),
+        }
+    )
     return embedding
 
 
 def inputs(values):
     words = tf.ragged.constant(values)
-    return {"title": words, "text": words,
-            "id": tf.ragged.constant([[1, 8], [3]], dtype=tf.int64)}
+    return {
+        "title": words,
+        "text": words,
+        "id": tf.ragged.constant([[1, 8], [3]], dtype=tf.int64),
+    }
 
 
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
 @pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize(("seen", "asked"), [
-    ([["red", "fox"], ["hen"]], [["red", "owl", "hen"], ["fox", "cat"]]),
-    ([[3, -7], [2**40]], [[3, 5, 2**40], [-7, -2**62]])])
+@pytest.mark.parametrize(
+    ("seen", "asked"),
+    [
+        ([["red", "fox"], ["hen"]], [["red", "owl", "hen"], ["fox", "cat"]]),
+        ([[3, -7], [2**40]], [[3, 5, 2**40], [-7, -(2**62)]]),
+    ],
+)
 def test_keys_are_found_as_in_training(
-        tmp_path, seen, asked, num_shards, unknown):
+    tmp_path, seen, asked, num_shards, unknown
+):
     embedding = trained(seen, num_shards, unknown=unknown)
     expected = embedding(inputs(asked))
     assert not np.array_equal(expected["title"][0], expected["title"][1])
-    for name, rows, error in (("all", "float32", 0), ("packed", "int8", .02)):
+    for name, rows, error in (("all", "float32", 0), ("packed", "int8", 0.02)):
         folder = str(tmp_path / name)
         tlm.export(embedding, folder, rows=rows)
         served = tf.saved_model.load(folder)
         found = served.serve(inputs(asked))
         for feature, activations in expected.items():
             np.testing.assert_allclose(
-                found[feature], activations, atol=error + 1e-6)
+                found[feature], activations, atol=error + 1e-6
+            )
         with open(f"{folder}/saved_model.pb", "rb") as graph:
             assert b"LayoutMap>" not in graph.read()
 
@@ -68,15 +92,21 @@ def test_an_export_keeps_its_keys(tmp_path):
     embedding.vocabularies["words"].evict(["red", "fox"])
     served = tf.saved_model.load(str(tmp_path / "one"))
     np.testing.assert_allclose(
-        served.serve(inputs([["red"], ["fox"]]))["title"], expected)
+        served.serve(inputs([["red"], ["fox"]]))["title"], expected
+    )
 
 
 def test_ids_of_another_kind_are_refused(tmp_path):
     embedding = trained([["red"], ["fox"]])
-    words, ids = (tf.RaggedTensorSpec([None, None], dtype)
-                  for dtype in (tf.int64, tf.int64))
+    words, ids = (
+        tf.RaggedTensorSpec([None, None], dtype)
+        for dtype in (tf.int64, tf.int64)
+    )
     with pytest.raises(ValueError, match="must be strings.*integers"):
-        tlm.export(embedding, str(tmp_path / "one"), input_signature=[
-            {"title": words, "text": words, "id": ids}])
+        tlm.export(
+            embedding,
+            str(tmp_path / "one"),
+            input_signature=[{"title": words, "text": words, "id": ids}],
+        )
     with pytest.raises(tf.errors.InvalidArgumentError, match="as those before"):
         embedding(inputs([[1], [2]]))

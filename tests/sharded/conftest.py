@@ -15,8 +15,9 @@ def values():
     return np.arange(20, dtype=np.float32).reshape(10, 2)
 
 
-@pytest.fixture(params=[[10], [4, 3, 3], [1, 2, 0, 7]],
-                ids=["one", "even", "uneven"])
+@pytest.fixture(
+    params=[[10], [4, 3, 3], [1, 2, 0, 7]], ids=["one", "even", "uneven"]
+)
 def sizes(request):
     return request.param
 

@@ -28,14 +28,19 @@ tpu = tf.tpu.experimental.embedding
 
 def cluster(num_servers=2):
     ports = [f"localhost:{port}" for port in free_ports(num_servers + 2)]
-    spec = tf.train.ClusterSpec({
-        "ps": ports[:num_servers], "worker": ports[-2:-1],
-        "chief": ports[-1:]})
-    servers = [tf.distribute.Server(spec, job_name=job, task_index=index)
-               for job, index in [*(("ps", number) for number in
-                                    range(num_servers)), ("worker", 0)]]
+    spec = tf.train.ClusterSpec(
+        {"ps": ports[:num_servers], "worker": ports[-2:-1], "chief": ports[-1:]}
+    )
+    servers = [
+        tf.distribute.Server(spec, job_name=job, task_index=index)
+        for job, index in [
+            *(("ps", number) for number in range(num_servers)),
+            ("worker", 0),
+        ]
+    ]
     return servers, tf.distribute.cluster_resolver.SimpleClusterResolver(
-        spec, rpc_layer="grpc")
+        spec, rpc_layer="grpc"
+    )
 
 
 def places(variables):
@@ -51,7 +56,8 @@ def table_as_asked(strategy, coordinator):
 def table_as_the_strategy_divides(strategy, coordinator):
     with strategy.scope():
         table = tlm.ShardedVariable.create(
-            tf.ones_initializer(), [6, 2], tf.float32)
+            tf.ones_initializer(), [6, 2], tf.float32
+        )
         other = tf.Variable(tf.zeros([6, 2]))
     # The strategy divides what is made after it as before.
     return places(table.variables), places(other.variables)
@@ -70,24 +76,34 @@ def first_values(strategy, coordinator):
     def made(initializer):
         tf.random.set_seed(3)
         return tlm.ShardedVariable.create(
-            initializer, [6, 2], num_shards=3).numpy()
+            initializer, [6, 2], num_shards=3
+        ).numpy()
 
     def made_by_layers(kind):
-        one = (tlm.layers if kind == "keras" else tlm.layers.tf_keras)
+        one = tlm.layers if kind == "keras" else tlm.layers.tf_keras
         one = one.ShardedEmbedding(
-            6, 2, num_shards=3, name="words", embeddings_initializer=
-            importlib.import_module(kind).initializers.RandomNormal(seed=7))
+            6,
+            2,
+            num_shards=3,
+            name="words",
+            embeddings_initializer=importlib.import_module(
+                kind
+            ).initializers.RandomNormal(seed=7),
+        )
         one.build(())
         return one.embeddings.numpy()
 
     found = {}
     initial_value.of_shard = told
     for name, make in {
-            "normal": lambda: made(tf.random_normal_initializer()),
-            "seeded": lambda: made(tf.random_uniform_initializer(seed=5)),
-            "own": lambda: made(lambda shape: ROWS[:shape[0]]),
-            **{kind: functools.partial(made_by_layers, kind)
-               for kind in ("keras", "tf_keras")}}.items():
+        "normal": lambda: made(tf.random_normal_initializer()),
+        "seeded": lambda: made(tf.random_uniform_initializer(seed=5)),
+        "own": lambda: made(lambda shape: ROWS[: shape[0]]),
+        **{
+            kind: functools.partial(made_by_layers, kind)
+            for kind in ("keras", "tf_keras")
+        },
+    }.items():
         expected = make()
         del devices[:]
         with strategy.scope():
@@ -100,7 +116,8 @@ def trained_table(strategy, coordinator):
     with strategy.scope():
         table = tlm.ShardedVariable.create(ROWS, num_shards=2)
     return scheduled_step(strategy, coordinator, table), (
-        table.numpy().tolist())
+        table.numpy().tolist()
+    )
 
 
 def scheduled_step(strategy, coordinator, table):
@@ -122,17 +139,24 @@ def scheduled_step(strategy, coordinator, table):
 def layer(module, strategy, optimizer=None):
     with strategy.scope():
         made = module.ShardedEmbedding(
-            6, 2, num_shards=2, optimizer=optimizer, name="words",
-            embeddings_initializer="ones")
+            6,
+            2,
+            num_shards=2,
+            optimizer=optimizer,
+            name="words",
+            embeddings_initializer="ones",
+        )
         made.build(())
     return made
 
 
 def trained_layer(module, strategy, coordinator):
     made = layer(module, strategy)
-    return (places(made.embeddings.variables),
-            scheduled_step(strategy, coordinator, made.embeddings),
-            made(tf.constant([0, 1, 5])).numpy().tolist())
+    return (
+        places(made.embeddings.variables),
+        scheduled_step(strategy, coordinator, made.embeddings),
+        made(tf.constant([0, 1, 5])).numpy().tolist(),
+    )
 
 
 def keras_layer(strategy, coordinator):
@@ -144,18 +168,19 @@ def tf_keras_layer(strategy, coordinator):
 
 
 def keras_layer_that_trains_itself(strategy, coordinator):
-    return places(layer(
-        tlm.layers, strategy, "adagrad").embeddings.variables)
+    return places(layer(tlm.layers, strategy, "adagrad").embeddings.variables)
 
 
 def tf_keras_layer_that_trains_itself(strategy, coordinator):
-    return places(layer(
-        tlm.layers.tf_keras, strategy, "adagrad").embeddings.variables)
+    return places(
+        layer(tlm.layers.tf_keras, strategy, "adagrad").embeddings.variables
+    )
 
 
 def embedding_from_outside(strategy, coordinator):
     embedding = tlm.TPUEmbedding(
-        {"a": tpu.FeatureConfig(tpu.TableConfig(6, 2))}, tpu.SGD(0.1))
+        {"a": tpu.FeatureConfig(tpu.TableConfig(6, 2))}, tpu.SGD(0.1)
+    )
     embedding.build()
 
     @tf.function
@@ -167,17 +192,27 @@ def embedding_from_outside(strategy, coordinator):
     coordinator.join()
 
 
-CASES = [table_as_asked, table_as_the_strategy_divides, trained_table,
-         first_values,
-         keras_layer, tf_keras_layer, keras_layer_that_trains_itself,
-         tf_keras_layer_that_trains_itself, embedding_from_outside]
+CASES = [
+    table_as_asked,
+    table_as_the_strategy_divides,
+    trained_table,
+    first_values,
+    keras_layer,
+    tf_keras_layer,
+    keras_layer_that_trains_itself,
+    tf_keras_layer_that_trains_itself,
+    embedding_from_outside,
+]
 
 
 def main():
     servers, resolver = cluster()
     strategy = tf.distribute.ParameterServerStrategy(
-        resolver, variable_partitioner=tf.distribute.experimental.partitioners
-        .FixedShardsPartitioner(2))
+        resolver,
+        variable_partitioner=tf.distribute.experimental.partitioners.FixedShardsPartitioner(
+            2
+        ),
+    )
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     found = {}
     for case in CASES:

@@ -12,15 +12,20 @@ def make_table(values, sizes, name="emb", **options):
     """A table of `values` cut into shards of `sizes` rows."""
     offsets = np.cumsum([0, *sizes])
     return ShardedVariable(
-        [tf.Variable(values[start:stop], **options)
-         for start, stop in zip(offsets, offsets[1:])], name=name)
+        [
+            tf.Variable(values[start:stop], **options)
+            for start, stop in zip(offsets, offsets[1:])
+        ],
+        name=name,
+    )
 
 
 def backwards(num_rows, num_shards):
     """A callable placement: rows dealt out in turn, the last shard first."""
     return RowPartition.from_callable(
         lambda rows: (num_shards - 1 - rows % num_shards, rows // num_shards),
-        RowPartition.mod(num_rows, num_shards).sizes[::-1])
+        RowPartition.mod(num_rows, num_shards).sizes[::-1],
+    )
 
 
 PLACEMENTS = {
@@ -36,8 +41,11 @@ def placed(values, placement, num_shards=3, **options):
     axis = int(placement == "columns")
     rule = PLACEMENTS["div" if axis else placement]
     return ShardedVariable.create(
-        values, axis=axis, placement=rule(values.shape[axis], num_shards),
-        **{"name": "emb", **options})
+        values,
+        axis=axis,
+        placement=rule(values.shape[axis], num_shards),
+        **{"name": "emb", **options},
+    )
 
 
 @st.composite
@@ -46,10 +54,18 @@ def cuts(draw, shape):
     axis = draw(st.integers(0, 1)) if len(shape) > 1 else 0
     size = shape[axis]
     num_shards = draw(st.integers(1, 5))
-    kind = draw(st.sampled_from(
-        ["sizes", "div"] if axis else ["sizes", "div", "mod", "callable"]))
+    kind = draw(
+        st.sampled_from(
+            ["sizes", "div"] if axis else ["sizes", "div", "mod", "callable"]
+        )
+    )
     if kind == "sizes":
-        bounds = draw(st.lists(st.integers(0, size), min_size=num_shards - 1,
-                               max_size=num_shards - 1).map(sorted))
+        bounds = draw(
+            st.lists(
+                st.integers(0, size),
+                min_size=num_shards - 1,
+                max_size=num_shards - 1,
+            ).map(sorted)
+        )
         return {"axis": axis, "placement": [0, *bounds, size]}
     return {"axis": axis, "placement": PLACEMENTS[kind](size, num_shards)}

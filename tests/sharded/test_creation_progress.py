@@ -23,15 +23,21 @@ def at_once(monkeypatch):
 
 def test_the_operation_counts_what_it_writes():
     before = int(_ops.bytes_drawn())
-    for initializer in (tf.random_uniform_initializer(seed=1),
-                        tf.zeros_initializer()):
+    for initializer in (
+        tf.random_uniform_initializer(seed=1),
+        tf.zeros_initializer(),
+    ):
         tlm.ShardedVariable.create(initializer, shape=SHAPE, num_shards=1)
     assert int(_ops.bytes_drawn()) - before == 2 * SIZE
 
 
-@pytest.mark.parametrize("initializer", [
-    tf.random_uniform_initializer(seed=1),  # Drawn by our operation.
-    lambda shape: tf.ones(shape)])
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        tf.random_uniform_initializer(seed=1),  # Drawn by our operation.
+        lambda shape: tf.ones(shape),
+    ],
+)
 def test_a_sharded_variable(at_once, capsys, initializer):
     tlm.ShardedVariable.create(initializer, shape=SHAPE, num_shards=3)
     printed = capsys.readouterr().out
@@ -43,8 +49,12 @@ def test_a_sharded_variable(at_once, capsys, initializer):
 
 def test_all_tables_of_an_embedding_have_one_bar(at_once, capsys):
     embedding = tlm.TPUEmbedding(
-        [tpu.FeatureConfig(tpu.TableConfig(SHAPE[0], SHAPE[1], name=name))
-         for name in ("a", "b")], tpu.Adam(0.1))
+        [
+            tpu.FeatureConfig(tpu.TableConfig(SHAPE[0], SHAPE[1], name=name))
+            for name in ("a", "b")
+        ],
+        tpu.Adam(0.1),
+    )
     embedding.build(per_replica_batch_size=2)
     printed = capsys.readouterr().out
     assert printed.count("Making tables") == 1

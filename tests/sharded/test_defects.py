@@ -47,7 +47,8 @@ def test_tf_gather_keeps_the_order_of_ids_of_any_rank(values):
 def test_uneven_shards_are_looked_up_right(values, sizes):
     table = make_table(values, sizes)
     for found in everywhere(
-            lambda: tf.nn.embedding_lookup(table, list(range(10)))):
+        lambda: tf.nn.embedding_lookup(table, list(range(10)))
+    ):
         np.testing.assert_array_equal(found, values)
 
 
@@ -55,8 +56,11 @@ def test_uneven_shards_are_looked_up_right(values, sizes):
 @pytest.mark.parametrize("strategy", ["div", "mod"])
 def test_the_v1_lookup_follows_the_table(values, placement, strategy):
     table = placed(values, placement)
-    for found in everywhere(lambda: tf.compat.v1.nn.embedding_lookup(
-            table, [0, 1, 2, 9], partition_strategy=strategy)):
+    for found in everywhere(
+        lambda: tf.compat.v1.nn.embedding_lookup(
+            table, [0, 1, 2, 9], partition_strategy=strategy
+        )
+    ):
         np.testing.assert_array_equal(found, values[[0, 1, 2, 9]])
 
 
@@ -65,15 +69,24 @@ def test_every_slice_is_that_of_numpy(grid):
     table = make_table(values, [2, 2, 1])
     bounds = [None, *range(-7, 8)]
     for start, stop, step in itertools.product(
-            bounds, bounds, (-3, -1, 1, 2, 7)):
+        bounds, bounds, (-3, -1, 1, 2, 7)
+    ):
         np.testing.assert_array_equal(
-            table[start:stop:step], values[start:stop:step])
+            table[start:stop:step], values[start:stop:step]
+        )
 
 
-@pytest.mark.parametrize("index", [
-    (None, slice(0, 2)), (None, 1),
-    (Ellipsis, slice(0, 1), slice(None)), (Ellipsis, 1, slice(None)),
-    (slice(0, 0), 0)], ids=str)
+@pytest.mark.parametrize(
+    "index",
+    [
+        (None, slice(0, 2)),
+        (None, 1),
+        (Ellipsis, slice(0, 1), slice(None)),
+        (Ellipsis, 1, slice(None)),
+        (slice(0, 0), 0),
+    ],
+    ids=str,
+)
 def test_new_axes_and_ellipses_count_for_the_whole_table(grid, index):
     found = make_table(grid, [2, 2, 2])[index]
     assert found.shape == grid[index].shape
@@ -82,7 +95,8 @@ def test_new_axes_and_ellipses_count_for_the_whole_table(grid, index):
 
 def test_an_ellipsis_before_the_only_axis_indexes_rows():
     np.testing.assert_array_equal(
-        make_table(np.arange(6.), [3, 3])[..., 0:1], [0.])
+        make_table(np.arange(6.0), [3, 3])[..., 0:1], [0.0]
+    )
 
 
 @pytest.mark.parametrize("rows", [5, 7], ids=["too small", "too large"])
@@ -98,8 +112,9 @@ def test_tensors_lists_and_masks_index_rows(grid):
     table = make_table(grid, [3, 3])
     mask = [True, False, True, False, False, True]
     np.testing.assert_array_equal(table[tf.constant([4, 0])], grid[[4, 0]])
-    np.testing.assert_array_equal(table[tf.constant(1):tf.constant(4)],
-                                  grid[1:4])
+    np.testing.assert_array_equal(
+        table[tf.constant(1) : tf.constant(4)], grid[1:4]
+    )
     np.testing.assert_array_equal(table[[4, 0]], grid[[4, 0]])
     np.testing.assert_array_equal(table[mask], grid[mask])
     np.testing.assert_array_equal(table[mask, 0], grid[mask, 0])
@@ -113,9 +128,10 @@ def test_it_has_the_methods_of_a_variable(grid):
     for whole in (table.value(), table.read_value()):
         np.testing.assert_array_equal(whole, grid)
     np.testing.assert_array_equal(
-        table.gather_nd([[5, 1], [0, 0]]), [grid[5, 1], grid[0, 0]])
+        table.gather_nd([[5, 1], [0, 0]]), [grid[5, 1], grid[0, 0]]
+    )
     table[1:3].assign(np.zeros((2, 2)))
-    table.scatter_nd_add([[5, 1]], [100.])
+    table.scatter_nd_add([[5, 1]], [100.0])
     grid[1:3] = 0
     grid[5, 1] += 100
     np.testing.assert_array_equal(table.numpy(), grid)
@@ -123,7 +139,7 @@ def test_it_has_the_methods_of_a_variable(grid):
 
 def test_a_scalar_is_scattered_to_all_columns(grid):
     table = make_table(grid, [3, 3])
-    table.scatter_add(tf.IndexedSlices(tf.constant(2.), [5, 0]))
+    table.scatter_add(tf.IndexedSlices(tf.constant(2.0), [5, 0]))
     grid[[5, 0]] += 2
     np.testing.assert_array_equal(table.numpy(), grid)
 
@@ -138,9 +154,13 @@ def test_empty_shards_take_scatters(grid):
 def test_a_table_leaves_a_function_and_goes_around_a_loop(grid):
     table = make_table(grid, [2, 4])
     np.testing.assert_array_equal(tf.function(lambda: table)(), grid)
-    for found in everywhere(lambda: tf.while_loop(
-            lambda i, t: i < 3, lambda i, t: (i + 1, t * 2.),
-            (tf.constant(0), table))[1]):
+    for found in everywhere(
+        lambda: tf.while_loop(
+            lambda i, t: i < 3,
+            lambda i, t: (i + 1, t * 2.0),
+            (tf.constant(0), table),
+        )[1]
+    ):
         np.testing.assert_array_equal(found, grid * 8)
 
     @tf.function
@@ -149,8 +169,7 @@ def test_a_table_leaves_a_function_and_goes_around_a_loop(grid):
             table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [i]))
         return table
 
-    np.testing.assert_array_equal(
-        count(), grid + (np.arange(6) < 3)[:, None])
+    np.testing.assert_array_equal(count(), grid + (np.arange(6) < 3)[:, None])
 
 
 def test_numpy_sees_an_array_of_numbers(grid):
@@ -177,9 +196,12 @@ def test_four_threads_lose_no_update():
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(num_calls):
-            table.scatter_add(tf.IndexedSlices(
-                np.ones((ids_per_call, 8), np.float32),
-                rng.integers(0, 50, ids_per_call)))
+            table.scatter_add(
+                tf.IndexedSlices(
+                    np.ones((ids_per_call, 8), np.float32),
+                    rng.integers(0, 50, ids_per_call),
+                )
+            )
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -188,7 +210,8 @@ def test_four_threads_lose_no_update():
         thread.join()
     # 40,000 additions of 1: exact in float32.
     np.testing.assert_array_equal(
-        table.numpy().sum(axis=0), [4 * num_calls * ids_per_call] * 8)
+        table.numpy().sum(axis=0), [4 * num_calls * ids_per_call] * 8
+    )
 
 
 def test_what_is_exported_reads_and_writes_the_same_rows(grid, tmp_path):
@@ -197,17 +220,23 @@ def test_what_is_exported_reads_and_writes_the_same_rows(grid, tmp_path):
     module.table = make_table(grid, [4, 2])
     spec = tf.TensorSpec([None], tf.int32)
     module.gather = tf.function(
-        lambda ids: tf.gather(module.table, ids), input_signature=[spec])
+        lambda ids: tf.gather(module.table, ids), input_signature=[spec]
+    )
     module.rows = tf.function(
         lambda: tf.concat([module.table[3:5], module.table[4:5]], axis=0),
-        input_signature=[])
+        input_signature=[],
+    )
     module.add = tf.function(
         lambda ids: module.table.scatter_add(
-            tf.IndexedSlices(tf.ones([1, 2]), ids)), input_signature=[spec])
+            tf.IndexedSlices(tf.ones([1, 2]), ids)
+        ),
+        input_signature=[spec],
+    )
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     np.testing.assert_array_equal(
-        loaded.gather(tf.constant([5, 0, 4])), grid[[5, 0, 4]])
+        loaded.gather(tf.constant([5, 0, 4])), grid[[5, 0, 4]]
+    )
     np.testing.assert_array_equal(loaded.rows(), grid[[3, 4, 4]])
     loaded.add(tf.constant([4]))
     grid[4] += 1
@@ -224,7 +253,8 @@ def train(table, optimizer, ids):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table, ids) ** 2)
     optimizer.apply_gradients(
-        zip(tape.gradient(loss, table.variables), table.variables))
+        zip(tape.gradient(loss, table.variables), table.variables)
+    )
 
 
 def test_a_keras_optimizer_and_a_table_share_a_checkpoint(grid, tmp_path):
@@ -232,11 +262,13 @@ def test_a_keras_optimizer_and_a_table_share_a_checkpoint(grid, tmp_path):
     optimizer = optimizer_of(table)
     train(table, optimizer, [5, 0])
     path = tf.train.Checkpoint(table=table, optimizer=optimizer).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     again = make_table(np.zeros_like(grid), [4, 2])
     other = optimizer_of(again)
     tf.train.Checkpoint(table=again, optimizer=other).read(
-        path).assert_consumed()
+        path
+    ).assert_consumed()
     for pair in ((table, optimizer), (again, other)):
         train(*pair, [5, 1])
     np.testing.assert_array_equal(again.numpy(), table.numpy())
@@ -244,8 +276,8 @@ def test_a_keras_optimizer_and_a_table_share_a_checkpoint(grid, tmp_path):
 
 def test_slots_that_are_tables_restore_into_other_shards(grid, tmp_path):
     path = tf.train.Checkpoint(
-        table=make_table(grid, [2, 2, 2]),
-        slot=make_table(grid + 1, [2, 2, 2])).write(str(tmp_path / "c"))
+        table=make_table(grid, [2, 2, 2]), slot=make_table(grid + 1, [2, 2, 2])
+    ).write(str(tmp_path / "c"))
     # Deferred: made after the restore.
     checkpoint = tf.train.Checkpoint()
     checkpoint.read(path)
@@ -258,17 +290,21 @@ def test_slots_that_are_tables_restore_into_other_shards(grid, tmp_path):
 def test_shards_are_named_as_tf_keras_parses_them(grid):
     table = ShardedVariable.create(grid, num_shards=3, name="ads")
     assert [v.name for v in table.variables] == [
-        f"ads/part_{i}:0" for i in range(3)]
+        f"ads/part_{i}:0" for i in range(3)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["new", "legacy"])
 def test_tf_keras_optimizers_train_shards_as_one_variable(grid, kind):
     tf_keras = pytest.importorskip("tf_keras")
-    adam = {"new": tf_keras.optimizers.Adam,
-            "legacy": tf_keras.optimizers.legacy.Adam}[kind]
+    adam = {
+        "new": tf_keras.optimizers.Adam,
+        "legacy": tf_keras.optimizers.legacy.Adam,
+    }[kind]
     # Shards of any names: TensorFlow's class needs `.../part_i`.
-    table = ShardedVariable([tf.Variable(grid[:4], name="part_of_words"),
-                             tf.Variable(grid[4:])])
+    table = ShardedVariable(
+        [tf.Variable(grid[:4], name="part_of_words"), tf.Variable(grid[4:])]
+    )
     whole = tf.Variable(grid)
     for one, variables in ((table, table.variables), (whole, [whole])):
         optimizer = adam(0.5)
@@ -276,7 +312,8 @@ def test_tf_keras_optimizers_train_shards_as_one_variable(grid, kind):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tf.gather(one, ids) ** 2)
             optimizer.apply_gradients(
-                zip(tape.gradient(loss, variables), variables))
+                zip(tape.gradient(loss, variables), variables)
+            )
     np.testing.assert_allclose(table.numpy(), whole.numpy(), rtol=1e-6)
 
 
@@ -286,8 +323,13 @@ def test_slots_of_tf_keras_restore_into_other_shards(grid, sizes, tmp_path):
 
     def built(values, sizes):
         table = ShardedVariable(
-            [tf.Variable(part, name=f"words/part_{i}") for i, part in
-             enumerate(np.split(values, np.cumsum(sizes)[:-1]))])
+            [
+                tf.Variable(part, name=f"words/part_{i}")
+                for i, part in enumerate(
+                    np.split(values, np.cumsum(sizes)[:-1])
+                )
+            ]
+        )
         optimizer = tf_keras.optimizers.Adam(0.5)
         optimizer.build(table.variables)
         return table, optimizer
@@ -295,10 +337,12 @@ def test_slots_of_tf_keras_restore_into_other_shards(grid, sizes, tmp_path):
     table, optimizer = built(grid, [4, 2])
     train(table, optimizer, [5, 0])
     path = tf.train.Checkpoint(table=table, optimizer=optimizer).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     again, other = built(np.zeros_like(grid), sizes)
     tf.train.Checkpoint(table=again, optimizer=other).read(
-        path).assert_existing_objects_matched()
+        path
+    ).assert_existing_objects_matched()
     for pair in ((table, optimizer), (again, other)):
         train(*pair, [5, 1])
     np.testing.assert_array_equal(again.numpy(), table.numpy())
@@ -316,7 +360,8 @@ def test_variables_of_dtensor_are_shards(grid):
     np.testing.assert_array_equal(table.numpy(), grid)
     np.testing.assert_array_equal(table[4], grid[4])
     np.testing.assert_array_equal(
-        tf.nn.embedding_lookup(table, [5, 0, 4]), grid[[5, 0, 4]])
+        tf.nn.embedding_lookup(table, [5, 0, 4]), grid[[5, 0, 4]]
+    )
     table.scatter_add(tf.IndexedSlices(tf.ones([2, 2]), [5, 0]))
     table.scatter_update(tf.IndexedSlices(tf.zeros([1, 2]), [1]))
     grid[[5, 0]] += 1
@@ -337,9 +382,12 @@ def test_a_sharding_callback_splits_the_file(grid, tmp_path):
     table = make_table(grid, [2, 2, 2])
     options = tf.train.CheckpointOptions(
         experimental_sharding_callback=(
-            tf.train.experimental.MaxShardSizePolicy(48)))
+            tf.train.experimental.MaxShardSizePolicy(48)
+        )
+    )
     path = tf.train.Checkpoint(table=table).write(
-        str(tmp_path / "c"), options=options)
+        str(tmp_path / "c"), options=options
+    )
     again = make_table(np.zeros_like(grid), [6])
     tf.train.Checkpoint(table=again).read(path).assert_consumed()
     np.testing.assert_array_equal(again.numpy(), grid)
@@ -356,15 +404,24 @@ def test_xla_shows_a_bad_id(grid, bad_id, placement, num_shards):
     assert np.isnan(rows[1]).all()
     for verb in ("add", "sub", "mul", "div", "min", "max", "update"):
         table.assign(grid)
-        tf.function(lambda ids, verb=verb: getattr(table, f"scatter_{verb}")(
-            tf.IndexedSlices(tf.ones([2, 2]), ids)) is None,
-            jit_compile=True)(tf.constant([1, bad_id]))
+        tf.function(
+            lambda ids, verb=verb: (
+                getattr(table, f"scatter_{verb}")(
+                    tf.IndexedSlices(tf.ones([2, 2]), ids)
+                )
+                is None
+            ),
+            jit_compile=True,
+        )(tf.constant([1, bad_id]))
         assert np.isnan(table.numpy()[1]).all(), verb
     for verb in ("add", "update") if num_shards == 1 else ():
         table.assign(grid)
-        tf.function(lambda i, verb=verb: getattr(table, f"scatter_nd_{verb}")(
-            i, [1., 1.]) is None, jit_compile=True)(
-                tf.constant([[1, 0], [2, 2]]))
+        tf.function(
+            lambda i, verb=verb: (
+                getattr(table, f"scatter_nd_{verb}")(i, [1.0, 1.0]) is None
+            ),
+            jit_compile=True,
+        )(tf.constant([[1, 0], [2, 2]]))
         assert np.isnan(table.numpy()[1, 0]), verb
 
 

@@ -16,28 +16,33 @@ def make(values, cut, devices):
     rule = PLACEMENTS["div" if axis else cut]
     num_shards = 2 if axis else 5
     return ShardedVariable.create(
-        values, axis=axis, placement=rule(values.shape[axis], num_shards),
-        devices=devices, name="emb")
+        values,
+        axis=axis,
+        placement=rule(values.shape[axis], num_shards),
+        devices=devices,
+        name="emb",
+    )
 
 
 def use(table, ids):
     """Reads, writes and gradients; returns what they give."""
     with tf.GradientTape() as tape:
         rows = tf.gather(table, ids)
-        loss = tf.reduce_sum(rows ** 2)
+        loss = tf.reduce_sum(rows**2)
     gradient = tape.gradient(loss, table)
-    table.scatter_sub(tf.IndexedSlices(
-        0.5 * gradient.values, gradient.indices))
+    table.scatter_sub(tf.IndexedSlices(0.5 * gradient.values, gradient.indices))
     table.scatter_update(tf.IndexedSlices(tf.ones([2, 2]), ids[:2]))
-    table.scatter_nd_add([[9, 1]], [100.])
+    table.scatter_nd_add([[9, 1]], [100.0])
     table[2:4].assign(tf.zeros([2, 2]))
     table.assign_add(tf.ones([10, 2]))
     return rows, table[-1], table[1:8:3, 1], table.value()
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("devices", [
-    ["CPU:0"], ["CPU:1"], ["CPU:0", "CPU:1"], ["CPU:1", "CPU:0", "CPU:2"]])
+@pytest.mark.parametrize(
+    "devices",
+    [["CPU:0"], ["CPU:1"], ["CPU:0", "CPU:1"], ["CPU:1", "CPU:0", "CPU:2"]],
+)
 def test_a_function_does_what_eager_code_does(values, cut, devices):
     table, ref = make(values, cut, devices), make(values, cut, None)
     inner = tf.function(use)
@@ -61,9 +66,13 @@ def test_each_device_is_served_where_it_is(values):
 
     np.testing.assert_array_equal(lookup(table, IDS), values[IDS])
     assert inside == [table.devices]
-    ops = [op for op in lookup.get_concrete_function(
-        table, IDS).graph.get_operations()
-        if op.type == "LayoutMap>GatherRows"]
+    ops = [
+        op
+        for op in lookup.get_concrete_function(
+            table, IDS
+        ).graph.get_operations()
+        if op.type == "LayoutMap>GatherRows"
+    ]
     assert sorted(op.device for op in ops) == sorted(set(table.devices))
 
 
@@ -80,26 +89,32 @@ def test_one_trace_serves_tables_of_the_same_devices_only(values):
         for one in devices:
             np.testing.assert_array_equal(
                 lookup(make(values * factor, "div", one), tf.constant(IDS)),
-                values[IDS] * factor)
+                values[IDS] * factor,
+            )
     assert len(traces) == len(devices)
 
 
 @pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
 def test_a_concrete_function_takes_other_tables_of_the_type(values, devices):
     lookup = tf.function(
-        lambda table, ids: tf.gather(table, ids)).get_concrete_function(
-            make(values, "mod", devices), tf.TensorSpec([None], tf.int32))
+        lambda table, ids: tf.gather(table, ids)
+    ).get_concrete_function(
+        make(values, "mod", devices), tf.TensorSpec([None], tf.int32)
+    )
     table = make(values * 2, "mod", devices)
     np.testing.assert_array_equal(
-        lookup(table, tf.constant(IDS)), values[IDS] * 2)
+        lookup(table, tf.constant(IDS)), values[IDS] * 2
+    )
 
 
 def test_a_type_made_by_hand_means_one_cpu_or_the_devices_it_names(values):
-    tables = [make(values, "div", devices)
-              for devices in (None, ["CPU:0", "CPU:1"])]
+    tables = [
+        make(values, "div", devices) for devices in (None, ["CPU:0", "CPU:1"])
+    ]
     specs = tf.type_spec_from_value(tables[1])._component_specs
     for table, options in zip(tables, ({}, {"devices": tables[1].devices})):
         spec = ShardedVariableSpec(
-            *specs, name="emb", placement="div", **options)
+            *specs, name="emb", placement="div", **options
+        )
         assert spec == tf.type_spec_from_value(table)
         assert spec.devices == options.get("devices")

@@ -9,8 +9,10 @@ from tests.sharded.tables import make_table
 
 def both(function):
     return pytest.mark.parametrize(
-        "run", [lambda f, *a: f(*a), lambda f, *a: tf.function(f)(*a)],
-        ids=["eager", "traced"])(function)
+        "run",
+        [lambda f, *a: f(*a), lambda f, *a: tf.function(f)(*a)],
+        ids=["eager", "traced"],
+    )(function)
 
 
 def dense(gradient):
@@ -18,15 +20,19 @@ def dense(gradient):
 
 
 @both
-@pytest.mark.parametrize("loss", [
-    lambda table: tf.gather(table, [7, 0, 7]) * [[1.], [2.], [3.]],
-    lambda table: tf.nn.embedding_lookup(table, [[9, 3]]) ** 2,
-    lambda table: table[2:9:3] * 2,
-    lambda table: table[::-1] * tf.range(10.)[:, None],
-    lambda table: table[4, 1],
-    lambda table: table * table,
-    lambda table: table[:4] + tf.gather(table, [9]),
-], ids=["gather", "lookup", "slice", "reverse", "item", "dense", "mixed"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda table: tf.gather(table, [7, 0, 7]) * [[1.0], [2.0], [3.0]],
+        lambda table: tf.nn.embedding_lookup(table, [[9, 3]]) ** 2,
+        lambda table: table[2:9:3] * 2,
+        lambda table: table[::-1] * tf.range(10.0)[:, None],
+        lambda table: table[4, 1],
+        lambda table: table * table,
+        lambda table: table[:4] + tf.gather(table, [9]),
+    ],
+    ids=["gather", "lookup", "slice", "reverse", "item", "dense", "mixed"],
+)
 def test_the_gradient_equals_that_of_one_variable(values, sizes, run, loss):
     def gradient_of(table):
         with tf.GradientTape() as tape:
@@ -37,8 +43,9 @@ def test_the_gradient_equals_that_of_one_variable(values, sizes, run, loss):
     one = tf.Variable(values)
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(loss(tf.convert_to_tensor(one)))
-    np.testing.assert_array_equal(dense(found),
-                                  dense(tape.gradient(total, one)))
+    np.testing.assert_array_equal(
+        dense(found), dense(tape.gradient(total, one))
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +87,7 @@ def test_shards_have_gradients_of_their_own(values, run):
 
 
 def test_what_was_not_read_has_no_gradient(values, sizes):
-    table, other = make_table(values, sizes), tf.Variable(2.)
+    table, other = make_table(values, sizes), tf.Variable(2.0)
     with tf.GradientTape() as tape:
         total = other * 3
     assert tape.gradient(total, [table, other])[0] is None
@@ -103,6 +110,7 @@ def test_sgd_by_the_gradient_equals_sgd_on_one_variable(values, sizes):
             with tf.GradientTape() as tape:
                 total = tf.reduce_sum(tf.gather(target, ids) ** 2)
             gradient = tape.gradient(total, target)
-            target.scatter_sub(tf.IndexedSlices(
-                gradient.values * 0.5, gradient.indices))
+            target.scatter_sub(
+                tf.IndexedSlices(gradient.values * 0.5, gradient.indices)
+            )
     np.testing.assert_array_equal(table.numpy(), one.numpy())

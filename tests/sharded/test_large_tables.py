@@ -17,16 +17,19 @@ USES = {
     "gather": lambda table, ids: tf.gather(table, ids),
     "slice": lambda table, ids: table[:100],
     "scatter": lambda table, ids: table.scatter_add(
-        tf.IndexedSlices(tf.ones([100, 64]), ids)),
+        tf.IndexedSlices(tf.ones([100, 64]), ids)
+    ),
     "index tuples": lambda table, ids: table.scatter_nd_add(
-        tf.stack([ids, ids * 0], axis=1), tf.ones([100])),
+        tf.stack([ids, ids * 0], axis=1), tf.ones([100])
+    ),
 }
 
 
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
 def test_rows_are_used_without_a_copy_of_the_table():
     table = ShardedVariable.create(
-        tf.zeros_initializer(), [1 << 19, 64], num_shards=8)  # 128 MiB
+        tf.zeros_initializer(), [1 << 19, 64], num_shards=8
+    )  # 128 MiB
     ids = tf.range(100, dtype=tf.int64) * 5000
     for name, use in USES.items():
         use(table, ids[:100])  # The first call of an op sets it up.
@@ -42,11 +45,11 @@ def test_rows_are_used_without_a_copy_of_the_table():
 @pytest.mark.parametrize("placement", ["div", "mod"])
 def test_ten_thousand_scatters_of_each_thread_all_count(placement):
     table = ShardedVariable.create(
-        np.zeros((40, 4), np.float32), num_shards=4, placement=placement)
+        np.zeros((40, 4), np.float32), num_shards=4, placement=placement
+    )
     wanted = np.zeros((40, 4), np.float32)
     num_threads, num_calls = 4, 10_000
-    ids = np.random.default_rng(5).integers(
-        0, 40, (num_threads, num_calls, 3))
+    ids = np.random.default_rng(5).integers(0, 40, (num_threads, num_calls, 3))
     np.add.at(wanted, ids.reshape(-1), 1)
     ones = tf.ones([3, 4])
 
@@ -56,8 +59,9 @@ def test_ten_thousand_scatters_of_each_thread_all_count(placement):
             table.scatter_add(tf.IndexedSlices(ones, row))
 
     scatter_all(ids[0, :0])
-    threads = [threading.Thread(target=scatter_all, args=(each,))
-               for each in ids]
+    threads = [
+        threading.Thread(target=scatter_all, args=(each,)) for each in ids
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -18,8 +18,12 @@ INITIALIZERS = {
     "normal": lambda seed: tf.random_normal_initializer(0.0, 0.3, seed),
     "truncated": lambda seed: DEFAULT(1.5, 0.3, seed),
 }
-CONSTANTS = [tf.zeros_initializer(), tf.ones_initializer(),
-             tf.constant_initializer(2.5), tf.constant_initializer(3)]
+CONSTANTS = [
+    tf.zeros_initializer(),
+    tf.ones_initializer(),
+    tf.constant_initializer(2.5),
+    tf.constant_initializer(3),
+]
 
 
 @pytest.mark.parametrize("seed", [None, 7, 0])
@@ -31,13 +35,18 @@ def test_the_same_bits(name, seed, monkeypatch):
         tf.random.set_seed(3)
         initializer = INITIALIZERS[name](seed)
         # One after the other, for unseeded ones draw others each time.
-        drawn.append([
-            new_rows.draw(initializer, (1001, 3), tf.float32) if ours
-            else initializer((1001, 3), dtype=tf.float32)
-            for _ in range(3)])
+        drawn.append(
+            [
+                new_rows.draw(initializer, (1001, 3), tf.float32)
+                if ours
+                else initializer((1001, 3), dtype=tf.float32)
+                for _ in range(3)
+            ]
+        )
     for one, other in zip(*drawn, strict=True):
         np.testing.assert_array_equal(
-            one.numpy().view(np.int32), other.numpy().view(np.int32))
+            one.numpy().view(np.int32), other.numpy().view(np.int32)
+        )
     assert (seed is None) == bool(np.any(drawn[1][0] != drawn[1][1]))
 
 
@@ -49,7 +58,8 @@ def test_the_same_bits_of_other_dtypes(name, dtype, monkeypatch):
     initializer = INITIALIZERS[name](4)
     np.testing.assert_array_equal(
         tf.cast(new_rows.draw(initializer, shape, dtype), tf.float64),
-        tf.cast(initializer(shape, dtype=dtype), tf.float64))
+        tf.cast(initializer(shape, dtype=dtype), tf.float64),
+    )
 
 
 @pytest.mark.parametrize("initializer", CONSTANTS)
@@ -66,10 +76,14 @@ def test_tables_of_any_shards(num_shards, monkeypatch):
     def rows():
         tf.random.set_seed(5)
         embedding = tlm.TPUEmbedding(
-            tpu.FeatureConfig(tpu.TableConfig(
-                50, 4, tf.random_uniform_initializer(seed=2), name="t")),
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    50, 4, tf.random_uniform_initializer(seed=2), name="t"
+                )
+            ),
             tpu.SGD(0.1),
-            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+        )
         embedding.build()
         return np.asarray(next(iter(embedding.embedding_tables.values())))
 
@@ -80,36 +94,46 @@ def test_tables_of_any_shards(num_shards, monkeypatch):
 
 def test_others_are_asked_themselves(monkeypatch):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
-    for initializer in (tf.constant_initializer([[1.0, 2.0]] * 4),
-                        tf.initializers.Identity(),
-                        lambda shape: tf.ones(shape)):
+    for initializer in (
+        tf.constant_initializer([[1.0, 2.0]] * 4),
+        tf.initializers.Identity(),
+        lambda shape: tf.ones(shape),
+    ):
         assert new_rows.draw(initializer, (4, 2), tf.float32) is None
     assert new_rows.draw(tf.ones_initializer(), (4, 2), tf.int32) is None
     uniform = tf.random_uniform_initializer()
     # A server may be TensorFlow's own, without our operations.
     with tf.device("/job:ps/replica:0/task:1/device:CPU:0"):
         assert new_rows.draw(uniform, (4, 2), tf.float32) is None
-    traced = tf.function(lambda: tf.constant(
-        new_rows.draw(uniform, (4, 2), tf.float32) is None))
+    traced = tf.function(
+        lambda: tf.constant(new_rows.draw(uniform, (4, 2), tf.float32) is None)
+    )
     assert traced()
     monkeypatch.undo()
     assert new_rows.draw(uniform, (4, 2), tf.float32) is None
 
 
-@pytest.mark.skipif(not peak_memory.is_available(),
-                    reason="counts memory as Linux does")
+@pytest.mark.skipif(
+    not peak_memory.is_available(), reason="counts memory as Linux does"
+)
 def test_memory_for_one_table_is_enough():
     shape = (1 << 18, 64)  # 64 MiB
-    extra = peak_memory.extra_bytes(lambda: new_rows.draw(
-        tf.random_uniform_initializer(), shape, tf.float32))
+    extra = peak_memory.extra_bytes(
+        lambda: new_rows.draw(
+            tf.random_uniform_initializer(), shape, tf.float32
+        )
+    )
     assert extra < 1.5 * 4 * shape[0] * shape[1]
 
 
 @pytest.mark.parametrize("least_size", [1, 1 << 22])
-@pytest.mark.parametrize(("value", "dtype"), [
-    (-2**63, tf.int64), (5, tf.int64), (0, tf.int32), (-7, tf.int32)])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(-(2**63), tf.int64), (5, tf.int64), (0, tf.int32), (-7, tf.int32)],
+)
 def test_integers_are_filled_as_by_tensorflow(
-        value, dtype, least_size, monkeypatch):
+    value, dtype, least_size, monkeypatch
+):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", least_size)
     found = new_rows.fill((101, 8), value, dtype)
     assert found.dtype == dtype

@@ -1,6 +1,5 @@
 """Tables in the scope of a ParameterServerStrategy that divides variables."""
 
-
 import pytest
 
 from tests import processes
@@ -14,7 +13,8 @@ _SECONDS = 150
 @pytest.fixture(scope="module")
 def found():
     return processes.run_program(
-        "tests.sharded.server_program", seconds=_SECONDS)
+        "tests.sharded.server_program", seconds=_SECONDS
+    )
 
 
 def test_a_table_has_the_shards_that_it_is_asked_for(found):
@@ -28,8 +28,9 @@ def test_otherwise_the_strategy_says_how_many(found):
     assert sorted(ours) == sorted(other) == ["task:0", "task:1"]
 
 
-@pytest.mark.parametrize("case", [
-    "normal", "seeded", "own", "keras", "tf_keras"])
+@pytest.mark.parametrize(
+    "case", ["normal", "seeded", "own", "keras", "tf_keras"]
+)
 def test_servers_draw_the_first_values_of_one_process_themselves(found, case):
     is_same, on_servers = found["first_values"][case]
     assert is_same
@@ -42,7 +43,9 @@ def test_a_scheduled_step_trains_the_table(found):
     expected[0] -= 1
     expected[5] -= 2
     assert found["trained_table"] == [
-        float(ROWS[[0, 5, 5]].sum()), expected.tolist()]
+        float(ROWS[[0, 5, 5]].sum()),
+        expected.tolist(),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["keras", "tf_keras"])
@@ -53,8 +56,10 @@ def test_a_scheduled_step_trains_the_table_of_a_layer(found, kind):
     assert rows == [[0, 0], [1, 1], [-1, -1]]
 
 
-@pytest.mark.parametrize("case", [
-    "keras_layer_that_trains_itself", "tf_keras_layer_that_trains_itself"])
+@pytest.mark.parametrize(
+    "case",
+    ["keras_layer_that_trains_itself", "tf_keras_layer_that_trains_itself"],
+)
 def test_a_table_that_trains_itself_is_there_too(found, case):
     # tests/ps/fit trains it.
     assert sorted(found[case]) == ["task:0", "task:1"]

@@ -23,9 +23,11 @@ def test_any_table_becomes_any_other(data, shape):
     np.testing.assert_array_equal(table.numpy(), values)
     np.testing.assert_array_equal(table.value(), values)
     assert [v.shape[table.axis] for v in table.variables] == list(
-        table.partition.sizes)
-    table.scatter_add(tf.IndexedSlices(tf.ones((1, *shape[1:]), tf.int64),
-                                       [shape[0] - 1]))
+        table.partition.sizes
+    )
+    table.scatter_add(
+        tf.IndexedSlices(tf.ones((1, *shape[1:]), tf.int64), [shape[0] - 1])
+    )
     values[-1] += 1
     np.testing.assert_array_equal(table.numpy(), values)
 
@@ -33,8 +35,9 @@ def test_any_table_becomes_any_other(data, shape):
 def test_the_number_may_come_from_anywhere(values):
     table = make_table(values, [4, 6], trainable=False)
     assert table.reshard(4).partition.sizes == (3, 3, 2, 2)
-    assert table.reshard(partitioner=tlm.partitioners.MaxSizePartitioner(
-        40)).partition.sizes == (5, 5)
+    assert table.reshard(
+        partitioner=tlm.partitioners.MaxSizePartitioner(40)
+    ).partition.sizes == (5, 5)
     table.reshard(devices=["CPU:0", "CPU:1", "CPU:2"])
     assert [d[-5:] for d in table.devices] == ["CPU:0", "CPU:1", "CPU:2"]
     assert table.reshard(placement="mod").partition.num_shards == 3
@@ -45,19 +48,25 @@ def test_the_number_may_come_from_anywhere(values):
 
 
 def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
-    values = np.arange(64. * 8).reshape(64, 8)
+    values = np.arange(64.0 * 8).reshape(64, 8)
     table = placed(values, "div", 8)
     peaks = []
 
     def weigh(*args):
-        alive = [t for t in new_objects()
-                 if isinstance(t, (tf.Tensor, tf.Variable))
-                 and t.dtype == tf.float64]
-        tensors = sum(t.shape.num_elements() for t in alive
-                      if isinstance(t, tf.Tensor))
+        alive = [
+            t
+            for t in new_objects()
+            if isinstance(t, (tf.Tensor, tf.Variable)) and t.dtype == tf.float64
+        ]
+        tensors = sum(
+            t.shape.num_elements() for t in alive if isinstance(t, tf.Tensor)
+        )
         # The shapes of emptied variables are still their first ones.
-        shards = sum(tf.size(v.read_value()).numpy() for v in alive
-                     if isinstance(v, tf.Variable))
+        shards = sum(
+            tf.size(v.read_value()).numpy()
+            for v in alive
+            if isinstance(v, tf.Variable)
+        )
         peaks.append(tensors + shards)
 
     empty, assemble = resharding._empty, resharding._assemble
@@ -80,11 +89,17 @@ def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-@pytest.mark.parametrize("use", [
-    lambda table: table.sparse_read([1]),
-    lambda table: table.scatter_add(
-        tf.IndexedSlices(tf.ones([1, 2]), [1])) is None,
-    lambda table: table * 2], ids=["read", "write", "dense"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda table: table.sparse_read([1]),
+        lambda table: (
+            table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [1])) is None
+        ),
+        lambda table: table * 2,
+    ],
+    ids=["read", "write", "dense"],
+)
 def test_a_function_of_the_old_shards_fails(values, use):
     table = make_table(values, [4, 6])
     step = tf.function(lambda: use(table))
@@ -97,15 +112,19 @@ def test_a_function_of_the_old_shards_fails(values, use):
     tf.function(lambda: use(table))()
 
 
-@pytest.mark.parametrize("options, words", [
-    (dict(num_shards=2, placement=[0, 10]), "already says how many"),
-    (dict(placement=[0, 4, 9]), "must be of 10 rows"),
-    (dict(placement="round"), "one of"),
-    (dict(num_shards=0), "positive"),
-    (dict(placement=lambda rows: (rows * 0, rows)), "outside the shards"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(num_shards=2, placement=[0, 10]), "already says how many"),
+        (dict(placement=[0, 4, 9]), "must be of 10 rows"),
+        (dict(placement="round"), "one of"),
+        (dict(num_shards=0), "positive"),
+        (dict(placement=lambda rows: (rows * 0, rows)), "outside the shards"),
+    ],
+)
 def test_what_is_no_partition_is_refused_and_nothing_moves(
-        values, options, words):
+    values, options, words
+):
     table = make_table(values, [4, 6])
     with pytest.raises(ValueError, match=words):
         table.reshard(**options)

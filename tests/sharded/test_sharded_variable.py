@@ -21,38 +21,58 @@ def test_it_describes_the_whole_table(values):
     assert table.device == table.variables[0].device
     assert len(table.devices) == 2
     assert [shard.shape[0] for shard in table] == [4, 6]
-    assert "'emb' shape=(10, 2) dtype=float32 axis=0 " \
+    assert (
+        "'emb' shape=(10, 2) dtype=float32 axis=0 "
         "placement='offsets' sizes=(4, 6)" in repr(table)
+    )
 
 
-@pytest.mark.parametrize("options, sizes", [
-    ({}, [10]), ({"num_shards": 4}, [3, 3, 2, 2]),
-    ({"num_shards": 99}, [1] * 10),
-    ({"partitioner": tlm.partitioners.MaxSizePartitioner(40)}, [5, 5])])
+@pytest.mark.parametrize(
+    "options, sizes",
+    [
+        ({}, [10]),
+        ({"num_shards": 4}, [3, 3, 2, 2]),
+        ({"num_shards": 99}, [1] * 10),
+        ({"partitioner": tlm.partitioners.MaxSizePartitioner(40)}, [5, 5]),
+    ],
+)
 def test_create_cuts_an_array(values, options, sizes):
     table = ShardedVariable.create(values, name="ads", **options)
     assert [shard.shape[0] for shard in table] == sizes
     assert [shard.name for shard in table] == [
-        f"ads/part_{i}:0" for i in range(len(sizes))]
+        f"ads/part_{i}:0" for i in range(len(sizes))
+    ]
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-@pytest.mark.parametrize("dtype", [
-    tf.float16, tf.bfloat16, tf.float64, tf.int8, tf.int64, tf.bool,
-    tf.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        tf.float16,
+        tf.bfloat16,
+        tf.float64,
+        tf.int8,
+        tf.int64,
+        tf.bool,
+        tf.complex64,
+    ],
+)
 def test_any_dtype_of_a_variable_is_read_back(dtype):
     whole = tf.cast(tf.reshape(tf.range(12), [6, 2]) % 5, dtype)
     table = ShardedVariable.create(whole, num_shards=4)
     assert table.dtype == dtype
-    for found, wanted in [(table.sparse_read([5, 0]), [5, 0]),
-                          (table[::-2], slice(None, None, -2))]:
+    for found, wanted in [
+        (table.sparse_read([5, 0]), [5, 0]),
+        (table[::-2], slice(None, None, -2)),
+    ]:
         np.testing.assert_array_equal(found, whole.numpy()[wanted])
     np.testing.assert_array_equal(table.numpy(), whole)
 
 
 def test_strings_are_looked_up_and_updated():
     table = ShardedVariable.create(
-        np.array(["a", "b", "c", "d", "e"]), num_shards=2)
+        np.array(["a", "b", "c", "d", "e"]), num_shards=2
+    )
     table.scatter_update(tf.IndexedSlices(["x", "y"], [4, 0]))
     assert table.sparse_read([4, 3, 0]).numpy().tolist() == [b"x", b"d", b"y"]
     assert table.numpy().tolist() == [b"y", b"b", b"c", b"d", b"x"]
@@ -61,42 +81,58 @@ def test_strings_are_looked_up_and_updated():
 @pytest.mark.parametrize("placement", ["div", "mod"])
 @pytest.mark.parametrize("takes", ["dtype", "shape", "any keyword"])
 def test_a_callable_that_knows_no_shards_gives_the_rows_of_one_table(
-        takes, placement):
-    rows = np.arange(10.).reshape(5, 2)
+    takes, placement
+):
+    rows = np.arange(10.0).reshape(5, 2)
     asked = []
 
     def initializer(shape, dtype=tf.float64):
         asked.append(tuple(shape))
-        return tf.constant(rows[:shape[0]], dtype)
+        return tf.constant(rows[: shape[0]], dtype)
 
     table = ShardedVariable.create(
-        {"dtype": initializer, "shape": lambda shape: initializer(shape),
-         "any keyword": lambda shape, **unused: initializer(shape)}[takes],
-        [5, 2], tf.float64, num_shards=2, placement=placement)
+        {
+            "dtype": initializer,
+            "shape": lambda shape: initializer(shape),
+            "any keyword": lambda shape, **unused: initializer(shape),
+        }[takes],
+        [5, 2],
+        tf.float64,
+        num_shards=2,
+        placement=placement,
+    )
     np.testing.assert_array_equal(table, rows)
     assert set(asked) == {(5, 2)}
     assert takes == "any keyword" or len(asked) == 1
 
 
-@pytest.mark.parametrize("initializer", [
-    keras.initializers.GlorotUniform(seed=1),
-    keras.initializers.Orthogonal(seed=1),
-    tf.keras.initializers.VarianceScaling(seed=1),
-    tf.initializers.Orthogonal(seed=1), tf.initializers.Identity(),
-    keras.initializers.Constant(np.arange(18.).reshape(9, 2)),
-], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        keras.initializers.GlorotUniform(seed=1),
+        keras.initializers.Orthogonal(seed=1),
+        tf.keras.initializers.VarianceScaling(seed=1),
+        tf.initializers.Orthogonal(seed=1),
+        tf.initializers.Identity(),
+        keras.initializers.Constant(np.arange(18.0).reshape(9, 2)),
+    ],
+    ids=lambda one: type(one).__name__,
+)
 def test_initializers_that_depend_on_the_shape_see_the_whole(initializer):
     np.testing.assert_array_equal(
         ShardedVariable.create(initializer, [9, 2], num_shards=3),
-        initializer((9, 2), dtype="float32"))
+        initializer((9, 2), dtype="float32"),
+    )
 
 
 def test_random_numbers_that_were_drawn_are_each_used_once():
     numbers = np.random.default_rng(3)
     table = ShardedVariable.create(
-        lambda shape: numbers.normal(size=shape), [6, 2], num_shards=3)
+        lambda shape: numbers.normal(size=shape), [6, 2], num_shards=3
+    )
     np.testing.assert_array_equal(
-        table, np.random.default_rng(3).normal(size=(6, 2)).astype("float32"))
+        table, np.random.default_rng(3).normal(size=(6, 2)).astype("float32")
+    )
 
 
 def test_a_callable_is_told_its_part_when_it_asks():
@@ -112,12 +148,16 @@ def test_a_callable_is_told_its_part_when_it_asks():
         assert table.numpy()[:, 0].tolist() == [0, 0, 0, 3, 3]
 
 
-@pytest.mark.parametrize("make", [
-    lambda: tf.keras.initializers.RandomUniform(seed=7),
-    lambda: tf.keras.initializers.RandomNormal(),
-    lambda: tf.random_normal_initializer(seed=7),
-    lambda: tf.random_uniform_initializer()],
-    ids=["keras-seeded", "keras", "tf-seeded", "tf"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.keras.initializers.RandomUniform(seed=7),
+        lambda: tf.keras.initializers.RandomNormal(),
+        lambda: tf.random_normal_initializer(seed=7),
+        lambda: tf.random_uniform_initializer(),
+    ],
+    ids=["keras-seeded", "keras", "tf-seeded", "tf"],
+)
 def test_shards_never_repeat_random_rows(make):
     rows = ShardedVariable.create(make(), [64, 3], num_shards=4).numpy()
     assert len(np.unique(rows[:, 0])) == 64
@@ -126,40 +166,44 @@ def test_shards_never_repeat_random_rows(make):
 def test_a_seeded_initializer_makes_the_same_table_again():
     def make():
         return ShardedVariable.create(
-            tf.keras.initializers.RandomNormal(seed=5), [9, 2],
-            num_shards=3).numpy()
+            tf.keras.initializers.RandomNormal(seed=5), [9, 2], num_shards=3
+        ).numpy()
 
     np.testing.assert_array_equal(make(), make())
 
 
 def test_one_shard_is_initialized_like_one_variable():
     table = ShardedVariable.create(
-        tf.keras.initializers.GlorotUniform(seed=5), [9, 2])
+        tf.keras.initializers.GlorotUniform(seed=5), [9, 2]
+    )
     np.testing.assert_array_equal(
-        table.numpy(), tf.keras.initializers.GlorotUniform(seed=5)((9, 2)))
+        table.numpy(), tf.keras.initializers.GlorotUniform(seed=5)((9, 2))
+    )
 
 
-def test_operators_and_conversion_see_the_whole_table(
-        values, sizes):
+def test_operators_and_conversion_see_the_whole_table(values, sizes):
     table = make_table(values, sizes)
     np.testing.assert_array_equal(table * 2 - 1, values * 2 - 1)
     np.testing.assert_array_equal(1 - table, 1 - values)
     np.testing.assert_array_equal(values + table, values + values)
     np.testing.assert_array_equal(table == values, np.ones((10, 2), bool))
-    np.testing.assert_array_equal(tf.matmul(table, [[1.], [2.]]),
-                                  values @ [[1], [2]])
+    np.testing.assert_array_equal(
+        tf.matmul(table, [[1.0], [2.0]]), values @ [[1], [2]]
+    )
     np.testing.assert_array_equal(np.asarray(table), values)
     assert np.asarray(table, np.float64).dtype == np.float64
     with tf.name_scope("my_embedding_lookup"):
         np.testing.assert_array_equal(
-            tf.function(lambda: tf.convert_to_tensor(table))(), values)
+            tf.function(lambda: tf.convert_to_tensor(table))(), values
+        )
 
 
 def test_a_module_finds_the_shards(values):
     module = tf.Module()
     module.table = make_table(values, [4, 6])
     assert [v.ref() for v in module.trainable_variables] == [
-        v.ref() for v in module.table.variables]
+        v.ref() for v in module.table.variables
+    ]
 
 
 def test_a_function_takes_tables_as_arguments(values):
@@ -174,20 +218,24 @@ def test_a_function_takes_tables_as_arguments(values):
     for sizes, num_traces in [([4, 6], 1), ([4, 6], 1), ([3, 3, 4], 2)]:
         table = make_table(values, sizes)
         np.testing.assert_array_equal(
-            step(table, tf.constant([9, 0])), values[[9, 0]] + 1)
+            step(table, tf.constant([9, 0])), values[[9, 0]] + 1
+        )
         np.testing.assert_array_equal(
             table.numpy() - values,
-            np.isin(np.arange(10), [0, 9])[:, None] * np.ones([1, 2]))
+            np.isin(np.arange(10), [0, 9])[:, None] * np.ones([1, 2]),
+        )
         assert len(traces) == num_traces
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="Id 10 .* table 'emb'"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="Id 10 .* table 'emb'"
+    ):
         step(table, tf.constant([9, 10]))
 
 
 def test_a_function_returns_a_table_as_its_value(values):
     table = make_table(values, [4, 6])
-    step = tf.function(lambda: table.scatter_add(
-        tf.IndexedSlices(tf.ones([1, 2]), [9])))
+    step = tf.function(
+        lambda: table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [9]))
+    )
     found = step()
     assert isinstance(found, tf.Tensor)
     np.testing.assert_array_equal(found[9], values[9] + 1)
@@ -195,6 +243,7 @@ def test_a_function_returns_a_table_as_its_value(values):
 
 def test_a_deep_copy_is_another_table(values):
     import copy
+
     table = make_table(values, [4, 6])
     ref = copy.deepcopy(table)
     ref.assign_add(np.ones((10, 2)))
@@ -202,66 +251,121 @@ def test_a_deep_copy_is_another_table(values):
     np.testing.assert_array_equal(ref.numpy(), values + 1)
 
 
-@pytest.mark.parametrize("variables, error, words", [
-    ([], TypeError, "non-empty list of"),
-    (lambda: tf.Variable([1.]), TypeError, "non-empty list of"),
-    (lambda: [tf.constant([1.])], TypeError, "non-empty list of"),
-    (lambda: [tf.Variable([1.]), tf.Variable([1])], ValueError, "same dtype"),
-    (lambda: [tf.Variable([[1.]]), tf.Variable([[1., 2.]])], ValueError,
-     "same shapes except for the first"),
-    (lambda: [tf.Variable(1.)], ValueError, "at least one axis"),
-    (lambda: [tf.Variable([1.]), tf.Variable([1.], trainable=False)],
-     ValueError, "trainable, or none"),
-    (lambda: [tf.Variable([1.])] * 2, ValueError, "twice"),
-])
+@pytest.mark.parametrize(
+    "variables, error, words",
+    [
+        ([], TypeError, "non-empty list of"),
+        (lambda: tf.Variable([1.0]), TypeError, "non-empty list of"),
+        (lambda: [tf.constant([1.0])], TypeError, "non-empty list of"),
+        (
+            lambda: [tf.Variable([1.0]), tf.Variable([1])],
+            ValueError,
+            "same dtype",
+        ),
+        (
+            lambda: [tf.Variable([[1.0]]), tf.Variable([[1.0, 2.0]])],
+            ValueError,
+            "same shapes except for the first",
+        ),
+        (lambda: [tf.Variable(1.0)], ValueError, "at least one axis"),
+        (
+            lambda: [tf.Variable([1.0]), tf.Variable([1.0], trainable=False)],
+            ValueError,
+            "trainable, or none",
+        ),
+        (lambda: [tf.Variable([1.0])] * 2, ValueError, "twice"),
+    ],
+)
 def test_variables_that_are_no_table_are_refused(variables, error, words):
     with pytest.raises(error, match=words):
         ShardedVariable(variables() if callable(variables) else variables)
 
 
-@pytest.mark.parametrize("value, described", [
-    (tf.zeros([99, 2]), r"EagerTensor of shape \(99, 2\) and dtype float32"),
-    (np.zeros([99, 2]), r"ndarray of shape \(99, 2\) and dtype float64"),
-    (tf.Variable([[1.]]), r"one tf.Variable of shape \(1, 1\), not in a list"),
-])
-def test_a_value_in_place_of_variables_is_refused_with_create(
-        value, described):
-    with pytest.raises(TypeError, match=(
+@pytest.mark.parametrize(
+    "value, described",
+    [
+        (
+            tf.zeros([99, 2]),
+            r"EagerTensor of shape \(99, 2\) and dtype float32",
+        ),
+        (np.zeros([99, 2]), r"ndarray of shape \(99, 2\) and dtype float64"),
+        (
+            tf.Variable([[1.0]]),
+            r"one tf.Variable of shape \(1, 1\), not in a list",
+        ),
+    ],
+)
+def test_a_value_in_place_of_variables_is_refused_with_create(value, described):
+    with pytest.raises(
+        TypeError,
+        match=(
             f"non-empty list of .* Received: {described} .*"
-            "ShardedVariable.create")):
+            "ShardedVariable.create"
+        ),
+    ):
         ShardedVariable(value)
 
 
-@pytest.mark.parametrize("options", [
-    {"shape": [4, 2]}, {"num_shards": 2}, {"partitioner": None}])
+@pytest.mark.parametrize(
+    "options", [{"shape": [4, 2]}, {"num_shards": 2}, {"partitioner": None}]
+)
 def test_arguments_of_create_are_refused_with_its_name(options):
-    with pytest.raises(TypeError, match=(
+    with pytest.raises(
+        TypeError,
+        match=(
             f"takes existing variables as shards.*Received: {[*options][0]}. "
-            "Use ShardedVariable.create")):
+            "Use ShardedVariable.create"
+        ),
+    ):
         ShardedVariable(tf.zeros([4, 2]), **options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        ShardedVariable([tf.Variable([1.])], colour=1)
+        ShardedVariable([tf.Variable([1.0])], colour=1)
     assert list(inspect.signature(ShardedVariable).parameters) == [
-        "variables", "name", "axis", "placement"]
+        "variables",
+        "name",
+        "axis",
+        "placement",
+    ]
 
 
-@pytest.mark.parametrize("options, error, words", [
-    (dict(initial_value=tf.zeros), ValueError, "`shape` must be given"),
-    (dict(initial_value=tf.zeros, shape=[]), ValueError, "at least one axis"),
-    (dict(initial_value=tf.zeros, shape=[None, 2]), ValueError, "fully"),
-    (dict(initial_value=np.zeros((4, 2)), shape=[5, 2]), ValueError,
-     "that of `initial_value`"),
-    (dict(initial_value=lambda: 0, shape=[4]), TypeError, "take a shape"),
-    (dict(initial_value=lambda shape: tf.zeros([1]), shape=[4]), ValueError,
-     r"the shape it is asked for, \(4,\).*\(1,\)"),
-    (dict(initial_value=np.zeros(4),
-          partitioner=tlm.partitioners.FixedShardsPartitioner(2)),
-     ValueError, "not both"),
-    (dict(initial_value=np.zeros(4), num_shards=0), ValueError, "positive"),
-    (dict(initial_value="uniform", shape=[4]), TypeError,
-     r"such as tf.keras.initializers.get\('uniform'\)"),
-    (dict(initial_value=np.zeros(4), name=3), TypeError, "`name`"),
-])
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        (dict(initial_value=tf.zeros), ValueError, "`shape` must be given"),
+        (
+            dict(initial_value=tf.zeros, shape=[]),
+            ValueError,
+            "at least one axis",
+        ),
+        (dict(initial_value=tf.zeros, shape=[None, 2]), ValueError, "fully"),
+        (
+            dict(initial_value=np.zeros((4, 2)), shape=[5, 2]),
+            ValueError,
+            "that of `initial_value`",
+        ),
+        (dict(initial_value=lambda: 0, shape=[4]), TypeError, "take a shape"),
+        (
+            dict(initial_value=lambda shape: tf.zeros([1]), shape=[4]),
+            ValueError,
+            r"the shape it is asked for, \(4,\).*\(1,\)",
+        ),
+        (
+            dict(
+                initial_value=np.zeros(4),
+                partitioner=tlm.partitioners.FixedShardsPartitioner(2),
+            ),
+            ValueError,
+            "not both",
+        ),
+        (dict(initial_value=np.zeros(4), num_shards=0), ValueError, "positive"),
+        (
+            dict(initial_value="uniform", shape=[4]),
+            TypeError,
+            r"such as tf.keras.initializers.get\('uniform'\)",
+        ),
+        (dict(initial_value=np.zeros(4), name=3), TypeError, "`name`"),
+    ],
+)
 def test_create_refuses_what_cannot_be_a_table(options, error, words):
     with pytest.raises(error, match=words):
         ShardedVariable.create(**{"num_shards": 2, **options})
@@ -269,21 +373,24 @@ def test_create_refuses_what_cannot_be_a_table(options, error, words):
 
 def test_variables_with_copies_on_replicas_are_refused(values):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope(), pytest.raises(
-            TypeError, match=r"copies on several replicas.*emb/part_0.*'emb'"):
+    with (
+        strategy.scope(),
+        pytest.raises(
+            TypeError, match=r"copies on several replicas.*emb/part_0.*'emb'"
+        ),
+    ):
         ShardedVariable.create(values, num_shards=2, name="emb")
 
 
 def test_create_refuses_to_cut_another_axis(values):
     with pytest.raises(ValueError, match=r"axis 0 only.*\[1, 2\]"):
-        ShardedVariable.create(
-            values, partitioner=lambda shape, dtype: [1, 2])
+        ShardedVariable.create(values, partitioner=lambda shape, dtype: [1, 2])
     with pytest.raises(TypeError, match="must return a list.*Received: 3 "):
         ShardedVariable.create(values, partitioner=lambda shape, dtype: 3)
 
 
 def test_only_a_table_of_one_element_is_true_or_false(values):
-    for one in (0., 3.):
+    for one in (0.0, 3.0):
         table = ShardedVariable.create([[one]])
         assert bool(table) == bool(one) and len(table) == 1
     for several in (make_table(values, [4, 6]), make_table(values[:0], [0])):
@@ -293,15 +400,19 @@ def test_only_a_table_of_one_element_is_true_or_false(values):
 
 @pytest.mark.parametrize("verb", ["assign", "assign_add", "assign_sub"])
 @pytest.mark.parametrize("shape", [(9, 2), (11, 2), (10,), (10, 3)])
-def test_assign_refuses_another_shape_and_writes_nothing(
-        values, verb, shape):
+def test_assign_refuses_another_shape_and_writes_nothing(values, verb, shape):
     table = make_table(values, [4, 3, 3])
-    with pytest.raises(ValueError, match=re.escape(
-            f"table 'emb' must have shape (10, 2). Received: shape {shape}")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"table 'emb' must have shape (10, 2). Received: shape {shape}"
+        ),
+    ):
         getattr(table, verb)(np.ones(shape, np.float32))
     unknown = tf.function(
         lambda value: getattr(table, verb)(value) is None,
-        input_signature=[tf.TensorSpec(None, tf.float32)])
+        input_signature=[tf.TensorSpec(None, tf.float32)],
+    )
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table \\'emb"):
         unknown(np.ones(shape, np.float32))
     np.testing.assert_array_equal(table.numpy(), values)

@@ -49,7 +49,8 @@ def custom_gradients():
     def frozen():
         factor = tf.Variable(2.0)
         return convert_variables_to_constants_v2(
-            concrete(lambda x: reversed_gradient(x) * factor))
+            concrete(lambda x: reversed_gradient(x) * factor)
+        )
 
     def imported(read):
         graph = concrete().graph
@@ -57,11 +58,13 @@ def custom_gradients():
         del graph
         gc.collect()
         return tf.compat.v1.wrap_function(
-            lambda x: read(graph_def, x, output), [SPEC])
+            lambda x: read(graph_def, x, output), [SPEC]
+        )
 
     def from_graph_def(graph_def, x, output):
         return tf.graph_util.import_graph_def(
-            graph_def, input_map={"x:0": x}, return_elements=[output])[0]
+            graph_def, input_map={"x:0": x}, return_elements=[output]
+        )[0]
 
     def from_meta_graph(graph_def, x, output):
         meta = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
@@ -74,8 +77,12 @@ def custom_gradients():
         module.call = tf.function(scaled_gradient, input_signature=[SPEC])
         with tempfile.TemporaryDirectory() as folder:
             tf.saved_model.save(
-                module, folder, options=tf.saved_model.SaveOptions(
-                    experimental_custom_gradients=keeps))
+                module,
+                folder,
+                options=tf.saved_model.SaveOptions(
+                    experimental_custom_gradients=keeps
+                ),
+            )
             del module
             gc.collect()
             return tf.saved_model.load(folder).call
@@ -85,7 +92,7 @@ def custom_gradients():
         with graph.as_default():
             x = tf.constant([1.0, 3.0])
             y = scaled_gradient(x)
-            gradient, = tf.gradients(y, x)
+            (gradient,) = tf.gradients(y, x)
             with tf.compat.v1.Session() as session:
                 return session.run([y, gradient])
 
@@ -119,18 +126,21 @@ def custom_gradients():
         saved=lambda: gradient_of(loaded(True)),
         saved_without=lambda: gradient_of(loaded(False)),
         again=lambda: gradient_of(tf.recompute_grad(scaled_gradient)),
-        session=in_session, variable=with_variable,
-        keywords=lambda: tf.function(
-            lambda x: reversed_gradient(x=x))(X),
-        wrong=lambda: gradient_of(tf.function(tf.custom_gradient(
-            lambda x: (x, lambda dy: (dy, dy))))))
+        session=in_session,
+        variable=with_variable,
+        keywords=lambda: tf.function(lambda x: reversed_gradient(x=x))(X),
+        wrong=lambda: gradient_of(
+            tf.function(tf.custom_gradient(lambda x: (x, lambda dy: (dy, dy))))
+        ),
+    )
 
 
 @program
 def loops():
     def counted(n):
         return tf.while_loop(
-            lambda i, x: i < n, lambda i, x: (i + 1, x * 1.5), (0, X))
+            lambda i, x: i < n, lambda i, x: (i + 1, x * 1.5), (0, X)
+        )
 
     @tf.function
     def written(n):
@@ -147,21 +157,35 @@ def loops():
 
     @tf.function
     def grown(x):
-        return tf.gradients(tf.while_loop(
-            lambda i, _: i < 3, lambda i, x: (i + 1, x * x), (0, x))[1], x)
+        return tf.gradients(
+            tf.while_loop(
+                lambda i, _: i < 3, lambda i, x: (i + 1, x * x), (0, x)
+            )[1],
+            x,
+        )
 
     return attempts(
-        eager=lambda: counted(3), traced=lambda: tf.function(counted)(4),
-        written=lambda: written(tf.constant(3)), branches=lambda: branches(X),
-        other=lambda: branches(X / 8), gradient=lambda: grown(X),
+        eager=lambda: counted(3),
+        traced=lambda: tf.function(counted)(4),
+        written=lambda: written(tf.constant(3)),
+        branches=lambda: branches(X),
+        other=lambda: branches(X / 8),
+        gradient=lambda: grown(X),
         limit=lambda: tf.while_loop(
-            lambda i: True, lambda i: [i + 1], [0], maximum_iterations=5),
-        wrong=lambda: tf.function(lambda: tf.while_loop(
-            lambda i: i < 2, lambda i: (i, i), [0]))(),
-        shape=lambda: tf.function(lambda: tf.while_loop(
-            lambda i, x: i < 2, lambda i, x: (i + 1, tf.concat([x, x], 0)),
-            (0, X)))(),
-        no_such_element=lambda: tf.TensorArray(tf.float32, 2).read(5))
+            lambda i: True, lambda i: [i + 1], [0], maximum_iterations=5
+        ),
+        wrong=lambda: tf.function(
+            lambda: tf.while_loop(lambda i: i < 2, lambda i: (i, i), [0])
+        )(),
+        shape=lambda: tf.function(
+            lambda: tf.while_loop(
+                lambda i, x: i < 2,
+                lambda i, x: (i + 1, tf.concat([x, x], 0)),
+                (0, X),
+            )
+        )(),
+        no_such_element=lambda: tf.TensorArray(tf.float32, 2).read(5),
+    )
 
 
 @program
@@ -178,17 +202,25 @@ def functions():
         return tf.Variable(1.0)
 
     return attempts(
-        called=lambda: step(X), again=lambda: step(X, scale=3),
+        called=lambda: step(X),
+        again=lambda: step(X, scale=3),
         number=step.experimental_get_tracing_count,
-        wrong=lambda: step(X, X), missing=lambda: step(),
-        shapes=lambda: step(tf.ones([3])), makes=makes_variables,
+        wrong=lambda: step(X, X),
+        missing=lambda: step(),
+        shapes=lambda: step(tf.ones([3])),
+        makes=makes_variables,
         name=lambda: step.__name__,
         concrete=lambda: [
-            op.type for op in step.get_concrete_function(
-                tf.TensorSpec([2])).graph.get_operations()],
+            op.type
+            for op in step.get_concrete_function(
+                tf.TensorSpec([2])
+            ).graph.get_operations()
+        ],
         jit=lambda: tf.function(lambda x: x * 2, jit_compile=True)(X),
-        numpy=lambda: tf.function(lambda x: tf.numpy_function(
-            np.negative, [x], tf.float32))(X))
+        numpy=lambda: tf.function(
+            lambda x: tf.numpy_function(np.negative, [x], tf.float32)
+        )(X),
+    )
 
 
 @program
@@ -197,29 +229,55 @@ def saved_models():
     module.table = tf.Variable(tf.reshape(tf.range(12.0), [6, 2]))
     module.call = tf.function(
         lambda ids: tf.nn.embedding_lookup(module.table, ids),
-        input_signature=[tf.TensorSpec([None], tf.int64)])
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+    )
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder)
         loaded = tf.saved_model.load(folder)
         return attempts(
             called=lambda: loaded.call(tf.constant([1, 5], tf.int64)),
             outside=lambda: loaded.call(tf.constant([9], tf.int64)),
-            dtype=lambda: loaded.call(X), names=lambda: sorted(
-                name for name, _ in tf.train.list_variables(
-                    os.path.join(folder, "variables", "variables"))),
-            missing=lambda: tf.saved_model.load(folder + "/no/such"))
+            dtype=lambda: loaded.call(X),
+            names=lambda: sorted(
+                name
+                for name, _ in tf.train.list_variables(
+                    os.path.join(folder, "variables", "variables")
+                )
+            ),
+            missing=lambda: tf.saved_model.load(folder + "/no/such"),
+        )
 
 
 PUBLIC = (
-    tf.concat, tf.reverse, tf.scatter_nd, tf.where, tf.gather, tf.slice,
-    tf.strided_slice, tf.while_loop, tf.raw_ops.ConcatV2, tf.raw_ops.Slice,
-    tf.raw_ops.BiasAdd, tf.raw_ops.Einsum, tf.raw_ops.RandomStandardNormal,
-    tf.raw_ops.AssignAddVariableOp, tf.nn.bias_add, tf.compat.v1.reverse,
-    tf.Variable.assign, tf.train.Checkpoint.save)
+    tf.concat,
+    tf.reverse,
+    tf.scatter_nd,
+    tf.where,
+    tf.gather,
+    tf.slice,
+    tf.strided_slice,
+    tf.while_loop,
+    tf.raw_ops.ConcatV2,
+    tf.raw_ops.Slice,
+    tf.raw_ops.BiasAdd,
+    tf.raw_ops.Einsum,
+    tf.raw_ops.RandomStandardNormal,
+    tf.raw_ops.AssignAddVariableOp,
+    tf.nn.bias_add,
+    tf.compat.v1.reverse,
+    tf.Variable.assign,
+    tf.train.Checkpoint.save,
+)
 
 
 @program
 def signatures():
     """What editors and other libraries read of functions."""
-    return [[one.__name__, str(inspect.signature(one)),
-             len(inspect.getdoc(one) or "")] for one in PUBLIC]
+    return [
+        [
+            one.__name__,
+            str(inspect.signature(one)),
+            len(inspect.getdoc(one) or ""),
+        ]
+        for one in PUBLIC
+    ]

@@ -22,10 +22,15 @@ IDS = np.arange(24).reshape(8, 3) % 7
 
 def dense(package):
     layers = package.layers
-    return package.Sequential([
-        package.Input((4,)), layers.Dense(8, "relu", name="first"),
-        layers.Dropout(0.25), layers.BatchNormalization(),
-        layers.Dense(2, name="last")])
+    return package.Sequential(
+        [
+            package.Input((4,)),
+            layers.Dense(8, "relu", name="first"),
+            layers.Dropout(0.25),
+            layers.BatchNormalization(),
+            layers.Dense(2, name="last"),
+        ]
+    )
 
 
 def sequence(package):
@@ -48,10 +53,15 @@ def attention(package):
 
 def image(package):
     layers = package.layers
-    return package.Sequential([
-        package.Input((6, 6, 2)), layers.Conv2D(4, 3, padding="same"),
-        layers.MaxPooling2D(), layers.GlobalAveragePooling2D(),
-        layers.Dense(2)])
+    return package.Sequential(
+        [
+            package.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, padding="same"),
+            layers.MaxPooling2D(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(2),
+        ]
+    )
 
 
 def subclassed(package):
@@ -75,7 +85,8 @@ def own_step(package):
                 loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(
-                zip(gradients, self.trainable_variables))
+                zip(gradients, self.trainable_variables)
+            )
             return {"own": loss}
 
     x = package.Input((4,))
@@ -83,8 +94,10 @@ def own_step(package):
 
 
 MODELS = {
-    "dense": (dense, numbers(8, 4)), "sequence": (sequence, IDS),
-    "attention": (attention, IDS), "image": (image, numbers(8, 6, 6, 2)),
+    "dense": (dense, numbers(8, 4)),
+    "sequence": (sequence, IDS),
+    "attention": (attention, IDS),
+    "image": (image, numbers(8, 6, 6, 2)),
     "subclassed": (subclassed, numbers(8, 4)),
     "own step": (own_step, numbers(8, 4)),
 }
@@ -96,28 +109,39 @@ def trained(package, make, x, **options):
     model.compile(
         options.pop("optimizer", "adam"),
         package.losses.MeanSquaredError(),
-        metrics=options.pop("metrics", ["mae"]), **options)
+        metrics=options.pop("metrics", ["mae"]),
+        **options,
+    )
     history = model.fit(x, Y, batch_size=3, epochs=2, verbose=0).history
-    return model, {name: list(map(float, values))
-                   for name, values in history.items()}
+    return model, {
+        name: list(map(float, values)) for name, values in history.items()
+    }
 
 
 def in_both(run):
-    return {name: attempts(of=lambda package=package: run(package))
-            for name, package in PACKAGES.items()}
+    return {
+        name: attempts(of=lambda package=package: run(package))
+        for name, package in PACKAGES.items()
+    }
 
 
 @program
 def models():
     def run(package, make, x):
         model, history = trained(package, make, x)
-        return [history, model.evaluate(x, Y, verbose=0),
-                model.predict(x, verbose=0), model.get_weights(),
-                model.optimizer.iterations,
-                [weight.name for weight in model.weights]]
+        return [
+            history,
+            model.evaluate(x, Y, verbose=0),
+            model.predict(x, verbose=0),
+            model.get_weights(),
+            model.optimizer.iterations,
+            [weight.name for weight in model.weights],
+        ]
 
-    return {name: in_both(lambda package, make=make, x=x: run(package, make, x))
-            for name, (make, x) in MODELS.items()}
+    return {
+        name: in_both(lambda package, make=make, x=x: run(package, make, x))
+        for name, (make, x) in MODELS.items()
+    }
 
 
 @program
@@ -126,6 +150,7 @@ def files():
         model, _ = trained(package, dense, numbers(8, 4))
         x = numbers(8, 4, seed=5)
         with tempfile.TemporaryDirectory() as folder:
+
             def path(name):
                 return os.path.join(folder, name)
 
@@ -147,37 +172,65 @@ def files():
                 return served.serve(x)
 
             return attempts(
-                keras=lambda: loaded("m.keras"), h5=lambda: loaded("m.h5"),
-                weights=weights, exported=exported,
+                keras=lambda: loaded("m.keras"),
+                h5=lambda: loaded("m.h5"),
+                weights=weights,
+                exported=exported,
                 checkpoint=lambda: tf.train.list_variables(
-                    tf.train.Checkpoint(model=model).save(path("ck"))),
-                wrong=lambda: image(package).load_weights(
-                    path("w.weights.h5")),
+                    tf.train.Checkpoint(model=model).save(path("ck"))
+                ),
+                wrong=lambda: image(package).load_weights(path("w.weights.h5")),
                 missing=lambda: package.models.load_model(path("no.keras")),
                 config=lambda: package.models.model_from_json(
-                    model.to_json()).count_params(),
-                cloned=lambda: package.models.clone_model(
-                    model).count_params())
+                    model.to_json()
+                ).count_params(),
+                cloned=lambda: package.models.clone_model(model).count_params(),
+            )
 
     return {name: run(package) for name, package in PACKAGES.items()}
 
 
-OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad",
-              "Adamax", "Nadam", "Ftrl", "Lion", "Adafactor")
+OPTIMIZERS = (
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "Adafactor",
+)
 
 
 def stepped(package, optimizer):
     """One dense and one sparse gradient."""
-    one = tf.Variable(numbers(4, 2)) if package is tf_keras else (
-        keras.Variable(numbers(4, 2)))
-    two = tf.Variable(numbers(6, 2)) if package is tf_keras else (
-        keras.Variable(numbers(6, 2)))
+    one = (
+        tf.Variable(numbers(4, 2))
+        if package is tf_keras
+        else (keras.Variable(numbers(4, 2)))
+    )
+    two = (
+        tf.Variable(numbers(6, 2))
+        if package is tf_keras
+        else (keras.Variable(numbers(6, 2)))
+    )
     for _ in range(2):
-        optimizer.apply_gradients([
-            (tf.constant(numbers(4, 2)), one),
-            (tf.IndexedSlices(tf.constant(numbers(3, 2)),
-                              tf.constant([1, 1, 4]), tf.constant([6, 2])),
-             two)])
+        optimizer.apply_gradients(
+            [
+                (tf.constant(numbers(4, 2)), one),
+                (
+                    tf.IndexedSlices(
+                        tf.constant(numbers(3, 2)),
+                        tf.constant([1, 1, 4]),
+                        tf.constant([6, 2]),
+                    ),
+                    two,
+                ),
+            ]
+        )
     variables = optimizer.variables
     return [one, two, len(variables() if callable(variables) else variables)]
 
@@ -185,29 +238,63 @@ def stepped(package, optimizer):
 @program
 def optimizers():
     def run(package, name, **options):
-        return stepped(package, getattr(
-            package.optimizers, name)(0.1, **options))
+        return stepped(
+            package, getattr(package.optimizers, name)(0.1, **options)
+        )
 
     legacy = tf_keras.optimizers.legacy
     return {
-        **{name: in_both(lambda package, name=name: run(package, name))
-           for name in OPTIMIZERS},
-        **{f"{option}": in_both(lambda package, option=option, value=value: run(
-            package, "Adam", **{option: value})) for option, value in (
-                ("global_clipnorm", 0.1), ("clipvalue", 0.1), ("use_ema", True),
-                ("weight_decay", 0.1), ("no_such", 1))},
-        "scaled": in_both(lambda package: trained(
-            package, dense, numbers(8, 4), optimizer=(
-                package.mixed_precision.LossScaleOptimizer(
-                    package.optimizers.SGD(0.1))))[1]),
-        "legacy": {name: attempts(of=lambda name=name: stepped(
-            tf_keras, getattr(legacy, name)(0.1)))
-            for name in ("SGD", "Adam", "Adagrad", "Ftrl", "RMSprop")},
-        "accumulating": attempts(of=lambda: trained(
-            keras, dense, numbers(8, 4), optimizer=keras.optimizers.SGD(
-                0.1, gradient_accumulation_steps=2))[1]),
-        "no gradient": in_both(lambda package: package.optimizers.SGD()
-                               .apply_gradients([])),
+        **{
+            name: in_both(lambda package, name=name: run(package, name))
+            for name in OPTIMIZERS
+        },
+        **{
+            f"{option}": in_both(
+                lambda package, option=option, value=value: run(
+                    package, "Adam", **{option: value}
+                )
+            )
+            for option, value in (
+                ("global_clipnorm", 0.1),
+                ("clipvalue", 0.1),
+                ("use_ema", True),
+                ("weight_decay", 0.1),
+                ("no_such", 1),
+            )
+        },
+        "scaled": in_both(
+            lambda package: trained(
+                package,
+                dense,
+                numbers(8, 4),
+                optimizer=(
+                    package.mixed_precision.LossScaleOptimizer(
+                        package.optimizers.SGD(0.1)
+                    )
+                ),
+            )[1]
+        ),
+        "legacy": {
+            name: attempts(
+                of=lambda name=name: stepped(
+                    tf_keras, getattr(legacy, name)(0.1)
+                )
+            )
+            for name in ("SGD", "Adam", "Adagrad", "Ftrl", "RMSprop")
+        },
+        "accumulating": attempts(
+            of=lambda: trained(
+                keras,
+                dense,
+                numbers(8, 4),
+                optimizer=keras.optimizers.SGD(
+                    0.1, gradient_accumulation_steps=2
+                ),
+            )[1]
+        ),
+        "no gradient": in_both(
+            lambda package: package.optimizers.SGD().apply_gradients([])
+        ),
     }
 
 
@@ -217,14 +304,25 @@ def metrics():
         metric = getattr(package.metrics, name)(*arguments)
         metric.update_state([[0], [1], [1], [0]], [[0.2], [0.9], [0.4], [0.6]])
         metric.update_state(
-            [[1], [1]], [[0.7], [0.1]], sample_weight=[1.0, 0.5])
+            [[1], [1]], [[0.7], [0.1]], sample_weight=[1.0, 0.5]
+        )
         return [metric.result(), [w.shape for w in metric.variables]]
 
-    return {name: in_both(lambda package, name=name, arguments=arguments: run(
-        package, name, *arguments)) for name, arguments in (
-            ("AUC", ()), ("Precision", ()), ("MeanSquaredError", ()),
-            ("BinaryAccuracy", ()), ("MeanIoU", (2,)),
-            ("SensitivityAtSpecificity", (0.5,)))}
+    return {
+        name: in_both(
+            lambda package, name=name, arguments=arguments: run(
+                package, name, *arguments
+            )
+        )
+        for name, arguments in (
+            ("AUC", ()),
+            ("Precision", ()),
+            ("MeanSquaredError", ()),
+            ("BinaryAccuracy", ()),
+            ("MeanIoU", (2,)),
+            ("SensitivityAtSpecificity", (0.5,)),
+        )
+    }
 
 
 @program
@@ -240,36 +338,55 @@ def layers():
     def called(make, value=x, **options):
         return lambda package: make(package.layers)(value, **options)
 
-    return {name: in_both(run) for name, run in {
-        "text": adapted,
-        "lookup": called(lambda layers: layers.StringLookup(
-            vocabulary=["a", "b"]), tf.constant(["b", "z"])),
-        "hash": called(lambda layers: layers.Hashing(5), tf.constant(["b"])),
-        "einsum": called(lambda layers: layers.EinsumDense(
-            "abc,cd->abd", output_shape=(None, 3))),
-        "groups": called(lambda layers: layers.GroupNormalization(2)),
-        "norm": called(lambda layers: layers.LayerNormalization()),
-        "lstm": called(lambda layers: layers.Bidirectional(
-            layers.LSTM(3, return_sequences=True))),
-        "gru": called(lambda layers: layers.GRU(3, unroll=True)),
-        "rnn": called(lambda layers: layers.RNN(layers.SimpleRNNCell(3))),
-        "attention": lambda package: package.layers.MultiHeadAttention(
-            2, 2)(x, x),
-        "dropout": called(lambda layers: layers.Dropout(0.5, seed=1), x,
-                          training=True),
-        "embedding": called(lambda layers: layers.Embedding(5, 2),
-                            np.array([[1, 4]])),
-        "no such row": called(lambda layers: layers.Embedding(5, 2),
-                              np.array([[1, 9]])),
-        "conv": called(lambda layers: layers.Conv1D(3, 2)),
-        "rank": called(lambda layers: layers.Conv2D(3, 2)),
-        "name": lambda package: package.layers.Dense(2).name,
-        "units": lambda package: package.layers.Dense(-1),
-        "weight": lambda package: package.layers.Layer().add_weight(
-            shape=(2,), initializer="ones", name="w"),
-        "symbolic": lambda package: package.layers.Dense(2)(
-            package.Input((3,))).shape,
-    }.items()}
+    return {
+        name: in_both(run)
+        for name, run in {
+            "text": adapted,
+            "lookup": called(
+                lambda layers: layers.StringLookup(vocabulary=["a", "b"]),
+                tf.constant(["b", "z"]),
+            ),
+            "hash": called(
+                lambda layers: layers.Hashing(5), tf.constant(["b"])
+            ),
+            "einsum": called(
+                lambda layers: layers.EinsumDense(
+                    "abc,cd->abd", output_shape=(None, 3)
+                )
+            ),
+            "groups": called(lambda layers: layers.GroupNormalization(2)),
+            "norm": called(lambda layers: layers.LayerNormalization()),
+            "lstm": called(
+                lambda layers: layers.Bidirectional(
+                    layers.LSTM(3, return_sequences=True)
+                )
+            ),
+            "gru": called(lambda layers: layers.GRU(3, unroll=True)),
+            "rnn": called(lambda layers: layers.RNN(layers.SimpleRNNCell(3))),
+            "attention": lambda package: package.layers.MultiHeadAttention(
+                2, 2
+            )(x, x),
+            "dropout": called(
+                lambda layers: layers.Dropout(0.5, seed=1), x, training=True
+            ),
+            "embedding": called(
+                lambda layers: layers.Embedding(5, 2), np.array([[1, 4]])
+            ),
+            "no such row": called(
+                lambda layers: layers.Embedding(5, 2), np.array([[1, 9]])
+            ),
+            "conv": called(lambda layers: layers.Conv1D(3, 2)),
+            "rank": called(lambda layers: layers.Conv2D(3, 2)),
+            "name": lambda package: package.layers.Dense(2).name,
+            "units": lambda package: package.layers.Dense(-1),
+            "weight": lambda package: package.layers.Layer().add_weight(
+                shape=(2,), initializer="ones", name="w"
+            ),
+            "symbolic": lambda package: (
+                package.layers.Dense(2)(package.Input((3,))).shape
+            ),
+        }.items()
+    }
 
 
 @program
@@ -291,52 +408,66 @@ def mistakes():
             raise KeyError("mine")
 
     x = numbers(8, 4)
-    return {name: in_both(run) for name, run in {
-        "not compiled": lambda package: dense(package).fit(x, Y, verbose=0),
-        "shape": lambda package: compiled(package).fit(
-            numbers(8, 5), Y, verbose=0),
-        "target": lambda package: compiled(package).fit(
-            x, numbers(8, 7), verbose=0),
-        "lengths": lambda package: compiled(package).fit(
-            x, Y[:3], verbose=0),
-        "loss": lambda package: dense(package).compile("sgd", "no such"),
-        "optimizer": lambda package: dense(package).compile("no such", "mse"),
-        "not built": not_built,
-        "failing": lambda package: (
-            Failing if package is keras else OldFailing)()(x),
-        "weights": lambda package: dense(package).set_weights([x]),
-        "called": lambda package: dense(package)(numbers(2, 9)),
-        "text": lambda package: compiled(package).predict(
-            np.array([["a"] * 4]), verbose=0),
-        "no data": lambda package: compiled(package).fit(
-            np.zeros([0, 4]), np.zeros([0, 2]), verbose=0),
-        "layout": lambda package: package.Model(layout_map=1),
-    }.items()}
+    return {
+        name: in_both(run)
+        for name, run in {
+            "not compiled": lambda package: dense(package).fit(x, Y, verbose=0),
+            "shape": lambda package: compiled(package).fit(
+                numbers(8, 5), Y, verbose=0
+            ),
+            "target": lambda package: compiled(package).fit(
+                x, numbers(8, 7), verbose=0
+            ),
+            "lengths": lambda package: compiled(package).fit(
+                x, Y[:3], verbose=0
+            ),
+            "loss": lambda package: dense(package).compile("sgd", "no such"),
+            "optimizer": lambda package: dense(package).compile(
+                "no such", "mse"
+            ),
+            "not built": not_built,
+            "failing": lambda package: (
+                Failing if package is keras else OldFailing
+            )()(x),
+            "weights": lambda package: dense(package).set_weights([x]),
+            "called": lambda package: dense(package)(numbers(2, 9)),
+            "text": lambda package: compiled(package).predict(
+                np.array([["a"] * 4]), verbose=0
+            ),
+            "no data": lambda package: compiled(package).fit(
+                np.zeros([0, 4]), np.zeros([0, 2]), verbose=0
+            ),
+            "layout": lambda package: package.Model(layout_map=1),
+        }.items()
+    }
 
 
 @program
 def operations_of_keras():
     ops, x = keras.ops, numbers(3, 4)
     return attempts(
-        divide=lambda: ops.divide(x, 2), true_divide=lambda: ops.true_divide(
-            [1, 2], [4, 0]),
+        divide=lambda: ops.divide(x, 2),
+        true_divide=lambda: ops.true_divide([1, 2], [4, 0]),
         einsum=lambda: ops.einsum("ab,cb->ac", x, x),
         einsum_wrong=lambda: ops.einsum("ab,cb", x),
-        add=lambda: ops.add(x, 1), shapes=lambda: ops.add(x, numbers(5)),
+        add=lambda: ops.add(x, 1),
+        shapes=lambda: ops.add(x, numbers(5)),
         eye=lambda: ops.eye(3, 4, k=1, dtype="int32"),
         repeat=lambda: ops.repeat(x, 2, axis=0),
         each=lambda: ops.repeat(x, [1, 2, 0], axis=0),
-        flip=lambda: ops.flip(x, axis=1), diag=lambda: ops.diag(x[0], k=-1),
+        flip=lambda: ops.flip(x, axis=1),
+        diag=lambda: ops.diag(x[0], k=-1),
         scatter=lambda: ops.scatter([[1], [0]], x[:2], (4, 4)),
         one_hot=lambda: ops.one_hot([1, -1, 5], 3),
         sparse_hot=lambda: ops.one_hot([1, 2], 3, sparse=True),
         ctc=lambda: ops.ctc_loss([[1]], numbers(1, 4, 3), [1], [4]),
-        loop=lambda: ops.while_loop(
-            lambda i: i < 3, lambda i: (i + 1,), (0,)),
+        loop=lambda: ops.while_loop(lambda i: i < 3, lambda i: (i + 1,), (0,)),
         scan=lambda: ops.scan(lambda c, v: (c + v, c), x[0], x),
         rng=lambda: keras.random.normal((3,), seed=1),
         generator=lambda: keras.random.uniform(
-            (3,), seed=keras.random.SeedGenerator(2)))
+            (3,), seed=keras.random.SeedGenerator(2)
+        ),
+    )
 
 
 @program
@@ -357,8 +488,12 @@ def fine_tuned():
         layer = keras.layers.Dense(2, dtype="mixed_float16")
         return layer(numbers(2, 4))
 
-    return attempts(lora=lora, quantized=quantized, mixed=mixed,
-                    again=lambda: embedding.enable_lora(2))
+    return attempts(
+        lora=lora,
+        quantized=quantized,
+        mixed=mixed,
+        again=lambda: embedding.enable_lora(2),
+    )
 
 
 @program
@@ -366,11 +501,16 @@ def distribution():
     distribution = keras.distribution
     return attempts(
         devices=distribution.list_devices,
-        mesh=lambda: repr(distribution.DeviceMesh(
-            (2,), ["x"], ["cpu:0", "cpu:1"]).shape),
+        mesh=lambda: repr(
+            distribution.DeviceMesh((2,), ["x"], ["cpu:0", "cpu:1"]).shape
+        ),
         wrong=lambda: distribution.DeviceMesh((2,), ["x"], ["cpu:0"]),
-        map=lambda: list(distribution.LayoutMap(distribution.DeviceMesh(
-            (1,), ["x"], ["cpu:0"]))))
+        map=lambda: list(
+            distribution.LayoutMap(
+                distribution.DeviceMesh((1,), ["x"], ["cpu:0"])
+            )
+        ),
+    )
 
 
 @program
@@ -380,41 +520,70 @@ def data():
     def of_dataset(package, **options):
         model = dense(package)
         model.compile("sgd", "mse", **options)
-        dataset = tf.data.Dataset.from_tensor_slices((x, Y)).shuffle(
-            8, seed=1).batch(3).prefetch(tf.data.AUTOTUNE)
-        return list(map(float, model.fit(
-            dataset, epochs=2, verbose=0).history["loss"]))
+        dataset = (
+            tf.data.Dataset.from_tensor_slices((x, Y))
+            .shuffle(8, seed=1)
+            .batch(3)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+        return list(
+            map(float, model.fit(dataset, epochs=2, verbose=0).history["loss"])
+        )
 
     def with_callbacks(package):
         model = dense(package)
         model.compile("sgd", "mse")
         seen = []
-        model.fit(x, Y, verbose=0, epochs=3, validation_split=0.25, callbacks=[
-            package.callbacks.EarlyStopping(patience=0, monitor="loss"),
-            package.callbacks.LambdaCallback(
-                on_epoch_end=lambda epoch, logs: seen.append(
-                    [epoch, sorted(logs)]))])
+        model.fit(
+            x,
+            Y,
+            verbose=0,
+            epochs=3,
+            validation_split=0.25,
+            callbacks=[
+                package.callbacks.EarlyStopping(patience=0, monitor="loss"),
+                package.callbacks.LambdaCallback(
+                    on_epoch_end=lambda epoch, logs: seen.append(
+                        [epoch, sorted(logs)]
+                    )
+                ),
+            ],
+        )
         return seen
 
     def by_batches(package):
         model = dense(package)
         model.compile("sgd", "mse")
-        return [float(np.ravel(model.train_on_batch(x, Y))[0]),
-                model.predict_on_batch(x[:2]),
-                model.test_on_batch(x, Y, return_dict=True)]
+        return [
+            float(np.ravel(model.train_on_batch(x, Y))[0]),
+            model.predict_on_batch(x[:2]),
+            model.test_on_batch(x, Y, return_dict=True),
+        ]
 
     def endless(package):
         model = dense(package)
         model.compile("sgd", "mse")
         dataset = tf.data.Dataset.from_tensors((x, Y)).repeat()
-        return list(map(float, model.fit(
-            dataset, steps_per_epoch=2, verbose=0).history["loss"]))
+        return list(
+            map(
+                float,
+                model.fit(dataset, steps_per_epoch=2, verbose=0).history[
+                    "loss"
+                ],
+            )
+        )
 
-    return {name: in_both(run) for name, run in {
-        "dataset": of_dataset,
-        "several": lambda package: of_dataset(
-            package, steps_per_execution=2),
-        "compiled": lambda package: of_dataset(package, jit_compile=True),
-        "eager": lambda package: of_dataset(package, run_eagerly=True),
-        "callbacks": with_callbacks, "batches": by_batches,
-        "endless": endless}.items()}
+    return {
+        name: in_both(run)
+        for name, run in {
+            "dataset": of_dataset,
+            "several": lambda package: of_dataset(
+                package, steps_per_execution=2
+            ),
+            "compiled": lambda package: of_dataset(package, jit_compile=True),
+            "eager": lambda package: of_dataset(package, run_eagerly=True),
+            "callbacks": with_callbacks,
+            "batches": by_batches,
+            "endless": endless,
+        }.items()
+    }

@@ -29,23 +29,29 @@ CALLS = {
     "step of zero": lambda x: x[::0],
     "update": lambda x: tf.tensor_scatter_nd_update(x, [[0]], x[:1] * 2),
     "strided update": lambda x: raw.TensorStridedSliceUpdate(
-        input=x, begin=[0], end=[1], strides=[1], value=x[:1] + 1),
+        input=x, begin=[0], end=[1], strides=[1], value=x[:1] + 1
+    ),
     "strided gradient": lambda x: raw.StridedSliceGrad(
-        shape=[4], begin=[1], end=[3], strides=[1], dy=[1.0, 2.0]),
+        shape=[4], begin=[1], end=[3], strides=[1], dy=[1.0, 2.0]
+    ),
     "einsum": lambda x: tf.einsum("abc,dbc->ad", x, x),
     "einsum with dots": lambda x: tf.einsum("...c,dc->...d", x, x[0]),
     "einsum, wrong": lambda x: tf.einsum("ab,bc->ac", x, x),
     "bias": lambda x: tf.nn.bias_add(x, x[0, 0]),
     "bias first": lambda x: tf.nn.bias_add(
-        x[..., None], x[0, :, 0], data_format="NCHW"),
+        x[..., None], x[0, :, 0], data_format="NCHW"
+    ),
     "bias, wrong": lambda x: tf.nn.bias_add(x, x[0, :, 0]),
     "bias, wrong format": lambda x: tf.nn.bias_add(
-        x, x[0, 0], data_format="XY"),
+        x, x[0, 0], data_format="XY"
+    ),
     "raw bias": lambda x: raw.BiasAdd(value=x, bias=x[0, 0]),
     "classes": lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
-        [0, 3], x[:, 0]),
+        [0, 3], x[:, 0]
+    ),
     "no such class": lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
-        [0, 9], x[:, 0]),
+        [0, 9], x[:, 0]
+    ),
     "scatter": lambda x: tf.scatter_nd([[1], [0]], x, [4, 3, 4]),
     "scatter, outside": lambda x: tf.scatter_nd([[9], [0]], x, [4, 3, 4]),
     "scatter, old": lambda x: tf.compat.v1.scatter_nd([[1]], x[:1], [3, 3, 4]),
@@ -78,8 +84,10 @@ def differentiated(call):
     with tf.GradientTape() as tape:
         tape.watch(X)
         values = tf.nest.flatten(call(X))
-    return [*values, tape.gradient(
-        [one for one in values if one.dtype.is_floating], X)]
+    return [
+        *values,
+        tape.gradient([one for one in values if one.dtype.is_floating], X),
+    ]
 
 
 # In a function, the operation or its gradient fails, whichever runs first.
@@ -88,11 +96,19 @@ EAGERLY = ("scatter, outside", "gather, outside", "no such class")
 
 @program
 def operations():
-    return {name: attempts(
-        eager=lambda call=call: differentiated(call),
-        traced=lambda call=call, name=name: None if name in EAGERLY else (
-            tf.function(lambda: differentiated(call), autograph=False)()))
-        for name, call in CALLS.items()}
+    return {
+        name: attempts(
+            eager=lambda call=call: differentiated(call),
+            traced=lambda call=call, name=name: (
+                None
+                if name in EAGERLY
+                else (
+                    tf.function(lambda: differentiated(call), autograph=False)()
+                )
+            ),
+        )
+        for name, call in CALLS.items()
+    }
 
 
 DRAWS = {
@@ -108,13 +124,16 @@ DRAWS = {
     "shuffled": lambda: tf.random.shuffle(tf.range(5)),
     "stateless": lambda: tf.random.stateless_normal([3], [1, 2]),
     "stateless integers": lambda: tf.random.stateless_uniform(
-        [3], [1, 2], 0, 9, tf.int32),
+        [3], [1, 2], 0, 9, tf.int32
+    ),
     "generator": lambda: tf.random.Generator.from_seed(1).normal([3]),
     "dropout": lambda: tf.nn.dropout(tf.ones([8]), 0.5),
     "raw": lambda: raw.RandomStandardNormal(
-        shape=[3], dtype=tf.float32, seed=1, seed2=2),
+        shape=[3], dtype=tf.float32, seed=1, seed2=2
+    ),
     "raw uniform": lambda: raw.RandomUniform(
-        shape=[3], dtype=tf.float32, seed=1, seed2=2),
+        shape=[3], dtype=tf.float32, seed=1, seed2=2
+    ),
     "raw, wrong": lambda: raw.RandomStandardNormal(shape=[3], dtype=tf.int32),
     "no shape": lambda: tf.random.normal("a"),
     "initializer": lambda: tf.keras.initializers.GlorotUniform(3)([2, 2]),
@@ -123,9 +142,12 @@ DRAWS = {
 
 @program
 def random_numbers():
-    return {name: attempts(
-        first=draw, second=draw, traced=tf.function(draw, autograph=False))
-        for name, draw in DRAWS.items()}
+    return {
+        name: attempts(
+            first=draw, second=draw, traced=tf.function(draw, autograph=False)
+        )
+        for name, draw in DRAWS.items()
+    }
 
 
 @program
@@ -145,7 +167,8 @@ def variables():
 
     def raw_add():
         raw.AssignAddVariableOp(
-            resource=variable.handle, value=tf.ones([2, 3, 4]))
+            resource=variable.handle, value=tf.ones([2, 3, 4])
+        )
         raw.AssignSubVariableOp(resource=variable.handle, value=X)
         return variable
 
@@ -158,14 +181,19 @@ def variables():
         assign=lambda: variable.assign(X * 2),
         add=lambda: variable.assign_add(X, use_locking=True),
         sub=lambda: variable.assign_sub(X, name="s", read_value=False),
-        scattered=scattered, gradient=differentiated, raw=raw_add,
-        traced=traced, shape=lambda: variable.assign(tf.ones([3])),
+        scattered=scattered,
+        gradient=differentiated,
+        raw=raw_add,
+        traced=traced,
+        shape=lambda: variable.assign(tf.ones([3])),
         dtype=lambda: variable.assign(tf.constant([[["a"]]])),
         slices=lambda: variable[0, 1].assign(tf.zeros([4])),
         twice=lambda: variable.assign(X, X, X, X, X),
-        shown=lambda: repr(variable)[:60], handle=lambda: variable.handle.shape,
+        shown=lambda: repr(variable)[:60],
+        handle=lambda: variable.handle.shape,
         copied=lambda: tf.Variable(variable, trainable=False).trainable,
-        synchronized=lambda: str(variable.synchronization))
+        synchronized=lambda: str(variable.synchronization),
+    )
 
 
 @program
@@ -183,41 +211,55 @@ def lookups():
         one=lambda: tf.nn.embedding_lookup(table, [[1, 7], [0, 0]]),
         parts=lambda: tf.nn.embedding_lookup(parts, [0, 1, 7]),
         divided=lambda: tf.compat.v1.nn.embedding_lookup(
-            parts, [0, 1, 7], partition_strategy="div"),
+            parts, [0, 1, 7], partition_strategy="div"
+        ),
         outside=lambda: tf.nn.embedding_lookup(table, [8]),
         floats=lambda: tf.nn.embedding_lookup(table, [1.5]),
         empty=lambda: tf.nn.embedding_lookup([], [1]),
         text=lambda: tf.nn.embedding_lookup(table, ["a"]),
         norm=lambda: tf.nn.embedding_lookup(table, [3], max_norm=1.0),
         ragged=lambda: tf.nn.embedding_lookup(
-            table, tf.ragged.constant([[1], [2, 3]])),
+            table, tf.ragged.constant([[1], [2, 3]])
+        ),
         sparse=lambda: tf.nn.embedding_lookup_sparse(
-            table, ids, None, combiner="sqrtn"),
+            table, ids, None, combiner="sqrtn"
+        ),
         weighted=lambda: tf.nn.embedding_lookup_sparse(
-            table, ids, tf.sparse.map_values(tf.cast, ids, tf.float32)),
+            table, ids, tf.sparse.map_values(tf.cast, ids, tf.float32)
+        ),
         combiner=lambda: tf.nn.embedding_lookup_sparse(
-            table, ids, None, combiner="most"),
+            table, ids, None, combiner="most"
+        ),
         safe=lambda: tf.nn.safe_embedding_lookup_sparse(table, ids),
         gradient=gradient,
         traced=lambda: tf.function(
-            lambda: tf.nn.embedding_lookup(table, [2, 5]))())
+            lambda: tf.nn.embedding_lookup(table, [2, 5])
+        )(),
+    )
 
 
 @program
 def checkpoints():
     def saved(**options):
         first = tf.train.Checkpoint(
-            a=tf.Variable(X), b=[tf.Variable(1), tf.Variable("text")])
+            a=tf.Variable(X), b=[tf.Variable(1), tf.Variable("text")]
+        )
         with tempfile.TemporaryDirectory() as folder:
             path = first.save(
                 os.path.join(folder, "ck"),
-                options=tf.train.CheckpointOptions(**options))
+                options=tf.train.CheckpointOptions(**options),
+            )
             first.sync()
             second = tf.train.Checkpoint(
-                a=tf.Variable(X * 0), b=[tf.Variable(0), tf.Variable("")])
+                a=tf.Variable(X * 0), b=[tf.Variable(0), tf.Variable("")]
+            )
             second.restore(path).assert_consumed()
-            return [second.a, *second.b, tf.train.list_variables(path),
-                    sorted(os.listdir(folder))]
+            return [
+                second.a,
+                *second.b,
+                tf.train.list_variables(path),
+                sorted(os.listdir(folder)),
+            ]
 
     def other_shape():
         with tempfile.TemporaryDirectory() as folder:
@@ -226,26 +268,35 @@ def checkpoints():
 
     def managed():
         with tempfile.TemporaryDirectory() as folder:
-            manager = tf.train.CheckpointManager(tf.train.Checkpoint(
-                a=tf.Variable(1.0)), folder, max_to_keep=2)
+            manager = tf.train.CheckpointManager(
+                tf.train.Checkpoint(a=tf.Variable(1.0)), folder, max_to_keep=2
+            )
             for _ in range(3):
                 manager.save()
             return [os.path.basename(path) for path in manager.checkpoints]
 
     return attempts(
-        plain=saved, host=lambda: saved(experimental_io_device="CPU:0"),
+        plain=saved,
+        host=lambda: saved(experimental_io_device="CPU:0"),
         later=lambda: saved(experimental_enable_async_checkpoint=True),
-        shape=other_shape, managed=managed,
-        no_file=lambda: tf.train.Checkpoint().restore("/no/such/ck"))
+        shape=other_shape,
+        managed=managed,
+        no_file=lambda: tf.train.Checkpoint().restore("/no/such/ck"),
+    )
 
 
 @program
 def numpy_and_types():
     return attempts(
-        array=lambda: np.asarray(X), added=lambda: np.ones([4]) + X,
-        number=lambda: float(X[0, 0, 1]), several=lambda: float(X),
-        truth=lambda: bool(X), text=lambda: str(X[0, 0]),
+        array=lambda: np.asarray(X),
+        added=lambda: np.ones([4]) + X,
+        number=lambda: float(X[0, 0, 1]),
+        several=lambda: float(X),
+        truth=lambda: bool(X),
+        text=lambda: str(X[0, 0]),
         symbolic=lambda: tf.function(lambda x: x.numpy())(X),
         iterated=lambda: [one for one in X[0, 0]],
         equal=lambda: X[0, 0] == X[0, 1],
-        hashed=lambda: hash(X), named=lambda: tf.identity(X, name="n"))
+        hashed=lambda: hash(X),
+        named=lambda: tf.identity(X, name="n"),
+    )

@@ -15,7 +15,8 @@ U = dtensor.UNSHARDED
 
 def mesh():
     return dtensor.create_mesh(
-        [("x", 2), ("y", 2)], devices=[f"CPU:{i}" for i in range(4)])
+        [("x", 2), ("y", 2)], devices=[f"CPU:{i}" for i in range(4)]
+    )
 
 
 def layout(*axes):
@@ -29,7 +30,8 @@ def numbers(*shape):
 def put(value, *axes):
     value = tf.convert_to_tensor(value)
     whole = dtensor.copy_to_mesh(
-        value, dtensor.Layout.replicated(mesh(), value.shape.rank))
+        value, dtensor.Layout.replicated(mesh(), value.shape.rank)
+    )
     return dtensor.relayout(whole, layout(*axes))
 
 
@@ -38,21 +40,31 @@ def call_with_layout():
     both = layout("x", "y")
     return attempts(
         normal=lambda: dtensor.call_with_layout(
-            lambda: tf.random.normal([8, 8], seed=3), both),
+            lambda: tf.random.normal([8, 8], seed=3), both
+        ),
         uniform=lambda: dtensor.call_with_layout(
-            lambda: tf.random.uniform([8, 8], seed=3), both),
+            lambda: tf.random.uniform([8, 8], seed=3), both
+        ),
         raw=lambda: dtensor.call_with_layout(
-            tf.raw_ops.StatelessRandomNormalV2, both, shape=[8, 8],
-            key=tf.constant([1], tf.uint64), counter=tf.zeros([2], tf.uint64),
-            alg=1),
+            tf.raw_ops.StatelessRandomNormalV2,
+            both,
+            shape=[8, 8],
+            key=tf.constant([1], tf.uint64),
+            counter=tf.zeros([2], tf.uint64),
+            alg=1,
+        ),
         ones=lambda: dtensor.call_with_layout(tf.ones, both, [4, 4]),
         sums=lambda: dtensor.call_with_layout(
-            lambda: tf.ones([4, 4]) + 1.0, both),
+            lambda: tf.ones([4, 4]) + 1.0, both
+        ),
         host=lambda: dtensor.call_with_layout(
-            lambda: numbers(4, 4) * 2.0, both),
+            lambda: numbers(4, 4) * 2.0, both
+        ),
         copied=lambda: dtensor.call_with_layout(
-            lambda: dtensor.copy_to_mesh(
-                tf.ones([4, 4]), layout(U, U)), layout(U, U)))
+            lambda: dtensor.copy_to_mesh(tf.ones([4, 4]), layout(U, U)),
+            layout(U, U),
+        ),
+    )
 
 
 @program
@@ -64,16 +76,21 @@ def drawn_on_a_mesh():
             uniform=lambda: tf.random.uniform([4], seed=3),
             stateless=lambda: tf.random.stateless_uniform([4], [1, 2]),
             raw=lambda: tf.raw_ops.RandomStandardNormal(
-                shape=[4], dtype=tf.float32, seed=1, seed2=2))
+                shape=[4], dtype=tf.float32, seed=1, seed2=2
+            ),
+        )
 
 
 @program
 def copies():
     x = put(numbers(4, 4), "x", U)
     return [
-        x, dtensor.pack(dtensor.unpack(x), layout("x", U)),
+        x,
+        dtensor.pack(dtensor.unpack(x), layout("x", U)),
         dtensor.relayout(x, layout("x", "y")),
-        dtensor.relayout(x, layout(U, U)), dtensor.fetch_layout(x).mesh.shape()]
+        dtensor.relayout(x, layout(U, U)),
+        dtensor.fetch_layout(x).mesh.shape(),
+    ]
 
 
 @program
@@ -91,9 +108,12 @@ def arithmetic():
         return tape.gradient(z, x)
 
     return attempts(
-        eager=lambda: tf.matmul(x, y), traced=lambda: traced(x, y),
-        number=lambda: x * 2, host=lambda: x * numbers(4, 4),
-        gradient=gradient)
+        eager=lambda: tf.matmul(x, y),
+        traced=lambda: traced(x, y),
+        number=lambda: x * 2,
+        host=lambda: x * numbers(4, 4),
+        gradient=gradient,
+    )
 
 
 OPERATIONS = {
@@ -107,12 +127,14 @@ OPERATIONS = {
     "gather": lambda x: tf.gather(x, [0, 1], axis=1),
     "scatter": lambda x: tf.scatter_nd([[0], [1]], x[:2], [4, 4]),
     "classes": lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
-        [0, 1, 2, 3], x),
+        [0, 1, 2, 3], x
+    ),
     "top": lambda x: tf.math.top_k(x, 2),
     "cumsum": tf.cumsum,
     "softmax": tf.nn.softmax,
     "loop": lambda x: tf.while_loop(
-        lambda i, _: i < 2, lambda i, x: (i + 1, x * 2), (0, x)),
+        lambda i, _: i < 2, lambda i, x: (i + 1, x * 2), (0, x)
+    ),
     "host tensor": lambda x: x + numbers(4, 4),
 }
 # Where DTensor lacks a rule, `enable_missing_ops` adds one for the process.
@@ -121,10 +143,14 @@ ADDED = ("reverse", "where", "top")
 
 @program
 def operations_eagerly():
-    return {f"{name} {axes}": attempts(of=lambda call=call, axes=axes: call(
-        put(numbers(4, 4), *axes)))
-        for name, call in OPERATIONS.items() if name not in ADDED
-        for axes in ((U, U), ("x", U), (U, "y"))}
+    return {
+        f"{name} {axes}": attempts(
+            of=lambda call=call, axes=axes: call(put(numbers(4, 4), *axes))
+        )
+        for name, call in OPERATIONS.items()
+        if name not in ADDED
+        for axes in ((U, U), ("x", U), (U, "y"))
+    }
 
 
 @program
@@ -133,20 +159,29 @@ def operations_in_functions():
         with dtensor.default_mesh(mesh()):
             return tf.function(call, autograph=False)(put(numbers(4, 4), *axes))
 
-    return {f"{name} {axes}": attempts(
-        of=lambda call=call, axes=axes: run(call, axes))
-        for name, call in OPERATIONS.items() if name not in ADDED
-        for axes in ((U, U), ("x", U))}
+    return {
+        f"{name} {axes}": attempts(
+            of=lambda call=call, axes=axes: run(call, axes)
+        )
+        for name, call in OPERATIONS.items()
+        if name not in ADDED
+        for axes in ((U, U), ("x", U))
+    }
 
 
 @program
 def channels_first():
-    return {f"{axes} {own}": attempts(
-        of=lambda axes=axes, own=own: tf.nn.bias_add(
-            put(numbers(4, 4, 2, 2), *axes), put(numbers(4), own),
-            data_format="NCHW"))
+    return {
+        f"{axes} {own}": attempts(
+            of=lambda axes=axes, own=own: tf.nn.bias_add(
+                put(numbers(4, 4, 2, 2), *axes),
+                put(numbers(4), own),
+                data_format="NCHW",
+            )
+        )
         for axes in (("x", "y", U, U), ("x", U, U, U), (U, U, U, U))
-        for own in (U, "x", "y")}
+        for own in (U, "x", "y")
+    }
 
 
 @program
@@ -159,7 +194,9 @@ def lookups():
         again=lambda: tf.gather(divided, ids),
         columns=lambda: tf.nn.embedding_lookup(columns, ids),
         traced=lambda: tf.function(
-            lambda ids: tf.nn.embedding_lookup(columns, ids))(ids))
+            lambda ids: tf.nn.embedding_lookup(columns, ids)
+        )(ids),
+    )
 
 
 @program
@@ -168,7 +205,7 @@ def variables():
 
     def step():
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(variable ** 2)
+            loss = tf.reduce_sum(variable**2)
         variable.assign_sub(0.25 * tape.gradient(loss, variable))
         return loss
 
@@ -177,11 +214,13 @@ def variables():
             return step()
 
     return attempts(
-        eager=lambda: on_the_mesh(step), after=variable.read_value,
+        eager=lambda: on_the_mesh(step),
+        after=variable.read_value,
         traced=lambda: on_the_mesh(tf.function(step)),
         later=variable.read_value,
-        name=lambda: variable.name, wrong=lambda: variable.assign(
-            put(numbers(2, 2), U, U)))
+        name=lambda: variable.name,
+        wrong=lambda: variable.assign(put(numbers(2, 2), U, U)),
+    )
 
 
 @program
@@ -197,8 +236,11 @@ def checkpoints():
             return [variable.read_value(), shapes]
 
     def on_its_device():
-        return saved(tf.train.CheckpointOptions(
-            experimental_io_device=dtensor.device_name()))
+        return saved(
+            tf.train.CheckpointOptions(
+                experimental_io_device=dtensor.device_name()
+            )
+        )
 
     return attempts(on_its_device=on_its_device)
 
@@ -206,9 +248,13 @@ def checkpoints():
 @program
 def datasets():
     dataset = dtensor.DTensorDataset(
-        tf.data.Dataset.range(12).batch(2, drop_remainder=True), mesh=mesh(),
-        layouts=layout("x"), global_batch_size=4, batch_dim="x",
-        dataset_already_batched=True)
+        tf.data.Dataset.range(12).batch(2, drop_remainder=True),
+        mesh=mesh(),
+        layouts=layout("x"),
+        global_batch_size=4,
+        batch_dim="x",
+        dataset_already_batched=True,
+    )
     iterator = iter(dataset)
     return [next(iterator), next(iterator)]
 
@@ -222,20 +268,26 @@ def layout_map_of_tf_keras():
         inputs = tf_keras.Input((4,))
         hidden = tf_keras.layers.Dense(4, name="first")(inputs)
         model = tf_keras.Model(
-            inputs, tf_keras.layers.Dense(2, name="last")(hidden))
+            inputs, tf_keras.layers.Dense(2, name="last")(hidden)
+        )
     optimizer = experimental.optimizers.SGD(0.1, mesh=mesh())
 
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x, training=True))
-        optimizer.apply_gradients(zip(
-            tape.gradient(loss, model.trainable_variables),
-            model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+            )
+        )
         return loss
 
     return attempts(
-        layouts=lambda: [list(weight.layout.sharding_specs)
-                         for weight in model.weights],
+        layouts=lambda: [
+            list(weight.layout.sharding_specs) for weight in model.weights
+        ],
         step=lambda: step(put(numbers(4, 4), "x", U)),
-        after=lambda: [weight.read_value() for weight in model.weights])
+        after=lambda: [weight.read_value() for weight in model.weights],
+    )

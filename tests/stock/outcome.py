@@ -40,8 +40,12 @@ def attempt(function) -> Any:
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         # Numbers of functions, too, differ from run to run.
-        return {"error": type(error).__name__, "line": re.sub(
-            r"\d+", "N", _same_in_all_runs(lines[0] if lines else ""))}
+        return {
+            "error": type(error).__name__,
+            "line": re.sub(
+                r"\d+", "N", _same_in_all_runs(lines[0] if lines else "")
+            ),
+        }
 
 
 def attempts(**functions) -> dict[str, Any]:
@@ -70,8 +74,10 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_json(one) for one in value]
     if isinstance(value, tf.IndexedSlices):
-        return {"values": as_json(value.values),
-                "indices": as_json(value.indices)}
+        return {
+            "values": as_json(value.values),
+            "indices": as_json(value.indices),
+        }
     if isinstance(value, tf.RaggedTensor):
         return {"ragged": as_json(value.to_list())}
     if isinstance(value, tf.SparseTensor):
@@ -80,12 +86,16 @@ def as_json(value: Any) -> Any:
         value = value.value
     with contextlib.suppress(ValueError, tf.errors.InvalidArgumentError):
         if tf.is_tensor(value) and dtensor.is_dtensor(value):
-            return {"layout": list(
-                        dtensor.fetch_layout(value).sharding_specs),
-                    "parts": as_json(list(dtensor.unpack(value)))}
+            return {
+                "layout": list(dtensor.fetch_layout(value).sharding_specs),
+                "parts": as_json(list(dtensor.unpack(value))),
+            }
     if tf.is_tensor(value) or isinstance(value, tf.Variable):
         value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
-        return {"dtype": str(value.dtype), "shape": list(value.shape),
-                "values": [repr(one) for one in value.reshape(-1).tolist()]}
+        return {
+            "dtype": str(value.dtype),
+            "shape": list(value.shape),
+            "values": [repr(one) for one in value.reshape(-1).tolist()],
+        }
     return _same_in_all_runs(repr(value))

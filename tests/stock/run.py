@@ -30,10 +30,12 @@ def use_everything():
     for package in (keras, tf_keras):
         layout_map = tlm.LayoutMap(mesh=mesh)
         layout_map[".*kernel"] = dtensor.Layout(
-            [dtensor.UNSHARDED, "model"], mesh)
+            [dtensor.UNSHARDED, "model"], mesh
+        )
         with tlm.layout_map_scope(layout_map):
-            model = package.Sequential([
-                package.Input((4,)), package.layers.Dense(2)])
+            model = package.Sequential(
+                [package.Input((4,)), package.layers.Dense(2)]
+            )
         model.compile("sgd", "mse")
         model.fit(np.ones([4, 4]), np.ones([4, 2]), verbose=0)
     rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
@@ -47,7 +49,8 @@ def use_everything():
 def main():
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 4)
+        [tf.config.LogicalDeviceConfiguration()] * 4,
+    )
     kind, *names = sys.argv[1:]
     if kind == "patched":
         use_everything()
@@ -66,8 +69,11 @@ def main():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = outcome.outcome_of(function)
-        ours = [str(one.message) for one in caught
-                if "tf_layoutmap" in one.category.__module__]
+        ours = [
+            str(one.message)
+            for one in caught
+            if "tf_layoutmap" in one.category.__module__
+        ]
         print("FOUND", json.dumps([name, found, ours]), flush=True)
 
 

@@ -42,38 +42,64 @@ def found(tmp_path_factory):
     try:
         for log in logs:
             with log.open("w") as out, log.with_suffix(".err").open("w") as err:
-                running.append(subprocess.Popen(
-                    [sys.executable, "-m", "tests.stock.run", log.name],
-                    env=env, cwd=processes.ROOT, stdout=out, stderr=err))
+                running.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "tests.stock.run", log.name],
+                        env=env,
+                        cwd=processes.ROOT,
+                        stdout=out,
+                        stderr=err,
+                    )
+                )
         for process, log in zip(running, logs):
             code = process.wait(SECONDS)
             assert code == 0, (
                 f"{code} after {log.read_text()[-200:]}: "
-                f"{log.with_suffix('.err').read_text()[-3000:]}")
+                f"{log.with_suffix('.err').read_text()[-3000:]}"
+            )
     finally:
         for process in running:
             process.kill()
             process.wait()
-    plain, patched = ({name: rest for name, *rest in (
-        json.loads(line.removeprefix("FOUND "))
-        for line in log.read_text().splitlines()
-        if line.startswith("FOUND "))} for log in logs)
+    plain, patched = (
+        {
+            name: rest
+            for name, *rest in (
+                json.loads(line.removeprefix("FOUND "))
+                for line in log.read_text().splitlines()
+                if line.startswith("FOUND ")
+            )
+        }
+        for log in logs
+    )
     return plain, patched
 
 
 def differences(plain, patched, where=""):
     """Returns where two outcomes differ, and what each of them has there."""
-    if isinstance(plain, dict) and isinstance(patched, dict) and (
-            plain.keys() == patched.keys()):
+    if (
+        isinstance(plain, dict)
+        and isinstance(patched, dict)
+        and (plain.keys() == patched.keys())
+    ):
         pairs = [(key, plain[key], patched[key]) for key in plain]
-    elif isinstance(plain, list) and isinstance(patched, list) and (
-            len(plain) == len(patched)):
+    elif (
+        isinstance(plain, list)
+        and isinstance(patched, list)
+        and (len(plain) == len(patched))
+    ):
         pairs = list(zip(range(len(plain)), plain, patched))
     else:
-        return [] if plain == patched and type(plain) is type(patched) else [
-            f"{where}: {str(plain)[:300]} is now {str(patched)[:300]}"]
-    return [one for key, first, second in pairs
-            for one in differences(first, second, f"{where}/{key}")]
+        return (
+            []
+            if plain == patched and type(plain) is type(patched)
+            else [f"{where}: {str(plain)[:300]} is now {str(patched)[:300]}"]
+        )
+    return [
+        one
+        for key, first, second in pairs
+        for one in differences(first, second, f"{where}/{key}")
+    ]
 
 
 @pytest.mark.parametrize("name", outcome.PROGRAMS)
@@ -85,9 +111,13 @@ def test_a_program_gives_the_same(name, found):
 
 def test_differences_of_outcomes_are_found():
     first = {"a": [1, {"error": "ValueError", "line": "N"}]}
-    assert not differences(first, {"a": [1, {"error": "ValueError",
-                                             "line": "N"}]})
-    for other in ({"a": [1, {"error": "TypeError", "line": "N"}]}, {"b": []},
-                  {"a": [1]}, {"a": [True, {"error": "ValueError",
-                                            "line": "N"}]}):
+    assert not differences(
+        first, {"a": [1, {"error": "ValueError", "line": "N"}]}
+    )
+    for other in (
+        {"a": [1, {"error": "TypeError", "line": "N"}]},
+        {"b": []},
+        {"a": [1]},
+        {"a": [True, {"error": "ValueError", "line": "N"}]},
+    ):
         assert len(differences(first, other)) == 1

@@ -11,8 +11,9 @@ from tf_layoutmap.vocabulary import checkpoint_parts
 
 
 def tensors(number, count):
-    return {f"tensor_{index}": np.full([index], number)
-            for index in range(count)}
+    return {
+        f"tensor_{index}": np.full([index], number) for index in range(count)
+    }
 
 
 def check(prefix, wanted):
@@ -58,8 +59,7 @@ def test_files_of_another_checkpoint_stay(tmp_path):
     for other in others:
         checkpoint_parts.write(other, tensors(1, 2).items())
     for number in range(3):
-        checkpoint_parts.write(
-            str(tmp_path / "ck"), tensors(number, 2).items())
+        checkpoint_parts.write(str(tmp_path / "ck"), tensors(number, 2).items())
     for other in others:
         check(other, tensors(1, 2))
 
@@ -83,7 +83,8 @@ def test_an_error_of_what_is_written_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="File too large"):
         with full_disk.full_disk():
             checkpoint_parts.write(
-                str(tmp_path / "ck"), [("one", np.zeros([300]))])
+                str(tmp_path / "ck"), [("one", np.zeros([300]))]
+            )
     assert not os.listdir(tmp_path)
 
 

@@ -15,10 +15,13 @@ NAME = "some/words.1"
 def made(capacity, evict="lru", num_shards=1, **arguments):
     config = cases.table(capacity, name=NAME)
     found = tlm.TPUEmbedding(
-        {"ids": tpu.FeatureConfig(config)}, tpu.Adagrad(0.1),
-        vocabularies={NAME: tlm.OpenVocabulary(
-            capacity, evict=evict, **arguments)},
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        {"ids": tpu.FeatureConfig(config)},
+        tpu.Adagrad(0.1),
+        vocabularies={
+            NAME: tlm.OpenVocabulary(capacity, evict=evict, **arguments)
+        },
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
     found.build()
     return found, config
 
@@ -34,12 +37,16 @@ def contents(embedding, config, keys):
     rows = embedding.vocabularies[NAME].lookup(keys).numpy()
     table = cases.rows_of(embedding.embedding_tables[config])
     slot = cases.rows_of(embedding.slot_variables[config]["accumulators"])
-    return {key: (*table[row], *slot[row])
-            for key, row in zip(keys.tolist(), rows) if row >= 0}
+    return {
+        key: (*table[row], *slot[row])
+        for key, row in zip(keys.tolist(), rows)
+        if row >= 0
+    }
 
 
-@pytest.mark.parametrize(("capacity", "num_dropped"), [
-    (5000, 0), (300, 0), (64, None)])
+@pytest.mark.parametrize(
+    ("capacity", "num_dropped"), [(5000, 0), (300, 0), (64, None)]
+)
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     rng = np.random.default_rng(0)
@@ -53,8 +60,9 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     settings = tlm.OpenVocabulary(capacity, admission="count", min_count=1)
     found = tlm.convert_vocabularies(source, target, {NAME: settings})[NAME]
     assert found.num_kept + found.num_dropped == len(expected)
-    new, config = made(capacity, admission="count", min_count=1,
-                       num_shards=num_shards)
+    new, config = made(
+        capacity, admission="count", min_count=1, num_shards=num_shards
+    )
     tf.train.Checkpoint(embedding=new).restore(target)
     kept = contents(new, config, keys)
     assert len(kept) == found.num_kept
@@ -69,8 +77,7 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
         assert set(range(195, 210)) & set(expected) <= set(kept)
         assert max(set(expected) - set(kept)) < 160
     train(new, np.arange(1000, 1010))
-    assert new.vocabularies[NAME].contains(
-        np.arange(1000, 1010)).numpy().all()
+    assert new.vocabularies[NAME].contains(np.arange(1000, 1010)).numpy().all()
 
 
 def test_what_cannot_be_converted(tmp_path):
@@ -81,8 +88,9 @@ def test_what_cannot_be_converted(tmp_path):
     with pytest.raises(TypeError, match="a mapping to tlm.OpenVocabulary or"):
         tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: 30})
     with pytest.raises(ValueError, match="tables that the checkpoint has once"):
-        tlm.convert_vocabularies(source, str(tmp_path / "new"), {
-            "words": tlm.OpenVocabulary(30)})
+        tlm.convert_vocabularies(
+            source, str(tmp_path / "new"), {"words": tlm.OpenVocabulary(30)}
+        )
     assert not list(tmp_path.glob("new*"))
 
 
@@ -96,17 +104,23 @@ def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in tmp_path.glob("old*")}
     settings = {NAME: tlm.OpenVocabulary(30)}
     for one, other in (
-            ("old-1", source), (source, "old-1"), ("folder/old-1", source),
-            (source, "folder/./old-1"), (source, "soft-1"), (".", source),
-            ("./", source), (f"{source}/", source), (source, "old-1/")):
+        ("old-1", source),
+        (source, "old-1"),
+        ("folder/old-1", source),
+        (source, "folder/./old-1"),
+        (source, "soft-1"),
+        (".", source),
+        ("./", source),
+        (f"{source}/", source),
+        (source, "old-1/"),
+    ):
         with pytest.raises(ValueError, match="another prefix than `source`"):
             tlm.convert_vocabularies(one, other, settings)
     # The files of another prefix may be links: they are replaced themselves.
     other = tf.train.Checkpoint(embedding=old).write(str(tmp_path / "two"))
     tlm.convert_vocabularies(other, "soft-1", settings)
     assert tf.train.list_variables("soft-1") != tf.train.list_variables(other)
-    assert before == {path: path.read_bytes()
-                      for path in tmp_path.glob("old*")}
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("old*")}
 
 
 def test_a_source_that_cannot_be_read(tmp_path):
@@ -117,8 +131,11 @@ def test_a_source_that_cannot_be_read(tmp_path):
     data = tmp_path / "old-1.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="cannot be read from the checkpoint "
-                       "at .*old-1', which was cut or altered"):
+    with pytest.raises(
+        ValueError,
+        match="cannot be read from the checkpoint "
+        "at .*old-1', which was cut or altered",
+    ):
         tlm.convert_vocabularies(source, tmp_path / "new", {})
     assert sorted(tmp_path.iterdir()) == before
 
@@ -127,15 +144,17 @@ def test_other_tensors_are_copied(tmp_path):
     old, _ = made(20)
     other = tf.Variable([1.0, 2.0])
     source = tf.train.Checkpoint(embedding=old, other=other).save(
-        tmp_path / "old")
+        tmp_path / "old"
+    )
     target = str(tmp_path / "new")
-    tlm.convert_vocabularies(
-        source, target, {NAME: tlm.OpenVocabulary(100)})
-    before, after = (dict(tf.train.list_variables(one))
-                     for one in (source, target))
+    tlm.convert_vocabularies(source, target, {NAME: tlm.OpenVocabulary(100)})
+    before, after = (
+        dict(tf.train.list_variables(one)) for one in (source, target)
+    )
     assert before.keys() == after.keys()
     changed = {name for name, shape in before.items() if shape != after[name]}
     assert any(state.KEYS in name for name in changed)
     assert not any("other" in name for name in changed)
     assert tf.train.load_variable(
-        target, "other/.ATTRIBUTES/VARIABLE_VALUE").tolist() == [1.0, 2.0]
+        target, "other/.ATTRIBUTES/VARIABLE_VALUE"
+    ).tolist() == [1.0, 2.0]

@@ -25,27 +25,42 @@ def by_key(one, config):
     rows = vocabulary.lookup(keys).numpy()
     table = cases.rows_of(one.embedding_tables[config])
     slot = cases.rows_of(one.slot_variables[config]["accumulators"])
-    return {key: (*table[row].tolist(), *slot[row].tolist())
-            for key, row in zip(keys.numpy().tolist(), rows)}
+    return {
+        key: (*table[row].tolist(), *slot[row].tolist())
+        for key, row in zip(keys.numpy().tolist(), rows)
+    }
 
 
 def told(found):
     """The same of what a callback was given."""
-    return {key: (*row.tolist(), *slot.tolist()) for one in found
-            for key, row, slot in zip(
-                one.keys.tolist(), one.rows.astype(np.float32),
-                one.slots["accumulators"])}
+    return {
+        key: (*row.tolist(), *slot.tolist())
+        for one in found
+        for key, row, slot in zip(
+            one.keys.tolist(),
+            one.rows.astype(np.float32),
+            one.slots["accumulators"],
+        )
+    }
 
 
-@pytest.mark.parametrize(("arguments", "is_traced"), [
-    ({}, False), ({"num_shards": 3, "table_dtypes": "bfloat16"}, False),
-    ({"pipeline_execution_with_tensor_core": True}, True), ({}, True)],
-    ids=["eager", "bfloat16", "pipelined", "traced"])
+@pytest.mark.parametrize(
+    ("arguments", "is_traced"),
+    [
+        ({}, False),
+        ({"num_shards": 3, "table_dtypes": "bfloat16"}, False),
+        ({"pipeline_execution_with_tensor_core": True}, True),
+        ({}, True),
+    ],
+    ids=["eager", "bfloat16", "pipelined", "traced"],
+)
 def test_a_callback_is_given_what_rows_held_before(arguments, is_traced):
     found = []
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25),
-        **arguments)
+        tlm.OpenVocabulary(48, on_evict=found.append),
+        tpu.Adagrad(0.25),
+        **arguments,
+    )
     one.build()
     rng = np.random.default_rng(0)
 
@@ -59,12 +74,16 @@ def test_a_callback_is_given_what_rows_held_before(arguments, is_traced):
     for number in range(12):
         one.flush()
         before = by_key(one, config)
-        run(tf.constant(rng.integers(0, 30, 12) + number * 9),
-            tf.constant(rng.uniform(-1, 1, [12, 3]), tf.float32))
+        run(
+            tf.constant(rng.integers(0, 30, 12) + number * 9),
+            tf.constant(rng.uniform(-1, 1, [12, 3]), tf.float32),
+        )
         now = told(found)
         assert now == {key: before[key] for key in now}
-        assert before.keys() - set(
-            one.vocabularies["words"].keys().numpy()) == now.keys()
+        assert (
+            before.keys() - set(one.vocabularies["words"].keys().numpy())
+            == now.keys()
+        )
         num_evicted += len(now)
         found.clear()
     assert num_evicted == one.vocabularies["words"].stats()["num_evicted"] > 20
@@ -74,7 +93,8 @@ def test_keys_that_are_asked_to_go_are_told():
     found = []
     one, config = cases.embedding(
         tlm.OpenVocabulary(48, ttl_steps=1, on_evict=found.append),
-        tpu.Adagrad(0.25))
+        tpu.Adagrad(0.25),
+    )
     for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
         one.enqueue({"ids": tf.constant(keys)})
         one.dequeue()
@@ -97,7 +117,8 @@ def test_a_file_has_a_record_for_each_time(tmp_path):
     path = tmp_path / "some" / "evicted"
     for number in range(2):  # The second time a program starts anew.
         one, config = cases.embedding(
-            tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25))
+            tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
+        )
         wanted = []
         for first in range(0, 40, 8):
             one.enqueue({"ids": tf.range(first, first + 8)})
@@ -107,16 +128,26 @@ def test_a_file_has_a_record_for_each_time(tmp_path):
         records = list(tf.data.TFRecordDataset(f"{path}-{number:05d}"))
         assert len(records) == 4
         for record, before in zip(records, wanted):
-            found = tf.io.parse_single_example(record, {
-                "table": tf.io.FixedLenFeature([], tf.string),
-                "keys": tf.io.FixedLenFeature([8], tf.int64),
-                "rows": tf.io.FixedLenFeature([8, 3], tf.float32),
-                "slot/accumulators": tf.io.FixedLenFeature([8, 3], tf.float32)})
+            found = tf.io.parse_single_example(
+                record,
+                {
+                    "table": tf.io.FixedLenFeature([], tf.string),
+                    "keys": tf.io.FixedLenFeature([8], tf.int64),
+                    "rows": tf.io.FixedLenFeature([8, 3], tf.float32),
+                    "slot/accumulators": tf.io.FixedLenFeature(
+                        [8, 3], tf.float32
+                    ),
+                },
+            )
             assert found["table"] == b"words"
             assert before == {
-                key: (*row.tolist(), *slot.tolist()) for key, row, slot in zip(
-                    found["keys"].numpy().tolist(), found["rows"].numpy(),
-                    found["slot/accumulators"].numpy())}
+                key: (*row.tolist(), *slot.tolist())
+                for key, row, slot in zip(
+                    found["keys"].numpy().tolist(),
+                    found["rows"].numpy(),
+                    found["slot/accumulators"].numpy(),
+                )
+            }
 
 
 def test_a_full_disk_leaves_complete_records(tmp_path):
@@ -125,7 +156,8 @@ def test_a_full_disk_leaves_complete_records(tmp_path):
 
     def record(number, size):
         return evicted.EvictedKeys(
-            "words", np.full([size], number), np.ones([size, 1]), {})
+            "words", np.full([size], number), np.ones([size, 1]), {}
+        )
 
     tell(record(0, 1))
     for size in (500, 500):
@@ -135,15 +167,15 @@ def test_a_full_disk_leaves_complete_records(tmp_path):
     tell(record(2, 1))
     assert sorted(os.listdir(tmp_path)) == ["evicted-00000", "evicted-00001"]
     for file in ("evicted-00000", "evicted-00001"):
-        assert len(list(tf.data.TFRecordDataset(
-            str(tmp_path / file)))) == 1
+        assert len(list(tf.data.TFRecordDataset(str(tmp_path / file)))) == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        evicted._told(tmp_path / "file" / "evicted")(evicted.EvictedKeys(
-            "words", np.ones([1]), np.ones([1, 1]), {}))
+        evicted._told(tmp_path / "file" / "evicted")(
+            evicted.EvictedKeys("words", np.ones([1]), np.ones([1, 1]), {})
+        )
 
 
 class Told:
@@ -162,24 +194,35 @@ class Told:
 def all_of(one, config):
     """All that a step may change."""
     vocabulary = one.vocabularies["words"]
-    return [cases.rows_of(one.embedding_tables[config]),
-            *(cases.rows_of(slot) for slot in
-              one.slot_variables[config].values()),
-            *(tf.convert_to_tensor(variable).numpy()
-              for variable in vocabulary._variables.values())]
+    return [
+        cases.rows_of(one.embedding_tables[config]),
+        *(cases.rows_of(slot) for slot in one.slot_variables[config].values()),
+        *(
+            tf.convert_to_tensor(variable).numpy()
+            for variable in vocabulary._variables.values()
+        ),
+    ]
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "traced"])
-@pytest.mark.parametrize("arguments", [
-    {}, {"num_shards": 3, "table_dtypes": "bfloat16"},
-    {"pipeline_execution_with_tensor_core": True}],
-    ids=["one", "bfloat16", "pipelined"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"num_shards": 3, "table_dtypes": "bfloat16"},
+        {"pipeline_execution_with_tensor_core": True},
+    ],
+    ids=["one", "bfloat16", "pipelined"],
+)
 def test_an_enqueue_whose_callback_raises_has_not_happened(
-        is_traced, arguments):
+    is_traced, arguments
+):
     told = Told()
     one, config = cases.embedding(
         tlm.OpenVocabulary(8, admission="count", min_count=1, on_evict=told),
-        tpu.Adagrad(0.25), **arguments)
+        tpu.Adagrad(0.25),
+        **arguments,
+    )
     one.build()
 
     def enqueue(ids):
@@ -204,8 +247,9 @@ def test_an_enqueue_whose_callback_raises_has_not_happened(
         assert one.stats() == stats
         for mine, old in zip(all_of(one, config), before):
             np.testing.assert_array_equal(mine, old)
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="needs an enqueued step"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="needs an enqueued step"
+    ):
         one.dequeue()
     told.is_full = False
     # A loop that skips the batch trains each gradient on its own batch.
@@ -222,9 +266,12 @@ def test_a_table_that_tells_nothing_is_undone_with_the_others():
     words, names = cases.table(8), cases.table(8, name="names")
     one = tlm.TPUEmbedding(
         {"words": tpu.FeatureConfig(words), "names": tpu.FeatureConfig(names)},
-        tpu.Adagrad(0.25), vocabularies={
+        tpu.Adagrad(0.25),
+        vocabularies={
             "words": tlm.OpenVocabulary(8, on_evict=told),
-            "names": tlm.OpenVocabulary(8)})
+            "names": tlm.OpenVocabulary(8),
+        },
+    )
     one.enqueue({"words": tf.range(8), "names": tf.range(8)})
     one.dequeue()
     one.apply_gradients({"words": tf.ones([8, 3]), "names": tf.ones([8, 3])})
@@ -232,14 +279,16 @@ def test_a_table_that_tells_nothing_is_undone_with_the_others():
     with pytest.raises(OSError, match="no room for 8"):
         one.enqueue({"words": tf.range(8, 16), "names": tf.range(8, 16)})
     np.testing.assert_array_equal(
-        cases.rows_of(one.embedding_tables[names]), before)
+        cases.rows_of(one.embedding_tables[names]), before
+    )
     assert sorted(one.vocabularies["names"].keys().numpy()) == list(range(8))
 
 
 def test_an_eviction_whose_callback_raises_keeps_its_keys():
     told = Told()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=told), tpu.Adagrad(0.25))
+        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=told), tpu.Adagrad(0.25)
+    )
     for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
         one.enqueue({"ids": tf.constant(keys)})
         one.dequeue()
@@ -247,12 +296,15 @@ def test_an_eviction_whose_callback_raises_keeps_its_keys():
     before = all_of(one, config)
     vocabulary = one.vocabularies["words"]
     told.is_full = True
-    calls = {"evict": lambda: vocabulary.evict([3, 99]),
-             "evict_expired": vocabulary.evict_expired,
-             "traced": tf.function(lambda: vocabulary.evict([3]))}
+    calls = {
+        "evict": lambda: vocabulary.evict([3, 99]),
+        "evict_expired": vocabulary.evict_expired,
+        "traced": tf.function(lambda: vocabulary.evict([3])),
+    }
     for name, call in calls.items():
-        with pytest.raises((OSError, tf.errors.UnknownError),
-                           match="no room for"):
+        with pytest.raises(
+            (OSError, tf.errors.UnknownError), match="no room for"
+        ):
             call()
         for mine, old in zip(all_of(one, config), before):
             np.testing.assert_array_equal(mine, old, err_msg=name)
@@ -263,7 +315,8 @@ def test_an_eviction_whose_callback_raises_keeps_its_keys():
 def test_a_resize_whose_callback_raises_has_not_happened():
     told = Told()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, on_evict=told), tpu.Adagrad(0.25))
+        tlm.OpenVocabulary(48, on_evict=told), tpu.Adagrad(0.25)
+    )
     one.enqueue({"ids": tf.range(40)})
     one.dequeue()
     one.apply_gradients({"ids": tf.ones([40, 3])})
@@ -281,15 +334,18 @@ def test_a_resize_whose_callback_raises_has_not_happened():
 def test_a_layer_whose_callback_raises_opens_no_lookup():
     told = Told()
     layer = tlm.layers.TPUEmbedding(
-        tpu.FeatureConfig(cases.table(8)), tpu.Adagrad(0.25), vocabularies={
-            "words": tlm.OpenVocabulary(8, on_evict=told)})
+        tpu.FeatureConfig(cases.table(8)),
+        tpu.Adagrad(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(8, on_evict=told)},
+    )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("sgd", "mse")
 
     def train(first):
         model.train_on_batch(
-            np.arange(first, first + 8).reshape(-1, 1), np.ones([8, 1]))
+            np.arange(first, first + 8).reshape(-1, 1), np.ones([8, 1])
+        )
 
     train(0)
     # The rows of lookups that gradients may still follow are not given away.
@@ -299,7 +355,8 @@ def test_a_layer_whose_callback_raises_opens_no_lookup():
         with pytest.raises(tf.errors.UnknownError, match="no room for 8"):
             train(8)
     assert sorted(layer.embedding.vocabularies["words"].keys().numpy()) == list(
-        range(8))
+        range(8)
+    )
     told.is_full = False
     train(8)
     assert sorted(told.keys) == list(range(8))
@@ -311,12 +368,15 @@ def test_a_step_that_was_used_meanwhile_is_not_undone():
         raise OSError(f"no room for {len(evicted.keys)}")
 
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=use), tpu.Adagrad(0.25))
+        tlm.OpenVocabulary(8, on_evict=use), tpu.Adagrad(0.25)
+    )
     one.enqueue({"ids": tf.range(8)})
     one.dequeue()
     one.apply_gradients({"ids": tf.ones([8, 3])})
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="(?s)no room for 8.*could not be undone"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="(?s)no room for 8.*could not be undone",
+    ):
         one.enqueue({"ids": tf.range(8, 16)})
 
 
@@ -324,7 +384,8 @@ def test_a_process_of_several_stops_when_its_callback_raises():
     """The others have the step already: none can be undone here alone."""
     told = Told()
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=told), tpu.Adagrad(0.25))
+        tlm.OpenVocabulary(8, on_evict=told), tpu.Adagrad(0.25)
+    )
     one.enqueue({"ids": tf.range(8)})
     one.dequeue()
     one.apply_gradients({"ids": tf.ones([8, 3])})
@@ -335,11 +396,14 @@ def test_a_process_of_several_stops_when_its_callback_raises():
         one.enqueue({"ids": tf.range(8, 16)})
     told.is_full = False
     for call in (lambda: one.enqueue({"ids": tf.range(8, 16)}), one.dequeue):
-        with pytest.raises(tf.errors.FailedPreconditionError,
-                           match="(?s)`on_evict` raised.*Call `reset`"):
+        with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match="(?s)`on_evict` raised.*Call `reset`",
+        ):
             call()
     assert sorted(one.vocabularies["words"].keys().numpy()) == list(
-        range(8, 16))
+        range(8, 16)
+    )
     one.reset()
     one.enqueue({"ids": tf.range(8, 16)})
 
@@ -347,7 +411,8 @@ def test_a_process_of_several_stops_when_its_callback_raises():
 def test_a_file_that_is_full_ends_with_its_last_record(tmp_path):
     path = tmp_path / "evicted"
     one, config = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25))
+        tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
+    )
 
     def step(first):
         one.enqueue({"ids": tf.range(first, first + 8)})
@@ -368,8 +433,10 @@ def test_a_file_that_is_full_ends_with_its_last_record(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert by_key(one, config) == before
     step(16)
-    assert [len(list(tf.data.TFRecordDataset(f"{path}-{number:05d}")))
-            for number in range(2)] == [1, 1]
+    assert [
+        len(list(tf.data.TFRecordDataset(f"{path}-{number:05d}")))
+        for number in range(2)
+    ] == [1, 1]
 
 
 def test_a_layer_tells_while_it_fits():
@@ -377,13 +444,19 @@ def test_a_layer_tells_while_it_fits():
     # The rows of the last lookups of a layer stay.
     config = cases.table(64)
     layer = tlm.layers.TPUEmbedding(
-        tpu.FeatureConfig(config), tpu.Adagrad(0.25), vocabularies={
-            "words": tlm.OpenVocabulary(64, on_evict=found.append)})
+        tpu.FeatureConfig(config),
+        tpu.Adagrad(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(64, on_evict=found.append)},
+    )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("sgd", "mse")
-    model.fit(np.arange(200).reshape(-1, 1), np.ones([200, 1]), batch_size=4,
-              verbose=0)
+    model.fit(
+        np.arange(200).reshape(-1, 1),
+        np.ones([200, 1]),
+        batch_size=4,
+        verbose=0,
+    )
     keys = [key for one in found for key in one.keys.tolist()]
     assert len(set(keys)) == len(keys) > 20
     config = layer.get_config()
@@ -407,7 +480,8 @@ def test_replicas_tell_once():
     found = []
     with strategies.mirrored(2).scope():
         one, _ = cases.embedding(
-            tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25))
+            tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25)
+        )
     one.build()
     strategy = one._state.replicas.strategy
 
@@ -416,9 +490,11 @@ def test_replicas_tell_once():
         def run():
             context = tf.distribute.get_replica_context()
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
-            one.enqueue({"ids": first + replica * 8 + tf.range(
-                12, dtype=tf.int64)})
+            one.enqueue(
+                {"ids": first + replica * 8 + tf.range(12, dtype=tf.int64)}
+            )
             one.apply_gradients({"ids": tf.ones_like(one.dequeue()["ids"])})
+
         strategy.run(run)
 
     for number in range(8):
@@ -432,23 +508,36 @@ def test_replicas_tell_once():
 def test_layers_are_told_by_their_names(to_file, tmp_path):
     told = []
     words = tlm.OpenVocabulary(
-        8, on_evict=str(tmp_path / "gone") if to_file else told.append)
+        8, on_evict=str(tmp_path / "gone") if to_file else told.append
+    )
     for name in ("first", "second"):
         layer = tlm.layers.ShardedEmbedding(
-            words, 2, optimizer="adagrad", name=name)
-        model = keras.Sequential([
-            keras.Input([], dtype="int64"), layer, keras.layers.Dense(1)])
+            words, 2, optimizer="adagrad", name=name
+        )
+        model = keras.Sequential(
+            [keras.Input([], dtype="int64"), layer, keras.layers.Dense(1)]
+        )
         model.compile("sgd", "mse")
         for start in (0, 8):
-            model.fit(np.arange(start, start + 8), np.ones([8, 1]),
-                      batch_size=8, verbose=0)
+            model.fit(
+                np.arange(start, start + 8),
+                np.ones([8, 1]),
+                batch_size=8,
+                verbose=0,
+            )
         assert layer.vocabulary.settings.on_evict is words.on_evict
     if to_file:
-        records = [tf.train.Example.FromString(one.numpy()) for number in (0, 1)
-                   for one in tf.data.TFRecordDataset(
-                       str(tmp_path / f"gone-{number:05d}"))]
-        names = [one.features.feature["table"].bytes_list.value[0].decode()
-                 for one in records]
+        records = [
+            tf.train.Example.FromString(one.numpy())
+            for number in (0, 1)
+            for one in tf.data.TFRecordDataset(
+                str(tmp_path / f"gone-{number:05d}")
+            )
+        ]
+        names = [
+            one.features.feature["table"].bytes_list.value[0].decode()
+            for one in records
+        ]
     else:
         names = [one.table for one in told]
     assert names == ["first", "second"]

@@ -12,15 +12,20 @@ tpu = tf.tpu.experimental.embedding
 NAME = "some/words.1"
 
 
-def embedding(size, *, optimizer, keys=None, num_shards=1, dtype="float32",
-              **settings):
+def embedding(
+    size, *, optimizer, keys=None, num_shards=1, dtype="float32", **settings
+):
     """One of `size` rows, or with keys."""
     config = cases.table(size, name=NAME)
     found = tlm.TPUEmbedding(
-        {"ids": tpu.FeatureConfig(config)}, optimizer, table_dtypes=dtype,
+        {"ids": tpu.FeatureConfig(config)},
+        optimizer,
+        table_dtypes=dtype,
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
         vocabularies={NAME: tlm.OpenVocabulary(size, **settings)}
-        if keys else None)
+        if keys
+        else None,
+    )
     found.build()
     return found, config
 
@@ -34,41 +39,63 @@ def train(one, ids):
 
 def contents(one, config, rows):
     """The table and its slot variables."""
-    return [cases.rows_of(variable)[rows] for variable in (
-        one.embedding_tables[config],
-        *one.slot_variables[config].values())]
+    return [
+        cases.rows_of(variable)[rows]
+        for variable in (
+            one.embedding_tables[config],
+            *one.slot_variables[config].values(),
+        )
+    ]
 
 
-@pytest.mark.parametrize(("optimizer", "dtype", "settings"), [
-    (tpu.Adam(0.25), "float32", {}),
-    (optimizers.RowwiseAdagrad(0.25), "bfloat16",
-     {"admission": "count", "min_count": 2, "unknown": "row"})],
-    ids=["adam", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "settings"),
+    [
+        (tpu.Adam(0.25), "float32", {}),
+        (
+            optimizers.RowwiseAdagrad(0.25),
+            "bfloat16",
+            {"admission": "count", "min_count": 2, "unknown": "row"},
+        ),
+    ],
+    ids=["adam", "rowwise_adagrad"],
+)
 def test_rows_become_keys(optimizer, dtype, settings, tmp_path):
     closed, config = embedding(
-        300, optimizer=optimizer, num_shards=2, dtype=dtype)
+        300, optimizer=optimizer, num_shards=2, dtype=dtype
+    )
     other = tf.Variable([1.0, 2.0])
     for first in (0, 100):
         train(closed, np.arange(first, first + 150))
     source = tf.train.Checkpoint(embedding=closed, other=other).save(
-        tmp_path / "closed")
+        tmp_path / "closed"
+    )
     target = str(tmp_path / "open")
     opened, open_config = embedding(
-        500, optimizer=optimizer, keys=True, num_shards=3, dtype=dtype,
-        **settings)
+        500,
+        optimizer=optimizer,
+        keys=True,
+        num_shards=3,
+        dtype=dtype,
+        **settings,
+    )
     fresh = contents(opened, open_config, [-1])
     found = tlm.convert_vocabularies(
-        source, target, {NAME: tlm.OpenVocabulary(500, **settings)}, optimizer)
+        source, target, {NAME: tlm.OpenVocabulary(500, **settings)}, optimizer
+    )
     assert found[NAME] == type(found[NAME])(300, 0)
     other.assign([0.0, 0.0])
     tf.train.Checkpoint(embedding=opened, other=other).restore(
-        target).assert_consumed()
+        target
+    ).assert_consumed()
     assert other.numpy().tolist() == [1.0, 2.0]
     vocabulary = opened.vocabularies[NAME]
     assert sorted(vocabulary.keys().numpy()) == list(range(300))
     rows = vocabulary.lookup(tf.range(300)).numpy()
-    for mine, theirs in zip(contents(opened, open_config, rows),
-                            contents(closed, config, np.arange(300))):
+    for mine, theirs in zip(
+        contents(opened, open_config, rows),
+        contents(closed, config, np.arange(300)),
+    ):
         np.testing.assert_array_equal(mine, theirs)
     # The row of unknown keys is as in a new table.
     for mine, theirs in zip(contents(opened, open_config, [-1]), fresh):
@@ -85,23 +112,30 @@ def test_rows_become_keys(optimizer, dtype, settings, tmp_path):
 def test_keys_become_rows(dtype, tmp_path):
     optimizer = tpu.Adagrad(0.25, initial_accumulator_value=0.5)
     opened, open_config = embedding(
-        300, optimizer=optimizer, keys=True, num_shards=3, dtype=dtype)
+        300, optimizer=optimizer, keys=True, num_shards=3, dtype=dtype
+    )
     ids = np.array([3, -4, 99, 100, 2**40, 50])
     train(opened, ids)
     source = tf.train.Checkpoint(embedding=opened).save(tmp_path / "open")
     target = str(tmp_path / "closed")
     wanted = tpu.TableConfig(
-        100, 3, initializer=tf.constant_initializer(0.25), name=NAME,
-        optimizer=optimizer)
+        100,
+        3,
+        initializer=tf.constant_initializer(0.25),
+        name=NAME,
+        optimizer=optimizer,
+    )
     found = tlm.convert_vocabularies(source, target, {NAME: wanted})[NAME]
     assert (found.num_kept, found.num_dropped) == (3, 3)
     closed, config = embedding(
-        100, optimizer=optimizer, num_shards=2, dtype=dtype)
+        100, optimizer=optimizer, num_shards=2, dtype=dtype
+    )
     tf.train.Checkpoint(embedding=closed).restore(target).assert_consumed()
     kept = np.array([3, 99, 50])
     rows = opened.vocabularies[NAME].lookup(kept).numpy()
-    for mine, theirs in zip(contents(closed, config, kept),
-                            contents(opened, open_config, rows)):
+    for mine, theirs in zip(
+        contents(closed, config, kept), contents(opened, open_config, rows)
+    ):
         np.testing.assert_array_equal(mine, theirs)
     others = np.setdiff1d(np.arange(100), kept)
     table, slot = contents(closed, config, others)
@@ -109,12 +143,14 @@ def test_keys_become_rows(dtype, tmp_path):
     # And back: the keys that stayed, and those of the other rows.
     again = str(tmp_path / "again")
     back = tlm.convert_vocabularies(
-        target, again, {NAME: tlm.OpenVocabulary(300)}, optimizer)[NAME]
+        target, again, {NAME: tlm.OpenVocabulary(300)}, optimizer
+    )[NAME]
     assert back.num_kept == 100
     tf.train.Checkpoint(embedding=opened).restore(again)
     rows = opened.vocabularies[NAME].lookup(kept).numpy()
-    for mine, theirs in zip(contents(closed, config, kept),
-                            contents(opened, open_config, rows)):
+    for mine, theirs in zip(
+        contents(closed, config, kept), contents(opened, open_config, rows)
+    ):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -122,7 +158,8 @@ def test_the_lowest_keys_stay_where_there_is_not_room(tmp_path):
     closed, _ = embedding(300, optimizer=tpu.SGD(0.5))
     source = tf.train.Checkpoint(embedding=closed).save(tmp_path / "closed")
     found = tlm.convert_vocabularies(
-        source, str(tmp_path / "open"), {NAME: tlm.OpenVocabulary(8)})[NAME]
+        source, str(tmp_path / "open"), {NAME: tlm.OpenVocabulary(8)}
+    )[NAME]
     assert (found.num_kept, found.num_dropped) == (8, 292)
     opened, _ = embedding(8, optimizer=tpu.SGD(0.5), keys=True)
     tf.train.Checkpoint(embedding=opened).restore(str(tmp_path / "open"))
@@ -135,22 +172,37 @@ def test_what_cannot_be_converted(tmp_path):
     words, _ = embedding(30, optimizer=tpu.SGD(0.5), keys=True)
     words.enqueue({"ids": tf.constant(["a", "b"])})
     words.reset()
-    paths = {name: tf.train.Checkpoint(embedding=one).save(tmp_path / name)
-             for name, one in (
-                 ("closed", closed), ("opened", opened), ("words", words))}
+    paths = {
+        name: tf.train.Checkpoint(embedding=one).save(tmp_path / name)
+        for name, one in (
+            ("closed", closed),
+            ("opened", opened),
+            ("words", words),
+        )
+    }
     twice = tf.train.Checkpoint(one=closed, two=opened).save(tmp_path / "two")
     settings = tlm.OpenVocabulary(30)
     narrow = tpu.TableConfig(30, 2, name=NAME)
     for source, wanted, optimizer, message in (
-            (paths["closed"], settings, None,
-             r"`optimizer` must be the one.*slot variables \['accumulators'\]"),
-            (paths["opened"], open_config, tpu.SGD(0.5), "`optimizer` must be"),
-            (paths["closed"], config, None, "for a table without keys"),
-            (paths["opened"], narrow, tpu.Adagrad(0.5), "must have dim=3"),
-            (paths["words"], config, None,
-             "keys that are integers. Received: hashes of strings"),
-            (twice, settings, tpu.Adagrad(0.5), "checkpoint has once")):
+        (
+            paths["closed"],
+            settings,
+            None,
+            r"`optimizer` must be the one.*slot variables \['accumulators'\]",
+        ),
+        (paths["opened"], open_config, tpu.SGD(0.5), "`optimizer` must be"),
+        (paths["closed"], config, None, "for a table without keys"),
+        (paths["opened"], narrow, tpu.Adagrad(0.5), "must have dim=3"),
+        (
+            paths["words"],
+            config,
+            None,
+            "keys that are integers. Received: hashes of strings",
+        ),
+        (twice, settings, tpu.Adagrad(0.5), "checkpoint has once"),
+    ):
         with pytest.raises(ValueError, match=message):
             tlm.convert_vocabularies(
-                source, str(tmp_path / "new"), {NAME: wanted}, optimizer)
+                source, str(tmp_path / "new"), {NAME: wanted}, optimizer
+            )
     assert not list(tmp_path.glob("new*"))

@@ -11,34 +11,55 @@ from tf_layoutmap._ops import native
 from tf_layoutmap.vocabulary import bucket_layout
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"capacity": 0}, "`capacity` must be at least 1"),
-    ({"capacity": 2**32}, "`capacity` must be at most"),
-    ({"min_count": 0, "admission": "count"}, "`min_count` must be at least 1"),
-    ({"min_count": 256, "admission": "count"}, "at most 255"),
-    ({"min_count": 2}, "`min_count` must be left out unless admission='count'"),
-    ({"admission": "often"}, "`admission` must be one of"),
-    ({"probability": 0.5}, "left out unless admission='probability'"),
-    ({"probability": 1.5, "admission": "probability"}, r"a number in \[0, 1\]"),
-    ({"probability": float("nan"), "admission": "probability"}, "a number in"),
-    ({"evict": "fifo"}, "`evict` must be one of"),
-    ({"half_life_steps": 3}, "left out unless evict='lfu'"),
-    ({"half_life_steps": -3, "evict": "lfu"}, "must be at least 1"),
-    ({"ttl_steps": -1}, "`ttl_steps` must be at least 1"),
-    ({"unknown": "ones"}, "`unknown` must be one of"),
-    ({"on_full": "grow"}, "`on_full` must be one of"),
-    ({"on_full": "error"}, '`evict` must be "none" with on_full="error"'),
-    ({"seed": 2**63}, "`seed` must be at most"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, "`capacity` must be at least 1"),
+        ({"capacity": 2**32}, "`capacity` must be at most"),
+        (
+            {"min_count": 0, "admission": "count"},
+            "`min_count` must be at least 1",
+        ),
+        ({"min_count": 256, "admission": "count"}, "at most 255"),
+        (
+            {"min_count": 2},
+            "`min_count` must be left out unless admission='count'",
+        ),
+        ({"admission": "often"}, "`admission` must be one of"),
+        ({"probability": 0.5}, "left out unless admission='probability'"),
+        (
+            {"probability": 1.5, "admission": "probability"},
+            r"a number in \[0, 1\]",
+        ),
+        (
+            {"probability": float("nan"), "admission": "probability"},
+            "a number in",
+        ),
+        ({"evict": "fifo"}, "`evict` must be one of"),
+        ({"half_life_steps": 3}, "left out unless evict='lfu'"),
+        ({"half_life_steps": -3, "evict": "lfu"}, "must be at least 1"),
+        ({"ttl_steps": -1}, "`ttl_steps` must be at least 1"),
+        ({"unknown": "ones"}, "`unknown` must be one of"),
+        ({"on_full": "grow"}, "`on_full` must be one of"),
+        ({"on_full": "error"}, '`evict` must be "none" with on_full="error"'),
+        ({"seed": 2**63}, "`seed` must be at most"),
+    ],
+)
 def test_settings_that_cannot_be(arguments, message):
     with pytest.raises(ValueError, match=message):
         tlm.OpenVocabulary(**{"capacity": 100, **arguments})
 
 
-@pytest.mark.parametrize("arguments", [
-    {"capacity": "many"}, {"capacity": 10.0}, {"capacity": True},
-    {"ttl_steps": 1.5}, {"seed": None},
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"capacity": "many"},
+        {"capacity": 10.0},
+        {"capacity": True},
+        {"ttl_steps": 1.5},
+        {"seed": None},
+    ],
+)
 def test_numbers_that_are_none(arguments):
     with pytest.raises(TypeError, match="must be an integer"):
         tlm.OpenVocabulary(**{"capacity": 100, **arguments})
@@ -48,15 +69,17 @@ def test_numbers_that_are_none(arguments):
 def test_buckets_are_those_of_the_core(capacity):
     num_buckets = bucket_layout.num_buckets_for(capacity)
     assert num_buckets == reference.num_buckets_for(capacity)
-    assert (bucket_layout.num_segments(num_buckets)
-            == reference.num_segments(num_buckets))
+    assert bucket_layout.num_segments(num_buckets) == reference.num_segments(
+        num_buckets
+    )
     assert capacity <= 8 * num_buckets < 2**32
     assert num_buckets % bucket_layout.num_segments(num_buckets) == 0
     if capacity < 3000:
         core = native.Vocabulary(capacity, admission="count")
         assert core.num_rows == 8 * num_buckets
-        assert (core.state()["sketch"].size
-                == np.prod(bucket_layout.sketch_shape(num_buckets)))
+        assert core.state()["sketch"].size == np.prod(
+            bucket_layout.sketch_shape(num_buckets)
+        )
         assert tlm.OpenVocabulary(capacity).num_rows == core.num_rows + 1
 
 
@@ -64,7 +87,8 @@ def test_buckets_are_those_of_the_core(capacity):
 def test_shards_have_whole_buckets(num_buckets, num_shards):
     buckets = bucket_layout.bucket_partition(num_buckets, num_shards)
     rows = bucket_layout.row_partition(
-        bucket_layout.bucket_partition(num_buckets, num_shards))
+        bucket_layout.bucket_partition(num_buckets, num_shards)
+    )
     assert rows.num_rows == 8 * num_buckets + 1
     assert [one // 8 for one in rows.offsets] == list(buckets.offsets)
 
@@ -75,7 +99,8 @@ def test_shards_of_servers_divide_no_segment(capacity, num_shards):
     num_buckets = bucket_layout.num_buckets_for(capacity)
     segments = bucket_layout.num_segments(num_buckets)
     cut = bucket_layout.segment_partition(
-        num_buckets, min(num_shards, segments))
+        num_buckets, min(num_shards, segments)
+    )
     assert sum(cut.sizes) == num_buckets
     assert min(cut.sizes) > 0
     assert all(first % (num_buckets // segments) == 0 for first in cut.offsets)

@@ -24,8 +24,11 @@ class _ReplacedName:
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self._was = inspect.getattr_static(owner, name) if (
-            name in vars(owner)) else _INHERITED
+        self._was = (
+            inspect.getattr_static(owner, name)
+            if (name in vars(owner))
+            else _INHERITED
+        )
         self.original = getattr(owner, name)
         self._is = self.original
         self.rows: list[Patch] = []
@@ -48,8 +51,11 @@ class _ReplacedName:
     def _set(self, value: Any) -> None:
         if value is not self.original:
             is_static = isinstance(self._was, staticmethod)
-            setattr(self._owner, self._name,
-                    staticmethod(value) if is_static else value)
+            setattr(
+                self._owner,
+                self._name,
+                staticmethod(value) if is_static else value,
+            )
         elif self._was is _INHERITED:
             delattr(self._owner, self._name)
         else:
@@ -61,7 +67,8 @@ class _ReplacedName:
             raise RuntimeError(
                 f"`{display_name(self._owner, self._name)}` was replaced by "
                 "somebody else after tf_layoutmap had replaced it, so that it "
-                "cannot be set now. Undo that first.")
+                "cannot be set now. Undo that first."
+            )
 
 
 _replaced: dict[tuple[str, str], _ReplacedName] = {}
@@ -107,7 +114,8 @@ def uninstall(group: str) -> None:
         if not _counts.get(group):
             raise RuntimeError(
                 "`uninstall` must follow an `install` of its own. Received: "
-                f"group {group!r}, which is not installed.")
+                f"group {group!r}, which is not installed."
+            )
         if _counts[group] == 1:
             _check_untouched(rows)
             for row in reversed(rows):
@@ -154,11 +162,13 @@ def _replacement(row: Patch, original: Any) -> Any:
         return around(original, ours)
     base = original if row.base is None else _replaced[row.base].original
     return _resolve(f"tf_layoutmap.{row.make}")(
-        original, functools.partial(ours, base))
+        original, functools.partial(ours, base)
+    )
 
 
-def around(original: Callable[..., Any],
-           ours: Callable[..., Any]) -> Callable[..., Any]:
+def around(
+    original: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns a function that calls `ours(original, ...)`.
 
     AutoGraph converts neither, but what `original` calls in turn: the `call` of
@@ -192,8 +202,12 @@ def _resolve(target: str) -> Any:
 
 def display_name(owner: Any, name: str) -> str:
     """Returns the full name of an attribute, as TensorFlow's docs have it."""
-    full = (f"{owner.__module__}.{owner.__qualname__}.{name}"
-            if inspect.isclass(owner) else f"{owner.__name__}.{name}")
+    full = (
+        f"{owner.__module__}.{owner.__qualname__}.{name}"
+        if inspect.isclass(owner)
+        else f"{owner.__name__}.{name}"
+    )
     # Where TensorFlow keeps its public names, `tf.raw_ops` for one.
-    return re.sub(r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)",
-                  "tf.", full)
+    return re.sub(
+        r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)", "tf.", full
+    )

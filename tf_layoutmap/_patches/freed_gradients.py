@@ -50,8 +50,9 @@ def free_with_variables(variables: Iterable[Any]) -> None:
         free_with(part.handle for part in parts if hasattr(part, "handle"))
 
 
-def record(original: Callable[..., Any], f: Callable[..., Any], args: Any,
-           kwargs: Any) -> Any:
+def record(
+    original: Callable[..., Any], f: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
     """What `tf.custom_gradient(f)` does while a graph is traced."""
     results = original(f, args, kwargs)
     for one in tf.nest.flatten(results, expand_composites=True):
@@ -84,5 +85,6 @@ def _before_collection(phase: str, info: dict[str, int]) -> None:
 
 
 def _is_ours(graph: Any) -> bool:
-    return any(hasattr(tensor, _OURS)
-               for tensor in _tf_private.tensors_used_by(graph))
+    return any(
+        hasattr(tensor, _OURS) for tensor in _tf_private.tensors_used_by(graph)
+    )

@@ -10,19 +10,38 @@ _TESTS = "tests/layout/tf_ops/"
 _FILES = "layout.variables.checkpoint_files"
 
 
-def _operation(module: str, name: str, raw: str, ours: str, why: str,
-               test: str, *public: str) -> list[Patch]:
+def _operation(
+    module: str,
+    name: str,
+    raw: str,
+    ours: str,
+    why: str,
+    test: str,
+    *public: str,
+) -> list[Patch]:
     """Rows of an operation: where Python makes it, `tf.raw_ops`, `tf`."""
     made = (f"_tf_private:{module}", name)
     common: dict[str, Any] = dict(
-        group=GROUP, ours=_OPS + ours, why=why, seen_in=TENSORFLOW,
-        test=_TESTS + test, make="layout.tf_ops.correction:correct")
-    return [Patch(owner=made[0], name=name, everywhere=True, **common),
-            Patch(owner="tensorflow:raw_ops", name=raw, base=made, **common),
-            *(Patch(owner=api, name=short, base=made, **common)
-              for short in public
-              for api in ("tensorflow", "tensorflow:compat.v2",
-                          "tensorflow:compat.v1"))]
+        group=GROUP,
+        ours=_OPS + ours,
+        why=why,
+        seen_in=TENSORFLOW,
+        test=_TESTS + test,
+        make="layout.tf_ops.correction:correct",
+    )
+    return [
+        Patch(owner=made[0], name=name, everywhere=True, **common),
+        Patch(owner="tensorflow:raw_ops", name=raw, base=made, **common),
+        *(
+            Patch(owner=api, name=short, base=made, **common)
+            for short in public
+            for api in (
+                "tensorflow",
+                "tensorflow:compat.v2",
+                "tensorflow:compat.v1",
+            )
+        ),
+    ]
 
 
 def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
@@ -31,13 +50,19 @@ def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
     for name, raw in names.items():
         made = (f"_tf_private:{module}", name)
         common: dict[str, Any] = dict(
-            group=GROUP, ours=f"{_OPS}random_operations:{ours}", why=why,
-            seen_in=TENSORFLOW, test=_TESTS + "test_random_operations.py",
-            make=_OPS + "random_operations:" + (
-                "correct_on_all_meshes" if ours == "seeded" else "correct"))
-        rows += [Patch(owner=made[0], name=name, **common),
-                 Patch(owner="tensorflow:raw_ops", name=raw, base=made,
-                       **common)]
+            group=GROUP,
+            ours=f"{_OPS}random_operations:{ours}",
+            why=why,
+            seen_in=TENSORFLOW,
+            test=_TESTS + "test_random_operations.py",
+            make=_OPS
+            + "random_operations:"
+            + ("correct_on_all_meshes" if ours == "seeded" else "correct"),
+        )
+        rows += [
+            Patch(owner=made[0], name=name, **common),
+            Patch(owner="tensorflow:raw_ops", name=raw, base=made, **common),
+        ]
     return rows
 
 
@@ -45,148 +70,295 @@ _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
 ROWS = [
     *_operation(
-        _ARRAYS, "concat_v2", "ConcatV2", "ops:concat",
+        _ARRAYS,
+        "concat_v2",
+        "ConcatV2",
+        "ops:concat",
         "The parts of one device stand side by side, in the wrong order.",
-        "test_ops.py"),
+        "test_ops.py",
+    ),
     *_operation(
-        _ARRAYS, "_slice", "Slice", "ops:cut",
+        _ARRAYS,
+        "_slice",
+        "Slice",
+        "ops:cut",
         "Its gradient pads, and takes each device's part for all.",
-        "test_ops.py"),
+        "test_ops.py",
+    ),
     *_operation(
-        _ARRAYS, "strided_slice", "StridedSlice",
+        _ARRAYS,
+        "strided_slice",
+        "StridedSlice",
         "strided_slices:strided_slice",
         "Each device slices its own part; a new axis ends the process.",
-        "test_strided_slices.py"),
+        "test_strided_slices.py",
+    ),
     *_operation(
-        _ARRAYS, "strided_slice_grad", "StridedSliceGrad",
+        _ARRAYS,
+        "strided_slice_grad",
+        "StridedSliceGrad",
         "strided_slices:strided_slice_gradient",
         "Each device's part of a gradient is taken for all of it.",
-        "test_strided_slices.py"),
+        "test_strided_slices.py",
+    ),
     *_operation(
-        _ARRAYS, "tensor_strided_slice_update", "TensorStridedSliceUpdate",
+        _ARRAYS,
+        "tensor_strided_slice_update",
+        "TensorStridedSliceUpdate",
         "strided_slices:strided_slice_update",
         "Each device writes the whole update into its own part.",
-        "test_strided_slices.py"),
+        "test_strided_slices.py",
+    ),
     *_operation(
-        "gen_linalg_ops", "einsum", "Einsum", "ops:einsum",
+        "gen_linalg_ops",
+        "einsum",
+        "Einsum",
+        "ops:einsum",
         "A sum over several divided dimensions adds up one of them only.",
-        "test_ops.py"),
+        "test_ops.py",
+    ),
     *_operation(
-        _NN, "bias_add", "BiasAdd", "ops:bias_add",
+        _NN,
+        "bias_add",
+        "BiasAdd",
+        "ops:bias_add",
         "With channels first the last dimension is taken for the channels.",
-        "test_ops.py"),
+        "test_ops.py",
+    ),
     *_operation(
-        _NN, "sparse_softmax_cross_entropy_with_logits",
-        "SparseSoftmaxCrossEntropyWithLogits", "ops:sparse_cross_entropy",
+        _NN,
+        "sparse_softmax_cross_entropy_with_logits",
+        "SparseSoftmaxCrossEntropyWithLogits",
+        "ops:sparse_cross_entropy",
         "A label outside of all parts counts as a loss like any other.",
-        "test_ops.py"),
+        "test_ops.py",
+    ),
     *_operation(
-        _ARRAYS, "scatter_nd", "ScatterNd", "positions:scatter_nd",
+        _ARRAYS,
+        "scatter_nd",
+        "ScatterNd",
+        "positions:scatter_nd",
         "Positions in the whole tensor are taken for positions in a part.",
-        "test_positions.py", "scatter_nd"),
+        "test_positions.py",
+        "scatter_nd",
+    ),
     *_operation(
-        _ARRAYS, "reverse_v2", "ReverseV2", "positions:reverse",
-        "DTensor lacks the operation.", "test_positions.py", "reverse"),
+        _ARRAYS,
+        "reverse_v2",
+        "ReverseV2",
+        "positions:reverse",
+        "DTensor lacks the operation.",
+        "test_positions.py",
+        "reverse",
+    ),
     *_operation(
-        _ARRAYS, "where", "Where", "positions:where",
+        _ARRAYS,
+        "where",
+        "Where",
+        "positions:where",
         "Each device counts through its own part of the condition.",
-        "test_positions.py"),
+        "test_positions.py",
+    ),
     *_operation(
-        _ARRAYS, "gather_v2", "GatherV2", "positions:gather",
+        _ARRAYS,
+        "gather_v2",
+        "GatherV2",
+        "positions:gather",
         "With batch_dims, the gradient's shape is unknown to DTensor.",
-        "test_positions.py"),
+        "test_positions.py",
+    ),
     *_random(
-        "gen_random_ops", "seeded",
+        "gen_random_ops",
+        "seeded",
         "Without a seed each device draws other numbers for one tensor.",
         random_standard_normal="RandomStandardNormal",
-        truncated_normal="TruncatedNormal", random_gamma="RandomGamma",
-        random_poisson_v2="RandomPoissonV2", multinomial="Multinomial",
+        truncated_normal="TruncatedNormal",
+        random_gamma="RandomGamma",
+        random_poisson_v2="RandomPoissonV2",
+        multinomial="Multinomial",
         random_shuffle="RandomShuffle",
-        parameterized_truncated_normal="ParameterizedTruncatedNormal"),
+        parameterized_truncated_normal="ParameterizedTruncatedNormal",
+    ),
     *_random(
-        "gen_random_ops", "uniform", "DTensor refuses the operation.",
-        random_uniform="RandomUniform", random_uniform_int="RandomUniformInt"),
+        "gen_random_ops",
+        "uniform",
+        "DTensor refuses the operation.",
+        random_uniform="RandomUniform",
+        random_uniform_int="RandomUniformInt",
+    ),
     *_random(
-        "gen_stateless_random_ops_v2", "stateless",
+        "gen_stateless_random_ops_v2",
+        "stateless",
         "Each device draws its part with a seed of its own.",
         stateless_random_normal_v2="StatelessRandomNormalV2",
         stateless_truncated_normal_v2="StatelessTruncatedNormalV2",
         stateless_random_uniform_v2="StatelessRandomUniformV2",
         stateless_random_uniform_int_v2="StatelessRandomUniformIntV2",
-        stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2"),
-    Patch(GROUP, "_tf_private:while_v2", "while_loop",
-          _OPS + "loops:while_loop",
-          "DTensor cannot place the lists of tensors that a loop keeps.",
-          TENSORFLOW, _TESTS + "test_loops.py"),
-    Patch(GROUP, "_tf_private:tensor_array_ops", "_GraphTensorArrayV2",
-          _OPS + "loops:UnrolledArray",
-          "DTensor cannot place the list of tensors that an array is.",
-          TENSORFLOW, _TESTS + "test_loops.py",
-          make=_OPS + "loops:array_for_graphs"),
-    Patch(GROUP, "_tf_private:FuncGraph", "_create_op_internal",
-          _OPS + "computed_whole:create",
-          "DTensor refuses layouts of operations that it has a rule for.",
-          TENSORFLOW, _TESTS + "test_computed_whole.py"),
-    Patch(GROUP, "_tf_private:Function", "__call__",
-          "layout.step.own_functions:call",
-          "DTensor refuses functions outside of `fit`, as `generate`.",
-          TENSORFLOW, "tests/layout/step/test_own_functions.py"),
-    *(Patch(GROUP, "_tf_private:pywrap_tfe", name,
+        stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2",
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:while_v2",
+        "while_loop",
+        _OPS + "loops:while_loop",
+        "DTensor cannot place the lists of tensors that a loop keeps.",
+        TENSORFLOW,
+        _TESTS + "test_loops.py",
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:tensor_array_ops",
+        "_GraphTensorArrayV2",
+        _OPS + "loops:UnrolledArray",
+        "DTensor cannot place the list of tensors that an array is.",
+        TENSORFLOW,
+        _TESTS + "test_loops.py",
+        make=_OPS + "loops:array_for_graphs",
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:FuncGraph",
+        "_create_op_internal",
+        _OPS + "computed_whole:create",
+        "DTensor refuses layouts of operations that it has a rule for.",
+        TENSORFLOW,
+        _TESTS + "test_computed_whole.py",
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:Function",
+        "__call__",
+        "layout.step.own_functions:call",
+        "DTensor refuses functions outside of `fit`, as `generate`.",
+        TENSORFLOW,
+        "tests/layout/step/test_own_functions.py",
+    ),
+    *(
+        Patch(
+            GROUP,
+            "_tf_private:pywrap_tfe",
+            name,
             _OPS + f"held_tensors:{ours}",
             "DTensor refuses tensors of the host that a layer or loss holds.",
-            TENSORFLOW, _TESTS + "test_held_tensors.py",
-            make=_OPS + "held_tensors:made_as_it_is")
-      for name, ours in (("TFE_Py_FastPathExecute", "run_fast"),
-                         ("TFE_Py_Execute", "run"))),
-    Patch(GROUP, "_tf_private:EagerTensor", "_numpy",
-          "layout.mesh.transfer:numpy_of",
-          "The value of a sharded tensor cannot be read.",
-          TENSORFLOW, "tests/layout/mesh/test_transfer.py"),
-    Patch(GROUP, "_tf_private:gen_resource_variable_ops", "var_handle_op",
-          "layout.variables.handles:make",
-          "DTensor compiles an operation for each name of a variable.",
-          TENSORFLOW, "tests/layout/variables/test_handles.py"),
-    *(Patch(GROUP, "_tf_private:ResourceVariable", name,
+            TENSORFLOW,
+            _TESTS + "test_held_tensors.py",
+            make=_OPS + "held_tensors:made_as_it_is",
+        )
+        for name, ours in (
+            ("TFE_Py_FastPathExecute", "run_fast"),
+            ("TFE_Py_Execute", "run"),
+        )
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:EagerTensor",
+        "_numpy",
+        "layout.mesh.transfer:numpy_of",
+        "The value of a sharded tensor cannot be read.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_transfer.py",
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:gen_resource_variable_ops",
+        "var_handle_op",
+        "layout.variables.handles:make",
+        "DTensor compiles an operation for each name of a variable.",
+        TENSORFLOW,
+        "tests/layout/variables/test_handles.py",
+    ),
+    *(
+        Patch(
+            GROUP,
+            "_tf_private:ResourceVariable",
+            name,
             "layout.variables.host_variables:write",
             "Each device of a mesh writes to a variable of the host.",
-            TENSORFLOW, "tests/layout/variables/test_host_variables.py",
-            make="layout.variables.host_variables:writing")
-      for name in ("assign", "assign_add", "assign_sub")),
-    *(Patch(GROUP, owner, name, "layout.variables.host_variables:add",
+            TENSORFLOW,
+            "tests/layout/variables/test_host_variables.py",
+            make="layout.variables.host_variables:writing",
+        )
+        for name in ("assign", "assign_add", "assign_sub")
+    ),
+    *(
+        Patch(
+            GROUP,
+            owner,
+            name,
+            "layout.variables.host_variables:add",
             "Each device of a mesh adds to a variable of the host.",
-            TENSORFLOW, "tests/layout/variables/test_host_variables.py",
-            base=("_tf_private:gen_resource_variable_ops", made))
-      for made, raw in (
-          ("assign_add_variable_op", "AssignAddVariableOp"),
-          ("assign_sub_variable_op", "AssignSubVariableOp"))
-      for owner, name in (("_tf_private:gen_resource_variable_ops", made),
-                          ("tensorflow:raw_ops", raw))),
-    Patch(GROUP, "_tf_private:dtensor_api", "reset_dtensor_device",
-          "layout.mesh.step_errors:reset_device",
-          "Errors stay on the queues of devices and can end the process.",
-          TENSORFLOW, "tests/layout/mesh/test_step_errors.py"),
-    Patch(GROUP, "tensorflow:experimental.dtensor", "copy_to_mesh",
-          "layout.mesh.step_errors:copy_to_mesh",
-          "The error of an earlier step makes each later copy fail.",
-          TENSORFLOW, "tests/layout/mesh/test_step_errors.py"),
-    Patch(GROUP, "tensorflow:experimental.dtensor.DTensorDataset", "__iter__",
-          "layout.mesh.datasets:iterate",
-          "Each device takes batches of its own, so some are never seen.",
-          TENSORFLOW, "tests/layout/mesh/test_datasets.py"),
-    Patch(GROUP, "_tf_private:DTensorIterator", "__next__",
-          "layout.mesh.datasets:get_next",
-          "The end of the data leaves the mesh unusable.",
-          TENSORFLOW, "tests/layout/mesh/test_datasets.py"),
-    *(Patch("checkpoints", owner, name, f"{_FILES}:{ours}",
+            TENSORFLOW,
+            "tests/layout/variables/test_host_variables.py",
+            base=("_tf_private:gen_resource_variable_ops", made),
+        )
+        for made, raw in (
+            ("assign_add_variable_op", "AssignAddVariableOp"),
+            ("assign_sub_variable_op", "AssignSubVariableOp"),
+        )
+        for owner, name in (
+            ("_tf_private:gen_resource_variable_ops", made),
+            ("tensorflow:raw_ops", raw),
+        )
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:dtensor_api",
+        "reset_dtensor_device",
+        "layout.mesh.step_errors:reset_device",
+        "Errors stay on the queues of devices and can end the process.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_step_errors.py",
+    ),
+    Patch(
+        GROUP,
+        "tensorflow:experimental.dtensor",
+        "copy_to_mesh",
+        "layout.mesh.step_errors:copy_to_mesh",
+        "The error of an earlier step makes each later copy fail.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_step_errors.py",
+    ),
+    Patch(
+        GROUP,
+        "tensorflow:experimental.dtensor.DTensorDataset",
+        "__iter__",
+        "layout.mesh.datasets:iterate",
+        "Each device takes batches of its own, so some are never seen.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_datasets.py",
+    ),
+    Patch(
+        GROUP,
+        "_tf_private:DTensorIterator",
+        "__next__",
+        "layout.mesh.datasets:get_next",
+        "The end of the data leaves the mesh unusable.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_datasets.py",
+    ),
+    *(
+        Patch(
+            "checkpoints",
+            owner,
+            name,
+            f"{_FILES}:{ours}",
             "DTensor's device for files takes tensors on a mesh only.",
-            TENSORFLOW, "tests/layout/variables/test_checkpoint_files.py")
-      for owner, name, ours in (
-          ("_tf_private:TrackableSaver", "save", "save"),
-          ("_tf_private:TrackableSaver", "restore", "restore"),
-          ("_tf_private:DTrackableSaver", "restore", "restore"))),
-    Patch("checkpoints", "tensorflow:experimental.dtensor.DVariable",
-          "_gather_saveables_for_checkpoint",
-          "layout.variables.checkpointed_variable:saveables",
-          "A checkpoint cannot hold tensors of a mesh and of the host.",
-          TENSORFLOW, "tests/layout/variables/test_checkpoint_files.py"),
+            TENSORFLOW,
+            "tests/layout/variables/test_checkpoint_files.py",
+        )
+        for owner, name, ours in (
+            ("_tf_private:TrackableSaver", "save", "save"),
+            ("_tf_private:TrackableSaver", "restore", "restore"),
+            ("_tf_private:DTrackableSaver", "restore", "restore"),
+        )
+    ),
+    Patch(
+        "checkpoints",
+        "tensorflow:experimental.dtensor.DVariable",
+        "_gather_saveables_for_checkpoint",
+        "layout.variables.checkpointed_variable:saveables",
+        "A checkpoint cannot hold tensors of a mesh and of the host.",
+        TENSORFLOW,
+        "tests/layout/variables/test_checkpoint_files.py",
+    ),
 ]

@@ -44,5 +44,8 @@ def patches() -> tuple[AppliedPatch, ...]:
             name=engine.display_name(engine.owner_of(row), row.name),
             group=row.group,
             replacement=f"tf_layoutmap.{row.ours.replace(':', '.')}",
-            why=row.why, seen_in=row.seen_in)
-        for row in engine.installed_rows())
+            why=row.why,
+            seen_in=row.seen_in,
+        )
+        for row in engine.installed_rows()
+    )

@@ -11,16 +11,13 @@ _HOMES = {
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
     "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
-    "distribute_tensor":
-        "tf_layoutmap.distribution.relayout:distribute_tensor",
+    "distribute_tensor": "tf_layoutmap.distribution.relayout:distribute_tensor",
     "distribution": "tf_layoutmap.distribution.state:distribution",
-    "get_device_count":
-        "tf_layoutmap.distribution.processes:get_device_count",
+    "get_device_count": "tf_layoutmap.distribution.processes:get_device_count",
     "initialize": "tf_layoutmap.distribution.processes:initialize",
     "list_devices": "tf_layoutmap.layout.mesh.device_mesh:list_devices",
     "set_distribution": "tf_layoutmap.distribution.current:set_distribution",
-    "set_process_checks":
-        "tf_layoutmap.layout.processes.checks:set_process_checks",
+    "set_process_checks": "tf_layoutmap.layout.processes.checks:set_process_checks",
 }
 
 if TYPE_CHECKING:

@@ -25,9 +25,12 @@ class Distribution(_keras_private.Distribution):
     ```
     """
 
-    def __init__(self, device_mesh: AnyMesh,
-                 batch_dim_name: str | None = None,
-                 auto_shard_dataset: bool = True):
+    def __init__(
+        self,
+        device_mesh: AnyMesh,
+        batch_dim_name: str | None = None,
+        auto_shard_dataset: bool = True,
+    ):
         """Makes the distribution.
 
         Args:
@@ -43,7 +46,8 @@ class Distribution(_keras_private.Distribution):
         check_mesh("device_mesh", device_mesh)
         self._check_feeding(auto_shard_dataset)
         _keras_private.Distribution.__init__(
-            self, device_mesh, batch_dim_name, bool(auto_shard_dataset))
+            self, device_mesh, batch_dim_name, bool(auto_shard_dataset)
+        )
         self._num_processes = dtensor.num_clients()
         self._process_id = dtensor.client_id()
         self._is_multi_process = self._num_processes > 1
@@ -54,7 +58,8 @@ class Distribution(_keras_private.Distribution):
             raise ValueError(
                 "Argument `auto_shard_dataset` must be True with several "
                 "processes: each is fed whole batches and takes its part. "
-                f"Received: False, in one of {dtensor.num_clients()}.")
+                f"Received: False, in one of {dtensor.num_clients()}."
+            )
 
     @property
     def device_mesh(self) -> Any:
@@ -109,11 +114,13 @@ class Distribution(_keras_private.Distribution):
           TypeError: A class of the program's own says where variables go.
         """
         if type(self).get_variable_layout is not (
-                Distribution.get_variable_layout):
+            Distribution.get_variable_layout
+        ):
             raise TypeError(
                 "A Distribution with layouts of its own must be a "
                 "ModelParallel: layouts are read from its layout map. "
-                f"Received: {type(self).__name__}.")
+                f"Received: {type(self).__name__}."
+            )
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
         """Returns the scope that places what is made in it."""

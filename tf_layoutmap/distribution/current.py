@@ -36,7 +36,8 @@ def set_distribution(value: Any) -> None:
       RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
     """
     mesh_context.set_standing_context(
-        None if value is None else _ours(value).context())
+        None if value is None else _ours(value).context()
+    )
     state.note(value)
 
 
@@ -48,18 +49,21 @@ def _ours(value: Any) -> Distribution:
     for kind in (theirs.ModelParallel, theirs.DataParallel):
         # A class of the program's own may place variables by other rules.
         if isinstance(value, kind) and type(value).get_variable_layout is (
-                kind.get_variable_layout):
+            kind.get_variable_layout
+        ):
             return _counterpart(value)
     return _checks.check_type(
-        "value", value, Distribution,
-        "a ModelParallel, a DataParallel or None")
+        "value", value, Distribution, "a ModelParallel, a DataParallel or None"
+    )
 
 
 def _counterpart(value: Any) -> Distribution:
     if isinstance(value, keras.distribution.DataParallel):
         return DataParallel(
-            value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
+            value.device_mesh, auto_shard_dataset=value.auto_shard_dataset
+        )
     return ModelParallel(
         layout_map=_keras_private.layout_map_of(value),
         batch_dim_name=value.batch_dim_name,
-        auto_shard_dataset=value.auto_shard_dataset)
+        auto_shard_dataset=value.auto_shard_dataset,
+    )

@@ -22,8 +22,12 @@ class DeviceMesh(keras.distribution.DeviceMesh):
     ```
     """
 
-    def __init__(self, shape: Sequence[int], axis_names: Sequence[str],
-                 devices: Sequence[str] | np.ndarray | None = None):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        axis_names: Sequence[str],
+        devices: Sequence[str] | np.ndarray | None = None,
+    ):
         """Makes the mesh.
 
         Args:
@@ -38,7 +42,8 @@ class DeviceMesh(keras.distribution.DeviceMesh):
             that of the axes, or another number of devices than the grid has.
         """
         found = np.array(
-            device_mesh.list_devices() if devices is None else devices)
+            device_mesh.list_devices() if devices is None else devices
+        )
         device_mesh.check_grid(shape, axis_names, found)
         super().__init__(shape, axis_names, found)
 

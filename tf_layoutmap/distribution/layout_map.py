@@ -35,16 +35,28 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
     _refuses_two = True
 
     if TYPE_CHECKING:
+
         def __getitem__(
-            self, key: str) -> keras.distribution.TensorLayout | None: ...
+            self, key: str
+        ) -> keras.distribution.TensorLayout | None: ...
 
         def __setitem__(
-            self, key: str,
-            layout: (TensorLayout | Sequence[str | None] |
-                     keras.distribution.TensorLayout)) -> None: ...
+            self,
+            key: str,
+            layout: (
+                TensorLayout
+                | Sequence[str | None]
+                | keras.distribution.TensorLayout
+            ),
+        ) -> None: ...
 
-    def __init__(self, device_mesh: AnyMesh | None = None, *,
-                 match: str = "search", strict: bool = False):
+    def __init__(
+        self,
+        device_mesh: AnyMesh | None = None,
+        *,
+        match: str = "search",
+        strict: bool = False,
+    ):
         """Makes an empty map.
 
         Args:
@@ -67,8 +79,9 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
         """The mesh given at creation, or None."""
         return self._device_mesh
 
-    def _check_layout(self, key: Any,
-                      layout: Any) -> keras.distribution.TensorLayout:
+    def _check_layout(
+        self, key: Any, layout: Any
+    ) -> keras.distribution.TensorLayout:
         """Returns a TensorLayout as it is, with a mesh if there is one."""
         mesh = self._device_mesh
         if isinstance(layout, tuple | list):
@@ -77,11 +90,13 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
             except (TypeError, ValueError) as error:
                 raise type(error)(
                     f"{layout!r} should be a TensorLayout or axis names "
-                    f"(key {key!r}). {error}") from error
+                    f"(key {key!r}). {error}"
+                ) from error
         if not isinstance(layout, keras.distribution.TensorLayout):
             raise layout_table.LayoutTypeError(
                 f"{layout!r} should be a TensorLayout or a tuple of axis "
-                f"names, got {type(layout).__name__} (key {key!r}).")
+                f"names, got {type(layout).__name__} (key {key!r})."
+            )
         if layout.device_mesh is not None:
             check_axes(layout, layout.device_mesh)
         elif mesh is not None:
@@ -91,10 +106,14 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
                 layout.device_mesh = mesh
         return layout
 
-    def axes_of(self, value: keras.distribution.TensorLayout
-                ) -> tuple[str | None, ...]:
+    def axes_of(
+        self, value: keras.distribution.TensorLayout
+    ) -> tuple[str | None, ...]:
         return tuple(value.axes)
 
     def _mesh_of(self, value: keras.distribution.TensorLayout) -> Mesh | None:
-        return (None if value.device_mesh is None
-                else to_dtensor_mesh(value.device_mesh))
+        return (
+            None
+            if value.device_mesh is None
+            else to_dtensor_mesh(value.device_mesh)
+        )

@@ -37,11 +37,15 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
     ```
     """
 
-    def __init__(self, *,
-                 layout_map: AnyLayoutMap | keras.distribution.LayoutMap |
-                 None = None, batch_dim_name: str | None = None,
-                 auto_shard_dataset: bool = True, init: str = "sharded",
-                 **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        layout_map: AnyLayoutMap | keras.distribution.LayoutMap | None = None,
+        batch_dim_name: str | None = None,
+        auto_shard_dataset: bool = True,
+        init: str = "sharded",
+        **kwargs: Any,
+    ):
         """Makes the distribution.
 
         Args:
@@ -64,14 +68,17 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         kwargs.pop("device_mesh", None)
         if kwargs:
             raise TypeError(
-                f"ModelParallel takes no arguments {sorted(kwargs)}.")
+                f"ModelParallel takes no arguments {sorted(kwargs)}."
+            )
         if layout_map is None:
             raise ValueError("You must specify a layout_map argument.")
         if not isinstance(
-                layout_map, (AnyLayoutMap, keras.distribution.LayoutMap)):
+            layout_map, (AnyLayoutMap, keras.distribution.LayoutMap)
+        ):
             raise LayoutTypeError(
                 "Argument `layout_map` must be a `LayoutMap` instance. "
-                f"Received: layout_map={layout_map!r}")
+                f"Received: layout_map={layout_map!r}"
+            )
         super().__init__(layout_map, batch_dim_name, auto_shard_dataset, init)
 
 
@@ -86,9 +93,12 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
     ```
     """
 
-    def __init__(self, device_mesh: AnyMesh | None = None,
-                 devices: list[str] | None = None,
-                 auto_shard_dataset: bool = True):
+    def __init__(
+        self,
+        device_mesh: AnyMesh | None = None,
+        devices: list[str] | None = None,
+        auto_shard_dataset: bool = True,
+    ):
         """Makes the distribution.
 
         Args:
@@ -106,7 +116,8 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         if device_mesh is not None and devices is not None:
             raise ValueError(
                 "DataParallel takes `device_mesh` or `devices`, not both. "
-                f"Received: device_mesh={device_mesh!r}, devices={devices!r}.")
+                f"Received: device_mesh={device_mesh!r}, devices={devices!r}."
+            )
         if device_mesh is None:
             row = np.ravel(list_devices() if devices is None else devices)
             device_mesh = DeviceMesh((row.size,), ["batch"], row)
@@ -121,8 +132,11 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
             warnings.warn(
                 "Expect the input mesh to be 1D, but received mesh.devices."
                 f"ndim={ndim}. The first axis will be used for data-parallel "
-                "sharding.", stacklevel=2)
+                "sharding.",
+                stacklevel=2,
+            )
         # From the host: all replicas, and a model without a mesh, start with
         # the same bits.
         super().__init__(
-            LayoutMap(device_mesh), None, auto_shard_dataset, init="host")
+            LayoutMap(device_mesh), None, auto_shard_dataset, init="host"
+        )

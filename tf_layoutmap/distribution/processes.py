@@ -16,9 +16,11 @@ def get_device_count(device_type: str | None = None) -> int:
     return len(list_devices(device_type))
 
 
-def initialize(job_addresses: str | None = None,
-               num_processes: int | None = None,
-               process_id: int | None = None) -> None:
+def initialize(
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
     """Joins the processes of one program; before anything is computed.
 
     Each argument may come from the environment instead:
@@ -38,21 +40,33 @@ def initialize(job_addresses: str | None = None,
     Raises:
       ValueError: The numbers and addresses do not match.
     """
+
     def given(value: Any, name: str) -> Any:
-        return os.environ.get(f"KERAS_DISTRIBUTION_{name}") if (
-            value is None) else value
+        return (
+            os.environ.get(f"KERAS_DISTRIBUTION_{name}")
+            if (value is None)
+            else value
+        )
 
     addresses = given(job_addresses, "JOB_ADDRESSES")
-    addresses = [] if addresses is None else [
-        a.strip() for a in _checks.check_type(
-            "job_addresses", addresses, str, "a string").split(",")]
+    addresses = (
+        []
+        if addresses is None
+        else [
+            a.strip()
+            for a in _checks.check_type(
+                "job_addresses", addresses, str, "a string"
+            ).split(",")
+        ]
+    )
     count = int(given(num_processes, "NUM_PROCESSES") or len(addresses) or 1)
     number = int(given(process_id, "PROCESS_ID") or 0)
     if count < 1 or not 0 <= number < count:
         raise ValueError(
             "Argument `process_id` must be at least 0 and below "
             f"`num_processes`. Received: process_id={number}, "
-            f"num_processes={count}.")
+            f"num_processes={count}."
+        )
     if count == 1:
         _initialize_alone()
         return
@@ -60,20 +74,28 @@ def initialize(job_addresses: str | None = None,
         raise ValueError(
             "Argument `job_addresses` must have an address for each of the "
             f"{count} processes, separated by commas. Received: "
-            f"{','.join(addresses)!r}.")
-    os.environ.update({
-        "DTENSOR_CLIENT_ID": str(number), "DTENSOR_NUM_CLIENTS": str(count),
-        "DTENSOR_JOB_NAME": "worker", "DTENSOR_JOBS": ",".join(addresses)})
+            f"{','.join(addresses)!r}."
+        )
+    os.environ.update(
+        {
+            "DTENSOR_CLIENT_ID": str(number),
+            "DTENSOR_NUM_CLIENTS": str(count),
+            "DTENSOR_JOB_NAME": "worker",
+            "DTENSOR_JOBS": ",".join(addresses),
+        }
+    )
     # Resetting the context would forget the logical devices of the program.
     dtensor.initialize_accelerator_system(
-        _best_type(), experimental_reset_context=False)
+        _best_type(), experimental_reset_context=False
+    )
 
 
 def _initialize_alone() -> None:
     """Lets programs for several processes make their mesh in one."""
     try:
         dtensor.initialize_accelerator_system(
-            _best_type(), experimental_reset_context=False)
+            _best_type(), experimental_reset_context=False
+        )
     except ValueError as error:
         # By this program itself, or TensorFlow is in use, which suits all but
         # create_distributed_mesh.
@@ -83,5 +105,8 @@ def _initialize_alone() -> None:
 
 def _best_type() -> str:
     # Physical ones: logical ones would start the runtime too early.
-    return next(kind for kind in ("TPU", "GPU", "CPU")
-                if tf.config.list_physical_devices(kind))
+    return next(
+        kind
+        for kind in ("TPU", "GPU", "CPU")
+        if tf.config.list_physical_devices(kind)
+    )

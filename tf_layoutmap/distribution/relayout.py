@@ -17,9 +17,8 @@ dtensor = tf.experimental.dtensor
 
 
 def distribute_tensor(
-        tensor: Any,
-        layout: TensorLayout | Layout | keras.distribution.TensorLayout
-        ) -> Any:
+    tensor: Any, layout: TensorLayout | Layout | keras.distribution.TensorLayout
+) -> Any:
     """Returns `tensor` with another layout.
 
     ```python
@@ -43,8 +42,9 @@ def distribute_tensor(
     """
     if isinstance(layout, keras.distribution.TensorLayout):
         layout = to_dtensor_layout(layout)
-    _checks.check_type("layout", layout, dtensor.Layout,
-                       "a TensorLayout or a dtensor.Layout")
+    _checks.check_type(
+        "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
+    )
     if isinstance(tensor, keras.KerasTensor):
         return tensor  # A model that is being put together: no values yet.
     if tf.is_symbolic_tensor(tensor):
@@ -52,7 +52,8 @@ def distribute_tensor(
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()
     if not pinning.on_mesh(tensor) or (
-            dtensor.fetch_layout(tensor).mesh != layout.mesh):
+        dtensor.fetch_layout(tensor).mesh != layout.mesh
+    ):
         return transfer.to_mesh(tensor, layout)
     transfer.check_fits(layout, tensor.shape)
     return dtensor.relayout(tensor, layout)

@@ -15,8 +15,12 @@ def distribution() -> Any:
     Keras' own does nothing there.
     """
     theirs = keras.distribution.distribution()
-    return noted() if noted() is not None or not hasattr(
-        theirs, "_context_if_set_in_keras") else theirs
+    return (
+        noted()
+        if noted() is not None
+        or not hasattr(theirs, "_context_if_set_in_keras")
+        else theirs
+    )
 
 
 def noted() -> Any:

@@ -25,8 +25,9 @@ class TensorLayout(keras.distribution.TensorLayout):
     ```
     """
 
-    def __init__(self, axes: Sequence[str | None],
-                 device_mesh: AnyMesh | None = None):
+    def __init__(
+        self, axes: Sequence[str | None], device_mesh: AnyMesh | None = None
+    ):
         """Makes the layout.
 
         Args:
@@ -40,12 +41,17 @@ class TensorLayout(keras.distribution.TensorLayout):
           ValueError: An axis is twice in `axes`, or is not in the mesh.
         """
         if isinstance(axes, str):
-            raise TypeError(_checks.message(
-                "axes", "a tuple with an axis name or None for each "
-                "dimension", axes))
+            raise TypeError(
+                _checks.message(
+                    "axes",
+                    "a tuple with an axis name or None for each dimension",
+                    axes,
+                )
+            )
         for axis in axes:
             _checks.check_type(
-                "axes", axis, (str, type(None)), "axis names or None")
+                "axes", axis, (str, type(None)), "axis names or None"
+            )
         super().__init__(axes)
         if device_mesh is None:
             _refuse_twice(self)
@@ -67,7 +73,8 @@ class TensorLayout(keras.distribution.TensorLayout):
         if self._device_mesh is not None:
             raise ValueError(
                 "Cannot override device mesh value: it is set once. Existing "
-                f"value is {self._device_mesh}. Received: {device_mesh!r}.")
+                f"value is {self._device_mesh}. Received: {device_mesh!r}."
+            )
         check_axes(self, device_mesh)
         self._device_mesh = device_mesh
 
@@ -87,8 +94,9 @@ class TensorLayout(keras.distribution.TensorLayout):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorLayout):
             return NotImplemented
-        return (self.axes == other.axes and
-                self._device_mesh is other._device_mesh)
+        return (
+            self.axes == other.axes and self._device_mesh is other._device_mesh
+        )
 
     def __hash__(self) -> int:
         return hash(self.axes)
@@ -104,15 +112,18 @@ def to_dtensor_layout(layout: keras.distribution.TensorLayout) -> Layout:
         raise ValueError(
             "Cannot create sharding when device mesh is not set for "
             f"TensorLayout {layout.axes}: it needs a device mesh before it "
-            "can become a dtensor.Layout. Received: device_mesh=None.")
+            "can become a dtensor.Layout. Received: device_mesh=None."
+        )
     check_axes(layout, layout.device_mesh)
     return dtensor.Layout(
         [dtensor.UNSHARDED if a is None else a for a in layout.axes],
-        device_mesh_lib.to_dtensor_mesh(layout.device_mesh))
+        device_mesh_lib.to_dtensor_mesh(layout.device_mesh),
+    )
 
 
-def check_axes(layout: keras.distribution.TensorLayout,
-               device_mesh: AnyMesh) -> None:
+def check_axes(
+    layout: keras.distribution.TensorLayout, device_mesh: AnyMesh
+) -> None:
     """Refuses axes that a mesh lacks, in the words of keras.distribution.
 
     Raises:
@@ -127,12 +138,13 @@ def check_axes(layout: keras.distribution.TensorLayout,
         problems = "; ".join(shard_shapes.axes_problems(unknown, sizes))
         raise ValueError(
             "Invalid axis names for Layout. Valid axis names: "
-            f"{list(sizes)}, Got {unknown}: {problems}.")
-
+            f"{list(sizes)}, Got {unknown}: {problems}."
+        )
 
 
 def _refuse_twice(layout: keras.distribution.TensorLayout) -> None:
     sizes = {a: 1 for a in layout.axes if a is not None}
     if problems := shard_shapes.axes_problems(layout.axes, sizes):
         raise ValueError(
-            f"Layout {layout.axes} is not possible: {'; '.join(problems)}.")
+            f"Layout {layout.axes} is not possible: {'; '.join(problems)}."
+        )

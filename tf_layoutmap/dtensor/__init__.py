@@ -6,9 +6,11 @@ from tf_layoutmap import _lazy
 
 _HOMES = {
     name: f"tf_layoutmap.dtensor.policies:{name}"
-    for name in ("POLICIES", "available", "register_op", "unavailable_reason")}
+    for name in ("POLICIES", "available", "register_op", "unavailable_reason")
+}
 _HOMES["enable_missing_ops"] = (
-    "tf_layoutmap.dtensor.missing_rules:enable_missing_ops")
+    "tf_layoutmap.dtensor.missing_rules:enable_missing_ops"
+)
 
 if TYPE_CHECKING:
     from tf_layoutmap.dtensor.missing_rules import enable_missing_ops

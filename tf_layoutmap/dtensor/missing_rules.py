@@ -14,28 +14,69 @@ from tf_layoutmap.dtensor import policies
 
 # Without state but for their seeds, which our operations on a mesh give them.
 # The last one only asks for the device's algorithm.
-_RANDOM = frozenset((
-    "RandomStandardNormal", "TruncatedNormal", "RandomGamma",
-    "RandomPoissonV2", "Multinomial", "RandomShuffle",
-    "ParameterizedTruncatedNormal", "StatelessRandomGetAlg",
-    "LayoutMap>RandomUniform", "LayoutMap>RandomUniformInt"))
+_RANDOM = frozenset(
+    (
+        "RandomStandardNormal",
+        "TruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "Multinomial",
+        "RandomShuffle",
+        "ParameterizedTruncatedNormal",
+        "StatelessRandomGetAlg",
+        "LayoutMap>RandomUniform",
+        "LayoutMap>RandomUniformInt",
+    )
+)
 # Of compilers, of the run time, and ours, which have rules of their own.
 _OTHERS = re.compile(
     r"_|LayoutMap>|DTensor|TPU|Tpu|Collective|Nccl|Xla(?!Dynamic(Update)?Slice)"
-    r"|Risc|Cudnn|Debug|Boosted|Sdca|Placeholder|Batch$|Unbatch|Copy")
-_CONTROL_FLOW = frozenset((
-    "Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond",
-    "ControlTrigger", "Abort", "NoOp", "FakeParam", "GetDeadline",
-    "DeviceIndex", "ImmutableConst"))
+    r"|Risc|Cudnn|Debug|Boosted|Sdca|Placeholder|Batch$|Unbatch|Copy"
+)
+_CONTROL_FLOW = frozenset(
+    (
+        "Switch",
+        "Merge",
+        "Enter",
+        "Exit",
+        "NextIteration",
+        "LoopCond",
+        "ControlTrigger",
+        "Abort",
+        "NoOp",
+        "FakeParam",
+        "GetDeadline",
+        "DeviceIndex",
+        "ImmutableConst",
+    )
+)
 # What DTensor has no tensors of.
-_TYPES = frozenset(dtype.as_datatype_enum for dtype in (
-    tf.string, tf.resource, tf.variant))
+_TYPES = frozenset(
+    dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)
+)
 
 # Those of one input that work on each element: divided as it is.
-_ELEMENTWISE = frozenset((
-    "Expint", "Dawsn", "Spence", "FresnelCos", "FresnelSin", "BesselI0",
-    "BesselI0e", "BesselI1", "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0",
-    "BesselK0e", "BesselK1", "BesselK1e", "BesselY0", "BesselY1"))
+_ELEMENTWISE = frozenset(
+    (
+        "Expint",
+        "Dawsn",
+        "Spence",
+        "FresnelCos",
+        "FresnelSin",
+        "BesselI0",
+        "BesselI0e",
+        "BesselI1",
+        "BesselI1e",
+        "BesselJ0",
+        "BesselJ1",
+        "BesselK0",
+        "BesselK0e",
+        "BesselK1",
+        "BesselK1e",
+        "BesselY0",
+        "BesselY1",
+    )
+)
 
 _enabled: set[str] = set()
 
@@ -68,7 +109,8 @@ def enable_missing_ops() -> tuple[str, ...]:
         if _is_function_of_inputs(op) and not policies.can_divide(op.name):
             is_divided = op.name in _ELEMENTWISE
             policies.register_op(
-                op.name, "elementwise" if is_divided else "replicated")
+                op.name, "elementwise" if is_divided else "replicated"
+            )
             enabled.append(op.name)
             if not is_divided:
                 _enabled.add(op.name)
@@ -86,6 +128,8 @@ def _is_function_of_inputs(op: Any) -> bool:
     if op.is_stateful or op.name in _CONTROL_FLOW or _OTHERS.match(op.name):
         return False
     arguments = [*op.input_arg, *op.output_arg]
-    return bool(op.output_arg) and not any(
-        a.is_ref or a.type in _TYPES for a in arguments) and not any(
-        "func" in a.type for a in op.attr)
+    return (
+        bool(op.output_arg)
+        and not any(a.is_ref or a.type in _TYPES for a in arguments)
+        and not any("func" in a.type for a in op.attr)
+    )

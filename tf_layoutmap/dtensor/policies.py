@@ -75,7 +75,8 @@ def register_op(name: str, policy: str) -> None:
     if _tf_private.op_def_of(name) is None:
         raise ValueError(
             "Argument `name` must be the name of a registered op; load its "
-            f"library first. Received: name={name!r}.")
+            f"library first. Received: name={name!r}."
+        )
     with _lock:
         known = _registered.get(name)
         if known == policy:
@@ -83,6 +84,7 @@ def register_op(name: str, policy: str) -> None:
         if known is not None:
             raise ValueError(
                 f"Op {name!r} is registered with policy {known!r}, for the "
-                f"whole process. Received: policy={policy!r}.")
+                f"whole process. Received: policy={policy!r}."
+            )
         _ops.native.share_expander(name, _DONORS[policy])
         _registered[name] = policy

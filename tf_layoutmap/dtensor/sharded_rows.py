@@ -32,12 +32,16 @@ def row_axis(table: dtensor.DVariable) -> str:
       ValueError: If its rows are not divided, or its columns are too.
     """
     specs = table.layout.sharding_specs
-    if (table.shape.rank != 2 or specs[0] == dtensor.UNSHARDED
-            or specs[1] != dtensor.UNSHARDED):
+    if (
+        table.shape.rank != 2
+        or specs[0] == dtensor.UNSHARDED
+        or specs[1] != dtensor.UNSHARDED
+    ):
         raise ValueError(
             "Argument `table` must be [num_rows, dim] with the layout "
             f"(mesh dimension, {dtensor.UNSHARDED!r}). Received: shape "
-            f"{table.shape}, layout {specs} ({table.name!r}).")
+            f"{table.shape}, layout {specs} ({table.name!r})."
+        )
     return specs[0]
 
 
@@ -47,15 +51,24 @@ def _shard_index(mesh: dtensor.Mesh, axis: str) -> tf.Tensor:
     # Eagerly: a function that is being traced would own the tensor.
     with tf.init_scope():
         layout = dtensor.Layout(
-            [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh)
+            [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
+        )
         return dtensor.pack(
-            [np.full([1, 1, 1], location[axis], np.int32)
-             for location in mesh.local_device_locations()], layout)
+            [
+                np.full([1, 1, 1], location[axis], np.int32)
+                for location in mesh.local_device_locations()
+            ],
+            layout,
+        )
 
 
-def lookup(table: dtensor.DVariable, ids: tf.Tensor, *,
-           name: str | None = None,
-           num_rows: int | None = None) -> tf.Tensor:
+def lookup(
+    table: dtensor.DVariable,
+    ids: tf.Tensor,
+    *,
+    name: str | None = None,
+    num_rows: int | None = None,
+) -> tf.Tensor:
     """The rows of `ids`; a tape gets one `tf.IndexedSlices` for the table.
 
     Args:
@@ -82,19 +95,31 @@ def lookup(table: dtensor.DVariable, ids: tf.Tensor, *,
     ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
     _tf_private.variable_accessed(table)
     partial = _ops.lookup_shard(
-        shard_index=_shard_index(mesh, axis), shard=table.handle, ids=ids,
-        dim=table.shape[1], num_rows=num_rows or table.shape[0],
-        table=name or table.name)
-    partial = dtensor.relayout(partial, dtensor.Layout(
-        [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh))
+        shard_index=_shard_index(mesh, axis),
+        shard=table.handle,
+        ids=ids,
+        dim=table.shape[1],
+        num_rows=num_rows or table.shape[0],
+        table=name or table.name,
+    )
+    partial = dtensor.relayout(
+        partial,
+        dtensor.Layout([axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh),
+    )
     return dtensor.relayout(
-        tf.reduce_sum(partial, axis=0), dtensor.Layout.replicated(mesh, 2))
+        tf.reduce_sum(partial, axis=0), dtensor.Layout.replicated(mesh, 2)
+    )
 
 
 def update(
-    table: dtensor.DVariable, slots: Sequence[dtensor.DVariable],
-    ids: tf.Tensor, gradients: tf.Tensor, *, optimizer: str,
-    hyperparameters: tf.Tensor, name: str | None = None,
+    table: dtensor.DVariable,
+    slots: Sequence[dtensor.DVariable],
+    ids: tf.Tensor,
+    gradients: tf.Tensor,
+    *,
+    optimizer: str,
+    hyperparameters: tf.Tensor,
+    name: str | None = None,
     num_rows: int | None = None,
 ) -> None:
     """One optimizer step on the rows of `ids`, those of equal ids summed.
@@ -120,12 +145,18 @@ def update(
             raise ValueError(
                 "Argument `slots` must have the layout of the table, "
                 f"{table.layout.sharding_specs}. Received: "
-                f"{slot.layout.sharding_specs} ({slot.name!r}).")
+                f"{slot.layout.sharding_specs} ({slot.name!r})."
+            )
     _ops.update_shard(
-        shard=table.handle, slots=[slot.handle for slot in slots],
+        shard=table.handle,
+        slots=[slot.handle for slot in slots],
         shard_index=_shard_index(mesh, axis),
         ids=dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1)),
         gradients=dtensor.relayout(
-            gradients, dtensor.Layout.replicated(mesh, 2)),
-        hyperparameters=hyperparameters, optimizer=optimizer,
-        num_rows=num_rows or table.shape[0], table=name or table.name)
+            gradients, dtensor.Layout.replicated(mesh, 2)
+        ),
+        hyperparameters=hyperparameters,
+        optimizer=optimizer,
+        num_rows=num_rows or table.shape[0],
+        table=name or table.name,
+    )

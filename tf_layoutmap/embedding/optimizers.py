@@ -47,8 +47,10 @@ class RowwiseAdagrad(HostOptimizer):
     """
 
     def __init__(
-        self, learning_rate: LearningRate = 0.001,
-        initial_accumulator_value: float = 0.0, epsilon: float = 1e-8,
+        self,
+        learning_rate: LearningRate = 0.001,
+        initial_accumulator_value: float = 0.0,
+        epsilon: float = 1e-8,
         **options: Any,
     ):
         """Keeps the settings; `TPUEmbedding` refuses invalid ones.
@@ -87,9 +89,13 @@ class LAMB(HostOptimizer):
     """
 
     def __init__(
-        self, learning_rate: LearningRate = 0.001, beta_1: float = 0.9,
-        beta_2: float = 0.999, epsilon: float = 1e-6,
-        weight_decay: float = 0.0, **options: Any,
+        self,
+        learning_rate: LearningRate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.0,
+        **options: Any,
     ):
         """Keeps the settings; `TPUEmbedding` refuses invalid ones.
 

@@ -20,8 +20,12 @@ from tf_layoutmap.vocabulary.state import Vocabulary
 # AutoGraph would rewrite all of this file and what it calls, at each trace.
 @tf.autograph.experimental.do_not_convert
 def serving_embedding_lookup(
-    inputs: Any, weights: Any | None, tables: Mapping[Any, Any],
-    feature_config: Any, *, out_of_range: str = "error",
+    inputs: Any,
+    weights: Any | None,
+    tables: Mapping[Any, Any],
+    feature_config: Any,
+    *,
+    out_of_range: str = "error",
     vocabularies: Mapping[str, Vocabulary] | None = None,
 ) -> Any:
     """Looks up features in tables, for serving and evaluation.
@@ -70,33 +74,44 @@ def serving_embedding_lookup(
     if out_of_range not in config.OUT_OF_RANGE:
         raise ValueError(
             f"Argument `out_of_range` must be one of {config.OUT_OF_RANGE}. "
-            f"Received: {out_of_range!r}.")
+            f"Received: {out_of_range!r}."
+        )
     configs = dict(structure.flatten_with_paths(feature_config))
     named_inputs = structure.flatten_with_paths(inputs)
-    flat_weights = structure.flatten_weights(
-        weights, inputs, like="inputs")
+    flat_weights = structure.flatten_weights(weights, inputs, like="inputs")
     activations = []
     for (path, value), weight in zip(named_inputs, flat_weights):
         if path not in configs:
             raise ValueError(
                 "Argument `inputs` must hold features of `feature_config`, "
-                f"which are {sorted(configs)}. Received: {path!r}.")
+                f"which are {sorted(configs)}. Received: {path!r}."
+            )
         feature_config_of = configs[path]
         spec, table_configs = config.read_feature_config(
-            [(path, _without_optimizer(feature_config_of))], None)
+            [(path, _without_optimizer(feature_config_of))], None
+        )
         if feature_config_of.table not in tables:
             raise ValueError(
                 "Argument `tables` must hold the table of every input. "
-                f"Missing: {table_configs[0].name!r} (feature {path!r}).")
+                f"Missing: {table_configs[0].name!r} (feature {path!r})."
+            )
         table, vocabulary = spec.tables[0], None
         if vocabularies and table.name in vocabularies:
             vocabulary = vocabularies[table.name]
             table = dataclasses.replace(
-                table, num_rows=vocabulary.settings.num_rows)
-        activations.append(stock_lookup.look_up(
-            spec.features[0], table, tables[feature_config_of.table], value,
-            weight, out_of_range,
-            vocabulary and vocabulary.rows_by_stock_ops))
+                table, num_rows=vocabulary.settings.num_rows
+            )
+        activations.append(
+            stock_lookup.look_up(
+                spec.features[0],
+                table,
+                tables[feature_config_of.table],
+                value,
+                weight,
+                out_of_range,
+                vocabulary and vocabulary.rows_by_stock_ops,
+            )
+        )
     return tf.nest.pack_sequence_as(inputs, activations)
 
 

@@ -83,16 +83,23 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     schedule_updates: tf.Variable
 
     def __init__(
-        self, feature_config: Any, optimizer: Any,
-        pipeline_execution_with_tensor_core: bool = False, *,
+        self,
+        feature_config: Any,
+        optimizer: Any,
+        pipeline_execution_with_tensor_core: bool = False,
+        *,
         partitioner: tables.Partitioner | None = None,
-        out_of_range: str = "error", engine: str = "auto",
-        table_dtypes: Any = None, rounding_seed: int = 0,
+        out_of_range: str = "error",
+        engine: str = "auto",
+        table_dtypes: Any = None,
+        rounding_seed: int = 0,
         vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
-            None),
+            None
+        ),
         wire_dtype: str = "float32",
         sparse_core_embedding_config: Any = None,
-        over_processes: str = "copied", order: str = "exact",
+        over_processes: str = "copied",
+        order: str = "exact",
     ):
         """Reads the configuration; variables are created by `build`.
 
@@ -165,82 +172,125 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 "Argument `sparse_core_embedding_config` must be None: what "
                 "tf.tpu.experimental.embedding.TPUEmbeddingV2 does on "
                 "SparseCores is not supported yet. Received: "
-                f"{sparse_core_embedding_config!r}.")
+                f"{sparse_core_embedding_config!r}."
+            )
         if not isinstance(pipeline_execution_with_tensor_core, bool):
             raise TypeError(
                 "Argument `pipeline_execution_with_tensor_core` must be a "
-                f"bool. Received: {pipeline_execution_with_tensor_core!r}.")
+                f"bool. Received: {pipeline_execution_with_tensor_core!r}."
+            )
         if out_of_range not in config.OUT_OF_RANGE:
             raise ValueError(
                 "Argument `out_of_range` must be one of "
-                f"{config.OUT_OF_RANGE}. Received: {out_of_range!r}.")
+                f"{config.OUT_OF_RANGE}. Received: {out_of_range!r}."
+            )
         if wire_dtype not in _WIRE_DTYPES:
             raise ValueError(
                 f"Argument `wire_dtype` must be one of {_WIRE_DTYPES}. "
-                f"Received: {wire_dtype!r}.")
+                f"Received: {wire_dtype!r}."
+            )
         if partitioner is not None and not callable(partitioner):
             raise TypeError(
                 "Argument `partitioner` must be a callable of `shape` and "
-                f"`dtype`, or None. Received: {partitioner!r}.")
+                f"`dtype`, or None. Received: {partitioner!r}."
+            )
         strategy_replicas = replicas.Replicas()
         engine_choice.check_over_processes(
-            over_processes, order, strategy_replicas.has_processes)
+            over_processes, order, strategy_replicas.has_processes
+        )
         on_tpu = engine_choice.is_tpu(strategy_replicas.strategy)
         engine = engine_choice.choose(engine, strategy_replicas.strategy)
         if wire_dtype != "float32" and engine != "servers":
             raise ValueError(
                 'Argument `wire_dtype` must be "float32" unless under '
                 "ParameterServerStrategy: without servers no rows travel. "
-                f"Received: {wire_dtype!r}.")
+                f"Received: {wire_dtype!r}."
+            )
         named_features = structure.flatten_with_paths(feature_config)
         spec, table_configs = config.read_feature_config(
-            named_features, optimizer, takes_slot_fn=on_tpu)
+            named_features, optimizer, takes_slot_fn=on_tpu
+        )
         spec = dtypes.with_dtypes(spec, table_configs, table_dtypes)
         spec = open_tables.with_vocabularies(
-            spec, table_configs, vocabularies, open_vocabulary.OpenVocabulary,
-            first_values.read_initializer)
+            spec,
+            table_configs,
+            vocabularies,
+            open_vocabulary.OpenVocabulary,
+            first_values.read_initializer,
+        )
         if spec.has_open_tables and on_tpu:
             raise NotImplementedError(
                 "Argument `vocabularies` must be None on a TPU. Received: it "
-                f"under {type(strategy_replicas.strategy).__name__}.")
+                f"under {type(strategy_replicas.strategy).__name__}."
+            )
         if on_tpu:
             _check_tpu_arguments(spec, partitioner, out_of_range)
             backend = tpu_backend.TPUBackend(
-                feature_config, config_proto.read_spec(
-                    spec, [one for _, one in named_features], table_configs,
-                    optimizer),
-                strategy_replicas, pipeline_execution_with_tensor_core)
+                feature_config,
+                config_proto.read_spec(
+                    spec,
+                    [one for _, one in named_features],
+                    table_configs,
+                    optimizer,
+                ),
+                strategy_replicas,
+                pipeline_execution_with_tensor_core,
+            )
         else:
             if strategy_replicas.has_processes:
                 agreed_settings.check(
-                    strategy_replicas.strategy, agreed_settings.describe(
-                        spec, {"over_processes": over_processes,
-                               "order": order, "out_of_range": out_of_range,
-                               "pipeline_execution_with_tensor_core":
-                                   pipeline_execution_with_tensor_core,
-                               "rounding_seed": rounding_seed}))
-            kind = (functools.partial(
-                        servers_backend.ServersBackend, wire_dtype=wire_dtype)
-                    if engine == "servers" else functools.partial(
-                        divided_backend.DividedBackend, order=order)
-                    if over_processes == "divided" else
-                    host_backend.HostBackend)
+                    strategy_replicas.strategy,
+                    agreed_settings.describe(
+                        spec,
+                        {
+                            "over_processes": over_processes,
+                            "order": order,
+                            "out_of_range": out_of_range,
+                            "pipeline_execution_with_tensor_core": pipeline_execution_with_tensor_core,  # noqa: E501
+                            "rounding_seed": rounding_seed,
+                        },
+                    ),
+                )
+            kind = (
+                functools.partial(
+                    servers_backend.ServersBackend, wire_dtype=wire_dtype
+                )
+                if engine == "servers"
+                else functools.partial(
+                    divided_backend.DividedBackend, order=order
+                )
+                if over_processes == "divided"
+                else host_backend.HostBackend
+            )
             backend = kind(
-                feature_config, spec, strategy_replicas,
-                partitioner=partitioner, out_of_range=out_of_range,
+                feature_config,
+                spec,
+                strategy_replicas,
+                partitioner=partitioner,
+                out_of_range=out_of_range,
                 is_pipelined=pipeline_execution_with_tensor_core,
-                rounding_seed=dtypes.read_seed(rounding_seed))
+                rounding_seed=dtypes.read_seed(rounding_seed),
+            )
         # A plain object: tf.Module would track, and save, a dict or a list.
         self._state = EmbeddingState(
-            feature_config, spec, table_configs, strategy_replicas,
-            out_of_range, backend, engine == "tpu" and not on_tpu)
+            feature_config,
+            spec,
+            table_configs,
+            strategy_replicas,
+            out_of_range,
+            backend,
+            engine == "tpu" and not on_tpu,
+        )
         if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
             # Now, while all processes are known to be at the same line.
             self.build()
 
     @_as_written
-    def build(self, per_replica_input_shapes: Any = None,
-              per_replica_batch_size: int | None = None):
+    def build(
+        self,
+        per_replica_input_shapes: Any = None,
+        per_replica_batch_size: int | None = None,
+    ):
         """Creates the variables and the engine, once.
 
         `enqueue` does so when it is needed first. With sizes given, each
@@ -275,7 +325,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             if not tf.executing_eagerly():
                 raise RuntimeError(
                     "TPUEmbedding needs eager execution to create its "
-                    "tables; do not use it in a tf.compat.v1 graph.")
+                    "tables; do not use it in a tf.compat.v1 graph."
+                )
             # String keys, so that the dicts can be saved. The names are those
             # of TensorFlow's class, whose checkpoints have this structure. A
             # restore that waits for them is carried out here.
@@ -292,25 +343,33 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         if stand_in is not None:
             return stand_in(features, weights)
         return serving.serving_embedding_lookup(
-            features, weights, self.embedding_tables,
+            features,
+            weights,
+            self.embedding_tables,
             self._state.feature_config,
             out_of_range=self._state.out_of_range,
-            vocabularies=self.vocabularies)
+            vocabularies=self.vocabularies,
+        )
 
 
 def _check_tpu_arguments(
-    spec: config.EmbeddingSpec, partitioner: Any, out_of_range: str,
+    spec: config.EmbeddingSpec,
+    partitioner: Any,
+    out_of_range: str,
 ):
     for table in spec.tables:
         if table.is_half:
             raise ValueError(
                 "Argument `table_dtypes` must be float32 under TPUStrategy. "
-                f"Received: {table.dtype} (table {table.name!r}).")
+                f"Received: {table.dtype} (table {table.name!r})."
+            )
     if partitioner is not None:
         raise ValueError(
             "Argument `partitioner` must be None under TPUStrategy, whose "
-            f"hosts divide the tables. Received: {partitioner!r}.")
+            f"hosts divide the tables. Received: {partitioner!r}."
+        )
     if out_of_range != "error":
         raise ValueError(
-            "Argument `out_of_range` must be \"error\" under TPUStrategy: a "
-            f"TPU does neither drop nor clip ids. Received: {out_of_range!r}.")
+            'Argument `out_of_range` must be "error" under TPUStrategy: a '
+            f"TPU does neither drop nor clip ids. Received: {out_of_range!r}."
+        )

@@ -8,12 +8,10 @@ _HOMES = {
     "enable": "tf_layoutmap.emulation.switch:enable",
     "disable": "tf_layoutmap.emulation.switch:disable",
     "enabled": "tf_layoutmap.emulation.switch:enabled",
-    "initialize_tpu_system":
-        "tf_layoutmap.emulation.switch:initialize_tpu_system",
+    "initialize_tpu_system": "tf_layoutmap.emulation.switch:initialize_tpu_system",
     "reset": "tf_layoutmap.emulation.switch:reset",
     "report": "tf_layoutmap.emulation.switch:report",
-    "EmulatedTPUStrategy":
-        "tf_layoutmap.emulation.strategy:EmulatedTPUStrategy",
+    "EmulatedTPUStrategy": "tf_layoutmap.emulation.strategy:EmulatedTPUStrategy",
 }
 
 if TYPE_CHECKING:

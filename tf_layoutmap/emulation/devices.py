@@ -60,7 +60,8 @@ class Devices:
             raise ValueError(
                 f"The emulated TPU has the tasks 0 to {len(self.hosts) - 1} "
                 f"with the cores 0 to {per_host - 1} each. Received: device "
-                f"{device!r}.")
+                f"{device!r}."
+            )
         return _TPU.format(host * per_host + index)
 
     def input_device_of(self, device: str) -> str:
@@ -101,7 +102,8 @@ def make(num_cores: int, num_hosts: int) -> Devices:
     if parts is None or len(parts) < needed:
         try:
             tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration()] * needed)
+                cpu, [tf.config.LogicalDeviceConfiguration()] * needed
+            )
         except RuntimeError as error:
             # It has started; that is fine if one CPU is all it takes.
             started_with = len(tf.config.list_logical_devices("CPU"))
@@ -111,8 +113,10 @@ def make(num_cores: int, num_hosts: int) -> Devices:
                     "logical CPUs, and TensorFlow makes them only before its "
                     "first operation. Call `tlm.emulation.enable` at the "
                     "start of the program. Received: a TensorFlow that has "
-                    f"started with {started_with}.") from error
+                    f"started with {started_with}."
+                ) from error
     hosts = range(num_cores, needed) if num_hosts > 1 else [0]
     return Devices(
         tuple(_CPU.format(core) for core in range(num_cores)),
-        tuple(_CPU.format(host) for host in hosts))
+        tuple(_CPU.format(host) for host in hosts),
+    )

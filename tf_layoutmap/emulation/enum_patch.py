@@ -21,14 +21,14 @@ class _WithEnum:
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
         self.low_dimensional_packing_status = int(
-            optimizer.low_dimensional_packing_status)
+            optimizer.low_dimensional_packing_status
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
 
 
-def write(original: Callable[..., Any], optimizer: Any,
-          parameters: Any) -> Any:
+def write(original: Callable[..., Any], optimizer: Any, parameters: Any) -> Any:
     """Writes the config of an optimizer, which is not changed."""
     return original(_WithEnum(optimizer), parameters)
 

@@ -17,9 +17,11 @@ import tensorflow as tf
 from tf_layoutmap import _tf_private
 
 _NAME_ATTR = "_tpu_embedding_layer"
-_CALLS = {"EnqueueTPUEmbeddingArbitraryTensorBatch": "enqueue",
-          "RecvTPUEmbeddingActivations": "dequeue",
-          "SendTPUEmbeddingGradients": "apply_gradients"}
+_CALLS = {
+    "EnqueueTPUEmbeddingArbitraryTensorBatch": "enqueue",
+    "RecvTPUEmbeddingActivations": "dequeue",
+    "SendTPUEmbeddingGradients": "apply_gradients",
+}
 
 
 @dataclasses.dataclass
@@ -62,8 +64,10 @@ def correct_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
             choice = graph.get_operation_by_name(step.choice)
             enqueue = graph.get_operation_by_name(step.ops["enqueue"])
             _tf_private.replace_op_input(
-                enqueue, len(enqueue.inputs) - 1,
-                choice.inputs[1 if "apply_gradients" in step.ops else 2])
+                enqueue,
+                len(enqueue.inputs) - 1,
+                choice.inputs[1 if "apply_gradients" in step.ops else 2],
+            )
 
 
 def _name_of(op: tf.Operation) -> str | None:
@@ -78,7 +82,8 @@ def _add(step: _Step, op: tf.Operation, call: str):
         raise RuntimeError(
             f"A name must belong to one `{call}` in a program for a TPU: its "
             "compiler pairs calls by it. Received: a second one with "
-            f"name={_name_of(op)!r}.")
+            f"name={_name_of(op)!r}."
+        )
     step.ops[call] = op.name
     mode = op.inputs[-1].op if call == "enqueue" else None
     if mode is not None and mode.type == "SelectV2":

@@ -26,11 +26,19 @@ from tf_layoutmap.emulation.devices import Devices
 _INPUT_MARK = "_tpu_input_identity"
 
 # Ops of the TPU, and those that may hold some.
-_USES_THE_TPU = frozenset({
-    "EnqueueTPUEmbeddingArbitraryTensorBatch",
-    "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
-    "RecvTPUEmbeddingActivations", "SendTPUEmbeddingGradients",
-    "If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall"})
+_USES_THE_TPU = frozenset(
+    {
+        "EnqueueTPUEmbeddingArbitraryTensorBatch",
+        "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
+        "RecvTPUEmbeddingActivations",
+        "SendTPUEmbeddingGradients",
+        "If",
+        "While",
+        "Case",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+    }
+)
 
 _running = threading.local()
 
@@ -64,8 +72,11 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         self._turns = []
         for core in devices.cores:
             with tf.device(core):
-                self._turns.append(_tf_private.ResourceVariable(
-                    0, dtype=tf.int64, trainable=False, name="turn"))
+                self._turns.append(
+                    _tf_private.ResourceVariable(
+                        0, dtype=tf.int64, trainable=False, name="turn"
+                    )
+                )
 
     def run(self, fn, args=(), kwargs=None, options=None):
         """Calls `fn` once for each core; see `tf.distribute.TPUStrategy.run`.
@@ -104,24 +115,31 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                 "`strategy.run` of an emulated TPU cannot be inside of a "
                 "tf.function with jit_compile=True: its cores are several "
                 "CPUs, and XLA compiles for one. Leave jit_compile out, also "
-                "of Keras' `compile`; a TPU compiles the program anyway.")
+                "of Keras' `compile`; a TPU compiles the program anyway."
+            )
 
         def core(*args, **kwargs):
             context = tf.distribute.get_replica_context()
-            number = int(tf.get_static_value(
-                context.replica_id_in_sync_group))
+            number = int(tf.get_static_value(context.replica_id_in_sync_group))
             turn = self._turns[number]
             num_ops = len(graph.get_operations())
             begin = turn.assign_add(1, read_value=False)
             with _core_of(graph), tf.control_dependencies([begin]):
                 args, kwargs = tf.nest.map_structure(
-                    _mark_input, (args, kwargs))
+                    _mark_input, (args, kwargs)
+                )
                 result = fn(*args, **kwargs)
             # Where replicas wait for each other, one is traced amid another.
-            others = {one for one in self.extended.worker_devices
-                      if one != self.extended.worker_devices[number]}
-            new = [op for op in graph.get_operations()[num_ops:]
-                   if op.device not in others]
+            others = {
+                one
+                for one in self.extended.worker_devices
+                if one != self.extended.worker_devices[number]
+            }
+            new = [
+                op
+                for op in graph.get_operations()[num_ops:]
+                if op.device not in others
+            ]
             uses = [op for op in new if op.type in _USES_THE_TPU]
             step_names.correct_modes(graph, number, new)
             with tf.control_dependencies(uses):
@@ -136,8 +154,10 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         return None
 
     def __repr__(self) -> str:
-        return (f"<EmulatedTPUStrategy of {self.num_replicas_in_sync} cores "
-                f"on {self.extended.num_hosts} hosts>")
+        return (
+            f"<EmulatedTPUStrategy of {self.num_replicas_in_sync} cores "
+            f"on {self.extended.num_hosts} hosts>"
+        )
 
 
 @contextlib.contextmanager
@@ -152,8 +172,7 @@ def _core_of(graph):
 
 def _mark_input(value: Any) -> Any:
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        return tf.nest.map_structure(
-            _mark_input, value, expand_composites=True)
+        return tf.nest.map_structure(_mark_input, value, expand_composites=True)
     if not isinstance(value, tf.Tensor):
         return value
     marked = tf.identity(value)
@@ -167,8 +186,10 @@ class _Extended(_tf_private.MirroredExtended):
     def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
         # Sums in the order of replicas, so that runs repeat to the bit.
         super().__init__(
-            strategy, devices=list(devices.cores),
-            cross_device_ops=tf.distribute.ReductionToOneDevice())
+            strategy,
+            devices=list(devices.cores),
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
         self._devices_of_tpu = devices
 
     @property
@@ -187,8 +208,11 @@ class _Extended(_tf_private.MirroredExtended):
     def tpu_hardware_feature(self):
         """A chip with the engine of TPUEmbedding, not a SparseCore."""
         # In place of a proto, of which it reads these two.
-        return tf.tpu.experimental.HardwareFeature(types.SimpleNamespace(
-            embedding_feature=1, num_embedding_devices_per_chip=0))
+        return tf.tpu.experimental.HardwareFeature(
+            types.SimpleNamespace(
+                embedding_feature=1, num_embedding_devices_per_chip=0
+            )
+        )
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         # A structure of distributed values is none itself. Keras' `fit` asks
@@ -196,7 +220,8 @@ class _Extended(_tf_private.MirroredExtended):
         # MirroredStrategy makes floats of its ids and fails for ragged ones.
         if not isinstance(value, tf.distribute.DistributedValues):
             return _tf_private.reduce_non_distributed_value(
-                reduce_op, value, destinations, self._num_replicas_in_sync)
+                reduce_op, value, destinations, self._num_replicas_in_sync
+            )
         return super()._reduce_to(reduce_op, value, destinations, options)
 
     _check_spec = _tf_private.check_tpu_dataset_spec

@@ -17,15 +17,26 @@ from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 # If one of these has a kernel before ours are loaded, the process belongs to a
 # TPU runtime. All are looked at: runtimes differ in where they register them.
 _FOREIGN_OPS = (
-    "ConfigureTPUEmbedding", "ConfigureDistributedTPU",
-    "ShutdownDistributedTPU", "IsTPUEmbeddingInitialized",
+    "ConfigureTPUEmbedding",
+    "ConfigureDistributedTPU",
+    "ShutdownDistributedTPU",
+    "IsTPUEmbeddingInitialized",
     "EnqueueTPUEmbeddingArbitraryTensorBatch",
     "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
-    "RecvTPUEmbeddingActivations", "SendTPUEmbeddingGradients",
-    *(f"{verb}TPUEmbedding{optimizer}Parameters"
-      for verb in ("Load", "Retrieve")
-      for optimizer in ("StochasticGradientDescent", "Adagrad",
-                        "AdagradMomentum", "ADAM", "FTRL")))
+    "RecvTPUEmbeddingActivations",
+    "SendTPUEmbeddingGradients",
+    *(
+        f"{verb}TPUEmbedding{optimizer}Parameters"
+        for verb in ("Load", "Retrieve")
+        for optimizer in (
+            "StochasticGradientDescent",
+            "Adagrad",
+            "AdagradMomentum",
+            "ADAM",
+            "FTRL",
+        )
+    ),
+)
 
 
 @dataclasses.dataclass
@@ -41,7 +52,10 @@ _process = _Process()
 
 
 def enable(
-    num_cores: int = 2, num_hosts: int = 1, *, deadline: float = 60.0,
+    num_cores: int = 2,
+    num_hosts: int = 1,
+    *,
+    deadline: float = 60.0,
 ) -> EmulatedTPUStrategy:
     """Runs TensorFlow's TPU embedding ops on the CPU, in this process.
 
@@ -84,7 +98,8 @@ def enable(
     library = _ops.load_emulation()
     _process.is_loaded = True
     library.layout_map_set_up_emulation(
-        num_cores=num_cores, num_hosts=num_hosts, deadline=deadline)
+        num_cores=num_cores, num_hosts=num_hosts, deadline=deadline
+    )
     if not _process.is_enabled:
         tpu_answers.install(made)
         _process.is_enabled = True
@@ -110,7 +125,10 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled(
-    num_cores: int = 2, num_hosts: int = 1, *, deadline: float = 60.0,
+    num_cores: int = 2,
+    num_hosts: int = 1,
+    *,
+    deadline: float = 60.0,
 ) -> Iterator[EmulatedTPUStrategy]:
     """`enable` for a `with` block, and `disable` behind it."""
     strategy = enable(num_cores, num_hosts, deadline=deadline)
@@ -156,19 +174,25 @@ def report() -> str:
 def _check_numbers(num_cores: int, num_hosts: int, deadline: float) -> None:
     for name, value in (("num_cores", num_cores), ("num_hosts", num_hosts)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"Argument `{name}` must be an int. Received: "
-                            f"{name}={value!r}.")
+            raise TypeError(
+                f"Argument `{name}` must be an int. Received: {name}={value!r}."
+            )
     if num_hosts < 1 or num_cores < 1 or num_cores % num_hosts:
         raise ValueError(
             "Argument `num_cores` must be a multiple of `num_hosts`, both at "
             f"least 1. Received: num_cores={num_cores}, "
-            f"num_hosts={num_hosts}.")
+            f"num_hosts={num_hosts}."
+        )
     if isinstance(deadline, bool) or not isinstance(deadline, numbers.Real):
-        raise TypeError("Argument `deadline` must be a number of seconds. "
-                        f"Received: deadline={deadline!r}.")
+        raise TypeError(
+            "Argument `deadline` must be a number of seconds. "
+            f"Received: deadline={deadline!r}."
+        )
     if math.isnan(deadline) or not 0 < deadline <= 1e6:
-        raise ValueError("Argument `deadline` must be above 0 and at most 1e6 "
-                         f"seconds. Received: deadline={deadline!r}.")
+        raise ValueError(
+            "Argument `deadline` must be above 0 and at most 1e6 "
+            f"seconds. Received: deadline={deadline!r}."
+        )
 
 
 def _check_same(strategy: EmulatedTPUStrategy, num_cores: int, num_hosts: int):
@@ -177,7 +201,8 @@ def _check_same(strategy: EmulatedTPUStrategy, num_cores: int, num_hosts: int):
         raise RuntimeError(
             "A process emulates one TPU: it was enabled with "
             f"num_cores={before[0]}, num_hosts={before[1]}. Received: "
-            f"num_cores={num_cores}, num_hosts={num_hosts}.")
+            f"num_cores={num_cores}, num_hosts={num_hosts}."
+        )
 
 
 def _check_no_kernels() -> None:
@@ -189,11 +214,13 @@ def _check_no_kernels() -> None:
                 "embedding ops, so there must be none yet. Received: a "
                 f"process with a TPU runtime, which has one for {op!r} on "
                 f"{kernels[0].device_type}. Use the TPU, or run this where "
-                "tensorflow-cpu is installed.")
+                "tensorflow-cpu is installed."
+            )
 
 
 def _check_enabled(name: str) -> None:
     if not _process.is_enabled:
         raise RuntimeError(
             f"`tlm.emulation.{name}` needs an emulated TPU; call "
-            "`tlm.emulation.enable` first.")
+            "`tlm.emulation.enable` first."
+        )

@@ -24,7 +24,8 @@ def install(devices: Devices) -> None:
     global _emulated
     _emulated = devices
     replicate_context.set_emulated(
-        lambda graph: graph is graph_of_core(), devices.input_device_of)
+        lambda graph: graph is graph_of_core(), devices.input_device_of
+    )
     engine.install(emulation_rows.GROUP)
     engine.install(emulation_rows.ENUM)
 
@@ -38,8 +39,9 @@ def uninstall() -> None:
     _emulated = None
 
 
-def host_of(original: Callable[..., str], device: str,
-            device_index: int = 0) -> str:
+def host_of(
+    original: Callable[..., str], device: str, device_index: int = 0
+) -> str:
     """The CPU of the host that a core belongs to."""
     host = None
     # One host is the CPU that TensorFlow gives anyway.
@@ -48,9 +50,12 @@ def host_of(original: Callable[..., str], device: str,
     return host or original(device, device_index)
 
 
-def outside_compilation(original: Callable[..., Any],
-                        computation: Callable[..., Any], *args: Any,
-                        **kwargs: Any) -> Any:
+def outside_compilation(
+    original: Callable[..., Any],
+    computation: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Calls `computation`, which is on the host already."""
     if graph_of_core() is None:
         return original(computation, *args, **kwargs)
@@ -64,20 +69,31 @@ def is_in_program(original: Callable[..., bool], embedding: Any) -> bool:
     return original(embedding)
 
 
-def check_on_host(original: Callable[..., None], embedding: Any,
-                  flat_inputs: Any, flat_paths: Any) -> None:
+def check_on_host(
+    original: Callable[..., None],
+    embedding: Any,
+    flat_inputs: Any,
+    flat_paths: Any,
+) -> None:
     """Refuses inputs that are on a core."""
     # It looks for the names of TPUs, and the cores of its strategy are CPUs.
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
         replicate_context.check_on_host(
-            list(zip(flat_paths, flat_inputs, strict=True)))
+            list(zip(flat_paths, flat_inputs, strict=True))
+        )
     else:
         original(embedding, flat_inputs, flat_paths)
 
 
-def enqueue(original: Callable[..., None], embedding: Any, features: Any,
-            weights: Any = None, training: bool = True,
-            name: str | None = None, device: str | None = None) -> None:
+def enqueue(
+    original: Callable[..., None],
+    embedding: Any,
+    features: Any,
+    weights: Any = None,
+    training: bool = True,
+    name: str | None = None,
+    device: str | None = None,
+) -> None:
     """Enqueues, on a core by the name that its CPU has."""
     strategy = embedding._strategy
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):

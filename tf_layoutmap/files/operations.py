@@ -61,8 +61,13 @@ def make_new(path: str) -> bool:
     if not paths.is_local(path):
         return not tf.io.gfile.exists(path)
     try:
-        os.close(os.open(paths.local_path(path),
-                         os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        os.close(
+            os.open(
+                paths.local_path(path),
+                os.O_CREAT | os.O_EXCL | os.O_WRONLY,
+                0o666,
+            )
+        )
     except FileExistsError:
         return False
     return True

@@ -46,7 +46,8 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
         finally:
             with contextlib.suppress(tf.errors.OpError):
                 if tf.io.gfile.exists(target) or not tf.io.gfile.exists(
-                        os.path.join(folder, OLD)):
+                    os.path.join(folder, OLD)
+                ):
                     tf.io.gfile.rmtree(folder)
         return
     folder, handle = _make_locked(target)
@@ -54,8 +55,10 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
         others = remove_leftovers(target, besides=folder)
         if alone and others:
             raise OSError(
-                errno.EBUSY, "another process or thread is writing it, in "
-                f"{others[0]!r}", target)
+                errno.EBUSY,
+                f"another process or thread is writing it, in {others[0]!r}",
+                target,
+            )
         yield folder
     finally:
         _discard(folder, target)

@@ -10,11 +10,9 @@ from tf_layoutmap import _lazy
 
 _HOMES = {
     "RowOptimizer": "tf_layoutmap.layers.keras3.row_optimizer:RowOptimizer",
-    "ShardedEmbedding":
-        "tf_layoutmap.layers.keras3.sharded_embedding:ShardedEmbedding",
+    "ShardedEmbedding": "tf_layoutmap.layers.keras3.sharded_embedding:ShardedEmbedding",
     "TPUEmbedding": "tf_layoutmap.layers.keras3.tpu_embedding:TPUEmbedding",
-    "VocabularyLogger":
-        "tf_layoutmap.layers.keras3.vocabulary_logger:VocabularyLogger",
+    "VocabularyLogger": "tf_layoutmap.layers.keras3.vocabulary_logger:VocabularyLogger",
     "tf_keras": "tf_layoutmap.layers.tf_keras",
 }
 

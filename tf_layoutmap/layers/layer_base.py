@@ -7,6 +7,7 @@ which brings all of this.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+
     class LayerBase:
         """Attributes and methods of a Keras layer that mixins use."""
 

@@ -7,8 +7,7 @@ from tf_layoutmap import _lazy
 _HOMES = {
     "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
-    "LayoutMapWarning":
-        "tf_layoutmap.layout.mesh.error_messages:LayoutMapWarning",
+    "LayoutMapWarning": "tf_layoutmap.layout.mesh.error_messages:LayoutMapWarning",
     "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
     "default_mesh": "tf_layoutmap.layout.mesh.trace_context:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",

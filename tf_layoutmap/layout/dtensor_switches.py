@@ -21,12 +21,15 @@ from tf_layoutmap.layout.mesh.layouts import Mesh, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 
-SAFE = {"DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": "0",
-        "DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE": "1",
-        "DTENSOR_USE_ALL_TO_ALL_RELAYOUT": "0"}
+SAFE = {
+    "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION": "0",
+    "DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE": "1",
+    "DTENSOR_USE_ALL_TO_ALL_RELAYOUT": "0",
+}
 _REMEDY = (
     "Import tf_layoutmap before anything runs on DTensor, or start the "
-    "process with " + " ".join(f"{k}={v}" for k, v in SAFE.items()) + ".")
+    "process with " + " ".join(f"{k}={v}" for k, v in SAFE.items()) + "."
+)
 
 _PAIRS = 4
 
@@ -63,14 +66,18 @@ def self_check(mesh: Mesh | None = None) -> str:
         raise RuntimeError(
             "DTensor must run without its all-reduce combining pass. "
             f"Received: a process in which {stale} of {_PAIRS} reads saw the "
-            f"value before the write (mesh {sizes}). {_REMEDY}")
+            f"value before the write (mesh {sizes}). {_REMEDY}"
+        )
     if _has_moved_wrongly(mesh, axis, sizes[axis]):
         raise RuntimeError(
             "DTensor must run without its all-to-all relayouts. Received: a "
             "process in which a relayout moved elements to wrong places "
-            f"(mesh {sizes}). {_REMEDY}")
-    return (f"ok: {_PAIRS} of {_PAIRS} reads saw the write before them, and a "
-            f"relayout moved each element to its place (mesh {sizes})")
+            f"(mesh {sizes}). {_REMEDY}"
+        )
+    return (
+        f"ok: {_PAIRS} of {_PAIRS} reads saw the write before them, and a "
+        f"relayout moved each element to its place (mesh {sizes})"
+    )
 
 
 def _mesh_of_all_devices() -> Mesh:
@@ -86,14 +93,17 @@ def _has_moved_wrongly(mesh: Mesh, axis: str, size: int) -> bool:
     shape = (1, size, size, 2)
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     whole = dtensor.UNSHARDED
-    now, then = (dtensor.Layout(specs, mesh) for specs in (
-        [whole, axis, whole, whole], [whole, whole, axis, whole]))
+    now, then = (
+        dtensor.Layout(specs, mesh)
+        for specs in ([whole, axis, whole, whole], [whole, whole, axis, whole])
+    )
     moved = dtensor.relayout(transfer.to_mesh(value, now), then)
     parts = dtensor.unpack(moved)
     return not all(
         np.array_equal(parts[device], value[shard.slices])
         for shard in transfer.unique_shards(shape, then)
-        for device in shard.devices)
+        for device in shard.devices
+    )
 
 
 def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
@@ -102,20 +112,21 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     def zeros() -> Any:
         return dtensor.DVariable(
-            transfer.to_mesh(np.zeros([2 * size], np.float32), layout))
+            transfer.to_mesh(np.zeros([2 * size], np.float32), layout)
+        )
 
     written = [zeros() for _ in range(_PAIRS)]
     copied = [zeros() for _ in range(_PAIRS)]
     gradients = [
         transfer.to_mesh(np.ones([2 * size], np.float32), layout)
-        for _ in range(_PAIRS)]
+        for _ in range(_PAIRS)
+    ]
 
     @tf.function(autograph=False)
     def step(*gradients: Any) -> None:
         # One all-reduce per gradient, all ahead of the writes: combined,
         # they move behind writes that do not need them.
-        scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g)))
-                  for g in gradients]
+        scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g))) for g in gradients]
         for g, first, second in zip(scaled, written, copied):
             first.assign_add(g)
             second.assign_add(first.read_value())
@@ -124,10 +135,15 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
         step(*gradients)
     # Local parts alone: with several clients each looks at its own.
     return sum(
-        not all(np.array_equal(a, b) and np.any(a) for a, b in zip(
-            dtensor.unpack(first.read_value()),
-            dtensor.unpack(second.read_value())))
-        for first, second in zip(written, copied))
+        not all(
+            np.array_equal(a, b) and np.any(a)
+            for a, b in zip(
+                dtensor.unpack(first.read_value()),
+                dtensor.unpack(second.read_value()),
+            )
+        )
+        for first, second in zip(written, copied)
+    )
 
 
 def refuse_unsafe_process(mesh: Mesh) -> None:
@@ -142,7 +158,8 @@ def refuse_unsafe_process(mesh: Mesh) -> None:
             raise RuntimeError(
                 f"Environment variable {name} must be {safe!r}: what it "
                 "controls in DTensor gives wrong numbers. Received: "
-                f"{os.environ.get(name)!r}. {_REMEDY}")
+                f"{os.environ.get(name)!r}. {_REMEDY}"
+            )
     with _lock:
         if not _checked and mesh.size > 1:
             self_check(mesh)

@@ -47,36 +47,54 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
         from tf_layoutmap.layout.tf_keras import found_variables
 
         assigned = found_variables.assign_layouts(
-            layout_map, found_variables.find(model, lambda _: True))
+            layout_map, found_variables.find(model, lambda _: True)
+        )
     else:
         _checks.check_type(
-            "model", model, keras.layers.Layer, "a Keras model or layer")
+            "model", model, keras.layers.Layer, "a Keras model or layer"
+        )
         layers = assignments.layers_of_variables(model)
         assigned = assignments.assign(
-            layout_map, model.weights, ObjectPaths([model]),
-            owners=[layers.get(id(v)) for v in model.weights])
+            layout_map,
+            model.weights,
+            ObjectPaths([model]),
+            owners=[layers.get(id(v)) for v in model.weights],
+        )
     sizes = mesh_sizes(layout_map.mesh_in_use())
     reports = tuple(_report(p) for p in assigned)
     unbuilt = tuple(
-        layer.name for layer in model._flatten_layers() if not layer.built)
-    return Explanation(reports, _unused(layout_map, reports), sizes, unbuilt,
-                       computed_whole_report.of_model(model))
+        layer.name for layer in model._flatten_layers() if not layer.built
+    )
+    return Explanation(
+        reports,
+        _unused(layout_map, reports),
+        sizes,
+        unbuilt,
+        computed_whole_report.of_model(model),
+    )
 
 
 def _report(assigned: assignments.LayoutAssignment) -> VariableReport:
     variable = assigned.variable
     shape = tuple(variable.shape)
     return VariableReport(
-        name=assigned.name, names=tuple(assigned.names), path=variable.path,
-        shape=shape, dtype=variable._dtype, pattern=assigned.pattern,
-        shadowed=assigned.shadowed, axes=assigned.axes,
+        name=assigned.name,
+        names=tuple(assigned.names),
+        path=variable.path,
+        shape=shape,
+        dtype=variable._dtype,
+        pattern=assigned.pattern,
+        shadowed=assigned.shadowed,
+        axes=assigned.axes,
         bytes_per_device=assigned.bytes_per_device,
         bytes_total=assignments.num_bytes(shape, variable._dtype),
-        problems=tuple(assigned.problems))
+        problems=tuple(assigned.problems),
+    )
 
 
-def _unused(layout_map: LayoutTable,
-            reports: Iterable[VariableReport]) -> dict[str, str]:
+def _unused(
+    layout_map: LayoutTable, reports: Iterable[VariableReport]
+) -> dict[str, str]:
     matched = {v.pattern for v in reports}
     shadowed_by = collections.defaultdict(dict)
     for v in reports:
@@ -89,17 +107,20 @@ def _unused(layout_map: LayoutTable,
         if key in shadowed_by:
             firsts = list(map(repr, shadowed_by[key]))
             first = ", ".join(firsts[:3]) + (
-                f" and {len(firsts) - 3} more" if len(firsts) > 3 else "")
+                f" and {len(firsts) - 3} more" if len(firsts) > 3 else ""
+            )
             reasons[key] = (
                 "matches only variables that an earlier key matches "
-                f"({first}): set it first, or narrow the earlier one")
+                f"({first}): set it first, or narrow the earlier one"
+            )
         else:
             reasons[key] = "matches no variable" + _nearest(key, reports)
     return reasons
 
 
 def _nearest(key: str, reports: Iterable[VariableReport]) -> str:
-    names = list(itertools.islice(
-        (name for v in reports for name in v.names), 500))
+    names = list(
+        itertools.islice((name for v in reports for name in v.names), 500)
+    )
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f"; the nearest name is {close[0]!r}" if close else ""

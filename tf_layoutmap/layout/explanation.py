@@ -85,9 +85,11 @@ class Explanation:
 
     def problems(self) -> list[str]:
         """Returns a sentence per problem; empty when all is well."""
-        return [f"{v.name}: {problem}." for v in self.variables
-                for problem in v.problems] + [
-            f"Key {key!r} {reason}." for key, reason in self.unused.items()]
+        return [
+            f"{v.name}: {problem}."
+            for v in self.variables
+            for problem in v.problems
+        ] + [f"Key {key!r} {reason}." for key, reason in self.unused.items()]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything as plain data, fit for JSON."""
@@ -111,7 +113,8 @@ class Explanation:
 
         mesh = " x ".join(f"{k}={v}" for k, v in self.mesh.items())
         table = rich.table.Table(
-            title=f"Layouts on mesh {mesh}", title_justify="left")
+            title=f"Layouts on mesh {mesh}", title_justify="left"
+        )
         for column in ("variable", "shape", "layout", "key"):
             table.add_column(column, overflow="fold")
         table.add_column("per device", justify="right")
@@ -121,22 +124,31 @@ class Explanation:
             if v.shadowed:
                 key += f"  over {', '.join(v.shadowed)}"
             table.add_row(
-                rich.text.Text(v.name), str(v.shape), str(v.axes),
+                rich.text.Text(v.name),
+                str(v.shape),
+                str(v.axes),
                 rich.text.Text(key),
                 "does not fit" if v.problems else _size(v.bytes_per_device),
-                style="bold red" if v.problems else None)
+                style="bold red" if v.problems else None,
+            )
         if len(bad_first) > _SHOWN:
             table.add_row(f"... and {len(bad_first) - _SHOWN} more")
-        lines = [f"{_size(self.bytes_per_device)} per device of "
-                 f"{_size(self.bytes_total)} in all."]
+        lines = [
+            f"{_size(self.bytes_per_device)} per device of "
+            f"{_size(self.bytes_total)} in all."
+        ]
         lines += [f"Problem: {text}" for text in self.problems()[:_SHOWN]]
         if self.unbuilt:
             lines.append(
-                f"Not built yet, so not shown: {', '.join(self.unbuilt)}.")
-        lines += [f"Computed whole on every device: {one}."
-                  for one in self.computed_whole[:_SHOWN]]
+                f"Not built yet, so not shown: {', '.join(self.unbuilt)}."
+            )
+        lines += [
+            f"Computed whole on every device: {one}."
+            for one in self.computed_whole[:_SHOWN]
+        ]
         return rich.console.Group(
-            table, *(rich.text.Text(line) for line in lines))
+            table, *(rich.text.Text(line) for line in lines)
+        )
 
 
 def _size(num_bytes: int) -> str:

@@ -22,9 +22,11 @@ def as_table(layout_map: Any) -> LayoutTable:
       TypeError: It is neither.
     """
     if isinstance(layout_map, LayoutTable) or not isinstance(
-            layout_map, keras.distribution.LayoutMap):
+        layout_map, keras.distribution.LayoutMap
+    ):
         return _checks.check_type(
-            "layout_map", layout_map, LayoutTable, "a LayoutMap")
+            "layout_map", layout_map, LayoutTable, "a LayoutMap"
+        )
     table = getattr(layout_map, _TABLE, None)
     if table is None:
         table = _KerasLayoutTable(layout_map)
@@ -43,8 +45,9 @@ class _KerasLayoutTable(LayoutTable):
 
     def __init__(self, layout_map: keras.distribution.LayoutMap):
         mesh = layout_map.device_mesh
-        super().__init__(None if mesh is None else to_dtensor_mesh(mesh),
-                         match="fullmatch")
+        super().__init__(
+            None if mesh is None else to_dtensor_mesh(mesh), match="fullmatch"
+        )
         self._keras_map = layout_map
         self._follow()
 
@@ -52,20 +55,21 @@ class _KerasLayoutTable(LayoutTable):
         """Takes over what was set or deleted since."""
         now = dict(self._keras_map.items())
         if list(now) == list(self._layouts) and all(
-                self._layouts[key] is layout for key, layout in now.items()):
+            self._layouts[key] is layout for key, layout in now.items()
+        ):
             return
         for key in list(self._layouts):
             del self[key]
         for key, layout in now.items():
             self[key] = layout
 
-    def find(self, keys: Sequence[str], *,
-             names_of_others: Container[str] = ()) -> Match | None:
+    def find(
+        self, keys: Sequence[str], *, names_of_others: Container[str] = ()
+    ) -> Match | None:
         self._follow()
         return super().find(keys, names_of_others=names_of_others)
 
-    def _names_to_match(self, path: str,
-                       names: Sequence[str]) -> Sequence[str]:
+    def _names_to_match(self, path: str, names: Sequence[str]) -> Sequence[str]:
         del names
         return [path]
 
@@ -81,8 +85,11 @@ class _KerasLayoutTable(LayoutTable):
         return tuple(value.axes)
 
     def _mesh_of(self, value: Any) -> Mesh | None:
-        return (None if value.device_mesh is None
-                else to_dtensor_mesh(value.device_mesh))
+        return (
+            None
+            if value.device_mesh is None
+            else to_dtensor_mesh(value.device_mesh)
+        )
 
     def _check_layout(self, key: Any, layout: Any) -> Any:
         del key

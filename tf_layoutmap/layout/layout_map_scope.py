@@ -18,13 +18,17 @@ from tf_layoutmap.layout.plan.layout_table import LayoutTable
 
 # What is given is what the scope yields.
 AnyLayoutMap = TypeVar(
-    "AnyLayoutMap", bound=LayoutTable | keras.distribution.LayoutMap)
+    "AnyLayoutMap", bound=LayoutTable | keras.distribution.LayoutMap
+)
 
 
 @contextlib.contextmanager
-def layout_map_scope(layout_map: AnyLayoutMap, *, init: str = "sharded",
-                     batch_dim: str | None = None) -> Iterator[
-                         AnyLayoutMap]:
+def layout_map_scope(
+    layout_map: AnyLayoutMap,
+    *,
+    init: str = "sharded",
+    batch_dim: str | None = None,
+) -> Iterator[AnyLayoutMap]:
     """Layers made under this scope keep their weights on a mesh.
 
     Each weight becomes a `dtensor.DVariable` with the layout that
@@ -76,8 +80,9 @@ def layout_map_scope(layout_map: AnyLayoutMap, *, init: str = "sharded",
     context.check_all_patterns_used()
 
 
-def prepared_context(layout_map: LayoutTable, init: str,
-                  batch_dim: str | None) -> MeshContext:
+def prepared_context(
+    layout_map: LayoutTable, init: str, batch_dim: str | None
+) -> MeshContext:
     """Returns a context for new models, in a process that is ready for it.
 
     Arguments and errors are those of `layout_map_scope`, for a map that

@@ -34,31 +34,46 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
       TypeError: `variable` is on no mesh.
     """
     layout = getattr(variable, "layout", None)
-    if layout is None and tf.is_tensor(variable) and (
-            dtensor.is_dtensor(variable)):
+    if (
+        layout is None
+        and tf.is_tensor(variable)
+        and (dtensor.is_dtensor(variable))
+    ):
         layout = dtensor.fetch_layout(variable)
     if not isinstance(layout, Layout):
-        raise TypeError(_checks.message(
-            "variable", "a variable or tensor on a mesh",
-            type(variable).__name__))
+        raise TypeError(
+            _checks.message(
+                "variable",
+                "a variable or tensor on a mesh",
+                type(variable).__name__,
+            )
+        )
     shape = tuple(variable.shape)
     mesh = " x ".join(
-        f"{name}={size}" for name, size in mesh_sizes(layout.mesh).items())
+        f"{name}={size}" for name, size in mesh_sizes(layout.mesh).items()
+    )
     name = getattr(variable, "path", None) or getattr(variable, "name", "")
-    text = (f"{name} {shape}, layout {axes_of_layout(layout)} on mesh {mesh}\n"
-            + _grid(_holders(shape, layout), len(shape))).lstrip()
+    text = (
+        f"{name} {shape}, layout {axes_of_layout(layout)} on mesh {mesh}\n"
+        + _grid(_holders(shape, layout), len(shape))
+    ).lstrip()
     if show:
         print(text)
     return text
 
 
-def _holders(shape: tuple[int, ...], layout: Layout) -> (
-        dict[tuple[tuple[int, int], ...], list[str]]):
+def _holders(
+    shape: tuple[int, ...], layout: Layout
+) -> dict[tuple[tuple[int, int], ...], list[str]]:
     """Returns the devices of each part; a part is (start, stop) per dim."""
-    names = [":".join(device.split(":")[-2:]).upper()
-             for device in layout.mesh.local_devices()]
-    return {shard.bounds: [names[device] for device in shard.devices]
-            for shard in transfer.unique_shards(shape, layout)}
+    names = [
+        ":".join(device.split(":")[-2:]).upper()
+        for device in layout.mesh.local_devices()
+    ]
+    return {
+        shard.bounds: [names[device] for device in shard.devices]
+        for shard in transfer.unique_shards(shape, layout)
+    }
 
 
 def _grid(holders: dict, rank: int) -> str:
@@ -71,18 +86,24 @@ def _grid(holders: dict, rank: int) -> str:
         for dim, (start, stop) in enumerate(part):
             is_whole = whole_rows if dim == 0 else whole_columns[dim - 1]
             spans.append(":" if is_whole else f"{start}:{stop}")
-        cells[part] = (f"[{', '.join(spans)}]" if rank else "[]",
-                       " ".join(devices))
+        cells[part] = (
+            f"[{', '.join(spans)}]" if rank else "[]",
+            " ".join(devices),
+        )
     width = max(len(text) for cell in cells.values() for text in cell)
     lines = []
     for row in rows:
         line = [cells[row + column] for column in columns]
         for level in (0, 1):
-            lines.append("    " + "   ".join(
-                cell[level].ljust(width) for cell in line).rstrip())
+            lines.append(
+                "    "
+                + "   ".join(cell[level].ljust(width) for cell in line).rstrip()
+            )
     return "\n".join(lines)
 
 
 def _whole(columns: list, rank: int) -> list[bool]:
-    return [len({column[dim] for column in columns}) == 1
-            for dim in range(max(rank - 1, 0))]
+    return [
+        len({column[dim] for column in columns}) == 1
+        for dim in range(max(rank - 1, 0))
+    ]

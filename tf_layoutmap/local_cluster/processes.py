@@ -71,8 +71,11 @@ class Group:
         # How often a process has ended early, without a longer life since.
         self._early_ends: collections.Counter[str] = collections.Counter()
         self._keeper = subprocess.Popen(
-            [sys.executable, "-c", _KEEPER], stdin=subprocess.PIPE, text=True,
-            start_new_session=True)
+            [sys.executable, "-c", _KEEPER],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def __enter__(self) -> "Group":
         return self
@@ -80,9 +83,14 @@ class Group:
     def __exit__(self, *_: Any) -> None:
         self.end()
 
-    def start(self, name: str, command: Sequence[str],
-              environment: Mapping[str, str], where: str = "",
-              restart: bool = False) -> None:
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        where: str = "",
+        restart: bool = False,
+    ) -> None:
         """Starts a process, and shows what it prints.
 
         Args:
@@ -100,16 +108,22 @@ class Group:
             if self._ending.is_set():
                 return
             process = subprocess.Popen(
-                command, env=dict(environment), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True)
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             self._processes[name] = process
             self._tell_keeper("+", process.pid)
         at = f" at {where}" if where else ""
         self.say(f"{name}{at} is process {process.pid}")
         thread = threading.Thread(
-            target=self._follow, daemon=True, args=(
-                name, process, command, environment, where, restart))
+            target=self._follow,
+            daemon=True,
+            args=(name, process, command, environment, where, restart),
+        )
         self._threads.append(thread)
         thread.start()
 
@@ -118,9 +132,15 @@ class Group:
         with self._lock:
             print(f"[{name}] {text}", flush=True)
 
-    def _follow(self, name: str, process: subprocess.Popen[bytes],
-                command: Sequence[str], environment: Mapping[str, str],
-                where: str, restart: bool) -> None:
+    def _follow(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        where: str,
+        restart: bool,
+    ) -> None:
         started = time.monotonic()
         assert process.stdout is not None
         for line in process.stdout:
@@ -137,8 +157,10 @@ class Group:
             del self._early_ends[name]
         delay = DELAYS[min(self._early_ends[name], len(DELAYS) - 1)]
         self._early_ends[name] += 1
-        self.say(f"{name} has ended {_how(code)}; it is started again "
-                 f"{f'in {delay:g} s' if delay else 'now'}")
+        self.say(
+            f"{name} has ended {_how(code)}; it is started again "
+            f"{f'in {delay:g} s' if delay else 'now'}"
+        )
         self._end_group(process)
         # A process that cannot run must not keep the machine busy.
         if not self._ending.wait(delay):

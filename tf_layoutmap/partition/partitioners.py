@@ -7,8 +7,12 @@ import numpy as np
 
 from tf_layoutmap import _checks
 
-__all__ = ["FixedShardsPartitioner", "MaxSizePartitioner",
-           "MinSizePartitioner", "Partitioner"]
+__all__ = [
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "Partitioner",
+]
 
 
 def __dir__() -> list[str]:
@@ -36,7 +40,8 @@ class Partitioner:
           least 1 and at most the size of that axis (1 when it is empty).
         """
         raise NotImplementedError(
-            f"{type(self).__name__} must implement `__call__`.")
+            f"{type(self).__name__} must implement `__call__`."
+        )
 
 
 class FixedShardsPartitioner(Partitioner):
@@ -71,8 +76,12 @@ class MinSizePartitioner(Partitioner):
     [6, 1]
     """
 
-    def __init__(self, min_shard_bytes: int = 256 << 10, max_shards: int = 1,
-                 bytes_per_string: int = 16):
+    def __init__(
+        self,
+        min_shard_bytes: int = 256 << 10,
+        max_shards: int = 1,
+        bytes_per_string: int = 16,
+    ):
         """Makes the partitioner.
 
         Args:
@@ -81,17 +90,23 @@ class MinSizePartitioner(Partitioner):
           bytes_per_string: What one element of a string table counts.
         """
         self._min_shard_bytes = _check_positive(
-            "min_shard_bytes", min_shard_bytes)
+            "min_shard_bytes", min_shard_bytes
+        )
         self._max_shards = _check_positive("max_shards", max_shards)
         self._bytes_per_string = _check_positive(
-            "bytes_per_string", bytes_per_string)
+            "bytes_per_string", bytes_per_string
+        )
 
     def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         num_bytes = math.prod(shape) * _element_bytes(
-            dtype, self._bytes_per_string)
-        return _shards_along(shape, axis, min(
-            -(-num_bytes // self._min_shard_bytes), self._max_shards))
+            dtype, self._bytes_per_string
+        )
+        return _shards_along(
+            shape,
+            axis,
+            min(-(-num_bytes // self._min_shard_bytes), self._max_shards),
+        )
 
 
 class MaxSizePartitioner(Partitioner):
@@ -106,8 +121,12 @@ class MaxSizePartitioner(Partitioner):
     [1, 1]
     """
 
-    def __init__(self, max_shard_bytes: int, max_shards: int | None = None,
-                 bytes_per_string: int = 16):
+    def __init__(
+        self,
+        max_shard_bytes: int,
+        max_shards: int | None = None,
+        bytes_per_string: int = 16,
+    ):
         """Makes the partitioner.
 
         Args:
@@ -117,16 +136,22 @@ class MaxSizePartitioner(Partitioner):
           bytes_per_string: What one element of a string table counts.
         """
         self._max_shard_bytes = _check_positive(
-            "max_shard_bytes", max_shard_bytes)
-        self._max_shards = (None if max_shards is None else
-                            _check_positive("max_shards", max_shards))
+            "max_shard_bytes", max_shard_bytes
+        )
+        self._max_shards = (
+            None
+            if max_shards is None
+            else _check_positive("max_shards", max_shards)
+        )
         self._bytes_per_string = _check_positive(
-            "bytes_per_string", bytes_per_string)
+            "bytes_per_string", bytes_per_string
+        )
 
     def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         slice_bytes = _element_bytes(dtype, self._bytes_per_string) * (
-            math.prod(size for i, size in enumerate(shape) if i != axis))
+            math.prod(size for i, size in enumerate(shape) if i != axis)
+        )
         if slice_bytes == 0:
             return _shards_along(shape, axis, 1)
         slices_per_shard = max(1, self._max_shard_bytes // slice_bytes)
@@ -136,8 +161,9 @@ class MaxSizePartitioner(Partitioner):
         return _shards_along(shape, axis, num_shards)
 
 
-def _shards_along(shape: tuple[int, ...], axis: int,
-                  num_shards: int) -> list[int]:
+def _shards_along(
+    shape: tuple[int, ...], axis: int, num_shards: int
+) -> list[int]:
     counts = [1] * len(shape)
     counts[axis] = max(1, min(num_shards, shape[axis]))
     return counts
@@ -157,10 +183,12 @@ def _check_shape(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
     except (TypeError, ValueError):
         sizes = None
     if not sizes or any(size is None for size in sizes):
-        raise ValueError(_checks.message(
-            "shape", "fully defined, with at least one axis", shape))
-    sizes = tuple(_checks.check_int("shape", size, lowest=0)
-                  for size in sizes)
+        raise ValueError(
+            _checks.message(
+                "shape", "fully defined, with at least one axis", shape
+            )
+        )
+    sizes = tuple(_checks.check_int("shape", size, lowest=0) for size in sizes)
     rank = len(sizes)
     axis = _checks.check_int("axis", axis, lowest=-rank, highest=rank - 1)
     return sizes, axis % rank

@@ -49,23 +49,41 @@ class RowPartition:
 
     def __post_init__(self):
         _checks.check_one_of("placement", self.placement, PLACEMENTS)
-        offsets = tuple(_checks.check_int("offsets", offset)
-                        for offset in self.offsets)
-        if len(offsets) < 2 or offsets[0] != 0 or any(
+        offsets = tuple(
+            _checks.check_int("offsets", offset) for offset in self.offsets
+        )
+        if (
+            len(offsets) < 2
+            or offsets[0] != 0
+            or any(
                 later < earlier
-                for earlier, later in itertools.pairwise(offsets)):
-            raise ValueError(_checks.message(
-                "offsets", "at least two numbers that start at 0 and do not "
-                "decrease", offsets))
+                for earlier, later in itertools.pairwise(offsets)
+            )
+        ):
+            raise ValueError(
+                _checks.message(
+                    "offsets",
+                    "at least two numbers that start at 0 and do not decrease",
+                    offsets,
+                )
+            )
         object.__setattr__(self, "offsets", offsets)
         if (self.placement == "callable") != callable(self.function):
-            raise TypeError(_checks.message(
-                "function", "callable for placement 'callable' only",
-                self.function))
+            raise TypeError(
+                _checks.message(
+                    "function",
+                    "callable for placement 'callable' only",
+                    self.function,
+                )
+            )
         if self.placement in ("div", "mod") and self.sizes != _even_sizes(
-                self.num_rows, self.num_shards):
-            raise ValueError(_checks.message(
-                "offsets", f"even for placement {self.placement!r}", offsets))
+            self.num_rows, self.num_shards
+        ):
+            raise ValueError(
+                _checks.message(
+                    "offsets", f"even for placement {self.placement!r}", offsets
+                )
+            )
 
     @classmethod
     def div(cls, num_rows: int, num_shards: int) -> "RowPartition":
@@ -86,16 +104,18 @@ class RowPartition:
         >>> RowPartition.from_sizes([1, 0, 4]).offsets
         (0, 1, 1, 5)
         """
-        sizes = tuple(_checks.check_int("sizes", size, lowest=0)
-                      for size in sizes)
+        sizes = tuple(
+            _checks.check_int("sizes", size, lowest=0) for size in sizes
+        )
         if not sizes:
             raise ValueError(_checks.message("sizes", "not empty", sizes))
         even = sizes == _even_sizes(sum(sizes), len(sizes))
         return cls("div" if even else "offsets", _cumulative(sizes))
 
     @classmethod
-    def from_callable(cls, function: Callable[[Any], tuple[Any, Any]],
-                      sizes: Sequence[int]) -> "RowPartition":
+    def from_callable(
+        cls, function: Callable[[Any], tuple[Any, Any]], sizes: Sequence[int]
+    ) -> "RowPartition":
         """Rows wherever `function` puts them, checked for every row.
 
         >>> swapped = RowPartition.from_callable(
@@ -129,14 +149,19 @@ class RowPartition:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each shard."""
-        return tuple(later - earlier
-                     for earlier, later in itertools.pairwise(self.offsets))
+        return tuple(
+            later - earlier
+            for earlier, later in itertools.pairwise(self.offsets)
+        )
 
     @property
     def is_contiguous(self) -> bool:
         """Whether each shard holds neighbouring rows, in order of shards."""
-        return (self.placement in ("div", "offsets")
-                or self.placement == "mod" and self.num_shards == 1)
+        return (
+            self.placement in ("div", "offsets")
+            or self.placement == "mod"
+            and self.num_shards == 1
+        )
 
     def locate(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns the owner of each global row and its row there.
@@ -156,13 +181,15 @@ class RowPartition:
         if not rows.size and rows.dtype.kind == "f":
             rows = rows.astype(np.int64)  # numpy's dtype of an empty list
         if rows.dtype.kind not in "iu":
-            raise TypeError(_checks.message(
-                "rows", "whole numbers", rows.dtype.name))
+            raise TypeError(
+                _checks.message("rows", "whole numbers", rows.dtype.name)
+            )
         outside = (rows < 0) | (rows >= self.num_rows)
         if outside.any():
             raise ValueError(
                 f"Row {int(rows[outside].flat[0])} is outside a table with "
-                f"{self.num_rows} rows.")
+                f"{self.num_rows} rows."
+            )
         if self.placement == "callable":
             assert self.function is not None
             shards, local_rows = self.function(rows)
@@ -171,12 +198,16 @@ class RowPartition:
             local_rows = rows // self.num_shards
         else:
             # Searching the ends (not the starts) skips empty shards.
-            shards = cast("np.ndarray", np.searchsorted(
-                self.offsets[1:], rows, side="right"))
+            shards = cast(
+                "np.ndarray",
+                np.searchsorted(self.offsets[1:], rows, side="right"),
+            )
             starts = np.asarray(self.offsets[:-1], np.int64)
             local_rows = rows - starts[shards].astype(rows.dtype)
-        return (np.asarray(shards, np.int32),
-                np.asarray(local_rows, rows.dtype))
+        return (
+            np.asarray(shards, np.int32),
+            np.asarray(local_rows, rows.dtype),
+        )
 
     def global_rows(self, shard: int) -> np.ndarray:
         """Returns the global rows of `shard`, int64, in order of local row.
@@ -185,14 +216,17 @@ class RowPartition:
         [1, 3]
         """
         shard = _checks.check_int(
-            "shard", shard, lowest=0, highest=self.num_shards - 1)
+            "shard", shard, lowest=0, highest=self.num_shards - 1
+        )
         if self.placement == "mod":
-            return np.arange(shard, self.num_rows, self.num_shards,
-                             dtype=np.int64)
+            return np.arange(
+                shard, self.num_rows, self.num_shards, dtype=np.int64
+            )
         if self.placement == "callable":
             return self._rows_in_shard_order[
-                slice(*self.offsets[shard:shard + 2])]
-        return np.arange(*self.offsets[shard:shard + 2], dtype=np.int64)
+                slice(*self.offsets[shard : shard + 2])
+            ]
+        return np.arange(*self.offsets[shard : shard + 2], dtype=np.int64)
 
     @functools.cached_property
     def _rows_in_shard_order(self) -> np.ndarray:
@@ -201,21 +235,27 @@ class RowPartition:
         starts = np.asarray(self.offsets[:-1], np.int64)
         sizes = np.asarray(self.sizes, np.int64)
         for first in range(0, self.num_rows, _CHUNK_ROWS):
-            rows = np.arange(first, min(first + _CHUNK_ROWS, self.num_rows),
-                             dtype=np.int64)
-            shards, local_rows = (np.asarray(part, np.int64)
-                                  for part in self.locate(rows))
+            rows = np.arange(
+                first, min(first + _CHUNK_ROWS, self.num_rows), dtype=np.int64
+            )
+            shards, local_rows = (
+                np.asarray(part, np.int64) for part in self.locate(rows)
+            )
             inside = (shards >= 0) & (shards < self.num_shards)
-            inside[inside] = (
-                (local_rows[inside] >= 0)
-                & (local_rows[inside] < sizes[shards[inside]]))
+            inside[inside] = (local_rows[inside] >= 0) & (
+                local_rows[inside] < sizes[shards[inside]]
+            )
             if shards.shape != rows.shape or not inside.all():
-                wrong = int(rows[~inside][0]) if (
-                    shards.shape == rows.shape) else first
+                wrong = (
+                    int(rows[~inside][0])
+                    if (shards.shape == rows.shape)
+                    else first
+                )
                 raise ValueError(
                     "A callable placement must put each row into a row of a "
                     f"shard. Received: row {wrong} outside the shards of "
-                    f"sizes {self.sizes}.")
+                    f"sizes {self.sizes}."
+                )
             found[starts[shards] + local_rows] = rows
         if (found < 0).any():
             # As many rows as positions: if one is empty, another is taken
@@ -225,7 +265,8 @@ class RowPartition:
             raise ValueError(
                 "A callable placement must fill every row of every shard "
                 "once. Received: nothing for local row "
-                f"{position - self.offsets[shard]} of shard {shard}.")
+                f"{position - self.offsets[shard]} of shard {shard}."
+            )
         return found
 
 

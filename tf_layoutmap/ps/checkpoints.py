@@ -92,16 +92,20 @@ class CheckpointFolder:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         newest = {number: path for number, _, path in self._all()}
-        kept = list(newest.values())[-self._max_to_keep:]
+        kept = list(newest.values())[-self._max_to_keep :]
         for _, _, path in self._all():
             if path not in kept:
                 self._remove(path)
 
     def _next_name(self, num_done: int) -> str:
-        revisions = [revision for number, revision, _ in self._all()
-                     if number == num_done]
+        revisions = [
+            revision
+            for number, revision, _ in self._all()
+            if number == num_done
+        ]
         return f"closure-{num_done}" + (
-            f".{revisions[-1] + 1}" if revisions else "")
+            f".{revisions[-1] + 1}" if revisions else ""
+        )
 
     def _all(self) -> list[tuple[int, int, pathlib.Path]]:
         """The complete checkpoints, the newest last."""
@@ -141,11 +145,15 @@ def _call_write(write: Callable[[str], object], prefix: str) -> None:
         raise OSError(
             operations.error_number(error),
             "A server cannot write its part of the checkpoint "
-            f"({messages.sentence_of(error.message)})", prefix) from error
+            f"({messages.sentence_of(error.message)})",
+            prefix,
+        ) from error
 
 
 def check_objects(
-    prefix: str, objects: Any, allow_missing: bool | Collection[str],
+    prefix: str,
+    objects: Any,
+    allow_missing: bool | Collection[str],
 ) -> None:
     """Checks that objects can take all that a checkpoint holds, and no less.
 
@@ -166,34 +174,52 @@ def check_objects(
     shapes = reader.get_variable_to_shape_map()
     nodes = object_graph.read(reader.get_tensor(object_graph.KEY)).nodes
     matched, wrong = _match(nodes, objects, shapes)
-    names = {child.local_name: child.node_id for child in nodes[0].children
-             if child.local_name != _COUNTER}
-    problems = [f"{name} has shape {list(shape)}, and {shapes[key]} in the "
-                "checkpoint" for name, key, shape in wrong]
-    lost = sorted({
-        name for name, node_id in names.items()
-        if not (allow_missing if isinstance(allow_missing, bool)
-                else name in allow_missing)
-        for found in _below(nodes, node_id) if found not in matched
-        for _ in nodes[found].attributes})
+    names = {
+        child.local_name: child.node_id
+        for child in nodes[0].children
+        if child.local_name != _COUNTER
+    }
+    problems = [
+        f"{name} has shape {list(shape)}, and {shapes[key]} in the checkpoint"
+        for name, key, shape in wrong
+    ]
+    lost = sorted(
+        {
+            name
+            for name, node_id in names.items()
+            if not (
+                allow_missing
+                if isinstance(allow_missing, bool)
+                else name in allow_missing
+            )
+            for found in _below(nodes, node_id)
+            if found not in matched
+            for _ in nodes[found].attributes
+        }
+    )
     if lost:
         problems.append(
             f"they lack {lost}, or a part of it, which the next checkpoint "
             "would not have any more; pass what is missing, or name it in "
-            f"`allow_missing={lost}`")
-    added = sorted(set(tf.train.TrackableView.children(objects))
-                   - {*names, _COUNTER})
+            f"`allow_missing={lost}`"
+        )
+    added = sorted(
+        set(tf.train.TrackableView.children(objects)) - {*names, _COUNTER}
+    )
     if added:
         problems.append(f"the checkpoint lacks {added}")
     if problems:
         raise ValueError(
             "Argument `objects` must be what the newest checkpoint was "
             f"written of, {prefix!r}. Received: objects where "
-            f"{'; '.join(problems)}.")
+            f"{'; '.join(problems)}."
+        )
 
 
 def _match(
-    nodes: Any, root: Any, shapes: Mapping[str, Sequence[int]],
+    nodes: Any,
+    root: Any,
+    shapes: Mapping[str, Sequence[int]],
 ) -> tuple[set[int], list[tuple[str, str, list[int]]]]:
     """Returns the nodes that objects take, and variables of another shape."""
     matched: set[int] = set()
@@ -206,12 +232,16 @@ def _match(
             continue
         matched.add(node_id)
         node = nodes[node_id]
-        matched.update(slot.slot_variable_node_id
-                       for slot in node.slot_variables)
+        matched.update(
+            slot.slot_variable_node_id for slot in node.slot_variables
+        )
         for attribute in node.attributes:
             key = attribute.checkpoint_key
-            if (attribute.name != _tf_private.VARIABLE_VALUE_KEY
-                    or key not in shapes or not hasattr(found, "shape")):
+            if (
+                attribute.name != _tf_private.VARIABLE_VALUE_KEY
+                or key not in shapes
+                or not hasattr(found, "shape")
+            ):
                 continue
             shape = tf.TensorShape(found.shape)
             if not shape.is_compatible_with(tf.TensorShape(shapes[key])):
@@ -222,8 +252,13 @@ def _match(
         for child in node.children:
             name = child.local_name
             if name in children:
-                todo.append((f"{path}/{name}".lstrip("/"), child.node_id,
-                             children[name]))
+                todo.append(
+                    (
+                        f"{path}/{name}".lstrip("/"),
+                        child.node_id,
+                        children[name],
+                    )
+                )
     return matched | later, wrong
 
 

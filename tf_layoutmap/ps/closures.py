@@ -63,8 +63,11 @@ class StepClosure:
             before, outside of the closure.
         """
         self._traced = _tf_private.trace_for_workers(
-            self._coordinator, self._function, iterator,
-            tf.TensorSpec([2], tf.int64))
+            self._coordinator,
+            self._function,
+            iterator,
+            tf.TensorSpec([2], tf.int64),
+        )
 
     def schedule(self, iterator: Any, epoch: int, number: int) -> Any:
         """Schedules the closure on any worker.
@@ -79,8 +82,10 @@ class StepClosure:
           iterator of the worker was cancelled.
         """
         return _tf_private.schedule_call(
-            self._coordinator, self._make_call(),
-            (iterator, tf.constant([epoch, number], tf.int64)))
+            self._coordinator,
+            self._make_call(),
+            (iterator, tf.constant([epoch, number], tf.int64)),
+        )
 
     def _make_call(self) -> Callable[[Any, tf.Tensor], Any]:
         traced = self._traced
@@ -91,7 +96,8 @@ class StepClosure:
             if _tf_private.has_failed_closure(self._coordinator):
                 # The coordinator clears its queue only when no worker is busy.
                 raise tf.errors.CancelledError(
-                    None, None, "Not started, because another closure failed.")
+                    None, None, "Not started, because another closure failed."
+                )
             try:
                 return traced(iterator, numbers)
             except tf.errors.CancelledError as error:
@@ -99,15 +105,15 @@ class StepClosure:
                 # operation of this worker failed while its iterator was
                 # waiting for a batch.
                 num_cancelled += 1
-                if (_OF_A_JOB in str(error)
-                        and num_cancelled <= _MOST_CANCELLED):
+                if _OF_A_JOB in str(error) and num_cancelled <= _MOST_CANCELLED:
                     raise
                 cause = error
             raise InputCancelledError(
                 "The dataset of a worker was cancelled, because another "
                 "operation of the step failed while it waited for its batch. "
                 "A step must use its batch before anything else in it can "
-                f"fail. Received: {cause}")
+                f"fail. Received: {cause}"
+            )
 
         return call
 
@@ -119,8 +125,11 @@ class StepClosure:
           of the closures that it has applied in `epoch`; empty if it trains
           none.
         """
-        return [numbers for one in self._applied
-                for numbers in one.move_to_epoch(epoch, next_epoch)]
+        return [
+            numbers
+            for one in self._applied
+            for numbers in one.move_to_epoch(epoch, next_epoch)
+        ]
 
     @tf.autograph.experimental.do_not_convert
     def _note(self, state: closures.Closure) -> None:
@@ -142,7 +151,8 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
     def step(batch):
         # Without a batch nothing happens, also where it needs none.
         with tf.control_dependencies(
-                tf.nest.flatten(batch, expand_composites=True)):
+            tf.nest.flatten(batch, expand_composites=True)
+        ):
             return traced(batch)
 
     return lambda iterator: strategy.run(step, args=(next(iterator),))
@@ -160,16 +170,24 @@ def _check_tokens(state: closures.Closure):
     if state.applied:
         return
     graph = tf.compat.v1.get_default_graph().as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function
-                            for node in function.node_def)]
+    nodes = [
+        *graph.node,
+        *(
+            node
+            for function in graph.library.function
+            for node in function.node_def
+        ),
+    ]
     if any(node.op == _APPLY for node in nodes):
         raise ValueError(
             "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
             "functions that were not traced before; call it, and what it "
             "calls, without tf.function. Received: a step that calls a "
-            "function with a trace from elsewhere.")
+            "function with a trace from elsewhere."
+        )
     if state.num_enqueued:
         logging.warning(
             "The step enqueues for training and applies no gradients: closures "
             "will count, and the tables of the TPUEmbedding stay as they are. "
-            "Call `apply_gradients`, or `enqueue(..., training=False)`.")
+            "Call `apply_gradients`, or `enqueue(..., training=False)`."
+        )

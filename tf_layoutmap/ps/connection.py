@@ -22,15 +22,20 @@ from tf_layoutmap.ps.processes import Process
 
 # For the answers, once all ports are open.
 _ANSWER_SECONDS = 60.0
-_REMEDY = ("Start it with `python -m tf_layoutmap.server`, of tf_layoutmap "
-           f"{_version.__version__} and TensorFlow {{tensorflow}}.")
+_REMEDY = (
+    "Start it with `python -m tf_layoutmap.server`, of tf_layoutmap "
+    f"{_version.__version__} and TensorFlow {{tensorflow}}."
+)
 
 _processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
-    weakref.WeakKeyDictionary())
+    weakref.WeakKeyDictionary()
+)
 
 
 def connect(
-    *, partitioner: Any = None, timeout_seconds: str | float = 120.0,
+    *,
+    partitioner: Any = None,
+    timeout_seconds: str | float = 120.0,
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.
 
@@ -69,11 +74,14 @@ def connect(
         raise RuntimeError(
             f"After {seconds:g} s: {'; '.join(faults)}. Start each server and "
             "worker with `python -m tf_layoutmap.server`, with the same "
-            "cluster in TF_CONFIG.")
+            "cluster in TF_CONFIG."
+        )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(jobs), rpc_layer="grpc")
+        tf.train.ClusterSpec(jobs), rpc_layer="grpc"
+    )
     strategy = tf.distribute.ParameterServerStrategy(
-        resolver, variable_partitioner=partitioner)
+        resolver, variable_partitioner=partitioner
+    )
     check_answers(processes.ask_all(all_processes, _ANSWER_SECONDS))
     messages.shorten_log()
     _processes[strategy] = all_processes
@@ -107,15 +115,17 @@ def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
             "The environment variable TF_CONFIG must have a cluster with "
             'addresses of "ps" and "worker", as `python -m '
             f"tf_layoutmap.local_cluster` sets it. {error} Received: "
-            f"{tf_config!r}.") from None
+            f"{tf_config!r}."
+        ) from None
     task = config.get("task")
     job = task.get("type") if isinstance(task, dict) else None
     if job in ("ps", "worker"):
         raise ValueError(
-            '`connect` must be called by the coordinator, whose task in the '
+            "`connect` must be called by the coordinator, whose task in the "
             'environment variable TF_CONFIG has the type "chief" or is '
             "missing. Start servers and workers with `python -m "
-            f"tf_layoutmap.server` instead. Received: {task!r}.")
+            f"tf_layoutmap.server` instead. Received: {task!r}."
+        )
     return config["cluster"]
 
 
@@ -149,20 +159,26 @@ def check_answers(answers: Mapping[Process, Any]):
             raise RuntimeError(
                 f"The process {process.name} does not answer within "
                 f"{_ANSWER_SECONDS:g} s, though its port is open: is it "
-                "stopped, or of another program?")
+                "stopped, or of another program?"
+            )
         if isinstance(answer, tf.errors.NotFoundError):
             raise RuntimeError(
                 f"The process {process.name} lacks the ops of tf_layoutmap "
-                f"{_version.__version__}. {remedy}") from None
+                f"{_version.__version__}. {remedy}"
+            ) from None
         if isinstance(answer, Exception):
             raise RuntimeError(
                 f"The process {process.name} cannot be asked for its versions "
-                f"({type(answer).__name__}). {remedy}") from answer
-        same = (_requirements.minor(answer.get("tensorflow", "")) ==
-                _requirements.minor(own["tensorflow"]) and
-                answer.get("tf_layoutmap") == own["tf_layoutmap"])
+                f"({type(answer).__name__}). {remedy}"
+            ) from answer
+        same = (
+            _requirements.minor(answer.get("tensorflow", ""))
+            == _requirements.minor(own["tensorflow"])
+            and answer.get("tf_layoutmap") == own["tf_layoutmap"]
+        )
         if not same:
             raise RuntimeError(
                 f"The process {process.name} has TensorFlow "
                 f"{answer.get('tensorflow')} and tf_layoutmap "
-                f"{answer.get('tf_layoutmap')}. {remedy}")
+                f"{answer.get('tf_layoutmap')}. {remedy}"
+            )

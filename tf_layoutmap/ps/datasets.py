@@ -31,9 +31,13 @@ class Datasets:
     batches, whoever takes them, and the next one goes on where it ended.
     """
 
-    def __init__(self, dataset_fn: Callable[..., Any], *,
-                 step_deadline: str | float = "10min",
-                 on_server_loss: str = "raise"):
+    def __init__(
+        self,
+        dataset_fn: Callable[..., Any],
+        *,
+        step_deadline: str | float = "10min",
+        on_server_loss: str = "raise",
+    ):
         """Takes what makes a dataset.
 
         Args:
@@ -60,11 +64,14 @@ class Datasets:
             `on_server_loss` is none of the two.
         """
         if not callable(dataset_fn):
-            raise TypeError("Argument `dataset_fn` must be callable. "
-                            f"Received: {dataset_fn!r}.")
+            raise TypeError(
+                "Argument `dataset_fn` must be callable. "
+                f"Received: {dataset_fn!r}."
+            )
         self._dataset_fn = dataset_fn
         _checks.check_one_of(
-            "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS)
+            "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
+        )
         self.on_server_loss = on_server_loss
         self.deadline = durations.read_seconds(step_deadline, "step_deadline")
         replace_fit()
@@ -76,7 +83,8 @@ class Datasets:
 
 
 def function_of_worker(
-    dataset_fn: Callable[..., Any], num_workers: int,
+    dataset_fn: Callable[..., Any],
+    num_workers: int,
 ) -> Callable[[], Any]:
     """Returns what a coordinator runs on each worker: it makes its dataset.
 
@@ -88,10 +96,12 @@ def function_of_worker(
         return dataset_fn
 
     def with_context() -> Any:
-        index = (tf.distribute.coordinator
-                 .experimental_get_current_worker_index())
-        return dataset_fn(tf.distribute.InputContext(
-            num_workers, tf.cast(index, tf.int64)))
+        index = (
+            tf.distribute.coordinator.experimental_get_current_worker_index()
+        )
+        return dataset_fn(
+            tf.distribute.InputContext(num_workers, tf.cast(index, tf.int64))
+        )
 
     return with_context
 
@@ -110,7 +120,8 @@ def check_function_of_worker(traced: Any) -> None:
             "Argument `dataset_fn` must not use a tf.data.Dataset that was "
             "created outside of it: that one is in this process, where "
             "workers cannot read it. Create all datasets inside of the "
-            "function. Received: a function that captures one.")
+            "function. Received: a function that captures one."
+        )
 
 
 def replace_fit() -> None:
@@ -129,12 +140,17 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # Of C.
         return False
-    return any(one.default is one.empty and one.kind in (
-        one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    return any(
+        one.default is one.empty
+        and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
 
 
 def _checked(dataset: Any) -> Any:
     if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError("Argument `dataset_fn` must return a tf.data.Dataset. "
-                        f"Received: {type(dataset).__name__}.")
+        raise TypeError(
+            "Argument `dataset_fn` must return a tf.data.Dataset. "
+            f"Received: {type(dataset).__name__}."
+        )
     return dataset

@@ -29,5 +29,6 @@ def read_seconds(value: str | float, argument: str) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(
             f'Argument `{argument}` must be like "30s", "5min" or "2h", or a '
-            f"number of seconds above 0. Received: {value!r}.")
+            f"number of seconds above 0. Received: {value!r}."
+        )
     return seconds

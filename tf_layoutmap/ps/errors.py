@@ -6,8 +6,7 @@ come after it has done so, and name processes by their addresses.
 
 
 class ServerLostError(RuntimeError):
-    """A parameter server is gone, and with it rows since the last checkpoint.
-    """
+    """A parameter server is gone; updates since the checkpoint are lost."""
 
 
 class StepDeadlineError(RuntimeError):

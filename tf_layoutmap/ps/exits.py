@@ -41,4 +41,5 @@ def remove(original: Callable[..., None], *args: Any) -> None:
 def _limit_shutdown() -> None:
     if sys.__stderr__ is not None:
         faulthandler.dump_traceback_later(
-            END_SECONDS, exit=True, file=sys.__stderr__)
+            END_SECONDS, exit=True, file=sys.__stderr__
+        )

@@ -22,8 +22,12 @@ class Guard:
     """Calls what uses the cluster, and explains its errors."""
 
     def __init__(
-        self, all_processes: Sequence[Process], deadline: float,
-        tell: Callable[[], tuple[int, str]], *, restarts_program: bool,
+        self,
+        all_processes: Sequence[Process],
+        deadline: float,
+        tell: Callable[[], tuple[int, str]],
+        *,
+        restarts_program: bool,
     ):
         """Takes whom to ask.
 
@@ -83,19 +87,22 @@ class Guard:
         return StepDeadlineError(
             f"No step has ended within {self._deadline:g} s. "
             f"{'; '.join(wrong) or 'All processes answer'}. "
-            f"{self._tell()[1]}")
+            f"{self._tell()[1]}"
+        )
 
     def _lose_server(self, error: tf.errors.OpError) -> NoReturn:
         wrong = processes.silent(
-            [one for one in self._processes if one.job == "ps"],
-            _ANSWER_SECONDS)
+            [one for one in self._processes if one.job == "ps"], _ANSWER_SECONDS
+        )
         num_saved, remedy = self._tell()
         message = (
             "A parameter server is lost, or was started again: "
             f"{'; '.join(wrong) or 'all answer by now'}. What it held is "
-            f"gone. {remedy}")
+            f"gone. {remedy}"
+        )
         if not self._restarts_program or not restarts.may_restart(
-                num_saved, os.environ):
+            num_saved, os.environ
+        ):
             raise ServerLostError(message) from error
         logging.error("%s This program starts anew.", message)
         logging.flush()

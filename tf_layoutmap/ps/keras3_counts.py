@@ -10,8 +10,7 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private, _strategies
 
 
-def assign_add(original: Callable[..., Any], variable: Any,
-               value: Any) -> Any:
+def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Adds in one operation of the server that has the variable.
 
     Keras reads and then writes: what another worker adds in between is lost.
@@ -19,14 +18,14 @@ def assign_add(original: Callable[..., Any], variable: Any,
     return _assign("assign_add", original, variable, value)
 
 
-def assign_sub(original: Callable[..., Any], variable: Any,
-               value: Any) -> Any:
+def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Subtracts in one operation; see `assign_add`."""
     return _assign("assign_sub", original, variable, value)
 
 
-def _assign(name: str, original: Callable[..., Any], variable: Any,
-            value: Any) -> Any:
+def _assign(
+    name: str, original: Callable[..., Any], variable: Any, value: Any
+) -> Any:
     stored = _on_server(variable)
     if stored is None:
         return original(variable, value)

@@ -16,26 +16,45 @@ _PREFIX = re.compile(r"\(\d+\) *[A-Z_]+: *")
 _FRAME = re.compile(
     r"$|Graph execution error:|Detected at node|\d+ root error\(s\) found"
     r"|\d+ successful operations|\d+ derived errors? ignored|File \"|<stack "
-    r"|This could happen if the remote|This derived error is ignored")
+    r"|This could happen if the remote|This derived error is ignored"
+)
 # Behind the sentence: where it was raised, and how it came here.
 _TAIL = re.compile(
     r"\s*(\[\[.*|\[Op:\w+\].*|Additional GRPC error information.*"
-    r"|:UNKNOWN:.*|\[type\.googleapis\.com.*)")
+    r"|:UNKNOWN:.*|\[type\.googleapis\.com.*)"
+)
 
 # Of a message of TensorFlow's coordinator: who, and what happened. None where
 # another message, or an error, says the same.
 _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
-    (re.compile(r"\s*(\S+) encountered the following error when processing "
-                r"(?:resource )?closure: \w+\(.*?\):(.*)", re.DOTALL),
-     "A closure failed on {}: {}"),
-    (re.compile(r"Worker (\S+) failed with \w+\(.*?\):(.*)", re.DOTALL),
-     "Lost worker {}, whose closures run again: {}"),
-    (re.compile(r"Remote function on worker (\S+) failed with \w+\(.*?\):(.*)"
-                r"\nIt is treated as a transient", re.DOTALL),
-     "A call of worker {} failed, and is repeated: {}"),
+    (
+        re.compile(
+            r"\s*(\S+) encountered the following error when processing "
+            r"(?:resource )?closure: \w+\(.*?\):(.*)",
+            re.DOTALL,
+        ),
+        "A closure failed on {}: {}",
+    ),
+    (
+        re.compile(r"Worker (\S+) failed with \w+\(.*?\):(.*)", re.DOTALL),
+        "Lost worker {}, whose closures run again: {}",
+    ),
+    (
+        re.compile(
+            r"Remote function on worker (\S+) failed with \w+\(.*?\):(.*)"
+            r"\nIt is treated as a transient",
+            re.DOTALL,
+        ),
+        "A call of worker {} failed, and is repeated: {}",
+    ),
     (re.compile(r"Start cancelling closures due to error"), None),
-    (re.compile(r"Remote function on worker .*This derived error is ignored",
-                re.DOTALL), None),
+    (
+        re.compile(
+            r"Remote function on worker .*This derived error is ignored",
+            re.DOTALL,
+        ),
+        None,
+    ),
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -112,7 +131,8 @@ class OneLinePerEvent(logging.Filter):
             count = self._counts[line]
             if str(count).strip("0") == "1":
                 absl_logging.warning(
-                    "%s", line if count == 1 else f"{line} ({count} times)")
+                    "%s", line if count == 1 else f"{line} ({count} times)"
+                )
             return False
         return True
 

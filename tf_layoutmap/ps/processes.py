@@ -56,14 +56,19 @@ def processes_of(jobs: Mapping[str, Sequence[str]]) -> list[Process]:
     Args:
       jobs: Addresses by job.
     """
-    return [Process(job, index, address) for job in ("ps", "worker")
-            for index, address in enumerate(jobs.get(job, ()))]
+    return [
+        Process(job, index, address)
+        for job in ("ps", "worker")
+        for index, address in enumerate(jobs.get(job, ()))
+    ]
 
 
 def count_workers() -> int:
     """How many workers the cluster has that this process is connected to."""
-    devices = [tf.DeviceSpec.from_string(one.name) for one in
-               tf.config.list_logical_devices("CPU")]
+    devices = [
+        tf.DeviceSpec.from_string(one.name)
+        for one in tf.config.list_logical_devices("CPU")
+    ]
     return len({one.task for one in devices if one.job == "worker"})
 
 
@@ -73,7 +78,8 @@ def listens(process: Process) -> bool:
     try:
         # The host of an IPv6 address is in brackets.
         with socket.create_connection(
-                (host.strip("[]"), int(port)), _CONNECT_SECONDS):
+            (host.strip("[]"), int(port)), _CONNECT_SECONDS
+        ):
             return True
     except OSError:
         return False
@@ -91,23 +97,29 @@ def fault_of(process: Process, seconds: float) -> str | None:
     if not listens(process):
         return f"no connection to {process.name}"
     # Without the pool a channel would inherit the backoff of the one before.
-    with grpc.insecure_channel(process.address, options=[
-            ("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with grpc.insecure_channel(
+        process.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
         try:
             answer = channel.unary_unary(_STATUS)(b"", timeout=seconds)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                return (f"no answer from {process.name}, though its port is "
-                        "open: is it stopped, or of another program?")
-            return (f"{process.name} is not a server of TensorFlow "
-                    f"({error.details()})")
+                return (
+                    f"no answer from {process.name}, though its port is "
+                    "open: is it stopped, or of another program?"
+                )
+            return (
+                f"{process.name} is not a server of TensorFlow "
+                f"({error.details()})"
+            )
     if process.device.rpartition("/")[0].encode() + b"/" not in answer:
         return f"{process.name} is another process of a cluster"
     return None
 
 
 def wait_until_all_serve(
-    processes: Sequence[Process], seconds: float,
+    processes: Sequence[Process],
+    seconds: float,
 ) -> list[str]:
     """Returns why processes cannot be connected to after so many seconds."""
     deadline = time.monotonic() + seconds
@@ -117,13 +129,16 @@ def wait_until_all_serve(
         while True:
             left = deadline - time.monotonic()
             faults[process] = fault_of(
-                process, max(0.1, min(_CONNECT_SECONDS, left)))
+                process, max(0.1, min(_CONNECT_SECONDS, left))
+            )
             if faults[process] is None or left < _RETRY_SECONDS:
                 return
             time.sleep(_RETRY_SECONDS)
 
-    threads = [threading.Thread(target=wait, args=(one,), daemon=True)
-               for one in processes]
+    threads = [
+        threading.Thread(target=wait, args=(one,), daemon=True)
+        for one in processes
+    ]
     for one in threads:
         one.start()
     for one in threads:
@@ -150,23 +165,27 @@ Received: 'a:0' of 'ps'.
     """
     if not isinstance(jobs, dict):
         raise ValueError(
-            f"A cluster must be {{job: [address, ...]}}. Received: {jobs!r}.")
+            f"A cluster must be {{job: [address, ...]}}. Received: {jobs!r}."
+        )
     jobs_by_address: dict[str, str] = {}
     for job, addresses in jobs.items():
         if not isinstance(addresses, list):
             raise ValueError(
                 "A cluster must be {job: [address, ...]}, with a list of "
-                f"addresses for each job. Received: {addresses!r} of {job!r}.")
+                f"addresses for each job. Received: {addresses!r} of {job!r}."
+            )
         for address in addresses:
             if not _is_address(address):
                 raise ValueError(
                     'Each address must be "host:port", with a port from 1 to '
-                    f"65535. Received: {address!r} of {job!r}.")
+                    f"65535. Received: {address!r} of {job!r}."
+                )
             if address.lower() in jobs_by_address:
                 raise ValueError(
                     "Each process must have a different address. Received: "
                     f"{address!r} of {jobs_by_address[address.lower()]!r} and "
-                    f"of {job!r}.")
+                    f"of {job!r}."
+                )
             jobs_by_address[address.lower()] = job
     return jobs
 
@@ -176,8 +195,12 @@ def _is_address(address: Any) -> bool:
         return False
     host, _, port = address.rpartition(":")
     # Others than ASCII digits are decimal, too.
-    return bool(host.strip()) and port.isascii() and port.isdecimal() and (
-        1 <= int(port) <= 65535)
+    return (
+        bool(host.strip())
+        and port.isascii()
+        and port.isdecimal()
+        and (1 <= int(port) <= 65535)
+    )
 
 
 def describe(process: Process) -> dict[str, str]:
@@ -191,7 +214,8 @@ def describe(process: Process) -> dict[str, str]:
 
 
 def ask_all(
-    processes: Sequence[Process], seconds: float,
+    processes: Sequence[Process],
+    seconds: float,
 ) -> dict[Process, dict[str, str] | Exception | None]:
     """Asks all processes at the same time.
 
@@ -215,7 +239,8 @@ def ask_all(
     try:
         for _ in processes:
             process, answer = answers.get(
-                timeout=max(deadline - time.monotonic(), 0))
+                timeout=max(deadline - time.monotonic(), 0)
+            )
             found[process] = answer
     except queue.Empty:
         pass
@@ -226,9 +251,9 @@ def silent(processes: Sequence[Process], seconds: float) -> list[str]:
     """Returns what is wrong with those that do not answer, with addresses."""
     closed = [one for one in processes if not listens(one)]
     wrong = [f"{one.name} accepts no connections" for one in closed]
-    answers = ask_all(
-        [one for one in processes if one not in closed], seconds)
+    answers = ask_all([one for one in processes if one not in closed], seconds)
     return wrong + [
         f"{process.name} gives no answer"
         for process, answer in answers.items()
-        if answer is None or isinstance(answer, tf.errors.OpError)]
+        if answer is None or isinstance(answer, tf.errors.OpError)
+    ]

@@ -52,8 +52,13 @@ class Rounds:
     """Schedules closures and waits until all have ended."""
 
     def __init__(
-        self, strategy: Any, body: Callable[[Any], Any],
-        dataset_fn: Callable[[], Any], *, num_workers: int, deadline: float,
+        self,
+        strategy: Any,
+        body: Callable[[Any], Any],
+        dataset_fn: Callable[[], Any],
+        *,
+        num_workers: int,
+        deadline: float,
         seconds: float,
     ):
         """Starts with short rounds.
@@ -66,8 +71,9 @@ class Rounds:
           deadline: Seconds in which some closure must end.
           seconds: How long a round is to take.
         """
-        self._coordinator = (
-            tf.distribute.coordinator.ClusterCoordinator(strategy))
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
+            strategy
+        )
         self._closure = StepClosure(self._coordinator, body)
         self._dataset_fn = dataset_fn
         self._dataset: Any = None
@@ -83,9 +89,11 @@ class Rounds:
         if self._dataset is None:
             # A worker that deletes an iterator answers nobody meanwhile.
             dataset = self._coordinator.create_per_worker_dataset(
-                lambda: autotuning.without_autotuning(self._dataset_fn()))
+                lambda: autotuning.without_autotuning(self._dataset_fn())
+            )
             datasets.check_function_of_worker(
-                _tf_private.dataset_function_of(dataset))
+                _tf_private.dataset_function_of(dataset)
+            )
             self._dataset = dataset
         return self._dataset
 
@@ -129,7 +137,8 @@ class Rounds:
             raise RuntimeError(
                 "Steps of this run were interrupted, and the tables may hold "
                 "some that do not count, or parts of steps: they must be "
-                "neither saved nor trained. Start the program again.")
+                "neither saved nor trained. Start the program again."
+            )
 
     def _run(self, most: int) -> Ended:
         count = min(self._size, most)
@@ -141,17 +150,24 @@ class Rounds:
         todo = list(range(count))
         while todo:
             futures, error = self._run_once(epoch, todo)
-            errors = {number: waiting.error_of(futures[number])
-                      for number in futures}
-            done.update((number, futures[number])
-                        for number, own in errors.items() if own is None)
+            errors = {
+                number: waiting.error_of(futures[number]) for number in futures
+            }
+            done.update(
+                (number, futures[number])
+                for number, own in errors.items()
+                if own is None
+            )
             if error is None:
                 break
             failures.add(error, [one for one in errors.values() if one])
             epoch, everywhere, somewhere = self._move_to_next_epoch(epoch)
             # Their workers have not said what they returned.
-            done.update((number, None) for number in todo
-                        if number in everywhere and number not in done)
+            done.update(
+                (number, None)
+                for number in todo
+                if number in everywhere and number not in done
+            )
             todo = [number for number in todo if number not in done]
             if failures.are_too_many:
                 todo = [number for number in todo if number in somewhere]
@@ -161,14 +177,16 @@ class Rounds:
                     "by others, and no worker could complete them: the tables "
                     "must be neither saved nor trained. Start the program "
                     "again. The last attempt failed by "
-                    f"{type(error).__name__}: {error}") from error
+                    f"{type(error).__name__}: {error}"
+                ) from error
             if todo and failures.need_new_iterators:
                 self.start_over()
                 self._prepare()
         values = [done[number] for number in sorted(done)]
         if len(done) < count or failures.of_batch is not None:
-            return Ended(len(done), [], _explained(
-                failures.of_batch or failures.last))
+            return Ended(
+                len(done), [], _explained(failures.of_batch or failures.last)
+            )
         self._adapt(count, time.monotonic() - began)
         return Ended(count, values, None)
 
@@ -188,16 +206,20 @@ class Rounds:
             self._closure.trace(self._iterator)
 
     def _run_once(
-        self, epoch: int, numbers: list[int],
+        self,
+        epoch: int,
+        numbers: list[int],
     ) -> tuple[dict[int, Any], Exception | None]:
         """Schedules closures and waits; returns them, and what was raised."""
         futures: dict[int, Any] = {}
         try:
             for number in numbers:
                 futures[number] = self._closure.schedule(
-                    self._iterator, epoch, number)
-            waiting.within(self._coordinator.join, self._deadline,
-                           list(futures.values()))
+                    self._iterator, epoch, number
+                )
+            waiting.within(
+                self._coordinator.join, self._deadline, list(futures.values())
+            )
         except (*LOST, waiting.LateError):
             raise
         except Exception as error:
@@ -206,7 +228,8 @@ class Rounds:
         return futures, None
 
     def _move_to_next_epoch(
-        self, epoch: int,
+        self,
+        epoch: int,
     ) -> tuple[int, set[int], set[int]]:
         """Ends an epoch on all servers.
 
@@ -217,7 +240,8 @@ class Rounds:
         next_epoch = next(_epochs)
         applied = waiting.within(
             lambda: self._closure.move_to_epoch(epoch, next_epoch),
-            self._deadline)
+            self._deadline,
+        )
         if not applied:
             return next_epoch, set(), set()
         return next_epoch, set.intersection(*applied), set.union(*applied)
@@ -245,14 +269,16 @@ class _Failures:
     def add(self, error: Exception, errors: Sequence[Exception]) -> None:
         """Adds what the coordinator raised, and the errors of closures."""
         was_enough = self.are_too_many
-        failed = [one for one in errors
-                  if not isinstance(one, tf.errors.CancelledError)]
+        failed = [
+            one
+            for one in errors
+            if not isinstance(one, tf.errors.CancelledError)
+        ]
         # An error of no closure, or of a dataset that has ended, comes again.
         comes_again = not failed or isinstance(error, tf.errors.OutOfRangeError)
         self._num_closures += _MOST_FAILURES + 1 if comes_again else len(failed)
         self._num_rounds += was_enough
-        if self.of_batch is None and not isinstance(
-                error, InputCancelledError):
+        if self.of_batch is None and not isinstance(error, InputCancelledError):
             self.of_batch = error
         self.last = error
 
@@ -270,15 +296,20 @@ class _Failures:
     def need_new_iterators(self) -> bool:
         """Whether those there are have no more batches, or no good ones."""
         return isinstance(self.last, InputCancelledError) or (
-            self._num_rounds >= _MOST_NEXT_BATCHES)
+            self._num_rounds >= _MOST_NEXT_BATCHES
+        )
 
 
 def _explained(error: Exception | None) -> Exception | None:
     if not isinstance(error, tf.errors.OutOfRangeError):
-        return messages.concise(error) if isinstance(
-            error, tf.errors.OpError) else error
+        return (
+            messages.concise(error)
+            if isinstance(error, tf.errors.OpError)
+            else error
+        )
     explained = ValueError(
         "Argument `dataset_fn` must make a dataset without end; add "
-        "`.repeat()`. Received: one that has ended.")
+        "`.repeat()`. Received: one that has ended."
+    )
     explained.__cause__ = error
     return explained

@@ -65,11 +65,18 @@ class Run:
     """
 
     def __init__(
-        self, strategy: Any, step_fn: Callable[..., Any],
-        dataset_fn: Callable[..., Any], checkpoint_dir: str | os.PathLike, *,
-        objects: Mapping[str, Any], save_every: str | float = "5min",
-        on_server_loss: str = "raise", step_deadline: str | float = "10min",
-        max_to_keep: int = 3, allow_missing: bool | Sequence[str] = False,
+        self,
+        strategy: Any,
+        step_fn: Callable[..., Any],
+        dataset_fn: Callable[..., Any],
+        checkpoint_dir: str | os.PathLike,
+        *,
+        objects: Mapping[str, Any],
+        save_every: str | float = "5min",
+        on_server_loss: str = "raise",
+        step_deadline: str | float = "10min",
+        max_to_keep: int = 3,
+        allow_missing: bool | Sequence[str] = False,
     ):
         """Reads the newest checkpoint, if there is one.
 
@@ -107,37 +114,50 @@ class Run:
         if all_processes is None:
             raise TypeError(
                 "Argument `strategy` must be what `tlm.ps.connect` returned. "
-                f"Received: {strategy!r}.")
-        for name, function in [("step_fn", step_fn),
-                               ("dataset_fn", dataset_fn)]:
+                f"Received: {strategy!r}."
+            )
+        for name, function in [
+            ("step_fn", step_fn),
+            ("dataset_fn", dataset_fn),
+        ]:
             if not callable(function):
-                raise TypeError(f"Argument `{name}` must be callable. "
-                                f"Received: {function!r}.")
+                raise TypeError(
+                    f"Argument `{name}` must be callable. "
+                    f"Received: {function!r}."
+                )
         if not objects:
             raise ValueError(
                 "Argument `objects` must have what is saved, by name. "
-                f"Received: {objects!r}.")
+                f"Received: {objects!r}."
+            )
         _checks.check_one_of(
-            "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS)
+            "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
+        )
         _checks.check_int("max_to_keep", max_to_keep, lowest=1)
         if isinstance(allow_missing, str):
             raise TypeError(
                 "Argument `allow_missing` must be a bool or a list of names. "
-                f"Received: {allow_missing!r}.")
+                f"Received: {allow_missing!r}."
+            )
         self._save_seconds = durations.read_seconds(save_every, "save_every")
         self._deadline = durations.read_seconds(step_deadline, "step_deadline")
         self._guard = guard.Guard(
-            all_processes, self._deadline, self._told_of_loss,
-            restarts_program=on_server_loss == "restart")
-        self._folder = checkpoints.CheckpointFolder(
-            checkpoint_dir, max_to_keep)
+            all_processes,
+            self._deadline,
+            self._told_of_loss,
+            restarts_program=on_server_loss == "restart",
+        )
+        self._folder = checkpoints.CheckpointFolder(checkpoint_dir, max_to_keep)
         self._checkpoint = tf.train.Checkpoint(**objects)
         num_workers = sum(one.job == "worker" for one in all_processes)
         self._rounds = rounds.Rounds(
-            strategy, closures.step_of_batch(strategy, step_fn),
+            strategy,
+            closures.step_of_batch(strategy, step_fn),
             datasets.function_of_worker(dataset_fn, num_workers),
-            num_workers=num_workers, deadline=self._deadline,
-            seconds=min(_ROUND_SECONDS, self._save_seconds))
+            num_workers=num_workers,
+            deadline=self._deadline,
+            seconds=min(_ROUND_SECONDS, self._save_seconds),
+        )
         self.num_done = self._restore(allow_missing)
         self._target = 0
         self._num_saved = self.num_done
@@ -177,8 +197,11 @@ class Run:
         self._target += _checks.check_int("count", count, lowest=0)
         result = None
         while self.num_done < self._target:
-            ended = self._guard.call(functools.partial(
-                self._rounds.run, self._target - self.num_done))
+            ended = self._guard.call(
+                functools.partial(
+                    self._rounds.run, self._target - self.num_done
+                )
+            )
             self.num_done += ended.num_done
             if ended.error is not None:
                 # What the program asks for next comes on top of what is done.
@@ -200,9 +223,14 @@ class Run:
             complete a step: the tables must not be saved.
         """
         self._rounds.check_settled()
-        self._guard.call(lambda: self._folder.save(
-            self.num_done, lambda prefix: waiting.within(
-                lambda: self._checkpoint.write(prefix), self._deadline)))
+        self._guard.call(
+            lambda: self._folder.save(
+                self.num_done,
+                lambda prefix: waiting.within(
+                    lambda: self._checkpoint.write(prefix), self._deadline
+                ),
+            )
+        )
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
 
@@ -211,23 +239,33 @@ class Run:
         if newest is None:
             return 0
         checkpoints.check_objects(
-            newest.prefix, self._checkpoint, allow_missing)
-        logging.info("Going on after %d closures, from %s.", newest.num_done,
-                     newest.prefix)
+            newest.prefix, self._checkpoint, allow_missing
+        )
+        logging.info(
+            "Going on after %d closures, from %s.",
+            newest.num_done,
+            newest.prefix,
+        )
         try:
             self._checkpoint.read(
-                newest.prefix).assert_existing_objects_matched()
+                newest.prefix
+            ).assert_existing_objects_matched()
         except AssertionError as error:
             raise ValueError(
                 "Argument `objects` must be what the newest checkpoint was "
-                f"written of, {newest.prefix!r}: {error}") from None
+                f"written of, {newest.prefix!r}: {error}"
+            ) from None
         return newest.num_done
 
     def _told_of_loss(self) -> tuple[int, str]:
         """What to go on from, as a number that grows, and how."""
         newest = self._folder.newest()
-        where = (f"it goes on after {newest.num_done} closures" if newest else
-                 "there is no checkpoint yet")
+        where = (
+            f"it goes on after {newest.num_done} closures"
+            if newest
+            else "there is no checkpoint yet"
+        )
         return newest.num_done if newest else 0, (
             f"Start missing servers and this program again: {where} "
-            f"({self.num_done} were done).")
+            f"({self.num_done} were done)."
+        )

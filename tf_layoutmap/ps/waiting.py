@@ -32,8 +32,9 @@ def error_of(closure: Any) -> Exception | None:
     return None
 
 
-def within(call: Callable[[], Any], seconds: float,
-           watched: Sequence[Any] = ()) -> Any:
+def within(
+    call: Callable[[], Any], seconds: float, watched: Sequence[Any] = ()
+) -> Any:
     """Returns what `call` returns, or raises what it raises.
 
     It runs in a thread that does not keep the program from ending.

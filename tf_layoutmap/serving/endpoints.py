@@ -39,8 +39,10 @@ class Exported(tf.Module):
 
 
 def make(
-    one: Any, input_signature: Sequence[Any] | None,
-    replaced: Sequence[stand_ins.StandIn], sources: Sequence[Source],
+    one: Any,
+    input_signature: Sequence[Any] | None,
+    replaced: Sequence[stand_ins.StandIn],
+    sources: Sequence[Source],
 ) -> tuple[Exported, dict[str, Any]]:
     """Returns a module with a function `serve`, and the signatures.
 
@@ -60,9 +62,11 @@ def make(
     if not isinstance(specs, list | tuple):
         raise TypeError(
             "Argument `input_signature` must be a list with a structure of "
-            f"specs for each argument. Received: {input_signature!r}.")
-    specs = cast("list[Any]", keras.tree.map_structure(
-        _as_tensor_spec, list(specs)))
+            f"specs for each argument. Received: {input_signature!r}."
+        )
+    specs = cast(
+        "list[Any]", keras.tree.map_structure(_as_tensor_spec, list(specs))
+    )
     call = _call_of(one)
 
     def called(*inputs: Any) -> Any:
@@ -72,28 +76,34 @@ def make(
         return outputs
 
     # As Keras exports its models; tf_keras has their control flow converted.
-    serve = tf.function(called, input_signature=list(specs),
-                        autograph=subjects.is_tf_keras(one))
+    serve = tf.function(
+        called, input_signature=list(specs), autograph=subjects.is_tf_keras(one)
+    )
     signature = serve
     if is_embedding or signatures.has_composites(specs):
         signature = signatures.of_tensors(
-            serve, specs, ("", "weights") if is_embedding else ())
+            serve, specs, ("", "weights") if is_embedding else ()
+        )
     return Exported(serve), {"serve": signature, "serving_default": signature}
 
 
 def _refuse_direct_reads(sources: Sequence[Source]) -> None:
     """Refuses a function that reads a table as a variable."""
-    captured = [external for external, _ in
-                tf.compat.v1.get_default_graph().captures]
+    captured = [
+        external for external, _ in tf.compat.v1.get_default_graph().captures
+    ]
     for source in sources:
         variable = source.variable()
-        handles = [variable.handle, *(
-            shard.handle for shard in getattr(variable, "variables", ()))]
+        handles = [
+            variable.handle,
+            *(shard.handle for shard in getattr(variable, "variables", ())),
+        ]
         if any(one is handle for one in captured for handle in handles):
             raise ValueError(
                 f"Table {source.name!r} must not be read other than by "
                 "calling its layer, as tied weights are: it is exported as "
-                "rows for lookups. Use `model.export` for this model.")
+                "rows for lookups. Use `model.export` for this model."
+            )
 
 
 def _call_of(one: Any) -> Callable[..., Any]:
@@ -111,11 +121,19 @@ def _specs_of(one: Any) -> list[Any]:
         vocabularies = one.vocabularies
         dtypes = [
             stored_keys.id_type(vocabularies[table.name])
-            if table.vocabulary is not None else tf.int64
-            for table in access.spec.tables]
-        return [tf.nest.pack_sequence_as(access.feature_config, [
-            tf.RaggedTensorSpec([None, None], dtypes[feature.table])
-            for feature in access.spec.features])]
+            if table.vocabulary is not None
+            else tf.int64
+            for table in access.spec.tables
+        ]
+        return [
+            tf.nest.pack_sequence_as(
+                access.feature_config,
+                [
+                    tf.RaggedTensorSpec([None, None], dtypes[feature.table])
+                    for feature in access.spec.features
+                ],
+            )
+        ]
     if subjects.is_tf_keras(one):
         known = one.save_spec() if hasattr(one, "save_spec") else None
         return _required(known and list(known[0]), one)
@@ -132,20 +150,23 @@ def _required(specs: list[Any] | None, one: Any) -> list[Any]:
     if specs is None:
         raise ValueError(
             "Argument `input_signature` must be given for a layer, or a model "
-            f"that was never called. Received: None (layer {one.name!r}).")
+            f"that was never called. Received: None (layer {one.name!r})."
+        )
     return specs
 
 
 def _as_tensor_spec(spec: Any) -> Any:
     """The spec of a TensorFlow tensor, for one of Keras."""
-    if isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec
-                  | tf.SparseTensorSpec):
+    if isinstance(
+        spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
+    ):
         return spec
     if not isinstance(spec, keras.KerasTensor | keras.InputSpec):
         raise TypeError(
             "Argument `input_signature` must hold tf.TensorSpec, "
             "tf.RaggedTensorSpec and tf.SparseTensorSpec. Received: "
-            f"{spec!r}.")
+            f"{spec!r}."
+        )
     assert spec.shape is not None and spec.dtype is not None
     shape, dtype = [None, *spec.shape[1:]], tf.as_dtype(spec.dtype)
     if getattr(spec, "ragged", False):

@@ -23,9 +23,13 @@ from tf_layoutmap.serving.tables.stored_variable import StoredVariable
 
 
 def export(
-    model_or_embedding: Any, path: Any,
-    rows: str | Mapping[Any, str] = "float32", fuse: bool = True, *,
-    input_signature: Sequence[Any] | None = None, dataset: Any = None,
+    model_or_embedding: Any,
+    path: Any,
+    rows: str | Mapping[Any, str] = "float32",
+    fuse: bool = True,
+    *,
+    input_signature: Sequence[Any] | None = None,
+    dataset: Any = None,
 ) -> ExportReport:
     """Writes a SavedModel of TensorFlow's own operations only.
 
@@ -92,8 +96,12 @@ def export(
     kinds = _kinds(rows, holders)
     sources = [source for holder in holders for source in holder.sources]
     placed = plan.make_plan(
-        [(packing.choose(kind, source.dtype, source.dim), source.num_rows)
-         for kind, source in zip(kinds, sources)], fuse=fuse)
+        [
+            (packing.choose(kind, source.dtype, source.dim), source.num_rows)
+            for kind, source in zip(kinds, sources)
+        ],
+        fuse=fuse,
+    )
     if dataset is not None:
         metrics.check_model(model_or_embedding)
     saved_model.check_target(path)
@@ -101,34 +109,51 @@ def export(
     variables = [
         StoredVariable(f"tables_{index}", num_rows, form)
         for index, (form, num_rows) in enumerate(
-            zip(placed.formats, placed.num_rows))]
+            zip(placed.formats, placed.num_rows)
+        )
+    ]
     blocks = [
-        MeasuredBlocks([sources[table] for table in placed.tables_of(index)],
-                       variable.form)
-        for index, variable in enumerate(variables)]
-    stored = iter([
-        StoredTable(variables[place.variable], place.start, source.num_rows)
-        for place, source in zip(placed.places, sources)])
+        MeasuredBlocks(
+            [sources[table] for table in placed.tables_of(index)], variable.form
+        )
+        for index, variable in enumerate(variables)
+    ]
+    stored = iter(
+        [
+            StoredTable(variables[place.variable], place.start, source.num_rows)
+            for place, source in zip(placed.places, sources)
+        ]
+    )
     replaced: list[stand_ins.StandIn] = [
-        (holder.owner, holder.make_lookup(
-            [next(stored) for _ in holder.sources])) for holder in holders]
+        (
+            holder.owner,
+            holder.make_lookup([next(stored) for _ in holder.sources]),
+        )
+        for holder in holders
+    ]
 
     module, signatures = endpoints.make(
-        model_or_embedding, input_signature, replaced, sources)
+        model_or_embedding, input_signature, replaced, sources
+    )
     module.tables = variables
     module.keys = [one.variable for holder in holders for one in holder.keys]
     module.variables_of_model = subjects.other_variables(
-        model_or_embedding, holders)
+        model_or_embedding, holders
+    )
     module.resources = subjects.resources_of(model_or_embedding)
     with replacing.replacing_folder(path) as folder:
-        saved_model.write(module, signatures, folder,
-                          list(zip(variables, blocks)))
+        saved_model.write(
+            module, signatures, folder, list(zip(variables, blocks))
+        )
     reports = {}
     for index, measured in enumerate(blocks):
         reports.update(zip(placed.tables_of(index), measured.reports()))
     report = ExportReport(
-        path, tuple(reports[table] for table in range(len(sources))),
-        len(variables), saved_model.num_bytes(path))
+        path,
+        tuple(reports[table] for table in range(len(sources))),
+        len(variables),
+        saved_model.num_bytes(path),
+    )
     if dataset is None:
         return report
     return metrics.compared(report, model_or_embedding, dataset)
@@ -140,15 +165,24 @@ def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
     if not isinstance(rows, Mapping):
         kind = _checks.check_one_of("rows", rows, packing.KINDS)
         return [kind] * len(sources)
-    names = {id(alias): source.name for holder in holders
-             for source in holder.sources for alias in source.aliases}
-    wanted = {names.get(id(key), key): _checks.check_one_of(
-        "rows", kind, packing.KINDS, where=f"of table {key!r}")
-        for key, kind in rows.items()}
-    unknown = [key for key in wanted
-               if key not in [source.name for source in sources]]
+    names = {
+        id(alias): source.name
+        for holder in holders
+        for source in holder.sources
+        for alias in source.aliases
+    }
+    wanted = {
+        names.get(id(key), key): _checks.check_one_of(
+            "rows", kind, packing.KINDS, where=f"of table {key!r}"
+        )
+        for key, kind in rows.items()
+    }
+    unknown = [
+        key for key in wanted if key not in [source.name for source in sources]
+    ]
     if unknown:
         raise ValueError(
             "Argument `rows` must name tables, which are "
-            f"{[source.name for source in sources]}. Received: {unknown}.")
+            f"{[source.name for source in sources]}. Received: {unknown}."
+        )
     return [wanted.get(source.name, "float32") for source in sources]

@@ -20,7 +20,8 @@ def check_model(model: Any) -> None:
     if not getattr(model, "compiled", getattr(model, "_is_compiled", False)):
         raise ValueError(
             "Argument `dataset` must be None but for a compiled model, which "
-            f"has metrics. Received: a dataset, with {model!r}.")
+            f"has metrics. Received: a dataset, with {model!r}."
+        )
 
 
 def compared(report: ExportReport, model: Any, dataset: Any) -> ExportReport:
@@ -29,20 +30,27 @@ def compared(report: ExportReport, model: Any, dataset: Any) -> ExportReport:
     return dataclasses.replace(
         report,
         metrics_before=_metrics(
-            model, dataset, lambda x: model(x, training=False)),
+            model, dataset, lambda x: model(x, training=False)
+        ),
         metrics_after=_metrics(
-            model, dataset, lambda x: _as_specified(served.serve, x)))
+            model, dataset, lambda x: _as_specified(served.serve, x)
+        ),
+    )
 
 
 def _as_specified(served: Any, x: Any) -> Any:
     """Calls an exported function with inputs of the types that it takes."""
     args, _ = served.concrete_functions[0].structured_input_signature
-    return served(tf.nest.map_structure(
-        lambda spec, one: tf.cast(one, spec.dtype), args[0], x))
+    return served(
+        tf.nest.map_structure(
+            lambda spec, one: tf.cast(one, spec.dtype), args[0], x
+        )
+    )
 
 
-def _metrics(model: Any, dataset: Any,
-             predict: Callable[[Any], Any]) -> dict[str, float]:
+def _metrics(
+    model: Any, dataset: Any, predict: Callable[[Any], Any]
+) -> dict[str, float]:
     """The metrics of `compile`, and the mean loss of all samples."""
     model.reset_metrics()
     total, num_samples = 0.0, 0
@@ -51,7 +59,8 @@ def _metrics(model: Any, dataset: Any,
         x, y, sample_weight = (*batch, None)[:3]
         outputs = predict(x)
         loss = model.compute_loss(
-            x=x, y=y, y_pred=outputs, sample_weight=sample_weight)
+            x=x, y=y, y_pred=outputs, sample_weight=sample_weight
+        )
         size = int(tf.shape(tf.nest.flatten(y)[0])[0])
         total += float(loss) * size
         num_samples += size
@@ -59,5 +68,7 @@ def _metrics(model: Any, dataset: Any,
     model.reset_metrics()
     if not num_samples:
         raise ValueError("Argument `dataset` must not be empty.")
-    return {**{name: float(value) for name, value in found.items()},
-            "loss": total / num_samples}
+    return {
+        **{name: float(value) for name, value in found.items()},
+        "loss": total / num_samples,
+    }

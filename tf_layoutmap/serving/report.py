@@ -72,21 +72,36 @@ class ExportReport:
         import rich.table
 
         table = rich.table.Table(
-            title=f"Exported to {self.path}", title_justify="left")
+            title=f"Exported to {self.path}", title_justify="left"
+        )
         table.add_column("table", overflow="fold")
-        for column in ("shape", "rows", "bytes", "of float32",
-                       "largest error", "mean error"):
+        for column in (
+            "shape",
+            "rows",
+            "bytes",
+            "of float32",
+            "largest error",
+            "mean error",
+        ):
             table.add_column(column, justify="right")
         for one in self.tables:
             table.add_row(
-                one.name, f"{one.num_rows:,} x {one.dim}", one.rows,
+                one.name,
+                f"{one.num_rows:,} x {one.dim}",
+                one.rows,
                 f"{one.num_bytes:,}",
                 f"{one.num_bytes / one.float32_bytes:.2f}",
-                f"{one.largest_error:.3g}", f"{one.mean_error:.3g}")
-        lines = [f"{self.num_bytes:,} bytes in all files. Tables: "
-                 f"{len(self.tables)}, in variables: {self.num_variables}."]
+                f"{one.largest_error:.3g}",
+                f"{one.mean_error:.3g}",
+            )
+        lines = [
+            f"{self.num_bytes:,} bytes in all files. Tables: "
+            f"{len(self.tables)}, in variables: {self.num_variables}."
+        ]
         if self.metrics_before is not None:
             after = self.metrics_after or {}
-            lines += [f"{name}: {value:.6g} before, {after[name]:.6g} after."
-                      for name, value in self.metrics_before.items()]
+            lines += [
+                f"{name}: {value:.6g} before, {after[name]:.6g} after."
+                for name, value in self.metrics_before.items()
+            ]
         return rich.console.Group(table, *lines)

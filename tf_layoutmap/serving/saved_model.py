@@ -16,8 +16,12 @@ from tf_layoutmap.serving.tables.stored_variable import Blocks, StoredVariable
 _MODEL = "saved_model.pb"
 
 
-def write(module: tf.Module, signatures: Any, folder: str,
-          variables: Sequence[tuple[StoredVariable, Blocks]]) -> None:
+def write(
+    module: tf.Module,
+    signatures: Any,
+    folder: str,
+    variables: Sequence[tuple[StoredVariable, Blocks]],
+) -> None:
     """Writes a SavedModel into an empty folder.
 
     Args:
@@ -47,16 +51,20 @@ def check_target(path: str) -> None:
     if not tf.io.gfile.exists(path):
         return
     if tf.io.gfile.isdir(path) and (
-            not tf.io.gfile.listdir(path)
-            or tf.io.gfile.exists(os.path.join(path, _MODEL))):
+        not tf.io.gfile.listdir(path)
+        or tf.io.gfile.exists(os.path.join(path, _MODEL))
+    ):
         return
     raise ValueError(
         "Argument `path` must be a folder that is new, empty or a SavedModel, "
-        f"which is replaced. Received: {path!r}.")
+        f"which is replaced. Received: {path!r}."
+    )
 
 
 def num_bytes(folder: str) -> int:
     """Returns the size of all files in a folder."""
     return sum(
         tf.io.gfile.stat(os.path.join(parent, name)).length
-        for parent, _, names in tf.io.gfile.walk(folder) for name in names)
+        for parent, _, names in tf.io.gfile.walk(folder)
+        for name in names
+    )

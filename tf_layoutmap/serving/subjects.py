@@ -52,18 +52,30 @@ def holders_of(one: Any) -> list[Holder]:
       ValueError: If a layer is not built.
     """
     parts = layers_of(one) if is_layer(one) else [one]
-    holders = [holder for part in parts
-               if (holder := _holder_of(part)) is not None]
+    holders = [
+        holder for part in parts if (holder := _holder_of(part)) is not None
+    ]
     if not holders:
         raise TypeError(
             "Argument `model_or_embedding` must be a tlm.TPUEmbedding, or a "
             "model or layer with tables of `tlm.layers`. Received: "
-            f"{one!r}; a Keras model without them has `export` itself.")
+            f"{one!r}; a Keras model without them has `export` itself."
+        )
     names = [source.name for holder in holders for source in holder.sources]
-    return [dataclasses.replace(holder, sources=tuple(
-        source if names.count(source.name) == 1 else
-        dataclasses.replace(source, name=f"{holder.name}/{source.name}")
-        for source in holder.sources)) for holder in holders]
+    return [
+        dataclasses.replace(
+            holder,
+            sources=tuple(
+                source
+                if names.count(source.name) == 1
+                else dataclasses.replace(
+                    source, name=f"{holder.name}/{source.name}"
+                )
+                for source in holder.sources
+            ),
+        )
+        for holder in holders
+    ]
 
 
 def _holder_of(one: Any) -> Holder | None:
@@ -76,23 +88,38 @@ def _holder_of(one: Any) -> Holder | None:
     if not one.built:
         raise ValueError(
             f"Layer {one.name!r} must be built before it is exported; call "
-            "the model, or `build`, first.")
+            "the model, or `build`, first."
+        )
     if isinstance(one, TPUEmbeddingCore):
         return dataclasses.replace(
-            _holder_of_embedding(one.embedding, one.name),
-            variables=variables)
+            _holder_of_embedding(one.embedding, one.name), variables=variables
+        )
     if one.vocabulary is not None:
         found = _holder_of_embedding(one.embedding, one.name)
-        source, = found.sources
+        (source,) = found.sources
         return dataclasses.replace(
-            found, variables=variables, sources=(dataclasses.replace(
-                source, name=one.name, aliases=(one,)),))
+            found,
+            variables=variables,
+            sources=(
+                dataclasses.replace(source, name=one.name, aliases=(one,)),
+            ),
+        )
     return Holder(
-        one, one.name, (Source(
-            one.name, one.input_dim, one.output_dim,
-            tf.as_dtype(one.variable_dtype).name,
-            lambda: _variable_of(one.embeddings), (one,)),),
-        lambda tables: RowLookup(tables[0], one.name), variables)
+        one,
+        one.name,
+        (
+            Source(
+                one.name,
+                one.input_dim,
+                one.output_dim,
+                tf.as_dtype(one.variable_dtype).name,
+                lambda: _variable_of(one.embeddings),
+                (one,),
+            ),
+        ),
+        lambda tables: RowLookup(tables[0], one.name),
+        variables,
+    )
 
 
 def _variable_of(rows: Any) -> Any:
@@ -112,19 +139,31 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
             f"Received: {name!r}, whose tables "
             f"{[one.name for one in spec.tables]} are divided among "
             "processes. Save a checkpoint, restore it in one process, or with "
-            "over_processes=\"copied\", and export there.")
+            'over_processes="copied", and export there.'
+        )
     sources = tuple(
-        Source(table.name, table.num_rows, table.dim,
-               tf.as_dtype(variable.dtype).name,
-               lambda variable=variable: variable, (config,))
-        for table, (config, variable) in zip(spec.tables, tables.items()))
-    keys = {number: StoredKeys(embedding.vocabularies[table.name])
-            for number, table in enumerate(spec.tables)
-            if table.vocabulary is not None}
+        Source(
+            table.name,
+            table.num_rows,
+            table.dim,
+            tf.as_dtype(variable.dtype).name,
+            lambda variable=variable: variable,
+            (config,),
+        )
+        for table, (config, variable) in zip(spec.tables, tables.items())
+    )
+    keys = {
+        number: StoredKeys(embedding.vocabularies[table.name])
+        for number, table in enumerate(spec.tables)
+        if table.vocabulary is not None
+    }
     return Holder(
-        embedding, name, sources, lambda stored: FeatureLookup(
-            spec, stored, access.out_of_range, keys),
-        keys=tuple(keys.values()))
+        embedding,
+        name,
+        sources,
+        lambda stored: FeatureLookup(spec, stored, access.out_of_range, keys),
+        keys=tuple(keys.values()),
+    )
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -139,19 +178,25 @@ def other_variables(one: Any, holders: Sequence[Holder]) -> list[Any]:
     """
     if not is_layer(one):
         return []
-    tables = {id(variable) for holder in holders
-              for variable in holder.variables}
-    return [_variable_of(variable) for variable in one.variables
-            if id(variable) not in tables]
+    tables = {
+        id(variable) for holder in holders for variable in holder.variables
+    }
+    return [
+        _variable_of(variable)
+        for variable in one.variables
+        if id(variable) not in tables
+    ]
 
 
 def resources_of(one: Any) -> list[Any]:
     """Returns lookup tables of layers, such as those of `StringLookup`."""
     if not is_layer(one):
         return []
-    return [part for part in tf.train.TrackableView(one).descendants()
-            if isinstance(
-                part, tf.saved_model.experimental.TrackableResource)]
+    return [
+        part
+        for part in tf.train.TrackableView(one).descendants()
+        if isinstance(part, tf.saved_model.experimental.TrackableResource)
+    ]
 
 
 def is_layer(one: Any) -> bool:

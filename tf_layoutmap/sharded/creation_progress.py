@@ -50,8 +50,11 @@ def shown(num_bytes: int) -> Iterator[None]:
     Nothing inside of another one, of small tables, and while functions are
     traced.
     """
-    if num_bytes < LEAST_BYTES or _made.is_shown or (
-            not tf.executing_eagerly()):
+    if (
+        num_bytes < LEAST_BYTES
+        or _made.is_shown
+        or (not tf.executing_eagerly())
+    ):
         yield
         return
     _made.is_shown = True
@@ -103,5 +106,6 @@ class _Bar:
         while not is_last:
             is_last = self._ended.wait(pause)
             made = min((_made.bytes() - before) // _MIB, total)
-            bar.update(total if is_last and self.is_whole else made,
-                       finalize=is_last)
+            bar.update(
+                total if is_last and self.is_whole else made, finalize=is_last
+            )

@@ -17,13 +17,14 @@ class ShardedVariableGradient(_tf_private.CompositeTensorGradient):
         return [variable.handle for variable in value.variables]
 
     def replace_gradient_components(
-            self, value: Any, component_grads: Sequence
-            ) -> tf.Tensor | tf.IndexedSlices | None:
+        self, value: Any, component_grads: Sequence
+    ) -> tf.Tensor | tf.IndexedSlices | None:
         return join(value._shards(), component_grads)
 
 
-def join(shards: Shards, gradients: Sequence
-         ) -> tf.Tensor | tf.IndexedSlices | None:
+def join(
+    shards: Shards, gradients: Sequence
+) -> tf.Tensor | tf.IndexedSlices | None:
     """Returns the gradient of the whole table from those of its shards.
 
     Args:
@@ -38,10 +39,15 @@ def join(shards: Shards, gradients: Sequence
     """
     if all(gradient is None for gradient in gradients):
         return None
-    if (all(isinstance(gradient, tf.Tensor) for gradient in gradients)
-            and shards.partition.is_contiguous):
-        return (gradients[0] if len(gradients) == 1
-                else tf.concat(gradients, axis=shards.axis))
+    if (
+        all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+        and shards.partition.is_contiguous
+    ):
+        return (
+            gradients[0]
+            if len(gradients) == 1
+            else tf.concat(gradients, axis=shards.axis)
+        )
     rows, values = [], []
     for number, gradient in enumerate(gradients):
         if gradient is None:
@@ -49,29 +55,35 @@ def join(shards: Shards, gradients: Sequence
         if isinstance(gradient, tf.Tensor):
             # Not zeros for the shards that were not read: they may be large.
             gradient = tf.IndexedSlices(
-                gradient, tf.range(tf.shape(gradient)[0]))
-        rows.append(_global_rows(
-            shards, number, tf.cast(gradient.indices, tf.int64)))
+                gradient, tf.range(tf.shape(gradient)[0])
+            )
+        rows.append(
+            _global_rows(shards, number, tf.cast(gradient.indices, tf.int64))
+        )
         values.append(_whole_rows(shards, number, gradient.values))
     indices = tf.concat(rows, axis=0)
     # int32, as TensorFlow has it, for all sizes that it holds: the branches of
     # tf.cond must agree when gradients are taken inside of them.
     shape = shards.sizes
     return tf.IndexedSlices(
-        tf.concat(values, axis=0), indices, tf.constant(
-            shape, tf.int32 if max(shape) <= tf.int32.max else tf.int64))
+        tf.concat(values, axis=0),
+        indices,
+        tf.constant(
+            shape, tf.int32 if max(shape) <= tf.int32.max else tf.int64
+        ),
+    )
 
 
-def _global_rows(shards: Shards, number: int,
-                 local_rows: tf.Tensor) -> tf.Tensor:
+def _global_rows(
+    shards: Shards, number: int, local_rows: tf.Tensor
+) -> tf.Tensor:
     partition = shards.partition
     if shards.axis == 1:
         return local_rows
     if partition.placement == "mod":
         return local_rows * partition.num_shards + number
     if partition.placement == "callable":
-        return tf.gather(
-            tf.constant(partition.global_rows(number)), local_rows)
+        return tf.gather(tf.constant(partition.global_rows(number)), local_rows)
     return local_rows + partition.offsets[number]
 
 

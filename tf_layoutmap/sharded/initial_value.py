@@ -25,8 +25,11 @@ class ShardInfo(NamedTuple):
 
 
 def for_shards(
-    initializer: Callable[..., Any], shape: tuple[int, ...], dtype: tf.DType,
-    num_shards: int, name: str,
+    initializer: Callable[..., Any],
+    shape: tuple[int, ...],
+    dtype: tf.DType,
+    num_shards: int,
+    name: str,
 ) -> Callable[..., Any] | whole_value.WholeValue:
     """Returns what `of_shard` is asked with for each shard of one table.
 
@@ -42,9 +45,15 @@ def for_shards(
     return whole_value.WholeValue(initializer, shape, dtype, name)
 
 
-def of_shard(initializer: Any, shape: tuple[int, ...],
-             dtype: tf.DType, partition: RowPartition, shard: int,
-             name: str, axis: int = 0) -> tf.Tensor:
+def of_shard(
+    initializer: Any,
+    shape: tuple[int, ...],
+    dtype: tf.DType,
+    partition: RowPartition,
+    shard: int,
+    name: str,
+    axis: int = 0,
+) -> tf.Tensor:
     """Returns the first value of one shard.
 
     Args:
@@ -74,25 +83,24 @@ def of_shard(initializer: Any, shape: tuple[int, ...],
         value = whole_value.cut(initializer.value(), partition, shard, axis)
         creation_progress.add(math.prod(info.shape) * dtype.size)
         return value
-    if not partition.is_contiguous and {
-            "shard_info", "partition_offset"} & set(
-                inspect.signature(initializer).parameters):
+    if not partition.is_contiguous and {"shard_info", "partition_offset"} & set(
+        inspect.signature(initializer).parameters
+    ):
         raise ValueError(
             "Argument `initial_value` must not ask for the offset of a shard "
             f"whose rows are not neighbours (placement "
             f"{partition.placement!r}); give an array. Received: "
-            f"{initializer!r} (table {name!r}).")
+            f"{initializer!r} (table {name!r})."
+        )
     seeded = _reseeded(initializer, info)
     value = new_rows.draw(seeded, info.shape, dtype)
     if value is not None:
         return value
-    value = tf.convert_to_tensor(
-        _call(seeded, shape, dtype, info, name), dtype)
+    value = tf.convert_to_tensor(_call(seeded, shape, dtype, info, name), dtype)
     creation_progress.add(math.prod(info.shape) * dtype.size)
     if tuple(value.shape) == shape:
         value = whole_value.cut(value, partition, shard, axis)
-    whole_value.check_shape(
-        value, info.shape, f"table {name!r}, shard {shard}")
+    whole_value.check_shape(value, info.shape, f"table {name!r}, shard {shard}")
     return value
 
 
@@ -121,8 +129,13 @@ def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
     return new_rows.skip(initializer, dtype)
 
 
-def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
-          dtype: tf.DType, info: ShardInfo, name: str) -> Any:
+def _call(
+    initializer: Callable[..., Any],
+    shape: tuple[int, ...],
+    dtype: tf.DType,
+    info: ShardInfo,
+    name: str,
+) -> Any:
     parameters = inspect.signature(initializer).parameters
     if "shard_info" in parameters:
         return initializer(shard_info=info)
@@ -131,17 +144,24 @@ def _call(initializer: Callable[..., Any], shape: tuple[int, ...],
         # ignores them.
         if np.isscalar(initializer.value):
             return initializer(info.shape, dtype=dtype)
-        return tf.slice(initializer(shape, dtype=dtype), info.offset,
-                        info.shape)
+        return tf.slice(
+            initializer(shape, dtype=dtype), info.offset, info.shape
+        )
     if "partition_shape" in parameters or (
-            whole_value.takes_any_keyword(initializer)):
-        return initializer(shape, dtype=dtype, partition_shape=info.shape,
-                           partition_offset=info.offset)
+        whole_value.takes_any_keyword(initializer)
+    ):
+        return initializer(
+            shape,
+            dtype=dtype,
+            partition_shape=info.shape,
+            partition_offset=info.offset,
+        )
     return whole_value.ask(initializer, info.shape, dtype, name)
 
 
-def _reseeded(initializer: Callable[..., Any],
-              info: ShardInfo) -> Callable[..., Any]:
+def _reseeded(
+    initializer: Callable[..., Any], info: ShardInfo
+) -> Callable[..., Any]:
     """Returns `initializer` with a seed of its own for this shard.
 
     The random initializers of Keras, and of TensorFlow when seeded, return

@@ -21,8 +21,9 @@ def table_of(variable: Any) -> Any:
     return getattr(variable, "_sharded_container", lambda: None)()
 
 
-class ShardedVariableMixin(reading.Reads, writing.Writes,
-                           trackable.LogicalVariable):
+class ShardedVariableMixin(
+    reading.Reads, writing.Writes, trackable.LogicalVariable
+):
     """All of `ShardedVariable`, for a class that cannot be a composite tensor.
 
     Such a class is not an argument of `tf.function`, and no tape takes it as
@@ -40,9 +41,14 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
     __array_priority__ = 100
 
     @arguments.refuses_arguments_of_create
-    def __init__(self, variables: Sequence[tf.Variable],
-                 name: str = "ShardedVariable", *, axis: int = 0,
-                 placement: Any = None):
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        name: str = "ShardedVariable",
+        *,
+        axis: int = 0,
+        placement: Any = None,
+    ):
         """Takes existing variables as shards.
 
         Args:
@@ -71,9 +77,14 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         if _tf_private.has_dtensor_device():
             # It may be the device that checkpoints are written by.
             engine.ensure("checkpoints")
-        self._hold(Shards(
-            variables, arguments.partition_of(sizes, placement, axis, name),
-            name, axis))
+        self._hold(
+            Shards(
+                variables,
+                arguments.partition_of(sizes, placement, axis, name),
+                name,
+                axis,
+            )
+        )
 
     @classmethod
     def _of(cls, shards: Shards):
@@ -99,9 +110,14 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         it must be that of the rows, and know a shard's number by its name.
         """
         shards = self._own_shards
-        if shards.axis != 0 or not shards.partition.is_contiguous or any(
+        if (
+            shards.axis != 0
+            or not shards.partition.is_contiguous
+            or any(
                 not variable.name.split(":")[0].endswith(f"part_{number}")
-                for number, variable in enumerate(shards.variables)):
+                for number, variable in enumerate(shards.variables)
+            )
+        ):
             return
         for variable in shards.variables:
             if table_of(variable) is None:
@@ -161,11 +177,13 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         return devices.pop() if len(devices) == 1 else ""
 
     def __repr__(self) -> str:
-        return (f"<{type(self).__name__} {self.name!r} "
-                f"shape={tuple(self.shape.as_list())} "
-                f"dtype={self.dtype.name} axis={self.axis} "
-                f"placement={self.placement!r} "
-                f"sizes={self._own_shards.partition.sizes}>")
+        return (
+            f"<{type(self).__name__} {self.name!r} "
+            f"shape={tuple(self.shape.as_list())} "
+            f"dtype={self.dtype.name} axis={self.axis} "
+            f"placement={self.placement!r} "
+            f"sizes={self._own_shards.partition.sizes}>"
+        )
 
     def __bool__(self) -> bool:
         """The one number's, as for `tf.Variable`; not whether rows are there.
@@ -177,7 +195,8 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
             raise ValueError(
                 "Only a table of one element is true or false; compare "
                 "`len(table)`, or use `tf.reduce_any`. Received: shape "
-                f"{self.shape} (table {self.name!r}).")
+                f"{self.shape} (table {self.name!r})."
+            )
         return bool(tf.reshape(tf.convert_to_tensor(self), []))
 
     # Becoming another.
@@ -186,16 +205,24 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         # For copies and pickles: what TensorFlow knows this very object by is
         # not for another one.
         own = ("_unique_id", "_saving_variable", "_restoring")
-        return {name: value for name, value in self.__dict__.items()
-                if name not in own}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in own
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._hold(state["_own_shards"])
         self.__dict__.update(state)
 
-    def reshard(self, num_shards: int | None = None, *,
-                partitioner: Callable | None = None, placement: Any = None,
-                devices: Sequence[str] | None = None):
+    def reshard(
+        self,
+        num_shards: int | None = None,
+        *,
+        partitioner: Callable | None = None,
+        placement: Any = None,
+        devices: Sequence[str] | None = None,
+    ):
         """Cuts this table into other shards, in place.
 
         Never more than one shard, old or new, is in memory twice. The old
@@ -227,18 +254,30 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "`reshard` must be called outside of tf.function, because it "
-                f"makes variables (table {shards.name!r}).")
+                f"makes variables (table {shards.name!r})."
+            )
         devices = arguments.check_devices(devices, shards.name)
         partition = arguments.partition_to_make(
-            tuple(shards.shape.as_list()), shards.dtype, shards.axis,
-            placement, partitioner, num_shards, devices, shards.name,
-            default_num_shards=len(shards.variables))
+            tuple(shards.shape.as_list()),
+            shards.dtype,
+            shards.axis,
+            placement,
+            partitioner,
+            num_shards,
+            devices,
+            shards.name,
+            default_num_shards=len(shards.variables),
+        )
         if devices is not None:
-            devices = [devices[shard % len(devices)]
-                       for shard in range(partition.num_shards)]
+            devices = [
+                devices[shard % len(devices)]
+                for shard in range(partition.num_shards)
+            ]
         self._own_shards = dataclasses.replace(
-            shards, partition=partition,
-            variables=resharding.reshard(shards, partition, devices))
+            shards,
+            partition=partition,
+            variables=resharding.reshard(shards, partition, devices),
+        )
         self._mark_shards()
         return self
 
@@ -251,8 +290,10 @@ class ShardedVariableMixin(reading.Reads, writing.Writes,
         if _tf_private.in_save_context():
             return Shards(
                 [self._exported_variable()],
-                RowPartition.div(self._own_shards.num_rows, 1), self.name,
-                is_exported=True)
+                RowPartition.div(self._own_shards.num_rows, 1),
+                self.name,
+                is_exported=True,
+            )
         self._keep_out_of_exports()
         return self._own_shards
 

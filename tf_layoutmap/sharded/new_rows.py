@@ -28,8 +28,9 @@ class _Draw(NamedTuple):
     offset: tf.Tensor
 
 
-def draw(initializer: Any, shape: tuple[int, ...],
-         dtype: tf.DType) -> tf.Tensor | None:
+def draw(
+    initializer: Any, shape: tuple[int, ...], dtype: tf.DType
+) -> tf.Tensor | None:
     """Returns what `initializer(shape, dtype=dtype)` does.
 
     None if it must be asked itself: it is none of TensorFlow's that this
@@ -48,9 +49,12 @@ def draw(initializer: Any, shape: tuple[int, ...],
         # What it draws is counted there.
         creation_progress.add(math.prod(shape) * dtype.size)
     return _ops.new_rows(
-        shape=tf.constant(shape, tf.int64), generator=generator,
-        factor=found.factor, offset=found.offset,
-        distribution=found.distribution)
+        shape=tf.constant(shape, tf.int64),
+        generator=generator,
+        factor=found.factor,
+        offset=found.offset,
+        distribution=found.distribution,
+    )
 
 
 def is_known(initializer: Any, dtype: tf.DType) -> bool:
@@ -84,17 +88,25 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
         return tf.fill(shape, constant)
     # The operation writes floats: it is given one of the same bits.
     as_float = tf.float32 if dtype == tf.int32 else tf.float64
-    return tf.bitcast(_ops.new_rows(
-        shape=tf.constant(shape, tf.int64), generator=tf.zeros([3], tf.uint64),
-        factor=tf.zeros([], as_float), offset=tf.bitcast(constant, as_float),
-        distribution="constant"), dtype)
+    return tf.bitcast(
+        _ops.new_rows(
+            shape=tf.constant(shape, tf.int64),
+            generator=tf.zeros([3], tf.uint64),
+            factor=tf.zeros([], as_float),
+            offset=tf.bitcast(constant, as_float),
+            distribution="constant",
+        ),
+        dtype,
+    )
 
 
 def _is_for_us(shape: tuple[int, ...], dtype: tf.DType) -> bool:
     """Whether it pays, and the operation is there."""
-    return (tf.executing_eagerly()
-            and math.prod(shape) * dtype.size >= _LEAST_SIZE
-            and (not _is_on_server() or _strategies.servers_know_our_ops()))
+    return (
+        tf.executing_eagerly()
+        and math.prod(shape) * dtype.size >= _LEAST_SIZE
+        and (not _is_on_server() or _strategies.servers_know_our_ops())
+    )
 
 
 def _is_on_server() -> bool:
@@ -104,7 +116,8 @@ def _is_on_server() -> bool:
 def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
     kind = type(initializer)
     if dtype not in _DTYPES or not isinstance(
-            getattr(initializer, "seed", None), (int, type(None))):
+        getattr(initializer, "seed", None), (int, type(None))
+    ):
         return None
     if kind.__module__ != tf.random_uniform_initializer.__module__:
         return None
@@ -116,22 +129,27 @@ def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
         low = number(initializer.minval)
         return _Draw("uniform", number(initializer.maxval) - low, low)
     # The value of `tf.constant_initializer` may be an array.
-    constants = {tf.zeros_initializer: 0, tf.ones_initializer: 1,
-                 tf.constant_initializer: getattr(initializer, "value", None)}
+    constants = {
+        tf.zeros_initializer: 0,
+        tf.ones_initializer: 1,
+        tf.constant_initializer: getattr(initializer, "value", None),
+    }
     if isinstance(constants.get(kind), (int, float)):
         return _Draw("constant", number(0), number(constants[kind]))
     draws = {"RandomNormal": "normal", "TruncatedNormal": "truncated_normal"}
     if kind.__name__ not in draws:
         return None
-    return _Draw(draws[kind.__name__], number(initializer.stddev),
-                 number(initializer.mean))
+    return _Draw(
+        draws[kind.__name__],
+        number(initializer.stddev),
+        number(initializer.mean),
+    )
 
 
 def _generator(seed: int | None) -> tf.Tensor:
     """The counter and the key with which TensorFlow draws, uint64 [3]."""
     if seed is not None:
-        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(
-            seed=[seed, 0])
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[seed, 0])
         return tf.concat([counter, key], 0)
     # Eagerly, as the operation would ask for them.
     key, upper = (one or 0 for one in tf.compat.v1.get_seed(None))

@@ -11,8 +11,11 @@ from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.shards import Shards
 
 
-def reshard(shards: Shards, partition: RowPartition,
-            devices: Sequence[str] | None = None) -> list[tf.Variable]:
+def reshard(
+    shards: Shards,
+    partition: RowPartition,
+    devices: Sequence[str] | None = None,
+) -> list[tf.Variable]:
     """Moves all rows into new variables and empties the old ones.
 
     Old shards are taken apart one after the other, into what each new shard
@@ -32,8 +35,9 @@ def reshard(shards: Shards, partition: RowPartition,
     positions: list[list[Any]] = [[] for _ in range(partition.num_shards)]
     trainable = shards.variables[0].trainable
     device = shards.variables[0].device
-    names = [f"{shards.name}/part_{shard}"
-             for shard in range(partition.num_shards)]
+    names = [
+        f"{shards.name}/part_{shard}" for shard in range(partition.num_shards)
+    ]
     for number, variable in enumerate(shards.variables):
         rows = shards.partition.global_rows(number)
         owners, new_rows = partition.locate(rows)
@@ -46,15 +50,20 @@ def reshard(shards: Shards, partition: RowPartition,
     variables = []
     for shard, size in enumerate(partition.sizes):
         with tf.device(devices[shard] if devices else device):
-            variables.append(tf.Variable(
-                _assemble(shards, pieces[shard], positions[shard], size),
-                trainable=trainable, name=names[shard]))
+            variables.append(
+                tf.Variable(
+                    _assemble(shards, pieces[shard], positions[shard], size),
+                    trainable=trainable,
+                    name=names[shard],
+                )
+            )
         pieces[shard], positions[shard] = [], []
     return variables
 
 
-def _assemble(shards: Shards, pieces: list[tf.Tensor], positions: list,
-              size: int) -> tf.Tensor:
+def _assemble(
+    shards: Shards, pieces: list[tf.Tensor], positions: list, size: int
+) -> tf.Tensor:
     shape = shards.variables[0].shape.as_list()
     shape[shards.axis] = size
     if not pieces:
@@ -62,7 +71,8 @@ def _assemble(shards: Shards, pieces: list[tf.Tensor], positions: list,
     if shards.axis == 1:
         return tf.concat(pieces, axis=1)  # Columns are always contiguous.
     return tf.dynamic_stitch(
-        [tf.constant(part, tf.int32) for part in positions], pieces)
+        [tf.constant(part, tf.int32) for part in positions], pieces
+    )
 
 
 def _piece(shards: Shards, number: int, mine: np.ndarray) -> tf.Tensor:
@@ -75,5 +85,7 @@ def _piece(shards: Shards, number: int, mine: np.ndarray) -> tf.Tensor:
 def _empty(variable: tf.Variable) -> None:
     """Frees the value, and leaves one that no function can take for it."""
     tf.raw_ops.AssignVariableOp(
-        resource=variable.handle, value=tf.zeros([], variable.dtype),
-        validate_shape=False)
+        resource=variable.handle,
+        value=tf.zeros([], variable.dtype),
+        validate_shape=False,
+    )

@@ -54,12 +54,20 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
     __composite_gradient__ = gradient.ShardedVariableGradient()
 
     @classmethod
-    def create(cls, initial_value: Any, shape: Any = None, dtype: Any = None,
-               *, partitioner: Partitioner | Callable | None = None,
-               num_shards: int | None = None,
-               devices: Sequence[str] | None = None, axis: int = 0,
-               placement: Any = None, name: str = "ShardedVariable",
-               trainable: bool = True) -> "ShardedVariable":
+    def create(
+        cls,
+        initial_value: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        *,
+        partitioner: Partitioner | Callable | None = None,
+        num_shards: int | None = None,
+        devices: Sequence[str] | None = None,
+        axis: int = 0,
+        placement: Any = None,
+        name: str = "ShardedVariable",
+        trainable: bool = True,
+    ) -> "ShardedVariable":
         """Makes the shards, named `<name>/part_0` and so on.
 
         >>> table = ShardedVariable.create(
@@ -98,50 +106,98 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         devices = arguments.check_devices(devices, name)
         if not callable(initial_value):
             initial_value, shape, dtype = arguments.check_whole_value(
-                initial_value, shape, dtype, name)
+                initial_value, shape, dtype, name
+            )
         elif shape is None:
-            raise ValueError(_checks.message(
-                "shape", "given when `initial_value` is callable", shape,
-                f"table {name!r}"))
+            raise ValueError(
+                _checks.message(
+                    "shape",
+                    "given when `initial_value` is callable",
+                    shape,
+                    f"table {name!r}",
+                )
+            )
         shape = tf.TensorShape(shape)
         if not shape.is_fully_defined() or shape.rank <= axis:
-            raise ValueError(_checks.message(
-                "shape", "fully defined, with at least "
-                + ("one axis", "two axes")[axis], shape, f"table {name!r}"))
+            raise ValueError(
+                _checks.message(
+                    "shape",
+                    "fully defined, with at least "
+                    + ("one axis", "two axes")[axis],
+                    shape,
+                    f"table {name!r}",
+                )
+            )
         shape = tuple(shape.as_list())
         dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
-        if partitioner is None and num_shards is None and (
-                placement is None and devices is None and axis == 0):
+        if (
+            partitioner is None
+            and num_shards is None
+            and (placement is None and devices is None and axis == 0)
+        ):
             partitioner = _tf_private.variable_partitioner_of(
-                tf.distribute.get_strategy())
+                tf.distribute.get_strategy()
+            )
         partition = arguments.partition_to_make(
-            shape, dtype, axis, placement, partitioner, num_shards, devices,
-            name)
-        initializer = None if not callable(initial_value) else (
-            _initial_value.for_shards(
-                initial_value, shape, dtype, partition.num_shards, name))
+            shape,
+            dtype,
+            axis,
+            placement,
+            partitioner,
+            num_shards,
+            devices,
+            name,
+        )
+        initializer = (
+            None
+            if not callable(initial_value)
+            else (
+                _initial_value.for_shards(
+                    initial_value, shape, dtype, partition.num_shards, name
+                )
+            )
+        )
         variables = []
         strategy = tf.distribute.get_strategy()
         # TensorFlow asks for such a value on the server that it chooses.
         is_drawn_there = (
-            initializer is not None and _strategies.on_servers(strategy)
-            and _initial_value.is_drawn_anywhere(initializer, dtype))
+            initializer is not None
+            and _strategies.on_servers(strategy)
+            and _initial_value.is_drawn_anywhere(initializer, dtype)
+        )
         with creation_progress.shown(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
                 # A strategy of parameter servers would divide a shard again.
-                with _tf_private.undivided_variables(strategy), tf.device(
-                        devices[shard % len(devices)] if devices else None):
+                with (
+                    _tf_private.undivided_variables(strategy),
+                    tf.device(
+                        devices[shard % len(devices)] if devices else None
+                    ),
+                ):
                     if initializer is not None:
                         value = functools.partial(
-                            _initial_value.of_shard, initializer, shape,
-                            dtype, partition, shard, name, axis)
+                            _initial_value.of_shard,
+                            initializer,
+                            shape,
+                            dtype,
+                            partition,
+                            shard,
+                            name,
+                            axis,
+                        )
                         value = value if is_drawn_there else value()
                     else:
                         value = whole_value.cut(
-                            initial_value, partition, shard, axis)
-                    variables.append(tf.Variable(
-                        value, dtype=dtype, trainable=trainable,
-                        name=f"{name}/part_{shard}"))
+                            initial_value, partition, shard, axis
+                        )
+                    variables.append(
+                        tf.Variable(
+                            value,
+                            dtype=dtype,
+                            trainable=trainable,
+                            name=f"{name}/part_{shard}",
+                        )
+                    )
         return cls(variables, name=name, axis=axis, placement=partition)
 
     @classmethod
@@ -158,13 +214,24 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
           TypeError: It is something else.
         """
         _checks.check_type(
-            "sharded", sharded, _tf_private.TensorFlowShardedVariable,
-            "a ShardedVariable of TensorFlow")
+            "sharded",
+            sharded,
+            _tf_private.TensorFlowShardedVariable,
+            "a ShardedVariable of TensorFlow",
+        )
         name = sharded.name
         variables = arguments.check_variables(
-            list(sharded._variables), name, 0, may_be_sliced=True)
-        return cls._of(Shards(variables, RowPartition.from_sizes(
-            [known_size(variable) for variable in variables]), name))
+            list(sharded._variables), name, 0, may_be_sliced=True
+        )
+        return cls._of(
+            Shards(
+                variables,
+                RowPartition.from_sizes(
+                    [known_size(variable) for variable in variables]
+                ),
+                name,
+            )
+        )
 
     def to_tf(self) -> Any:
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
@@ -179,22 +246,31 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
                 "TensorFlow's ShardedVariable needs placement 'div' along "
                 "axis 0, or its lookups return other rows. Received: "
                 f"placement {self.placement!r}, axis {self.axis} (table "
-                f"{self.name!r}); call `reshard` first.")
+                f"{self.name!r}); call `reshard` first."
+            )
         for variable in shards.variables:
             variable._set_save_slice_info(None)  # TensorFlow sets its own.
         return _tf_private.TensorFlowShardedVariable(
-            list(shards.variables), name=self.name)
+            list(shards.variables), name=self.name
+        )
 
     @property
     def _type_spec(self):
         shards = self._shards()
         partition = shards.partition
         return ShardedVariableSpec(
-            *(_tf_private.VariableSpec(v.shape, v.dtype, v.trainable)
-              for v in shards.variables), name=self.name, axis=shards.axis,
+            *(
+                _tf_private.VariableSpec(v.shape, v.dtype, v.trainable)
+                for v in shards.variables
+            ),
+            name=self.name,
+            axis=shards.axis,
             placement=partition.function or partition.placement,
-            devices=None if len(set(shards.devices)) == 1
-            and parts.is_local_cpu(shards.devices[0]) else shards.devices)
+            devices=None
+            if len(set(shards.devices)) == 1
+            and parts.is_local_cpu(shards.devices[0])
+            else shards.devices,
+        )
 
     def _convert_variables_to_tensors(self) -> tf.Tensor:
         # What leaves a function or enters a loop is the value, as it is for

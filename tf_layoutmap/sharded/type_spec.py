@@ -29,9 +29,14 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     __slots__ = ["_variable_specs", "_name", "_axis", "_placement", "_devices"]
 
-    def __init__(self, *variable_specs: Any, name: str = "ShardedVariable",
-                 axis: int = 0, placement: Any = "offsets",
-                 devices: Sequence[str] | None = None):
+    def __init__(
+        self,
+        *variable_specs: Any,
+        name: str = "ShardedVariable",
+        axis: int = 0,
+        placement: Any = "offsets",
+        devices: Sequence[str] | None = None,
+    ):
         """Makes the spec.
 
         Args:
@@ -78,23 +83,37 @@ class ShardedVariableSpec(tf.TypeSpec):
         if callable(placement):
             _FUNCTIONS[id(placement)] = placement
             placement = id(placement)
-        return (self._name, self._axis, placement, self._devices,
-                *self._variable_specs)
+        return (
+            self._name,
+            self._axis,
+            placement,
+            self._devices,
+            *self._variable_specs,
+        )
 
     @classmethod
     def _deserialize(cls, serialization):
         name, axis, placement, devices, *variable_specs = serialization
         placement = _FUNCTIONS.get(placement, placement)
-        return cls(*variable_specs, name=name, axis=axis, placement=placement,
-                   devices=devices)
+        return cls(
+            *variable_specs,
+            name=name,
+            axis=axis,
+            placement=placement,
+            devices=devices,
+        )
 
     def __reduce__(self):
         # TypeSpec would give the serialization to __init__, which takes other
         # arguments. A callable goes as itself: its number is of this process.
         return functools.partial(
-            type(self), *self._variable_specs, name=self._name,
-            axis=self._axis, placement=self._placement,
-            devices=self._devices), ()
+            type(self),
+            *self._variable_specs,
+            name=self._name,
+            axis=self._axis,
+            placement=self._placement,
+            devices=self._devices,
+        ), ()
 
     @property
     def _component_specs(self):
@@ -106,15 +125,22 @@ class ShardedVariableSpec(tf.TypeSpec):
     def _from_components(self, components):
         partition = arguments.partition_of(
             [int(spec.shape[self._axis]) for spec in self._variable_specs],
-            self._placement, self._axis, self._name)
-        shards = Shards(list(components), partition, self._name, self._axis,
-                        argument_devices=self._devices)
+            self._placement,
+            self._axis,
+            self._name,
+        )
+        shards = Shards(
+            list(components),
+            partition,
+            self._name,
+            self._axis,
+            argument_devices=self._devices,
+        )
         if all(isinstance(v, tf.Variable) for v in components):
             table = self.table_class._of(shards)
             table._is_component = True
             return table
-        if all(tf.is_tensor(v) and v.dtype != tf.resource
-               for v in components):
+        if all(tf.is_tensor(v) and v.dtype != tf.resource for v in components):
             # Where variables go as their values, the table does.
             return indexing.dense(shards)
         return tuple(components)  # Anything tf.nest was asked to put there.

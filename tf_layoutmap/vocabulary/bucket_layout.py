@@ -11,7 +11,7 @@ KEYS_PER_BUCKET = 8
 MAX_SEGMENTS = 64
 MAX_PROBES = 4
 # Marks a place without a key.
-EMPTY_KEY = -2**63
+EMPTY_KEY = -(2**63)
 # Of each row of the admission's sketch, in one segment.
 _LEAST_CELLS = 256
 
@@ -38,8 +38,7 @@ def num_buckets_for(capacity: int) -> int:
 def num_segments(num_buckets: int) -> int:
     """Returns into how many segments buckets are divided."""
     segments = 1
-    while (segments < MAX_SEGMENTS
-           and 2 * segments * MAX_PROBES <= num_buckets):
+    while segments < MAX_SEGMENTS and 2 * segments * MAX_PROBES <= num_buckets:
         segments *= 2
     return segments
 
@@ -52,14 +51,16 @@ def sketch_shape(num_buckets: int) -> tuple[int, int, int]:
 
 
 def bucket_partition(
-    num_buckets: int, num_shards: int,
+    num_buckets: int,
+    num_shards: int,
 ) -> partition.RowPartition:
     """Returns which shard has which buckets: whole ones, as even as can be."""
     return partition.RowPartition.div(num_buckets, num_shards)
 
 
 def segment_partition(
-    num_buckets: int, num_shards: int,
+    num_buckets: int,
+    num_shards: int,
 ) -> partition.RowPartition:
     """Returns which shard has which buckets where no segment is divided.
 
@@ -73,9 +74,12 @@ def segment_partition(
       num_shards: At most `num_segments(num_buckets)`.
     """
     segments = num_segments(num_buckets)
-    return partition.RowPartition.from_sizes([
-        size * (num_buckets // segments) for size in
-        partition.RowPartition.div(segments, num_shards).sizes])
+    return partition.RowPartition.from_sizes(
+        [
+            size * (num_buckets // segments)
+            for size in partition.RowPartition.div(segments, num_shards).sizes
+        ]
+    )
 
 
 def row_partition(buckets: partition.RowPartition) -> partition.RowPartition:

@@ -36,19 +36,22 @@ def is_same(one: str, other: str) -> bool:
       one: A prefix, or a folder whose newest checkpoint is meant.
       other: A prefix.
     """
-    newest = tf.train.latest_checkpoint(one) if (
-        tf.io.gfile.isdir(one)) else None
+    newest = (
+        tf.train.latest_checkpoint(one) if (tf.io.gfile.isdir(one)) else None
+    )
     return paths.is_same(f"{newest or one}.index", f"{other}.index")
 
 
 def data_files(prefix: str) -> dict[str, int]:
     """Returns the data files at a prefix, and how many each is one of."""
     found: dict[str, int] = {}
-    matching = (glob.glob(f"{glob.escape(prefix)}.data-*")
-                if paths.is_local(prefix)
-                else tf.io.gfile.glob(f"{prefix}.data-*"))
+    matching = (
+        glob.glob(f"{glob.escape(prefix)}.data-*")
+        if paths.is_local(prefix)
+        else tf.io.gfile.glob(f"{prefix}.data-*")
+    )
     for path in matching:
-        match = re.fullmatch(r"\.data-\d{5}-of-(\d{5})", path[len(prefix):])
+        match = re.fullmatch(r"\.data-\d{5}-of-(\d{5})", path[len(prefix) :])
         if match:
             found[path] = int(match[1])
     return found
@@ -78,9 +81,14 @@ def write(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
         for name, value in tensors:
             with tf.device("CPU:0"):
                 value = tf.constant(value)
-            parts.append(_Part(
-                os.path.join(folder, f"part-{len(parts)}"), [name], [value],
-                target))
+            parts.append(
+                _Part(
+                    os.path.join(folder, f"part-{len(parts)}"),
+                    [name],
+                    [value],
+                    target,
+                )
+            )
             del value
         taken = _counts_in_use(target)
         while len(parts) in taken:
@@ -89,15 +97,22 @@ def write(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
         with operations.os_errors(target):
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=[part.prefix for part in parts],
-                destination_prefix=new, delete_old_dirs=False)
+                destination_prefix=new,
+                delete_old_dirs=False,
+            )
         _replace(new, target)
 
 
 class _Part:
     """A checkpoint of a few tensors, which becomes a data file."""
 
-    def __init__(self, prefix: str, names: list[str], values: list[tf.Tensor],
-                 target: str):
+    def __init__(
+        self,
+        prefix: str,
+        names: list[str],
+        values: list[tf.Tensor],
+        target: str,
+    ):
         """Writes it.
 
         Args:
@@ -111,21 +126,31 @@ class _Part:
         self._dtypes = [value.dtype for value in values]
         with tf.device("CPU:0"), operations.os_errors(target):
             tf.raw_ops.SaveV2(
-                prefix=prefix, tensor_names=names,
-                shape_and_slices=[""] * len(names), tensors=values)
+                prefix=prefix,
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=values,
+            )
             self.num_bytes = sum(
-                tf.io.gfile.stat(path).length for path in data_files(prefix))
+                tf.io.gfile.stat(path).length for path in data_files(prefix)
+            )
 
     def join(self, other: _Part, target: str) -> _Part:
         """Returns a part with the tensors of both."""
         with tf.device("CPU:0"), operations.os_errors(target):
-            values = [value for part in (self, other)
-                      for value in tf.raw_ops.RestoreV2(
-                          prefix=part.prefix, tensor_names=part._names,
-                          shape_and_slices=[""] * len(part._names),
-                          dtypes=part._dtypes)]
-        return _Part(f"{self.prefix}-joined", self._names + other._names,
-                     values, target)
+            values = [
+                value
+                for part in (self, other)
+                for value in tf.raw_ops.RestoreV2(
+                    prefix=part.prefix,
+                    tensor_names=part._names,
+                    shape_and_slices=[""] * len(part._names),
+                    dtypes=part._dtypes,
+                )
+            ]
+        return _Part(
+            f"{self.prefix}-joined", self._names + other._names, values, target
+        )
 
 
 def _join_smallest(parts: list[_Part], target: str) -> None:
@@ -133,7 +158,8 @@ def _join_smallest(parts: list[_Part], target: str) -> None:
     if len(parts) == 1:
         raise FileExistsError(
             f"A checkpoint of one tensor cannot take the place of another at "
-            f"once: remove the one at {target!r} before.")
+            f"once: remove the one at {target!r} before."
+        )
     parts.sort(key=lambda part: part.num_bytes)
     parts[:2] = [parts[0].join(parts[1], target)]
 
@@ -159,8 +185,7 @@ def _count_of(index: str) -> int | None:
     match = re.match(rb"\x00\x00[\x02-\x7f]\x08([\x80-\xff]*[\x00-\x7f])", head)
     if match is None:
         return None
-    return sum((byte & 127) << 7 * place
-               for place, byte in enumerate(match[1]))
+    return sum((byte & 127) << 7 * place for place, byte in enumerate(match[1]))
 
 
 def _replace(new: str, target: str) -> None:
@@ -169,7 +194,7 @@ def _replace(new: str, target: str) -> None:
     operations.sync_tree(os.path.dirname(new))
     try:
         for path in sorted(data_files(new)):
-            to = target + path[len(new):]
+            to = target + path[len(new) :]
             moved.add(to)
             operations.rename(path, to)
         operations.sync(folder)

@@ -37,8 +37,9 @@ class DividedNumbers(_tf_private.Trackable):
     def __getitem__(self, index: int) -> tf.Tensor:
         """Returns a number, in graphs, too."""
         found = tf.stack([one[index] for one in self.copies])
-        return (tf.reduce_max if index in (_STEP, _KIND)
-                else tf.reduce_sum)(found)
+        return (tf.reduce_max if index in (_STEP, _KIND) else tf.reduce_sum)(
+            found
+        )
 
     def numpy(self) -> Array:
         """Returns all numbers."""
@@ -56,16 +57,21 @@ class DividedNumbers(_tf_private.Trackable):
         for shard, one in enumerate(self.copies):
             one.assign(uncounted if shard else values)
 
-    def _trackable_children(self, save_type: str = "checkpoint",
-                            **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
         """The copies in an exported graph, which reads them; else none."""
         del kwargs
-        return {} if save_type == "checkpoint" else {
-            str(shard): one for shard, one in enumerate(self.copies)}
+        return (
+            {}
+            if save_type == "checkpoint"
+            else {str(shard): one for shard, one in enumerate(self.copies)}
+        )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_tf_private.VARIABLE_VALUE_KEY:
-                tf.constant(self.numpy(), tf.int64)}
+        return {
+            _tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
+        }
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         self.assign(restored[_tf_private.VARIABLE_VALUE_KEY])

@@ -12,8 +12,14 @@ from tf_layoutmap import _checks
 from tf_layoutmap.vocabulary.state import Vocabulary
 
 # Of the epoch.
-_COUNTS = ("num_lookups", "num_admitted", "num_rejected", "num_full",
-           "num_evicted", "num_expired")
+_COUNTS = (
+    "num_lookups",
+    "num_admitted",
+    "num_rejected",
+    "num_full",
+    "num_evicted",
+    "num_expired",
+)
 # In place of a table's name, for numbers of all tables together.
 ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
@@ -36,8 +42,10 @@ class EpochStats:
     """The statistics of vocabularies, epoch by epoch."""
 
     def __init__(
-        self, vocabularies: Callable[[], Mapping[str, Vocabulary]],
-        names: Sequence[str], log_dir: str | None,
+        self,
+        vocabularies: Callable[[], Mapping[str, Vocabulary]],
+        names: Sequence[str],
+        log_dir: str | None,
     ):
         """Takes what to look at.
 
@@ -69,29 +77,41 @@ class EpochStats:
         for table, stats in now.items():
             before = self._before.get(table, {})
             values = {name: stats[name] for name in ("num_keys", "num_rows")}
-            values.update({name: stats[name] - before.get(name, 0)
-                           for name in (*_COUNTS, "num_known")})
+            values.update(
+                {
+                    name: stats[name] - before.get(name, 0)
+                    for name in (*_COUNTS, "num_known")
+                }
+            )
             total.update(values)
             by_table.update(self._named(table, values))
         if self._log_dir is not None:
             self._write(epoch, by_table)
-        return EpochNumbers(by_table, by_table if len(now) < 2 else
-                            self._named(ALL_TABLES, total))
+        return EpochNumbers(
+            by_table,
+            by_table if len(now) < 2 else self._named(ALL_TABLES, total),
+        )
 
     def _named(
-        self, table: str, values: Mapping[str, int],
+        self,
+        table: str,
+        values: Mapping[str, int],
     ) -> dict[str, float]:
         lookups = values["num_lookups"]
         ratios = {
             "load": values["num_keys"] / values["num_rows"],
             # Without a lookup none was unknown.
-            "share_known": values["num_known"] / lookups if lookups else 1.0}
-        return {f"{table}/{name}": float({**values, **ratios}[name])
-                for name in self._names}
+            "share_known": values["num_known"] / lookups if lookups else 1.0,
+        }
+        return {
+            f"{table}/{name}": float({**values, **ratios}[name])
+            for name in self._names
+        }
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        return {table: one.stats()
-                for table, one in self._vocabularies().items()}
+        return {
+            table: one.stats() for table, one in self._vocabularies().items()
+        }
 
     def _write(self, epoch: int, values: Mapping[str, float]) -> None:
         if self._writer is None:
@@ -99,8 +119,11 @@ class EpochStats:
         with self._writer.as_default():
             for name, value in values.items():
                 tf.summary.write(
-                    f"vocabulary/{name}", tf.constant(value), epoch,
-                    _scalar_metadata())
+                    f"vocabulary/{name}",
+                    tf.constant(value),
+                    epoch,
+                    _scalar_metadata(),
+                )
         self._writer.flush()
 
 

@@ -33,7 +33,8 @@ class EvictedKeys:
 
 
 def teller(
-    on_evict: Callable[[EvictedKeys], Any] | str, table: str,
+    on_evict: Callable[[EvictedKeys], Any] | str,
+    table: str,
     slot_names: Sequence[str],
 ) -> Callable[..., None]:
     """Returns what takes keys, rows and slot variables, and passes them on.
@@ -48,15 +49,21 @@ def teller(
     def take(keys: Any, rows: Any, *slots: Any) -> None:
         if not len(keys):
             return
-        tell(EvictedKeys(
-            table, np.array(keys), np.array(rows),
-            {name: np.array(slot) for name, slot in zip(slot_names, slots)}))
+        tell(
+            EvictedKeys(
+                table,
+                np.array(keys),
+                np.array(rows),
+                {name: np.array(slot) for name, slot in zip(slot_names, slots)},
+            )
+        )
 
     return take
 
 
 def under_name(
-    on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str], name: str,
+    on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str],
+    name: str,
 ) -> Callable[[EvictedKeys], Any]:
     """Returns an `on_evict` that is told another name of the table.
 
@@ -119,24 +126,32 @@ class _File:
             if not self._num_bytes:
                 operations.remove(self._file)
             elif paths.is_local(self._file):
-                os.truncate(
-                    paths.local_path(self._file), self._num_bytes)
+                os.truncate(paths.local_path(self._file), self._num_bytes)
 
     def _write(self, evicted: EvictedKeys) -> None:
         features = {
-            "table": tf.train.Feature(bytes_list=tf.train.BytesList(
-                value=[evicted.table.encode()])),
-            "keys": tf.train.Feature(int64_list=tf.train.Int64List(
-                value=evicted.keys)),
+            "table": tf.train.Feature(
+                bytes_list=tf.train.BytesList(value=[evicted.table.encode()])
+            ),
+            "keys": tf.train.Feature(
+                int64_list=tf.train.Int64List(value=evicted.keys)
+            ),
             "rows": _floats(evicted.rows),
-            **{f"slot/{name}": _floats(slot)
-               for name, slot in evicted.slots.items()}}
-        self._writer.write(tf.train.Example(features=tf.train.Features(
-            feature=features)).SerializeToString())
+            **{
+                f"slot/{name}": _floats(slot)
+                for name, slot in evicted.slots.items()
+            },
+        }
+        self._writer.write(
+            tf.train.Example(
+                features=tf.train.Features(feature=features)
+            ).SerializeToString()
+        )
         # What a killed process has told is there.
         self._writer.flush()
 
 
 def _floats(values: np.ndarray[Any, Any]) -> tf.train.Feature:
-    return tf.train.Feature(float_list=tf.train.FloatList(
-        value=values.astype(np.float32).ravel()))
+    return tf.train.Feature(
+        float_list=tf.train.FloatList(value=values.astype(np.float32).ravel())
+    )

@@ -42,7 +42,11 @@ class FirstValues:
 
 
 def read_initializer(
-    initializer: Any, *, seed: int, table: str, dtype: str = "float32",
+    initializer: Any,
+    *,
+    seed: int,
+    table: str,
+    dtype: str = "float32",
 ) -> FirstValues:
     """Returns the distribution that an initializer draws from.
 
@@ -58,35 +62,47 @@ def read_initializer(
         values may be larger than the rows can hold.
     """
     name = getattr(initializer, "__name__", type(initializer).__name__)
-    seed = int.from_bytes(hashlib.sha256(
-        f"{seed}/{table}".encode()).digest()[:8], "little", signed=True)
+    seed = int.from_bytes(
+        hashlib.sha256(f"{seed}/{table}".encode()).digest()[:8],
+        "little",
+        signed=True,
+    )
     if name in _FUNCTIONS:
         found = FirstValues("constant", (_FUNCTIONS[name], 0.0), seed)
     else:
         kind, *names = _KINDS.get(
-            type(initializer).__name__, (None, None, None))
+            type(initializer).__name__, (None, None, None)
+        )
         if kind is None or not hasattr(initializer, "get_config"):
             raise ValueError(
                 "The initializer of a table with an open vocabulary must be "
                 "one whose values can be drawn for one key: RandomUniform, "
                 "RandomNormal, TruncatedNormal, Constant, Zeros or Ones. "
-                f"Received: {initializer!r} (table {table!r}).")
+                f"Received: {initializer!r} (table {table!r})."
+            )
         config = initializer.get_config()
-        numbers = [config[one] if isinstance(one, str) else one or 0.0
-                   for one in names]
+        numbers = [
+            config[one] if isinstance(one, str) else one or 0.0 for one in names
+        ]
         found = FirstValues(kind, _checked(numbers, initializer, table), seed)
-    reach = (max(map(abs, found.limits)) if found.kind == "uniform" else
-             abs(found.limits[0]) + 9 * abs(found.limits[1]))
+    reach = (
+        max(map(abs, found.limits))
+        if found.kind == "uniform"
+        else abs(found.limits[0]) + 9 * abs(found.limits[1])
+    )
     if reach > _LARGEST[dtype]:
         raise ValueError(
             f"The first rows of a table in {dtype} must be at most "
             f"{_LARGEST[dtype]} in magnitude. Received: {initializer!r} "
-            f"(table {table!r}).")
+            f"(table {table!r})."
+        )
     return found
 
 
 def _checked(
-    numbers: list[Any], initializer: Any, table: str,
+    numbers: list[Any],
+    initializer: Any,
+    table: str,
 ) -> tuple[float, float]:
     try:
         first, second = (float(one) for one in numbers)
@@ -96,5 +112,6 @@ def _checked(
         raise ValueError(
             "The initializer of a table with an open vocabulary must have "
             f"finite numbers. Received: {numbers} of {initializer!r} (table "
-            f"{table!r}).")
+            f"{table!r})."
+        )
     return first, second

@@ -45,7 +45,8 @@ def of_input(value: Any) -> tuple[Any, int]:
         return value.with_flat_values(keys), kind
     if not tf.is_tensor(value):
         if not isinstance(value, tf.Variable) and (
-                not hasattr(value, "__array__")):
+            not hasattr(value, "__array__")
+        ):
             return value, INTEGERS  # Refused where it is read.
         value = tf.convert_to_tensor(value)
     return of_tensor(value)
@@ -72,5 +73,6 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
     if not found.dtype.is_integer or found.dtype == tf.uint64:
         raise TypeError(
             "Argument `keys` must be integers that int64 holds, or strings. "
-            f"Received: {found.dtype.name} ({where}).")
+            f"Received: {found.dtype.name} ({where})."
+        )
     return tf.cast(found, tf.int64), kind

@@ -16,7 +16,9 @@ class VocabularyLoggerBase:
     _layer_name: ClassVar[str]
 
     def __init__(
-        self, layer: Any, log_dir: str | None = None,
+        self,
+        layer: Any,
+        log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
         """Makes the callback.
@@ -41,18 +43,24 @@ class VocabularyLoggerBase:
         if not isinstance(layer, self._layer_types):
             raise TypeError(
                 f"Argument `layer` must be a {self._layer_name}. Received: "
-                f"{layer!r}.")
+                f"{layer!r}."
+            )
         self._stats = epoch_stats.EpochStats(
-            layer._named_vocabularies, names, log_dir)
+            layer._named_vocabularies, names, log_dir
+        )
 
     def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None,
+        self,
+        epoch: int,
+        logs: dict[str, Any] | None = None,
     ) -> None:
         """Remembers what was before."""
         self._stats.begin()
 
     def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None,
+        self,
+        epoch: int,
+        logs: dict[str, Any] | None = None,
     ) -> None:
         """Adds to the logs, and to the history what they do not have."""
         found = self._stats.end(epoch)

@@ -52,8 +52,13 @@ class MovedRows:
         return rows
 
 
-def move(keys: Array, last_steps: Array, counts: Array, numbers: Array,
-         settings: OpenVocabulary) -> MovedRows:
+def move(
+    keys: Array,
+    last_steps: Array,
+    counts: Array,
+    numbers: Array,
+    settings: OpenVocabulary,
+) -> MovedRows:
     """Finds a place for keys in a vocabulary of these settings.
 
     Where there is not room for all, those with the highest score stay, by its
@@ -68,9 +73,14 @@ def move(keys: Array, last_steps: Array, counts: Array, numbers: Array,
     """
     stored = keys.ravel()
     found = _ops.native.put_keys(
-        stored, last_steps.ravel(), counts.ravel(), step=int(numbers[0]),
-        capacity=settings.capacity, evict=settings.evict,
-        half_life_steps=settings.half_life_steps or 0)
+        stored,
+        last_steps.ravel(),
+        counts.ravel(),
+        step=int(numbers[0]),
+        capacity=settings.capacity,
+        evict=settings.evict,
+        half_life_steps=settings.half_life_steps or 0,
+    )
     by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
     sketch = bucket_layout.sketch_shape(settings.num_buckets)
     vocabulary = {
@@ -79,8 +89,13 @@ def move(keys: Array, last_steps: Array, counts: Array, numbers: Array,
         state.COUNTS: found["count"].reshape(by_bucket),
         state.SKETCH: np.zeros(sketch, np.uint8),
         state.SKETCH_SUMS: np.zeros(sketch[:1], np.int64),
-        state.NUMBERS: numbers}
+        state.NUMBERS: numbers,
+    }
     had_row = np.flatnonzero(stored != bucket_layout.EMPTY_KEY)
     return MovedRows(
-        found["from"], found["to"], np.setdiff1d(had_row, found["from"]),
-        settings.num_rows, vocabulary)
+        found["from"],
+        found["to"],
+        np.setdiff1d(had_row, found["from"]),
+        settings.num_rows,
+        vocabulary,
+    )

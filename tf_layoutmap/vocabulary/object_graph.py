@@ -13,11 +13,13 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 def read(serialized: bytes) -> trackable_object_graph_pb2.TrackableObjectGraph:
     """Returns the graph of a checkpoint, of the tensor that holds it."""
     return trackable_object_graph_pb2.TrackableObjectGraph.FromString(
-        serialized)
+        serialized
+    )
 
 
 def changed(
-    serialized: bytes, siblings: Mapping[str, Mapping[str, str]],
+    serialized: bytes,
+    siblings: Mapping[str, Mapping[str, str]],
     removed: Collection[str],
 ) -> bytes:
     """Returns the graph with other variables.
@@ -29,9 +31,11 @@ def changed(
       removed: Tensors of variables that go.
     """
     graph = read(serialized)
-    node_of = {attribute.checkpoint_key: number
-               for number, node in enumerate(graph.nodes)
-               for attribute in node.attributes}
+    node_of = {
+        attribute.checkpoint_key: number
+        for number, node in enumerate(graph.nodes)
+        for attribute in node.attributes
+    }
     gone = {node_of[key] for key in removed}
     new_number: dict[int, int] = {}
     found = trackable_object_graph_pb2.TrackableObjectGraph()
@@ -47,13 +51,16 @@ def changed(
         node.children.extend(kept)
         for slot in node.slot_variables:
             slot.original_variable_node_id = new_number[
-                slot.original_variable_node_id]
+                slot.original_variable_node_id
+            ]
             slot.slot_variable_node_id = new_number[slot.slot_variable_node_id]
     for key, by_name in siblings.items():
         sibling = new_number[node_of[key]]
-        parent = next(node for node in found.nodes
-                      if any(child.node_id == sibling
-                             for child in node.children))
+        parent = next(
+            node
+            for node in found.nodes
+            if any(child.node_id == sibling for child in node.children)
+        )
         for name, tensor in by_name.items():
             parent.children.add(local_name=name, node_id=len(found.nodes))
             node = found.nodes.add()

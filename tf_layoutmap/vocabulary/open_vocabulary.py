@@ -134,14 +134,20 @@ class OpenVocabulary:
         _checks.check_one_of("on_full", self.on_full, ON_FULL)
         for name in ("half_life_steps", "ttl_steps"):
             if getattr(self, name) is not None:
-                _checks.check_int(name, getattr(self, name), lowest=1,
-                                  highest=_INT32_MAX)
-        _checks.check_int("seed", self.seed, lowest=-2**63, highest=2**63 - 1)
-        if (isinstance(self.probability, bool)
-                or not isinstance(self.probability, numbers.Real)
-                or not 0 <= self.probability <= 1):
-            raise ValueError(_checks.message(
-                "probability", "a number in [0, 1]", self.probability))
+                _checks.check_int(
+                    name, getattr(self, name), lowest=1, highest=_INT32_MAX
+                )
+        _checks.check_int("seed", self.seed, lowest=-(2**63), highest=2**63 - 1)
+        if (
+            isinstance(self.probability, bool)
+            or not isinstance(self.probability, numbers.Real)
+            or not 0 <= self.probability <= 1
+        ):
+            raise ValueError(
+                _checks.message(
+                    "probability", "a number in [0, 1]", self.probability
+                )
+            )
         self._check_pairs()
         on_evict: Any = self.on_evict
         if isinstance(on_evict, os.PathLike):
@@ -149,27 +155,40 @@ class OpenVocabulary:
         elif callable(on_evict) and not isinstance(on_evict, _NotSaved):
             on_evict = _NotSaved(on_evict)
         elif not (on_evict is None or isinstance(on_evict, str | _NotSaved)):
-            raise TypeError(_checks.message(
-                "on_evict", "a callable, a path or None", on_evict))
+            raise TypeError(
+                _checks.message(
+                    "on_evict", "a callable, a path or None", on_evict
+                )
+            )
         object.__setattr__(self, "on_evict", on_evict)
 
     def _check_pairs(self):
         """Refuses settings that another one makes meaningless."""
         for name, default, needs in (
-                ("min_count", 1, ("admission", "count")),
-                ("probability", 1.0, ("admission", "probability")),
-                ("half_life_steps", None, ("evict", "lfu"))):
+            ("min_count", 1, ("admission", "count")),
+            ("probability", 1.0, ("admission", "probability")),
+            ("half_life_steps", None, ("evict", "lfu")),
+        ):
             other, wanted = needs
             if getattr(self, name) != default and (
-                    getattr(self, other) != wanted):
-                raise ValueError(_checks.message(
-                    name, f"left out unless {other}={wanted!r}",
-                    getattr(self, name),
-                    f"{other}={getattr(self, other)!r}"))
+                getattr(self, other) != wanted
+            ):
+                raise ValueError(
+                    _checks.message(
+                        name,
+                        f"left out unless {other}={wanted!r}",
+                        getattr(self, name),
+                        f"{other}={getattr(self, other)!r}",
+                    )
+                )
         if self.on_full == "error" and self.evict != "none":
-            raise ValueError(_checks.message(
-                "evict", "\"none\" with on_full=\"error\", which lets no key "
-                "go", self.evict))
+            raise ValueError(
+                _checks.message(
+                    "evict",
+                    '"none" with on_full="error", which lets no key go',
+                    self.evict,
+                )
+            )
 
     @property
     def num_buckets(self) -> int:
@@ -189,8 +208,14 @@ class OpenVocabulary:
     def policy(self) -> dict[str, Any]:
         """Returns what the ops are told (docs/ops.md, "Open vocabularies")."""
         return {
-            "admission": self.admission, "evict": self.evict,
+            "admission": self.admission,
+            "evict": self.evict,
             "policy": [
-                self.min_count, int(self.probability * 2**32),
-                self.half_life_steps or 0, self.ttl_steps or 0,
-                int(self.on_full == "error"), self.seed]}
+                self.min_count,
+                int(self.probability * 2**32),
+                self.half_life_steps or 0,
+                self.ttl_steps or 0,
+                int(self.on_full == "error"),
+                self.seed,
+            ],
+        }

@@ -28,9 +28,18 @@ NUMBERS = "vocabulary_numbers"
 NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
 
 # What `NUMBERS` holds (cc/kernels/vocabulary/locked_vocabulary.h).
-NUMBERS_HELD = ("step", "kind", "num_lookups", "num_known", "num_probes",
-            "num_admitted", "num_rejected", "num_full", "num_evicted",
-            "num_expired")
+NUMBERS_HELD = (
+    "step",
+    "kind",
+    "num_lookups",
+    "num_known",
+    "num_probes",
+    "num_admitted",
+    "num_rejected",
+    "num_full",
+    "num_evicted",
+    "num_expired",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +57,12 @@ class Conversion:
 
 def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
     """Returns all variables as the ops take them, shard by shard."""
-    return [shard for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS,
-                               NUMBERS) if name in variables
-            for shard in shards_of(variables[name])]
+    return [
+        shard
+        for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS)
+        if name in variables
+        for shard in shards_of(variables[name])
+    ]
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
@@ -67,10 +79,14 @@ class Vocabulary:
     """
 
     def __init__(
-        self, settings: OpenVocabulary, name: str, variables: dict[str, Any],
+        self,
+        settings: OpenVocabulary,
+        name: str,
+        variables: dict[str, Any],
         evict_keys: Callable[..., tf.Tensor],
-        resize: Callable[[int], tuple[
-            OpenVocabulary, dict[str, Any], Conversion]],
+        resize: Callable[
+            [int], tuple[OpenVocabulary, dict[str, Any], Conversion]
+        ],
     ):
         """Takes the variables, which others own.
 
@@ -138,7 +154,9 @@ class Vocabulary:
         return self._variables[COUNTS]
 
     def rows_by_stock_ops(
-        self, keys: tf.Tensor, kind: int = key_tensors.INTEGERS,
+        self,
+        keys: tf.Tensor,
+        kind: int = key_tensors.INTEGERS,
     ) -> tf.Tensor:
         """Returns the row of each key, that of unknown keys where it has none.
 
@@ -151,8 +169,7 @@ class Vocabulary:
         """
         with tf.control_dependencies(self._check_kind(kind)):
             keys = tf.identity(keys)
-        return stock_find.find_rows(
-            self.key_variable, self._num_buckets, keys)
+        return stock_find.find_rows(self.key_variable, self._num_buckets, keys)
 
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, by row.
@@ -184,10 +201,13 @@ class Vocabulary:
         kind = key_tensors.KINDS.get(found.pop("kind"))
         lookups = found["num_lookups"]
         return {
-            "num_keys": num_keys, "num_rows": num_rows,
-            "load": num_keys / num_rows, **found,
+            "num_keys": num_keys,
+            "num_rows": num_rows,
+            "load": num_keys / num_rows,
+            **found,
             "share_known": found["num_known"] / lookups if lookups else None,
-            "keys_are": kind}
+            "keys_are": kind,
+        }
 
     def evict(self, keys: Any) -> tf.Tensor:
         """Takes the rows of keys away.
@@ -252,22 +272,27 @@ class Vocabulary:
         return conversion
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
-        if isinstance(
-                self._variables[NUMBERS], divided_numbers.DividedNumbers):
+        if isinstance(self._variables[NUMBERS], divided_numbers.DividedNumbers):
             # Its shards are in several processes.
             rows = stock_find.find_rows(
-                self.key_variable, self._num_buckets, tf.reshape(keys, [-1]))
+                self.key_variable, self._num_buckets, tf.reshape(keys, [-1])
+            )
             is_known = rows < bucket_layout.KEYS_PER_BUCKET * self._num_buckets
             return tf.reshape(
                 tf.where(is_known, rows, tf.constant(-1, tf.int64)),
-                tf.shape(keys))
+                tf.shape(keys),
+            )
         return _ops.find_keys(
             shards=[one.handle for one in shards_of(self.key_variable)],
-            offsets=self._offsets(), keys=keys, table=self.name)
+            offsets=self._offsets(),
+            keys=keys,
+            table=self.name,
+        )
 
     def _offsets(self) -> Sequence[int]:
         return bucket_layout.bucket_partition(
-            self._num_buckets, len(shards_of(self.key_variable))).offsets
+            self._num_buckets, len(shards_of(self.key_variable))
+        ).offsets
 
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
@@ -279,11 +304,13 @@ class Vocabulary:
             (known == 0) | (known == kind),
             f"The keys of table {self.name!r} must be "
             f"{key_tensors.KINDS[other]}, as those before. Received: "
-            f"{key_tensors.KINDS[kind]}; {key_tensors.REMEDIES[kind]}.")
+            f"{key_tensors.KINDS[kind]}; {key_tensors.REMEDIES[kind]}.",
+        )
 
 
 def _num_keys(shard: tf.Variable) -> int:
     # Where it is: only the number comes back.
     with tf.device(shard.device):
-        return int(tf.math.count_nonzero(
-            tf.not_equal(shard, bucket_layout.EMPTY_KEY)))
+        return int(
+            tf.math.count_nonzero(tf.not_equal(shard, bucket_layout.EMPTY_KEY))
+        )

@@ -14,7 +14,9 @@ from tf_layoutmap.vocabulary import bucket_layout
 
 
 def find_rows(
-    stored: Any, num_buckets: int, keys: tf.Tensor,
+    stored: Any,
+    num_buckets: int,
+    keys: tf.Tensor,
 ) -> tf.Tensor:
     """Returns the row of each key, and of an unknown one `8 * num_buckets`.
 
@@ -38,32 +40,53 @@ def find_rows(
         bucket = tf.gather(first, left)
         # Buckets that wrap around in their segment: [num_left, num_probes - 1].
         start = bucket // segment * segment
-        others = start[:, tf.newaxis] + (
-            (bucket - start)[:, tf.newaxis]
-            + tf.range(1, num_probes, dtype=tf.int64)) % segment
+        others = (
+            start[:, tf.newaxis]
+            + (
+                (bucket - start)[:, tf.newaxis]
+                + tf.range(1, num_probes, dtype=tf.int64)
+            )
+            % segment
+        )
         row = tf.tensor_scatter_nd_update(
-            row, left[:, tf.newaxis],
-            _row_in(stored, others, num_probes - 1, tf.gather(keys, left)))
+            row,
+            left[:, tf.newaxis],
+            _row_in(stored, others, num_probes - 1, tf.gather(keys, left)),
+        )
     # The mark of an empty place is no key.
     is_known = (row >= 0) & (keys != bucket_layout.EMPTY_KEY)
-    return tf.where(is_known, row, tf.constant(
-        num_buckets * bucket_layout.KEYS_PER_BUCKET, tf.int64))
+    return tf.where(
+        is_known,
+        row,
+        tf.constant(num_buckets * bucket_layout.KEYS_PER_BUCKET, tf.int64),
+    )
 
 
 def _row_in(
-    stored: Any, buckets: tf.Tensor, num_buckets: int, keys: tf.Tensor,
+    stored: Any,
+    buckets: tf.Tensor,
+    num_buckets: int,
+    keys: tf.Tensor,
 ) -> tf.Tensor:
     """The row of each key in its `[num_keys, num_buckets]`; -1 for none."""
     per_bucket = bucket_layout.KEYS_PER_BUCKET
     num_lanes = num_buckets * per_bucket
     is_key = tf.reshape(
         tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
-        [-1, num_lanes])
+        [-1, num_lanes],
+    )
     # A key has one lane at most, so this is its number, and 0 if it has none:
     # exact, and faster than `argmax`.
-    place = tf.cast(tf.linalg.matvec(
-        tf.cast(is_key, tf.float32),
-        tf.range(1, num_lanes + 1, dtype=tf.float32)), tf.int64) - 1
+    place = (
+        tf.cast(
+            tf.linalg.matvec(
+                tf.cast(is_key, tf.float32),
+                tf.range(1, num_lanes + 1, dtype=tf.float32),
+            ),
+            tf.int64,
+        )
+        - 1
+    )
     if num_buckets == 1:
         bucket = buckets[:, 0]
     else:
@@ -72,7 +95,9 @@ def _row_in(
         bucket = tf.gather(buckets, inside // per_bucket, batch_dims=1)
     return tf.where(
         place >= 0,
-        bucket * per_bucket + tf.math.floormod(place, per_bucket), place)
+        bucket * per_bucket + tf.math.floormod(place, per_bucket),
+        place,
+    )
 
 
 def _bucket_of(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
@@ -81,13 +106,16 @@ def _bucket_of(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
     bits = _shift_xor(bits, 27) * _uint64(0x94D049BB133111EB)
     bits = _shift_xor(bits, 31)
     high = tf.bitwise.right_shift(bits, _uint64(32))
-    return tf.cast(tf.bitwise.right_shift(
-        high * _uint64(num_buckets), _uint64(32)), tf.int64)
+    return tf.cast(
+        tf.bitwise.right_shift(high * _uint64(num_buckets), _uint64(32)),
+        tf.int64,
+    )
 
 
 def _shift_xor(bits: tf.Tensor, by: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(
-        bits, tf.bitwise.right_shift(bits, _uint64(by)))
+        bits, tf.bitwise.right_shift(bits, _uint64(by))
+    )
 
 
 def _uint64(value: int) -> tf.Tensor:

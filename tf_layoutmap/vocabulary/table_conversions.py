@@ -41,7 +41,8 @@ class Converted:
 
 
 def to_another_capacity(
-    read: Read, names: Mapping[str, tuple[int, ...]],
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
     settings: OpenVocabulary,
 ) -> Converted:
     """From an open table into one of other settings.
@@ -52,18 +53,27 @@ def to_another_capacity(
       settings: Of the new one.
     """
     moved = moved_rows.move(
-        read(state.KEYS), read(state.LAST_STEPS), read(state.COUNTS),
-        read(state.NUMBERS), settings)
-    values = {name: _constant(value)
-              for name, value in moved.vocabulary.items() if name in names}
+        read(state.KEYS),
+        read(state.LAST_STEPS),
+        read(state.COUNTS),
+        read(state.NUMBERS),
+        settings,
+    )
+    values = {
+        name: _constant(value)
+        for name, value in moved.vocabulary.items()
+        if name in names
+    }
     for name in _names_of_rows(names):
         values[name] = lambda name=name: moved.of(read(name))
     return Converted(moved.conversion, values)
 
 
 def to_open(
-    read: Read, names: Mapping[str, tuple[int, ...]],
-    settings: OpenVocabulary, slot_values: Mapping[str, float],
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
+    settings: OpenVocabulary,
+    slot_values: Mapping[str, float],
 ) -> Converted:
     """From a closed table of n rows into an open one with keys 0 to n - 1.
 
@@ -80,12 +90,17 @@ def to_open(
     numbers = np.zeros([len(state.NUMBERS_HELD)], np.int64)
     numbers[1] = key_tensors.INTEGERS
     moved = moved_rows.move(
-        keys, np.zeros(keys.shape, np.int32), np.ones(keys.shape, np.int32),
-        numbers, settings)
-    values = {name: _constant(value)
-              for name, value in moved.vocabulary.items()
-              if settings.has_sketch
-              or name not in (state.SKETCH, state.SKETCH_SUMS)}
+        keys,
+        np.zeros(keys.shape, np.int32),
+        np.ones(keys.shape, np.int32),
+        numbers,
+        settings,
+    )
+    values = {
+        name: _constant(value)
+        for name, value in moved.vocabulary.items()
+        if settings.has_sketch or name not in (state.SKETCH, state.SKETCH_SUMS)
+    }
 
     def rows(name):
         found = moved.of(read(name))
@@ -98,8 +113,11 @@ def to_open(
 
 
 def to_closed(
-    read: Read, names: Mapping[str, tuple[int, ...]], num_rows: int,
-    initializer: Callable[..., Any], slot_values: Mapping[str, float],
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
+    num_rows: int,
+    initializer: Callable[..., Any],
+    slot_values: Mapping[str, float],
 ) -> Converted:
     """From an open table into a closed one: key k gets row k.
 
@@ -114,8 +132,7 @@ def to_closed(
       ValueError: If its keys are hashes of strings.
     """
     if read(state.NUMBERS)[1] == key_tensors.STRINGS:
-        raise ValueError(
-            "keys that are integers. Received: hashes of strings")
+        raise ValueError("keys that are integers. Received: hashes of strings")
     keys = read(state.KEYS).ravel()
     has_key = keys != bucket_layout.EMPTY_KEY
     sources = np.flatnonzero(has_key & (keys >= 0) & (keys < num_rows))
@@ -125,22 +142,28 @@ def to_closed(
         value = read(name)
         shape = (num_rows, *value.shape[1:])
         found = np.array(
-            tf.cast(initializer(shape), value.dtype) if name == PARAMETERS
-            else np.full(shape, slot_values[name], value.dtype))
+            tf.cast(initializer(shape), value.dtype)
+            if name == PARAMETERS
+            else np.full(shape, slot_values[name], value.dtype)
+        )
         found[targets] = value[sources]
         return found
 
     return Converted(
         Conversion(len(sources), int(has_key.sum()) - len(sources)),
         {name: lambda name=name: rows(name) for name in _names_of_rows(names)},
-        frozenset(names) & state.NAMES)
+        frozenset(names) & state.NAMES,
+    )
 
 
 def _names_of_rows(names: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Of the variables that have a row for each of the table's."""
-    return [name for name, shape in names.items()
-            if name not in state.NAMES
-            and tuple(shape[:1]) == tuple(names[PARAMETERS][:1])]
+    return [
+        name
+        for name, shape in names.items()
+        if name not in state.NAMES
+        and tuple(shape[:1]) == tuple(names[PARAMETERS][:1])
+    ]
 
 
 def _constant(value: Array) -> Callable[[], Array]:

@@ -21,26 +21,37 @@ def package_dir(module: str, remedy: str) -> pathlib.Path:
     if spec is None or not spec.submodule_search_locations:
         sys.exit(
             f"Building tf_layoutmap needs the Python package {module!r} in "
-            f"{sys.executable}, which has none: {remedy}")
+            f"{sys.executable}, which has none: {remedy}"
+        )
     return pathlib.Path(spec.submodule_search_locations[0])
 
 
 def tensorflow_version(folder: pathlib.Path) -> str:
     """The version in `folder`; another folder may hold another TensorFlow."""
     # One package under several names; they own the same files.
-    for name in ("tensorflow-cpu", "tensorflow", "tensorflow-rocm",
-                 "tf-nightly", "tf-nightly-cpu"):
+    for name in (
+        "tensorflow-cpu",
+        "tensorflow",
+        "tensorflow-rocm",
+        "tf-nightly",
+        "tf-nightly-cpu",
+    ):
         for found in importlib.metadata.distributions(
-                name=name, path=[str(folder)]):
+            name=name, path=[str(folder)]
+        ):
             return found.version
-    sys.exit("Found the files of TensorFlow but no installed distribution of "
-             "it. Reinstall it: pip install --force-reinstall tensorflow-cpu")
+    sys.exit(
+        "Found the files of TensorFlow but no installed distribution of "
+        "it. Reinstall it: pip install --force-reinstall tensorflow-cpu"
+    )
 
 
 def existing(path: pathlib.Path, remedy: str) -> pathlib.Path:
     if not path.exists():
-        sys.exit(f"Building tf_layoutmap needs {path}, which does not exist: "
-                 f"{remedy}")
+        sys.exit(
+            f"Building tf_layoutmap needs {path}, which does not exist: "
+            f"{remedy}"
+        )
     return path
 
 
@@ -50,20 +61,23 @@ def main() -> None:
     # Links to TensorFlow's files must not go stale when this interpreter is
     # reached through a link that later points elsewhere, hence realpath.
     tensorflow = package_dir(
-        "tensorflow", "pip install 'tensorflow-cpu==2.21.*'")
+        "tensorflow", "pip install 'tensorflow-cpu==2.21.*'"
+    )
     pybind11 = package_dir("pybind11", "pip install pybind11")
     python_include = pathlib.Path(sysconfig.get_paths()["include"])
     found = {
         "TF_VERSION": tensorflow_version(tensorflow.parent),
-        "TF_INCLUDE": existing(
-            tensorflow / "include", "reinstall TensorFlow"),
+        "TF_INCLUDE": existing(tensorflow / "include", "reinstall TensorFlow"),
         "TF_LIB": existing(
             tensorflow / "libtensorflow_framework.so.2",
-            "only Linux is supported"),
+            "only Linux is supported",
+        ),
         "PYBIND11_INCLUDE": existing(
-            pybind11 / "include", "pip install pybind11"),
+            pybind11 / "include", "pip install pybind11"
+        ),
         "PYTHON_INCLUDE": existing(
-            python_include / "Python.h", "apt-get install python3-dev").parent,
+            python_include / "Python.h", "apt-get install python3-dev"
+        ).parent,
         "EXT_SUFFIX": sysconfig.get_config_var("EXT_SUFFIX"),
     }
     for key, value in found.items():

@@ -23,28 +23,37 @@ from completion.model import FEATURE_SPECS, Completer
 _IDS = tf.TensorSpec([None], tf.int32)
 _BATCH_SPEC = {
     **{f"{name}/values": _IDS for name in FEATURE_SPECS},
-    **{f"{name}/splits": tf.TensorSpec([None], tf.int64)
-       for name in FEATURE_SPECS},
-    "target": _IDS, "negatives": _IDS,
-    "log_chance": tf.TensorSpec([None], tf.float32)}
+    **{
+        f"{name}/splits": tf.TensorSpec([None], tf.int64)
+        for name in FEATURE_SPECS
+    },
+    "target": _IDS,
+    "negatives": _IDS,
+    "log_chance": tf.TensorSpec([None], tf.float32),
+}
 # No more: an epoch of a big folder would be as big as the folder many times.
 _MOST_BATCHES = 500
 _BATCHES, _CHECKPOINTS = FOLDERS = "batches", "checkpoints_of_servers"
 
 
-def write_batches(reader: FeatureReader, sampler: BatchSampler, count: int,
-                  folder: Path) -> Path:
+def write_batches(
+    reader: FeatureReader, sampler: BatchSampler, count: int, folder: Path
+) -> Path:
     """Writes the batches of the first steps into a folder of `folder`.
 
     Returns:
       Where workers find them.
     """
+
     def batches():
         for step in range(min(count, _MOST_BATCHES)):
             positions = sampler.positions(step)
             negatives, log_chance = sampler.negatives(step)
-            batch = {"target": reader.targets(positions),
-                     "negatives": negatives, "log_chance": log_chance}
+            batch = {
+                "target": reader.targets(positions),
+                "negatives": negatives,
+                "log_chance": log_chance,
+            }
             for name, rows in reader.batch(positions).items():
                 batch[f"{name}/values"] = rows.values
                 batch[f"{name}/splits"] = rows.splits
@@ -56,13 +65,19 @@ def write_batches(reader: FeatureReader, sampler: BatchSampler, count: int,
     options = tf.data.Options()
     options.autotune.enabled = False
     tf.data.Dataset.from_generator(
-        batches, output_signature=_BATCH_SPEC).with_options(options).save(
-            str(written))
+        batches, output_signature=_BATCH_SPEC
+    ).with_options(options).save(str(written))
     return written
 
 
-def train(strategy: tf.distribute.Strategy, make: Callable[[], Completer],
-          batches: Path, folder: Path, *, num_steps: int) -> tuple[float, str]:
+def train(
+    strategy: tf.distribute.Strategy,
+    make: Callable[[], Completer],
+    batches: Path,
+    folder: Path,
+    *,
+    num_steps: int,
+) -> tuple[float, str]:
     """Trains until `num_steps` steps are done, in this run or before.
 
     Args:
@@ -81,32 +96,51 @@ def train(strategy: tf.distribute.Strategy, make: Callable[[], Completer],
     num_workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
 
     def dataset_fn():
-        worker = (tf.distribute.coordinator
-                  .experimental_get_current_worker_index())
-        return tf.data.Dataset.load(str(batches)).shard(
-            num_workers, tf.cast(worker, tf.int64)).repeat().prefetch(4)
+        worker = (
+            tf.distribute.coordinator.experimental_get_current_worker_index()
+        )
+        return (
+            tf.data.Dataset.load(str(batches))
+            .shard(num_workers, tf.cast(worker, tf.int64))
+            .repeat()
+            .prefetch(4)
+        )
 
     def step(batch):
-        features = {name: tf.RaggedTensor.from_row_splits(
-            batch[f"{name}/values"], batch[f"{name}/splits"], validate=False)
-            for name in FEATURE_SPECS}
-        model.take_step(features, batch["target"], batch["negatives"],
-                        batch["log_chance"])
+        features = {
+            name: tf.RaggedTensor.from_row_splits(
+                batch[f"{name}/values"], batch[f"{name}/splits"], validate=False
+            )
+            for name in FEATURE_SPECS
+        }
+        model.take_step(
+            features, batch["target"], batch["negatives"], batch["log_chance"]
+        )
         return tf.size(batch["target"])
 
     folder = folder / _CHECKPOINTS
-    run = tlm.ps.Run(strategy, step, dataset_fn, folder,
-                     objects=model.saved_parts(), save_every="1min",
-                     max_to_keep=2)
+    run = tlm.ps.Run(
+        strategy,
+        step,
+        dataset_fn,
+        folder,
+        objects=model.saved_parts(),
+        save_every="1min",
+        max_to_keep=2,
+    )
     left, began = num_steps - run.num_done, time.monotonic()
     size = run.steps(num_steps)
     newest = folder / f"closure-{run.num_done}" / "variables"
-    return (left * int(size) / (time.monotonic() - began)
-            if left > 0 and size is not None else 0.0), str(newest)
+    return (
+        left * int(size) / (time.monotonic() - began)
+        if left > 0 and size is not None
+        else 0.0
+    ), str(newest)
 
 
 def read(model: Completer, checkpoint: str) -> None:
     """Reads what servers have saved into a model of this process alone."""
     tf.train.Checkpoint(**model.saved_parts()).read(
-        checkpoint).assert_existing_objects_matched()
+        checkpoint
+    ).assert_existing_objects_matched()
     model.after_restore()

@@ -60,15 +60,15 @@ class Corpus:
     place_names: list[str]
     scope_names: list[str]
     documents: list[str]
-    items: np.ndarray            # [num_positions] int32
+    items: np.ndarray  # [num_positions] int32
     document_splits: np.ndarray  # [num_documents + 1] int64, into items
-    marks: np.ndarray            # [num_marks] int32
-    mark_splits: np.ndarray      # [num_documents + 1] int64, into marks
-    marks_before: np.ndarray     # [num_positions] int64, marks that precede it
-    places: Ragged               # one row per document
-    scopes: Ragged               # one row per position
+    marks: np.ndarray  # [num_marks] int32
+    mark_splits: np.ndarray  # [num_documents + 1] int64, into marks
+    marks_before: np.ndarray  # [num_positions] int64, marks that precede it
+    places: Ragged  # one row per document
+    scopes: Ragged  # one row per position
     facts: list[tuple[str, str]]  # what a person wants to know about it
-    words: dict[str, str]        # what a document and an item are called
+    words: dict[str, str]  # what a document and an item are called
 
     @property
     def num_positions(self) -> int:
@@ -77,17 +77,20 @@ class Corpus:
 
     def document_of(self) -> np.ndarray:
         """Returns the document of every position, `[num_positions]` int64."""
-        return np.repeat(np.arange(len(self.documents)),
-                         np.diff(self.document_splits))
+        return np.repeat(
+            np.arange(len(self.documents)), np.diff(self.document_splits)
+        )
 
     def positions_of(self, documents: np.ndarray) -> np.ndarray:
         """Returns the positions of the documents where the mask is True."""
-        return np.flatnonzero(np.repeat(documents,
-                                        np.diff(self.document_splits)))
+        return np.flatnonzero(
+            np.repeat(documents, np.diff(self.document_splits))
+        )
 
 
-def held_out_documents(documents: list[str], *, fraction: float,
-                       seed: int) -> np.ndarray:
+def held_out_documents(
+    documents: list[str], *, fraction: float, seed: int
+) -> np.ndarray:
     """Chooses the documents that are only tested on, never trained on.
 
     Each name is hashed on its own, so the choice for a document does not
@@ -99,10 +102,21 @@ def held_out_documents(documents: list[str], *, fraction: float,
     Returns:
       `[num_documents]` bool. Never all and never none of two or more.
     """
-    draws = np.array([
-        int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(),
-                                       digest_size=6).digest(), "big")
-        for name in documents], np.float64) / 2.0**48
+    draws = (
+        np.array(
+            [
+                int.from_bytes(
+                    hashlib.blake2b(
+                        f"{seed}/{name}".encode(), digest_size=6
+                    ).digest(),
+                    "big",
+                )
+                for name in documents
+            ],
+            np.float64,
+        )
+        / 2.0**48
+    )
     chosen = draws < fraction
     if len(documents) > 1:
         chosen[np.argmin(draws)] = True

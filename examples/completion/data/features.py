@@ -13,17 +13,21 @@ from completion.data.vocabulary import (
     hashed_pieces,
 )
 
-HISTORY = 12     # items as a sequence, the last one first
-BAG = 64         # items as a bag
-RECENT = 48      # distinct items of the document, the last used one first
-ECHOES = 4       # what followed the last item, the times it stood here before
-MARKS = 6        # marks, the last one first
-SPELLED = 2      # last items whose spelling is seen
+HISTORY = 12  # items as a sequence, the last one first
+BAG = 64  # items as a bag
+RECENT = 48  # distinct items of the document, the last used one first
+ECHOES = 4  # what followed the last item, the times it stood here before
+MARKS = 6  # marks, the last one first
+SPELLED = 2  # last items whose spelling is seen
 PIECE_BUCKETS = 1 << 14
 
 # Features that keep their order, and how many ids of each there are.
-SEQUENCES = {"history": HISTORY, "echo": ECHOES, "marks": MARKS,
-             "recent": RECENT}
+SEQUENCES = {
+    "history": HISTORY,
+    "echo": ECHOES,
+    "marks": MARKS,
+    "recent": RECENT,
+}
 
 
 class FeatureReader:
@@ -35,8 +39,9 @@ class FeatureReader:
       num_rows: Rows that the ids of each feature stay below.
     """
 
-    def __init__(self, corpus: Corpus, vocabulary: ItemVocabulary,
-                 held_out: np.ndarray) -> None:
+    def __init__(
+        self, corpus: Corpus, vocabulary: ItemVocabulary, held_out: np.ndarray
+    ) -> None:
         documents = corpus.document_of()
         self._starts = corpus.document_splits[documents]
         self._rows = vocabulary.row_of[corpus.items]
@@ -52,16 +57,23 @@ class FeatureReader:
 
         train_documents = np.where(held_out, -1, np.arange(len(held_out)))
         place_rows, places = common_rows(
-            corpus.places, train_documents, corpus.place_names)
+            corpus.places, train_documents, corpus.place_names
+        )
         scope_rows, scopes = common_rows(
-            corpus.scopes, train_documents[documents], corpus.scope_names)
+            corpus.scopes, train_documents[documents], corpus.scope_names
+        )
         self._places = relabel(corpus.places, place_rows)
         self._scopes = relabel(corpus.scopes, scope_rows)
         self.num_rows = {
-            "history": vocabulary.num_rows, "bag": vocabulary.num_rows,
-            "echo": vocabulary.num_rows, "recent": vocabulary.num_rows,
-            "marks": len(corpus.mark_names), "place": max(1, len(places)),
-            "scope": max(1, len(scopes)), "pieces": PIECE_BUCKETS}
+            "history": vocabulary.num_rows,
+            "bag": vocabulary.num_rows,
+            "echo": vocabulary.num_rows,
+            "recent": vocabulary.num_rows,
+            "marks": len(corpus.mark_names),
+            "place": max(1, len(places)),
+            "scope": max(1, len(scopes)),
+            "pieces": PIECE_BUCKETS,
+        }
 
     def targets(self, positions: np.ndarray) -> np.ndarray:
         """Returns the row to be predicted; `UNKNOWN` can only be missed."""
@@ -75,33 +87,36 @@ class FeatureReader:
     def item_names_before(self, position: int, width: int) -> list[str]:
         """Returns the names of the last items, the last one last."""
         start = max(self._starts[position], position - width)
-        return [self._item_names[item]
-                for item in self._items[start:position]]
+        return [self._item_names[item] for item in self._items[start:position]]
 
     def batch(self, positions: np.ndarray) -> dict[str, Ragged]:
         """Returns the ids of every feature, one row per position."""
         starts = self._starts[positions]
         before, inside = window(positions, starts, BAG)
         history = self._rows[before]
-        spelled = Ragged.from_mask(self._items[before[:, :SPELLED]],
-                                   inside[:, :SPELLED])
+        spelled = Ragged.from_mask(
+            self._items[before[:, :SPELLED]], inside[:, :SPELLED]
+        )
         recent = self._recent[positions]
         return {
-            "history": Ragged.from_mask(history[:, :HISTORY],
-                                        inside[:, :HISTORY]),
+            "history": Ragged.from_mask(
+                history[:, :HISTORY], inside[:, :HISTORY]
+            ),
             "bag": Ragged.from_mask(history, inside),
             "echo": self._echoes(positions),
             "recent": Ragged.from_mask(recent, recent != UNKNOWN),
             "marks": self._marks_before(positions),
             "place": self._places.take(self._documents[positions]),
             "scope": self._scopes.take(positions),
-            "pieces": flatten(self._pieces.take(spelled.values),
-                              spelled.splits),
+            "pieces": flatten(
+                self._pieces.take(spelled.values), spelled.splits
+            ),
         }
 
     def _marks_before(self, positions: np.ndarray) -> Ragged:
-        before, inside = window(self._mark_ends[positions],
-                                self._mark_starts[positions], MARKS)
+        before, inside = window(
+            self._mark_ends[positions], self._mark_starts[positions], MARKS
+        )
         return Ragged.from_mask(self._marks[before], inside)
 
     def _echoes(self, positions: np.ndarray) -> Ragged:
@@ -114,8 +129,9 @@ class FeatureReader:
         return Ragged.from_mask(rows, (matches >= 0) & (rows != UNKNOWN))
 
 
-def window(ends: np.ndarray, starts: np.ndarray,
-           width: int) -> tuple[np.ndarray, np.ndarray]:
+def window(
+    ends: np.ndarray, starts: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the `width` indices before each end, the nearest first.
 
     >>> before, inside = window(np.array([5]), np.array([3]), 3)
@@ -131,8 +147,9 @@ def window(ends: np.ndarray, starts: np.ndarray,
     return np.maximum(before, np.minimum(starts, ends)[:, None]), inside
 
 
-def recent_items(rows: np.ndarray, document_splits: np.ndarray,
-                 width: int) -> np.ndarray:
+def recent_items(
+    rows: np.ndarray, document_splits: np.ndarray, width: int
+) -> np.ndarray:
     """Returns the distinct known rows used before each position.
 
     >>> recent_items(np.array([4, 7, 4, 0, 9]), np.array([0, 5]), 2).tolist()
@@ -142,11 +159,12 @@ def recent_items(rows: np.ndarray, document_splits: np.ndarray,
       `[num_positions, width]` int32, the last used first; then `UNKNOWN`.
     """
     recent = np.full((len(rows), width), UNKNOWN, np.int32)
-    for start, end in zip(document_splits[:-1], document_splits[1:],
-                          strict=True):
+    for start, end in zip(
+        document_splits[:-1], document_splits[1:], strict=True
+    ):
         queue = []
         for position, row in enumerate(rows[start:end].tolist(), start):
-            recent[position, :len(queue)] = queue
+            recent[position, : len(queue)] = queue
             if row == UNKNOWN:
                 continue
             if row in queue:
@@ -170,8 +188,9 @@ def earlier_matches(corpus: Corpus) -> np.ndarray:
     documents = corpus.document_of()
     first = corpus.document_splits[documents] == np.arange(num_positions)
     mark_at = np.maximum(corpus.marks_before - 1, 0)
-    keys = np.stack([documents, np.roll(corpus.items, 1),
-                     corpus.marks[mark_at]], axis=1).astype(np.int64)
+    keys = np.stack(
+        [documents, np.roll(corpus.items, 1), corpus.marks[mark_at]], axis=1
+    ).astype(np.int64)
     order = np.lexsort((np.arange(num_positions), *keys.T))
     order = order[~first[order]]
     same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1)

@@ -14,8 +14,10 @@ from completion.data.ragged import Ragged, splits_of
 
 DATASET = "movielens/100k-ratings"
 
-_OFFLINE = ("--data=stdlib (the default) and --data=FOLDER need neither "
-            "network nor data sets.")
+_OFFLINE = (
+    "--data=stdlib (the default) and --data=FOLDER need neither "
+    "network nor data sets."
+)
 _HOST = "files.grouplens.org"
 _BATCH = 4096
 
@@ -35,7 +37,8 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
     except ImportError as error:
         raise DataError(
             "--data=movielens needs TensorFlow Datasets: `pip install "
-            f"tensorflow-datasets`. {_OFFLINE} Received: {error}.") from error
+            f"tensorflow-datasets`. {_OFFLINE} Received: {error}."
+        ) from error
     try:
         builder = tfds.builder(DATASET, data_dir=data_dir)
         if not builder.is_prepared():
@@ -49,7 +52,8 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
         raise DataError(
             f"--data=movielens needs {DATASET}, on the disk or by the "
             f"network. {_OFFLINE} Received: {type(error).__name__}: "
-            f"{reason[:300]}") from error
+            f"{reason[:300]}"
+        ) from error
     return corpus_of_ratings(columns)
 
 
@@ -64,9 +68,16 @@ def check_network() -> None:
 
 
 def _read_columns(batches) -> dict[str, np.ndarray | Ragged]:
-    wanted = ("user_id", "movie_id", "movie_title", "user_rating",
-              "timestamp", "user_gender", "bucketized_user_age",
-              "user_occupation_text")
+    wanted = (
+        "user_id",
+        "movie_id",
+        "movie_title",
+        "user_rating",
+        "timestamp",
+        "user_gender",
+        "bucketized_user_age",
+        "user_occupation_text",
+    )
     parts = {name: [] for name in wanted}
     genres, genre_lengths = [], []
     for batch in batches:
@@ -74,11 +85,11 @@ def _read_columns(batches) -> dict[str, np.ndarray | Ragged]:
             parts[name].append(np.asarray(batch[name]))
         genres.append(np.asarray(batch["movie_genres"].flat_values))
         genre_lengths.append(np.asarray(batch["movie_genres"].row_lengths()))
-    columns = {name: np.concatenate(values)
-               for name, values in parts.items()}
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
     columns["movie_genres"] = Ragged(
         np.concatenate(genres).astype(np.int32),
-        splits_of(np.concatenate(genre_lengths)))
+        splits_of(np.concatenate(genre_lengths)),
+    )
     return columns
 
 
@@ -92,22 +103,42 @@ def corpus_of_ratings(columns: Mapping[str, np.ndarray | Ragged]) -> Corpus:
     movies, marks, places, genres = Names(), Names(), Names(), Names()
     # Users rate many movies in one second; the movie decides then, so that
     # the order is the same in every run.
-    order = np.lexsort((columns["movie_id"], columns["timestamp"],
-                        columns["user_id"]))
+    order = np.lexsort(
+        (columns["movie_id"], columns["timestamp"], columns["user_id"])
+    )
     users, counts = np.unique(columns["user_id"], return_counts=True)
     splits = splits_of(counts)
-    items = np.array([movies.number(title.decode())
-                      for title in columns["movie_title"][order]], np.int32)
-    stars = np.array([marks.number(f"{rating:g} stars") for rating
-                      in columns["user_rating"][order]], np.int32)
+    items = np.array(
+        [
+            movies.number(title.decode())
+            for title in columns["movie_title"][order]
+        ],
+        np.int32,
+    )
+    stars = np.array(
+        [
+            marks.number(f"{rating:g} stars")
+            for rating in columns["user_rating"][order]
+        ],
+        np.int32,
+    )
     first = order[splits[:-1]]
-    attributes = zip(columns["user_gender"][first],
-                     columns["bucketized_user_age"][first],
-                     columns["user_occupation_text"][first], strict=True)
+    attributes = zip(
+        columns["user_gender"][first],
+        columns["bucketized_user_age"][first],
+        columns["user_occupation_text"][first],
+        strict=True,
+    )
     document_places = Ragged.from_lists(
-        places.numbers([f"gender {int(gender)}", f"age {age:g}",
-                        f"occupation {occupation.decode()}"])
-        for gender, age, occupation in attributes)
+        places.numbers(
+            [
+                f"gender {int(gender)}",
+                f"age {age:g}",
+                f"occupation {occupation.decode()}",
+            ]
+        )
+        for gender, age, occupation in attributes
+    )
 
     # Known before a position is the genre of the movie before it.
     ordered_genres = columns["movie_genres"].take(order)
@@ -116,16 +147,28 @@ def corpus_of_ratings(columns: Mapping[str, np.ndarray | Ragged]) -> Corpus:
     by_position = ordered_genres.to_lists()
     begins = set(splits[:-1].tolist())
     scopes = Ragged.from_lists(
-        [] if position in begins else
-        [row_of[genre] for genre in by_position[position - 1]]
-        for position in range(len(items)))
+        []
+        if position in begins
+        else [row_of[genre] for genre in by_position[position - 1]]
+        for position in range(len(items))
+    )
     return Corpus(
-        item_names=list(movies), mark_names=list(marks),
-        place_names=list(places), scope_names=list(genres),
-        documents=[user.decode() for user in users], items=items,
-        document_splits=splits, marks=stars, mark_splits=splits,
-        marks_before=np.arange(len(items)), places=document_places,
+        item_names=list(movies),
+        mark_names=list(marks),
+        place_names=list(places),
+        scope_names=list(genres),
+        documents=[user.decode() for user in users],
+        items=items,
+        document_splits=splits,
+        marks=stars,
+        mark_splits=splits,
+        marks_before=np.arange(len(items)),
+        places=document_places,
         scopes=scopes,
-        facts=[("source", DATASET), ("users", f"{len(users):,}"),
-               ("ratings", f"{len(items):,}")],
-        words={"document": "user", "item": "movie"})
+        facts=[
+            ("source", DATASET),
+            ("users", f"{len(users):,}"),
+            ("ratings", f"{len(items):,}"),
+        ],
+        words={"document": "user", "item": "movie"},
+    )

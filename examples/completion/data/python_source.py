@@ -17,13 +17,23 @@ from completion.data.ragged import Ragged, splits_of
 
 # Installed packages are not the standard library, and its test suites are
 # three times its size and say `self.assertEqual` more than anything else.
-STDLIB_SKIPS = frozenset({"site-packages", "dist-packages", "__pycache__",
-                          "test", "tests", "idle_test"})
-FOLDER_SKIPS = frozenset({"site-packages", "dist-packages", "__pycache__",
-                          "node_modules"})
+STDLIB_SKIPS = frozenset(
+    {
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "test",
+        "tests",
+        "idle_test",
+    }
+)
+FOLDER_SKIPS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "node_modules"}
+)
 
-_SILENT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENCODING,
-                     tokenize.ENDMARKER})
+_SILENT = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
+)
 
 
 def read_standard_library() -> Corpus:
@@ -33,8 +43,12 @@ def read_standard_library() -> Corpus:
     return read_folder(root, source=source, skips=STDLIB_SKIPS)
 
 
-def read_folder(root: Path, *, source: str | None = None,
-                skips: frozenset[str] = FOLDER_SKIPS) -> Corpus:
+def read_folder(
+    root: Path,
+    *,
+    source: str | None = None,
+    skips: frozenset[str] = FOLDER_SKIPS,
+) -> Corpus:
     """Reads every `*.py` below `root` that can be tokenized.
 
     Args:
@@ -46,9 +60,11 @@ def read_folder(root: Path, *, source: str | None = None,
       DataError: `root` is no folder, or has no Python file to read.
     """
     if not root.is_dir():
-        raise DataError(f"--data must be 'stdlib', 'movielens' or a folder "
-                        f"of Python files. Received: {str(root)!r}, which is "
-                        f"{'a file' if root.exists() else 'not there'}.")
+        raise DataError(
+            f"--data must be 'stdlib', 'movielens' or a folder "
+            f"of Python files. Received: {str(root)!r}, which is "
+            f"{'a file' if root.exists() else 'not there'}."
+        )
     names, marks, places, scopes = Names(), Names(), Names(), Names()
     documents, document_places, files = [], [], []
     unread = 0
@@ -61,40 +77,57 @@ def read_folder(root: Path, *, source: str | None = None,
             continue
         relative = path.relative_to(root).with_suffix("")
         documents.append(relative.as_posix() + ".py")
-        document_places.append(places.numbers(
-            part for part in relative.parts if part != "__init__"))
+        document_places.append(
+            places.numbers(
+                part for part in relative.parts if part != "__init__"
+            )
+        )
     if not documents:
         raise DataError(
             f"--data needs at least one readable Python file. Received: "
-            f"{str(root)!r} with {unread} that could not be read.")
+            f"{str(root)!r} with {unread} that could not be read."
+        )
 
     items = np.concatenate([file.items for file in files])
     mark_lengths = [len(file.marks) for file in files]
     mark_splits = splits_of(np.array(mark_lengths))
     return Corpus(
-        item_names=list(names), mark_names=list(marks),
-        place_names=list(places), scope_names=list(scopes),
-        documents=documents, items=items,
+        item_names=list(names),
+        mark_names=list(marks),
+        place_names=list(places),
+        scope_names=list(scopes),
+        documents=documents,
+        items=items,
         document_splits=splits_of(np.array([len(f.items) for f in files])),
         marks=np.concatenate([file.marks for file in files]),
         mark_splits=mark_splits,
-        marks_before=np.concatenate([
-            file.marks_before + start
-            for file, start in zip(files, mark_splits, strict=False)]),
+        marks_before=np.concatenate(
+            [
+                file.marks_before + start
+                for file, start in zip(files, mark_splits, strict=False)
+            ]
+        ),
         places=Ragged.from_lists(document_places),
         scopes=Ragged.from_lists(
-            scope for file in files for scope in file.scopes),
-        facts=[("source", source or str(root)),
-               ("files", f"{len(documents):,} read, {unread:,} not readable"),
-               ("tokens", f"{sum(mark_lengths):,}")],
-        words={"document": "file", "item": "identifier"})
+            scope for file in files for scope in file.scopes
+        ),
+        facts=[
+            ("source", source or str(root)),
+            ("files", f"{len(documents):,} read, {unread:,} not readable"),
+            ("tokens", f"{sum(mark_lengths):,}"),
+        ],
+        words={"document": "file", "item": "identifier"},
+    )
 
 
 def python_files(root: Path, skips: frozenset[str]) -> Iterator[Path]:
     """Yields the Python files below `root`, always in the same order."""
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders
-                            if name not in skips and not name.startswith("."))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in skips and not name.startswith(".")
+        )
         for name in sorted(files):
             if name.endswith(".py"):
                 yield Path(folder, name)
@@ -103,17 +136,22 @@ def python_files(root: Path, skips: frozenset[str]) -> Iterator[Path]:
 class FileTokens:
     """The identifiers of one file and what stands around them."""
 
-    def __init__(self, items: list[int], marks: list[int],
-                 marks_before: list[int],
-                 scopes: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        items: list[int],
+        marks: list[int],
+        marks_before: list[int],
+        scopes: list[tuple[int, ...]],
+    ) -> None:
         self.items = np.array(items, np.int32)
         self.marks = np.array(marks, np.int32)
         self.marks_before = np.array(marks_before, np.int64)
         self.scopes = scopes
 
 
-def read_file(readline, names: Names, marks: Names,
-              scopes: Names) -> FileTokens:
+def read_file(
+    readline, names: Names, marks: Names, scopes: Names
+) -> FileTokens:
     """Reads one file.
 
     Args:
@@ -123,10 +161,10 @@ def read_file(readline, names: Names, marks: Names,
       scopes: Numbers of `def NAME` and `class NAME`.
     """
     items, marks_seen, marks_before, scope_of = [], [], [], []
-    blocks = []    # per open indent the scope that it opened, or None
+    blocks = []  # per open indent the scope that it opened, or None
     header = None  # the scope whose body has not begun
-    current = ()   # scopes around the next token, outermost first
-    before = ""    # the mark before this one
+    current = ()  # scopes around the next token, outermost first
+    before = ""  # the mark before this one
     for kind, text, *_ in tokenize.generate_tokens(readline):
         if kind in _SILENT:
             continue

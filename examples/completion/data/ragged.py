@@ -30,8 +30,10 @@ class Ragged(NamedTuple):
     @classmethod
     def from_mask(cls, values: np.ndarray, mask: np.ndarray) -> Ragged:
         """Returns the masked values of each row of a matrix, in order."""
-        return cls(values[mask].astype(np.int32),
-                   splits_of(mask.sum(axis=1, dtype=np.int64)))
+        return cls(
+            values[mask].astype(np.int32),
+            splits_of(mask.sum(axis=1, dtype=np.int64)),
+        )
 
     def take(self, rows: np.ndarray) -> Ragged:
         """Returns the given rows, in the order asked for."""
@@ -47,16 +49,19 @@ class Ragged(NamedTuple):
         left, right = np.diff(self.splits), np.diff(other.splits)
         splits = splits_of(left + right)
         values = np.empty(splits[-1], np.int32)
-        from_left = np.repeat(np.tile([True, False], len(left)),
-                              np.stack([left, right], axis=1).ravel())
+        from_left = np.repeat(
+            np.tile([True, False], len(left)),
+            np.stack([left, right], axis=1).ravel(),
+        )
         values[from_left] = self.values
         values[~from_left] = other.values
         return Ragged(values, splits)
 
     def to_lists(self) -> list[list[int]]:
         """Returns the rows as nested lists."""
-        return [part.tolist()
-                for part in np.split(self.values, self.splits[1:-1])]
+        return [
+            part.tolist() for part in np.split(self.values, self.splits[1:-1])
+        ]
 
 
 def splits_of(lengths: np.ndarray) -> np.ndarray:

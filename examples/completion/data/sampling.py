@@ -15,8 +15,15 @@ class BatchSampler:
     So a run that goes on from a checkpoint sees what it would have seen.
     """
 
-    def __init__(self, positions: np.ndarray, counts: np.ndarray, *,
-                 batch_size: int, num_negatives: int, seed: int):
+    def __init__(
+        self,
+        positions: np.ndarray,
+        counts: np.ndarray,
+        *,
+        batch_size: int,
+        num_negatives: int,
+        seed: int,
+    ):
         """Prepares the draws.
 
         Args:
@@ -36,9 +43,14 @@ class BatchSampler:
         self._up_to = np.cumsum(shares)
         self._up_to /= self._up_to[-1]
         # Chance that a row is among the draws at least once.
-        self._log_chance = np.log(np.maximum(
-            -np.expm1(num_negatives * np.log1p(-np.minimum(shares, 1 - 1e-9))),
-            1e-30)).astype(np.float32)
+        self._log_chance = np.log(
+            np.maximum(
+                -np.expm1(
+                    num_negatives * np.log1p(-np.minimum(shares, 1 - 1e-9))
+                ),
+                1e-30,
+            )
+        ).astype(np.float32)
         self._epoch = (-1, positions)
 
     @property
@@ -53,11 +65,12 @@ class BatchSampler:
             order = np.random.default_rng([self._seed, 1, epoch])
             self._epoch = (epoch, order.permutation(self._positions))
         start = index * self._batch_size
-        return self._epoch[1][start:start + self._batch_size]
+        return self._epoch[1][start : start + self._batch_size]
 
     def negatives(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns distinct rows, int32, and the log of the chance of each."""
         draws = np.random.default_rng([self._seed, 2, step]).random(
-            self._num_negatives)
+            self._num_negatives
+        )
         rows = np.unique(np.searchsorted(self._up_to, draws, side="right"))
         return rows.astype(np.int32), self._log_chance[rows]

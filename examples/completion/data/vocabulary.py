@@ -26,8 +26,9 @@ class ItemVocabulary:
       row_of: `[num_items]` int32, the row of each item of the corpus.
     """
 
-    def __init__(self, items: np.ndarray, item_names: list[str], *,
-                 min_count: int) -> None:
+    def __init__(
+        self, items: np.ndarray, item_names: list[str], *, min_count: int
+    ) -> None:
         counts = np.bincount(items, minlength=len(item_names))
         by_count = np.argsort(-counts, kind="stable")
         kept = by_count[counts[by_count] >= min_count]
@@ -50,8 +51,9 @@ class ItemVocabulary:
         return np.log(counts / self.counts.sum()).astype(np.float32)
 
 
-def common_rows(labels: Ragged, groups: np.ndarray,
-                names: list[str]) -> tuple[np.ndarray, list[str]]:
+def common_rows(
+    labels: Ragged, groups: np.ndarray, names: list[str]
+) -> tuple[np.ndarray, list[str]]:
     """Chooses the labels that two or more groups have.
 
     A label that only one training document has would tell the documents
@@ -85,11 +87,12 @@ def pieces_of(name: str) -> list[str]:
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     spelled = f"^{name.lower()}$"
-    return words + [f"#{spelled[i:i + 3]}" for i in range(len(spelled) - 2)]
+    return words + [f"#{spelled[i : i + 3]}" for i in range(len(spelled) - 2)]
 
 
 def hashed_pieces(names: list[str], num_buckets: int) -> Ragged:
     """Returns the buckets of the pieces of each name, the same everywhere."""
     return Ragged.from_lists(
         [zlib.crc32(piece.encode()) % num_buckets for piece in pieces_of(name)]
-        for name in names)
+        for name in names
+    )

@@ -17,8 +17,9 @@ class OldEmbedding(tf.Module):
         by_table = {}
         for name, value in values.items():
             table, _, slot = name.partition("/")
-            by_table.setdefault(table, {})[slot or "parameters"] = (
-                tf.Variable(value))
+            by_table.setdefault(table, {})[slot or "parameters"] = tf.Variable(
+                value
+            )
         self._variables = by_table
 
     def _gather_saveables_for_checkpoint(self):
@@ -26,11 +27,13 @@ class OldEmbedding(tf.Module):
 
 
 class _Hook(_tf_private.SaveableObject):
-
     def __init__(self, name=""):
         nothing = tf.constant("")
-        super().__init__(nothing, [_tf_private.SaveSpec(
-            nothing, "", name, dtype=tf.string)], name)
+        super().__init__(
+            nothing,
+            [_tf_private.SaveSpec(nothing, "", name, dtype=tf.string)],
+            name,
+        )
 
     def restore(self, restored_tensors, restored_shapes):
         raise AssertionError("These files are only written.")

@@ -42,14 +42,25 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.strategy = strategies.mirrored(NUM_REPLICAS)
         with self.strategy.scope():
             self.embedding = tlm.TPUEmbedding(
-                tpu.FeatureConfig(tpu.TableConfig(
-                    NUM_ROWS, DIM, lambda shape: tf.constant(ROWS),
-                    combiner="sum", name="words")), tpu.SGD(float(RATE[0])))
+                tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        NUM_ROWS,
+                        DIM,
+                        lambda shape: tf.constant(ROWS),
+                        combiner="sum",
+                        name="words",
+                    )
+                ),
+                tpu.SGD(float(RATE[0])),
+            )
         self.embedding.build()
         [self.rows] = self.embedding.embedding_tables.values()
         self.model = ref.HostEngine(
-            [ref.Table(ROWS.copy(), "sgd", [])], [ref.Feature("feature", 0)],
-            num_replicas=NUM_REPLICAS, max_pending_steps=MAX_PENDING)
+            [ref.Table(ROWS.copy(), "sgd", [])],
+            [ref.Feature("feature", 0)],
+            num_replicas=NUM_REPLICAS,
+            max_pending_steps=MAX_PENDING,
+        )
         self.saved = None
         self.sizes = {}
 
@@ -70,8 +81,10 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         try:
             expected = model()
         except ref.OrderError:
-            with without_a_hang(), pytest.raises(
-                    tf.errors.FailedPreconditionError):
+            with (
+                without_a_hang(),
+                pytest.raises(tf.errors.FailedPreconditionError),
+            ):
                 real()
             return None
         found = real()
@@ -81,10 +94,14 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     def enqueue(self, replica, ids, training):
         self.both(
             lambda: self.embedding.enqueue(
-                np.array(ids), training=training,
-                device=f"/device:CPU:{replica}"),
+                np.array(ids),
+                training=training,
+                device=f"/device:CPU:{replica}",
+            ),
             lambda: self.model.enqueue(
-                replica, training, [[[(one, 1.0)] for one in ids]]))
+                replica, training, [[[(one, 1.0)] for one in ids]]
+            ),
+        )
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
     def enqueue_a_training_step(self, ids):
@@ -93,11 +110,14 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(replica=replica_ids, bad=st.sampled_from([-1, NUM_ROWS]))
     def enqueue_an_id_outside(self, replica, bad):
-        words = (tf.errors.InvalidArgumentError,
-                 tf.errors.FailedPreconditionError)
+        words = (
+            tf.errors.InvalidArgumentError,
+            tf.errors.FailedPreconditionError,
+        )
         with without_a_hang(), pytest.raises(words):
             self.embedding.enqueue(
-                np.array([bad]), device=f"/device:CPU:{replica}")
+                np.array([bad]), device=f"/device:CPU:{replica}"
+            )
         with pytest.raises((ValueError, ref.OrderError)):
             self.model.enqueue(replica, True, None, valid=False)
 
@@ -105,20 +125,27 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     def dequeue(self, replica):
         found = self.both(
             lambda: self.on_replica(replica, self.embedding.dequeue),
-            lambda: self.model.dequeue(replica))
+            lambda: self.model.dequeue(replica),
+        )
         if found is not None:
             np.testing.assert_array_equal(found[0], found[1][0])
             self.sizes[replica] = len(found[0])
 
     @stateful.rule(replica=replica_ids, scale=st.integers(-2, 2))
     def apply(self, replica, scale):
-        gradient = np.full([self.sizes.get(replica, 1), DIM], scale,
-                           np.float32)
+        gradient = np.full([self.sizes.get(replica, 1), DIM], scale, np.float32)
         self.both(
-            lambda: self.on_replica(
-                replica, lambda: self.embedding.apply_gradients(
-                    tf.constant(gradient))) or True,
-            lambda: self.model.apply(replica, [gradient], [RATE]))
+            lambda: (
+                self.on_replica(
+                    replica,
+                    lambda: self.embedding.apply_gradients(
+                        tf.constant(gradient)
+                    ),
+                )
+                or True
+            ),
+            lambda: self.model.apply(replica, [gradient], [RATE]),
+        )
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
     def a_whole_step(self, ids):
@@ -140,7 +167,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     def evaluate(self):
         ids = np.arange(NUM_ROWS)
         np.testing.assert_array_equal(
-            self.embedding(ids), self.model.tables[0].rows)
+            self.embedding(ids), self.model.tables[0].rows
+        )
 
     @stateful.rule()
     def reset(self):
@@ -151,10 +179,13 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     def save(self):
         with tempfile.TemporaryDirectory() as folder:
             path = tf.train.Checkpoint(embedding=self.embedding).write(
-                folder + "/ckpt")
-            [value] = [tf.train.load_variable(path, name)
-                       for name, _ in tf.train.list_variables(path)
-                       if "parameters" in name]
+                folder + "/ckpt"
+            )
+            [value] = [
+                tf.train.load_variable(path, name)
+                for name, _ in tf.train.list_variables(path)
+                if "parameters" in name
+            ]
         np.testing.assert_array_equal(value, self.model.tables[0].rows)
         self.saved = value
 
@@ -162,17 +193,20 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def restore(self):
         in_flight = any(self.model.awaiting) or any(
-            self.model.pending(r) for r in range(NUM_REPLICAS))
+            self.model.pending(r) for r in range(NUM_REPLICAS)
+        )
         with tempfile.TemporaryDirectory() as folder:
             other = tf.Module()
-            other._variables = {"words": {
-                "parameters": tf.Variable(self.saved)}}
-            path = tf.train.Checkpoint(embedding=other).write(
-                folder + "/ckpt")
+            other._variables = {
+                "words": {"parameters": tf.Variable(self.saved)}
+            }
+            path = tf.train.Checkpoint(embedding=other).write(folder + "/ckpt")
             checkpoint = tf.train.Checkpoint(embedding=self.embedding)
             if in_flight:
-                with without_a_hang(), pytest.raises(
-                        RuntimeError, match="in flight"):
+                with (
+                    without_a_hang(),
+                    pytest.raises(RuntimeError, match="in flight"),
+                ):
                     checkpoint.read(path)
                 return
             checkpoint.read(path).assert_existing_objects_matched()
@@ -183,7 +217,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         stats = self.embedding.stats()
         model = self.model
         assert stats["pending"] == [
-            model.pending(r) for r in range(NUM_REPLICAS)]
+            model.pending(r) for r in range(NUM_REPLICAS)
+        ]
         assert stats["awaiting"] == model.awaiting
         assert stats["num_updates"] == model.num_updates
         assert bool(stats["poisoned"]) == model.poisoned
@@ -192,4 +227,5 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=settings.default.max_examples // 2, stateful_step_count=30)
+    max_examples=settings.default.max_examples // 2, stateful_step_count=30
+)

@@ -15,10 +15,15 @@ ASYNC = tf.train.CheckpointOptions(enable_async=True)
 def embedding_of(num_shards=1, *, strategy=None, pipelined=False):
     with (strategy or tf.distribute.get_strategy()).scope():
         return tlm.TPUEmbedding(
-            tpu.FeatureConfig(tpu.TableConfig(
-                7, 2, tf.ones_initializer(), combiner="sum", name="words")),
-            tpu.Adagrad(0.5), pipelined,
-            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    7, 2, tf.ones_initializer(), combiner="sum", name="words"
+                )
+            ),
+            tpu.Adagrad(0.5),
+            pipelined,
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+        )
 
 
 def train(embedding):
@@ -28,9 +33,11 @@ def train(embedding):
 
 def values_in(path):
     reader = tf.train.load_checkpoint(path)
-    return {key: reader.get_tensor(key)
-            for key in reader.get_variable_to_shape_map()
-            if "_variables" in key}
+    return {
+        key: reader.get_tensor(key)
+        for key in reader.get_variable_to_shape_map()
+        if "_variables" in key
+    }
 
 
 def assert_same(found, wanted):
@@ -42,7 +49,8 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_each_save_holds_what_was_trained_before_it(
-        num_shards, pipelined, tmp_path):
+    num_shards, pipelined, tmp_path
+):
     embedding = embedding_of(num_shards, pipelined=pipelined)
     embedding.build()
     asynchronous = tf.train.Checkpoint(embedding=embedding)
@@ -57,12 +65,23 @@ def test_each_save_holds_what_was_trained_before_it(
         ref = embedding_of()
         for _ in range(2 * step + 1):
             train(ref)
-        assert_same(saved[-1], values_in(tf.train.Checkpoint(
-            embedding=ref).write(str(tmp_path / "ref"))))
+        assert_same(
+            saved[-1],
+            values_in(
+                tf.train.Checkpoint(embedding=ref).write(str(tmp_path / "ref"))
+            ),
+        )
     asynchronous.restore(
-        str(tmp_path / "async-1"), ASYNC).assert_existing_objects_matched()
-    assert_same(values_in(tf.train.Checkpoint(embedding=embedding).write(
-        str(tmp_path / "restored"))), saved[0])
+        str(tmp_path / "async-1"), ASYNC
+    ).assert_existing_objects_matched()
+    assert_same(
+        values_in(
+            tf.train.Checkpoint(embedding=embedding).write(
+                str(tmp_path / "restored")
+            )
+        ),
+        saved[0],
+    )
 
 
 def test_two_replicas_save_too(tmp_path):
@@ -75,12 +94,19 @@ def test_two_replicas_save_too(tmp_path):
         step()
         path = checkpoint.save(str(tmp_path / "async"), ASYNC)
         checkpoint.sync()
-        assert_same(values_in(path), values_in(tf.train.Checkpoint(
-            embedding=embedding).write(str(tmp_path / "now"))))
+        assert_same(
+            values_in(path),
+            values_in(
+                tf.train.Checkpoint(embedding=embedding).write(
+                    str(tmp_path / "now")
+                )
+            ),
+        )
 
 
 def test_a_late_build_is_refused_instead_of_saved_in_the_middle_of_a_step(
-        tmp_path):
+    tmp_path,
+):
     embedding = embedding_of()
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     checkpoint.save(str(tmp_path / "async"), ASYNC)

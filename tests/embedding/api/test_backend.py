@@ -15,10 +15,16 @@ from tf_layoutmap.embedding.tpu.backend import TPUBackend
 def members(protocol):
     """The members that a protocol itself declares, by name."""
     attributes = dict.fromkeys(inspect.get_annotations(protocol))
-    methods = {name: value for name, value in vars(protocol).items()
-               if callable(value) or isinstance(value, property)}
-    return {name: value for name, value in {**attributes, **methods}.items()
-            if not name.startswith("_")}
+    methods = {
+        name: value
+        for name, value in vars(protocol).items()
+        if callable(value) or isinstance(value, property)
+    }
+    return {
+        name: value
+        for name, value in {**attributes, **methods}.items()
+        if not name.startswith("_")
+    }
 
 
 def shape_of(member):
@@ -33,22 +39,30 @@ CASES = [
     for kind, protocols in (
         (HostBackend, (backend.Backend, backend.EngineBackend)),
         (ServersBackend, (backend.Backend, backend.EngineBackend)),
-        (TPUBackend, (backend.Backend,)))
-    for protocol in protocols for name, member in members(protocol).items()]
+        (TPUBackend, (backend.Backend,)),
+    )
+    for protocol in protocols
+    for name, member in members(protocol).items()
+]
 
 
 def test_the_protocols_have_members():
     assert {"is_on_tpu", "mark_shape", "is_built", "read", "enqueue"} <= set(
-        members(backend.Backend))
+        members(backend.Backend)
+    )
     assert {"open", "follow", "apply_followed"} <= set(
-        members(backend.EngineBackend))
+        members(backend.EngineBackend)
+    )
 
 
 @pytest.mark.parametrize(
-    "kind, protocol, name, member", CASES,
-    ids=[f"{kind.__name__}-{name}" for kind, _, name, _ in CASES])
+    "kind, protocol, name, member",
+    CASES,
+    ids=[f"{kind.__name__}-{name}" for kind, _, name, _ in CASES],
+)
 def test_a_backend_has_each_member_as_its_protocol_says(
-        kind, protocol, name, member):
+    kind, protocol, name, member
+):
     found = inspect.getattr_static(kind, name)
     if member is None:
         assert not callable(found)
@@ -60,20 +74,29 @@ def test_a_backend_has_each_member_as_its_protocol_says(
 def own_imports(folder):
     """From each module of a folder to the modules of ours that it imports."""
     return {
-        module: {test_levels.own_module(name)
-                 for name in test_levels.read(module)[1]}
-        for module in test_levels.modules() if module.startswith(folder)}
+        module: {
+            test_levels.own_module(name) for name in test_levels.read(module)[1]
+        }
+        for module in test_levels.modules()
+        if module.startswith(folder)
+    }
 
 
 def test_the_api_knows_backends_by_their_protocol_only():
     for module, imported in own_imports("embedding.api.").items():
-        assert not [name for name in imported if name and name.startswith(
-            ("embedding.host", "embedding.tpu"))], module
+        assert not [
+            name
+            for name in imported
+            if name and name.startswith(("embedding.host", "embedding.tpu"))
+        ], module
 
 
 def test_folders_of_the_embedding_import_nothing_that_stands_above_them():
-    above = {"embedding.serving", "embedding.optimizers",
-             "embedding.tpu_embedding"}
+    above = {
+        "embedding.serving",
+        "embedding.optimizers",
+        "embedding.tpu_embedding",
+    }
     for module, imported in own_imports("embedding.").items():
         if module not in above:
             assert not imported & above, module
@@ -84,7 +107,8 @@ def test_layers_do_not_reach_into_an_embedding():
         if module.startswith("layers."):
             tree, _ = test_levels.read(module)
             assert not [
-                node.lineno for node in ast.walk(tree)
+                node.lineno
+                for node in ast.walk(tree)
                 if isinstance(node, ast.Attribute) and node.attr == "_state"
             ], module
 
@@ -92,6 +116,7 @@ def test_layers_do_not_reach_into_an_embedding():
 def test_servers_do_not_watch_changes():
     member = ServersBackend.watch_changes
     arguments = dict.fromkeys(inspect.signature(member).parameters)
-    with pytest.raises(NotImplementedError,
-                       match="needs the host engine.*on parameter servers"):
+    with pytest.raises(
+        NotImplementedError, match="needs the host engine.*on parameter servers"
+    ):
         member(**arguments)

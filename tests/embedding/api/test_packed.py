@@ -22,8 +22,10 @@ def feature_config(sequence=True):
     return {
         "title": tpu.FeatureConfig(words),
         "body": tpu.FeatureConfig(
-            words, max_sequence_length=2 if sequence else 0),
-        "users": (tpu.FeatureConfig(users), tpu.FeatureConfig(users))}
+            words, max_sequence_length=2 if sequence else 0
+        ),
+        "users": (tpu.FeatureConfig(users), tpu.FeatureConfig(users)),
+    }
 
 
 def batch(seed, num_samples=8):
@@ -32,18 +34,26 @@ def batch(seed, num_samples=8):
     def ragged(num_rows):
         sizes = rng.integers(0, 4, num_samples)
         return tf.RaggedTensor.from_row_lengths(
-            rng.integers(0, num_rows, sizes.sum()), sizes)
+            rng.integers(0, num_rows, sizes.sum()), sizes
+        )
 
-    return {"title": ragged(20), "body": ragged(20),
-            "users": (ragged(9), tf.constant(rng.integers(0, 9, num_samples)))}
+    return {
+        "title": ragged(20),
+        "body": ragged(20),
+        "users": (ragged(9), tf.constant(rng.integers(0, 9, num_samples))),
+    }
 
 
 def weights_of(features):
     rng = np.random.default_rng(3)
     title = features["title"]
-    return {"title": title.with_values(tf.constant(
-        rng.uniform(1, 2, title.values.shape[0]), tf.float32)),
-        "body": None, "users": (None, None)}
+    return {
+        "title": title.with_values(
+            tf.constant(rng.uniform(1, 2, title.values.shape[0]), tf.float32)
+        ),
+        "body": None,
+        "users": (None, None),
+    }
 
 
 def train(embedding, features, weights=None):
@@ -56,8 +66,10 @@ def train(embedding, features, weights=None):
             tape.watch(flat)
             loss = tf.add_n([tf.reduce_sum(one * one) for one in flat])
         embedding.apply_gradients(
-            tf.nest.pack_sequence_as(found, tape.gradient(loss, flat)))
+            tf.nest.pack_sequence_as(found, tape.gradient(loss, flat))
+        )
         return found
+
     return step(features, weights)
 
 
@@ -70,14 +82,23 @@ def tables_of(embedding):
 def test_the_same_bits_as_unpacked(weighted, num_shards):
     partitioner = tlm.partitioners.FixedShardsPartitioner(num_shards)
     plain, packed = (
-        tlm.TPUEmbedding(feature_config(), tpu.Adagrad(0.5),
-                         partitioner=partitioner) for _ in range(2))
+        tlm.TPUEmbedding(
+            feature_config(), tpu.Adagrad(0.5), partitioner=partitioner
+        )
+        for _ in range(2)
+    )
     for seed in range(3):
         features = batch(seed)
         weights = weights_of(features) if weighted else None
         wanted = train(plain, features, weights)
-        found = train(packed, *(tlm.pack(features, weights) if weighted
-                                else (tlm.pack(features),)))
+        found = train(
+            packed,
+            *(
+                tlm.pack(features, weights)
+                if weighted
+                else (tlm.pack(features),)
+            ),
+        )
         tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
     for one, other in zip(tables_of(plain), tables_of(packed)):
         np.testing.assert_array_equal(one, other)
@@ -85,9 +106,12 @@ def test_the_same_bits_as_unpacked(weighted, num_shards):
 
 def test_a_distributed_dataset_of_packed_batches():
     dataset = tf.data.Dataset.from_tensor_slices(
-        {"title": np.arange(24).reshape(12, 2) % 20,
-         "body": np.arange(12) % 7,
-         "users": (np.arange(12) % 9, np.arange(12) % 5)}).batch(4)
+        {
+            "title": np.arange(24).reshape(12, 2) % 20,
+            "body": np.arange(12) % 7,
+            "users": (np.arange(12) % 9, np.arange(12) % 5),
+        }
+    ).batch(4)
     tables = []
     for num_replicas, change in ((1, tlm.pack), (2, tlm.pack), (2, None)):
         strategy = strategies.mirrored(num_replicas)
@@ -97,8 +121,9 @@ def test_a_distributed_dataset_of_packed_batches():
 
         @tf.function
         def step(features, strategy=strategy, embedding=embedding):
-            strategy.run(lambda one: train(embedding, one) and None,
-                         args=(features,))
+            strategy.run(
+                lambda one: train(embedding, one) and None, args=(features,)
+            )
 
         batches = dataset.map(change) if change else dataset
         for features in strategy.experimental_distribute_dataset(batches):
@@ -118,7 +143,8 @@ def test_processes_gather_feature_by_feature(monkeypatch):
     wanted = reader.read_features(features, weights)
     monkeypatch.setattr(reader._replicas, "has_processes", True)
     for found, one in zip(
-            reader.read_features(*tlm.pack(features, weights)), wanted):
+        reader.read_features(*tlm.pack(features, weights)), wanted
+    ):
         np.testing.assert_array_equal(found.ids, one.ids)
         assert found.num_samples == one.num_samples
         if one.weights.shape[0]:
@@ -133,9 +159,12 @@ def test_outside_of_replicas():
         embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
         embedding.build()
     parts = [tlm.pack(batch(seed)) for seed in range(2)]
-    embedding.enqueue(strategy.experimental_distribute_values_from_function(
-        lambda context: parts[context.replica_id_in_sync_group]),
-        training=False)
+    embedding.enqueue(
+        strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group]
+        ),
+        training=False,
+    )
     assert embedding.stats()["pending"] == [1, 1]
 
 
@@ -143,8 +172,11 @@ def test_batches_of_other_features_are_refused():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build()
     good = batch(1)
-    other = {"title": good["title"], "texts": good["body"],
-             "users": good["users"]}
+    other = {
+        "title": good["title"],
+        "texts": good["body"],
+        "users": good["users"],
+    }
     with pytest.raises(InvalidArgument, match="'body', 'title', 'users/0'"):
         embedding.enqueue(tlm.pack(other))
     with pytest.raises(InvalidArgument, match="'body', 'title', 'users/0'"):
@@ -165,9 +197,10 @@ def test_batches_of_other_features_are_refused():
     with pytest.raises(InvalidArgument, match="sample 3: the numbers of ids"):
         embedding.enqueue(wrong)
     with pytest.raises(InvalidArgument, match="Packed weights must be of the"):
-        tf.function(lambda weights: embedding.enqueue(packed, weights),
-                    input_signature=[tf.TensorSpec(None, tf.float32)])(
-                        tf.ones([2, 2]))
+        tf.function(
+            lambda weights: embedding.enqueue(packed, weights),
+            input_signature=[tf.TensorSpec(None, tf.float32)],
+        )(tf.ones([2, 2]))
     with pytest.raises(InvalidArgument, match="outside table 'words'"):
         embedding.enqueue(tlm.pack({**good, "title": good["title"] + 20}))
     assert embedding.stats()["pending"] == [0]
@@ -179,9 +212,13 @@ def test_weights_of_a_sequence_are_refused():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build()
     features = batch(1)
-    weights = {"title": None, "users": (None, None),
-               "body": features["body"].with_values(
-                   tf.fill([features["body"].values.shape[0]], 2.0))}
+    weights = {
+        "title": None,
+        "users": (None, None),
+        "body": features["body"].with_values(
+            tf.fill([features["body"].values.shape[0]], 2.0)
+        ),
+    }
     with pytest.raises(InvalidArgument, match="'body': a sequence feature"):
         embedding.enqueue(*tlm.pack(features, weights))
 
@@ -197,7 +234,8 @@ def test_sizes_that_were_declared_hold():
 def test_features_of_more_dimensions_are_refused():
     table = tpu.TableConfig(20, 4, start, name="words")
     embedding = tlm.TPUEmbedding(
-        [tpu.FeatureConfig(table, output_shape=[2, 3])], tpu.SGD(0.5))
+        [tpu.FeatureConfig(table, output_shape=[2, 3])], tpu.SGD(0.5)
+    )
     embedding.build()
     with pytest.raises(ValueError, match="must have samples of shape"):
         embedding.enqueue(tlm.pack([tf.zeros([6], tf.int64)]))
@@ -223,8 +261,7 @@ def test_memory_is_taken_again_once_nobody_holds_it():
 
     def look_up(num_samples=8):
         embedding.enqueue(batch(1, num_samples), training=False)
-        return [memoryview(one) for one in
-                tf.nest.flatten(embedding.dequeue())]
+        return [memoryview(one) for one in tf.nest.flatten(embedding.dequeue())]
 
     def places(views):
         return [np.asarray(one).ctypes.data for one in views]

@@ -17,10 +17,14 @@ def embedding_of(strategy=None, *, optimizer=None, pipelined=True):
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         return tlm.TPUEmbedding(
-            tpu.FeatureConfig(tpu.TableConfig(
-                NUM_ROWS, 2, tf.ones, combiner="sum", name="words")),
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    NUM_ROWS, 2, tf.ones, combiner="sum", name="words"
+                )
+            ),
             optimizer or tpu.Adagrad(0.5, initial_accumulator_value=0.25),
-            pipeline_execution_with_tensor_core=pipelined)
+            pipeline_execution_with_tensor_core=pipelined,
+        )
 
 
 class Reference:
@@ -47,15 +51,18 @@ class Reference:
             for gradient in gradients[ids == row]:
                 total = total + gradient
             self.slots[row] += total * total
-            self.rows[row] -= np.float32(0.5) * total / np.sqrt(
-                self.slots[row])
+            self.rows[row] -= np.float32(0.5) * total / np.sqrt(self.slots[row])
 
 
 def batches(num_steps):
     rng = np.random.default_rng(5)
-    return [(rng.integers(0, NUM_ROWS, 4),
-             rng.integers(-3, 4, [4, 2]).astype(np.float32))
-            for _ in range(num_steps)]
+    return [
+        (
+            rng.integers(0, NUM_ROWS, 4),
+            rng.integers(-3, 4, [4, 2]).astype(np.float32),
+        )
+        for _ in range(num_steps)
+    ]
 
 
 def rows_of(embedding):
@@ -90,7 +97,8 @@ def test_each_step_sees_all_updates_but_the_last(num_ahead, compiled):
         if queue:
             embedding.enqueue(queue.pop(0)[0])
         np.testing.assert_array_equal(
-            finish(tf.constant(gradients)), reference.step(ids, gradients))
+            finish(tf.constant(gradients)), reference.step(ids, gradients)
+        )
     reference.flush()
     np.testing.assert_array_equal(rows_of(embedding), reference.rows)
 
@@ -112,17 +120,20 @@ def test_two_replicas_are_one_step_old_together():
     @tf.function
     def step(ids, gradients):
         def replica_step():
-            replica = tf.distribute.get_replica_context(
-                ).replica_id_in_sync_group
+            replica = (
+                tf.distribute.get_replica_context().replica_id_in_sync_group
+            )
             part = slice(2 * replica, 2 * replica + 2)
             return train(embedding, ids[part], gradients[part])
 
-        return tf.concat(two.experimental_local_results(
-            two.run(replica_step)), 0)
+        return tf.concat(
+            two.experimental_local_results(two.run(replica_step)), 0
+        )
 
     for ids, gradients in batches(8):
         np.testing.assert_array_equal(
-            step(ids, gradients), reference.step(ids, gradients))
+            step(ids, gradients), reference.step(ids, gradients)
+        )
     reference.flush()
     np.testing.assert_array_equal(rows_of(embedding), reference.rows)
 
@@ -133,11 +144,13 @@ def test_a_forward_step_sees_every_update():
         train(embedding, ids, gradients)
         reference.step(ids, gradients)
     reference.flush()
-    evaluate = tf.function(lambda training: (
-        embedding.enqueue(np.arange(NUM_ROWS), training=training),
-        embedding.dequeue())[1])
-    np.testing.assert_array_equal(
-        evaluate(tf.constant(False)), reference.rows)
+    evaluate = tf.function(
+        lambda training: (
+            embedding.enqueue(np.arange(NUM_ROWS), training=training),
+            embedding.dequeue(),
+        )[1]
+    )
+    np.testing.assert_array_equal(evaluate(tf.constant(False)), reference.rows)
     assert not embedding.stats()["held"]
 
 
@@ -150,16 +163,20 @@ def test_the_rate_is_that_of_the_step_not_of_the_landing():
     assert rows_of(embedding)[1].tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("read", [
-    lambda embedding, path: tf.train.Checkpoint(embedding=embedding).write(
-        str(path / "ckpt")),
-    lambda embedding, path: embedding.embedding_tables,
-    lambda embedding, path: embedding.slot_variables,
-    lambda embedding, path: embedding(tf.constant([1])),
-    lambda embedding, path: embedding.flush(),
-    lambda embedding, path: embedding.reset(),
-    lambda embedding, path: tf.saved_model.save(embedding, str(path / "m")),
-])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda embedding, path: tf.train.Checkpoint(embedding=embedding).write(
+            str(path / "ckpt")
+        ),
+        lambda embedding, path: embedding.embedding_tables,
+        lambda embedding, path: embedding.slot_variables,
+        lambda embedding, path: embedding(tf.constant([1])),
+        lambda embedding, path: embedding.flush(),
+        lambda embedding, path: embedding.reset(),
+        lambda embedding, path: tf.saved_model.save(embedding, str(path / "m")),
+    ],
+)
 def test_whoever_reads_the_tables_gets_the_last_update(read, tmp_path):
     embedding = embedding_of()
     train(embedding, np.array([1]), [[1.0, 1.0]])
@@ -173,7 +190,8 @@ def test_a_checkpoint_is_not_overwritten_by_a_late_update(tmp_path):
     embedding = embedding_of()
     embedding.build()
     path = tf.train.Checkpoint(embedding=embedding).write(
-        str(tmp_path / "ckpt"))
+        str(tmp_path / "ckpt")
+    )
     train(embedding, np.array([1]), [[1.0, 1.0]])
     tf.train.Checkpoint(embedding=embedding).read(path).assert_consumed()
     embedding.flush()

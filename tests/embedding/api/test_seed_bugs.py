@@ -18,11 +18,17 @@ ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
 
 def embedding_of(combiner="sum", *, table=None, num_shards=1):
     table = table or tpu.TableConfig(
-        10, 2, lambda shape: tf.constant(ROWS[:shape[0]]), combiner=combiner,
-        name="words")
+        10,
+        2,
+        lambda shape: tf.constant(ROWS[: shape[0]]),
+        combiner=combiner,
+        name="words",
+    )
     return tlm.TPUEmbedding(
-        {"x": tpu.FeatureConfig(table)}, tpu.SGD(0.5),
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        {"x": tpu.FeatureConfig(table)},
+        tpu.SGD(0.5),
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
 
 
 def served(value, combiner="sum", weights=None):
@@ -55,11 +61,17 @@ print([one.name for one in spec.tables])
 
 @pytest.mark.slow
 def test_tables_have_the_same_order_in_every_process():
-    orders = {subprocess.run(
-        [sys.executable, "-c", PRINT_ORDER], text=True, check=True,
-        capture_output=True, timeout=120,
-        env={**os.environ, "PYTHONHASHSEED": seed}).stdout
-        for seed in ("1", "2")}
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_ORDER],
+            text=True,
+            check=True,
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
     assert orders == {str([f"t{i}" for i in range(12)]) + "\n"}
 
 
@@ -73,9 +85,16 @@ def test_an_export_holds_the_rows_of_every_shard(tmp_path):
     class Model(tf.Module):
         def __init__(self):
             super().__init__()
-            self.embedding = embedding_of(num_shards=3, table=tpu.TableConfig(
-                10, 2, tf.random_normal_initializer(seed=1), combiner="sum",
-                name="words"))
+            self.embedding = embedding_of(
+                num_shards=3,
+                table=tpu.TableConfig(
+                    10,
+                    2,
+                    tf.random_normal_initializer(seed=1),
+                    combiner="sum",
+                    name="words",
+                ),
+            )
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
         def serve(self, ids):
@@ -111,18 +130,28 @@ def test_a_dense_column_is_served_as_it_is_trained():
 def test_nothing_that_tensorflow_has_moved_is_imported():
     # Each private name is asserted at import; that it was imported says it.
     from tf_layoutmap import _tf_private
+
     source = inspect.getsource(_tf_private)
-    for gone in ("distribution_strategy_context", "saveable_hook",
-                 "training.tracking", "tpu.tpu\", \"outside_compilation"):
+    for gone in (
+        "distribution_strategy_context",
+        "saveable_hook",
+        "training.tracking",
+        'tpu.tpu", "outside_compilation',
+    ):
         assert gone not in source
 
 
 def test_messages_and_examples_name_arguments_that_exist():
-    for method in (tlm.TPUEmbedding, tlm.TPUEmbedding.build,
-                   tlm.TPUEmbedding.enqueue, tlm.TPUEmbedding.dequeue,
-                   tlm.TPUEmbedding.apply_gradients):
-        told = inspect.getdoc(method.__init__ if inspect.isclass(method)
-                              else method)
+    for method in (
+        tlm.TPUEmbedding,
+        tlm.TPUEmbedding.build,
+        tlm.TPUEmbedding.enqueue,
+        tlm.TPUEmbedding.dequeue,
+        tlm.TPUEmbedding.apply_gradients,
+    ):
+        told = inspect.getdoc(
+            method.__init__ if inspect.isclass(method) else method
+        )
         for name in inspect.signature(method).parameters:
             assert name == "self" or f"{name}:" in told, (method, name)
     assert "initialize_tpu_embedding" not in tlm.TPUEmbedding.__doc__
@@ -145,13 +174,19 @@ def test_serving_may_leave_ids_unchecked():
 
     def ops_of(validate):
         feature = tpu.FeatureConfig(
-            table, validate_weights_and_indices=validate)
-        function = tf.function(lambda ids: tlm.serving_embedding_lookup(
-            ids, None, {table: tf.constant(ROWS)}, feature))
+            table, validate_weights_and_indices=validate
+        )
+        function = tf.function(
+            lambda ids: tlm.serving_embedding_lookup(
+                ids, None, {table: tf.constant(ROWS)}, feature
+            )
+        )
         ids = tf.constant([1, 2])
         assert function(ids).numpy().tolist() == [[2, 3], [4, 5]]
-        return {op.type for op in function.get_concrete_function(
-            ids).graph.get_operations()}
+        return {
+            op.type
+            for op in function.get_concrete_function(ids).graph.get_operations()
+        }
 
     # An assertion is an Assert in the branch of an If.
     checks = {"If", "StatelessIf", "Assert"}

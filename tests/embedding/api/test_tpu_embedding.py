@@ -21,10 +21,13 @@ def words(num_rows=10, dim=2, **settings):
 def embedding_of(table=None, optimizer="sgd", *, length=0, **options):
     """One feature, `ads/clicks`, on one table."""
     feature = tpu.FeatureConfig(
-        words() if table is None else table, max_sequence_length=length)
+        words() if table is None else table, max_sequence_length=length
+    )
     return tlm.TPUEmbedding(
         {"ads": {"clicks": feature}},
-        tpu.SGD(0.5) if optimizer == "sgd" else optimizer, **options)
+        tpu.SGD(0.5) if optimizer == "sgd" else optimizer,
+        **options,
+    )
 
 
 def clicks(value):
@@ -38,8 +41,11 @@ BATCH = clicks(np.array([1, 2, 2]))
 def train(embedding, ids=BATCH, gradient=1.0):
     embedding.enqueue(ids)
     activations = embedding.dequeue()
-    embedding.apply_gradients(tf.nest.map_structure(
-        lambda one: tf.fill(tf.shape(one), gradient), activations))
+    embedding.apply_gradients(
+        tf.nest.map_structure(
+            lambda one: tf.fill(tf.shape(one), gradient), activations
+        )
+    )
     return activations
 
 
@@ -51,14 +57,21 @@ def rows_of(embedding):
 # Structures and shapes.
 
 
-@pytest.mark.parametrize("nest", [
-    lambda f: f, lambda f: [f, f], lambda f: (f, [f]),
-    lambda f: {"b": f, "a": (f,)}])
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda f: f,
+        lambda f: [f, f],
+        lambda f: (f, [f]),
+        lambda f: {"b": f, "a": (f,)},
+    ],
+)
 def test_activations_have_the_structure_of_the_config(nest):
     config = nest(tpu.FeatureConfig(words()))
     embedding = tlm.TPUEmbedding(config, tpu.SGD(0.5))
-    embedding.enqueue(tf.nest.map_structure(
-        lambda _: tf.constant([1, 2]), config))
+    embedding.enqueue(
+        tf.nest.map_structure(lambda _: tf.constant([1, 2]), config)
+    )
     activations = embedding.dequeue()
     tf.nest.assert_same_structure(config, activations)
     embedding.apply_gradients(activations)
@@ -73,10 +86,13 @@ def test_a_dense_column_gives_one_row_per_sample():
 
 def test_ids_of_a_dense_matrix_are_combined():
     embedding = embedding_of()
-    embedding.enqueue(clicks(tf.constant([[1, 2, 3], [1, 1, 1]])),
-                      training=False)
+    embedding.enqueue(
+        clicks(tf.constant([[1, 2, 3], [1, 1, 1]])), training=False
+    )
     assert embedding.dequeue()["ads"]["clicks"].numpy().tolist() == [
-        [3, 3], [3, 3]]
+        [3, 3],
+        [3, 3],
+    ]
 
 
 def test_sequence_features_have_an_axis_of_positions():
@@ -84,8 +100,7 @@ def test_sequence_features_have_an_axis_of_positions():
     embedding.enqueue(clicks(tf.ragged.constant([[1], [1, 2, 3, 4], []])))
     activations = embedding.dequeue()
     assert activations["ads"]["clicks"].shape == [3, 3, 2]
-    embedding.apply_gradients(tf.nest.map_structure(
-        tf.ones_like, activations))
+    embedding.apply_gradients(tf.nest.map_structure(tf.ones_like, activations))
     # Row 4 stood behind the last position.
     assert rows_of(embedding)[:6] == [1, 0, 0.5, 0.5, 1, 1]
 
@@ -96,19 +111,27 @@ def test_a_sparse_sequence_keeps_its_gaps():
     embedding.enqueue(clicks(gappy))
     activations = embedding.dequeue()
     assert activations["ads"]["clicks"][..., 0].numpy().tolist() == [
-        [0, 1, 0], [0, 0, 0], [1, 0, 0]]
-    embedding.apply_gradients(tf.nest.map_structure(
-        tf.ones_like, activations))
+        [0, 1, 0],
+        [0, 0, 0],
+        [1, 0, 0],
+    ]
+    embedding.apply_gradients(tf.nest.map_structure(tf.ones_like, activations))
     assert rows_of(embedding)[:6] == [1, 0.5, 0.5, 1, 1, 1]
     with pytest.raises(Invalid, match="'ads/clicks', sample 0: the positions"):
-        embedding.enqueue(clicks(tf.SparseTensor(
-            [[0, 1], [0, 1]], [1, 2], [3, 8])))
+        embedding.enqueue(
+            clicks(tf.SparseTensor([[0, 1], [0, 1]], [1, 2], [3, 8]))
+        )
 
 
-@pytest.mark.parametrize("told", [
-    {"per_replica_batch_size": 2}, {"per_replica_input_shapes": 2},
-    {"per_replica_input_shapes": clicks(tf.TensorShape([2, None]))},
-    {"per_replica_input_shapes": clicks((2,))}])
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"per_replica_batch_size": 2},
+        {"per_replica_input_shapes": 2},
+        {"per_replica_input_shapes": clicks(tf.TensorShape([2, None]))},
+        {"per_replica_input_shapes": clicks((2,))},
+    ],
+)
 def test_build_with_a_batch_size_makes_static_shapes(told):
     embedding = embedding_of()
     embedding.build(**told)
@@ -183,13 +206,17 @@ def test_tables_are_found_by_their_config():
     assert list(embedding.embedding_tables) == [table]
     assert isinstance(embedding.embedding_tables[table], tf.Variable)
     sharded = embedding_of(
-        table, partitioner=tlm.partitioners.FixedShardsPartitioner(3))
+        table, partitioner=tlm.partitioners.FixedShardsPartitioner(3)
+    )
     assert isinstance(sharded.embedding_tables[table], ShardedVariable)
 
 
 def test_partitioners_of_tensorflow_serve_too():
-    embedding = embedding_of(partitioner=(
-        tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)))
+    embedding = embedding_of(
+        partitioner=(
+            tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+        )
+    )
     train(embedding)
     assert rows_of(embedding)[:3] == [1, 0.5, 0]
 
@@ -251,9 +278,14 @@ def test_a_dynamic_rate_is_asked_once_per_update_for_all_tables():
         return value
 
     embedding = tlm.TPUEmbedding(
-        [tpu.FeatureConfig(words(optimizer=tpu.SGD(rate))),
-         tpu.FeatureConfig(tpu.TableConfig(
-             3, 2, tf.ones, tpu.SGD(rate), name="users"))], None)
+        [
+            tpu.FeatureConfig(words(optimizer=tpu.SGD(rate))),
+            tpu.FeatureConfig(
+                tpu.TableConfig(3, 2, tf.ones, tpu.SGD(rate), name="users")
+            ),
+        ],
+        None,
+    )
 
     def step():
         embedding.enqueue([np.array([1]), np.array([1])])
@@ -264,8 +296,9 @@ def test_a_dynamic_rate_is_asked_once_per_update_for_all_tables():
     value.assign(1.0)
     step()
     assert len(calls) == 2
-    assert [one.numpy()[1, 0] for one in
-            embedding.embedding_tables.values()] == [0, 0]
+    assert [
+        one.numpy()[1, 0] for one in embedding.embedding_tables.values()
+    ] == [0, 0]
 
 
 def test_a_rate_from_a_variable_changes_inside_a_function():
@@ -354,16 +387,24 @@ def test_indexed_slices_are_summed():
     assert rows_of(embedding)[:3] == [1, 0, 1]
 
 
-@pytest.mark.parametrize(("gradient", "error", "words_"), [
-    (np.ones([3, 2], np.float32), ValueError, "ndarray.*'ads/clicks'"),
-    (tf.ones([3, 2], tf.float64), ValueError, "float64.*'ads/clicks'"),
-    (tf.ones([3, 3]), ValueError, r"shape \(3, 3\).*'ads/clicks'"),
-    (tf.ones([3]), ValueError, r"shape \(3,\).*Expected shape \(None, 2\)"),
-    (tf.ones([2, 2]), Invalid, r"^Feature 'ads/clicks': its gradient must be "
-     r"shaped like its activation, \[3, 2\]. Received: \[2, 2\]$"),
-])
+@pytest.mark.parametrize(
+    ("gradient", "error", "words_"),
+    [
+        (np.ones([3, 2], np.float32), ValueError, "ndarray.*'ads/clicks'"),
+        (tf.ones([3, 2], tf.float64), ValueError, "float64.*'ads/clicks'"),
+        (tf.ones([3, 3]), ValueError, r"shape \(3, 3\).*'ads/clicks'"),
+        (tf.ones([3]), ValueError, r"shape \(3,\).*Expected shape \(None, 2\)"),
+        (
+            tf.ones([2, 2]),
+            Invalid,
+            r"^Feature 'ads/clicks': its gradient must be "
+            r"shaped like its activation, \[3, 2\]. Received: \[2, 2\]$",
+        ),
+    ],
+)
 def test_gradients_of_another_kind_or_shape_are_refused(
-        gradient, error, words_):
+    gradient, error, words_
+):
     embedding = embedding_of()
     embedding.enqueue(BATCH)
     activations = embedding.dequeue()
@@ -406,9 +447,12 @@ def test_several_steps_may_be_enqueued_ahead():
 
 
 def test_calls_before_build_are_refused():
-    for call in (embedding_of().dequeue, embedding_of().reset,
-                 embedding_of().stats,
-                 lambda: embedding_of().apply_gradients(clicks(None))):
+    for call in (
+        embedding_of().dequeue,
+        embedding_of().reset,
+        embedding_of().stats,
+        lambda: embedding_of().apply_gradients(clicks(None)),
+    ):
         with pytest.raises(RuntimeError, match="call `enqueue` or `build`"):
             call()
 
@@ -480,9 +524,13 @@ def test_reset_forgets_the_steps_in_flight():
 
 def test_an_embedding_without_optimizer_only_serves():
     embedding = embedding_of(optimizer=None)
-    with pytest.raises(RuntimeError, match=(
+    with pytest.raises(
+        RuntimeError,
+        match=(
             "'words' has none. Pass `optimizer=` when the TPUEmbedding is made"
-            ".* to serve only, use `enqueue.training=False.`")):
+            ".* to serve only, use `enqueue.training=False.`"
+        ),
+    ):
         embedding.enqueue(BATCH)
     embedding.enqueue(BATCH, training=False)
     activations = embedding.dequeue()
@@ -503,20 +551,34 @@ def test_stats_are_not_for_functions():
 # Bad input, by the engine; nothing is enqueued.
 
 
-@pytest.mark.parametrize(("value", "words_"), [
-    (np.array([0, 10]), "^Feature 'ads/clicks', sample 1: id 10 is outside "
-     "table 'words' with 10 rows; with out_of_range=.* accepts it$"),
-    (np.array([-1, 0]), "'ads/clicks', sample 0: id -1 .*'words' with 10"),
-    (np.array([2**33 + 5]), f"sample 0: id {2**33 + 5} "),
-    (tf.RaggedTensor.from_row_splits([1, 2], [0, 2, 1], validate=False),
-     "'ads/clicks'.*not decrease.*2, then 1"),
-    (tf.RaggedTensor.from_row_splits([1, 2], [0, 1], validate=False),
-     "'ads/clicks'.*end with the number of ids"),
-    (tf.SparseTensor([[1, 0], [0, 0]], [1, 2], [2, 1]),
-     "'ads/clicks'.*ordered by sample"),
-    (tf.SparseTensor([[2, 0]], [1], [2, 1]),
-     "'ads/clicks'.*2 samples. Received: sample 2"),
-])
+@pytest.mark.parametrize(
+    ("value", "words_"),
+    [
+        (
+            np.array([0, 10]),
+            "^Feature 'ads/clicks', sample 1: id 10 is outside "
+            "table 'words' with 10 rows; with out_of_range=.* accepts it$",
+        ),
+        (np.array([-1, 0]), "'ads/clicks', sample 0: id -1 .*'words' with 10"),
+        (np.array([2**33 + 5]), f"sample 0: id {2**33 + 5} "),
+        (
+            tf.RaggedTensor.from_row_splits([1, 2], [0, 2, 1], validate=False),
+            "'ads/clicks'.*not decrease.*2, then 1",
+        ),
+        (
+            tf.RaggedTensor.from_row_splits([1, 2], [0, 1], validate=False),
+            "'ads/clicks'.*end with the number of ids",
+        ),
+        (
+            tf.SparseTensor([[1, 0], [0, 0]], [1, 2], [2, 1]),
+            "'ads/clicks'.*ordered by sample",
+        ),
+        (
+            tf.SparseTensor([[2, 0]], [1], [2, 1]),
+            "'ads/clicks'.*2 samples. Received: sample 2",
+        ),
+    ],
+)
 def test_bad_ids_are_refused_by_name(value, words_):
     embedding = embedding_of()
     with pytest.raises(Invalid, match=words_):
@@ -536,8 +598,9 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad):
 def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
     embedding = embedding_of()
     embedding.build()
-    enqueue = tf.function(lambda ids, weights: embedding.enqueue(
-        clicks(ids), clicks(weights)))
+    enqueue = tf.function(
+        lambda ids, weights: embedding.enqueue(clicks(ids), clicks(weights))
+    )
     ids = tf.ragged.constant([[1], [2, 3]])
     with pytest.raises(Invalid, match="the row_splits of its ids"):
         enqueue(ids, tf.ragged.constant([[1.0, 1.0], [1.0]]))
@@ -547,14 +610,24 @@ def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
 # Construction.
 
 
-@pytest.mark.parametrize(("options", "error", "words_"), [
-    ({"pipeline_execution_with_tensor_core": 1}, TypeError,
-     "pipeline_execution_with_tensor_core"),
-    ({"out_of_range": "wrap"}, ValueError, "`out_of_range` must be one of"),
-    ({"wire_dtype": "int8"}, ValueError, "`wire_dtype` must be one of"),
-    ({"wire_dtype": "bfloat16"}, ValueError, "without servers no rows travel"),
-    ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
-])
+@pytest.mark.parametrize(
+    ("options", "error", "words_"),
+    [
+        (
+            {"pipeline_execution_with_tensor_core": 1},
+            TypeError,
+            "pipeline_execution_with_tensor_core",
+        ),
+        ({"out_of_range": "wrap"}, ValueError, "`out_of_range` must be one of"),
+        ({"wire_dtype": "int8"}, ValueError, "`wire_dtype` must be one of"),
+        (
+            {"wire_dtype": "bfloat16"},
+            ValueError,
+            "without servers no rows travel",
+        ),
+        ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
+    ],
+)
 def test_options_that_cannot_be_are_refused(options, error, words_):
     with pytest.raises(error, match=words_):
         embedding_of(**options)
@@ -564,8 +637,10 @@ def test_configs_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="at least one FeatureConfig"):
         tlm.TPUEmbedding({}, tpu.SGD(0.1))
     with pytest.raises(ValueError, match="Multiple tables with name 'words'"):
-        tlm.TPUEmbedding([tpu.FeatureConfig(words()),
-                          tpu.FeatureConfig(words())], tpu.SGD(0.1))
+        tlm.TPUEmbedding(
+            [tpu.FeatureConfig(words()), tpu.FeatureConfig(words())],
+            tpu.SGD(0.1),
+        )
     with pytest.raises(ValueError, match="learning rate"):
         embedding_of(optimizer=tpu.SGD(np.nan))
 
@@ -573,8 +648,10 @@ def test_configs_that_cannot_be_are_refused():
 def test_sparse_cores_are_refused_in_words():
     with pytest.raises(NotImplementedError, match="not supported yet"):
         tlm.TPUEmbedding(
-            tpu.FeatureConfig(tpu.TableConfig(4, 1)), tpu.SGD(1.0),
-            sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig())
+            tpu.FeatureConfig(tpu.TableConfig(4, 1)),
+            tpu.SGD(1.0),
+            sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(),
+        )
 
 
 def test_a_lookup_outside_of_a_step_names_the_bad_id_and_the_setting():
@@ -582,13 +659,18 @@ def test_a_lookup_outside_of_a_step_names_the_bad_id_and_the_setting():
         embedding_of()(clicks(np.array([0, 10])))
     assert str(caught.value) == (
         "Feature 'ads/clicks': ids must be in [0, 10), the rows of table "
-        "'words'; `out_of_range` says how others are handled. Received: [10]")
+        "'words'; `out_of_range` says how others are handled. Received: [10]"
+    )
 
 
 def test_the_class_of_an_optimizer_is_refused_as_such():
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             r"must be an object, such as SGD\(learning_rate=0.1\). Received: "
-            r"the class SGD \(table 'words'\)")):
+            r"the class SGD \(table 'words'\)"
+        ),
+    ):
         embedding_of(optimizer=tpu.SGD)
 
 

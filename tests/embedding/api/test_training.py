@@ -17,8 +17,10 @@ ROUNDED = 1e-6
 def two_tables(**options):
     """Two features share a table; one is a sequence, one has weights."""
     return {
-        "tables": {"words": Table(7, 3, **options),
-                   "users": Table(5, 2, **options)},
+        "tables": {
+            "words": Table(7, 3, **options),
+            "users": Table(5, 2, **options),
+        },
         "features": {
             "title": Feature("words"),
             "body": Feature("words", form="sparse", weighted=True),
@@ -31,51 +33,77 @@ def two_tables(**options):
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_sgd_equals_dense_training_exactly(num_replicas, num_shards):
-    trainer.check_equal(trainer.random_plan(
-        np.random.default_rng(1), **two_tables(), num_replicas=num_replicas,
-        num_shards=num_shards))
+    trainer.check_equal(
+        trainer.random_plan(
+            np.random.default_rng(1),
+            **two_tables(),
+            num_replicas=num_replicas,
+            num_shards=num_shards,
+        )
+    )
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_adagrad_equals_dense_training(num_replicas, num_shards):
-    trainer.check_equal(trainer.random_plan(
-        np.random.default_rng(2),
-        **two_tables(optimizer=("adagrad", 0.25, 0.1)),
-        num_replicas=num_replicas, num_shards=num_shards), rtol=ROUNDED)
+    trainer.check_equal(
+        trainer.random_plan(
+            np.random.default_rng(2),
+            **two_tables(optimizer=("adagrad", 0.25, 0.1)),
+            num_replicas=num_replicas,
+            num_shards=num_shards,
+        ),
+        rtol=ROUNDED,
+    )
 
 
 @pytest.mark.parametrize("optimizer", [("sgd", 0.5), ("adagrad", 0.25, 0.1)])
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
 def test_combiners_equal_dense_training(combiner, optimizer):
-    trainer.check_equal(trainer.random_plan(
-        np.random.default_rng(3),
-        **two_tables(optimizer=optimizer, combiner=combiner),
-        num_replicas=1, num_shards=3), rtol=ROUNDED)
+    trainer.check_equal(
+        trainer.random_plan(
+            np.random.default_rng(3),
+            **two_tables(optimizer=optimizer, combiner=combiner),
+            num_replicas=1,
+            num_shards=3,
+        ),
+        rtol=ROUNDED,
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("enqueue_inside", [False, True])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_where_it_is_enqueued_and_compiled_changes_nothing(
-        num_replicas, enqueue_inside, compiled):
-    trainer.check_equal(trainer.random_plan(
-        np.random.default_rng(4), **two_tables(), num_replicas=num_replicas,
-        enqueue_inside=enqueue_inside, compiled=compiled))
+    num_replicas, enqueue_inside, compiled
+):
+    trainer.check_equal(
+        trainer.random_plan(
+            np.random.default_rng(4),
+            **two_tables(),
+            num_replicas=num_replicas,
+            enqueue_inside=enqueue_inside,
+            compiled=compiled,
+        )
+    )
 
 
 def test_repeated_ids_of_features_and_replicas_give_one_update():
     tables = {"words": Table(3, 2, optimizer=("adagrad", 1.0, 1.0))}
     features = {"a": Feature("words"), "b": Feature("words")}
-    step = [{"a": Bag([[1, 1], [1]]), "b": Bag([[1], []])},
-            {"a": Bag([[], [1]]), "b": Bag([[2], [1, 2]])}]
+    step = [
+        {"a": Bag([[1, 1], [1]]), "b": Bag([[1], []])},
+        {"a": Bag([[], [1]]), "b": Bag([[2], [1, 2]])},
+    ]
     trainer.check_equal(Plan(tables, features, [step]), rtol=ROUNDED)
 
 
 def test_steps_without_any_id_change_nothing():
     tables = {"words": Table(3, 2)}
-    features = {"a": Feature("words"),
-                "b": Feature("words", max_sequence_length=2)}
+    features = {
+        "a": Feature("words"),
+        "b": Feature("words", max_sequence_length=2),
+    }
     empty = {"a": Bag([[], []]), "b": Bag([[], []])}
     embedding = trainer.check_equal(Plan(tables, features, [[empty]] * 2))
     assert embedding.stats()["num_updates"] == 2
@@ -94,59 +122,102 @@ def test_features_may_have_batches_of_their_own_size():
     seed=st.integers(0, 2**32 - 1),
     combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
     kind=st.sampled_from(["sgd", "adagrad"]),
-    features=st.lists(st.tuples(
-        st.sampled_from(["words", "users"]), st.integers(0, 3),
-        st.sampled_from(["ragged", "sparse", "dense"]), st.booleans()),
-        min_size=1, max_size=4),
-    num_rows=st.integers(1, 9), dim=st.integers(1, 5),
-    num_shards=st.integers(1, 4), num_replicas=st.integers(1, 2),
-    num_samples=st.integers(1, 6))
+    features=st.lists(
+        st.tuples(
+            st.sampled_from(["words", "users"]),
+            st.integers(0, 3),
+            st.sampled_from(["ragged", "sparse", "dense"]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    num_rows=st.integers(1, 9),
+    dim=st.integers(1, 5),
+    num_shards=st.integers(1, 4),
+    num_replicas=st.integers(1, 2),
+    num_samples=st.integers(1, 6),
+)
 def test_any_plan_equals_dense_training(
-        seed, combiner, kind, features, num_rows, dim, num_shards,
-        num_replicas, num_samples):
+    seed,
+    combiner,
+    kind,
+    features,
+    num_rows,
+    dim,
+    num_shards,
+    num_replicas,
+    num_samples,
+):
     optimizer = ("sgd", 0.5) if kind == "sgd" else ("adagrad", 0.25, 0.5)
     plan = trainer.random_plan(
         np.random.default_rng(seed),
-        tables={name: Table(num_rows + i, dim, combiner, optimizer)
-                for i, name in enumerate(["words", "users"])
-                if any(one[0] == name for one in features)},
-        features={f"feature_{i}": Feature(
-            table, length, form,
-            weighted and length == 0 and form != "dense")
-            for i, (table, length, form, weighted) in enumerate(features)},
-        num_replicas=num_replicas, num_samples=num_samples, num_steps=2,
-        num_shards=num_shards, compiled=False)
+        tables={
+            name: Table(num_rows + i, dim, combiner, optimizer)
+            for i, name in enumerate(["words", "users"])
+            if any(one[0] == name for one in features)
+        },
+        features={
+            f"feature_{i}": Feature(
+                table,
+                length,
+                form,
+                weighted and length == 0 and form != "dense",
+            )
+            for i, (table, length, form, weighted) in enumerate(features)
+        },
+        num_replicas=num_replicas,
+        num_samples=num_samples,
+        num_steps=2,
+        num_shards=num_shards,
+        compiled=False,
+    )
     exact = combiner == "sum" and kind == "sgd"
     trainer.check_equal(plan, rtol=0 if exact else ROUNDED)
 
 
 def test_the_same_global_batch_trains_alike_on_one_and_two_replicas():
     options = two_tables(optimizer=("adagrad", 0.25, 0.1), combiner="mean")
-    two = trainer.random_plan(np.random.default_rng(5), num_replicas=2,
-                              **options)
+    two = trainer.random_plan(
+        np.random.default_rng(5), num_replicas=2, **options
+    )
 
     def joined(bags):
-        return {name: Bag(
-            [ids for bag in bags for ids in bag[name].ids],
-            None if bags[0][name].weights is None else
-            [weights for bag in bags for weights in bag[name].weights])
-            for name in bags[0]}
+        return {
+            name: Bag(
+                [ids for bag in bags for ids in bag[name].ids],
+                None
+                if bags[0][name].weights is None
+                else [weights for bag in bags for weights in bag[name].weights],
+            )
+            for name in bags[0]
+        }
 
     first, configs, _ = trainer.train_on_engine(two)
-    rows = {name: first.embedding_tables[one].numpy()
-            for name, one in configs.items()}
+    rows = {
+        name: first.embedding_tables[one].numpy()
+        for name, one in configs.items()
+    }
 
     one = Plan(two.tables, two.features, [[joined(step)] for step in two.bags])
-    scales = {step: [trainer.coefficients(two, step, replica)
-                     for replica in range(2)] for step in range(len(two.bags))}
+    scales = {
+        step: [trainer.coefficients(two, step, replica) for replica in range(2)]
+        for step in range(len(two.bags))
+    }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "coefficients", lambda plan, step, replica: {
-            name: np.concatenate([part[name] for part in scales[step]])
-            for name in scales[step][0]})
+        patch.setattr(
+            trainer,
+            "coefficients",
+            lambda plan, step, replica: {
+                name: np.concatenate([part[name] for part in scales[step]])
+                for name in scales[step][0]
+            },
+        )
         second, configs, _ = trainer.train_on_engine(one)
     for name, config in configs.items():
         assert np.array_equal(
-            second.embedding_tables[config].numpy(), rows[name])
+            second.embedding_tables[config].numpy(), rows[name]
+        )
 
 
 def test_a_loop_in_a_function_trains_step_by_step():
@@ -154,7 +225,8 @@ def test_a_loop_in_a_function_trains_step_by_step():
     config = table.config("words")
     tpu = tf.tpu.experimental.embedding
     embedding = trainer.tpu_embedding.TPUEmbedding(
-        [tpu.FeatureConfig(config)], None)
+        [tpu.FeatureConfig(config)], None
+    )
 
     @tf.function
     def train(ids):
@@ -165,5 +237,7 @@ def test_a_loop_in_a_function_trains_step_by_step():
 
     train(tf.constant([[0, 1], [1, 1], [4, 1]]))
     touched = np.array([1, 4, 0, 0, 1])[:, np.newaxis]
-    assert np.array_equal(embedding.embedding_tables[config].numpy(),
-                          table.starting_rows() - 0.5 * touched)
+    assert np.array_equal(
+        embedding.embedding_tables[config].numpy(),
+        table.starting_rows() - 0.5 * touched,
+    )

@@ -15,17 +15,26 @@ SETTINGS = {"admission": "count", "min_count": 2, "ttl_steps": 6}
 def embedding(*, num_shards=1, optimizer=None, capacity=100, **arguments):
     """An open table `words` and a closed one, `kinds`."""
     words = tpu.TableConfig(
-        capacity, 3, combiner="sum", name="words",
-        initializer=tf.random_uniform_initializer(-1.0, 1.0))
+        capacity,
+        3,
+        combiner="sum",
+        name="words",
+        initializer=tf.random_uniform_initializer(-1.0, 1.0),
+    )
     kinds = tpu.TableConfig(
-        40, 2, combiner="sum", name="kinds",
-        initializer=tf.constant_initializer(
-            np.arange(80).reshape(40, 2) / 8))
+        40,
+        2,
+        combiner="sum",
+        name="kinds",
+        initializer=tf.constant_initializer(np.arange(80).reshape(40, 2) / 8),
+    )
     found = tlm.TPUEmbedding(
         {"word": tpu.FeatureConfig(words), "kind": tpu.FeatureConfig(kinds)},
-        optimizer or tpu.Adam(0.25), vocabularies={
-            "words": tlm.OpenVocabulary(capacity, **SETTINGS)},
-        partitioner=FixedShardsPartitioner(num_shards), **arguments)
+        optimizer or tpu.Adam(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(capacity, **SETTINGS)},
+        partitioner=FixedShardsPartitioner(num_shards),
+        **arguments,
+    )
     found.build()
     return found
 
@@ -35,20 +44,29 @@ def train(one, step):
     rng = np.random.default_rng(step)
     splits = np.concatenate([[0], np.cumsum(rng.integers(0, 9, 8))])
     words = rng.zipf(1.3, splits[-1]) % 300 + step * 3
-    one.enqueue({"word": open_table_cases.ragged(words, splits),
-                 "kind": tf.constant(rng.integers(0, 40, 3))})
+    one.enqueue(
+        {
+            "word": open_table_cases.ragged(words, splits),
+            "kind": tf.constant(rng.integers(0, 40, 3)),
+        }
+    )
     one.dequeue()
-    one.apply_gradients({
-        "word": tf.constant(rng.integers(-4, 5, [8, 3]), tf.float32),
-        "kind": tf.constant(rng.integers(-4, 5, [3, 2]), tf.float32)})
+    one.apply_gradients(
+        {
+            "word": tf.constant(rng.integers(-4, 5, [8, 3]), tf.float32),
+            "kind": tf.constant(rng.integers(-4, 5, [3, 2]), tf.float32),
+        }
+    )
 
 
 def tensors(path):
     """All of a checkpoint, as bytes, but what counts its saves."""
     reader = tf.train.load_checkpoint(path)
-    return {key: np.asarray(reader.get_tensor(key)).tobytes()
-            for key in reader.get_variable_to_shape_map()
-            if not key.startswith(("save_counter", "_CHECKPOINTABLE"))}
+    return {
+        key: np.asarray(reader.get_tensor(key)).tobytes()
+        for key in reader.get_variable_to_shape_map()
+        if not key.startswith(("save_counter", "_CHECKPOINTABLE"))
+    }
 
 
 def save(one, path):

@@ -29,6 +29,7 @@ def kill_before(count):
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
+
         return call
 
     for name in OPERATIONS:
@@ -48,8 +49,9 @@ def main(base, directory, target):
             finally:
                 os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print({0: "done", -signal.SIGKILL: "killed"}.get(code, code),
-              flush=True)
+        print(
+            {0: "done", -signal.SIGKILL: "killed"}.get(code, code), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -98,21 +98,32 @@ def foreign_delta(directory, other):
     shutil.copytree(other / "00000003", directory / "00000003")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (cut, "00000002/delta.data.*must have .* bytes.*cut or altered"),
-    (alter, "00000002/delta.data.*the checksum.*it was altered"),
-    (alter_meta, "00000003/meta.json.*altered, its seal is of another"),
-    (cut_meta, "00000001/meta.json.*a file that was cut or altered"),
-    (other_format, "must be of format 1 or 2.*Received: format 3"),
-    (lose_meta, "00000003' must hold 'meta.json'. Received: .*No such file"),
-    (lose_data, "Delta 3 must have the file .*delta.data.*Received: none"),
-    (gap, "without a gap. Received: delta 3 after 1"),
-    (no_first, "without a gap. Received: delta 2 after 0"),
-    (repeat, "00000004' must hold delta 4. Received: delta 2 once more"),
-    (foreign_base, "Delta 1 must be of base .*one-1'. Received: one of ano"),
-], ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut, "00000002/delta.data.*must have .* bytes.*cut or altered"),
+        (alter, "00000002/delta.data.*the checksum.*it was altered"),
+        (alter_meta, "00000003/meta.json.*altered, its seal is of another"),
+        (cut_meta, "00000001/meta.json.*a file that was cut or altered"),
+        (other_format, "must be of format 1 or 2.*Received: format 3"),
+        (
+            lose_meta,
+            "00000003' must hold 'meta.json'. Received: .*No such file",
+        ),
+        (lose_data, "Delta 3 must have the file .*delta.data.*Received: none"),
+        (gap, "without a gap. Received: delta 3 after 1"),
+        (no_first, "without a gap. Received: delta 2 after 0"),
+        (repeat, "00000004' must hold delta 4. Received: delta 2 once more"),
+        (
+            foreign_base,
+            "Delta 1 must be of base .*one-1'. Received: one of ano",
+        ),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
 def test_what_is_not_whole_is_refused_by_name(
-        change, message, written, tmp_path):
+    change, message, written, tmp_path
+):
     directory = tmp_path / "deltas"
     shutil.copytree(written / "one_deltas", directory)
     change(directory, written / "two_deltas")
@@ -131,8 +142,9 @@ def test_a_delta_that_follows_another_is_refused(written, tmp_path):
     directory = tmp_path / "deltas"
     shutil.copytree(written / "one_deltas", directory)
     foreign_delta(directory, tmp_path / "other")
-    with pytest.raises(ValueError, match=(
-            "Delta 3 must continue delta 2 of its directory")):
+    with pytest.raises(
+        ValueError, match=("Delta 3 must continue delta 2 of its directory")
+    ):
         tlm.apply_deltas(written / "one-1", directory)
     with pytest.raises(ValueError, match="Delta 3 must continue delta 2"):
         tlm.DeltaWriter(one, directory, base=written / "one-1")
@@ -144,11 +156,13 @@ def test_where_nothing_can_be_applied(written, tmp_path):
     with pytest.raises(ValueError, match="must be the prefix of a checkpoint"):
         tlm.apply_deltas(tmp_path / "nothing", written / "one_deltas")
     with pytest.raises(ValueError, match="another prefix than `base`"):
-        tlm.apply_deltas(written / "one-1", written / "one_deltas",
-                         written / "one-1")
+        tlm.apply_deltas(
+            written / "one-1", written / "one_deltas", written / "one-1"
+        )
     # Without a delta it is the base.
-    assert cases.tensors(tlm.apply_deltas(
-        written / "one-1", tmp_path)) == cases.tensors(str(written / "one-1"))
+    assert cases.tensors(
+        tlm.apply_deltas(written / "one-1", tmp_path)
+    ) == cases.tensors(str(written / "one-1"))
 
 
 def test_a_base_that_was_altered_is_refused(written, tmp_path):
@@ -160,13 +174,15 @@ def test_a_base_that_was_altered_is_refused(written, tmp_path):
     for contents in (found, found[:100]):
         data.write_bytes(contents)
         with pytest.raises(ValueError, match="cannot be read from the base"):
-            tlm.apply_deltas(tmp_path / "one-1", written / "one_deltas",
-                             tmp_path / "full")
+            tlm.apply_deltas(
+                tmp_path / "one-1", written / "one_deltas", tmp_path / "full"
+            )
     assert not list(tmp_path.glob("full*"))
 
 
 def test_the_base_and_deltas_are_not_written_over_through_links(
-        written, tmp_path, monkeypatch):
+    written, tmp_path, monkeypatch
+):
     for path in written.glob("one-1.*"):
         shutil.copy(path, tmp_path)
     shutil.copytree(written / "one_deltas", tmp_path / "deltas")
@@ -176,18 +192,26 @@ def test_the_base_and_deltas_are_not_written_over_through_links(
         os.link(path, tmp_path / path.name.replace("one", "hard"))
     monkeypatch.chdir(tmp_path)
     before = cases.tensors("one-1")
-    for target in ("./one-1", "one-1/", "folder/one-1", "soft-1", "hard-1",
-                   f"file://{tmp_path}/one-1"):
+    for target in (
+        "./one-1",
+        "one-1/",
+        "folder/one-1",
+        "soft-1",
+        "hard-1",
+        f"file://{tmp_path}/one-1",
+    ):
         with pytest.raises(ValueError, match="another prefix than `base`"):
             tlm.apply_deltas("one-1", "deltas", target)
     with pytest.raises(ValueError, match="than that of a delta.*00000002"):
         tlm.apply_deltas("one-1", "deltas", "folder/deltas/00000002/delta")
     assert cases.tensors("one-1") == before
     # Slashes and links in the folder's name are none of another checkpoint.
-    found = cases.tensors(tlm.apply_deltas(
-        "folder/one-1", "folder/deltas/", "folder/full"))
-    assert found == cases.tensors(tlm.apply_deltas(
-        written / "one-1", written / "one_deltas", "other"))
+    found = cases.tensors(
+        tlm.apply_deltas("folder/one-1", "folder/deltas/", "folder/full")
+    )
+    assert found == cases.tensors(
+        tlm.apply_deltas(written / "one-1", written / "one_deltas", "other")
+    )
 
 
 @pytest.fixture
@@ -204,7 +228,8 @@ def replaced(written, tmp_path):
 
     def replace(target):
         return tlm.apply_deltas(
-            written / "one-1", written / "one_deltas", target)
+            written / "one-1", written / "one_deltas", target
+        )
 
     old, new = cases.tensors(str(target)), cases.tensors(str(other))
     assert old != new
@@ -212,7 +237,8 @@ def replaced(written, tmp_path):
 
 
 def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
-        replaced, tmp_path, monkeypatch):
+    replaced, tmp_path, monkeypatch
+):
     target, replace, old, new = replaced
     taken = snapshots.Snapshots(target.parent, tmp_path / "copies")
     with taken.of_operations(monkeypatch):
@@ -242,13 +268,22 @@ def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
 
 @pytest.mark.slow  # A process that starts TensorFlow and is killed often.
 def test_a_process_that_is_killed_leaves_one_checkpoint(
-        replaced, written, tmp_path):
+    replaced, written, tmp_path
+):
     target, _, old, new = replaced
     program = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/embedding/deltas/killed_apply.py"),
-         str(written / "one-1"), str(written / "one_deltas"), str(target)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)})
+        [
+            sys.executable,
+            str(ROOT / "tests/embedding/deltas/killed_apply.py"),
+            str(written / "one-1"),
+            str(written / "one_deltas"),
+            str(target),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     timer = threading.Timer(300, program.kill)
     timer.start()
     before = [(path, path.read_bytes()) for path in target.parent.iterdir()]
@@ -298,12 +333,17 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(replaced):
 def test_a_target_that_cannot_be_made(written, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        tlm.apply_deltas(written / "one-1", written / "one_deltas",
-                         tmp_path / "file" / "full")
+        tlm.apply_deltas(
+            written / "one-1",
+            written / "one_deltas",
+            tmp_path / "file" / "full",
+        )
     # A slash at the end of a prefix is none of its files.
     found = tlm.apply_deltas(
-        f"{written}/one-1/", written / "one_deltas", f"{tmp_path}/new/1/")
+        f"{written}/one-1/", written / "one_deltas", f"{tmp_path}/new/1/"
+    )
     assert found == f"{tmp_path}/new/1"
     one = cases.embedding()
     tf.train.Checkpoint(embedding=one).restore(
-        found).assert_existing_objects_matched()
+        found
+    ).assert_existing_objects_matched()

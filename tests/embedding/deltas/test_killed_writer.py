@@ -24,10 +24,18 @@ class Program:
 
     def __init__(self, base, directory, log):
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/embedding/deltas/"
-                                 "killed_writer.py"), base, str(directory)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            [
+                sys.executable,
+                str(ROOT / "tests/embedding/deltas/killed_writer.py"),
+                base,
+                str(directory),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         self.timer = threading.Timer(5 * SECONDS, self.process.kill)
         self.timer.start()
         self.child = None

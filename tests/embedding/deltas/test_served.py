@@ -19,8 +19,9 @@ PAGE = pathlib.Path(__file__).parents[3] / "docs/howto/update_a_served_model.md"
 @pytest.fixture(scope="module")
 def server():
     """What the page says a server needs; none of it is ours."""
-    code, = re.findall(r"^SERVER = '''\n(.*?)^'''", PAGE.read_text(),
-                       re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(
+        r"^SERVER = '''\n(.*?)^'''", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     assert "tf_layoutmap" not in code and "tlm" not in code
     names = {}
     exec(code, names)
@@ -41,7 +42,8 @@ class Served(tf.Module):
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_served_model_answers_as_the_one_that_trains(
-        num_shards, server, tmp_path):
+    num_shards, server, tmp_path
+):
     one = cases.embedding(num_shards=num_shards)
     for step in range(6):
         cases.train(one, step)
@@ -50,28 +52,36 @@ def test_a_served_model_answers_as_the_one_that_trains(
     served = tf.saved_model.load(str(tmp_path / "model"))
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
     fingerprint = hashlib.sha256(
-        pathlib.Path(f"{base}.index").read_bytes()).hexdigest()
-    last, asked = None, (tf.range(300, dtype=tf.int64),
-                         tf.range(40, dtype=tf.int64))
+        pathlib.Path(f"{base}.index").read_bytes()
+    ).hexdigest()
+    last, asked = (
+        None,
+        (tf.range(300, dtype=tf.int64), tf.range(40, dtype=tf.int64)),
+    )
     for step in range(6, 18, 3):
         for number in range(step, step + 3):
             cases.train(one, number)
-        one.vocabularies["words"].evict(
-            one.vocabularies["words"].keys()[::9])
+        one.vocabularies["words"].evict(one.vocabularies["words"].keys()[::9])
         writer.write()
         path, last = server["next_delta"](
-            str(tmp_path / "deltas"), fingerprint, last)
+            str(tmp_path / "deltas"), fingerprint, last
+        )
         for table, variables in served.embedding._variables.items():
             server["apply_delta"](
-                path, table, variables["parameters"],
-                variables.get("vocabulary_keys"))
+                path,
+                table,
+                variables["parameters"],
+                variables.get("vocabulary_keys"),
+            )
         wanted = one({"word": asked[0], "kind": asked[1]})
         found = served.lookup(*asked)
         for name, value in wanted.items():
             np.testing.assert_array_equal(found[name], value)
         assert np.any(found["word"][:, 0] == 0) and np.any(found["word"])
-    assert server["next_delta"](
-        str(tmp_path / "deltas"), fingerprint, last) is None
+    assert (
+        server["next_delta"](str(tmp_path / "deltas"), fingerprint, last)
+        is None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +95,8 @@ def two_deltas(tmp_path_factory):
         cases.train(one, step)
         writer.write()
     return where / "deltas", hashlib.sha256(
-        pathlib.Path(f"{base}.index").read_bytes()).hexdigest()
+        pathlib.Path(f"{base}.index").read_bytes()
+    ).hexdigest()
 
 
 @pytest.fixture
@@ -93,7 +104,8 @@ def ask(server, two_deltas, tmp_path):
     """Asks for the next delta of a copy, which is `tmp_path / "copy"`."""
     shutil.copytree(two_deltas[0], tmp_path / "copy")
     return lambda last, base=two_deltas[1]: server["next_delta"](
-        str(tmp_path / "copy"), base, last)
+        str(tmp_path / "copy"), base, last
+    )
 
 
 def test_a_server_refuses_what_does_not_follow(ask, tmp_path):
@@ -113,15 +125,19 @@ def test_a_server_refuses_deltas_of_another_base(ask):
             ask(last, base="0" * 64)
 
 
-@pytest.mark.parametrize("change", [
-    lambda meta: meta["tables"]["words"].update(to_step=7),
-    lambda meta: meta["tables"].pop("kinds"),
-    lambda meta: meta.update(base="0" * 64),
-    lambda meta: meta["files"].clear(),
-    lambda meta: meta.update(seal="0" * 64),
-    lambda meta: meta.pop("seal"),
-    lambda meta: meta.update(format=3),
-    lambda meta: meta.update(more=1)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta: meta["tables"]["words"].update(to_step=7),
+        lambda meta: meta["tables"].pop("kinds"),
+        lambda meta: meta.update(base="0" * 64),
+        lambda meta: meta["files"].clear(),
+        lambda meta: meta.update(seal="0" * 64),
+        lambda meta: meta.pop("seal"),
+        lambda meta: meta.update(format=3),
+        lambda meta: meta.update(more=1),
+    ],
+)
 def test_a_server_refuses_an_altered_meta_file(change, ask, tmp_path):
     file = tmp_path / "copy" / "00000001" / "meta.json"
     meta = json.loads(file.read_text())

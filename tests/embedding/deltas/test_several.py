@@ -10,28 +10,39 @@ import tf_layoutmap as tlm
 from tests.embedding.deltas import cases
 from tf_layoutmap.embedding.deltas import meta
 
-CLASSES = {"keras3": (keras, tlm.layers.ShardedEmbedding),
-           "tf_keras": (tf_keras, tlm.layers.tf_keras.ShardedEmbedding)}
+CLASSES = {
+    "keras3": (keras, tlm.layers.ShardedEmbedding),
+    "tf_keras": (tf_keras, tlm.layers.tf_keras.ShardedEmbedding),
+}
 
 
 def two_layers(library="keras3"):
     """A model, and its two layers with equal vocabularies."""
     which, layer = CLASSES[library]
-    layers = [layer(tlm.OpenVocabulary(64), 2, optimizer="adagrad", name=name)
-              for name in ("words", "authors")]
+    layers = [
+        layer(tlm.OpenVocabulary(64), 2, optimizer="adagrad", name=name)
+        for name in ("words", "authors")
+    ]
     ids = which.Input([2], dtype="int64")
-    found = which.layers.Concatenate()([
-        layers[0](ids[:, :1]), layers[1](ids[:, 1:])])
+    found = which.layers.Concatenate()(
+        [layers[0](ids[:, :1]), layers[1](ids[:, 1:])]
+    )
     model = which.Model(
-        ids, which.layers.Dense(1)(which.layers.Flatten()(found)))
+        ids, which.layers.Dense(1)(which.layers.Flatten()(found))
+    )
     model.compile("sgd", "mse")
     return model, layers
 
 
 def fit(model, first):
     """Three steps, of more keys than one layer has rows for."""
-    ids = np.stack([np.arange(first, first + 24),
-                    np.arange(first, first + 24) // 3 + 1000], axis=1)
+    ids = np.stack(
+        [
+            np.arange(first, first + 24),
+            np.arange(first, first + 24) // 3 + 1000,
+        ],
+        axis=1,
+    )
     model.fit(ids, np.ones([24, 1]), batch_size=8, verbose=0)
 
 
@@ -55,7 +66,8 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
     writer = tlm.DeltaWriter(
-        layers, tmp_path / "deltas", base=base, root=checkpoint)
+        layers, tmp_path / "deltas", base=base, root=checkpoint
+    )
     for first in (24, 48, 72):
         fit(model, first)
         found = writer.write().meta
@@ -69,10 +81,13 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
     copy = tf.train.Checkpoint(model=again)
     copy.restore(tlm.apply_deltas(base, tmp_path / "deltas"))
     writer = tlm.DeltaWriter(
-        others[::-1], tmp_path / "deltas", base=base, root=copy)
+        others[::-1], tmp_path / "deltas", base=base, root=copy
+    )
     fit(again, 96)
-    assert sum(one["num_rows"]
-               for one in writer.write().meta.tables.values()) == 32
+    assert (
+        sum(one["num_rows"] for one in writer.write().meta.tables.values())
+        == 32
+    )
     check(copy, others, base, tmp_path / "deltas", tmp_path)
 
 
@@ -83,16 +98,22 @@ def test_one_of_two_layers(tmp_path):
     with pytest.raises(ValueError, match="several times; argument `root`"):
         tlm.DeltaWriter(layers[0], tmp_path / "one", base=base)
     with pytest.raises(ValueError, match="below another object than `root`"):
-        tlm.DeltaWriter(layers[0], tmp_path / "one", base=base,
-                        root=tf.train.Checkpoint(model=two_layers()[0]))
+        tlm.DeltaWriter(
+            layers[0],
+            tmp_path / "one",
+            base=base,
+            root=tf.train.Checkpoint(model=two_layers()[0]),
+        )
     writer = tlm.DeltaWriter(
-        layers[1], tmp_path / "one", base=base, root=checkpoint)
+        layers[1], tmp_path / "one", base=base, root=checkpoint
+    )
     fit(model, 0)
     assert writer.write().meta.tables["embeddings"]["num_rows"] == 8
     before = cases.tensors(base)
     wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
     found = cases.tensors(
-        tlm.apply_deltas(base, tmp_path / "one", tmp_path / "full"))
+        tlm.apply_deltas(base, tmp_path / "one", tmp_path / "full")
+    )
     assert found != before
     prefix = writer.deltas[0].meta.prefix
     for name, value in found.items():
@@ -110,8 +131,9 @@ def test_names_in_a_base_are_read_as_they_were_written(tmp_path):
     del model
     prefixes = []
     for name, one in tables.items():
-        writer = tlm.DeltaWriter(one, tmp_path / str(len(name)), base=base,
-                                 root=holder)
+        writer = tlm.DeltaWriter(
+            one, tmp_path / str(len(name)), base=base, root=holder
+        )
         prefixes.append(writer.write().meta.prefix)
     assert prefixes == ["a/tables/x.Sy/", "a/tables/a..S/"]
 
@@ -132,14 +154,17 @@ def test_what_a_writer_of_several_refuses(tmp_path):
 
 
 def test_rows_of_a_delta_that_failed_in_part_are_in_the_next(
-        tmp_path, monkeypatch):
+    tmp_path, monkeypatch
+):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
     writer = tlm.DeltaWriter(
-        layers, tmp_path / "deltas", base=base, root=checkpoint)
+        layers, tmp_path / "deltas", base=base, root=checkpoint
+    )
     fit(model, 0)
     with monkeypatch.context() as patched:
+
         def fail(also):
             raise RuntimeError("not now")
 
@@ -155,8 +180,13 @@ def test_readers_of_one_embedding_do_not_take_deltas_of_several():
     table = {"num_rows": 0, "variables": []}
     one = meta.Meta(1, "", "x/", "", {"words": table}, {})
     several = meta.Meta(
-        1, "", "", "", {"x/words": {**table, "table": "words", "prefix": "x/"}},
-        {})
+        1,
+        "",
+        "",
+        "",
+        {"x/words": {**table, "table": "words", "prefix": "x/"}},
+        {},
+    )
     assert '"format": 1' in one.to_json()
     assert '"format": 2' in several.to_json()
     assert one.in_base("words") == several.in_base("x/words") == ("x/", "words")

@@ -27,13 +27,18 @@ def check(one, base, directory, tmp_path):
     return full
 
 
-@pytest.mark.parametrize(("num_shards", "arguments"), [
-    (1, {}),
-    (3, {"optimizer": tpu.Adagrad(0.25), "table_dtypes": "bfloat16"}),
-    (2, {"pipeline_execution_with_tensor_core": True}),
-], ids=["one_shard", "three_shards_of_bfloat16", "pipelined"])
+@pytest.mark.parametrize(
+    ("num_shards", "arguments"),
+    [
+        (1, {}),
+        (3, {"optimizer": tpu.Adagrad(0.25), "table_dtypes": "bfloat16"}),
+        (2, {"pipeline_execution_with_tensor_core": True}),
+    ],
+    ids=["one_shard", "three_shards_of_bfloat16", "pipelined"],
+)
 def test_base_and_deltas_are_a_whole_checkpoint(
-        num_shards, arguments, tmp_path):
+    num_shards, arguments, tmp_path
+):
     one = cases.embedding(num_shards=num_shards, **arguments)
     for step in range(3):
         cases.train(one, step)
@@ -45,7 +50,7 @@ def test_base_and_deltas_are_a_whole_checkpoint(
         for step in range(last - 2, last + 1):
             cases.train(one, step)
         one.flush()
-        gone = vocabulary.evict(vocabulary.keys()[number:number + 3])
+        gone = vocabulary.evict(vocabulary.keys()[number : number + 3])
         assert len(gone) == 3
         if number == 2:
             assert len(vocabulary.evict_expired()) > 0
@@ -55,8 +60,10 @@ def test_base_and_deltas_are_a_whole_checkpoint(
         check(one, base, tmp_path / "deltas", tmp_path)
     assert vocabulary.stats()["num_evicted"] > vocabulary.stats()["num_expired"]
     # Nothing has changed since.
-    assert {name: table["num_rows"] for name, table
-            in writer.write().meta.tables.items()} == {"words": 0, "kinds": 0}
+    assert {
+        name: table["num_rows"]
+        for name, table in writer.write().meta.tables.items()
+    } == {"words": 0, "kinds": 0}
 
 
 def test_only_rows_that_changed_are_written(tmp_path):
@@ -65,8 +72,10 @@ def test_only_rows_that_changed_are_written(tmp_path):
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
     for _ in range(2):  # The second time the key is admitted.
-        one.enqueue({"word": tf.constant([1_000_000]),
-                     "kind": tf.constant([7])}, training=True)
+        one.enqueue(
+            {"word": tf.constant([1_000_000]), "kind": tf.constant([7])},
+            training=True,
+        )
         one.dequeue()
         one.apply_gradients({"word": tf.ones([1, 3]), "kind": tf.ones([1, 2])})
     one(features={"word": tf.constant([1]), "kind": tf.constant([8])})
@@ -99,7 +108,10 @@ def test_a_process_that_starts_again_goes_on(tmp_path):
         cases.train(one, step)
     delta = writer.write()
     assert delta.meta.tables["words"] == {
-        **delta.meta.tables["words"], "from_step": 4, "to_step": 8}
+        **delta.meta.tables["words"],
+        "from_step": 4,
+        "to_step": 8,
+    }
     assert delta.meta.tables["kinds"]["num_rows"] < 15
     check(one, base, tmp_path, tmp_path)
 
@@ -120,8 +132,7 @@ def test_what_no_step_has_written_is_found(tmp_path):
     check(one, base, tmp_path, tmp_path)
     table = list(one.embedding_tables.values())[0]
     table.scatter_update(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3])))
-    assert writer.write(
-        compare=True).meta.tables["kinds"]["num_rows"] == 1
+    assert writer.write(compare=True).meta.tables["kinds"]["num_rows"] == 1
     check(one, base, tmp_path, tmp_path)
 
 
@@ -152,9 +163,19 @@ def test_steps_go_on_while_files_are_written(tmp_path, monkeypatch):
 
 def test_a_delta_is_of_one_moment(tmp_path):
     one = tlm.TPUEmbedding(
-        {"id": tpu.FeatureConfig(tpu.TableConfig(
-            100, 2, initializer=tf.zeros_initializer(), combiner="sum",
-            name="words"))}, tpu.SGD(1.0))
+        {
+            "id": tpu.FeatureConfig(
+                tpu.TableConfig(
+                    100,
+                    2,
+                    initializer=tf.zeros_initializer(),
+                    combiner="sum",
+                    name="words",
+                )
+            )
+        },
+        tpu.SGD(1.0),
+    )
     one.build()
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
@@ -176,8 +197,11 @@ def test_a_delta_is_of_one_moment(tmp_path):
         thread.join()
     seen = []
     for delta in writer.deltas:
-        found = np.unique(tf.train.load_checkpoint(
-            delta.tensors).get_tensor("words/parameters"))
+        found = np.unique(
+            tf.train.load_checkpoint(delta.tensors).get_tensor(
+                "words/parameters"
+            )
+        )
         assert len(found) <= 1  # All rows, or none, of each step.
         seen.extend(found)
     assert len(seen) > 1 and seen == sorted(seen)
@@ -218,8 +242,9 @@ def test_an_embedding_has_one_writer(tmp_path):
 def test_what_a_writer_cannot_be_made_of(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
-    twice = tf.train.Checkpoint(
-        embedding=one, other=cases.embedding()).save(tmp_path / "twice")
+    twice = tf.train.Checkpoint(embedding=one, other=cases.embedding()).save(
+        tmp_path / "twice"
+    )
     other = cases.save(cases.embedding(capacity=200), tmp_path / "other")
     with pytest.raises(TypeError, match="`embedding` must be a tlm.TPUEmbedd"):
         tlm.DeltaWriter(tf.Variable(1.0), tmp_path, base=base)
@@ -230,8 +255,10 @@ def test_what_a_writer_cannot_be_made_of(tmp_path):
     with pytest.raises(ValueError, match="are not as they are now"):
         tlm.DeltaWriter(one, tmp_path, base=other)
     unbuilt = tlm.TPUEmbedding(
-        one._state.feature_config, tpu.SGD(0.1),
-        vocabularies={"words": tlm.OpenVocabulary(100)})
+        one._state.feature_config,
+        tpu.SGD(0.1),
+        vocabularies={"words": tlm.OpenVocabulary(100)},
+    )
     with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
         tlm.DeltaWriter(unbuilt, tmp_path, base=base)
 
@@ -239,8 +266,10 @@ def test_what_a_writer_cannot_be_made_of(tmp_path):
 def test_a_layer_that_fits(tmp_path):
     config = tpu.TableConfig(64, 3, combiner="sum", name="words")
     layer = tlm.layers.TPUEmbedding(
-        tpu.FeatureConfig(config), tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(64)})
+        tpu.FeatureConfig(config),
+        tpu.Adagrad(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(64)},
+    )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("sgd", "mse")
@@ -248,15 +277,20 @@ def test_a_layer_that_fits(tmp_path):
     base = checkpoint.save(tmp_path / "base")
     writer = tlm.DeltaWriter(layer, tmp_path, base=base)
     for first in (0, 30, 60):
-        model.fit(np.arange(first, first + 40).reshape(-1, 1), np.ones([40, 1]),
-                  batch_size=4, verbose=0)
+        model.fit(
+            np.arange(first, first + 40).reshape(-1, 1),
+            np.ones([40, 1]),
+            batch_size=4,
+            verbose=0,
+        )
         writer.write()
         check(layer.embedding, base, tmp_path, tmp_path)
     assert layer.embedding.vocabularies["words"].stats()["num_evicted"] > 0
     # Files of weights are read without steps.
     model.save_weights(tmp_path / "some.weights.h5")
-    model.fit(np.arange(40).reshape(-1, 1), np.ones([40, 1]), batch_size=4,
-              verbose=0)
+    model.fit(
+        np.arange(40).reshape(-1, 1), np.ones([40, 1]), batch_size=4, verbose=0
+    )
     model.load_weights(tmp_path / "some.weights.h5")
     writer.write()
     check(layer.embedding, base, tmp_path, tmp_path)
@@ -275,11 +309,14 @@ def test_replicas_write_one_delta(tmp_path):
             one.enqueue({"word": words, "kind": kinds})
             found = one.dequeue()
             one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))
+
         strategy.run(run, (words, kinds))
 
     for number in range(3):
         for each in range(3):
-            step(tf.range(number * 20, number * 20 + 30, dtype=tf.int64),
-                 tf.constant([each, number]))
+            step(
+                tf.range(number * 20, number * 20 + 30, dtype=tf.int64),
+                tf.constant([each, number]),
+            )
         writer.write()
         check(one, base, tmp_path, tmp_path)

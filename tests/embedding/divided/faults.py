@@ -20,21 +20,33 @@ tpu = tf.tpu.experimental.embedding
 
 
 def good():
-    return {"dense": tf.constant([[0, 1], [2, 3]]),
-            "ragged": tf.ragged.constant([[0], [1, 2]])}
+    return {
+        "dense": tf.constant([[0, 1], [2, 3]]),
+        "ragged": tf.ragged.constant([[0], [1, 2]]),
+    }
 
 
 def bad_id(embedding, strategy, worker, folder):
     """Ids of the second sample of process 1 are no rows."""
-    step(embedding, strategy, {
-        **good(), "dense": tf.constant([[0, 1], [2, 7 if worker else 3]])})
+    step(
+        embedding,
+        strategy,
+        {**good(), "dense": tf.constant([[0, 1], [2, 7 if worker else 3]])},
+    )
 
 
 def bad_splits(embedding, strategy, worker, folder):
     """A ragged tensor of process 1 has row splits that are none."""
-    step(embedding, strategy, {
-        **good(), "ragged": tf.RaggedTensor.from_row_splits(
-            [0, 1, 2], [0, 3, 1 if worker else 3, 3], validate=False)})
+    step(
+        embedding,
+        strategy,
+        {
+            **good(),
+            "ragged": tf.RaggedTensor.from_row_splits(
+                [0, 1, 2], [0, 3, 1 if worker else 3, 3], validate=False
+            ),
+        },
+    )
 
 
 def restore_in_one(embedding, strategy, worker, folder):
@@ -75,9 +87,13 @@ def main(folder, case):
     words = tpu.TableConfig(5, 2, tf.ones_initializer(), name="words")
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
-            {"dense": tpu.FeatureConfig(words),
-             "ragged": tpu.FeatureConfig(words)}, tpu.SGD(0.5),
-            over_processes="divided")
+            {
+                "dense": tpu.FeatureConfig(words),
+                "ragged": tpu.FeatureConfig(words),
+            },
+            tpu.SGD(0.5),
+            over_processes="divided",
+        )
     path = folder / f"{worker}.txt"
     try:
         globals()[case](embedding, strategy, worker, folder)

@@ -27,7 +27,10 @@ def own_rows(embedding):
         slots = embedding.slot_variables[one]
         for name, part in {"": table, **slots}.items():
             found[f"{one.name}/{name}"] = [
-                part.rows.start, part.rows.stop, part.block.shape.as_list()]
+                part.rows.start,
+                part.rows.stop,
+                part.block.shape.as_list(),
+            ]
     return found
 
 
@@ -48,8 +51,11 @@ def main(folder, num_steps, how, order, dies_before=None):
 
     def save(name):
         # Of the others the files are thrown away.
-        checkpoint.write(str(folder / (
-            name if worker == 0 else f"temporary_{worker}/{name}")))
+        checkpoint.write(
+            str(
+                folder / (name if worker == 0 else f"temporary_{worker}/{name}")
+            )
+        )
 
     save("start")
     step = plan.train_step(embedding, strategy, how)
@@ -60,10 +66,11 @@ def main(folder, num_steps, how, order, dies_before=None):
             print("alone", flush=True)
         activations = step(*plan.batch(number, worker))
     save("end")
-    (folder / f"rows_{worker}.json").write_text(
-        json.dumps(own_rows(embedding)))
-    np.savez(folder / f"{worker}.npz", **{
-        name: one.numpy() for name, one in activations.items()})
+    (folder / f"rows_{worker}.json").write_text(json.dumps(own_rows(embedding)))
+    np.savez(
+        folder / f"{worker}.npz",
+        **{name: one.numpy() for name, one in activations.items()},
+    )
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ def main(folder):
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
-            stock_class.features(), None, over_processes="divided")
+            stock_class.features(), None, over_processes="divided"
+        )
     stock_class.train(embedding, NUM_STEPS, strategy)
-    tf.train.Checkpoint(embedding=embedding).write(str(
-        pathlib.Path(folder) / (f"temporary_{worker}" if worker else "end")))
+    tf.train.Checkpoint(embedding=embedding).write(
+        str(pathlib.Path(folder) / (f"temporary_{worker}" if worker else "end"))
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def start(tmp_path):
     def start(count, *arguments, of=program):
         started = processes.start_workers(
             pathlib.Path(of.__file__),
-            [[str(tmp_path), *arguments]] * count, tmp_path)
+            [[str(tmp_path), *arguments]] * count,
+            tmp_path,
+        )
         workers.extend(started)
         return started
 
@@ -63,7 +65,8 @@ def train_in_one_process(path, num_steps, num_replicas):
 def check_same(folder, num_processes, compare=np.testing.assert_array_equal):
     """Tables and activations are those of one process, to the bit."""
     expected, activations = train_in_one_process(
-        folder / "start", NUM_STEPS, num_processes)
+        folder / "start", NUM_STEPS, num_processes
+    )
     found = tables_in(folder / "end")
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -88,13 +91,15 @@ def close(found, expected, err_msg):
     # Sums in another order; rows of 16 bits may be rounded the other way.
     tolerance = 0.02 if err_msg.startswith("user") else 2e-6
     np.testing.assert_allclose(
-        found, expected, rtol=tolerance, atol=tolerance, err_msg=err_msg)
+        found, expected, rtol=tolerance, atol=tolerance, err_msg=err_msg
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in order", "by token"])
 def test_folded_gradients_train_the_same_but_for_last_bits(
-        how, start, tmp_path):
+    how, start, tmp_path
+):
     for one in start(2, str(NUM_STEPS), how, "folded"):
         one.check(DEADLINE_SECONDS)
     check_same(tmp_path, 2, close)
@@ -113,12 +118,20 @@ def test_three_processes_go_on_from_a_checkpoint_of_one(start, tmp_path):
         np.testing.assert_array_equal(after[name], value, err_msg=name)
     check_same(tmp_path, 3)
     # Each has a third of the rows of a table and of its slot variables.
-    rows = [json.loads((tmp_path / f"rows_{worker}.json").read_text())
-            for worker in range(3)]
+    rows = [
+        json.loads((tmp_path / f"rows_{worker}.json").read_text())
+        for worker in range(3)
+    ]
     assert [one["words/accumulators"] for one in rows] == [
-        [0, 7, [7, 5]], [7, 14, [7, 5]], [14, 20, [6, 5]]]
+        [0, 7, [7, 5]],
+        [7, 14, [7, 5]],
+        [14, 20, [6, 5]],
+    ]
     assert [one["users/"] for one in rows] == [
-        [0, 3, [3, 3]], [3, 6, [3, 3]], [6, 9, [3, 3]]]
+        [0, 3, [3, 3]],
+        [3, 6, [3, 3]],
+        [6, 9, [3, 3]],
+    ]
 
 
 @pytest.mark.slow
@@ -151,13 +164,26 @@ def test_a_process_whose_peer_died_ends_and_a_restart_resumes(start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, words", [
-    ("bad_id", "Process 1: Feature dense, sample 1: id 7 is outside table "
-     "words with 5 rows"),
-    ("bad_splits", "Process 1: Feature ragged"),
-    ("restore_in_one", "Process 0 has restored 0 times, process 1 1 times."),
-    ("lookup_outside_of_a_step", "Table 'words' is divided among processes"),
-    ("calls_in_two_functions", "are made in one tf.function")])
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        (
+            "bad_id",
+            "Process 1: Feature dense, sample 1: id 7 is outside table "
+            "words with 5 rows",
+        ),
+        ("bad_splits", "Process 1: Feature ragged"),
+        (
+            "restore_in_one",
+            "Process 0 has restored 0 times, process 1 1 times.",
+        ),
+        (
+            "lookup_outside_of_a_step",
+            "Table 'words' is divided among processes",
+        ),
+        ("calls_in_two_functions", "are made in one tf.function"),
+    ],
+)
 def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):
     for one in start(2, case, of=faults):
         one.check(DEADLINE_SECONDS)
@@ -165,21 +191,41 @@ def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):
         assert words in (tmp_path / f"{worker}.txt").read_text()
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"over_processes": "divided"},
-     "must be \"copied\" unless under MultiWorkerMirroredStrategy"),
-    ({"over_processes": "both"}, "must be one of"),
-    ({"order": "folded"}, "must be \"exact\" unless over_processes"),
-    ({"order": "any"}, "must be one of")])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (
+            {"over_processes": "divided"},
+            'must be "copied" unless under MultiWorkerMirroredStrategy',
+        ),
+        ({"over_processes": "both"}, "must be one of"),
+        ({"order": "folded"}, 'must be "exact" unless over_processes'),
+        ({"order": "any"}, "must be one of"),
+    ],
+)
 def test_tables_are_divided_among_processes_only(options, words):
     with pytest.raises(ValueError, match=words):
         plan.embedding(**options)
 
 
 def test_folded_gradients_need_rules_that_take_their_sum():
-    spec = config.EmbeddingSpec((config.TableSpec(
-        "words", 4, 2, "sum", tf.zeros, optimizer_specs.read_optimizer(
-            tf.tpu.experimental.embedding.SGD(
-                0.1, use_gradient_accumulation=False), table="words")),), ())
+    spec = config.EmbeddingSpec(
+        (
+            config.TableSpec(
+                "words",
+                4,
+                2,
+                "sum",
+                tf.zeros,
+                optimizer_specs.read_optimizer(
+                    tf.tpu.experimental.embedding.SGD(
+                        0.1, use_gradient_accumulation=False
+                    ),
+                    table="words",
+                ),
+            ),
+        ),
+        (),
+    )
     with pytest.raises(ValueError, match="order.*\"exact\".*'words'"):
         orders.Folded(spec, 2, 0, [2])

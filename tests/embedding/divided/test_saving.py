@@ -25,13 +25,18 @@ class Told:
     """A table of the first process of three, which counts what it brings."""
 
     def __init__(self, dtype="float32", seed=0, rows_at_once=2):
-        self.values = tf.cast(np.random.default_rng(seed).normal(
-            size=SHAPE), dtype)
+        self.values = tf.cast(
+            np.random.default_rng(seed).normal(size=SHAPE), dtype
+        )
         self.num_brought = 0
         cut = partition.RowPartition.div(SHAPE[0], 3)
         self.table = tables.DividedTable(
-            "words", tf.Variable(self.values[:cut.sizes[0]]), cut, 0,
-            lambda table: self._gather(cut, rows_at_once))
+            "words",
+            tf.Variable(self.values[: cut.sizes[0]]),
+            cut,
+            0,
+            lambda table: self._gather(cut, rows_at_once),
+        )
 
     def _gather(self, cut, rows_at_once):
         for begin in range(0, max(cut.sizes), rows_at_once):
@@ -50,16 +55,18 @@ def key_of(name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("part_bytes", [1, 30, 1 << 20])
 def test_a_table_is_one_tensor_however_it_was_written(
-        tmp_path, monkeypatch, dtype, part_bytes):
+    tmp_path, monkeypatch, dtype, part_bytes
+):
     monkeypatch.setattr(saving, "PART_BYTES", part_bytes)
     one, two = Told(dtype), Told(dtype, seed=1, rows_at_once=5)
     path = tf.train.Checkpoint(
-        one=one.table, two=two.table, other=tf.Variable(7.0)).write(
-            str(tmp_path / "saved"))
+        one=one.table, two=two.table, other=tf.Variable(7.0)
+    ).write(str(tmp_path / "saved"))
     reader = tf.train.load_checkpoint(path)
     for name, told in [("one", one), ("two", two)]:
         np.testing.assert_array_equal(
-            reader.get_tensor(key_of(name)), told.values.numpy())
+            reader.get_tensor(key_of(name)), told.values.numpy()
+        )
     assert reader.get_tensor(key_of("other")) == 7
     assert not list(tmp_path.glob("*being-written*"))
 
@@ -73,7 +80,8 @@ def test_checkpoints_have_their_number_and_restore_own_rows(tmp_path):
     told.table.block.assign(tf.zeros_like(told.table.block))
     checkpoint.restore(path).assert_consumed()
     np.testing.assert_array_equal(
-        told.table.block.numpy(), told.values[:len(told.table.rows)])
+        told.table.block.numpy(), told.values[: len(told.table.rows)]
+    )
 
 
 def test_no_more_than_a_part_is_in_memory(tmp_path, monkeypatch):
@@ -82,8 +90,7 @@ def test_no_more_than_a_part_is_in_memory(tmp_path, monkeypatch):
     write = tf.raw_ops.SaveV2
 
     def told(*, tensors, **arguments):
-        sizes.append(sum(one.dtype.size * int(tf.size(one))
-                         for one in tensors))
+        sizes.append(sum(one.dtype.size * int(tf.size(one)) for one in tensors))
         return write(tensors=tensors, **arguments)
 
     monkeypatch.setattr(tf.raw_ops, "SaveV2", told)
@@ -117,7 +124,8 @@ def test_a_save_leaves_the_process_as_large_as_it_was():
 
 
 def test_an_error_leaves_the_file_before_and_brings_all_rows(
-        tmp_path, monkeypatch):
+    tmp_path, monkeypatch
+):
     path = str(tmp_path / "saved")
     before = Told()
     tf.train.Checkpoint(table=before.table).write(path)
@@ -132,14 +140,18 @@ def test_an_error_leaves_the_file_before_and_brings_all_rows(
         tf.train.Checkpoint(table=told.table).write(path)
     # The other processes take part in bringing them.
     assert told.num_brought == 11
-    np.testing.assert_array_equal(tf.train.load_checkpoint(path).get_tensor(
-        key_of("table")), before.values.numpy())
+    np.testing.assert_array_equal(
+        tf.train.load_checkpoint(path).get_tensor(key_of("table")),
+        before.values.numpy(),
+    )
     assert not list(tmp_path.glob("*being-written*"))
 
 
 def test_what_saves_otherwise_is_given_the_whole_table():
     told = Told()
-    saveable = told.table._gather_saveables_for_checkpoint()[
-        "VARIABLE_VALUE"]("key")
+    saveable = told.table._gather_saveables_for_checkpoint()["VARIABLE_VALUE"](
+        "key"
+    )
     np.testing.assert_array_equal(
-        saveable.specs[0].tensor.numpy(), told.values.numpy())
+        saveable.specs[0].tensor.numpy(), told.values.numpy()
+    )

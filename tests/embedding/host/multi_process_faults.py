@@ -23,13 +23,15 @@ def bad_id(embedding, worker, folder):
     """Ids of the second sample of process 1 are no rows."""
     return {
         "dense": tf.constant([[0, 1], [2, 7 if worker else 3]]),
-        "ragged": tf.ragged.constant([[0], [1, 2]])}
+        "ragged": tf.ragged.constant([[0], [1, 2]]),
+    }
 
 
 def bad_ragged_id(embedding, worker, folder):
     return {
         "dense": tf.constant([[0, 1], [2, 3]]),
-        "ragged": tf.ragged.constant([[0, 1], [], [1, -1 if worker else 2]])}
+        "ragged": tf.ragged.constant([[0, 1], [], [1, -1 if worker else 2]]),
+    }
 
 
 def restore_in_one(embedding, worker, folder):
@@ -38,8 +40,10 @@ def restore_in_one(embedding, worker, folder):
     checkpoint.write(prefix)
     if worker:
         checkpoint.read(prefix)
-    return {"dense": tf.constant([[0, 1], [2, 3]]),
-            "ragged": tf.ragged.constant([[0], [1, 2]])}
+    return {
+        "dense": tf.constant([[0, 1], [2, 3]]),
+        "ragged": tf.ragged.constant([[0], [1, 2]]),
+    }
 
 
 def restore_in_both(embedding, worker, folder):
@@ -47,8 +51,10 @@ def restore_in_both(embedding, worker, folder):
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     checkpoint.write(prefix)
     checkpoint.read(prefix)
-    return {"dense": tf.constant([[0, 1], [2, 3]]),
-            "ragged": tf.ragged.constant([[0], [1, 2]])}
+    return {
+        "dense": tf.constant([[0, 1], [2, 3]]),
+        "ragged": tf.ragged.constant([[0], [1, 2]]),
+    }
 
 
 def main(output, case):
@@ -57,8 +63,12 @@ def main(output, case):
     words = tpu.TableConfig(5, 2, tf.ones_initializer(), name="words")
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
-            {"dense": tpu.FeatureConfig(words),
-             "ragged": tpu.FeatureConfig(words)}, tpu.SGD(0.5))
+            {
+                "dense": tpu.FeatureConfig(words),
+                "ragged": tpu.FeatureConfig(words),
+            },
+            tpu.SGD(0.5),
+        )
 
     @tf.function
     def step(features):

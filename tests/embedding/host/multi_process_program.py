@@ -23,22 +23,29 @@ NUM_WORKERS = 2
 
 def embedding(**options):
     """Tables with rules and dtypes of their own; `random` has no seed."""
+
     def rows(shape):
         size = shape[0] * shape[1]
         return tf.reshape(tf.range(size, dtype=tf.float32) / 7, shape)
 
-    words = tpu.TableConfig(
-        20, 5, rows, tpu.Adagrad(0.1), "mean", name="words")
+    words = tpu.TableConfig(20, 5, rows, tpu.Adagrad(0.1), "mean", name="words")
     users = tpu.TableConfig(
-        9, 3, rows, tlm.optimizers.LAMB(0.05), "sum", name="users")
+        9, 3, rows, tlm.optimizers.LAMB(0.05), "sum", name="users"
+    )
     random = tpu.TableConfig(4, 2, None, tpu.SGD(0.5), name="random")
-    return tlm.TPUEmbedding({
-        "title": tpu.FeatureConfig(words),
-        "body": tpu.FeatureConfig(words),
-        "history": tpu.FeatureConfig(words, max_sequence_length=2),
-        "user": tpu.FeatureConfig(users),
-        "random": tpu.FeatureConfig(random),
-    }, None, table_dtypes={"users": "bfloat16"}, rounding_seed=3, **options)
+    return tlm.TPUEmbedding(
+        {
+            "title": tpu.FeatureConfig(words),
+            "body": tpu.FeatureConfig(words),
+            "history": tpu.FeatureConfig(words, max_sequence_length=2),
+            "user": tpu.FeatureConfig(users),
+            "random": tpu.FeatureConfig(random),
+        },
+        None,
+        table_dtypes={"users": "bfloat16"},
+        rounding_seed=3,
+        **options,
+    )
 
 
 def batch(step, replica):
@@ -49,26 +56,36 @@ def batch(step, replica):
     def ragged(num_rows):
         sizes = rng.integers(0, 4, num_samples)
         return tf.RaggedTensor.from_row_lengths(
-            tf.constant(rng.integers(0, num_rows, sizes.sum())), sizes)
+            tf.constant(rng.integers(0, num_rows, sizes.sum())), sizes
+        )
 
     body = ragged(20)
-    weights = body.with_values(tf.constant(
-        rng.integers(1, 4, body.values.shape[0]), tf.float32))
+    weights = body.with_values(
+        tf.constant(rng.integers(1, 4, body.values.shape[0]), tf.float32)
+    )
     features = {
-        "title": ragged(20), "body": body.to_sparse(), "history": ragged(20),
+        "title": ragged(20),
+        "body": body.to_sparse(),
+        "history": ragged(20),
         "user": tf.constant(rng.integers(0, 9, num_samples)),
-        "random": tf.constant(rng.integers(0, 4, num_samples))}
+        "random": tf.constant(rng.integers(0, 4, num_samples)),
+    }
     gradients = {
         name: tf.constant(rng.normal(size=shape), tf.float32)
         for name, shape in {
-            "title": [num_samples, 5], "body": [num_samples, 5],
-            "history": [num_samples, 2, 5], "user": [num_samples, 3],
-            "random": [num_samples, 2]}.items()}
+            "title": [num_samples, 5],
+            "body": [num_samples, 5],
+            "history": [num_samples, 2, 5],
+            "user": [num_samples, 3],
+            "random": [num_samples, 2],
+        }.items()
+    }
     return features, weights.to_sparse(), gradients
 
 
 def train_step(embedding, strategy, how="in order"):
     """A compiled step; one trace for batches of any size."""
+
     def in_order(features, weights, gradients):
         embedding.enqueue(features, weights)
         activations = embedding.dequeue()
@@ -81,22 +98,27 @@ def train_step(embedding, strategy, how="in order"):
         # One that nobody follows.
         backend.open(features, weights)
         backend.apply_followed(
-            backend.follow(lookup, tf.nest.flatten(gradients)))
+            backend.follow(lookup, tf.nest.flatten(gradients))
+        )
         return tf.nest.pack_sequence_as(features, activations)
 
     def replica_step(features, weights, gradients):
         weights = {
-            name: weights if name == "body" else None for name in features}
+            name: weights if name == "body" else None for name in features
+        }
         step = {"in order": in_order, "by token": by_token}[how]
         return step(features, weights, gradients)
 
     return tf.function(
-        lambda *args: strategy.run(replica_step, args), reduce_retracing=True)
+        lambda *args: strategy.run(replica_step, args), reduce_retracing=True
+    )
 
 
 def tables(embedding):
-    found = {one.name: tf.cast(rows, tf.float32).numpy()
-             for one, rows in embedding.embedding_tables.items()}
+    found = {
+        one.name: tf.cast(rows, tf.float32).numpy()
+        for one, rows in embedding.embedding_tables.items()
+    }
     for one, slots in embedding.slot_variables.items():
         for name, slot in slots.items():
             found[f"{one.name}/{name}"] = slot.numpy()
@@ -108,17 +130,29 @@ def train_replicas(embedding, strategy, num_steps):
     step = train_step(embedding, strategy)
     num_replicas = strategy.num_replicas_in_sync
     for number in range(num_steps):
-        by_replica = [batch(number, replica)
-                      for replica in range(num_replicas)]
-        activations = step(*(tf.nest.map_structure(
-            lambda *parts:
-            strategy.experimental_distribute_values_from_function(
-                lambda context: parts[context.replica_id_in_sync_group]),
-            *[one[part] for one in by_replica]) for part in range(3)))
+        by_replica = [batch(number, replica) for replica in range(num_replicas)]
+        activations = step(
+            *(
+                tf.nest.map_structure(
+                    lambda *parts: (
+                        strategy.experimental_distribute_values_from_function(
+                            lambda context: parts[
+                                context.replica_id_in_sync_group
+                            ]
+                        )
+                    ),
+                    *[one[part] for one in by_replica],
+                )
+                for part in range(3)
+            )
+        )
     return tables(embedding), [
-        {name: strategy.experimental_local_results(one)[replica].numpy()
-         for name, one in activations.items()}
-        for replica in range(num_replicas)]
+        {
+            name: strategy.experimental_local_results(one)[replica].numpy()
+            for name, one in activations.items()
+        }
+        for replica in range(num_replicas)
+    ]
 
 
 def main(output, num_steps, how, dies_before=None):
@@ -134,9 +168,15 @@ def main(output, num_steps, how, dies_before=None):
                 os._exit(1)
             print("alone", flush=True)
         activations = step(*batch(number, worker))
-    np.savez(output, start=start, **tables(ours), **{
-        f"activation/{name}": one.numpy()
-        for name, one in activations.items()})
+    np.savez(
+        output,
+        start=start,
+        **tables(ours),
+        **{
+            f"activation/{name}": one.numpy()
+            for name, one in activations.items()
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -13,22 +13,44 @@ tpu = tf.tpu.experimental.embedding
 
 def table(capacity, *, dim=3, name="words", initializer=None, combiner="sum"):
     return tpu.TableConfig(
-        capacity, dim, combiner=combiner, name=name,
-        initializer=initializer or tf.random_uniform_initializer(-1.0, 1.0))
+        capacity,
+        dim,
+        combiner=combiner,
+        name=name,
+        initializer=initializer or tf.random_uniform_initializer(-1.0, 1.0),
+    )
 
 
-def embedding(settings, optimizer, *, features=("ids",), sequence=0,
-              num_shards=1, **arguments):
+def embedding(
+    settings,
+    optimizer,
+    *,
+    features=("ids",),
+    sequence=0,
+    num_shards=1,
+    **arguments,
+):
     """An embedding of one open table, and its TableConfig."""
-    config = table(settings.capacity, **{
-        name: arguments.pop(name) for name in ("dim", "initializer", "combiner")
-        if name in arguments})
+    config = table(
+        settings.capacity,
+        **{
+            name: arguments.pop(name)
+            for name in ("dim", "initializer", "combiner")
+            if name in arguments
+        },
+    )
     found = tlm.TPUEmbedding(
-        {name: tpu.FeatureConfig(
-            config, max_sequence_length=sequence if number else 0)
-         for number, name in enumerate(features)},
-        optimizer, vocabularies={"words": settings},
-        partitioner=FixedShardsPartitioner(num_shards), **arguments)
+        {
+            name: tpu.FeatureConfig(
+                config, max_sequence_length=sequence if number else 0
+            )
+            for number, name in enumerate(features)
+        },
+        optimizer,
+        vocabularies={"words": settings},
+        partitioner=FixedShardsPartitioner(num_shards),
+        **arguments,
+    )
     return found, config
 
 
@@ -43,13 +65,23 @@ class ClosedTwin:
         self._open = open_embedding
         settings = open_embedding.vocabularies["words"].settings
         self.config = tpu.TableConfig(
-            settings.num_rows, config.dim, combiner=config.combiner,
-            name="words", initializer=tf.zeros_initializer())
+            settings.num_rows,
+            config.dim,
+            combiner=config.combiner,
+            name="words",
+            initializer=tf.zeros_initializer(),
+        )
         features = open_embedding._state.feature_config
         self.embedding = tlm.TPUEmbedding(
-            {name: tpu.FeatureConfig(
-                self.config, max_sequence_length=one.max_sequence_length)
-             for name, one in features.items()}, optimizer, **arguments)
+            {
+                name: tpu.FeatureConfig(
+                    self.config, max_sequence_length=one.max_sequence_length
+                )
+                for name, one in features.items()
+            },
+            optimizer,
+            **arguments,
+        )
         self.embedding.build()
         self._row_of: dict[int, int] = {}
 
@@ -58,26 +90,36 @@ class ClosedTwin:
         vocabulary = self._open.vocabularies["words"]
         spec = self._open._state.spec.tables[0]
         keys = vocabulary.keys()
-        found = dict(zip(keys.numpy().tolist(),
-                         vocabulary.lookup(keys).numpy().tolist()))
-        new = [key for key, row in found.items()
-               if self._row_of.get(key) != row]
+        found = dict(
+            zip(keys.numpy().tolist(), vocabulary.lookup(keys).numpy().tolist())
+        )
+        new = [
+            key for key, row in found.items() if self._row_of.get(key) != row
+        ]
         self._row_of = found
         if not new:
             return
         values = spec.vocabulary.first_values
         rows = _ops.first_rows(
-            keys=tf.constant(new, tf.int64), kind=values.kind,
-            limits=values.limits, seed=values.seed, dim=spec.dim)
+            keys=tf.constant(new, tf.int64),
+            kind=values.kind,
+            limits=values.limits,
+            seed=values.seed,
+            dim=spec.dim,
+        )
         where = tf.constant([found[key] for key in new], tf.int64)
         mine = self.embedding._variables["words"]
         parameters = mine[tables.PARAMETERS]
-        parameters.scatter_update(tf.IndexedSlices(
-            tf.cast(rows, parameters.dtype), where))
+        parameters.scatter_update(
+            tf.IndexedSlices(tf.cast(rows, parameters.dtype), where)
+        )
         for slot in spec.optimizer.slots:
-            mine[slot.name].scatter_update(tf.IndexedSlices(
-                tf.fill([len(new), slot.dim(spec.dim)], slot.initial_value),
-                where))
+            mine[slot.name].scatter_update(
+                tf.IndexedSlices(
+                    tf.fill([len(new), slot.dim(spec.dim)], slot.initial_value),
+                    where,
+                )
+            )
 
     def rows(self, ragged):
         """The rows of keys as ids of the closed table.
@@ -90,5 +132,4 @@ class ClosedTwin:
 
 
 def ragged(keys, splits):
-    return tf.RaggedTensor.from_row_splits(
-        tf.constant(keys, tf.int64), splits)
+    return tf.RaggedTensor.from_row_splits(tf.constant(keys, tf.int64), splits)

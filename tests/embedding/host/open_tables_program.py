@@ -29,18 +29,29 @@ def embedding(on_evict=None):
     """Integers that are counted, and strings in rows of 16 bits."""
     first = tf.random_uniform_initializer(-1.0, 1.0)
     items = tpu.TableConfig(
-        80, 3, first, tpu.Adagrad(0.1), "mean", name="items")
+        80, 3, first, tpu.Adagrad(0.1), "mean", name="items"
+    )
     names = tpu.TableConfig(40, 2, first, tpu.SGD(0.5), "sum", name="names")
-    return tlm.TPUEmbedding({
-        "shown": tpu.FeatureConfig(items),
-        "history": tpu.FeatureConfig(items, max_sequence_length=2),
-        "name": tpu.FeatureConfig(names)}, None,
-        table_dtypes={"names": "bfloat16"}, rounding_seed=3, vocabularies={
+    return tlm.TPUEmbedding(
+        {
+            "shown": tpu.FeatureConfig(items),
+            "history": tpu.FeatureConfig(items, max_sequence_length=2),
+            "name": tpu.FeatureConfig(names),
+        },
+        None,
+        table_dtypes={"names": "bfloat16"},
+        rounding_seed=3,
+        vocabularies={
             "items": tlm.OpenVocabulary(
-                80, admission="count", min_count=2, evict="lfu",
-                half_life_steps=2),
-            "names": tlm.OpenVocabulary(
-                40, unknown="row", on_evict=on_evict)})
+                80,
+                admission="count",
+                min_count=2,
+                evict="lfu",
+                half_life_steps=2,
+            ),
+            "names": tlm.OpenVocabulary(40, unknown="row", on_evict=on_evict),
+        },
+    )
 
 
 def batch(step, replica):
@@ -55,17 +66,23 @@ def batch(step, replica):
 
     names = ragged(40)
     features = {
-        "shown": ragged(60), "history": ragged(60),
-        "name": names.with_values(tf.strings.as_string(names.values))}
+        "shown": ragged(60),
+        "history": ragged(60),
+        "name": names.with_values(tf.strings.as_string(names.values)),
+    }
     return features, {
         name: tf.constant(rng.normal(size=shape), tf.float32)
         for name, shape in {
-            "shown": [num_samples, 3], "history": [num_samples, 2, 3],
-            "name": [num_samples, 2]}.items()}
+            "shown": [num_samples, 3],
+            "history": [num_samples, 2, 3],
+            "name": [num_samples, 2],
+        }.items()
+    }
 
 
 def train_step(made, strategy, how="in order"):
     """A compiled step; one trace for batches of any size."""
+
     def in_order(features, gradients):
         made.enqueue(features)
         activations = made.dequeue()
@@ -79,21 +96,26 @@ def train_step(made, strategy, how="in order"):
         backend = made._state.backend
         lookup, activations = backend.open(features, None)
         backend.apply_followed(
-            backend.follow(lookup, tf.nest.flatten(gradients)))
+            backend.follow(lookup, tf.nest.flatten(gradients))
+        )
         return tf.nest.pack_sequence_as(features, activations)
 
     replica_step = {"in order": in_order, "by token": by_token}[how]
-    return tf.function(lambda *args: strategy.run(replica_step, args),
-                       reduce_retracing=True)
+    return tf.function(
+        lambda *args: strategy.run(replica_step, args), reduce_retracing=True
+    )
 
 
 def contents(made):
     """All variables of all tables, by name."""
-    return {f"{table}/{name}": tf.cast(
-        tf.convert_to_tensor(variable),
-        tf.float64 if variable.dtype.is_floating else tf.int64).numpy()
+    return {
+        f"{table}/{name}": tf.cast(
+            tf.convert_to_tensor(variable),
+            tf.float64 if variable.dtype.is_floating else tf.int64,
+        ).numpy()
         for table, by_name in made._variables.items()
-        for name, variable in by_name.items()}
+        for name, variable in by_name.items()
+    }
 
 
 def fail(made, strategy, how, worker):
@@ -104,11 +126,15 @@ def fail(made, strategy, how, worker):
         elif how == "layer":
             with strategy.scope():
                 tlm.layers.ShardedEmbedding(
-                    tlm.OpenVocabulary(8), 2, optimizer="adagrad", name="one")
+                    tlm.OpenVocabulary(8), 2, optimizer="adagrad", name="one"
+                )
         else:
             features, _ = batch(0, worker)
-            tf.function(lambda: strategy.run(
-                lambda: made.enqueue(features, training=worker == 0)))()
+            tf.function(
+                lambda: strategy.run(
+                    lambda: made.enqueue(features, training=worker == 0)
+                )
+            )()
     except (NotImplementedError, tf.errors.InvalidArgumentError) as error:
         return str(error)
     return "nothing"
@@ -122,7 +148,8 @@ def main(output, num_steps, how):
         made = embedding(evicted.append)
     if how in ("mixed", "evict", "layer"):
         pathlib.Path(f"{output}.txt").write_text(
-            fail(made, strategy, how, worker))
+            fail(made, strategy, how, worker)
+        )
         output = pathlib.Path(output)
         processes.stay_until_written(output.parent, "[01].txt")
         return
@@ -130,9 +157,14 @@ def main(output, num_steps, how):
     for number in range(int(num_steps)):
         activations = step(*batch(number, worker))
     np.savez(
-        output, told=np.concatenate([[0], *(one.keys for one in evicted)]),
-        **contents(made), **{f"activation/{name}": one.numpy()
-                             for name, one in activations.items()})
+        output,
+        told=np.concatenate([[0], *(one.keys for one in evicted)]),
+        **contents(made),
+        **{
+            f"activation/{name}": one.numpy()
+            for name, one in activations.items()
+        },
+    )
 
 
 if __name__ == "__main__":

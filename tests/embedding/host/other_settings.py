@@ -19,16 +19,36 @@ from tests import processes
 tpu = tf.tpu.experimental.embedding
 
 
-def make(optimizer=None, *, rows=5, combiner="sum", length=0, names=("words",),
-         vocabulary=None, initializer=None, **arguments):
-    tables = [tpu.TableConfig(
-        rows, 2, initializer or tf.ones_initializer(), name=name,
-        combiner=combiner) for name in names]
+def make(
+    optimizer=None,
+    *,
+    rows=5,
+    combiner="sum",
+    length=0,
+    names=("words",),
+    vocabulary=None,
+    initializer=None,
+    **arguments,
+):
+    tables = [
+        tpu.TableConfig(
+            rows,
+            2,
+            initializer or tf.ones_initializer(),
+            name=name,
+            combiner=combiner,
+        )
+        for name in names
+    ]
     tlm.TPUEmbedding(
-        {table.name: tpu.FeatureConfig(table, max_sequence_length=length)
-         for table in tables}, optimizer or tpu.SGD(0.5),
+        {
+            table.name: tpu.FeatureConfig(table, max_sequence_length=length)
+            for table in tables
+        },
+        optimizer or tpu.SGD(0.5),
         vocabularies={"words": vocabulary} if vocabulary else None,
-        **arguments)
+        **arguments,
+    )
 
 
 def cases(worker):
@@ -38,34 +58,47 @@ def cases(worker):
         "clip": lambda: make(tpu.SGD(0.5, clipvalue=1.0 + worker)),
         "decay": lambda: make(tpu.SGD(0.5, weight_decay_factor=0.1 * worker)),
         "accumulator": lambda: make(
-            tpu.Adagrad(0.5, initial_accumulator_value=0.1 + worker)),
+            tpu.Adagrad(0.5, initial_accumulator_value=0.1 + worker)
+        ),
         "rule": lambda: make(tpu.Adagrad(0.5) if worker else tpu.SGD(0.5)),
         "combiner": lambda: make(combiner="mean" if worker else "sum"),
         "rows": lambda: make(rows=5 + worker),
-        "tables": lambda: make(names=["words", "tags"][:1 + worker]),
+        "tables": lambda: make(names=["words", "tags"][: 1 + worker]),
         "length": lambda: make(length=2 + worker),
         "out_of_range": lambda: make(
-            out_of_range="drop" if worker else "error"),
+            out_of_range="drop" if worker else "error"
+        ),
         "order": lambda: make(
-            over_processes="divided", order="folded" if worker else "exact"),
+            over_processes="divided", order="folded" if worker else "exact"
+        ),
         "over_processes": lambda: make(
-            over_processes="divided" if worker else "copied"),
+            over_processes="divided" if worker else "copied"
+        ),
         "seed": lambda: make(rounding_seed=worker),
         "vocabulary": lambda: make(
-            rows=100, vocabulary=tlm.OpenVocabulary(100, ttl_steps=1 + worker)),
+            rows=100, vocabulary=tlm.OpenVocabulary(100, ttl_steps=1 + worker)
+        ),
         "open": lambda: make(
-            rows=100, vocabulary=tlm.OpenVocabulary(100) if worker else None),
+            rows=100, vocabulary=tlm.OpenVocabulary(100) if worker else None
+        ),
         "initializer": lambda: make(
             over_processes="divided",
-            initializer=tf.constant_initializer(worker)),
+            initializer=tf.constant_initializer(worker),
+        ),
         "first rows of the first process": lambda: make(
-            initializer=tf.constant_initializer(worker)),
+            initializer=tf.constant_initializer(worker)
+        ),
         "a seed of each process": lambda: make(
             over_processes="divided",
-            initializer=keras.initializers.RandomNormal()),
+            initializer=keras.initializers.RandomNormal(),
+        ),
         "functions of each process": lambda: make(
-            tpu.SGD(lambda: 0.5), rows=100, vocabulary=tlm.OpenVocabulary(
-                100, on_evict=print if worker else None)),
+            tpu.SGD(lambda: 0.5),
+            rows=100,
+            vocabulary=tlm.OpenVocabulary(
+                100, on_evict=print if worker else None
+            ),
+        ),
     }
 
 

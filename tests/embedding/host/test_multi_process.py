@@ -21,9 +21,13 @@ def start(tmp_path):
     workers = []
 
     def start(outputs, *arguments, program=multi_process_program):
-        workers.extend(processes.start_workers(
-            pathlib.Path(program.__file__),
-            [[str(output), *arguments] for output in outputs], tmp_path))
+        workers.extend(
+            processes.start_workers(
+                pathlib.Path(program.__file__),
+                [[str(output), *arguments] for output in outputs],
+                tmp_path,
+            )
+        )
         return workers
 
     yield start
@@ -37,8 +41,11 @@ def train_in_one_process(num_steps, random):
     with two.scope():
         embedding = multi_process_program.embedding()
     embedding.build()
-    [rows] = [rows for one, rows in embedding.embedding_tables.items()
-              if one.name == "random"]
+    [rows] = [
+        rows
+        for one, rows in embedding.embedding_tables.items()
+        if one.name == "random"
+    ]
     rows.assign(random)
     return multi_process_program.train_replicas(embedding, two, num_steps)
 
@@ -59,26 +66,41 @@ def test_two_processes_train_as_one_to_the_bit(how, start, tmp_path):
             np.testing.assert_array_equal(values[name], value, err_msg=name)
         for name, value in activations[replica].items():
             np.testing.assert_array_equal(
-                values[f"activation/{name}"], value, err_msg=name)
+                values[f"activation/{name}"], value, err_msg=name
+            )
 
 
 @pytest.mark.slow
 def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
     survivor, dead = start(
-        [tmp_path / "0.npz", tmp_path / "1.npz"], "5", "in order", "3")
+        [tmp_path / "0.npz", tmp_path / "1.npz"], "5", "in order", "3"
+    )
     dead.wait(DEADLINE_SECONDS)
     assert survivor.wait(DEATH_SECONDS) not in (0, "too late")
     assert "Error" in survivor.log.read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, words", [
-    ("bad_id", "Process 1: feature dense, sample 1: id 7 is outside table "
-     "words with 5 rows"),
-    ("bad_ragged_id", "Process 1: feature ragged, sample 2: id -1 is outside "
-     "table words with 5 rows"),
-    ("restore_in_one", "Process 0 has restored 0 times, process 1 1 times."),
-    ("restore_in_both", "trained")])
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        (
+            "bad_id",
+            "Process 1: feature dense, sample 1: id 7 is outside table "
+            "words with 5 rows",
+        ),
+        (
+            "bad_ragged_id",
+            "Process 1: feature ragged, sample 2: id -1 is outside "
+            "table words with 5 rows",
+        ),
+        (
+            "restore_in_one",
+            "Process 0 has restored 0 times, process 1 1 times.",
+        ),
+        ("restore_in_both", "trained"),
+    ],
+)
 def test_an_error_names_the_process(start, tmp_path, case, words):
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
     for one in start(outputs, case, program=multi_process_faults):

@@ -16,8 +16,10 @@ tpu = tf.tpu.experimental.embedding
 
 
 def contents(embedding) -> dict[str, np.ndarray]:
-    return {name: cases.rows_of(variable)
-            for name, variable in embedding._variables["words"].items()}
+    return {
+        name: cases.rows_of(variable)
+        for name, variable in embedding._variables["words"].items()
+    }
 
 
 def same(found, expected):
@@ -28,7 +30,8 @@ def same(found, expected):
 
 def settings():
     return tlm.OpenVocabulary(
-        100, admission="count", min_count=2, evict="lfu", half_life_steps=2)
+        100, admission="count", min_count=2, evict="lfu", half_life_steps=2
+    )
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
@@ -41,8 +44,12 @@ def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
         rng = np.random.default_rng(3)
         with strategy.scope():
             made, _ = cases.embedding(
-                settings(), tpu.Adagrad(0.1), features=("ids", "others"),
-                num_shards=2, pipeline_execution_with_tensor_core=pipelined)
+                settings(),
+                tpu.Adagrad(0.1),
+                features=("ids", "others"),
+                num_shards=2,
+                pipeline_execution_with_tensor_core=pipelined,
+            )
         made.build()
         count = strategy.num_replicas_in_sync
         size = per_replica * num_replicas // count
@@ -53,9 +60,10 @@ def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
                 if in_step:
                     made.enqueue(batch)
                 found = made.dequeue()
-                made.apply_gradients({
-                    name: value * 0.5 + 0.125
-                    for name, value in found.items()})
+                made.apply_gradients(
+                    {name: value * 0.5 + 0.125 for name, value in found.items()}
+                )
+
             if not in_step:
                 made.enqueue(batches)
             strategy.run(of_replica, (batches,))
@@ -63,17 +71,26 @@ def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
         for _ in range(12):
             keys = rng.zipf(1.4, [2, per_replica * num_replicas]) % 300
             parts = [
-                {"ids": tf.constant(keys[0, i:i + size]),
-                 "others": tf.constant(keys[1, i:i + size])}
-                for i in range(0, keys.shape[1], size)]
-            step(strategy.experimental_distribute_values_from_function(
-                lambda context, parts=parts: parts[
-                    context.replica_id_in_sync_group]))
+                {
+                    "ids": tf.constant(keys[0, i : i + size]),
+                    "others": tf.constant(keys[1, i : i + size]),
+                }
+                for i in range(0, keys.shape[1], size)
+            ]
+            step(
+                strategy.experimental_distribute_values_from_function(
+                    lambda context, parts=parts: parts[
+                        context.replica_id_in_sync_group
+                    ]
+                )
+            )
         made.flush()
         return contents(made)
 
-    same(train(strategies.mirrored(num_replicas), inside),
-         train(strategies.mirrored(1), True))
+    same(
+        train(strategies.mirrored(num_replicas), inside),
+        train(strategies.mirrored(1), True),
+    )
 
 
 def test_one_replica_cannot_enqueue_alone():
@@ -86,7 +103,8 @@ def test_one_replica_cannot_enqueue_alone():
 def trained(num_shards, **arguments):
     rng = np.random.default_rng(4)
     made, config = cases.embedding(
-        settings(), tpu.Adagrad(0.1), num_shards=num_shards, **arguments)
+        settings(), tpu.Adagrad(0.1), num_shards=num_shards, **arguments
+    )
     train(made, rng, 10)
     return made, config
 
@@ -103,28 +121,40 @@ def test_a_checkpoint_goes_on_in_any_number_of_shards(tmp_path, num_shards):
     made, _ = trained(3)
     path = tf.train.Checkpoint(embedding=made).save(tmp_path / "saved")
     restored, _ = cases.embedding(
-        settings(), tpu.Adagrad(0.1), num_shards=num_shards)
+        settings(), tpu.Adagrad(0.1), num_shards=num_shards
+    )
     if num_shards != 2:  # Else it waits for the variables.
         restored.build()
     tf.train.Checkpoint(embedding=restored).restore(path)
     for one in (made, restored):
         train(one, np.random.default_rng(5), 8)
     same(contents(restored), contents(made))
-    assert (restored.vocabularies["words"].stats()
-            == made.vocabularies["words"].stats())
+    assert (
+        restored.vocabularies["words"].stats()
+        == made.vocabularies["words"].stats()
+    )
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     made, config = trained(1)
     path = tf.train.Checkpoint(embedding=made).save(tmp_path / "open")
     closed = tlm.TPUEmbedding(
-        {"ids": tpu.FeatureConfig(tpu.TableConfig(
-            settings().num_rows, config.dim, name="words"))}, tpu.Adagrad(0.1))
+        {
+            "ids": tpu.FeatureConfig(
+                tpu.TableConfig(settings().num_rows, config.dim, name="words")
+            )
+        },
+        tpu.Adagrad(0.1),
+    )
     closed.build()
     before = contents(closed)
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             "Table 'words' with ids that are rows must be restored from one "
-            "with ids that are rows. Received: one with an open vocab")):
+            "with ids that are rows. Received: one with an open vocab"
+        ),
+    ):
         tf.train.Checkpoint(embedding=closed).restore(path)
     same(contents(closed), before)
     path = tf.train.Checkpoint(embedding=closed).save(tmp_path / "closed")
@@ -138,21 +168,28 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     other, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
     other.build()
     path = tf.train.Checkpoint(embedding=other).save(tmp_path / "other")
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             r"Table 'words' with room for \d+ keys must .* Received: one with "
-            r"room for \d+ keys .*tlm.convert_vocabularies\(")):
+            r"room for \d+ keys .*tlm.convert_vocabularies\("
+        ),
+    ):
         tf.train.Checkpoint(embedding=made).restore(path)
 
 
 def test_a_restore_that_waits_for_the_tables_is_refused_in_the_same_words(
-        tmp_path):
+    tmp_path,
+):
     saved, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
     saved.build()
     path = tf.train.Checkpoint(embedding=saved).save(tmp_path / "small")
     larger, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
     tf.train.Checkpoint(embedding=larger).restore(path)
-    with pytest.raises(ValueError, match=(
-            "Received: one with room for 8 keys .*tlm.convert_vocabularies")):
+    with pytest.raises(
+        ValueError,
+        match=("Received: one with room for 8 keys .*tlm.convert_vocabularies"),
+    ):
         larger.build()
     same_size, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
     status = tf.train.Checkpoint(embedding=same_size).restore(path)
@@ -163,24 +200,31 @@ def test_a_restore_that_waits_for_the_tables_is_refused_in_the_same_words(
 @pytest.mark.parametrize("capacity", [5, 40, 100, 5000])
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_stock_operations_find_the_rows_that_the_core_finds(
-        capacity, num_shards):
+    capacity, num_shards
+):
     rng = np.random.default_rng(capacity)
     made, _ = cases.embedding(
-        tlm.OpenVocabulary(capacity), tpu.SGD(0.1), num_shards=num_shards)
-    known = rng.integers(-2**63 + 1, 2**63 - 1, capacity)
+        tlm.OpenVocabulary(capacity), tpu.SGD(0.1), num_shards=num_shards
+    )
+    known = rng.integers(-(2**63) + 1, 2**63 - 1, capacity)
     made.enqueue({"ids": tf.constant(known)})
     vocabulary = made.vocabularies["words"]
     keys = np.concatenate(
-        [known, rng.integers(-2**63, 2**63 - 1, capacity), [-2**63, 0, -1]])
+        [known, rng.integers(-(2**63), 2**63 - 1, capacity), [-(2**63), 0, -1]]
+    )
     rows = vocabulary.lookup(keys).numpy()
     assert (rows[:capacity] >= 0).mean() > 0.9
     assert (rows[capacity:] < 0).all()
     buckets = vocabulary.settings.num_buckets
     for found in (
-            vocabulary.rows_by_stock_ops(tf.constant(keys)),
-            tf.function(vocabulary.rows_by_stock_ops)(tf.constant(keys)),
-            stock_find.find_rows(tf.convert_to_tensor(
-                vocabulary.key_variable), buckets, tf.constant(keys))):
+        vocabulary.rows_by_stock_ops(tf.constant(keys)),
+        tf.function(vocabulary.rows_by_stock_ops)(tf.constant(keys)),
+        stock_find.find_rows(
+            tf.convert_to_tensor(vocabulary.key_variable),
+            buckets,
+            tf.constant(keys),
+        ),
+    ):
         assert (found.numpy() == np.where(rows < 0, 8 * buckets, rows)).all()
 
 
@@ -191,7 +235,8 @@ class Served(tf.Module):
         self.made = made
         self.serve = tf.function(
             lambda ids: made({"ids": ids}),
-            input_signature=[tf.TensorSpec([None], dtype)])
+            input_signature=[tf.TensorSpec([None], dtype)],
+        )
 
 
 PROGRAM = """
@@ -209,7 +254,8 @@ assert "tf_layoutmap" not in sys.modules
 @pytest.mark.parametrize("kind", ["integers", "strings"])
 def test_an_exported_model_serves_without_this_package(tmp_path, kind):
     made, _ = cases.embedding(
-        tlm.OpenVocabulary(6000), tpu.SGD(0.1), num_shards=2)
+        tlm.OpenVocabulary(6000), tpu.SGD(0.1), num_shards=2
+    )
     ids = np.arange(10_000) * 7919 - 20_000
     if kind == "strings":
         ids = ids.astype(str).astype(object)
@@ -221,10 +267,20 @@ def test_an_exported_model_serves_without_this_package(tmp_path, kind):
     tf.saved_model.save(model, path, signatures=model.serve)
     np.save(path + "/ids.npy", ids)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace(
-            "tolist())", "tolist(), tf.int64)") if kind == "integers"
-         else PROGRAM, path], cwd=tmp_path, capture_output=True, text=True,
-        timeout=120, check=False)
+        [
+            sys.executable,
+            "-c",
+            PROGRAM.replace("tolist())", "tolist(), tf.int64)")
+            if kind == "integers"
+            else PROGRAM,
+            path,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = np.load(path + "/found.npy")
     made.enqueue({"ids": tf.constant(ids.tolist())}, training=False)

@@ -15,67 +15,98 @@ def random_batch(rng, *, num_samples=20, most=60, weights=False):
     splits = np.concatenate([[0], np.cumsum(rng.integers(0, 4, num_samples))])
     keys = rng.zipf(1.3, splits[-1]) % most * 1_000_003 - 5
     found = cases.ragged(keys, splits)
-    return found, found.with_values(tf.constant(
-        rng.integers(1, 4, len(keys)), tf.float32)) if weights else None
+    return found, found.with_values(
+        tf.constant(rng.integers(1, 4, len(keys)), tf.float32)
+    ) if weights else None
 
 
-@pytest.mark.parametrize("optimizer", [
-    tpu.SGD(0.1), tpu.Adagrad(0.1), tpu.Adam(0.1), tpu.FTRL(0.1),
-    tpu.AdagradMomentum(0.1, 0.9), optimizers.RowwiseAdagrad(0.1),
-    optimizers.LAMB(0.1)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        tpu.SGD(0.1),
+        tpu.Adagrad(0.1),
+        tpu.Adam(0.1),
+        tpu.FTRL(0.1),
+        tpu.AdagradMomentum(0.1, 0.9),
+        optimizers.RowwiseAdagrad(0.1),
+        optimizers.LAMB(0.1),
+    ],
+    ids=lambda one: type(one).__name__,
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_open_table_trains_as_a_closed_one_on_its_rows(optimizer, dtype):
     """Eviction among it: 128 rows for more keys."""
     rng = np.random.default_rng(0)
     options = {"table_dtypes": dtype, "rounding_seed": 5}
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(100, evict="lru"), optimizer,
-        features=("ids", "text"), sequence=2, num_shards=3, combiner="mean",
-        **options)
+        tlm.OpenVocabulary(100, evict="lru"),
+        optimizer,
+        features=("ids", "text"),
+        sequence=2,
+        num_shards=3,
+        combiner="mean",
+        **options,
+    )
     opened.build()
     closed = cases.ClosedTwin(opened, config, optimizer, **options)
     for _ in range(8):
         ids, weights = random_batch(rng, most=150, weights=True)
         text, _ = random_batch(rng, most=150)
-        opened.enqueue({"ids": ids, "text": text},
-                       {"ids": weights, "text": None})
+        opened.enqueue(
+            {"ids": ids, "text": text}, {"ids": weights, "text": None}
+        )
         closed.take_new_keys()
         closed.embedding.enqueue(
             {"ids": closed.rows(ids), "text": closed.rows(text)},
-            {"ids": weights, "text": None})
+            {"ids": weights, "text": None},
+        )
         found = opened.dequeue()
         expected = closed.embedding.dequeue()
         gradients = {}
         for name, value in found.items():
             assert (value.numpy() == expected[name].numpy()).all()
             gradients[name] = tf.constant(
-                rng.uniform(-1, 1, value.shape), tf.float32)
+                rng.uniform(-1, 1, value.shape), tf.float32
+            )
         opened.apply_gradients(gradients)
         closed.embedding.apply_gradients(gradients)
     assert opened.vocabularies["words"].stats()["num_evicted"] > 0
     assert opened.vocabularies["words"].stats()["num_full"] == 0
-    used = opened.vocabularies["words"].lookup(
-        opened.vocabularies["words"].keys()).numpy()
-    for mine, theirs in (
-            [(opened.embedding_tables[config],
-              closed.embedding.embedding_tables[closed.config])]
-            + [(slot, closed.embedding.slot_variables[closed.config][name])
-               for name, slot in opened.slot_variables[config].items()]):
+    used = (
+        opened.vocabularies["words"]
+        .lookup(opened.vocabularies["words"].keys())
+        .numpy()
+    )
+    for mine, theirs in [
+        (
+            opened.embedding_tables[config],
+            closed.embedding.embedding_tables[closed.config],
+        )
+    ] + [
+        (slot, closed.embedding.slot_variables[closed.config][name])
+        for name, slot in opened.slot_variables[config].items()
+    ]:
         np.testing.assert_array_equal(
-            cases.rows_of(mine)[used], cases.rows_of(theirs)[used])
+            cases.rows_of(mine)[used], cases.rows_of(theirs)[used]
+        )
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-@pytest.mark.parametrize("policy", [
-    {"evict": "lru"}, {"evict": "lfu"}, {"evict": "none", "ttl_steps": 2}],
-    ids=lambda policy: policy["evict"])
+@pytest.mark.parametrize(
+    "policy",
+    [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "none", "ttl_steps": 2}],
+    ids=lambda policy: policy["evict"],
+)
 def test_no_update_lands_on_a_foreign_key(pipelined, policy):
     """Each row sums up the tag of its key, once for each update of it."""
     rng = np.random.default_rng(1)
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(64, **policy), tpu.SGD(1.0), dim=1,
+        tlm.OpenVocabulary(64, **policy),
+        tpu.SGD(1.0),
+        dim=1,
         initializer=tf.zeros_initializer(),
-        pipeline_execution_with_tensor_core=pipelined)
+        pipeline_execution_with_tensor_core=pipelined,
+    )
     opened.build()
     vocabulary = opened.vocabularies["words"]
     expected: dict[int, float] = {}
@@ -86,8 +117,9 @@ def test_no_update_lands_on_a_foreign_key(pipelined, policy):
         keys, known = waiting.pop(0)
         opened.dequeue()
         # One key a sample, so that each gradient is the tag of its key.
-        opened.apply_gradients({"ids": tf.constant(
-            -(keys % 97 + 1).reshape(-1, 1), tf.float32)})
+        opened.apply_gradients(
+            {"ids": tf.constant(-(keys % 97 + 1).reshape(-1, 1), tf.float32)}
+        )
         for key in keys[known].tolist():
             expected[key] += key % 97 + 1
 
@@ -111,14 +143,18 @@ def test_no_update_lands_on_a_foreign_key(pipelined, policy):
     left = vocabulary.keys().numpy().tolist()
     assert len(left) == 64
     assert {key: values[row_of[key]] for key in left} == {
-        key: expected[key] for key in left}
+        key: expected[key] for key in left
+    }
     assert vocabulary.stats()["num_full"] > 0  # Pins were in the way.
 
 
 def test_a_step_in_flight_pins_the_rows_that_it_only_reads():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8), tpu.SGD(0.5), dim=1,
-        initializer=tf.ones_initializer())
+        tlm.OpenVocabulary(8),
+        tpu.SGD(0.5),
+        dim=1,
+        initializer=tf.ones_initializer(),
+    )
     first = np.arange(8)
     opened.enqueue({"ids": tf.constant(first)})
     opened.dequeue()
@@ -136,12 +172,16 @@ def test_a_step_in_flight_pins_the_rows_that_it_only_reads():
 def test_unknown_keys(unknown):
     opened, config = cases.embedding(
         tlm.OpenVocabulary(8, admission="count", min_count=2, unknown=unknown),
-        tpu.SGD(1.0), dim=1, initializer=tf.ones_initializer(),
-        combiner="mean")
+        tpu.SGD(1.0),
+        dim=1,
+        initializer=tf.ones_initializer(),
+        combiner="mean",
+    )
     batch = {"ids": tf.ragged.constant([[1, 1, 2], [3]], dtype=tf.int64)}
     opened.enqueue(batch)
     np.testing.assert_allclose(
-        opened.dequeue()["ids"].numpy()[:, 0], [2 / 3, 0.0])
+        opened.dequeue()["ids"].numpy()[:, 0], [2 / 3, 0.0]
+    )
     opened.apply_gradients({"ids": tf.constant([[-3.0], [-6.0]])})
     rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
     assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
@@ -151,7 +191,9 @@ def test_unknown_keys(unknown):
     for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
         np.testing.assert_allclose(
             found.numpy()[:, 0],
-            [2.0, 0.0] if unknown == "zeros" else [13 / 3, 7.0], rtol=1e-6)
+            [2.0, 0.0] if unknown == "zeros" else [13 / 3, 7.0],
+            rtol=1e-6,
+        )
 
 
 @pytest.mark.parametrize("capacity", [8, 100, 500, 2000])
@@ -159,7 +201,9 @@ def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
     """The bound of `min_count`: one count less for each window of ids."""
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(capacity, admission="count", min_count=200),
-        tpu.SGD(0.1), dim=1)
+        tpu.SGD(0.1),
+        dim=1,
+    )
     opened.build()
     vocabulary = opened.vocabularies["words"]
     frequent = np.arange(8) * 1_000_003
@@ -167,8 +211,9 @@ def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
     for step in range(1, 300):
         # Twice each, among as many that are seen once.
         once = 10**9 + 16 * step + np.arange(16)
-        opened.enqueue({"ids": tf.constant(
-            np.concatenate([frequent, once, frequent]))})
+        opened.enqueue(
+            {"ids": tf.constant(np.concatenate([frequent, once, frequent]))}
+        )
         opened.dequeue()
         opened.apply_gradients({"ids": tf.zeros([32, 1])})
         if 2 * step - np.ceil(32 * step / window) >= 200:
@@ -183,7 +228,8 @@ def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
 
 def test_forward_only_steps_change_nothing():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8, admission="count", min_count=1), tpu.SGD(0.5))
+        tlm.OpenVocabulary(8, admission="count", min_count=1), tpu.SGD(0.5)
+    )
     opened.build()
     vocabulary = opened.vocabularies["words"]
 
@@ -198,14 +244,19 @@ def test_forward_only_steps_change_nothing():
     opened({"ids": tf.constant([1, 2])})
     stats = vocabulary.stats()
     assert (stats["num_keys"], stats["step"], stats["num_lookups"]) == (0, 0, 0)
-    assert not any(tf.reduce_any(one != 0) for one in (
-        vocabulary._variables["vocabulary_sketch"],
-        vocabulary._variables["vocabulary_sketch_sums"]))
+    assert not any(
+        tf.reduce_any(one != 0)
+        for one in (
+            vocabulary._variables["vocabulary_sketch"],
+            vocabulary._variables["vocabulary_sketch_sums"],
+        )
+    )
 
 
 def test_a_key_that_comes_back_starts_as_it_first_did():
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(8), tpu.Adagrad(0.1, initial_accumulator_value=0.5))
+        tlm.OpenVocabulary(8), tpu.Adagrad(0.1, initial_accumulator_value=0.5)
+    )
 
     def step(keys):
         opened.enqueue({"ids": tf.constant(keys)})
@@ -228,14 +279,18 @@ def test_a_key_that_comes_back_starts_as_it_first_did():
 def test_keys_of_a_step_in_flight_are_not_evicted():
     opened, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
     opened.enqueue({"ids": tf.constant([7, 8])})
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="Key 8 cannot be evicted while a step in flight"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="Key 8 cannot be evicted while a step in flight",
+    ):
         opened.vocabularies["words"].evict([8])
     opened.dequeue()
     opened.apply_gradients({"ids": tf.zeros([2, 3])})
     opened.vocabularies["words"].evict([8])
     assert opened.vocabularies["words"].contains([7, 8]).numpy().tolist() == [
-        True, False]
+        True,
+        False,
+    ]
 
 
 def test_a_step_that_finds_no_place_changes_none_of_the_tables():
@@ -243,22 +298,29 @@ def test_a_step_that_finds_no_place_changes_none_of_the_tables():
     ads = cases.table(8, name="ads")
     opened = tlm.TPUEmbedding(
         {"text": tpu.FeatureConfig(words), "ad": tpu.FeatureConfig(ads)},
-        tpu.SGD(0.1), vocabularies={
-            "words": tlm.OpenVocabulary(
-                100, admission="count", min_count=2),
-            "ads": tlm.OpenVocabulary(8, evict="none", on_full="error")})
+        tpu.SGD(0.1),
+        vocabularies={
+            "words": tlm.OpenVocabulary(100, admission="count", min_count=2),
+            "ads": tlm.OpenVocabulary(8, evict="none", on_full="error"),
+        },
+    )
     opened.enqueue({"text": tf.range(40), "ad": tf.range(40) % 8})
     opened.reset()
-    before = {name: cases.rows_of(variable)
-              for by_name in opened._variables.values()
-              for name, variable in by_name.items()}
+    before = {
+        name: cases.rows_of(variable)
+        for by_name in opened._variables.values()
+        for name, variable in by_name.items()
+    }
     with pytest.raises(
-            tf.errors.FailedPreconditionError,
-            match=r"Key 8 finds no place.*\(table 'ads'\)"):
+        tf.errors.FailedPreconditionError,
+        match=r"Key 8 finds no place.*\(table 'ads'\)",
+    ):
         opened.enqueue({"text": tf.range(60), "ad": tf.range(60) % 9})
-    after = {name: cases.rows_of(variable)
-             for by_name in opened._variables.values()
-             for name, variable in by_name.items()}
+    after = {
+        name: cases.rows_of(variable)
+        for by_name in opened._variables.values()
+        for name, variable in by_name.items()
+    }
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value, name)
     opened.enqueue({"text": tf.range(60), "ad": tf.range(60) % 8})
@@ -273,33 +335,46 @@ def test_a_refused_batch_inserts_no_key():
         opened.enqueue({"ids": tf.constant([2])})
     opened.reset()
     with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits"):
-        opened.enqueue({"ids": tf.RaggedTensor.from_row_splits(
-            tf.constant([2, 3]), [0, 2, 1], validate=False)})
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="Feature 'ids': a key must not be -9223372036"):
-        opened.enqueue({"ids": tf.constant([2, -2**63])})
+        opened.enqueue(
+            {
+                "ids": tf.RaggedTensor.from_row_splits(
+                    tf.constant([2, 3]), [0, 2, 1], validate=False
+                )
+            }
+        )
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="Feature 'ids': a key must not be -9223372036",
+    ):
+        opened.enqueue({"ids": tf.constant([2, -(2**63)])})
     assert opened.vocabularies["words"].keys().numpy().tolist() == [1]
 
 
 def test_strings_and_integers_do_not_mix():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8), tpu.SGD(0.1), features=("ids", "others"))
+        tlm.OpenVocabulary(8), tpu.SGD(0.1), features=("ids", "others")
+    )
     with pytest.raises(ValueError, match="all have integers or all have str"):
         opened.enqueue({"ids": tf.constant([1]), "others": tf.constant(["a"])})
     opened.enqueue({"ids": tf.constant([1]), "others": tf.constant([2])})
-    with pytest.raises(tf.errors.InvalidArgumentError, match=(
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=(
             "keys of table 'words' must be integers, as those before. "
-            "Received: strings; tf.strings.to_number makes numbers of them")):
+            "Received: strings; tf.strings.to_number makes numbers of them"
+        ),
+    ):
         opened.enqueue(
-            {"ids": tf.constant(["a"]), "others": tf.constant(["b"])})
+            {"ids": tf.constant(["a"]), "others": tf.constant(["b"])}
+        )
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         opened.vocabularies["words"].contains(["a"])
     assert str(caught.value) == (
         "The keys of table 'words' must be integers, as those before. "
-        "Received: strings; tf.strings.to_number makes numbers of them.")
+        "Received: strings; tf.strings.to_number makes numbers of them."
+    )
     with pytest.raises(TypeError, match="must be integers"):
-        opened.enqueue(
-            {"ids": tf.constant([1.0]), "others": tf.constant([2])})
+        opened.enqueue({"ids": tf.constant([1.0]), "others": tf.constant([2])})
     with pytest.raises(TypeError, match="`keys` must be integers that int64"):
         opened.vocabularies["words"].lookup([1.5])
 
@@ -308,17 +383,20 @@ def test_vocabularies_that_no_table_can_have():
     words = tlm.OpenVocabulary(8)
     config = cases.table(8)
     other = cases.table(8, name="other", dim=5)
-    features = {"ids": tpu.FeatureConfig(config),
-                "others": tpu.FeatureConfig(other)}
+    features = {
+        "ids": tpu.FeatureConfig(config),
+        "others": tpu.FeatureConfig(other),
+    }
 
     def make(vocabularies, of=features):
         return tlm.TPUEmbedding(of, tpu.SGD(0.1), vocabularies=vocabularies)
 
     for vocabularies, message in (
-            ({"word": words}, "must name tables of the feature config"),
-            ({"words": words, config: tlm.OpenVocabulary(8)}, "a table once"),
-            ({"words": words, "other": words}, "of its own"),
-            ({"words": tlm.OpenVocabulary(9)}, "Received: 8 and 9")):
+        ({"word": words}, "must name tables of the feature config"),
+        ({"words": words, config: tlm.OpenVocabulary(8)}, "a table once"),
+        ({"words": words, "other": words}, "of its own"),
+        ({"words": tlm.OpenVocabulary(9)}, "Received: 8 and 9"),
+    ):
         with pytest.raises(ValueError, match=message):
             make(vocabularies)
     for vocabularies in ([words], {"words": 8}):
@@ -332,10 +410,15 @@ def test_the_public_lookup_does_not_take_keys_for_rows():
     opened.build()
     with pytest.raises(ValueError, match="must be of shape"):
         tlm.serving_embedding_lookup(
-            {"ids": tf.constant([1])}, None, opened.embedding_tables, feature)
+            {"ids": tf.constant([1])}, None, opened.embedding_tables, feature
+        )
     found = tlm.serving_embedding_lookup(
-        {"ids": tf.constant([1])}, None, opened.embedding_tables, feature,
-        vocabularies=opened.vocabularies)
+        {"ids": tf.constant([1])},
+        None,
+        opened.embedding_tables,
+        feature,
+        vocabularies=opened.vocabularies,
+    )
     assert (found["ids"].numpy() == 0).all()
 
 
@@ -344,20 +427,28 @@ def test_a_packed_batch_gets_the_rows_of_its_keys():
     for is_packed in (False, True):
         rng = np.random.default_rng(3)
         embedding, config = cases.embedding(
-            tlm.OpenVocabulary(100), tpu.Adagrad(0.1),
-            features=("ids", "text"), combiner="mean")
+            tlm.OpenVocabulary(100),
+            tpu.Adagrad(0.1),
+            features=("ids", "text"),
+            combiner="mean",
+        )
         embedding.build()
         for _ in range(3):
             ids, weights = random_batch(rng, weights=True)
             text, _ = random_batch(rng)
             features = {"ids": ids, "text": text}
             factors = {"ids": weights, "text": None}
-            embedding.enqueue(*(
-                tlm.pack(features, factors) if is_packed else
-                (features, factors)))
+            embedding.enqueue(
+                *(
+                    tlm.pack(features, factors)
+                    if is_packed
+                    else (features, factors)
+                )
+            )
             found.append({k: v.numpy() for k, v in embedding.dequeue().items()})
             embedding.apply_gradients(
-                {k: tf.ones_like(v) for k, v in found[-1].items()})
+                {k: tf.ones_like(v) for k, v in found[-1].items()}
+            )
         found.append({"keys": np.sort(embedding.vocabularies["words"].keys())})
     for plain, packed in zip(found[:4], found[4:]):
         for name, value in plain.items():
@@ -366,14 +457,20 @@ def test_a_packed_batch_gets_the_rows_of_its_keys():
 
 def test_an_eviction_under_a_pipelined_update_names_flush():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8), tpu.SGD(0.1),
-        pipeline_execution_with_tensor_core=True)
+        tlm.OpenVocabulary(8),
+        tpu.SGD(0.1),
+        pipeline_execution_with_tensor_core=True,
+    )
     opened.enqueue({"ids": tf.constant([1])})
     activations = opened.dequeue()
     opened.apply_gradients(activations)
-    with pytest.raises(tf.errors.FailedPreconditionError, match=(
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match=(
             "^Key 1 cannot be evicted while a step in flight uses its row; "
-            "finish the step first, and call `flush` if updates are pipel")):
+            "finish the step first, and call `flush` if updates are pipel"
+        ),
+    ):
         opened.vocabularies["words"].evict([1])
     opened.flush()
     assert opened.vocabularies["words"].evict([1]).numpy().tolist() == [1]

@@ -17,12 +17,15 @@ DEADLINE_SECONDS = 180
 @pytest.fixture
 def run(tmp_path):
     """Runs both workers to their end; returns where each has written."""
+
     def run(how):
         outputs = [tmp_path / str(index) for index in range(2)]
         processes.run_workers(
             pathlib.Path(program.__file__),
             [[str(output), str(NUM_STEPS), how] for output in outputs],
-            tmp_path, DEADLINE_SECONDS)
+            tmp_path,
+            DEADLINE_SECONDS,
+        )
         return outputs
 
     return run
@@ -37,24 +40,44 @@ def train_here(num_replicas, how="in order"):
     made.build()
     step = program.train_step(made, strategy, how)
     for number in range(NUM_STEPS):
-        batches = [program.batch(number, replica)
-                   for replica in range(program.NUM_WORKERS)]
+        batches = [
+            program.batch(number, replica)
+            for replica in range(program.NUM_WORKERS)
+        ]
         if num_replicas == 1:
-            parts = [tf.nest.map_structure(
-                lambda *parts: tf.concat(parts, 0),
-                *[one[part] for one in batches]) for part in range(2)]
+            parts = [
+                tf.nest.map_structure(
+                    lambda *parts: tf.concat(parts, 0),
+                    *[one[part] for one in batches],
+                )
+                for part in range(2)
+            ]
         else:
-            parts = [tf.nest.map_structure(
-                lambda *parts:
-                strategy.experimental_distribute_values_from_function(
-                    lambda context: parts[context.replica_id_in_sync_group]),
-                *[one[part] for one in batches]) for part in range(2)]
+            parts = [
+                tf.nest.map_structure(
+                    lambda *parts: (
+                        strategy.experimental_distribute_values_from_function(
+                            lambda context: parts[
+                                context.replica_id_in_sync_group
+                            ]
+                        )
+                    ),
+                    *[one[part] for one in batches],
+                )
+                for part in range(2)
+            ]
         activations = step(*parts)
-    return program.contents(made), [
-        {name: strategy.experimental_local_results(one)[replica].numpy()
-         for name, one in activations.items()}
-        for replica in range(num_replicas)], np.concatenate(
-            [[0], *(one.keys for one in evicted)])
+    return (
+        program.contents(made),
+        [
+            {
+                name: strategy.experimental_local_results(one)[replica].numpy()
+                for name, one in activations.items()
+            }
+            for replica in range(num_replicas)
+        ],
+        np.concatenate([[0], *(one.keys for one in evicted)]),
+    )
 
 
 def check_same(found, expected):
@@ -71,8 +94,13 @@ def test_two_processes_make_the_tables_of_one_replica_to_the_bit(run):
     assert len(told) > 10
     for replica, values in enumerate(found):
         check_same(values, expected)
-        check_same(values, {f"activation/{name}": value for name, value in
-                            activations[replica].items()})
+        check_same(
+            values,
+            {
+                f"activation/{name}": value
+                for name, value in activations[replica].items()
+            },
+        )
     # The first process tells which keys go, and no other.
     np.testing.assert_array_equal(found[0]["told"], told)
     assert found[1]["told"].tolist() == [0]
@@ -84,15 +112,24 @@ def test_lookups_of_layers_give_both_processes_the_same_tables(run):
     expected, activations, _ = train_here(2, "by token")
     for replica, values in enumerate(found):
         check_same(values, expected)
-        check_same(values, {f"activation/{name}": value for name, value in
-                            activations[replica].items()})
+        check_same(
+            values,
+            {
+                f"activation/{name}": value
+                for name, value in activations[replica].items()
+            },
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "words"), [
-    ("mixed", "Process 0 has true, process 1 false."),
-    ("evict", "`evict` of a vocabulary must not be called under"),
-    ("layer", "an open vocabulary must not be made under Multi")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("mixed", "Process 0 has true, process 1 false."),
+        ("evict", "`evict` of a vocabulary must not be called under"),
+        ("layer", "an open vocabulary must not be made under Multi"),
+    ],
+)
 def test_what_one_process_does_alone_is_refused(run, how, words):
     for output in run(how):
         assert words in pathlib.Path(f"{output}.txt").read_text()

@@ -15,32 +15,43 @@ tpu = tf.tpu.experimental.embedding
 
 def made(capacity=100, *, evict="lru", optimizer=None, **arguments):
     return cases.embedding(
-        tlm.OpenVocabulary(capacity, evict=evict, **arguments.pop(
-            "settings", {})), optimizer or tpu.Adam(0.25), **arguments)
+        tlm.OpenVocabulary(
+            capacity, evict=evict, **arguments.pop("settings", {})
+        ),
+        optimizer or tpu.Adam(0.25),
+        **arguments,
+    )
 
 
 def train(one, number):
     rng = np.random.default_rng(number)
     one.enqueue({"ids": tf.constant(rng.integers(0, 30, 12) + number * 6)})
     one.dequeue()
-    one.apply_gradients({"ids": tf.constant(
-        rng.integers(-4, 5, [12, 3]), tf.float32)})
+    one.apply_gradients(
+        {"ids": tf.constant(rng.integers(-4, 5, [12, 3]), tf.float32)}
+    )
 
 
 @pytest.mark.parametrize("capacity", [5000, 120, 100, 40])
-@pytest.mark.parametrize(("num_shards", "arguments"), [
-    (1, {}), (3, {"table_dtypes": "bfloat16", "evict": "lfu"}),
-    (2, {"pipeline_execution_with_tensor_core": True})])
+@pytest.mark.parametrize(
+    ("num_shards", "arguments"),
+    [
+        (1, {}),
+        (3, {"table_dtypes": "bfloat16", "evict": "lfu"}),
+        (2, {"pipeline_execution_with_tensor_core": True}),
+    ],
+)
 def test_it_is_what_a_converted_checkpoint_is(
-        capacity, num_shards, arguments, tmp_path):
+    capacity, num_shards, arguments, tmp_path
+):
     one, _ = made(num_shards=num_shards, **arguments)
     for number in range(8):
         train(one, number)
     before = save(one, tmp_path / "before")
-    settings = tlm.OpenVocabulary(
-        capacity, evict=arguments.get("evict", "lru"))
+    settings = tlm.OpenVocabulary(capacity, evict=arguments.get("evict", "lru"))
     wanted = tlm.convert_vocabularies(
-        before, str(tmp_path / "wanted"), {"words": settings})["words"]
+        before, str(tmp_path / "wanted"), {"words": settings}
+    )["words"]
     vocabulary = one.vocabularies["words"]
     found = vocabulary.resize(capacity)
     assert found == wanted
@@ -48,7 +59,8 @@ def test_it_is_what_a_converted_checkpoint_is(
     assert vocabulary.stats()["num_keys"] == found.num_kept
     assert (found.num_dropped > 0) == (capacity == 40)
     assert tensors(save(one, tmp_path / "after")) == tensors(
-        str(tmp_path / "wanted"))
+        str(tmp_path / "wanted")
+    )
     # And goes on as one that restores that.
     other, _ = made(capacity, num_shards=num_shards, **arguments)
     tf.train.Checkpoint(embedding=other).restore(str(tmp_path / "wanted"))
@@ -56,7 +68,8 @@ def test_it_is_what_a_converted_checkpoint_is(
         for each in (one, other):
             train(each, number)
     assert tensors(save(one, tmp_path / "one")) == tensors(
-        save(other, tmp_path / "other"))
+        save(other, tmp_path / "other")
+    )
 
 
 def test_steps_in_flight_are_not_lost(tmp_path):
@@ -66,8 +79,10 @@ def test_steps_in_flight_are_not_lost(tmp_path):
     before = tensors(save(one, tmp_path / "before"))
     vocabulary = one.vocabularies["words"]
     for call in (one.dequeue, lambda: None):
-        with pytest.raises(RuntimeError, match=(
-                r"resized while steps are in flight.*\(table 'words'\)")):
+        with pytest.raises(
+            RuntimeError,
+            match=(r"resized while steps are in flight.*\(table 'words'\)"),
+        ):
             vocabulary.resize(200)
         call()
     assert tensors(save(one, tmp_path / "before")) == before
@@ -87,6 +102,7 @@ def test_what_is_refused_changes_nothing(tmp_path, monkeypatch):
         with pytest.raises(error, match="`capacity` must be"):
             vocabulary.resize(capacity)
     with monkeypatch.context() as patched:
+
         def no_memory(*arguments, **options):
             raise MemoryError("no memory left")
 
@@ -117,8 +133,10 @@ def test_functions_of_before_are_refused():
     old_step()
     before = old_look_up().numpy()
     one.vocabularies["words"].resize(300)
-    with pytest.raises(tf.errors.FailedPreconditionError, match=(
-            "table 'words' was resized: functions that were traced before")):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match=("table 'words' was resized: functions that were traced before"),
+    ):
         old_step()
     with pytest.raises(tf.errors.InvalidArgumentError):
         old_look_up()
@@ -126,7 +144,9 @@ def test_functions_of_before_are_refused():
     tf.function(step)()
     np.testing.assert_array_equal(look_up(), before + 1)
     assert one.embedding_tables[config].shape == (
-        one.vocabularies["words"].settings.num_rows, 3)
+        one.vocabularies["words"].settings.num_rows,
+        3,
+    )
 
 
 def test_keys_that_find_no_place_are_told(tmp_path):
@@ -136,14 +156,21 @@ def test_keys_that_find_no_place_are_told(tmp_path):
         train(one, number)
     vocabulary = one.vocabularies["words"]
     keys = vocabulary.keys().numpy()
-    rows = dict(zip(keys.tolist(), cases.rows_of(one.embedding_tables[config])[
-        vocabulary.lookup(keys).numpy()].tolist()))
+    rows = dict(
+        zip(
+            keys.tolist(),
+            cases.rows_of(one.embedding_tables[config])[
+                vocabulary.lookup(keys).numpy()
+            ].tolist(),
+        )
+    )
     num_dropped = vocabulary.resize(32).num_dropped
     (told,) = found
     assert num_dropped == len(told.keys) == len(keys) - 32
     assert dict(zip(told.keys.tolist(), told.rows.tolist())) == {
-        key: rows[key] for key in set(keys.tolist()) - set(
-            vocabulary.keys().numpy().tolist())}
+        key: rows[key]
+        for key in set(keys.tolist()) - set(vocabulary.keys().numpy().tolist())
+    }
     assert set(told.slots) == {"momenta", "velocities"}
     found.clear()
     train(one, 9)  # The callback is still asked.
@@ -166,13 +193,16 @@ def test_a_writer_of_deltas_needs_a_new_base(tmp_path):
     train(one, 3)
     writer.write()
     assert tensors(tlm.apply_deltas(base, tmp_path / "new")) == tensors(
-        save(one, tmp_path / "wanted"))
+        save(one, tmp_path / "wanted")
+    )
 
 
 def test_a_model_goes_on_after_it_is_compiled_anew():
     layer = tlm.layers.TPUEmbedding(
-        tpu.FeatureConfig(cases.table(64)), tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(64)})
+        tpu.FeatureConfig(cases.table(64)),
+        tpu.Adagrad(0.25),
+        vocabularies={"words": tlm.OpenVocabulary(64)},
+    )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("sgd", "mse")
@@ -201,6 +231,7 @@ def test_under_a_strategy_all_replicas_go_on():
         def run(ids):
             one.enqueue({"ids": ids})
             one.apply_gradients({"ids": tf.ones_like(one.dequeue()["ids"])})
+
         strategy.run(run, (ids,))
 
     step(tf.constant([1, 2]))

@@ -31,7 +31,8 @@ def large_pages(address: int) -> int:
 def embedding_of(initializer):
     made = tlm.TPUEmbedding(
         [tpu.FeatureConfig(tpu.TableConfig(ROWS, DIM, initializer, name="t"))],
-        tpu.SGD(0.5))
+        tpu.SGD(0.5),
+    )
     made.build(per_replica_batch_size=len(IDS))
     return made
 

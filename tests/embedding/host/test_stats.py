@@ -13,10 +13,21 @@ RAGGED = tf.ragged.constant([[-1, 1], [10, 2, 2], []], dtype=tf.int64)
 
 def embedding_of(out_of_range="error", *, length=0, combiner="mean"):
     return tlm.TPUEmbedding(
-        {"x": tpu.FeatureConfig(tpu.TableConfig(
-            10, 2, lambda shape: tf.reshape(tf.range(20.0), shape),
-            combiner=combiner, name="words"), max_sequence_length=length)},
-        tpu.Adam(0.5), out_of_range=out_of_range)
+        {
+            "x": tpu.FeatureConfig(
+                tpu.TableConfig(
+                    10,
+                    2,
+                    lambda shape: tf.reshape(tf.range(20.0), shape),
+                    combiner=combiner,
+                    name="words",
+                ),
+                max_sequence_length=length,
+            )
+        },
+        tpu.Adam(0.5),
+        out_of_range=out_of_range,
+    )
 
 
 def look_up(value, *args, **options):
@@ -29,8 +40,13 @@ def test_dropped_ids_are_as_if_they_were_not_there():
     embedding, found = look_up(RAGGED, "drop")
     assert found == [2, 4, 0]
     counts = embedding.stats()["features"]["x"]
-    assert counts == {"num_samples": 3, "num_ids": 5, "num_dropped": 2,
-                      "num_clipped": 0, "num_truncated": 0}
+    assert counts == {
+        "num_samples": 3,
+        "num_ids": 5,
+        "num_dropped": 2,
+        "num_clipped": 0,
+        "num_truncated": 0,
+    }
     embedding.apply_gradients({"x": tf.ones([3, 2])})
     [rows] = embedding.embedding_tables.values()
     changed = rows.numpy()[:, 0] != np.arange(0, 20, 2)
@@ -52,8 +68,10 @@ def test_a_dropped_id_leaves_its_position_empty():
 
 def test_weights_of_dropped_ids_go_with_them():
     embedding = embedding_of("drop", combiner="sum")
-    embedding.enqueue({"x": RAGGED}, {"x": RAGGED.with_values(
-        tf.constant([9.0, 2.0, 9.0, 3.0, 4.0]))})
+    embedding.enqueue(
+        {"x": RAGGED},
+        {"x": RAGGED.with_values(tf.constant([9.0, 2.0, 9.0, 3.0, 4.0]))},
+    )
     assert embedding.dequeue()["x"].numpy()[:, 0].tolist() == [4, 28, 0]
 
 
@@ -63,7 +81,8 @@ def test_weights_of_dropped_ids_go_with_them():
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("out_of_range", ["drop", "clip"])
 def test_serving_does_the_same_to_such_ids(
-        out_of_range, combiner, length, weighted, form):
+    out_of_range, combiner, length, weighted, form
+):
     embedding = embedding_of(out_of_range, combiner=combiner, length=length)
     ids, weights = RAGGED, None
     if weighted and not length:
@@ -73,15 +92,18 @@ def test_serving_does_the_same_to_such_ids(
         weights = None if weights is None else weights.to_sparse()
     embedding.enqueue({"x": ids}, {"x": weights}, training=False)
     np.testing.assert_allclose(
-        embedding({"x": ids}, {"x": weights})["x"], embedding.dequeue()["x"],
-        rtol=1e-6)
+        embedding({"x": ids}, {"x": weights})["x"],
+        embedding.dequeue()["x"],
+        rtol=1e-6,
+    )
 
 
 def test_serving_refuses_other_words():
     embedding = embedding_of()
     with pytest.raises(ValueError, match="`out_of_range` must be one of"):
         tlm.serving_embedding_lookup(
-            {}, None, embedding.embedding_tables, {}, out_of_range="wrap")
+            {}, None, embedding.embedding_tables, {}, out_of_range="wrap"
+        )
 
 
 def test_by_default_such_an_id_is_an_error():
@@ -97,8 +119,12 @@ def test_bytes_and_unique_rows_are_counted_by_table():
         embedding.enqueue({"x": tf.constant([[1, 2], [2, 2]])})
         embedding.apply_gradients(embedding.dequeue())
     assert embedding.stats()["tables"]["words"] == {
-        "num_bytes": 80, "num_slot_bytes": 160, "num_lookups": 8,
-        "num_unique_rows": 4, "unique_ratio": 0.5}
+        "num_bytes": 80,
+        "num_slot_bytes": 160,
+        "num_lookups": 8,
+        "num_unique_rows": 4,
+        "unique_ratio": 0.5,
+    }
     assert embedding.stats()["features"]["x"]["num_samples"] == 4
 
 

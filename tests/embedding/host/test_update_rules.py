@@ -25,26 +25,45 @@ RULES = {
     "sgd": ("SGD", {}),
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.25}),
     "momentum": ("AdagradMomentum", {"momentum": 0.8, "epsilon": 1e-3}),
-    "nesterov": ("AdagradMomentum", {
-        "momentum": 0.6, "use_nesterov": True, "exponent": 3.0,
-        "epsilon": 1e-2}),
-    "decayed momentum": ("AdagradMomentum", {
-        "momentum": 0.5, "beta2": 0.9, "epsilon": 1e-3}),
+    "nesterov": (
+        "AdagradMomentum",
+        {
+            "momentum": 0.6,
+            "use_nesterov": True,
+            "exponent": 3.0,
+            "epsilon": 1e-2,
+        },
+    ),
+    "decayed momentum": (
+        "AdagradMomentum",
+        {"momentum": 0.5, "beta2": 0.9, "epsilon": 1e-3},
+    ),
     "adam": ("Adam", {"epsilon": 1e-3}),
     "adam, root alone": ("Adam", {"epsilon": 1e-3, "sum_inside_sqrt": False}),
-    "adam of all rows": ("Adam", {
-        "beta_1": 0.7, "beta_2": 0.9, "epsilon": 1e-3, "lazy_adam": False}),
+    "adam of all rows": (
+        "Adam",
+        {"beta_1": 0.7, "beta_2": 0.9, "epsilon": 1e-3, "lazy_adam": False},
+    ),
     "ftrl": ("FTRL", {"l2_regularization_strength": 0.3, "beta": 0.1}),
-    "ftrl, sparse": ("FTRL", {
-        "l1_regularization_strength": 0.2, "learning_rate_power": -0.3}),
-    "ftrl times rate": ("FTRL", {
-        "l1_regularization_strength": 0.1,
-        "multiply_linear_by_learning_rate": True, "beta": 0.5}),
+    "ftrl, sparse": (
+        "FTRL",
+        {"l1_regularization_strength": 0.2, "learning_rate_power": -0.3},
+    ),
+    "ftrl times rate": (
+        "FTRL",
+        {
+            "l1_regularization_strength": 0.1,
+            "multiply_linear_by_learning_rate": True,
+            "beta": 0.5,
+        },
+    ),
     "rowwise": ("RowwiseAdagrad", {"initial_accumulator_value": 0.25}),
     "rowwise from 0": ("RowwiseAdagrad", {"epsilon": 1e-3}),
     "lamb": ("LAMB", {"epsilon": 1e-3}),
-    "lamb with decay": ("LAMB", {
-        "beta_1": 0.7, "beta_2": 0.99, "epsilon": 1e-3, "weight_decay": 0.2}),
+    "lamb with decay": (
+        "LAMB",
+        {"beta_1": 0.7, "beta_2": 0.99, "epsilon": 1e-3, "weight_decay": 0.2},
+    ),
 }
 MODIFIERS = {
     "clipped gradient": {"clipvalue": 0.3},
@@ -52,8 +71,10 @@ MODIFIERS = {
     "clipped weight": {"clip_weight_min": -0.4, "clip_weight_max": 0.6},
     "decay": {"weight_decay_factor": 0.03},
     "decay by rate": {
-        "weight_decay_factor": 0.3, "clipvalue": 0.4,
-        "multiply_weight_decay_factor_by_learning_rate": True},
+        "weight_decay_factor": 0.3,
+        "clipvalue": 0.4,
+        "multiply_weight_decay_factor_by_learning_rate": True,
+    },
     "one by one": {"use_gradient_accumulation": False},
 }
 
@@ -68,8 +89,11 @@ def optimizer_of(kind, rate, **settings):
 
 
 def start_rows():
-    return np.random.default_rng(7).uniform(
-        -1, 1, [NUM_ROWS, DIM]).astype(np.float32)
+    return (
+        np.random.default_rng(7)
+        .uniform(-1, 1, [NUM_ROWS, DIM])
+        .astype(np.float32)
+    )
 
 
 def embedding_of(optimizer, *, num_shards=1, num_replicas=1):
@@ -78,22 +102,31 @@ def embedding_of(optimizer, *, num_shards=1, num_replicas=1):
     def initializer(shape, shard_info=None, dtype=None):
         del shape, dtype
         first = shard_info.offset[0]
-        return rows[first:first + shard_info.shape[0]]
+        return rows[first : first + shard_info.shape[0]]
 
     table = tpu.TableConfig(
-        NUM_ROWS, DIM, initializer, combiner="sum", name="words",
-        optimizer=optimizer)
+        NUM_ROWS,
+        DIM,
+        initializer,
+        combiner="sum",
+        name="words",
+        optimizer=optimizer,
+    )
     with strategy_of(num_replicas).scope():
         return tlm.TPUEmbedding(
-            tpu.FeatureConfig(table), None,
-            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+            tpu.FeatureConfig(table),
+            None,
+            partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+        )
 
 
 def batches(num_steps=NUM_STEPS):
     """Ids, with repetitions, and the gradient of each; the last row never."""
     rng = np.random.default_rng(11)
-    return (rng.integers(0, NUM_ROWS - 1, [num_steps, 8]),
-            rng.normal(0, 0.5, [num_steps, 8, DIM]).astype(np.float32))
+    return (
+        rng.integers(0, NUM_ROWS - 1, [num_steps, 8]),
+        rng.normal(0, 0.5, [num_steps, 8, DIM]).astype(np.float32),
+    )
 
 
 def train(embedding, num_replicas=1, rate=None):
@@ -101,8 +134,7 @@ def train(embedding, num_replicas=1, rate=None):
     strategy = strategy_of(num_replicas)
 
     def replica_step(ids, gradients):
-        replica = tf.distribute.get_replica_context(
-            ).replica_id_in_sync_group
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         size = 8 // num_replicas
         part = slice(replica * size, (replica + 1) * size)
         embedding.enqueue(ids[part])
@@ -119,8 +151,10 @@ def train(embedding, num_replicas=1, rate=None):
     loop(*batches())
     [rows] = embedding.embedding_tables.values()
     [slots] = embedding.slot_variables.values()
-    return {"parameters": rows.numpy(),
-            **{name: slot.numpy() for name, slot in slots.items()}}
+    return {
+        "parameters": rows.numpy(),
+        **{name: slot.numpy() for name, slot in slots.items()},
+    }
 
 
 def train_reference(kind, rate, **settings):
@@ -136,27 +170,35 @@ def check_close(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(
-            found[name], values, rtol=CLOSE,
-            atol=CLOSE * np.abs(values).max(), err_msg=name)
+            found[name],
+            values,
+            rtol=CLOSE,
+            atol=CLOSE * np.abs(values).max(),
+            err_msg=name,
+        )
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_equals_its_formula(name):
     kind, settings = RULES[name]
     optimizer = optimizer_of(kind, 0.1, **settings)
-    check_close(train(embedding_of(optimizer)),
-                train_reference(kind, 0.1, **settings))
+    check_close(
+        train(embedding_of(optimizer)), train_reference(kind, 0.1, **settings)
+    )
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
-@pytest.mark.parametrize("name", [
-    "sgd", "decayed momentum", "adam", "ftrl", "rowwise", "lamb with decay"])
+@pytest.mark.parametrize(
+    "name",
+    ["sgd", "decayed momentum", "adam", "ftrl", "rowwise", "lamb with decay"],
+)
 def test_a_modified_rule_equals_its_formula(name, modifier):
     kind, settings = RULES[name]
     settings = {**settings, **MODIFIERS[modifier]}
     optimizer = optimizer_of(kind, 0.1, **settings)
-    check_close(train(embedding_of(optimizer)),
-                train_reference(kind, 0.1, **settings))
+    check_close(
+        train(embedding_of(optimizer)), train_reference(kind, 0.1, **settings)
+    )
 
 
 @pytest.mark.parametrize("name", ["adam of all rows", "ftrl times rate"])
@@ -164,8 +206,10 @@ def test_a_rate_that_changes_reaches_the_rule(name):
     kind, settings = RULES[name]
     rate = tf.Variable(0.0)
     optimizer = optimizer_of(kind, lambda: rate, **settings)
-    check_close(train(embedding_of(optimizer), rate=rate),
-                train_reference(kind, rate.read_value, **settings))
+    check_close(
+        train(embedding_of(optimizer), rate=rate),
+        train_reference(kind, rate.read_value, **settings),
+    )
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -175,8 +219,9 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
 
     def trained(**options):
         optimizer = optimizer_of(kind, 0.1, **settings)
-        return train(embedding_of(optimizer, **options),
-                     options.get("num_replicas", 1))
+        return train(
+            embedding_of(optimizer, **options), options.get("num_replicas", 1)
+        )
 
     expected = trained()
     for options in ({"num_shards": 3}, {"num_shards": 2, "num_replicas": 2}):
@@ -187,9 +232,14 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
 def train_by_formula(plan):
     """Trained tables in float64, and activations by step and replica."""
     tables = {
-        name: reference.Table(one.starting_rows(), one.optimizer[0],
-                              one.optimizer[1], **one.optimizer[2])
-        for name, one in plan.tables.items()}
+        name: reference.Table(
+            one.starting_rows(),
+            one.optimizer[0],
+            one.optimizer[1],
+            **one.optimizer[2],
+        )
+        for name, one in plan.tables.items()
+    }
     activations = []
     for step, by_replica in enumerate(plan.bags):
         terms = {name: [] for name in tables}
@@ -201,9 +251,12 @@ def train_by_formula(plan):
                 found[replica][name] = matrix @ table.rows
                 gradient = trainer.coefficients(plan, step, replica)[name]
                 terms[feature.table] += [
-                    (int(place[-1]), matrix[tuple(place)] * gradient[
-                        tuple(place[:-1])])
-                    for place in np.argwhere(matrix)]
+                    (
+                        int(place[-1]),
+                        matrix[tuple(place)] * gradient[tuple(place[:-1])],
+                    )
+                    for place in np.argwhere(matrix)
+                ]
         for name, table in tables.items():
             table.train(terms[name])
         activations.append(found)
@@ -211,39 +264,67 @@ def train_by_formula(plan):
 
 
 # A training run each, so fewer than of what costs nothing.
-@hypothesis.settings(
-    max_examples=hypothesis.settings.default.max_examples // 2)
+@hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 2)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    rules=st.tuples(*[st.tuples(
-        st.sampled_from(sorted(RULES)),
-        st.sampled_from([None, *sorted(set(MODIFIERS) - {"one by one"})]))]
-        * 2),
+    rules=st.tuples(
+        *[
+            st.tuples(
+                st.sampled_from(sorted(RULES)),
+                st.sampled_from(
+                    [None, *sorted(set(MODIFIERS) - {"one by one"})]
+                ),
+            )
+        ]
+        * 2
+    ),
     combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
-    features=st.lists(st.tuples(
-        st.sampled_from(["words", "users"]), st.integers(0, 3),
-        st.sampled_from(["ragged", "sparse", "dense"]), st.booleans()),
-        min_size=1, max_size=4),
-    num_rows=st.integers(1, 9), dim=st.integers(1, 19),
-    num_shards=st.integers(1, 4), num_replicas=st.integers(1, 2))
+    features=st.lists(
+        st.tuples(
+            st.sampled_from(["words", "users"]),
+            st.integers(0, 3),
+            st.sampled_from(["ragged", "sparse", "dense"]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    num_rows=st.integers(1, 9),
+    dim=st.integers(1, 19),
+    num_shards=st.integers(1, 4),
+    num_replicas=st.integers(1, 2),
+)
 def test_any_plan_with_any_rule_equals_its_formula(
-        seed, rules, combiner, features, num_rows, dim, num_shards,
-        num_replicas):
+    seed, rules, combiner, features, num_rows, dim, num_shards, num_replicas
+):
     tables = {}
-    for i, (name, (rule, modifier)) in enumerate(zip(
-            ("words", "users"), rules)):
+    for i, (name, (rule, modifier)) in enumerate(
+        zip(("words", "users"), rules)
+    ):
         kind, options = RULES[rule]
         if any(one[0] == name for one in features):
             tables[name] = trainer.Table(
-                num_rows + i, dim, combiner,
-                (kind, 0.1, {**options, **MODIFIERS.get(modifier, {})}))
+                num_rows + i,
+                dim,
+                combiner,
+                (kind, 0.1, {**options, **MODIFIERS.get(modifier, {})}),
+            )
     plan = trainer.random_plan(
-        np.random.default_rng(seed), tables=tables, features={
+        np.random.default_rng(seed),
+        tables=tables,
+        features={
             f"feature_{i}": trainer.Feature(
-                table, length, form,
-                weighted and length == 0 and form != "dense")
-            for i, (table, length, form, weighted) in enumerate(features)},
-        num_replicas=num_replicas, num_shards=num_shards, compiled=False)
+                table,
+                length,
+                form,
+                weighted and length == 0 and form != "dense",
+            )
+            for i, (table, length, form, weighted) in enumerate(features)
+        },
+        num_replicas=num_replicas,
+        num_shards=num_shards,
+        compiled=False,
+    )
     expected, wanted = train_by_formula(plan)
     embedding, configs, found = trainer.train_on_engine(plan)
     # Gains are rounded too, and sums of them.
@@ -254,11 +335,14 @@ def test_any_plan_with_any_rule_equals_its_formula(
                 np.testing.assert_allclose(one[name], value, **close)
     for name, config in configs.items():
         np.testing.assert_allclose(
-            embedding.embedding_tables[config].numpy(), expected[name].rows,
-            **close)
+            embedding.embedding_tables[config].numpy(),
+            expected[name].rows,
+            **close,
+        )
         for slot, variable in embedding.slot_variables[config].items():
             np.testing.assert_allclose(
-                variable.numpy(), expected[name].slots[slot], **close)
+                variable.numpy(), expected[name].slots[slot], **close
+            )
 
 
 # TensorFlow's own kernels, where there is one for the rule.
@@ -266,71 +350,113 @@ def test_any_plan_with_any_rule_equals_its_formula(
 
 def stock_ftrl(rows, slots, ids, gradient, settings):
     tf.raw_ops.ResourceSparseApplyFtrlV2(
-        var=rows.handle, accum=slots["accumulators"].handle,
-        linear=slots["linears"].handle, grad=gradient, indices=ids, lr=0.1,
+        var=rows.handle,
+        accum=slots["accumulators"].handle,
+        linear=slots["linears"].handle,
+        grad=gradient,
+        indices=ids,
+        lr=0.1,
         l1=settings.get("l1_regularization_strength", 0.0),
         # Keras adds its beta to l2 in the same way.
         l2=settings.get("l2_regularization_strength", 0.0)
         + settings.get("beta", 0.0) / 0.2,
         l2_shrinkage=0.0,
-        lr_power=settings.get("learning_rate_power", -0.5))
+        lr_power=settings.get("learning_rate_power", -0.5),
+    )
 
 
 def stock_adagrad(rows, slots, ids, gradient, settings):
     del settings
     tf.raw_ops.ResourceSparseApplyAdagradV2(
-        var=rows.handle, accum=slots["accumulators"].handle, lr=0.1,
-        epsilon=0.0, grad=gradient, indices=ids)
+        var=rows.handle,
+        accum=slots["accumulators"].handle,
+        lr=0.1,
+        epsilon=0.0,
+        grad=gradient,
+        indices=ids,
+    )
 
 
 def stock_rms_prop(rows, slots, ids, gradient, settings):
     # Its momenta hold the learning rate, which stays the same here.
     tf.raw_ops.ResourceSparseApplyRMSProp(
-        var=rows.handle, ms=slots["accumulators"].handle,
-        mom=slots["momenta"].handle, lr=0.1, rho=settings["beta2"],
-        momentum=settings["momentum"], epsilon=settings["epsilon"],
-        grad=gradient, indices=ids)
+        var=rows.handle,
+        ms=slots["accumulators"].handle,
+        mom=slots["momenta"].handle,
+        lr=0.1,
+        rho=settings["beta2"],
+        momentum=settings["momentum"],
+        epsilon=settings["epsilon"],
+        grad=gradient,
+        indices=ids,
+    )
 
 
 def stock_adam(rows, slots, ids, gradient, settings):
     dense = tf.IndexedSlices(gradient, ids, [NUM_ROWS, DIM])
     # A power of 0 takes the correction of the bias away.
     tf.raw_ops.ResourceApplyAdam(
-        var=rows.handle, m=slots["momenta"].handle,
-        v=slots["velocities"].handle, beta1_power=0.0, beta2_power=0.0,
-        lr=0.1, beta1=settings["beta_1"], beta2=settings["beta_2"],
-        epsilon=settings["epsilon"], grad=tf.convert_to_tensor(dense))
+        var=rows.handle,
+        m=slots["momenta"].handle,
+        v=slots["velocities"].handle,
+        beta1_power=0.0,
+        beta2_power=0.0,
+        lr=0.1,
+        beta1=settings["beta_1"],
+        beta2=settings["beta_2"],
+        epsilon=settings["epsilon"],
+        grad=tf.convert_to_tensor(dense),
+    )
 
 
-@pytest.mark.parametrize(("name", "settings", "kernel"), [
-    ("adagrad", {}, stock_adagrad),
-    ("decayed momentum", {}, stock_rms_prop),
-    ("adam of all rows", {"sum_inside_sqrt": False}, stock_adam),
-    ("ftrl", {}, stock_ftrl),
-    ("ftrl, sparse", {}, stock_ftrl),
-])
+@pytest.mark.parametrize(
+    ("name", "settings", "kernel"),
+    [
+        ("adagrad", {}, stock_adagrad),
+        ("decayed momentum", {}, stock_rms_prop),
+        ("adam of all rows", {"sum_inside_sqrt": False}, stock_adam),
+        ("ftrl", {}, stock_ftrl),
+        ("ftrl, sparse", {}, stock_ftrl),
+    ],
+)
 def test_a_rule_equals_tensorflow_s_kernel(name, settings, kernel):
     kind, own = RULES[name]
-    settings = {**(reference.RULES[kind].__kwdefaults__ or {}), **own,
-                **settings}
+    settings = {
+        **(reference.RULES[kind].__kwdefaults__ or {}),
+        **own,
+        **settings,
+    }
     found = train(embedding_of(optimizer_of(kind, 0.1, **settings)))
     initial = reference.Table(start_rows(), kind, 0.1, **settings)
     rows = tf.Variable(start_rows())
-    slots = {slot: tf.Variable(tf.cast(value, tf.float32))
-             for slot, value in initial.slots.items()}
+    slots = {
+        slot: tf.Variable(tf.cast(value, tf.float32))
+        for slot, value in initial.slots.items()
+    }
     for ids, gradients in zip(*batches()):
         unique, places = tf.unique(ids)
-        kernel(rows, slots, unique, tf.math.unsorted_segment_sum(
-            gradients, places, tf.size(unique)), settings)
-    expected = {"parameters": rows.numpy(),
-                **{slot: one.numpy() for slot, one in slots.items()}}
+        kernel(
+            rows,
+            slots,
+            unique,
+            tf.math.unsorted_segment_sum(gradients, places, tf.size(unique)),
+            settings,
+        )
+    expected = {
+        "parameters": rows.numpy(),
+        **{slot: one.numpy() for slot, one in slots.items()},
+    }
     if "momenta" in found and kernel is stock_rms_prop:
         expected["momenta"] = expected["momenta"] / np.float32(0.1)
     for slot, value in expected.items():
         # Both round, so twice as far apart as one from the formula.
         np.testing.assert_allclose(
-            found[slot], value, rtol=2 * CLOSE,
-            atol=2 * CLOSE * np.abs(value).max(), err_msg=slot)
+            found[slot],
+            value,
+            rtol=2 * CLOSE,
+            atol=2 * CLOSE * np.abs(value).max(),
+            err_msg=slot,
+        )
 
 
 # Only rows that were looked up move, but for Adam that is not lazy.
@@ -363,29 +489,44 @@ def test_a_row_with_a_gradient_of_zero_is_still_moved_by_its_momentum():
 
 def test_tables_have_optimizers_and_schedules_of_their_own():
     rate = tf.Variable(0.5)
-    makers = {"a": lambda: tpu.SGD(lambda: rate), "b": lambda: tpu.Adam(0.1),
-              "c": lambda: None}
-    embedding = tlm.TPUEmbedding({
-        name: tpu.FeatureConfig(tpu.TableConfig(
-            NUM_ROWS, DIM, tf.ones, make(), combiner="sum", name=name))
-        for name, make in makers.items()}, tpu.FTRL(0.2))
+    makers = {
+        "a": lambda: tpu.SGD(lambda: rate),
+        "b": lambda: tpu.Adam(0.1),
+        "c": lambda: None,
+    }
+    embedding = tlm.TPUEmbedding(
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    NUM_ROWS, DIM, tf.ones, make(), combiner="sum", name=name
+                )
+            )
+            for name, make in makers.items()
+        },
+        tpu.FTRL(0.2),
+    )
     refs = {
         "a": reference.Table(np.ones([NUM_ROWS, DIM]), "SGD", 0.5),
         "b": reference.Table(np.ones([NUM_ROWS, DIM]), "Adam", 0.1),
-        "c": reference.Table(np.ones([NUM_ROWS, DIM]), "FTRL", 0.2)}
+        "c": reference.Table(np.ones([NUM_ROWS, DIM]), "FTRL", 0.2),
+    }
     for step, (ids, gradients) in enumerate(zip(*batches(5))):
         rate.assign(0.5 / (1 + step))
         refs["a"].learning_rate = 0.5 / (1 + step)
         embedding.enqueue({name: ids for name in refs})
         embedding.dequeue()
         embedding.apply_gradients(
-            {name: tf.constant(gradients) for name in refs})
+            {name: tf.constant(gradients) for name in refs}
+        )
         for ref in refs.values():
             ref.train(list(zip(ids, gradients)))
     for config, rows in embedding.embedding_tables.items():
         ref = refs[config.name]
         slots = embedding.slot_variables[config]
         check_close(
-            {"parameters": rows.numpy(),
-             **{name: slot.numpy() for name, slot in slots.items()}},
-            {"parameters": ref.rows, **ref.slots})
+            {
+                "parameters": rows.numpy(),
+                **{name: slot.numpy() for name, slot in slots.items()},
+            },
+            {"parameters": ref.rows, **ref.slots},
+        )

@@ -22,19 +22,26 @@ tpu = tf.tpu.experimental.embedding
 def config(length=0):
     words = tpu.TableConfig(10, 4, name="words", optimizer=tpu.Adam(0.1))
     users = tpu.TableConfig(5, 2, name="<users>")
-    return {"title": tpu.FeatureConfig(words),
-            "body": tpu.FeatureConfig(words, max_sequence_length=length),
-            "user": tpu.FeatureConfig(users)}
+    return {
+        "title": tpu.FeatureConfig(words),
+        "body": tpu.FeatureConfig(words, max_sequence_length=length),
+        "user": tpu.FeatureConfig(users),
+    }
 
 
 def dataset():
     return [
-        {"title": tf.ragged.constant([[1, 1, 2], []], dtype=tf.int64),
-         "body": tf.sparse.from_dense([[3, 4, 1], [1, 0, 0]]),
-         "user": tf.constant([0, 4])},
-        {"title": tf.ragged.constant([[1], [11, -3]], dtype=tf.int64),
-         "body": tf.sparse.from_dense([[1, 0, 0], [1, 0, 0]]),
-         "user": tf.constant([[4], [4]])}]
+        {
+            "title": tf.ragged.constant([[1, 1, 2], []], dtype=tf.int64),
+            "body": tf.sparse.from_dense([[3, 4, 1], [1, 0, 0]]),
+            "user": tf.constant([0, 4]),
+        },
+        {
+            "title": tf.ragged.constant([[1], [11, -3]], dtype=tf.int64),
+            "body": tf.sparse.from_dense([[1, 0, 0], [1, 0, 0]]),
+            "user": tf.constant([[4], [4]]),
+        },
+    ]
 
 
 def test_features_are_counted():
@@ -44,8 +51,10 @@ def test_features_are_counted():
     assert (title["num_samples"], title["num_ids"]) == (4, 6)
     assert (title["num_distinct"], title["num_empty"]) == (2, 1)
     assert title["num_out_of_range"] == 2
-    assert (title["lowest_out_of_range"],
-            title["highest_out_of_range"]) == (-3, 11)
+    assert (title["lowest_out_of_range"], title["highest_out_of_range"]) == (
+        -3,
+        11,
+    )
     assert title["mean_ids_per_sample"] == 1.5
     assert title["max_ids_per_sample"] == 3
     assert title["samples_by_size"] == {0: 1, 1: 1, 2: 1, 3: 1}
@@ -79,17 +88,24 @@ def test_tables_are_counted_over_their_features():
     assert words["share_of_hottest"] == {1: 0.7, 10: 1, 100: 1, 1000: 1}
     assert (words["num_bytes"], words["num_slot_bytes"]) == (160, 320)
     assert words["bytes_by_optimizer"] == {
-        "SGD": 160, "Adagrad": 320, "AdagradMomentum": 480, "Adam": 480,
-        "FTRL": 480}
+        "SGD": 160,
+        "Adagrad": 320,
+        "AdagradMomentum": 480,
+        "Adam": 480,
+        "FTRL": 480,
+    }
     assert report.tables["<users>"]["num_slot_bytes"] == 0
 
 
 def test_labels_are_left_alone_and_batches_may_be_limited():
     batches = tf.data.Dataset.from_tensors(
-        ({"x": tf.constant([1, 2])}, tf.constant([0.0, 1.0]))).repeat()
+        ({"x": tf.constant([1, 2])}, tf.constant([0.0, 1.0]))
+    ).repeat()
     report = tlm.inspect_ids(
-        batches, {"x": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="t"))},
-        max_batches=3)
+        batches,
+        {"x": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="t"))},
+        max_batches=3,
+    )
     assert report.num_batches == 3
     assert report.features["x"]["num_ids"] == 6
 
@@ -110,17 +126,25 @@ def test_the_numbers_are_plain_values():
 def test_two_tables_are_printed():
     stream = io.StringIO()
     tlm.inspect_ids(dataset(), config()).print(
-        console.Console(file=stream, width=200))
+        console.Console(file=stream, width=200)
+    )
     shown = stream.getvalue()
-    for words in ("Features", "Tables", "title", "2 (-3 to 11)", "160 B",
-                  "70.0%"):
+    for words in (
+        "Features",
+        "Tables",
+        "title",
+        "2 (-3 to 11)",
+        "160 B",
+        "70.0%",
+    ):
         assert words in shown
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_narrow_terminal_shows_every_number_in_full(width):
     products = tpu.TableConfig(
-        1_000_000, 64, name="product_identifiers", optimizer=tpu.Adam(0.1))
+        1_000_000, 64, name="product_identifiers", optimizer=tpu.Adam(0.1)
+    )
     features = {"clicked_products": tpu.FeatureConfig(products)}
     ids = np.arange(1_000_000, 1_200_000)
     report = tlm.inspect_ids([{"clicked_products": ids}], features)
@@ -129,8 +153,10 @@ def test_a_narrow_terminal_shows_every_number_in_full(width):
     shown = stream.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     assert "…" not in shown
-    for rows in (html_report.feature_rows(report),
-                 html_report.table_rows(report)):
+    for rows in (
+        html_report.feature_rows(report),
+        html_report.table_rows(report),
+    ):
         for cell in (*rows[0][1:], *rows[1][1:]):
             assert f" {cell} " in shown
     assert "Features, continued" in shown
@@ -139,7 +165,8 @@ def test_a_narrow_terminal_shows_every_number_in_full(width):
 def test_a_wide_terminal_shows_one_table_each():
     stream = io.StringIO()
     tlm.inspect_ids(dataset(), config()).print(
-        console.Console(file=stream, width=200))
+        console.Console(file=stream, width=200)
+    )
     assert "continued" not in stream.getvalue()
 
 
@@ -147,10 +174,17 @@ def test_axes_have_names_and_labels():
     users = {"user": tpu.FeatureConfig(tpu.TableConfig(2000, 2, name="users"))}
     ids = np.concatenate([np.zeros(5000, np.int64), np.arange(2000)])
     page = tlm.inspect_ids([{"user": ids}], users).html()
-    ranks = page.split("users: lookups by rank of the row")[-1].split(
-        "</svg>")[0]
-    for words in ("rank of the row (log scale)", "lookups (log scale)",
-                  ">1<", ">10<", ">100<", ">1k<"):
+    ranks = page.split("users: lookups by rank of the row")[-1].split("</svg>")[
+        0
+    ]
+    for words in (
+        "rank of the row (log scale)",
+        "lookups (log scale)",
+        ">1<",
+        ">10<",
+        ">100<",
+        ">1k<",
+    ):
         assert words in ranks
     sizes = page.split("user: samples by number of ids")[-1].split("</svg>")[0]
     for words in (">ids in a sample<", ">samples<", ">0<", ">1<", ">6k<"):
@@ -173,8 +207,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
     page = (tmp_path / "ids.html").read_text()
     assert page.count("<svg") == 3 + 2
     for part in page.split("<svg")[1:]:
-        xml.dom.minidom.parseString("<svg" + part.split("</svg>")[0]
-                                    + "</svg>")
+        xml.dom.minidom.parseString("<svg" + part.split("</svg>")[0] + "</svg>")
     for loading in ("http", "<script", "@import", "<link", "url("):
         assert loading not in page
     assert "&lt;users&gt;" in page
@@ -199,5 +232,6 @@ def test_counts_equal_those_of_one_long_list():
         everything.extend(ids.tolist())
     found = np.bincount(everything, minlength=40)
     assert dict(zip(*(one.tolist() for one in counts.items()))) == {
-        row: count for row, count in enumerate(found.tolist()) if count}
+        row: count for row, count in enumerate(found.tolist()) if count
+    }
     assert counts.share_of_hottest(5) == np.sort(found)[-5:].sum() / 1000

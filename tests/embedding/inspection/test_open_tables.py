@@ -23,8 +23,13 @@ def config(table=WORDS):
 
 def batches(num_batches=20, seed=1, dtype=str):
     rng = np.random.default_rng(seed)
-    return [{name: tf.constant((rng.zipf(1.4, [16, 3]) % 500).astype(dtype))
-             for name in ("title", "text")} for _ in range(num_batches)]
+    return [
+        {
+            name: tf.constant((rng.zipf(1.4, [16, 3]) % 500).astype(dtype))
+            for name in ("title", "text")
+        }
+        for _ in range(num_batches)
+    ]
 
 
 class KeyCountsReference:
@@ -42,8 +47,13 @@ class KeyCountsReference:
                         spent[key] = self.total[key]
 
     def served(self, min_count):
-        return sorted((self.total[key] - spent for key, spent
-                       in self.spent[min_count].items()), reverse=True)
+        return sorted(
+            (
+                self.total[key] - spent
+                for key, spent in self.spent[min_count].items()
+            ),
+            reverse=True,
+        )
 
 
 @given(st.lists(st.lists(st.integers(-5, 5), max_size=12), max_size=8))
@@ -62,18 +72,26 @@ def test_keys_are_counted_as_one_by_one(steps):
 @pytest.mark.parametrize("min_count", [1, 3])
 def test_shares_are_those_of_a_training_run(min_count, dtype):
     data = batches(dtype=dtype)
-    report = tlm.inspect_ids(
-        data, config(), open_tables=[WORDS]).tables["words"]
+    report = tlm.inspect_ids(data, config(), open_tables=[WORDS]).tables[
+        "words"
+    ]
     table = tpu.TableConfig(4000, 4, name="words", combiner="sum")
     settings = {"admission": "count", "min_count": min_count}
     embedding = tlm.TPUEmbedding(
-        config(table), tpu.SGD(0.1), vocabularies={"words": tlm.OpenVocabulary(
-            4000, **(settings if min_count > 1 else {}))})
+        config(table),
+        tpu.SGD(0.1),
+        vocabularies={
+            "words": tlm.OpenVocabulary(
+                4000, **(settings if min_count > 1 else {})
+            )
+        },
+    )
     for batch in data:
         embedding.enqueue(batch)
         embedding.dequeue()
         embedding.apply_gradients(
-            {"title": tf.zeros([16, 4]), "text": tf.zeros([16, 4])})
+            {"title": tf.zeros([16, 4]), "text": tf.zeros([16, 4])}
+        )
     stats = embedding.vocabularies["words"].stats()
     rows, share = report["served_by_rows"][min_count][-1]
     assert (rows, share) == (stats["num_keys"], stats["share_known"])
@@ -82,25 +100,35 @@ def test_shares_are_those_of_a_training_run(min_count, dtype):
 
 def test_the_proposal_serves_what_was_asked_for():
     report = tlm.inspect_ids(
-        batches(), config(), open_tables=["words"], optimizer=tpu.Adam(0.1),
-        kept_share=0.9).tables["words"]
+        batches(),
+        config(),
+        open_tables=["words"],
+        optimizer=tpu.Adam(0.1),
+        kept_share=0.9,
+    ).tables["words"]
     proposal = report["proposal"]
-    served = {least: curve[-1] for least, curve in
-              report["served_by_rows"].items()}
+    served = {
+        least: curve[-1] for least, curve in report["served_by_rows"].items()
+    }
     most = proposal["share_served_at_most"]
     assert most == served[1][1]
-    good = [least for least, (_, share) in served.items()
-            if share >= 0.9 * most]
+    good = [
+        least for least, (_, share) in served.items() if share >= 0.9 * most
+    ]
     assert proposal["min_count"] == max(good) > 1
     assert (proposal["num_keys"], proposal["share_served"]) == served[max(good)]
-    assert proposal["num_keys"] <= 0.75 * proposal["capacity"] < (
-        proposal["num_keys"] + 1)
+    assert (
+        proposal["num_keys"]
+        <= 0.75 * proposal["capacity"]
+        < (proposal["num_keys"] + 1)
+    )
     num_rows = tlm.OpenVocabulary(proposal["capacity"]).num_rows
     assert report["num_rows"] == num_rows
     assert report["num_key_bytes"] == 16 * num_rows
     assert report["num_slot_bytes"] == 2 * 16 * num_rows
     all_of_it = tlm.inspect_ids(
-        batches(), config(), open_tables=["words"], kept_share=1)
+        batches(), config(), open_tables=["words"], kept_share=1
+    )
     assert all_of_it.tables["words"]["proposal"]["min_count"] == 1
     for curve in report["served_by_rows"].values():
         rows, shares = zip(*curve)
@@ -111,8 +139,7 @@ def test_the_proposal_serves_what_was_asked_for():
 def test_closed_tables_are_looked_at_as_before():
     users = {"user": tpu.FeatureConfig(tpu.TableConfig(5, 2, name="users"))}
     data = [{"user": tf.constant([[0, 7]]), **batch} for batch in batches()]
-    report = tlm.inspect_ids(
-        data, {**users, **config()}, open_tables=["words"])
+    report = tlm.inspect_ids(data, {**users, **config()}, open_tables=["words"])
     assert report.features["user"]["num_out_of_range"] == 20
     assert report.features["title"]["num_out_of_range"] == 0
     assert report.tables["users"]["num_rows"] == 5
@@ -127,15 +154,18 @@ def test_page_and_terminal_show_the_proposal(tmp_path):
     report.save_html(tmp_path / "ids.html")
     page = (tmp_path / "ids.html").read_text()
     for shown in (stream.getvalue(), page):
-        for words in ("Open vocabularies", f"{proposal['capacity']:,}",
-                      f"{proposal['share_served']:.1%}"):
+        for words in (
+            "Open vocabularies",
+            f"{proposal['capacity']:,}",
+            f"{proposal['share_served']:.1%}",
+        ):
             assert words in shown
     curves = page.split("share of lookups served")[-1].split("</svg>")[0]
     assert curves.count("<polyline") == len(
-        report.tables["words"]["served_by_rows"])
+        report.tables["words"]["served_by_rows"]
+    )
     for part in page.split("<svg")[1:]:
-        xml.dom.minidom.parseString(
-            "<svg" + part.split("</svg>")[0] + "</svg>")
+        xml.dom.minidom.parseString("<svg" + part.split("</svg>")[0] + "</svg>")
 
 
 def test_nothing_is_proposed_without_keys():
@@ -151,7 +181,10 @@ def test_what_is_not_inspected():
         with pytest.raises(ValueError, match="`kept_share` must be a number"):
             tlm.inspect_ids([], config(), kept_share=share)
     with pytest.raises(TypeError, match="integers or strings"):
-        tlm.inspect_ids([{"title": tf.ones([2]), "text": tf.ones([2])}],
-                        config(), open_tables=["words"])
+        tlm.inspect_ids(
+            [{"title": tf.ones([2]), "text": tf.ones([2])}],
+            config(),
+            open_tables=["words"],
+        )
     with pytest.raises(TypeError, match="must be integers. Received: string"):
         tlm.inspect_ids(batches(), config())

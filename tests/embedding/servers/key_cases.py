@@ -16,26 +16,42 @@ POLICIES = {
     "probability": {"admission": "probability", "probability": 0.5},
     "unknown_row": {"evict": "none", "unknown": "row"},
     "unknown_row_by_count": {
-        "admission": "count", "min_count": 3, "unknown": "row"},
+        "admission": "count",
+        "min_count": 3,
+        "unknown": "row",
+    },
 }
 
 
 def embedding(policy, optimizer=None, *, capacity=64, **options):
     """A built one: two features of an open table, one of a closed one."""
     words = tpu.TableConfig(
-        capacity, 3, combiner="mean", name="words",
-        initializer=tf.random_uniform_initializer(-1.0, 1.0))
+        capacity,
+        3,
+        combiner="mean",
+        name="words",
+        initializer=tf.random_uniform_initializer(-1.0, 1.0),
+    )
     ads = tpu.TableConfig(
-        9, 2, combiner="sum", name="ads",
-        initializer=tf.constant_initializer(0.25))
+        9,
+        2,
+        combiner="sum",
+        name="ads",
+        initializer=tf.constant_initializer(0.25),
+    )
     made = tlm.TPUEmbedding(
-        {"bag": tpu.FeatureConfig(words, name="bag"),
-         "text": tpu.FeatureConfig(
-             words, max_sequence_length=2, name="text"),
-         "ads": tpu.FeatureConfig(ads, name="ads")},
-        optimizer or tpu.Adagrad(0.3), rounding_seed=5,
+        {
+            "bag": tpu.FeatureConfig(words, name="bag"),
+            "text": tpu.FeatureConfig(
+                words, max_sequence_length=2, name="text"
+            ),
+            "ads": tpu.FeatureConfig(ads, name="ads"),
+        },
+        optimizer or tpu.Adagrad(0.3),
+        rounding_seed=5,
         vocabularies={"words": tlm.OpenVocabulary(capacity, **policy)},
-        **options)
+        **options,
+    )
     made.build()
     return made
 
@@ -46,20 +62,25 @@ def batch(step, *, most=120, num_samples=6, strings=False):
     def ragged(below):
         sizes = random.integers(0, 6, num_samples)
         return tf.RaggedTensor.from_row_lengths(
-            random.integers(0, below, sizes.sum()), sizes)
+            random.integers(0, below, sizes.sum()), sizes
+        )
 
     def keys():
         found = ragged(most)
         # Some often, most seldom.
         values = found.values**2 // most * 1_000_003 - 7
         return found.with_values(
-            tf.strings.as_string(values) if strings else values)
+            tf.strings.as_string(values) if strings else values
+        )
 
     bag = keys()
-    weights = bag.with_values(tf.constant(random.uniform(
-        0.5, 2, bag.values.shape[0]), tf.float32))
-    return ({"bag": bag, "text": keys(), "ads": ragged(9)},
-            {"bag": weights, "text": None, "ads": None})
+    weights = bag.with_values(
+        tf.constant(random.uniform(0.5, 2, bag.values.shape[0]), tf.float32)
+    )
+    return (
+        {"bag": bag, "text": keys(), "ads": ragged(9)},
+        {"bag": weights, "text": None, "ads": None},
+    )
 
 
 def gradients(activations):
@@ -69,6 +90,7 @@ def gradients(activations):
 
 def step_of(one):
     """A training step as a function; weights are of `bag` alone."""
+
     @tf.function(reduce_retracing=True)
     def step(ids, weights):
         one.enqueue(ids, {"bag": weights, "text": None, "ads": None})
@@ -92,16 +114,18 @@ def values(one):
     found = {}
     for table, by_name in one._variables.items():
         for name, variable in by_name.items():
-            shards = [np.asarray(shard.numpy())
-                      for shard in tables.shards_of(variable)]
-            whole = (shards[0] if len(shards) == 1
-                     else np.concatenate(shards))
+            shards = [
+                np.asarray(shard.numpy())
+                for shard in tables.shards_of(variable)
+            ]
+            whole = shards[0] if len(shards) == 1 else np.concatenate(shards)
             if name == tables.PARAMETERS and table == "words":
                 # Rows of no key are whatever was there before.
                 has_key = one._variables[table]["vocabulary_keys"]
-                has_key = np.concatenate([
-                    shard.numpy() for shard in tables.shards_of(has_key)])
-                keep = np.append(has_key.ravel() != -2**63, True)
+                has_key = np.concatenate(
+                    [shard.numpy() for shard in tables.shards_of(has_key)]
+                )
+                keep = np.append(has_key.ravel() != -(2**63), True)
                 whole = whole[keep]
             found[f"{table}/{name}"] = whole.tobytes()
     return found

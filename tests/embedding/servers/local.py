@@ -22,7 +22,8 @@ def servers(num_servers: int, num_shards: int | None = None):
         self.partitioner = partitioner or shards
         self._placement = placement.Placement(num_servers)
 
-    with (mock.patch.object(engine_choice, "choose",
-                            lambda *_: "servers"),
-          mock.patch.object(server_tables.ServerTables, "__init__", init)):
+    with (
+        mock.patch.object(engine_choice, "choose", lambda *_: "servers"),
+        mock.patch.object(server_tables.ServerTables, "__init__", init),
+    ):
         yield

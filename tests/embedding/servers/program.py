@@ -30,12 +30,15 @@ PARTITIONER = tlm.partitioners.FixedShardsPartitioner(3)
 OPTIMIZERS = {
     "sgd": lambda: tpu.SGD(0.3),
     "sgd_contributions": lambda: tpu.SGD(
-        0.3, use_gradient_accumulation=False, clip_weight_max=0.9),
+        0.3, use_gradient_accumulation=False, clip_weight_max=0.9
+    ),
     "adagrad": lambda: tpu.Adagrad(0.3, clipvalue=0.5),
     "adagrad_contributions": lambda: tpu.Adagrad(
-        0.3, use_gradient_accumulation=False, weight_decay_factor=0.1),
+        0.3, use_gradient_accumulation=False, weight_decay_factor=0.1
+    ),
     "adagrad_momentum": lambda: tpu.AdagradMomentum(
-        0.3, momentum=0.9, use_nesterov=True),
+        0.3, momentum=0.9, use_nesterov=True
+    ),
     "adam": lambda: tpu.Adam(0.3),
     "adam_all_rows": lambda: tpu.Adam(0.3, lazy_adam=False),
     "ftrl": lambda: tpu.FTRL(0.3, l1_regularization_strength=0.01),
@@ -46,26 +49,38 @@ OPTIMIZERS = {
 
 
 def table(name, num_rows, dim, combiner):
-    rows = np.random.default_rng(dim).uniform(
-        -1, 1, [num_rows, dim]).astype(np.float32)
+    rows = (
+        np.random.default_rng(dim)
+        .uniform(-1, 1, [num_rows, dim])
+        .astype(np.float32)
+    )
 
     def initializer(shape, shard_info=None, dtype=None):
         del shape, dtype
         first = shard_info.offset[0]
-        return rows[first:first + shard_info.shape[0]]
+        return rows[first : first + shard_info.shape[0]]
 
-    return tpu.TableConfig(num_rows, dim, initializer=initializer,
-                           combiner=combiner, name=name)
+    return tpu.TableConfig(
+        num_rows, dim, initializer=initializer, combiner=combiner, name=name
+    )
 
 
 def embedding(optimizer, **options):
     ads, words = table("ads", 11, 4, "mean"), table("words", 7, 3, "sum")
     return tlm.TPUEmbedding(
-        {"clicked": tpu.FeatureConfig(ads, name="clicked"),
-         "shown": tpu.FeatureConfig(ads, name="shown"),
-         "text": tpu.FeatureConfig(words, max_sequence_length=2, name="text"),
-         "bag": tpu.FeatureConfig(words, name="bag")},
-        optimizer, partitioner=PARTITIONER, rounding_seed=5, **options)
+        {
+            "clicked": tpu.FeatureConfig(ads, name="clicked"),
+            "shown": tpu.FeatureConfig(ads, name="shown"),
+            "text": tpu.FeatureConfig(
+                words, max_sequence_length=2, name="text"
+            ),
+            "bag": tpu.FeatureConfig(words, name="bag"),
+        },
+        optimizer,
+        partitioner=PARTITIONER,
+        rounding_seed=5,
+        **options,
+    )
 
 
 def batch(step):
@@ -75,14 +90,21 @@ def batch(step):
     def ragged(num_rows):
         sizes = random.integers(0, 5, num_samples)
         return tf.RaggedTensor.from_row_lengths(
-            random.integers(0, num_rows, sizes.sum()), sizes)
+            random.integers(0, num_rows, sizes.sum()), sizes
+        )
 
     clicked = ragged(11)
-    weights = clicked.with_values(tf.constant(
-        random.uniform(0.5, 2, clicked.flat_values.shape[0]), tf.float32))
-    ids = {"clicked": clicked,
-           "shown": tf.constant(random.integers(0, 11, [num_samples])),
-           "text": ragged(7), "bag": ragged(7).to_sparse()}
+    weights = clicked.with_values(
+        tf.constant(
+            random.uniform(0.5, 2, clicked.flat_values.shape[0]), tf.float32
+        )
+    )
+    ids = {
+        "clicked": clicked,
+        "shown": tf.constant(random.integers(0, 11, [num_samples])),
+        "text": ragged(7),
+        "bag": ragged(7).to_sparse(),
+    }
     return ids, weights
 
 
@@ -94,8 +116,9 @@ def gradients(activations):
 def step_of(one):
     @tf.function(reduce_retracing=True)
     def step(ids, weights):
-        one.enqueue(ids, {"clicked": weights, "shown": None, "text": None,
-                          "bag": None})
+        one.enqueue(
+            ids, {"clicked": weights, "shown": None, "text": None, "bag": None}
+        )
         activations = one.dequeue()
         one.apply_gradients(gradients(activations))
         return activations
@@ -142,6 +165,7 @@ def trained(strategy, coordinator, optimizer, **options):
 def optimizer_cases():
     def case(name):
         return lambda *cluster: trained(*cluster, name)[2]
+
     return {f"optimizer {name}": case(name) for name in OPTIMIZERS}
 
 
@@ -149,7 +173,8 @@ def quantized(strategy, coordinator):
     def features():
         rows = table("rows", 9, 4, "sum")
         rows.quantization_config = tpu.QuantizationConfig(
-            num_buckets=5, lower=-0.5, upper=0.5)
+            num_buckets=5, lower=-0.5, upper=0.5
+        )
         return {"a": tpu.FeatureConfig(rows, name="a")}
 
     host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
@@ -163,6 +188,7 @@ def quantized(strategy, coordinator):
             activations = one.dequeue()
             one.apply_gradients(gradients(activations))
             return activations["a"]
+
         return step
 
     ids = tf.constant([3, 8, 3])
@@ -205,29 +231,46 @@ def bfloat16_on_the_wire(strategy, coordinator):
         def step(ids):
             one.enqueue(ids, given)
             activations = one.dequeue()
-            one.apply_gradients({
-                name: tf.fill(tf.shape(found), 1 / 3)
-                for name, found in activations.items()})
+            one.apply_gradients(
+                {
+                    name: tf.fill(tf.shape(found), 1 / 3)
+                    for name, found in activations.items()
+                }
+            )
             return activations
+
         return step
 
     future = coordinator.schedule(step_with(ours), args=(ids,))
     coordinator.join()
     expected = step_with(host)(ids)
-    activations = max(np.abs(found - expected[name].numpy()).max()
-                      for name, found in future.fetch().items())
-    rows = max(abs(one.numpy() - other.numpy()).max() for one, other in zip(
-        ours.embedding_tables.values(), host.embedding_tables.values(),
-        strict=True))
-    return [bool(0 < activations <= 4 * 2 * 2**-8),
-            bool(0 < rows <= 0.25 * 30 * 2 / 3 * 2**-8),
-            ours.stats()["wire_dtype"],
-            [one.dtype.name for one in ours.embedding_tables.values()]]
+    activations = max(
+        np.abs(found - expected[name].numpy()).max()
+        for name, found in future.fetch().items()
+    )
+    rows = max(
+        abs(one.numpy() - other.numpy()).max()
+        for one, other in zip(
+            ours.embedding_tables.values(),
+            host.embedding_tables.values(),
+            strict=True,
+        )
+    )
+    return [
+        bool(0 < activations <= 4 * 2 * 2**-8),
+        bool(0 < rows <= 0.25 * 30 * 2 / 3 * 2**-8),
+        ours.stats()["wire_dtype"],
+        [one.dtype.name for one in ours.embedding_tables.values()],
+    ]
 
 
 def half_tables(strategy, coordinator):
-    return trained(strategy, coordinator, "adagrad", table_dtypes={
-        "ads": "bfloat16", "words": "float16"})[2]
+    return trained(
+        strategy,
+        coordinator,
+        "adagrad",
+        table_dtypes={"ads": "bfloat16", "words": "float16"},
+    )[2]
 
 
 def checkpoint_of(one):
@@ -260,12 +303,17 @@ def checkpoint_for_tensorflows_class(strategy, coordinator):
     del coordinator
     with strategy.scope():
         ours = tlm.TPUEmbedding(
-            stock_class.features(), None, partitioner=PARTITIONER)
+            stock_class.features(), None, partitioner=PARTITIONER
+        )
     stock_class.train(ours, 2)
     checkpoint_of(ours).write(str(FOLDER / "stock"))
     found = stock_class.tables_in(FOLDER / "stock")
-    return [sorted(found), differences(
-        {name: one.tobytes() for name, one in found.items()}, values(ours))]
+    return [
+        sorted(found),
+        differences(
+            {name: one.tobytes() for name, one in found.items()}, values(ours)
+        ),
+    ]
 
 
 def checkpoint_of_another_number_of_servers(strategy, coordinator):
@@ -285,8 +333,13 @@ def checkpoint_of_another_number_of_servers(strategy, coordinator):
 def stats(strategy, coordinator):
     ours, _, wrong = trained(strategy, coordinator, "sgd")
     found = ours.stats()
-    return [found["num_updates"], found["staleness"], found["num_repeated"],
-            len(found["servers"]), wrong]
+    return [
+        found["num_updates"],
+        found["staleness"],
+        found["num_repeated"],
+        len(found["servers"]),
+        wrong,
+    ]
 
 
 def stale_step(strategy, coordinator):
@@ -296,8 +349,7 @@ def stale_step(strategy, coordinator):
 
     @tf.function
     def step(ids, weights):
-        factors = {"clicked": weights, "shown": None, "text": None,
-                   "bag": None}
+        factors = {"clicked": weights, "shown": None, "text": None, "bag": None}
         ours.enqueue(ids, factors)
         activations = ours.dequeue()
         ours.apply_gradients(gradients(activations))
@@ -336,8 +388,9 @@ def scheduled(coordinator, closure, *numbers):
     refused = []
     for number in numbers:
         try:
-            coordinator.schedule(closure, args=(
-                tf.constant([1, number], tf.int64),))
+            coordinator.schedule(
+                closure, args=(tf.constant([1, number], tf.int64),)
+            )
             coordinator.join()
         except tf.errors.FailedPreconditionError as error:
             refused.append(error.message)
@@ -359,8 +412,11 @@ def closure_run_again(strategy, coordinator):
     refused = scheduled(coordinator, closure, 0, 0, 2, 1, 2, 0)
     for _ in range(3):
         step_of(host)(*batch(0))
-    return [refused, differences(values(ours), values(host)),
-            ours.stats()["num_repeated"]]
+    return [
+        refused,
+        differences(values(ours), values(host)),
+        ours.stats()["num_repeated"],
+    ]
 
 
 def two_steps_in_a_closure(strategy, coordinator):
@@ -394,10 +450,15 @@ def forward_only(strategy, coordinator):
     future = coordinator.schedule(look_up)
     coordinator.join()
     shown = future.fetch()
-    rows, = (rows for config, rows in ours.embedding_tables.items()
-             if config.name == "ads")
-    return [bool((shown == tf.gather(rows, ids["shown"])).numpy().all()),
-            differences(values(ours), before)]
+    (rows,) = (
+        rows
+        for config, rows in ours.embedding_tables.items()
+        if config.name == "ads"
+    )
+    return [
+        bool((shown == tf.gather(rows, ids["shown"])).numpy().all()),
+        differences(values(ours), before),
+    ]
 
 
 def inside_strategy_run(strategy, coordinator):
@@ -419,17 +480,23 @@ def inside_strategy_run(strategy, coordinator):
 def packed(strategy, coordinator):
     features = lambda: {  # noqa: E731
         name: tpu.FeatureConfig(table(name, 9, 4, "sum"), name=name)
-        for name in ("a", "b")}
+        for name in ("a", "b")
+    }
     with strategy.scope():
         ours = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
     host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
-    ids = tlm.pack({"a": tf.ragged.constant([[1, 8], []], tf.int64),
-                    "b": tf.constant([3, 3], tf.int64)})
+    ids = tlm.pack(
+        {
+            "a": tf.ragged.constant([[1, 8], []], tf.int64),
+            "b": tf.constant([3, 3], tf.int64),
+        }
+    )
 
     def step_with(one):
         def step(packed_ids):
             one.enqueue(packed_ids)
             one.apply_gradients(gradients(one.dequeue()))
+
         return tf.function(step)
 
     coordinator.schedule(step_with(ours), args=(ids,))
@@ -445,9 +512,13 @@ def calls_of_a_step(strategy, coordinator):
     for count in (2, 9):
         with strategy.scope():
             ours = tlm.TPUEmbedding(
-                {str(i): tpu.FeatureConfig(table(f"t{i}", 9, 4, "sum"))
-                 for i in range(count)}, tpu.Adagrad(0.5),
-                partitioner=PARTITIONER)
+                {
+                    str(i): tpu.FeatureConfig(table(f"t{i}", 9, 4, "sum"))
+                    for i in range(count)
+                },
+                tpu.Adagrad(0.5),
+                partitioner=PARTITIONER,
+            )
 
         @tf.function
         def step():
@@ -455,11 +526,18 @@ def calls_of_a_step(strategy, coordinator):
             ours.apply_gradients(gradients(ours.dequeue()))
 
         ops = step.get_concrete_function().graph.get_operations()
-        found.append(sorted(
-            (one.device, one.type,
-             sum(value.dtype != tf.resource for value in one.inputs),
-             len(one.outputs)) for one in ops
-            if "job:ps" in one.device and one.type != "Placeholder"))
+        found.append(
+            sorted(
+                (
+                    one.device,
+                    one.type,
+                    sum(value.dtype != tf.resource for value in one.inputs),
+                    len(one.outputs),
+                )
+                for one in ops
+                if "job:ps" in one.device and one.type != "Placeholder"
+            )
+        )
     return found
 
 
@@ -467,8 +545,9 @@ def looked_up_without_a_step(strategy, coordinator):
     ours, host, _ = trained(strategy, coordinator, "sgd")
     ids, _ = batch(5)
     here, there = ours(ids), host(ids)
-    return [name for name in here if not (
-        here[name] == there[name]).numpy().all()]
+    return [
+        name for name in here if not (here[name] == there[name]).numpy().all()
+    ]
 
 
 def first_values(strategy, coordinator):
@@ -476,17 +555,25 @@ def first_values(strategy, coordinator):
     del coordinator
     rows = np.arange(36, dtype=np.float32).reshape(9, 4)
     initializers = {
-        "default": None, "uniform": tf.random_uniform_initializer(-1, 1),
+        "default": None,
+        "uniform": tf.random_uniform_initializer(-1, 1),
         "seeded": tf.random_normal_initializer(seed=4),
-        "own": lambda shape, dtype=None: tf.constant(rows[:shape[0]])}
+        "own": lambda shape, dtype=None: tf.constant(rows[: shape[0]]),
+    }
 
     def made():
         tf.random.set_seed(3)
         one = tlm.TPUEmbedding(
-            {name: tpu.FeatureConfig(tpu.TableConfig(
-                9, 4, initializer=initializer, name=name))
-             for name, initializer in initializers.items()}, tpu.Adagrad(0.3),
-            partitioner=PARTITIONER, table_dtypes={"uniform": "bfloat16"})
+            {
+                name: tpu.FeatureConfig(
+                    tpu.TableConfig(9, 4, initializer=initializer, name=name)
+                )
+                for name, initializer in initializers.items()
+            },
+            tpu.Adagrad(0.3),
+            partitioner=PARTITIONER,
+            table_dtypes={"uniform": "bfloat16"},
+        )
         one.build()
         return values(one)
 
@@ -534,22 +621,43 @@ def open_vocabulary(strategy, coordinator):
     fresh = key_cases.embedding({"evict": "lru"})
     tf.train.Checkpoint(embedding=fresh).read(path).assert_consumed()
     keys = host.vocabularies["words"].keys()
-    if not (ours.vocabularies["words"].lookup(keys)
-            == host.vocabularies["words"].lookup(keys)).numpy().all():
+    if (
+        not (
+            ours.vocabularies["words"].lookup(keys)
+            == host.vocabularies["words"].lookup(keys)
+        )
+        .numpy()
+        .all()
+    ):
         wrong.append("lookup")
     if ours.vocabularies["words"].stats() != host.vocabularies["words"].stats():
         wrong.append("stats")
-    tasks = {shard.device.split("/")[3] for shard in
-             ours.vocabularies["words"].key_variable.variables}
-    ops = steps[0].get_concrete_function(
-        *(tf.nest.map_structure(tf.type_spec_from_value, one)
-          for one in (ids, weights["bag"]))).graph.get_operations()
-    calls = sorted((one.device[-10:], one.type.removeprefix("LayoutMap>"))
-                   for one in ops
-                   if "job:ps" in one.device and one.type != "Placeholder")
-    return [wrong, key_cases.differences(ours, host),
-            key_cases.differences(fresh, host), sorted(tasks),
-            [name for _, name in calls]]
+    tasks = {
+        shard.device.split("/")[3]
+        for shard in ours.vocabularies["words"].key_variable.variables
+    }
+    ops = (
+        steps[0]
+        .get_concrete_function(
+            *(
+                tf.nest.map_structure(tf.type_spec_from_value, one)
+                for one in (ids, weights["bag"])
+            )
+        )
+        .graph.get_operations()
+    )
+    calls = sorted(
+        (one.device[-10:], one.type.removeprefix("LayoutMap>"))
+        for one in ops
+        if "job:ps" in one.device and one.type != "Placeholder"
+    )
+    return [
+        wrong,
+        key_cases.differences(ours, host),
+        key_cases.differences(fresh, host),
+        sorted(tasks),
+        [name for _, name in calls],
+    ]
 
 
 def host_asked_for(strategy, coordinator):
@@ -579,28 +687,53 @@ def places(strategy, coordinator):
     with strategy.scope():
         ours = embedding(tpu.Adagrad(0.5))
         whole = tlm.TPUEmbedding(
-            {"a": tpu.FeatureConfig(tpu.TableConfig(1 << 16, 16))},
-            tpu.SGD(0.5))
+            {"a": tpu.FeatureConfig(tpu.TableConfig(1 << 16, 16))}, tpu.SGD(0.5)
+        )
 
     def tasks(one):
-        return [[shard.device.split("/")[3] for shard in
-                 getattr(rows, "variables", [rows])]
-                for rows in one.embedding_tables.values()]
+        return [
+            [
+                shard.device.split("/")[3]
+                for shard in getattr(rows, "variables", [rows])
+            ]
+            for rows in one.embedding_tables.values()
+        ]
 
     return [tasks(ours), tasks(whole)]
 
 
 CASES = {
     **optimizer_cases(),
-    **{case.__name__: case for case in [
-        quantized, ids_out_of_range, bfloat16_on_the_wire, half_tables,
-        checkpoints, checkpoint_for_tensorflows_class,
-        checkpoint_of_another_number_of_servers, stats, stale_step, bad_id,
-        closure_run_again,
-        two_steps_in_a_closure, calls_of_a_step, looked_up_without_a_step,
-        forward_only, inside_strategy_run, packed, first_values,
-        pipelined, open_vocabulary, host_asked_for, dequeue_elsewhere,
-        traced_training, places]}}
+    **{
+        case.__name__: case
+        for case in [
+            quantized,
+            ids_out_of_range,
+            bfloat16_on_the_wire,
+            half_tables,
+            checkpoints,
+            checkpoint_for_tensorflows_class,
+            checkpoint_of_another_number_of_servers,
+            stats,
+            stale_step,
+            bad_id,
+            closure_run_again,
+            two_steps_in_a_closure,
+            calls_of_a_step,
+            looked_up_without_a_step,
+            forward_only,
+            inside_strategy_run,
+            packed,
+            first_values,
+            pipelined,
+            open_vocabulary,
+            host_asked_for,
+            dequeue_elsewhere,
+            traced_training,
+            places,
+        ]
+    },
+}
 
 
 def main():

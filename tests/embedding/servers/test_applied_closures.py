@@ -25,9 +25,16 @@ class Program:
     def __init__(self):
         with local.servers(2):
             self.embedding = tlm.TPUEmbedding(
-                tpu.FeatureConfig(tpu.TableConfig(
-                    NUM_ROWS, 4, initializer=tf.zeros_initializer(),
-                    name="table")), tpu.SGD(1.0))
+                tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        NUM_ROWS,
+                        4,
+                        initializer=tf.zeros_initializer(),
+                        name="table",
+                    )
+                ),
+                tpu.SGD(1.0),
+            )
         self.embedding.build()
         self.servers = ops_of(self.embedding).servers
         self.applied = ops_of(self.embedding).applied_closures
@@ -37,7 +44,8 @@ class Program:
             closures.begin(numbers)
             self.embedding.enqueue(tf.constant([0, NUM_ROWS - 1]))
             self.embedding.apply_gradients(
-                tf.ones_like(self.embedding.dequeue()))
+                tf.ones_like(self.embedding.dequeue())
+            )
 
         self.closure = closure
 
@@ -53,7 +61,7 @@ class Program:
             variable.assign(value)
 
     def rows(self):
-        table, = self.embedding.embedding_tables.values()
+        (table,) = self.embedding.embedding_tables.values()
         return [-float(table.numpy()[row][0]) for row in (0, NUM_ROWS - 1)]
 
 
@@ -98,7 +106,8 @@ def test_what_was_applied_before_the_epoch_is_none_of_it(program):
 
 
 def test_one_that_is_applied_while_the_epoch_ends_is_found(
-        program, monkeypatch):
+    program, monkeypatch
+):
     """Between the read and the write of the second server."""
     program.run(1, 0)
     applied = program.servers[1].applied
@@ -124,8 +133,7 @@ def test_a_step_whose_keys_were_sent_is_awaited_in_the_next_epoch():
     host = key_cases.embedding({"evict": "lru"})
     run = closure_of(ours)
     run(0, 0, dies=True)
-    assert ops_of(ours).applied_closures.move_to_epoch(1, 2) == [
-        set(), set()]
+    assert ops_of(ours).applied_closures.move_to_epoch(1, 2) == [set(), set()]
     run(0, 0, epoch=2)
     key_cases.train(host, 0)
     assert key_cases.differences(ours, host) == []

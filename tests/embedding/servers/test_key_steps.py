@@ -34,12 +34,16 @@ def same_steps(ours, host, steps, **options):
 
 
 @pytest.mark.parametrize("num_servers, num_shards", [(1, 1), (2, 3), (3, 8)])
-@pytest.mark.parametrize("policy", cases.POLICIES.values(),
-                         ids=cases.POLICIES.keys())
-def test_all_is_that_of_one_process_to_the_bit(
-        policy, num_servers, num_shards):
-    ours, host = both(policy, capacity=512 if num_shards == 8 else 64,
-                      num_servers=num_servers, num_shards=num_shards)
+@pytest.mark.parametrize(
+    "policy", cases.POLICIES.values(), ids=cases.POLICIES.keys()
+)
+def test_all_is_that_of_one_process_to_the_bit(policy, num_servers, num_shards):
+    ours, host = both(
+        policy,
+        capacity=512 if num_shards == 8 else 64,
+        num_servers=num_servers,
+        num_shards=num_shards,
+    )
     same_steps(ours, host, range(5))
     found = ours.vocabularies["words"].stats()
     assert found == host.vocabularies["words"].stats()
@@ -47,17 +51,27 @@ def test_all_is_that_of_one_process_to_the_bit(
 
 
 @settings(max_examples=4, deadline=None)
-@given(policy=st.sampled_from(sorted(cases.POLICIES)),
-       num_servers=st.integers(1, 4), num_shards=st.integers(1, 70),
-       capacity=st.sampled_from([1, 40, 300, 700]),
-       seed=st.integers(0, 2**20), most=st.integers(1, 900),
-       num_samples=st.integers(0, 20))
+@given(
+    policy=st.sampled_from(sorted(cases.POLICIES)),
+    num_servers=st.integers(1, 4),
+    num_shards=st.integers(1, 70),
+    capacity=st.sampled_from([1, 40, 300, 700]),
+    seed=st.integers(0, 2**20),
+    most=st.integers(1, 900),
+    num_samples=st.integers(0, 20),
+)
 def test_so_it_is_for_any_batches_sizes_and_cuts(
-        policy, num_servers, num_shards, capacity, seed, most, num_samples):
-    ours, host = both(cases.POLICIES[policy], capacity=capacity,
-                      num_servers=num_servers, num_shards=num_shards)
-    same_steps(ours, host, range(seed, seed + 3), most=most,
-               num_samples=num_samples)
+    policy, num_servers, num_shards, capacity, seed, most, num_samples
+):
+    ours, host = both(
+        cases.POLICIES[policy],
+        capacity=capacity,
+        num_servers=num_servers,
+        num_shards=num_shards,
+    )
+    same_steps(
+        ours, host, range(seed, seed + 3), most=most, num_samples=num_samples
+    )
 
 
 def test_keys_give_their_rows_away_as_there():
@@ -66,13 +80,22 @@ def test_keys_give_their_rows_away_as_there():
     assert ours.vocabularies["words"].stats()["num_evicted"] > 20
 
 
-@pytest.mark.parametrize("optimizer", [
-    tpu.SGD(0.3, use_gradient_accumulation=False, clip_weight_max=0.9),
-    tpu.Adam(0.3), tpu.FTRL(0.3), tlm.optimizers.RowwiseAdagrad(0.3)],
-    ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        tpu.SGD(0.3, use_gradient_accumulation=False, clip_weight_max=0.9),
+        tpu.Adam(0.3),
+        tpu.FTRL(0.3),
+        tlm.optimizers.RowwiseAdagrad(0.3),
+    ],
+    ids=lambda one: type(one).__name__,
+)
 def test_so_it_is_for_other_rules_and_rows_of_16_bits(optimizer):
-    ours, host = both({"evict": "lru"}, optimizer,
-                      table_dtypes={"words": "bfloat16", "ads": "float16"})
+    ours, host = both(
+        {"evict": "lru"},
+        optimizer,
+        table_dtypes={"words": "bfloat16", "ads": "float16"},
+    )
     same_steps(ours, host, range(4))
 
 
@@ -83,7 +106,8 @@ def test_strings_are_keys():
     assert vocabulary.stats()["keys_are"] == "strings"
     keys = cases.batch(1, strings=True)[0]["bag"].values
     np.testing.assert_array_equal(
-        vocabulary.lookup(keys), host.vocabularies["words"].lookup(keys))
+        vocabulary.lookup(keys), host.vocabularies["words"].lookup(keys)
+    )
     assert vocabulary.contains(keys).numpy().all()
 
 
@@ -133,8 +157,9 @@ def test_a_full_vocabulary_refuses_a_step_that_then_is_none():
     ours, _ = both(policy, capacity=8, num_servers=1)
     before = cases.values(ours)
     ours.enqueue(*cases.batch(0))
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="finds no place.*table 'words'"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="finds no place.*table 'words'"
+    ):
         ours.dequeue()
     assert cases.values(ours) == before
 
@@ -151,9 +176,13 @@ def test_of_several_servers_training_and_saving_go_on_after_it(tmp_path):
     other = next(key for key in keys if key not in mixed)
 
     def enqueue(found):
-        ours.enqueue({"bag": tf.constant(found, tf.int64)[:, tf.newaxis],
-                      "text": tf.zeros([len(found), 0], tf.int64),
-                      "ads": tf.zeros([len(found), 1], tf.int64)})
+        ours.enqueue(
+            {
+                "bag": tf.constant(found, tf.int64)[:, tf.newaxis],
+                "text": tf.zeros([len(found), 0], tf.int64),
+                "ads": tf.zeros([len(found), 1], tf.int64),
+            }
+        )
         return ours.dequeue()
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="no place"):
@@ -182,6 +211,7 @@ def test_an_update_between_fetch_and_apply_is_counted():
 
 def closure_of(ours):
     """What a worker runs: of numbers and a batch."""
+
     @tf.function(reduce_retracing=True)
     def closure(numbers, ids, weights, dies):
         closures.begin(numbers)
@@ -192,10 +222,17 @@ def closure_of(ours):
 
     def run(number, step, *, dies=False, epoch=1):
         ids, weights = cases.batch(step)
-        with (pytest.raises(tf.errors.InvalidArgumentError, match="dies")
-              if dies else contextlib.nullcontext()):
-            closure(tf.constant([epoch, number], tf.int64), ids,
-                    weights["bag"], dies)
+        with (
+            pytest.raises(tf.errors.InvalidArgumentError, match="dies")
+            if dies
+            else contextlib.nullcontext()
+        ):
+            closure(
+                tf.constant([epoch, number], tf.int64),
+                ids,
+                weights["bag"],
+                dies,
+            )
 
     return run
 
@@ -229,7 +266,8 @@ def test_with_another_batch_it_finds_keys_and_gives_none_a_row():
     assert ours.vocabularies["words"].stats() == before
     cases.train(host, 0)
     np.testing.assert_array_equal(
-        ours.vocabularies["words"].keys(), host.vocabularies["words"].keys())
+        ours.vocabularies["words"].keys(), host.vocabularies["words"].keys()
+    )
 
 
 def test_gradients_of_a_run_that_another_has_replaced_are_refused():
@@ -244,7 +282,8 @@ def test_gradients_of_a_run_that_another_has_replaced_are_refused():
         # The same closure elsewhere, meanwhile.
         with tf.control_dependencies(list(activations.values())):
             done = tf.py_function(
-                lambda: closure_of(ours)(0, 0, dies=True) or 0, [], tf.int64)
+                lambda: closure_of(ours)(0, 0, dies=True) or 0, [], tf.int64
+            )
         with tf.control_dependencies([done]):
             ours.apply_gradients(cases.gradients(activations))
 
@@ -264,8 +303,9 @@ def test_rows_of_a_step_that_is_awaited_stay():
     vocabulary = ours.vocabularies["words"]
     assert sorted(vocabulary.keys().numpy()) == list(range(16))
     assert vocabulary.stats()["num_full"] == 16
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="step in flight"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="step in flight"
+    ):
         vocabulary.evict([3])
     # It is run again, as a coordinator does: then its rows may go.
     step(0, range(16))
@@ -280,8 +320,7 @@ def test_a_new_epoch_frees_the_rows_of_closures_that_were_given_up():
     step = one_table_step(ours)
     step(0, range(16), dies=True)
     step(0, range(100, 116), epoch=2)
-    assert ours.vocabularies["words"].contains(
-        range(100, 116)).numpy().all()
+    assert ours.vocabularies["words"].contains(range(100, 116)).numpy().all()
 
 
 def test_steps_without_a_closure_do_not_pin_rows_for_ever():
@@ -309,11 +348,14 @@ def test_reset_frees_the_rows_of_the_step_that_it_forgets():
 
 
 def one_table():
-    table = tpu.TableConfig(16, 1, name="words",
-                            initializer=tf.zeros_initializer())
+    table = tpu.TableConfig(
+        16, 1, name="words", initializer=tf.zeros_initializer()
+    )
     made = tlm.TPUEmbedding(
-        {"word": tpu.FeatureConfig(table)}, tpu.SGD(1.0),
-        vocabularies={"words": tlm.OpenVocabulary(16)})
+        {"word": tpu.FeatureConfig(table)},
+        tpu.SGD(1.0),
+        vocabularies={"words": tlm.OpenVocabulary(16)},
+    )
     made.build()
     return made
 
@@ -325,14 +367,21 @@ def one_table_step(ours):
         ours.enqueue({"word": keys})
         activations = ours.dequeue()
         with tf.control_dependencies(dying(activations, dies)):
-            ours.apply_gradients(tf.nest.map_structure(
-                tf.ones_like, activations))
+            ours.apply_gradients(
+                tf.nest.map_structure(tf.ones_like, activations)
+            )
 
     def step(number, keys, *, dies=False, epoch=1):
-        with (pytest.raises(tf.errors.InvalidArgumentError, match="dies")
-              if dies else contextlib.nullcontext()):
-            closure(tf.constant([epoch, number], tf.int64),
-                    tf.constant(list(keys), tf.int64), dies)
+        with (
+            pytest.raises(tf.errors.InvalidArgumentError, match="dies")
+            if dies
+            else contextlib.nullcontext()
+        ):
+            closure(
+                tf.constant([epoch, number], tf.int64),
+                tf.constant(list(keys), tf.int64),
+                dies,
+            )
 
     return step
 
@@ -348,8 +397,9 @@ def test_a_closure_that_looks_keys_up_twice_is_refused():
             ours.enqueue({"word": keys})
             ours.apply_gradients(ours.dequeue())
 
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="may do so once"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="may do so once"
+    ):
         closure(tf.constant([1, 2], tf.int64))
 
 
@@ -363,7 +413,8 @@ def test_keys_that_expire_leave_when_they_are_told_to():
     some = ours.vocabularies["words"].keys()[::2]
     np.testing.assert_array_equal(
         ours.vocabularies["words"].evict(some),
-        host.vocabularies["words"].evict(some))
+        host.vocabularies["words"].evict(some),
+    )
     assert cases.differences(ours, host) == []
 
 
@@ -378,13 +429,13 @@ def test_what_workers_cannot_do_is_refused():
 
 @pytest.mark.parametrize("policy", ["lru", "count"])
 def test_checkpoints_go_to_one_process_and_other_servers_and_back(
-        policy, tmp_path):
+    policy, tmp_path
+):
     policy = cases.POLICIES[policy]
     ours, host = both(policy, num_servers=3)
     same_steps(ours, host, range(3))
     for name, source in [("servers", ours), ("host", host)]:
-        path = tf.train.Checkpoint(embedding=source).write(
-            str(tmp_path / name))
+        path = tf.train.Checkpoint(embedding=source).write(str(tmp_path / name))
         fresh, alone = both(policy, num_servers=2)
         for one in (fresh, alone):
             tf.train.Checkpoint(embedding=one).read(path).assert_consumed()

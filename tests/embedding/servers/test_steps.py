@@ -1,6 +1,5 @@
 """Embeddings over two and over three servers, beside the host engine."""
 
-
 import pytest
 
 from tests import processes
@@ -13,8 +12,10 @@ _SECONDS = 240
 
 def run(*arguments) -> dict:
     return processes.run_program(
-        "tests.embedding.servers.program", *map(str, arguments),
-        seconds=_SECONDS)
+        "tests.embedding.servers.program",
+        *map(str, arguments),
+        seconds=_SECONDS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,11 @@ def test_so_are_rows_that_are_quantized(found):
 
 def test_bfloat16_on_the_wire_is_off_by_its_error_and_said_in_stats(found):
     assert found["bfloat16_on_the_wire"] == [
-        True, True, "bfloat16", ["float32", "float32"]]
+        True,
+        True,
+        "bfloat16",
+        ["float32", "float32"],
+    ]
 
 
 def test_ids_out_of_range_are_dropped_or_clipped_as_there(found):
@@ -61,8 +66,15 @@ def test_checkpoints_go_both_ways(found):
 
 def test_tensorflows_own_class_reads_a_checkpoint_of_servers(found):
     assert found["checkpoint_for_tensorflows_class"] == [
-        ["users", "users/momenta", "users/velocities", "words",
-         "words/accumulators"], []]
+        [
+            "users",
+            "users/momenta",
+            "users/velocities",
+            "words",
+            "words/accumulators",
+        ],
+        [],
+    ]
 
 
 def test_another_number_of_servers_reads_a_checkpoint(by_three):
@@ -84,8 +96,9 @@ def test_an_update_between_fetch_and_apply_is_counted(found):
 
 def test_a_bad_id_is_an_error_there_and_changes_nothing(found):
     message, changed, trains_on = found["bad_id"]
-    assert ("Feature 'shown', sample 1: id 11 is outside table 'ads' with 11 "
-            "rows") in message.replace("\\", "")
+    assert (
+        "Feature 'shown', sample 1: id 11 is outside table 'ads' with 11 rows"
+    ) in message.replace("\\", "")
     assert changed == []
     assert trains_on
 
@@ -118,8 +131,10 @@ def test_a_batch_may_be_packed(found):
 def test_shards_are_where_the_fewest_bytes_are(by_two):
     ours, whole = by_two[0]["places"]
     # Of `words` 72, 48 and 48 bytes, then of `ads` 128, 128 and 96.
-    assert ours == [["task:0", "task:1", "task:1"],
-                    ["task:0", "task:1", "task:0"]]
+    assert ours == [
+        ["task:0", "task:1", "task:1"],
+        ["task:0", "task:1", "task:0"],
+    ]
     assert whole == [["task:0", "task:1"]]
 
 
@@ -134,11 +149,20 @@ def test_servers_draw_the_first_values_of_one_process_themselves(found):
 
 def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):
     few, many = by_two[0]["calls_of_a_step"]
-    assert few == many == [
-        [f"/job:ps/replica:0/task:{task}/device:CPU:0", f"LayoutMap>{op}",
-         num_inputs, 1]
-        for task in (0, 1) for op, num_inputs in [("ApplyRows", 1),
-                                                  ("FetchRows", 1)]]
+    assert (
+        few
+        == many
+        == [
+            [
+                f"/job:ps/replica:0/task:{task}/device:CPU:0",
+                f"LayoutMap>{op}",
+                num_inputs,
+                1,
+            ]
+            for task in (0, 1)
+            for op, num_inputs in [("ApplyRows", 1), ("FetchRows", 1)]
+        ]
+    )
 
 
 def test_so_it_is_with_keys_whose_tables_are_those_of_one_process(found):
@@ -147,17 +171,22 @@ def test_so_it_is_with_keys_whose_tables_are_those_of_one_process(found):
     assert len(tasks) == 2
     num_servers = found["stats"][3]
     assert sorted(calls) == ["ApplyRows"] * num_servers + (
-        ["FetchKeys"] * num_servers)
+        ["FetchKeys"] * num_servers
+    )
 
 
 def test_tables_on_servers_are_looked_up_without_a_step(found):
     assert found["looked_up_without_a_step"] == []
 
 
-@pytest.mark.parametrize("case, words", [
-    ("pipelined", "`pipeline_execution_with_tensor_core` must be False"),
-    ("host_asked_for", "`engine` must be \"auto\" under ParameterServer"),
-    ("dequeue_elsewhere", "made in one tf.function"),
-    ("traced_training", "must be a Python bool")])
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("pipelined", "`pipeline_execution_with_tensor_core` must be False"),
+        ("host_asked_for", '`engine` must be "auto" under ParameterServer'),
+        ("dequeue_elsewhere", "made in one tf.function"),
+        ("traced_training", "must be a Python bool"),
+    ],
+)
 def test_what_is_not_done_over_servers_is_refused(by_two, case, words):
     assert words in by_two[0][case]

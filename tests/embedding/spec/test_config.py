@@ -11,7 +11,8 @@ tpu = tf.tpu.experimental.embedding
 
 def read(feature_config, optimizer=None):
     return config.read_feature_config(
-        structure.flatten_with_paths(feature_config), optimizer)
+        structure.flatten_with_paths(feature_config), optimizer
+    )
 
 
 def table(name=None, **settings):
@@ -20,11 +21,13 @@ def table(name=None, **settings):
 
 def test_tables_come_in_the_order_features_first_name_them():
     ads, words = table("ads"), table("words")
-    spec, configs = read({
-        "c": tpu.FeatureConfig(ads),
-        "a": tpu.FeatureConfig(words),
-        "b": tpu.FeatureConfig(ads),
-    })
+    spec, configs = read(
+        {
+            "c": tpu.FeatureConfig(ads),
+            "a": tpu.FeatureConfig(words),
+            "b": tpu.FeatureConfig(ads),
+        }
+    )
     # tf.nest flattens a dict by sorted key.
     assert [one.name for one in spec.features] == ["a", "b", "c"]
     assert [one.name for one in spec.tables] == ["words", "ads"]
@@ -33,8 +36,13 @@ def test_tables_come_in_the_order_features_first_name_them():
 
 
 def test_tables_without_a_name_are_called_by_their_place():
-    spec, _ = read([tpu.FeatureConfig(table()), tpu.FeatureConfig(table("x")),
-                    tpu.FeatureConfig(table())])
+    spec, _ = read(
+        [
+            tpu.FeatureConfig(table()),
+            tpu.FeatureConfig(table("x")),
+            tpu.FeatureConfig(table()),
+        ]
+    )
     assert [one.name for one in spec.tables] == ["table_0", "x", "table_2"]
 
 
@@ -58,8 +66,13 @@ def test_the_config_objects_are_never_written_to():
 
 
 def test_optimizer_of_a_table_comes_before_the_default():
-    spec, _ = read([tpu.FeatureConfig(table(optimizer=tpu.SGD(0.5))),
-                    tpu.FeatureConfig(table())], tpu.Adagrad(0.25))
+    spec, _ = read(
+        [
+            tpu.FeatureConfig(table(optimizer=tpu.SGD(0.5))),
+            tpu.FeatureConfig(table()),
+        ],
+        tpu.Adagrad(0.25),
+    )
     assert [one.optimizer.name for one in spec.tables] == ["sgd", "adagrad"]
 
 
@@ -84,10 +97,13 @@ def test_table_in_place_of_a_feature_is_refused_with_its_path():
         read({"a": [table("x")]})
 
 
-@pytest.mark.parametrize(("setting", "words"), [
-    ({"layout": "somewhere"}, "layout"),
-    ({"dtype": tf.int32}, "float32"),
-])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"layout": "somewhere"}, "layout"),
+        ({"dtype": tf.int32}, "float32"),
+    ],
+)
 def test_table_settings_not_carried_out_are_refused(setting, words):
     with pytest.raises(ValueError, match=rf"{words}.*\(table 'x'\)"):
         read(tpu.FeatureConfig(table("x", **setting)))
@@ -101,11 +117,17 @@ def test_custom_combiner_is_refused():
 
 
 def test_output_shape_takes_the_place_of_a_sequence_length():
-    spec, _ = read(tpu.FeatureConfig(
-        table("x"), output_shape=[None, 3], max_sequence_length=5,
-        validate_weights_and_indices=False))
+    spec, _ = read(
+        tpu.FeatureConfig(
+            table("x"),
+            output_shape=[None, 3],
+            max_sequence_length=5,
+            validate_weights_and_indices=False,
+        )
+    )
     assert spec.features[0] == config.FeatureSpec(
-        "feature", 0, 0, (None, 3), False)
+        "feature", 0, 0, (None, 3), False
+    )
 
 
 @pytest.mark.parametrize("shape", [[], [2, None], [2, 0]])
@@ -115,16 +137,31 @@ def test_output_shape_that_says_too_little_is_refused(shape):
 
 
 def test_quantization_is_read():
-    spec, _ = read(tpu.FeatureConfig(table(
-        "x", quantization_config=tpu.QuantizationConfig(4, -1, 0.5))))
-    assert spec.tables[0].quantization == config.QuantizationSpec(
-        -1.0, 0.5, 4)
+    spec, _ = read(
+        tpu.FeatureConfig(
+            table("x", quantization_config=tpu.QuantizationConfig(4, -1, 0.5))
+        )
+    )
+    assert spec.tables[0].quantization == config.QuantizationSpec(-1.0, 0.5, 4)
 
 
-@pytest.mark.parametrize("settings", [
-    (4, 1.0, 1.0), (4, 0.0, float("inf")), (4, "0", 1.0), (2**24, 0.0, 1.0),
-    (2.5, 0.0, 1.0), (256, 0.0, 1e-37)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (4, 1.0, 1.0),
+        (4, 0.0, float("inf")),
+        (4, "0", 1.0),
+        (2**24, 0.0, 1.0),
+        (2.5, 0.0, 1.0),
+        (256, 0.0, 1e-37),
+    ],
+)
 def test_quantization_that_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match=r"QuantizationConfig.*'x'"):
-        read(tpu.FeatureConfig(table(
-            "x", quantization_config=tpu.QuantizationConfig(*settings))))
+        read(
+            tpu.FeatureConfig(
+                table(
+                    "x", quantization_config=tpu.QuantizationConfig(*settings)
+                )
+            )
+        )

@@ -40,11 +40,13 @@ def test_dynamic_learning_rate_is_kept_as_the_callable():
 
 def test_memory_packing_of_the_tpu_changes_nothing():
     assert read(tpu.SGD(0.5, low_dimensional_packing_status=True)) == (
-        read(tpu.SGD(0.5)))
+        read(tpu.SGD(0.5))
+    )
 
 
 @pytest.mark.parametrize(
-    "rate", [math.nan, math.inf, -math.inf, -0.1, True, "0.1", None])
+    "rate", [math.nan, math.inf, -math.inf, -0.1, True, "0.1", None]
+)
 def test_learning_rate_that_is_no_finite_number_is_refused(rate):
     with pytest.raises(ValueError, match=r"learning rate must be .*'words'"):
         read(tpu.SGD(rate))
@@ -57,23 +59,37 @@ def test_schedule_that_wants_a_step_is_refused_with_the_remedy():
 
 
 def test_constants_stand_in_the_order_of_the_engine():
-    spec = read(tpu.Adam(0.1, beta_1=0.5, beta_2=0.75, epsilon=0.25,
-                         lazy_adam=False))
+    spec = read(
+        tpu.Adam(0.1, beta_1=0.5, beta_2=0.75, epsilon=0.25, lazy_adam=False)
+    )
     assert spec.name == "adam"
     assert spec.constants == (0.5, 0.75, 0.25, 1.0, 0.0)
     assert [one.name for one in spec.slots] == ["momenta", "velocities"]
-    spec = read(tpu.AdagradMomentum(
-        0.1, momentum=0.5, use_nesterov=True, exponent=3, beta2=0.75,
-        epsilon=0.25))
+    spec = read(
+        tpu.AdagradMomentum(
+            0.1,
+            momentum=0.5,
+            use_nesterov=True,
+            exponent=3,
+            beta2=0.75,
+            epsilon=0.25,
+        )
+    )
     assert spec.name == "adagrad_momentum"
     assert spec.constants == (0.5, 1.0, 3.0, 0.75, 0.25)
     assert [one.name for one in spec.slots] == ["accumulators", "momenta"]
     assert [one.initial_value for one in spec.slots] == [0, 0]
-    spec = read(tpu.FTRL(
-        0.1, learning_rate_power=-0.25, l1_regularization_strength=0.5,
-        l2_regularization_strength=0.75, beta=2,
-        initial_accumulator_value=0.125,
-        multiply_linear_by_learning_rate=True))
+    spec = read(
+        tpu.FTRL(
+            0.1,
+            learning_rate_power=-0.25,
+            l1_regularization_strength=0.5,
+            l2_regularization_strength=0.75,
+            beta=2,
+            initial_accumulator_value=0.125,
+            multiply_linear_by_learning_rate=True,
+        )
+    )
     assert spec.name == "ftrl"
     assert spec.constants == (-0.25, 0.5, 0.75, 2.0, 1.0)
     assert [one.name for one in spec.slots] == ["accumulators", "linears"]
@@ -89,9 +105,15 @@ def test_subclass_is_refused():
         read(MySGD(0.1))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: "sgd", lambda: 0.1, lambda: keras.optimizers.SGD(0.1),
-    lambda: keras.optimizers.Adagrad(0.1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: "sgd",
+        lambda: 0.1,
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: keras.optimizers.Adagrad(0.1),
+    ],
+)
 def test_other_objects_are_unsupported_optimizer_classes(make):
     with pytest.raises(ValueError, match="unsupported optimizer class"):
         read(make())
@@ -100,24 +122,36 @@ def test_other_objects_are_unsupported_optimizer_classes(make):
 UNLIMITED = (-math.inf, math.inf)
 
 
-@pytest.mark.parametrize(("setting", "modifiers"), [
-    ({"use_gradient_accumulation": False},
-     (*UNLIMITED, 0, 0, *UNLIMITED, 0)),
-    ({"clip_weight_min": -1.0}, (*UNLIMITED, 0, 0, -1, math.inf, 1)),
-    ({"clip_weight_max": 2}, (*UNLIMITED, 0, 0, -math.inf, 2, 1)),
-    ({"weight_decay_factor": 0.5}, (*UNLIMITED, 0.5, 0, *UNLIMITED, 1)),
-    ({"weight_decay_factor": 0.5,
-      "multiply_weight_decay_factor_by_learning_rate": True},
-     (*UNLIMITED, 0.5, 1, *UNLIMITED, 1)),
-    ({"clipvalue": 1.0}, (-1, 1, 0, 0, *UNLIMITED, 1)),
-    ({"clipvalue": (None, 3.0)}, (-math.inf, 3, 0, 0, *UNLIMITED, 1)),
-])
-@pytest.mark.parametrize("kind", [
-    tpu.SGD, tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL])
+@pytest.mark.parametrize(
+    ("setting", "modifiers"),
+    [
+        (
+            {"use_gradient_accumulation": False},
+            (*UNLIMITED, 0, 0, *UNLIMITED, 0),
+        ),
+        ({"clip_weight_min": -1.0}, (*UNLIMITED, 0, 0, -1, math.inf, 1)),
+        ({"clip_weight_max": 2}, (*UNLIMITED, 0, 0, -math.inf, 2, 1)),
+        ({"weight_decay_factor": 0.5}, (*UNLIMITED, 0.5, 0, *UNLIMITED, 1)),
+        (
+            {
+                "weight_decay_factor": 0.5,
+                "multiply_weight_decay_factor_by_learning_rate": True,
+            },
+            (*UNLIMITED, 0.5, 1, *UNLIMITED, 1),
+        ),
+        ({"clipvalue": 1.0}, (-1, 1, 0, 0, *UNLIMITED, 1)),
+        ({"clipvalue": (None, 3.0)}, (-math.inf, 3, 0, 0, *UNLIMITED, 1)),
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", [tpu.SGD, tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL]
+)
 def test_modifiers_follow_the_constants_of_the_rule(kind, setting, modifiers):
     plain = read(kind(0.1))
     assert read(kind(0.1, **setting)).constants == (
-        *plain.constants, *modifiers)
+        *plain.constants,
+        *modifiers,
+    )
 
 
 def changed(optimizer, **attributes):
@@ -126,31 +160,44 @@ def changed(optimizer, **attributes):
     return optimizer
 
 
-@pytest.mark.parametrize(("optimizer", "words"), [
-    (tpu.AdagradMomentum(0.1, momentum=-0.5), "momentum"),
-    (tpu.AdagradMomentum(0.1, beta2=1.5), "beta2"),
-    (tpu.AdagradMomentum(0.1, exponent=math.inf), "exponent"),
-    (tpu.AdagradMomentum(0.1, use_nesterov=2), "use_nesterov"),
-    (changed(tpu.Adam(0.1), beta_1=1.0), "beta_1"),
-    (changed(tpu.Adam(0.1), beta_2=-1.0), "beta_2"),
-    (tpu.Adam(0.1, epsilon=math.nan), "epsilon"),
-    (changed(tpu.Adam(0.1, lazy_adam=False), use_gradient_accumulation=False),
-     "lazy_adam=False"),
-    (tpu.FTRL(0.1, learning_rate_power=0.5), "at most 0"),
-    (tpu.FTRL(0.1, l1_regularization_strength=-1.0), "l1_regularization"),
-    (tpu.FTRL(0.1, l2_regularization_strength=-1.0), "l2_regularization"),
-    (tpu.FTRL(0.1, beta=-1.0), "`beta`"),
-    (changed(tpu.FTRL(0.1), initial_accumulator_value=0.0), "above 0"),
-    (tpu.FTRL(0.0), "divides by its learning rate"),
-    (tpu.SGD(0.1, clip_weight_min=1.0, clip_weight_max=0.0),
-     "`clip_weight_min` of SGD must not be above"),
-    (tpu.SGD(0.1, clipvalue=(1.0, 0.0)), "clip_gradient_min"),
-    (tpu.SGD(0.1, clip_weight_max=math.nan), "clip_weight_max"),
-    (tpu.SGD(0.1, clip_weight_max=True), "clip_weight_max"),
-    (tpu.SGD(0.1, weight_decay_factor=-0.1), "weight_decay_factor"),
-    (changed(tpu.SGD(0.1, clipvalue=1.0), use_gradient_accumulation=False),
-     "never formed"),
-])
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (tpu.AdagradMomentum(0.1, momentum=-0.5), "momentum"),
+        (tpu.AdagradMomentum(0.1, beta2=1.5), "beta2"),
+        (tpu.AdagradMomentum(0.1, exponent=math.inf), "exponent"),
+        (tpu.AdagradMomentum(0.1, use_nesterov=2), "use_nesterov"),
+        (changed(tpu.Adam(0.1), beta_1=1.0), "beta_1"),
+        (changed(tpu.Adam(0.1), beta_2=-1.0), "beta_2"),
+        (tpu.Adam(0.1, epsilon=math.nan), "epsilon"),
+        (
+            changed(
+                tpu.Adam(0.1, lazy_adam=False), use_gradient_accumulation=False
+            ),
+            "lazy_adam=False",
+        ),
+        (tpu.FTRL(0.1, learning_rate_power=0.5), "at most 0"),
+        (tpu.FTRL(0.1, l1_regularization_strength=-1.0), "l1_regularization"),
+        (tpu.FTRL(0.1, l2_regularization_strength=-1.0), "l2_regularization"),
+        (tpu.FTRL(0.1, beta=-1.0), "`beta`"),
+        (changed(tpu.FTRL(0.1), initial_accumulator_value=0.0), "above 0"),
+        (tpu.FTRL(0.0), "divides by its learning rate"),
+        (
+            tpu.SGD(0.1, clip_weight_min=1.0, clip_weight_max=0.0),
+            "`clip_weight_min` of SGD must not be above",
+        ),
+        (tpu.SGD(0.1, clipvalue=(1.0, 0.0)), "clip_gradient_min"),
+        (tpu.SGD(0.1, clip_weight_max=math.nan), "clip_weight_max"),
+        (tpu.SGD(0.1, clip_weight_max=True), "clip_weight_max"),
+        (tpu.SGD(0.1, weight_decay_factor=-0.1), "weight_decay_factor"),
+        (
+            changed(
+                tpu.SGD(0.1, clipvalue=1.0), use_gradient_accumulation=False
+            ),
+            "never formed",
+        ),
+    ],
+)
 def test_settings_that_make_no_sense_are_refused_by_name(optimizer, words):
     with pytest.raises(ValueError, match=rf"{words}.*\(table 'words'\)"):
         read(optimizer)
@@ -162,8 +209,10 @@ def test_ftrl_may_have_a_rate_of_zero_where_it_does_not_divide_by_it():
 
 
 def test_ftrl_may_start_with_empty_accumulators_if_it_says_so():
-    optimizer = changed(tpu.FTRL(0.1, allow_zero_accumulator=True),
-                        initial_accumulator_value=0.0)
+    optimizer = changed(
+        tpu.FTRL(0.1, allow_zero_accumulator=True),
+        initial_accumulator_value=0.0,
+    )
     assert read(optimizer).slots[0].initial_value == 0
 
 

@@ -18,7 +18,8 @@ def quantized(rows, num_buckets, lower, upper):
     lower, upper = np.float32(lower), np.float32(upper)
     quantum = (upper - lower) / np.float32(num_buckets - 1)
     bucket = np.floor(
-        (np.clip(rows, lower, upper) - lower) / quantum + np.float32(0.5))
+        (np.clip(rows, lower, upper) - lower) / quantum + np.float32(0.5)
+    )
     return bucket * quantum + lower
 
 
@@ -26,16 +27,30 @@ def embedding_of(*, num_shards=1, length=0, combiner="sum", rows=ROWS):
     def initializer(shape, shard_info=None, dtype=None):
         del shape, dtype
         first = shard_info.offset[0]
-        return rows[first:first + shard_info.shape[0]]
+        return rows[first : first + shard_info.shape[0]]
 
-    tables = [tpu.TableConfig(
-        len(rows), rows.shape[1], initializer, tpu.SGD(0.5), combiner, name,
-        quantization_config=tpu.QuantizationConfig(*LIMITS) if name == "q"
-        else None) for name in ("q", "plain")]
+    tables = [
+        tpu.TableConfig(
+            len(rows),
+            rows.shape[1],
+            initializer,
+            tpu.SGD(0.5),
+            combiner,
+            name,
+            quantization_config=tpu.QuantizationConfig(*LIMITS)
+            if name == "q"
+            else None,
+        )
+        for name in ("q", "plain")
+    ]
     return tlm.TPUEmbedding(
-        {one.name: tpu.FeatureConfig(one, max_sequence_length=length)
-         for one in tables}, None,
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        {
+            one.name: tpu.FeatureConfig(one, max_sequence_length=length)
+            for one in tables
+        },
+        None,
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
 
 
 def ids():
@@ -47,8 +62,11 @@ def in_float32(rows, combiner):
     """Sums in the order of ids, as the engine does it."""
     out = np.zeros([len(IDS), rows.shape[1]], np.float32)
     for sample, ids_of in enumerate(IDS):
-        gain = {"sum": 1.0, "mean": 1 / max(len(ids_of), 1),
-                "sqrtn": 1 / np.sqrt(max(len(ids_of), 1))}[combiner]
+        gain = {
+            "sum": 1.0,
+            "mean": 1 / max(len(ids_of), 1),
+            "sqrtn": 1 / np.sqrt(max(len(ids_of), 1)),
+        }[combiner]
         for id_ in ids_of:
             out[sample] += np.float32(gain) * rows[id_]
     return out
@@ -61,15 +79,16 @@ def test_rows_are_rounded_before_they_are_combined(combiner, num_shards):
     embedding.enqueue(ids(), training=False)
     found = embedding.dequeue()
     np.testing.assert_array_equal(
-        found["q"], in_float32(quantized(ROWS, *LIMITS), combiner))
-    np.testing.assert_array_equal(
-        found["plain"], in_float32(ROWS, combiner))
+        found["q"], in_float32(quantized(ROWS, *LIMITS), combiner)
+    )
+    np.testing.assert_array_equal(found["plain"], in_float32(ROWS, combiner))
 
 
 def test_the_rounded_values_are_the_buckets():
     embedding = embedding_of()
-    embedding.enqueue({"q": np.arange(9), "plain": np.arange(9)},
-                      training=False)
+    embedding.enqueue(
+        {"q": np.arange(9), "plain": np.arange(9)}, training=False
+    )
     found = embedding.dequeue()["q"].numpy()
     assert len(np.unique(found)) <= LIMITS[0]
     assert found.min() == np.float32(LIMITS[1])
@@ -97,13 +116,15 @@ def test_serving_rounds_to_the_same_bits(length):
 def test_updates_work_on_the_rows_as_they_are_stored():
     embedding = embedding_of()
     embedding.enqueue(ids())
-    embedding.apply_gradients(tf.nest.map_structure(
-        tf.ones_like, embedding.dequeue()))
+    embedding.apply_gradients(
+        tf.nest.map_structure(tf.ones_like, embedding.dequeue())
+    )
     times = np.zeros([9, 1], np.float32)
     np.add.at(times, [1, 2, 1, 8, 0], 1)
     for table in embedding.embedding_tables.values():
         np.testing.assert_array_equal(
-            table.numpy(), ROWS - np.float32(0.5) * times)
+            table.numpy(), ROWS - np.float32(0.5) * times
+        )
 
 
 def test_a_row_that_is_no_number_stays_visible():

@@ -14,23 +14,37 @@ DTYPES = ["bfloat16", "float16"]
 NUM_ROWS, DIM = 7, 19
 
 
-def embedding_of(dtype, *, rows=None, optimizer=None, num_shards=1, seed=5,
-                 strategy=None, **options):
+def embedding_of(
+    dtype,
+    *,
+    rows=None,
+    optimizer=None,
+    num_shards=1,
+    seed=5,
+    strategy=None,
+    **options,
+):
     """One table called words, of zeros unless rows are given."""
     rows = np.zeros([NUM_ROWS, DIM], np.float32) if rows is None else rows
 
     def initializer(shape, shard_info=None, dtype=None):
         del shape, dtype
         first = shard_info.offset[0]
-        return tf.constant(rows[first:first + shard_info.shape[0]])
+        return tf.constant(rows[first : first + shard_info.shape[0]])
 
     with (strategy or tf.distribute.get_strategy()).scope():
         return tlm.TPUEmbedding(
-            tpu.FeatureConfig(tpu.TableConfig(
-                *rows.shape, initializer, combiner="sum", name="words")),
-            optimizer or tpu.SGD(1.0), table_dtypes=dtype, rounding_seed=seed,
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    *rows.shape, initializer, combiner="sum", name="words"
+                )
+            ),
+            optimizer or tpu.SGD(1.0),
+            table_dtypes=dtype,
+            rounding_seed=seed,
             partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
-            **options)
+            **options,
+        )
 
 
 def bits_of(embedding):
@@ -47,13 +61,29 @@ def train(embedding, ids, gradient):
 def special_values():
     rng = np.random.default_rng(1)
     # No float32 that is subnormal: TensorFlow's threads take it for 0.
-    spread = rng.normal(size=9 * DIM) * 10.0 ** rng.integers(
-        -30, 30, 9 * DIM)
-    known = [0.0, 1.0, -1.0, 2.0**-14, 2.0**-15 * 1.37, 2.0**-24, 2.0**-30,
-             65504.0, 65519.9, 65520.0, 1e5, -1e5, 3.4e38, -3.4e38, np.inf,
-             -np.inf, np.nan, 1 + 2.0**-9, 1 / 3]
-    return np.concatenate([known, spread]).astype(np.float32).reshape(
-        10, DIM)
+    spread = rng.normal(size=9 * DIM) * 10.0 ** rng.integers(-30, 30, 9 * DIM)
+    known = [
+        0.0,
+        1.0,
+        -1.0,
+        2.0**-14,
+        2.0**-15 * 1.37,
+        2.0**-24,
+        2.0**-30,
+        65504.0,
+        65519.9,
+        65520.0,
+        1e5,
+        -1e5,
+        3.4e38,
+        -3.4e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1 + 2.0**-9,
+        1 / 3,
+    ]
+    return np.concatenate([known, spread]).astype(np.float32).reshape(10, DIM)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -65,9 +95,10 @@ def test_each_value_is_rounded_as_the_ref_rounds_it(dtype):
     found = bits_of(embedding)
     for row, value in enumerate(values):
         wanted = rounding.round_by(
-            value, rounding.noise(5, 0, 0, row, DIM), dtype)
+            value, rounding.noise(5, 0, 0, row, DIM), dtype
+        )
         # A NaN has the sign that the processor gives it.
-        sign = np.where(np.isnan(value), 0x7fff, 0xffff)
+        sign = np.where(np.isnan(value), 0x7FFF, 0xFFFF)
         np.testing.assert_array_equal(found[row] & sign, wanted & sign)
 
 
@@ -75,12 +106,14 @@ def test_each_value_is_rounded_as_the_ref_rounds_it(dtype):
 def test_values_that_fit_are_not_changed(dtype):
     rng = np.random.default_rng(2)
     values = rounding.expand(
-        rng.integers(0, 0x7800, [10, DIM]).astype(np.uint16), dtype)
+        rng.integers(0, 0x7800, [10, DIM]).astype(np.uint16), dtype
+    )
     values[np.abs(values) < 1e-37] = 0
     embedding = embedding_of(dtype, rows=np.zeros_like(values))
     train(embedding, np.arange(10), -values)
     np.testing.assert_array_equal(
-        rounding.expand(bits_of(embedding), dtype), values)
+        rounding.expand(bits_of(embedding), dtype), values
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,7 +134,8 @@ def test_the_mean_of_many_roundings_is_the_value(dtype, value):
     for axis in (0, 1):
         of_place = (found == above).mean(axis=axis)
         assert of_place.std() < 1.5 * np.sqrt(
-            wanted * (1 - wanted) / values.shape[axis])
+            wanted * (1 - wanted) / values.shape[axis]
+        )
 
 
 def test_updates_too_small_for_the_dtype_are_not_lost_on_average():
@@ -115,12 +149,15 @@ def test_updates_too_small_for_the_dtype_are_not_lost_on_average():
 
 
 RULES = {
-    "SGD": tpu.SGD(0.3), "Adagrad": tpu.Adagrad(0.3),
+    "SGD": tpu.SGD(0.3),
+    "Adagrad": tpu.Adagrad(0.3),
     "AdagradMomentum": tpu.AdagradMomentum(0.3, momentum=0.5),
-    "Adam": tpu.Adam(0.3), "Adam of all rows": tpu.Adam(0.3, lazy_adam=False),
+    "Adam": tpu.Adam(0.3),
+    "Adam of all rows": tpu.Adam(0.3, lazy_adam=False),
     "FTRL": tpu.FTRL(0.3),
     "modified": tpu.Adagrad(
-        0.3, clipvalue=0.4, weight_decay_factor=0.1, clip_weight_max=0.5),
+        0.3, clipvalue=0.4, weight_decay_factor=0.1, clip_weight_max=0.5
+    ),
     "one by one": tpu.Adagrad(0.3, use_gradient_accumulation=False),
     "rowwise": tlm.optimizers.RowwiseAdagrad(0.3),
     "LAMB": tlm.optimizers.LAMB(0.3),
@@ -131,9 +168,12 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_is_that_of_a_float32_table_rounded_once(rule, dtype):
     rng = np.random.default_rng(3)
-    start = rounding.expand(tf.cast(
-        rng.normal(size=[NUM_ROWS, DIM]), dtype).numpy().view(np.uint16),
-        dtype)
+    start = rounding.expand(
+        tf.cast(rng.normal(size=[NUM_ROWS, DIM]), dtype)
+        .numpy()
+        .view(np.uint16),
+        dtype,
+    )
     half = embedding_of(dtype, rows=start, optimizer=RULES[rule])
     whole = embedding_of(None, rows=start, optimizer=RULES[rule])
     half.build()
@@ -143,18 +183,22 @@ def test_a_step_is_that_of_a_float32_table_rounded_once(rule, dtype):
         gradient = rng.normal(size=[4, DIM])
         for embedding in (half, whole):
             train(embedding, ids, gradient)
-        moved = range(NUM_ROWS) if rule == "Adam of all rows" else set(
-            ids.tolist())
+        moved = (
+            range(NUM_ROWS) if rule == "Adam of all rows" else set(ids.tolist())
+        )
         wanted = tf.cast(rows, dtype).numpy().view(np.uint16)
         for row in moved:
             wanted[row] = rounding.round_by(
-                rows.numpy()[row], rounding.noise(5, 0, step, row, DIM),
-                dtype)
+                rows.numpy()[row], rounding.noise(5, 0, step, row, DIM), dtype
+            )
         np.testing.assert_array_equal(bits_of(half), wanted)
         rows.assign(rounding.expand(wanted, dtype))
-    for one, two in zip(*(
+    for one, two in zip(
+        *(
             next(iter(embedding.slot_variables.values())).values()
-            for embedding in (half, whole))):
+            for embedding in (half, whole)
+        )
+    ):
         assert one.dtype == tf.float32
         np.testing.assert_array_equal(one, two)
 
@@ -163,8 +207,9 @@ def trained_bits(dtype, num_steps=4, **options):
     embedding = embedding_of(dtype, optimizer=tpu.Adagrad(0.1), **options)
     rng = np.random.default_rng(4)
     for _ in range(num_steps):
-        train(embedding, rng.integers(0, NUM_ROWS, 8), rng.normal(
-            size=[8, DIM]))
+        train(
+            embedding, rng.integers(0, NUM_ROWS, 8), rng.normal(size=[8, DIM])
+        )
     return bits_of(embedding)
 
 
@@ -177,8 +222,7 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(dtype):
     rng = np.random.default_rng(4)
 
     def step(ids, gradient):
-        replica = tf.distribute.get_replica_context(
-            ).replica_id_in_sync_group
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         part = slice(replica * 4, replica * 4 + 4)
         embedding.enqueue(ids[part])
         embedding.dequeue()
@@ -186,14 +230,17 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(dtype):
 
     step = tf.function(lambda *args, run=step: two.run(run, args))
     for _ in range(4):
-        step(tf.constant(rng.integers(0, NUM_ROWS, 8)), tf.constant(
-            rng.normal(size=[8, DIM]), tf.float32))
+        step(
+            tf.constant(rng.integers(0, NUM_ROWS, 8)),
+            tf.constant(rng.normal(size=[8, DIM]), tf.float32),
+        )
     np.testing.assert_array_equal(bits_of(embedding), expected)
 
 
 def test_the_seed_decides_the_rounding():
     one, same, other = (
-        trained_bits("bfloat16", seed=seed) for seed in (1, 1, 2))
+        trained_bits("bfloat16", seed=seed) for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(one, same)
     assert np.mean(one != other) > 0.2
 
@@ -201,8 +248,10 @@ def test_the_seed_decides_the_rounding():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_checkpoint_goes_on_with_the_same_bits(dtype, tmp_path):
     rng = np.random.default_rng(6)
-    steps = [(rng.integers(0, NUM_ROWS, 4), rng.normal(size=[4, DIM]))
-             for _ in range(6)]
+    steps = [
+        (rng.integers(0, NUM_ROWS, 4), rng.normal(size=[4, DIM]))
+        for _ in range(6)
+    ]
     first = embedding_of(dtype, optimizer=tpu.Adagrad(0.1))
     for step in steps[:3]:
         train(first, *step)
@@ -210,7 +259,8 @@ def test_a_checkpoint_goes_on_with_the_same_bits(dtype, tmp_path):
     second = embedding_of(dtype, optimizer=tpu.Adagrad(0.1), num_shards=2)
     second.build()
     tf.train.Checkpoint(embedding=second).read(
-        path).assert_existing_objects_matched()
+        path
+    ).assert_existing_objects_matched()
     for step in steps[3:]:
         train(first, *step)
         train(second, *step)
@@ -229,8 +279,9 @@ def test_a_checkpoint_of_another_dtype_is_refused(tmp_path):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_serving_and_export_give_what_dequeue_gives(dtype, tmp_path):
-    rows = np.random.default_rng(7).normal(
-        size=[NUM_ROWS, DIM]).astype(np.float32)
+    rows = (
+        np.random.default_rng(7).normal(size=[NUM_ROWS, DIM]).astype(np.float32)
+    )
     embedding = embedding_of(dtype, rows=rows, num_shards=2)
     ids = tf.ragged.constant([[1, 2, 2], [], [6]], dtype=tf.int64)
     embedding.enqueue(ids, training=False)
@@ -245,40 +296,54 @@ def test_serving_and_export_give_what_dequeue_gives(dtype, tmp_path):
     module.embedding = embedding
     module.serve = tf.function(
         lambda ids: embedding(ids),
-        input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)])
+        input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)],
+    )
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     np.testing.assert_array_equal(loaded.serve(ids), wanted)
 
 
 def test_tables_have_dtypes_of_their_own_and_half_the_bytes():
-    configs = {name: tpu.FeatureConfig(tpu.TableConfig(
-        10, 4, tf.ones, combiner="sum", name=name)) for name in "abc"}
+    configs = {
+        name: tpu.FeatureConfig(
+            tpu.TableConfig(10, 4, tf.ones, combiner="sum", name=name)
+        )
+        for name in "abc"
+    }
     embedding = tlm.TPUEmbedding(
-        configs, tpu.Adagrad(0.1),
-        table_dtypes={"a": "bfloat16", configs["c"].table: tf.float16})
+        configs,
+        tpu.Adagrad(0.1),
+        table_dtypes={"a": "bfloat16", configs["c"].table: tf.float16},
+    )
     embedding.enqueue({name: tf.constant([1]) for name in "abc"})
     embedding.apply_gradients(embedding.dequeue())
     tables = embedding.stats()["tables"]
     assert [tables[name]["num_bytes"] for name in "abc"] == [80, 160, 80]
     assert [tables[name]["num_slot_bytes"] for name in "abc"] == [160] * 3
     assert [one.dtype for one in embedding.embedding_tables.values()] == [
-        tf.bfloat16, tf.float32, tf.float16]
+        tf.bfloat16,
+        tf.float32,
+        tf.float16,
+    ]
 
 
 def test_pipelined_updates_round_as_others_do():
     plain = trained_bits("bfloat16", num_steps=1)
-    pipelined = trained_bits("bfloat16", num_steps=1,
-                             pipeline_execution_with_tensor_core=True)
+    pipelined = trained_bits(
+        "bfloat16", num_steps=1, pipeline_execution_with_tensor_core=True
+    )
     np.testing.assert_array_equal(plain, pipelined)
 
 
-@pytest.mark.parametrize("dtypes, words", [
-    ("float64", "`table_dtypes` must hold one of.*'float64'"),
-    ({"words": "int8"}, r"'int8' \(table 'words'\)"),
-    ({"other": "bfloat16"}, r"must name tables.*\['words'\].*'other'"),
-    (3, "Received: 3"),
-])
+@pytest.mark.parametrize(
+    "dtypes, words",
+    [
+        ("float64", "`table_dtypes` must hold one of.*'float64'"),
+        ({"words": "int8"}, r"'int8' \(table 'words'\)"),
+        ({"other": "bfloat16"}, r"must name tables.*\['words'\].*'other'"),
+        (3, "Received: 3"),
+    ],
+)
 def test_what_is_no_dtype_of_a_table_is_refused(dtypes, words):
     with pytest.raises(ValueError, match=words):
         embedding_of(dtypes)

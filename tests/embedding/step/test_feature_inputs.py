@@ -13,7 +13,8 @@ SEQUENCE = config.FeatureSpec("ads/history", 0, 2)
 
 def sparse(indices, values, shape=(2, 3)):
     return tf.SparseTensor(
-        np.reshape(np.array(indices, np.int64), [-1, 2]), values, shape)
+        np.reshape(np.array(indices, np.int64), [-1, 2]), values, shape
+    )
 
 
 def test_dense_vector_is_one_id_per_sample():
@@ -32,7 +33,8 @@ def test_dense_matrix_is_a_row_of_ids_per_sample():
 
 def test_sparse_keeps_its_indices_and_its_first_dimension():
     found = feature_inputs.read_feature(
-        BAG, sparse([[0, 0], [0, 2]], [4, 5], (3, 3)), None)
+        BAG, sparse([[0, 0], [0, 2]], [4, 5], (3, 3)), None
+    )
     assert found.ids.numpy().tolist() == [4, 5]
     assert found.splits.numpy().tolist() == [[0, 0], [0, 2]]
     assert int(found.num_samples) == 3
@@ -66,9 +68,10 @@ def test_number_of_samples_unknown_while_tracing_is_a_tensor():
 
 def test_ids_of_all_features_get_one_type():
     def ids_of(*dtypes):
-        features = [feature_inputs.read_feature(
-            BAG, tf.constant([1], dtype), None)
-                    for dtype in dtypes]
+        features = [
+            feature_inputs.read_feature(BAG, tf.constant([1], dtype), None)
+            for dtype in dtypes
+        ]
         feature_inputs.unify_id_types(features)
         return [one.ids.dtype for one in features]
 
@@ -96,11 +99,9 @@ def test_dense_input_without_samples_is_refused():
 
 def test_sparse_and_ragged_input_of_another_rank_are_refused():
     with pytest.raises(ValueError, match=r"Sparse input 'ads/clicks'.*rank 2"):
-        feature_inputs.read_feature(
-            BAG, tf.SparseTensor([[0]], [1], [2]), None)
+        feature_inputs.read_feature(BAG, tf.SparseTensor([[0]], [1], [2]), None)
     with pytest.raises(ValueError, match=r"Ragged input 'ads/clicks'.*rank 2"):
-        feature_inputs.read_feature(
-            BAG, tf.ragged.constant([[[1], []]]), None)
+        feature_inputs.read_feature(BAG, tf.ragged.constant([[[1], []]]), None)
 
 
 def test_weight_for_dense_input_is_refused():
@@ -125,24 +126,30 @@ def test_weight_for_a_sequence_feature_is_refused():
 def test_weights_of_other_places_than_the_ids_are_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match="the indices of"):
         feature_inputs.read_feature(
-            BAG, sparse([[0, 0], [1, 0]], [1, 2]),
-            sparse([[0, 0], [0, 1]], [1.0, 2.0]))
+            BAG,
+            sparse([[0, 0], [1, 0]], [1, 2]),
+            sparse([[0, 0], [0, 1]], [1.0, 2.0]),
+        )
     with pytest.raises(tf.errors.InvalidArgumentError, match="the row_splits"):
         feature_inputs.read_feature(
-            BAG, tf.ragged.constant([[1], [2, 3]]),
-            tf.ragged.constant([[1.0, 2.0], [3.0]]))
+            BAG,
+            tf.ragged.constant([[1], [2, 3]]),
+            tf.ragged.constant([[1.0, 2.0], [3.0]]),
+        )
 
 
 def test_weights_of_another_number_than_the_ids_are_refused():
     with pytest.raises(ValueError, match=r"one for each id.*\(2,\).*\(1,\)"):
         feature_inputs.read_feature(
-            BAG, sparse([[0, 0], [0, 1]], [1, 2]), sparse([[0, 0]], [1.0]))
+            BAG, sparse([[0, 0], [0, 1]], [1, 2]), sparse([[0, 0]], [1.0])
+        )
 
 
 def test_weights_that_are_no_numbers_are_refused():
     with pytest.raises(TypeError, match="must be numbers"):
         feature_inputs.read_feature(
-            BAG, sparse([[0, 0]], [1]), sparse([[0, 0]], ["a"]))
+            BAG, sparse([[0, 0]], [1]), sparse([[0, 0]], ["a"])
+        )
 
 
 def test_checks_of_weights_hold_in_a_function():
@@ -156,9 +163,16 @@ def test_checks_of_weights_hold_in_a_function():
         places(ids, tf.ragged.constant([[1.0, 2.0], [3.0]]))
 
 
-@pytest.mark.parametrize(("ids", "advice"), [
-    (["a"], r"Received: string. With `vocabularies=\{table: tlm.OpenVocab"),
-    ([1.0], r"Received: float32. Convert whole numbers by tf.cast\(ids, tf")])
+@pytest.mark.parametrize(
+    ("ids", "advice"),
+    [
+        (["a"], r"Received: string. With `vocabularies=\{table: tlm.OpenVocab"),
+        (
+            [1.0],
+            r"Received: float32. Convert whole numbers by tf.cast\(ids, tf",
+        ),
+    ],
+)
 def test_ids_of_another_type_are_refused_with_what_to_do(ids, advice):
     with pytest.raises(TypeError, match=advice):
         feature_inputs.read_feature(BAG, tf.constant(ids), None)

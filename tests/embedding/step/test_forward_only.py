@@ -14,8 +14,12 @@ tpu = tf.tpu.experimental.embedding
 
 def embedding_of(strategy=None):
     with (strategy or tf.distribute.get_strategy()).scope():
-        return tlm.TPUEmbedding(tpu.FeatureConfig(tpu.TableConfig(
-            5, 2, tf.ones, combiner="sum", name="words")), tpu.SGD(0.5))
+        return tlm.TPUEmbedding(
+            tpu.FeatureConfig(
+                tpu.TableConfig(5, 2, tf.ones, combiner="sum", name="words")
+            ),
+            tpu.SGD(0.5),
+        )
 
 
 def step(embedding, *, name=None, apply=True, **options):
@@ -35,7 +39,8 @@ def rows_of(embedding):
 def test_a_function_that_never_applies_is_forward_only(training):
     embedding = embedding_of()
     evaluate = tf.function(
-        lambda: step(embedding, apply=False, training=training))
+        lambda: step(embedding, apply=False, training=training)
+    )
     train = tf.function(lambda: step(embedding))
     for _ in range(3):
         evaluate()
@@ -56,8 +61,7 @@ def test_a_step_that_another_function_dequeues_trains():
     embedding = embedding_of()
     embedding.build()
     enqueue = tf.function(lambda: embedding.enqueue(tf.constant([1, 1])))
-    finish = tf.function(lambda: embedding.apply_gradients(
-        embedding.dequeue()))
+    finish = tf.function(lambda: embedding.apply_gradients(embedding.dequeue()))
     for _ in range(2):
         enqueue()
         finish()
@@ -95,8 +99,9 @@ def test_a_branch_that_applies_counts():
 def test_replicas_that_never_apply_are_forward_only():
     two = strategies.mirrored(2)
     embedding = embedding_of(two)
-    evaluate = tf.function(lambda: two.run(
-        lambda: step(embedding, apply=False)))
+    evaluate = tf.function(
+        lambda: two.run(lambda: step(embedding, apply=False))
+    )
     train = tf.function(lambda: two.run(lambda: step(embedding)))
     for function in (evaluate, train, evaluate, evaluate, train):
         function()
@@ -113,8 +118,10 @@ def test_applying_a_forward_step_is_refused_while_tracing():
 def test_applying_elsewhere_what_a_function_only_looked_up_says_so():
     embedding = embedding_of()
     activations = tf.function(lambda: step(embedding, apply=False))()
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="forward-only.*tf.function that dequeues it too"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="forward-only.*tf.function that dequeues it too",
+    ):
         embedding.apply_gradients(tf.ones_like(activations))
 
 

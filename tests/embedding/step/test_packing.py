@@ -22,12 +22,24 @@ def batches(draw):
     num_samples = draw(st.integers(0, 5))
     ids, weights = [], []
     for _ in PATHS:
-        sizes = draw(st.lists(st.integers(0, 4), min_size=num_samples,
-                              max_size=num_samples))
-        ids.append([draw(st.lists(st.integers(-9, 99), min_size=size,
-                                  max_size=size)) for size in sizes])
-        weights.append([[draw(st.integers(1, 9)) / 2] * size for size in sizes]
-                       if draw(st.booleans()) else None)
+        sizes = draw(
+            st.lists(
+                st.integers(0, 4), min_size=num_samples, max_size=num_samples
+            )
+        )
+        ids.append(
+            [
+                draw(
+                    st.lists(st.integers(-9, 99), min_size=size, max_size=size)
+                )
+                for size in sizes
+            ]
+        )
+        weights.append(
+            [[draw(st.integers(1, 9)) / 2] * size for size in sizes]
+            if draw(st.booleans())
+            else None
+        )
     return ids, weights
 
 
@@ -35,7 +47,8 @@ def ragged(rows, dtype=tf.int64):
     values = [value for row in rows for value in row]
     return tf.RaggedTensor.from_row_lengths(
         tf.constant(values, dtype, [len(values)]),
-        tf.constant([len(row) for row in rows], tf.int64, [len(rows)]))
+        tf.constant([len(row) for row in rows], tf.int64, [len(rows)]),
+    )
 
 
 def structure(leaves):
@@ -47,11 +60,20 @@ def test_any_batch(batch, weighted, traced):
     ids, weights = batch
     call = tf.function(tlm.pack) if traced else tlm.pack
     features = structure([ragged(one) for one in ids])
-    factors = structure([
-        None if one is None else feature.with_values(tf.constant(
-            [value for row in one for value in row], tf.float32,
-            [feature.values.shape[0]]))
-        for one, feature in zip(weights, tf.nest.flatten(features))])
+    factors = structure(
+        [
+            None
+            if one is None
+            else feature.with_values(
+                tf.constant(
+                    [value for row in one for value in row],
+                    tf.float32,
+                    [feature.values.shape[0]],
+                )
+            )
+            for one, feature in zip(weights, tf.nest.flatten(features))
+        ]
+    )
     found = call(features, factors) if weighted else call(features)
     mark = packed_ids.mark_of(PATHS)
     wanted = reference.pack(ids, mark, weights if weighted else None)
@@ -63,20 +85,23 @@ def test_any_batch(batch, weighted, traced):
         assert_rows(found[1], wanted[1])
     # And back, by stock operations.
     specs = [config.FeatureSpec(path, 0, 0) for path in PATHS]
-    read = packed_ids.read(packed, found[1] if weighted else None,
-                           structure([0, 1, 2]))
+    read = packed_ids.read(
+        packed, found[1] if weighted else None, structure([0, 1, 2])
+    )
     for one, back, factor, given_weights in zip(
-            ids, *packed_ids.unpack(specs, read), weights, strict=True):
+        ids, *packed_ids.unpack(specs, read), weights, strict=True
+    ):
         assert back.to_list() == one
         if weighted:
-            assert factor.to_list() == (given_weights or [
-                [1.0] * len(row) for row in one])
+            assert factor.to_list() == (
+                given_weights or [[1.0] * len(row) for row in one]
+            )
 
 
 def assert_rows(found, rows):
     np.testing.assert_array_equal(
-        found, np.array(rows, found.dtype.as_numpy_dtype).reshape(
-            found.shape))
+        found, np.array(rows, found.dtype.as_numpy_dtype).reshape(found.shape)
+    )
     assert found.shape[0] == len(rows)
 
 
@@ -92,13 +117,21 @@ def test_the_op(batch, data):
         ids=[one.values for one in flat],
         splits=[*(one.row_splits for one in flat[:3]), np.zeros(0, np.int64)],
         num_samples=[num_samples] * 4,
-        weights=[np.array([value for row in one or () for value in row],
-                          np.float32) for one in [*weights, None]],
-        names=["a", "b", "c", "d"], mark=-5, weighted=True,
-        num_columns=num_columns)
+        weights=[
+            np.array([value for row in one or () for value in row], np.float32)
+            for one in [*weights, None]
+        ],
+        names=["a", "b", "c", "d"],
+        mark=-5,
+        weighted=True,
+        num_columns=num_columns,
+    )
     wanted = reference.pack(
-        ids, -5, [one if one and any(one) else None
-                  for one in [*weights, None]], num_columns)
+        ids,
+        -5,
+        [one if one and any(one) else None for one in [*weights, None]],
+        num_columns,
+    )
     for one, other in zip(found, wanted, strict=True):
         assert_rows(one, other)
         assert one.shape[1] == num_columns or not num_columns
@@ -108,21 +141,29 @@ def test_forms_of_input():
     dense = tf.constant([[1, 2], [3, 4]], tf.int32)
     wanted = tlm.pack({"x": dense}).numpy()
     np.testing.assert_array_equal(wanted[:, 1:], [[2, 1, 2], [2, 3, 4]])
-    for form in (tf.RaggedTensor.from_tensor(dense), tf.sparse.from_dense(
-            dense), np.array([[1, 2], [3, 4]], np.uint8)):
+    for form in (
+        tf.RaggedTensor.from_tensor(dense),
+        tf.sparse.from_dense(dense),
+        np.array([[1, 2], [3, 4]], np.uint8),
+    ):
         np.testing.assert_array_equal(tlm.pack({"x": form}), wanted)
     np.testing.assert_array_equal(
-        tlm.pack([tf.constant([5, 6], tf.int64)])[:, 1:], [[1, 5], [1, 6]])
+        tlm.pack([tf.constant([5, 6], tf.int64)])[:, 1:], [[1, 5], [1, 6]]
+    )
 
 
 def test_what_is_known_of_shapes_while_tracing():
     def packed_of(*specs, **options):
-        return tf.function(lambda *ids: tlm.pack(
-            list(ids), **options)).get_concrete_function(
-            *specs).output_shapes.as_list()
+        return (
+            tf.function(lambda *ids: tlm.pack(list(ids), **options))
+            .get_concrete_function(*specs)
+            .output_shapes.as_list()
+        )
 
-    dense, open_ = tf.TensorSpec([4, 2], tf.int64), tf.TensorSpec(
-        [None, 2], tf.int64)
+    dense, open_ = (
+        tf.TensorSpec([4, 2], tf.int64),
+        tf.TensorSpec([None, 2], tf.int64),
+    )
     some = tf.RaggedTensorSpec([4, None], tf.int64)
     assert packed_of(dense, dense) == [4, 7]
     assert packed_of(open_, dense) == [4, None]
@@ -137,28 +178,50 @@ def test_datasets_cut_between_samples():
     assert [one.shape[0] for one in small] == [3] * 4
     halves = list(dataset.unbatch().batch(6))
     for parts in (small, halves):
-        np.testing.assert_array_equal(
-            tf.concat(parts, 0), tlm.pack(ids))
+        np.testing.assert_array_equal(tf.concat(parts, 0), tlm.pack(ids))
 
 
-@pytest.mark.parametrize("features, weights, error, match", [
-    ({}, None, ValueError, "at least one feature"),
-    (tf.zeros([2], tf.int64), None, ValueError, "a single tensor"),
-    ({"x": tf.zeros([2])}, None, TypeError, "'x' must be integers"),
-    ({"x": tf.zeros([2, 3, 4], tf.int64)}, None, ValueError,
-     r"'x' of a packed batch .* \(2, 3, 4\)"),
-    ({"x": tf.sparse.from_dense(tf.ones([2, 3, 4], tf.int64))}, None,
-     ValueError, "'x' of a packed batch"),
-    ({"x": ragged([[1], [2]])}, {"x": tf.ones([2])}, ValueError,
-     "does not match type input"),
-    ({"x": ragged([[1], [2]])}, {"y": None}, ValueError, "structure of"),
-    ({"x": tf.zeros([2], tf.int64), "y": tf.zeros([3], tf.int64)}, None,
-     InvalidArgument, "one number of samples.*'x' with 2, feature 'y' with 3"),
-    ({"x": "text"}, None, ValueError, "unknown type"),
-    # The second sample's ids do not begin at the first place.
-    ({"x": tf.SparseTensor([[0, 0], [1, 1]], [4, 5], [2, 2])}, None,
-     InvalidArgument, "not right-ragged"),
-])
+@pytest.mark.parametrize(
+    "features, weights, error, match",
+    [
+        ({}, None, ValueError, "at least one feature"),
+        (tf.zeros([2], tf.int64), None, ValueError, "a single tensor"),
+        ({"x": tf.zeros([2])}, None, TypeError, "'x' must be integers"),
+        (
+            {"x": tf.zeros([2, 3, 4], tf.int64)},
+            None,
+            ValueError,
+            r"'x' of a packed batch .* \(2, 3, 4\)",
+        ),
+        (
+            {"x": tf.sparse.from_dense(tf.ones([2, 3, 4], tf.int64))},
+            None,
+            ValueError,
+            "'x' of a packed batch",
+        ),
+        (
+            {"x": ragged([[1], [2]])},
+            {"x": tf.ones([2])},
+            ValueError,
+            "does not match type input",
+        ),
+        ({"x": ragged([[1], [2]])}, {"y": None}, ValueError, "structure of"),
+        (
+            {"x": tf.zeros([2], tf.int64), "y": tf.zeros([3], tf.int64)},
+            None,
+            InvalidArgument,
+            "one number of samples.*'x' with 2, feature 'y' with 3",
+        ),
+        ({"x": "text"}, None, ValueError, "unknown type"),
+        # The second sample's ids do not begin at the first place.
+        (
+            {"x": tf.SparseTensor([[0, 0], [1, 1]], [4, 5], [2, 2])},
+            None,
+            InvalidArgument,
+            "not right-ragged",
+        ),
+    ],
+)
 def test_what_cannot_be_packed_is_refused(features, weights, error, match):
     with pytest.raises(error, match=match):
         tlm.pack(features, weights)
@@ -166,8 +229,8 @@ def test_what_cannot_be_packed_is_refused(features, weights, error, match):
 
 def test_row_splits_that_are_none_are_refused():
     bad = tf.RaggedTensor.from_row_splits(
-        tf.zeros([3], tf.int64), tf.constant([0, 5], tf.int64),
-        validate=False)
+        tf.zeros([3], tf.int64), tf.constant([0, 5], tf.int64), validate=False
+    )
     with pytest.raises(InvalidArgument, match="'x': row_splits must end"):
         tlm.pack({"x": bad})
 
@@ -177,10 +240,15 @@ def test_a_sample_that_needs_more_columns_is_refused():
         tlm.pack([ragged([[1], [2, 3]])], num_columns=3)
 
 
-@pytest.mark.parametrize("column, value, match", [
-    (0, 3, "packed from a structure"), (1, -1, "at least 0"),
-    (2, 9, "in its columns"), (1, 2**62, "in its columns"),
-])
+@pytest.mark.parametrize(
+    "column, value, match",
+    [
+        (0, 3, "packed from a structure"),
+        (1, -1, "at least 0"),
+        (2, 9, "in its columns"),
+        (1, 2**62, "in its columns"),
+    ],
+)
 def test_unpacking_refuses_what_was_changed(column, value, match):
     ids = tlm.pack([ragged([[1], [2]]), ragged([[3], []])]).numpy()
     ids[1, column] = value

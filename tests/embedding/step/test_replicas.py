@@ -13,8 +13,12 @@ Refused = tf.errors.FailedPreconditionError
 
 def embedding_under(strategy):
     with strategy.scope():
-        return tlm.TPUEmbedding(tpu.FeatureConfig(tpu.TableConfig(
-            10, 2, tf.ones, combiner="sum", name="words")), tpu.SGD(0.5))
+        return tlm.TPUEmbedding(
+            tpu.FeatureConfig(
+                tpu.TableConfig(10, 2, tf.ones, combiner="sum", name="words")
+            ),
+            tpu.SGD(0.5),
+        )
 
 
 def rows_of(embedding):
@@ -24,8 +28,8 @@ def rows_of(embedding):
 
 def per_replica(strategy, values):
     return strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(
-            values[context.replica_id_in_sync_group]))
+        lambda context: tf.constant(values[context.replica_id_in_sync_group])
+    )
 
 
 def apply_ones(embedding):
@@ -49,7 +53,8 @@ def test_gradients_of_all_replicas_go_into_one_update(two):
 def test_a_distributed_dataset_is_trained_on(two):
     embedding = embedding_under(two)
     dataset = tf.data.Dataset.from_tensor_slices(
-        tf.ragged.constant([[1], [2, 2], [3], []], dtype=tf.int64)).batch(4)
+        tf.ragged.constant([[1], [2, 2], [3], []], dtype=tf.int64)
+    ).batch(4)
 
     @tf.function
     def epoch(batches):
@@ -64,8 +69,9 @@ def test_a_distributed_dataset_is_trained_on(two):
 def test_a_step_may_be_enqueued_device_by_device(two):
     embedding = embedding_under(two)
     for replica in (1, 0):
-        embedding.enqueue(tf.constant([1 + replica]),
-                          device=f"/device:CPU:{replica}")
+        embedding.enqueue(
+            tf.constant([1 + replica]), device=f"/device:CPU:{replica}"
+        )
     two.run(apply_ones, args=(embedding,))
     assert rows_of(embedding)[:4] == [1, 0.5, 0.5, 1]
 
@@ -75,12 +81,14 @@ def test_another_device_is_refused(two):
     with pytest.raises(ValueError, match="`device` must name one device"):
         embedding.enqueue(tf.constant([1]), device="/device:CPU:3")
     with pytest.raises(ValueError, match=r"inside `strategy.run`"):
-        two.run(lambda: embedding.enqueue(
-            tf.constant([1]), device="/device:CPU:0"))
+        two.run(
+            lambda: embedding.enqueue(tf.constant([1]), device="/device:CPU:0")
+        )
 
 
-@pytest.mark.parametrize("strategy", [
-    None, tf.distribute.OneDeviceStrategy("/device:CPU:1")])
+@pytest.mark.parametrize(
+    "strategy", [None, tf.distribute.OneDeviceStrategy("/device:CPU:1")]
+)
 def test_the_one_replica_of_a_strategy_goes_by_its_device(strategy):
     embedding = embedding_under(strategy or tf.distribute.get_strategy())
     mine, other = ("CPU:0", "CPU:1") if strategy is None else ("CPU:1", "CPU:0")
@@ -115,8 +123,10 @@ def test_replicas_that_disagree_about_training_must_reset(two):
 
     def enqueue():
         context = tf.distribute.get_replica_context()
-        embedding.enqueue(tf.constant([1]), training=tf.equal(
-            context.replica_id_in_sync_group, 0))
+        embedding.enqueue(
+            tf.constant([1]),
+            training=tf.equal(context.replica_id_in_sync_group, 0),
+        )
 
     with pytest.raises(Refused, match="same `training`"):
         two.run(enqueue)
@@ -155,8 +165,15 @@ def test_forward_steps_of_replicas_are_independent(two):
     embedding = embedding_under(two)
     for ids in ([[1], [2, 2]], [[3, 3, 3], [4]]):
         embedding.enqueue(per_replica(two, ids), training=False)
-    sizes = [[len(one) for one in two.experimental_local_results(
-        two.run(embedding.dequeue))] for _ in range(2)]
+    sizes = [
+        [
+            len(one)
+            for one in two.experimental_local_results(
+                two.run(embedding.dequeue)
+            )
+        ]
+        for _ in range(2)
+    ]
     assert sizes == [[1, 2], [3, 1]]
 
 

@@ -14,9 +14,20 @@ ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
 
 def embedding_of(shape=None, *, length=0, combiner="sum"):
     return tlm.TPUEmbedding(
-        tpu.FeatureConfig(tpu.TableConfig(
-            10, 2, lambda shape: tf.constant(ROWS), tpu.SGD(1.0), combiner,
-            "words"), output_shape=shape, max_sequence_length=length), None)
+        tpu.FeatureConfig(
+            tpu.TableConfig(
+                10,
+                2,
+                lambda shape: tf.constant(ROWS),
+                tpu.SGD(1.0),
+                combiner,
+                "words",
+            ),
+            output_shape=shape,
+            max_sequence_length=length,
+        ),
+        None,
+    )
 
 
 def look_up(embedding, value, weights=None):
@@ -34,17 +45,20 @@ def ids_of(*shape):
 def test_dense_samples_keep_their_dimensions():
     ids = ids_of(4, 3, 1)
     np.testing.assert_array_equal(
-        look_up(embedding_of(), ids), ROWS[ids[..., 0]])
+        look_up(embedding_of(), ids), ROWS[ids[..., 0]]
+    )
     ids = ids_of(2, 3, 2, 5)
     np.testing.assert_array_equal(
-        look_up(embedding_of(), ids), ROWS[ids].sum(axis=-2))
+        look_up(embedding_of(), ids), ROWS[ids].sum(axis=-2)
+    )
 
 
 def test_sparse_samples_keep_their_dimensions():
     dense = ids_of(4, 3, 5)
     dense[dense < 4] = 0
     expected = ROWS[dense].sum(axis=-2) - (
-        (dense == 0).sum(axis=-1, keepdims=True) * ROWS[0])
+        (dense == 0).sum(axis=-1, keepdims=True) * ROWS[0]
+    )
     found = look_up(embedding_of(), tf.sparse.from_dense(dense))
     np.testing.assert_array_equal(found, expected)
 
@@ -53,22 +67,25 @@ def test_sparse_samples_have_weights_in_every_dimension():
     ids = tf.sparse.from_dense([[[1, 2], [3, 0]], [[0, 0], [4, 4]]])
     weights = ids.with_values(tf.constant([1.0, 2.0, 3.0, 4.0, 5.0]))
     found = look_up(embedding_of(), ids, weights)
-    np.testing.assert_array_equal(found, [
-        [ROWS[1] + 2 * ROWS[2], 3 * ROWS[3]], [[0, 0], 9 * ROWS[4]]])
+    np.testing.assert_array_equal(
+        found, [[ROWS[1] + 2 * ROWS[2], 3 * ROWS[3]], [[0, 0], 9 * ROWS[4]]]
+    )
 
 
 def test_ragged_samples_fill_the_places_of_an_output_shape():
     ids = tf.ragged.constant([[1], [2, 3], [], [4]])
     found = look_up(embedding_of([2, 2]), ids)
     np.testing.assert_array_equal(
-        found, [[ROWS[1], ROWS[2] + ROWS[3]], [[0, 0], ROWS[4]]])
+        found, [[ROWS[1], ROWS[2] + ROWS[3]], [[0, 0], ROWS[4]]]
+    )
 
 
 def test_fewer_ragged_samples_are_sequences():
     ids = tf.ragged.constant([[1], [2, 3, 4], []])
     found = look_up(embedding_of([3, 2], combiner="mean"), ids)
-    np.testing.assert_array_equal(found, [
-        [ROWS[1], [0, 0]], [ROWS[2], ROWS[3]], [[0, 0], [0, 0]]])
+    np.testing.assert_array_equal(
+        found, [[ROWS[1], [0, 0]], [ROWS[2], ROWS[3]], [[0, 0], [0, 0]]]
+    )
 
 
 def test_an_output_shape_of_one_dimension_is_the_number_of_samples():
@@ -85,8 +102,10 @@ def test_gradients_have_the_shape_of_the_activations():
     activations = embedding.dequeue()
     with pytest.raises(ValueError, match=r"Expected shape \(None, 3, 2\)"):
         embedding.apply_gradients(tf.ones([6, 2]))
-    embedding.apply_gradients(activations * 0 + tf.constant(
-        np.arange(12, dtype=np.float32).reshape(2, 3, 2)))
+    embedding.apply_gradients(
+        activations * 0
+        + tf.constant(np.arange(12, dtype=np.float32).reshape(2, 3, 2))
+    )
     expected = ROWS.copy()
     np.subtract.at(expected, ids.ravel(), np.arange(12).reshape(6, 2))
     [table] = embedding.embedding_tables.values()
@@ -152,10 +171,17 @@ def test_inner_sizes_that_nobody_knows_are_refused():
         step(tf.constant(ids_of(2, 3, 1)))
 
 
-@pytest.mark.parametrize(("shape", "value", "words"), [
-    ([4, 2], tf.ragged.constant([[1], [2], [3]]), "divides the 8 positions"),
-    ([None, 2], tf.ragged.constant([[1], [2]]), "known while tracing"),
-])
+@pytest.mark.parametrize(
+    ("shape", "value", "words"),
+    [
+        (
+            [4, 2],
+            tf.ragged.constant([[1], [2], [3]]),
+            "divides the 8 positions",
+        ),
+        ([None, 2], tf.ragged.constant([[1], [2]]), "known while tracing"),
+    ],
+)
 def test_ragged_inputs_that_fit_no_shape_are_refused(shape, value, words):
     with pytest.raises(ValueError, match=words):
         embedding_of(shape).enqueue(value)
@@ -174,9 +200,11 @@ CUT = np.zeros([4, 2, 2], np.float32)
 CUT[0], CUT[2, 0], CUT[3] = ROWS[[1, 2]], ROWS[4], ROWS[[5, 6]]
 
 
-@pytest.mark.parametrize("wrap", [
-    tf.ragged.constant, lambda ids: tf.ragged.constant(ids).to_sparse()],
-    ids=["ragged", "sparse"])
+@pytest.mark.parametrize(
+    "wrap",
+    [tf.ragged.constant, lambda ids: tf.ragged.constant(ids).to_sparse()],
+    ids=["ragged", "sparse"],
+)
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 def test_sequences_fill_the_places_that_build_was_told(wrap, combiner):
     embedding = embedding_of(length=2, combiner=combiner)
@@ -196,11 +224,11 @@ def test_dense_sequences_fill_the_places_that_build_was_told():
     embedding = embedding_of(length=2)
     embedding.build([tf.TensorShape([3, 2, 4])])
     ids = ids_of(3, 3)
-    np.testing.assert_array_equal(
-        look_up(embedding, ids), ROWS[ids[:, :2]])
+    np.testing.assert_array_equal(look_up(embedding, ids), ROWS[ids[:, :2]])
     ids = ids_of(3, 1)
     np.testing.assert_array_equal(
-        look_up(embedding, ids)[:, 0], ROWS[ids[:, 0]])
+        look_up(embedding, ids)[:, 0], ROWS[ids[:, 0]]
+    )
 
 
 def test_ids_of_more_dimensions_are_combined_in_a_sequence_feature():
@@ -210,10 +238,17 @@ def test_ids_of_more_dimensions_are_combined_in_a_sequence_feature():
         if is_told:
             embedding.build([tf.TensorShape([2, 3, 2])])
         np.testing.assert_array_equal(
-            look_up(embedding, ids), ROWS[ids].sum(axis=2))
+            look_up(embedding, ids), ROWS[ids].sum(axis=2)
+        )
         np.testing.assert_array_equal(
-            look_up(embedding, tf.sparse.from_dense(ids + 1).with_values(
-                tf.constant(ids.ravel()))), ROWS[ids].sum(axis=2))
+            look_up(
+                embedding,
+                tf.sparse.from_dense(ids + 1).with_values(
+                    tf.constant(ids.ravel())
+                ),
+            ),
+            ROWS[ids].sum(axis=2),
+        )
 
 
 def test_sequences_of_another_length_than_build_was_told_are_refused():
@@ -249,7 +284,8 @@ def test_ragged_samples_fill_the_places_that_build_was_told(shape):
     if shape[0] == 2:  # as many samples as places
         expected[:] = np.reshape(
             [ROWS[ids].sum(axis=0) for ids in ([1, 2, 3], [], [4], [5, 6])],
-            [2, 2, 2])
+            [2, 2, 2],
+        )
     else:
         expected[:] = CUT
     np.testing.assert_array_equal(found, expected)
@@ -278,14 +314,20 @@ def test_build_tells_the_sizes_that_the_feature_leaves_open():
     with pytest.raises(ValueError, match="must have 6 samples"):
         embedding.enqueue(ids_of(2, 2, 1))
     assert look_up_only(embedding, tf.ragged.constant([[1]] * 6)).shape == (
-        3, 2, 2)
+        3,
+        2,
+        2,
+    )
 
 
 def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
     table = tpu.TableConfig(10, 2, combiner="sum", name="words")
     serve = lambda ids, shape: tlm.serving_embedding_lookup(  # noqa: E731
-        ids, None, {table: tf.constant(ROWS)},
-        tpu.FeatureConfig(table, output_shape=shape))
+        ids,
+        None,
+        {table: tf.constant(ROWS)},
+        tpu.FeatureConfig(table, output_shape=shape),
+    )
     ids = tf.ragged.constant([[1], [2, 3], [], [4]])
     for shape in ([3], [2]):
         with pytest.raises(ValueError, match="divides the"):
@@ -293,8 +335,11 @@ def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
     assert serve(ids, [4]).shape == [4, 2]
     # As TensorFlow's: fewer samples are sequences.
     stock = tpu.serving_embedding_lookup(
-        ids, None, {table: tf.Variable(ROWS)},
-        tpu.FeatureConfig(table, output_shape=[8]))
+        ids,
+        None,
+        {table: tf.Variable(ROWS)},
+        tpu.FeatureConfig(table, output_shape=[8]),
+    )
     np.testing.assert_array_equal(serve(ids, [8]), stock)
 
     @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
@@ -307,28 +352,34 @@ def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
 
 
 def test_forms_and_batch_sizes_may_differ_between_features():
-    table = tpu.TableConfig(10, 2, lambda shape: tf.constant(ROWS),
-                            combiner="sum", name="words")
+    table = tpu.TableConfig(
+        10, 2, lambda shape: tf.constant(ROWS), combiner="sum", name="words"
+    )
     embedding = tlm.TPUEmbedding(
-        {name: tpu.FeatureConfig(table) for name in "abc"}, tpu.SGD(1.0))
-    inputs = {"a": tf.ragged.constant([[1, 2], [3]]),
-              "b": tf.sparse.from_dense([[4, 5], [6, 0], [7, 0]]),
-              "c": ids_of(2, 2, 1)}
+        {name: tpu.FeatureConfig(table) for name in "abc"}, tpu.SGD(1.0)
+    )
+    inputs = {
+        "a": tf.ragged.constant([[1, 2], [3]]),
+        "b": tf.sparse.from_dense([[4, 5], [6, 0], [7, 0]]),
+        "c": ids_of(2, 2, 1),
+    }
     embedding.enqueue(inputs)
     found = embedding.dequeue()
-    assert [found[name].shape for name in "abc"] == [
-        [2, 2], [3, 2], [2, 2, 2]]
+    assert [found[name].shape for name in "abc"] == [[2, 2], [3, 2], [2, 2, 2]]
     embedding.apply_gradients(found)
 
 
 # What TensorFlow's own class gives, where it takes the same input.
 
 
-@pytest.mark.parametrize(("shape", "value"), [
-    ([2, 2], tf.ragged.constant([[1], [2, 3], [], [4]])),
-    ([3, 2], tf.ragged.constant([[1], [2, 3, 4], []])),
-    (None, tf.sparse.from_dense([[[1, 2], [3, 0]], [[0, 0], [4, 4]]])),
-])
+@pytest.mark.parametrize(
+    ("shape", "value"),
+    [
+        ([2, 2], tf.ragged.constant([[1], [2, 3], [], [4]])),
+        ([3, 2], tf.ragged.constant([[1], [2, 3, 4], []])),
+        (None, tf.sparse.from_dense([[[1, 2], [3, 0]], [[0, 0], [4, 4]]])),
+    ],
+)
 def test_tensorflow_s_serving_gives_the_same(shape, value):
     embedding = embedding_of(shape)
     [(config, rows)] = embedding.embedding_tables.items()

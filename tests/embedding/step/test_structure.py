@@ -28,16 +28,20 @@ def test_other_structures_are_refused_by_kind_and_by_size():
     with pytest.raises(TypeError, match="`features` must have the structure"):
         structure.check_same([1, 2], "features", (1, 2), "feature_config")
     with pytest.raises(
-            TypeError, match=r"\(\., \[\.\]\),.*Received: \[\., \(\.,\)\],"):
-        structure.check_same(
-            [1, (2,)], "features", (1, [2]), "feature_config")
+        TypeError, match=r"\(\., \[\.\]\),.*Received: \[\., \(\.,\)\],"
+    ):
+        structure.check_same([1, (2,)], "features", (1, [2]), "feature_config")
     with pytest.raises(ValueError, match=r"\['a', 'b'\].*Received.*\['a'\]"):
         structure.check_same(
-            {"a": 1}, "features", {"a": 1, "b": 2}, "feature_config")
+            {"a": 1}, "features", {"a": 1, "b": 2}, "feature_config"
+        )
 
 
 def test_missing_weights_are_none_for_each_leaf():
     assert structure.flatten_weights(None, {"a": 1, "b": 2}, like="x") == [
-        None, None]
+        None,
+        None,
+    ]
     assert structure.flatten_weights(
-        {"a": None, "b": 5}, {"a": 1, "b": 2}, like="x") == [None, 5]
+        {"a": None, "b": 5}, {"a": 1, "b": 2}, like="x"
+    ) == [None, 5]

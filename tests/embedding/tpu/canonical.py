@@ -14,11 +14,16 @@ from tensorflow.python.framework import function_def_to_graph
 
 # A TPU's program is called after the function around it, which is numbered.
 _FUNCTION_NUMBER = re.compile(
-    rb"((?:while_(?:body|cond)|cond_(?:true|false)))_[0-9]+")
+    rb"((?:while_(?:body|cond)|cond_(?:true|false)))_[0-9]+"
+)
 
 # They list the captured arguments in their order.
-_ORDERS_OF_CAPTURES = ("T", "Tin", "output_shapes",
-                       "_read_only_resource_inputs")
+_ORDERS_OF_CAPTURES = (
+    "T",
+    "Tin",
+    "output_shapes",
+    "_read_only_resource_inputs",
+)
 
 
 def operations(graph, ignored_scope=None, arguments=None):
@@ -36,27 +41,38 @@ def operations(graph, ignored_scope=None, arguments=None):
     hashes = {}
     standing_for = {
         tensor.op.name: index if arguments is None else arguments[index]
-        for index, tensor in enumerate(graph.inputs)}
+        for index, tensor in enumerate(graph.inputs)
+    }
 
     def is_ignored(op):
         return ignored_scope is not None and any(
-            part.startswith(ignored_scope) for part in op.name.split("/"))
+            part.startswith(ignored_scope) for part in op.name.split("/")
+        )
 
     def digest(op):
         read = [(hashes[t.op.name], t.value_index) for t in op.inputs]
         attributes, is_call = _attributes(graph, op, ignored_scope, read)
         return _digest(
-            op.type, op.device, standing_for.get(op.name), attributes,
+            op.type,
+            op.device,
+            standing_for.get(op.name),
+            attributes,
             sorted(read) if is_call else read,
-            sorted(hashes[parent.name] for parent in op.control_inputs
-                   if not is_ignored(parent)))
+            sorted(
+                hashes[parent.name]
+                for parent in op.control_inputs
+                if not is_ignored(parent)
+            ),
+        )
 
     def of(op):
         pending = [op]
         while pending:
             parents = [t.op for t in pending[-1].inputs] + [
-                parent for parent in pending[-1].control_inputs
-                if not is_ignored(parent)]
+                parent
+                for parent in pending[-1].control_inputs
+                if not is_ignored(parent)
+            ]
             missing = [p for p in parents if p.name not in hashes]
             if missing:
                 pending.extend(missing)
@@ -66,10 +82,11 @@ def operations(graph, ignored_scope=None, arguments=None):
         return hashes[op.name]
 
     found = collections.Counter(
-        (op.type, of(op)) for op in graph.get_operations()
-        if not is_ignored(op))
-    found["returned", _digest(
-        [(of(t.op), t.value_index) for t in graph.outputs])] += 1
+        (op.type, of(op)) for op in graph.get_operations() if not is_ignored(op)
+    )
+    found[
+        "returned", _digest([(of(t.op), t.value_index) for t in graph.outputs])
+    ] += 1
     return found
 
 
@@ -80,18 +97,30 @@ def _digest(*parts):
 def _attributes(graph, op, ignored_scope, read):
     """The attributes, sorted, and whether there are functions among them."""
     attributes = op.node_def.attr
-    calls = {key: [one.name for one in (
-        [value.func] if value.HasField("func") else value.list.func)]
-        for key, value in attributes.items()}
+    calls = {
+        key: [
+            one.name
+            for one in (
+                [value.func] if value.HasField("func") else value.list.func
+            )
+        ]
+        for key, value in attributes.items()
+    }
     is_call = any(calls.values())
     # The first input of a conditional is the condition.
     arguments = read[1:] if op.type in ("If", "StatelessIf", "Case") else read
     found = []
     for key, value in attributes.items():
         if calls[key]:
-            found.append((key, [_of_function(
-                graph, name, ignored_scope, arguments)
-                for name in calls[key]]))
+            found.append(
+                (
+                    key,
+                    [
+                        _of_function(graph, name, ignored_scope, arguments)
+                        for name in calls[key]
+                    ],
+                )
+            )
         elif value.HasField("s"):
             found.append((key, _FUNCTION_NUMBER.sub(rb"\1", value.s)))
         elif not (is_call and key in _ORDERS_OF_CAPTURES):
@@ -103,6 +132,6 @@ def _of_function(graph, name, ignored_scope, arguments):
     while name not in graph._functions:
         graph = graph.outer_graph
     body = function_def_to_graph.function_def_to_graph(
-        graph._functions[name].cached_definition)
-    return _digest(sorted(
-        operations(body, ignored_scope, arguments).items()))
+        graph._functions[name].cached_definition
+    )
+    return _digest(sorted(operations(body, ignored_scope, arguments).items()))

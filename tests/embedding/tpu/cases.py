@@ -28,45 +28,70 @@ INPUTS = {
     "dense_column": Input(Dense([6, 1], tf.int32), (6,)),
     "dense_3d": Input(Dense([2, 3, 1], tf.int32), (2, 3)),
     "dense_shaped": Input(
-        Dense([2, 3, 1], tf.int64), (2, 3), {"output_shape": [2, 3]}),
+        Dense([2, 3, 1], tf.int64), (2, 3), {"output_shape": [2, 3]}
+    ),
     "sparse": Input(Sparse([6, 4], tf.int64), (6,), takes_weights=True),
     "sparse_int32": Input(Sparse([6, 4], tf.int32), (6,), takes_weights=True),
-    "sparse_open": Input(Sparse([6, None], tf.int64), (6,),
-                         takes_weights=True),
-    "sparse_3d": Input(Sparse([2, 3, 4], tf.int64), (2, 3),
-                       takes_weights=True),
-    "sparse_shaped": Input(Sparse([6, 4], tf.int64), (6,),
-                           {"output_shape": [6]}, takes_weights=True),
-    "sparse_sequence": Input(Sparse([6, 4], tf.int64), (6, 2),
-                             {"max_sequence_length": 2}),
-    "sparse_3d_sequence": Input(Sparse([2, 3, 4], tf.int64), (2, 3),
-                                {"max_sequence_length": 2}),
+    "sparse_open": Input(Sparse([6, None], tf.int64), (6,), takes_weights=True),
+    "sparse_3d": Input(Sparse([2, 3, 4], tf.int64), (2, 3), takes_weights=True),
+    "sparse_shaped": Input(
+        Sparse([6, 4], tf.int64),
+        (6,),
+        {"output_shape": [6]},
+        takes_weights=True,
+    ),
+    "sparse_sequence": Input(
+        Sparse([6, 4], tf.int64), (6, 2), {"max_sequence_length": 2}
+    ),
+    "sparse_3d_sequence": Input(
+        Sparse([2, 3, 4], tf.int64), (2, 3), {"max_sequence_length": 2}
+    ),
     "ragged": Input(Ragged([6, None], tf.int64), (6,), takes_weights=True),
     "ragged_int32": Input(
-        Ragged([6, None], tf.int32, row_splits_dtype=tf.int32), (6,),
-        takes_weights=True),
-    "ragged_sequence": Input(Ragged([6, None], tf.int64), (6, 3),
-                             {"max_sequence_length": 3}),
-    "ragged_shaped": Input(Ragged([6, None], tf.int64), (2, 3),
-                           {"output_shape": [2, 3]}, takes_weights=True),
-    "ragged_spread": Input(Ragged([2, None], tf.int64), (2, 3),
-                           {"output_shape": [2, 3]}),
+        Ragged([6, None], tf.int32, row_splits_dtype=tf.int32),
+        (6,),
+        takes_weights=True,
+    ),
+    "ragged_sequence": Input(
+        Ragged([6, None], tf.int64), (6, 3), {"max_sequence_length": 3}
+    ),
+    "ragged_shaped": Input(
+        Ragged([6, None], tf.int64),
+        (2, 3),
+        {"output_shape": [2, 3]},
+        takes_weights=True,
+    ),
+    "ragged_spread": Input(
+        Ragged([2, None], tf.int64), (2, 3), {"output_shape": [2, 3]}
+    ),
     "ragged_shaped_sequence": Input(
-        Ragged([6, None], tf.int64), (2, 3),
-        {"output_shape": [2, 3], "max_sequence_length": 5}),
+        Ragged([6, None], tf.int64),
+        (2, 3),
+        {"output_shape": [2, 3], "max_sequence_length": 5},
+    ),
 }
 
-COMMON = {"clip_weight_min": -2.5, "clip_weight_max": 0.1,
-          "weight_decay_factor": 1e-3, "clipvalue": (-0.3, None),
-          "multiply_weight_decay_factor_by_learning_rate": True,
-          "low_dimensional_packing_status": True}
+COMMON = {
+    "clip_weight_min": -2.5,
+    "clip_weight_max": 0.1,
+    "weight_decay_factor": 1e-3,
+    "clipvalue": (-0.3, None),
+    "multiply_weight_decay_factor_by_learning_rate": True,
+    "low_dimensional_packing_status": True,
+}
 
 
 def make_slots(table, names, initializers):
-    return {name: tf.Variable(
-        lambda shape, dtype, one=one: one(shape, dtype=dtype),
-        shape=table.shape, dtype=tf.float32, trainable=False, name=name)
-        for name, one in zip(names, initializers)}
+    return {
+        name: tf.Variable(
+            lambda shape, dtype, one=one: one(shape, dtype=dtype),
+            shape=table.shape,
+            dtype=tf.float32,
+            trainable=False,
+            name=name,
+        )
+        for name, one in zip(names, initializers)
+    }
 
 
 OPTIMIZERS = {
@@ -77,31 +102,57 @@ OPTIMIZERS = {
     "sgd_all": lambda: tpu.SGD(0.1, **COMMON),
     "adagrad": lambda: tpu.Adagrad(0.1),
     "adagrad_all": lambda: tpu.Adagrad(
-        0.1, initial_accumulator_value=0.7, **COMMON),
+        0.1, initial_accumulator_value=0.7, **COMMON
+    ),
     "adagrad_limited_below": lambda: tpu.Adagrad(0.1, clip_weight_min=0.0),
     "adagrad_own_slots": lambda: tpu.Adagrad(
-        0.1, slot_variable_creation_fn=make_slots),
+        0.1, slot_variable_creation_fn=make_slots
+    ),
     "adagrad_momentum": lambda: tpu.AdagradMomentum(0.1),
     "adagrad_momentum_all": lambda: tpu.AdagradMomentum(
-        0.1, momentum=0.9, use_nesterov=True, exponent=3.0, beta2=0.5,
-        epsilon=1e-3, **COMMON),
+        0.1,
+        momentum=0.9,
+        use_nesterov=True,
+        exponent=3.0,
+        beta2=0.5,
+        epsilon=1e-3,
+        **COMMON,
+    ),
     "adam": lambda: tpu.Adam(0.1),
     "adam_all": lambda: tpu.Adam(
-        0.1, beta_1=0.5, beta_2=0.25, epsilon=1e-3, lazy_adam=False,
-        sum_inside_sqrt=False, **COMMON),
+        0.1,
+        beta_1=0.5,
+        beta_2=0.25,
+        epsilon=1e-3,
+        lazy_adam=False,
+        sum_inside_sqrt=False,
+        **COMMON,
+    ),
     "adam_sequential": lambda: tpu.Adam(0.1, use_gradient_accumulation=False),
     "ftrl": lambda: tpu.FTRL(0.1),
     "ftrl_all": lambda: tpu.FTRL(
-        0.1, learning_rate_power=-0.25, l1_regularization_strength=0.5,
-        l2_regularization_strength=0.125, beta=0.75,
-        initial_accumulator_value=0.5, multiply_linear_by_learning_rate=True,
-        allow_zero_accumulator=True, **COMMON),
+        0.1,
+        learning_rate_power=-0.25,
+        l1_regularization_strength=0.5,
+        l2_regularization_strength=0.125,
+        beta=0.75,
+        initial_accumulator_value=0.5,
+        multiply_linear_by_learning_rate=True,
+        allow_zero_accumulator=True,
+        **COMMON,
+    ),
 }
 
 # Dynamic learning rates of the two tables, by number: equal numbers share one.
-RATES = {"constant": (None, None), "first": (0, None), "second": (None, 0),
-         "shared": (0, 0), "own": (0, 1), "variables": ("v0", "v1"),
-         "shared_variable": ("v0", "v0")}
+RATES = {
+    "constant": (None, None),
+    "first": (0, None),
+    "second": (None, 0),
+    "shared": (0, 0),
+    "own": (0, 1),
+    "variables": ("v0", "v1"),
+    "shared_variable": ("v0", "v0"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +192,11 @@ class Case:
 
     def __str__(self):
         default = Case()
-        told = [f"{field.name}={getattr(self, field.name)}"
-                for field in dataclasses.fields(self)
-                if getattr(self, field.name) != getattr(default, field.name)]
+        told = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != getattr(default, field.name)
+        ]
         return ",".join(told).replace(" ", "") or "default"
 
 
@@ -153,12 +206,19 @@ def named_cases():
         for name in INPUTS:
             yield Case(inputs=(name,), place=place)
         for cores, hosts in ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4)):
-            yield Case(place=place, num_cores=cores, num_hosts=hosts,
-                       optimizers=("adam", "sgd"))
+            yield Case(
+                place=place,
+                num_cores=cores,
+                num_hosts=hosts,
+                optimizers=("adam", "sgd"),
+            )
     for place in ("inside", "outside"):
         for dtype in (tf.float32, tf.float64, tf.int32):
-            yield Case(inputs=("sparse", "ragged", "sparse_3d"), place=place,
-                       weights=dtype)
+            yield Case(
+                inputs=("sparse", "ragged", "sparse_3d"),
+                place=place,
+                weights=dtype,
+            )
         for name in (None, "step"):
             for training in (True, False):
                 yield Case(place=place, name=name, training=training)
@@ -169,17 +229,28 @@ def named_cases():
         yield Case(place=place, is_pipelined=True)
         yield Case(place=place, gradients="none")
         yield Case(place=place, build="shapes")
-        yield Case(place=place, build="batch",
-                   inputs=("dense", "sparse_sequence"))
-        yield Case(place=place, num_cores=4, num_cores_per_replica=2,
-                   inputs=("dense", "sparse"), build="shapes_of_core")
+        yield Case(
+            place=place, build="batch", inputs=("dense", "sparse_sequence")
+        )
+        yield Case(
+            place=place,
+            num_cores=4,
+            num_cores_per_replica=2,
+            inputs=("dense", "sparse"),
+            build="shapes_of_core",
+        )
     yield Case(place="inside", training="tensor")
     for combiners in itertools.product(("sum", "mean", "sqrtn"), repeat=2):
         yield Case(combiners=combiners)
     for optimizer in OPTIMIZERS:
         yield Case(inputs=("dense",), optimizers=(optimizer, "sgd"))
-        yield Case(inputs=("dense", "dense"), num_cores=2, num_hosts=2,
-                   optimizers=("sgd", optimizer), rates="own")
+        yield Case(
+            inputs=("dense", "dense"),
+            num_cores=2,
+            num_hosts=2,
+            optimizers=("sgd", optimizer),
+            rates="own",
+        )
     for structure in ("list", "nested", "single", "named"):
         yield Case(structure=structure)
     yield Case(quantized=True)
@@ -195,17 +266,21 @@ def drawn_cases(number, seed=20):
         cores, hosts = source.choice(((1, 1), (2, 1), (2, 2), (4, 2), (4, 4)))
         place = source.choice(("inside", "outside", "device"))
         yield Case(
-            inputs=tuple(source.choices(
-                sorted(INPUTS), k=source.randint(1, 5))),
-            place=place, weights=source.choice((None, tf.float32)),
+            inputs=tuple(
+                source.choices(sorted(INPUTS), k=source.randint(1, 5))
+            ),
+            place=place,
+            weights=source.choice((None, tf.float32)),
             combiners=tuple(source.choices(("sum", "mean", "sqrtn"), k=2)),
             optimizers=tuple(source.choices(optimizers, k=2)),
             rates=source.choice(sorted(RATES)),
             name=source.choice((None, "step")),
-            is_pipelined=source.random() < 0.5, num_cores=cores,
+            is_pipelined=source.random() < 0.5,
+            num_cores=cores,
             num_hosts=hosts,
             flow=source.choice(("once", "loop", "cond", "twice")),
             training=source.choice((True, True, False)),
             gradients=source.choice(("all", "none")),
             quantized=source.random() < 0.5,
-            num_rows=(source.randint(1, 12), source.randint(1, 12)))
+            num_rows=(source.randint(1, 12), source.randint(1, 12)),
+        )

@@ -44,21 +44,30 @@ def _optimizer(name, rate):
 
 def feature_config_of(case):
     rates = _rates(case.rates)
-    quantization = tpu.QuantizationConfig(
-        4, -1.0, 0.5) if case.quantized else None
+    quantization = (
+        tpu.QuantizationConfig(4, -1.0, 0.5) if case.quantized else None
+    )
     tables = [
         # The first takes the default optimizer.
         tpu.TableConfig(
-            case.num_rows[i], dim, tf.ones, combiner=case.combiners[i],
+            case.num_rows[i],
+            dim,
+            tf.ones,
+            combiner=case.combiners[i],
             optimizer=_optimizer(case.optimizers[i], rates[i]) if i else None,
             name=f"table{i}" if i else None,
-            quantization_config=quantization if i else None)
-        for i, dim in enumerate((2, 3))]
+            quantization_config=quantization if i else None,
+        )
+        for i, dim in enumerate((2, 3))
+    ]
     flat = [
         tpu.FeatureConfig(
-            tables[i % 2], **cases.INPUTS[name].settings,
-            name=f"feature{i}" if case.structure == "named" else None)
-        for i, name in enumerate(case.inputs)]
+            tables[i % 2],
+            **cases.INPUTS[name].settings,
+            name=f"feature{i}" if case.structure == "named" else None,
+        )
+        for i, name in enumerate(case.inputs)
+    ]
     return structured(case, flat), _optimizer(case.optimizers[0], rates[0])
 
 
@@ -66,8 +75,11 @@ def structured(case, flat):
     if case.structure == "list":
         return list(flat)
     if case.structure == "nested":
-        return {"b": {"x": flat[0]}, "a": tuple(flat[1:])} if len(
-            flat) > 1 else {"b": {"x": flat[0]}, "a": ()}
+        return (
+            {"b": {"x": flat[0]}, "a": tuple(flat[1:])}
+            if len(flat) > 1
+            else {"b": {"x": flat[0]}, "a": ()}
+        )
     if case.structure == "single":
         return flat[0]
     return dict(zip("abcdef", flat))
@@ -76,12 +88,14 @@ def structured(case, flat):
 def trace(case, cls):
     """Traces `case` with `cls`, without a TPU."""
     strategy = traced_tpu.strategy_of(
-        case.num_cores, case.num_hosts, case.num_cores_per_replica)
+        case.num_cores, case.num_hosts, case.num_cores_per_replica
+    )
     # Variables of learning rates have no copy on cores that are not there.
     feature_config, optimizer = feature_config_of(case)
     with traced_tpu.replaced(), strategy.scope():
         embedding = cls(feature_config, optimizer, case.is_pipelined)
         _build(case, embedding)
+
         def program(*values):
             return _program(case, strategy, embedding, values)
 
@@ -95,20 +109,32 @@ def _build(case, embedding):
     if case.build == "batch":
         embedding.build(per_replica_batch_size=6)
     elif case.build == "shapes":
-        embedding.build(structured(
-            case, [tf.TensorShape(one.spec.shape) for one in inputs]))
+        embedding.build(
+            structured(case, [tf.TensorShape(one.spec.shape) for one in inputs])
+        )
     elif case.build == "shapes_of_core":
-        embedding.build(structured(case, [
-            tf.TensorShape([one.spec.shape[0] // 2, *one.spec.shape[1:]])
-            for one in inputs]))
+        embedding.build(
+            structured(
+                case,
+                [
+                    tf.TensorShape(
+                        [one.spec.shape[0] // 2, *one.spec.shape[1:]]
+                    )
+                    for one in inputs
+                ],
+            )
+        )
 
 
 def _signature(case):
     inputs = [cases.INPUTS[name] for name in case.inputs]
     specs = [one.spec for one in inputs]
     if case.weights is not None:
-        specs += [_weight_spec(one.spec, case.weights)
-                  for one in inputs if one.takes_weights]
+        specs += [
+            _weight_spec(one.spec, case.weights)
+            for one in inputs
+            if one.takes_weights
+        ]
     if case.training == "tensor":
         specs.append(tf.TensorSpec([], tf.bool))
     return specs
@@ -118,7 +144,8 @@ def _weight_spec(spec, dtype):
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(spec.shape, dtype)
     return tf.RaggedTensorSpec(
-        spec.shape, dtype, row_splits_dtype=spec.row_splits_dtype)
+        spec.shape, dtype, row_splits_dtype=spec.row_splits_dtype
+    )
 
 
 def _program(case, strategy, embedding, values):
@@ -129,18 +156,24 @@ def _program(case, strategy, embedding, values):
     weights = None
     if case.weights is not None:
         given = iter(values[num_inputs:])
-        weights = structured(case, [
-            next(given) if cases.INPUTS[name].takes_weights else None
-            for name in case.inputs])
+        weights = structured(
+            case,
+            [
+                next(given) if cases.INPUTS[name].takes_weights else None
+                for name in case.inputs
+            ],
+        )
     arguments = case, strategy, embedding, features, weights, training
     if case.flow == "twice":
         return [_step(*arguments, "first"), _step(*arguments, "second")]
     if case.flow == "loop" and case.place == "outside":
+
         def body(i):
             return [_then(i + 1, _step(*arguments, case.name))]
 
         return tf.while_loop(lambda i: i < 3, body, [0])
     if case.flow == "cond" and case.place == "outside":
+
         def branch():
             return _then(1, _step(*arguments, case.name))
 
@@ -163,7 +196,10 @@ def _step(case, strategy, embedding, features, weights, training, name):
     if case.place == "outside":
         embedding.enqueue(
             _for_replicas(strategy, features),
-            _for_replicas(strategy, weights), training, name)
+            _for_replicas(strategy, weights),
+            training,
+            name,
+        )
     elif case.place == "device":
         for device in strategy.extended._tpu_devices.flatten():
             embedding.enqueue(features, weights, training, name, device)
@@ -175,10 +211,12 @@ def _for_replicas(strategy, values):
         if value is None:
             return None
         return strategy.experimental_distribute_values_from_function(
-            lambda _: value)
+            lambda _: value
+        )
 
-    return None if values is None else tf.nest.map_structure(
-        distributed, values)
+    return (
+        None if values is None else tf.nest.map_structure(distributed, values)
+    )
 
 
 def _forward_and_back(case, embedding, name):
@@ -187,8 +225,10 @@ def _forward_and_back(case, embedding, name):
         return found
     gradients = [
         tf.reshape(one * 2.0, (*cases.INPUTS[given].output_shape, 2 + i % 2))
-        for i, (given, one) in enumerate(zip(
-            case.inputs, _in_order(case, found)))]
+        for i, (given, one) in enumerate(
+            zip(case.inputs, _in_order(case, found))
+        )
+    ]
     if case.gradients == "none":
         gradients[0] = None
     embedding.apply_gradients(structured(case, gradients), name)

@@ -6,13 +6,17 @@ from tests.embedding.tpu import canonical
 
 
 def graph_of(function):
-    return tf.function(function).get_concrete_function(
-        tf.TensorSpec([2]), tf.TensorSpec([2])).graph
+    return (
+        tf.function(function)
+        .get_concrete_function(tf.TensorSpec([2]), tf.TensorSpec([2]))
+        .graph
+    )
 
 
 def same(one, other, scope=None):
     return canonical.operations(graph_of(one), scope) == (
-        canonical.operations(graph_of(other), scope))
+        canonical.operations(graph_of(other), scope)
+    )
 
 
 def test_names_do_not_matter():
@@ -25,8 +29,9 @@ def test_wiring_matters():
 
 
 def test_attributes_and_constants_matter():
-    assert not same(lambda a, b: tf.cast(a, tf.int32),
-                    lambda a, b: tf.cast(a, tf.int64))
+    assert not same(
+        lambda a, b: tf.cast(a, tf.int32), lambda a, b: tf.cast(a, tf.int64)
+    )
     assert not same(lambda a, b: a + 1.0, lambda a, b: a + 2.0)
 
 
@@ -48,6 +53,7 @@ def test_devices_and_order_matter():
         def add(a, b):
             with tf.device(device):
                 return a + b
+
         return add
 
     assert not same(on("/cpu:0"), on("/cpu:1"))
@@ -65,15 +71,15 @@ def test_devices_and_order_matter():
 
 def test_bodies_of_loops_and_branches_matter():
     def branch(number):
-        return lambda a, b: tf.cond(
-            a[0] > 0.0, lambda: a + number, lambda: b)
+        return lambda a, b: tf.cond(a[0] > 0.0, lambda: a + number, lambda: b)
 
     assert same(branch(1.0), branch(1.0))
     assert not same(branch(1.0), branch(2.0))
 
     def loop(number):
         return lambda a, b: tf.while_loop(
-            lambda i: i < 3.0, lambda i: [i + number * b[0]], [a[0]])
+            lambda i: i < 3.0, lambda i: [i + number * b[0]], [a[0]]
+        )
 
     assert same(loop(1.0), loop(1.0))
     assert not same(loop(1.0), loop(2.0))

@@ -11,8 +11,11 @@ tpu = tf.tpu.experimental.embedding
 
 def embedding_of(optimizer, **options):
     with traced_tpu.strategy_of(1).scope():
-        return tlm.TPUEmbedding(tpu.FeatureConfig(tpu.TableConfig(
-            4, 2, name="words")), optimizer, **options)
+        return tlm.TPUEmbedding(
+            tpu.FeatureConfig(tpu.TableConfig(4, 2, name="words")),
+            optimizer,
+            **options,
+        )
 
 
 @pytest.mark.parametrize("kind", ["RowwiseAdagrad", "LAMB"])

@@ -19,8 +19,7 @@ from tests.embedding.tpu import canonical, cases, programs
 from tf_layoutmap.embedding.tpu import id_checks
 
 tpu = tf.tpu.experimental.embedding
-CASES = list(dict.fromkeys(
-    [*cases.named_cases(), *cases.drawn_cases(40)]))
+CASES = list(dict.fromkeys([*cases.named_cases(), *cases.drawn_cases(40)]))
 
 
 def test_there_are_many_cases():
@@ -32,9 +31,11 @@ def test_graph_and_config_are_those_of_tensorflow(case):
     stock = programs.trace(case, tpu.TPUEmbedding)
     ours = programs.trace(case, tlm.TPUEmbedding)
     assert ours.embedding._state.backend.config_proto == (
-        stock.embedding._config_proto.SerializeToString())
+        stock.embedding._config_proto.SerializeToString()
+    )
     expected = canonical.operations(stock.graph)
     found = canonical.operations(ours.graph, id_checks.SCOPE)
     assert any("EnqueueTPU" in kind for kind, _ in expected) or (
-        case.flow in ("loop", "cond"))
+        case.flow in ("loop", "cond")
+    )
     assert found == expected

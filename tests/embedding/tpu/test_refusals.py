@@ -18,21 +18,34 @@ def no_tpu():
         yield
 
 
-def embedding_of(feature=None, optimizer=True, cls=tlm.TPUEmbedding, *,
-                 num_cores=2, num_cores_per_replica=None, **options):
+def embedding_of(
+    feature=None,
+    optimizer=True,
+    cls=tlm.TPUEmbedding,
+    *,
+    num_cores=2,
+    num_cores_per_replica=None,
+    **options,
+):
     strategy = traced_tpu.strategy_of(
-        num_cores, num_cores_per_replica=num_cores_per_replica)
+        num_cores, num_cores_per_replica=num_cores_per_replica
+    )
     feature = feature or tpu.FeatureConfig(
-        tpu.TableConfig(10, 2, tf.ones, name="words"))
+        tpu.TableConfig(10, 2, tf.ones, name="words")
+    )
     with strategy.scope():
         return strategy, cls(
-            {"a": feature}, tpu.SGD(0.1) if optimizer is True else optimizer,
-            **options)
+            {"a": feature},
+            tpu.SGD(0.1) if optimizer is True else optimizer,
+            **options,
+        )
 
 
 def feature_of(num_rows=10, table=None, **settings):
-    return tpu.FeatureConfig(tpu.TableConfig(
-        num_rows, 2, tf.ones, name="words", **(table or {})), **settings)
+    return tpu.FeatureConfig(
+        tpu.TableConfig(num_rows, 2, tf.ones, name="words", **(table or {})),
+        **settings,
+    )
 
 
 def traced(function, *specs):
@@ -40,8 +53,11 @@ def traced(function, *specs):
     def program(*values):
         return function(*values)
 
-    return tf.function(program, autograph=False).get_concrete_function(
-        *specs).graph
+    return (
+        tf.function(program, autograph=False)
+        .get_concrete_function(*specs)
+        .graph
+    )
 
 
 def enqueue(value_or_spec, weights=None, **settings):
@@ -50,21 +66,25 @@ def enqueue(value_or_spec, weights=None, **settings):
     specs = [value_or_spec] + ([] if weights is None else [weights])
 
     def step(value, weight=None):
-        embedding.enqueue({"a": value},
-                          None if weight is None else {"a": weight})
+        embedding.enqueue(
+            {"a": value}, None if weight is None else {"a": weight}
+        )
 
     return traced(lambda *values: strategy.run(step, args=values), *specs)
 
 
-@pytest.mark.parametrize("spec, message", [
-    (tf.TensorSpec([6, 3], tf.int32), "must have 1 as its last dimension"),
-    (tf.TensorSpec([], tf.int32), "rank of 1 or more"),
-    (tf.TensorSpec(None, tf.int32), "known rank"),
-    (tf.TensorSpec([None], tf.int32), "drop_remainder=True"),
-    (tf.SparseTensorSpec([6], tf.int64), "rank of 2 or more"),
-    (tf.SparseTensorSpec([6, 2**31], tf.int64), "indices .* in 32 bits"),
-    (tf.RaggedTensorSpec([6, None, None], tf.int64), "known rank of 2"),
-])
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        (tf.TensorSpec([6, 3], tf.int32), "must have 1 as its last dimension"),
+        (tf.TensorSpec([], tf.int32), "rank of 1 or more"),
+        (tf.TensorSpec(None, tf.int32), "known rank"),
+        (tf.TensorSpec([None], tf.int32), "drop_remainder=True"),
+        (tf.SparseTensorSpec([6], tf.int64), "rank of 2 or more"),
+        (tf.SparseTensorSpec([6, 2**31], tf.int64), "indices .* in 32 bits"),
+        (tf.RaggedTensorSpec([6, None, None], tf.int64), "known rank of 2"),
+    ],
+)
 def test_an_input_of_another_form_is_refused(spec, message):
     with pytest.raises(ValueError, match=message):
         enqueue(spec)
@@ -87,8 +107,11 @@ def test_weights_that_do_not_go_with_their_ids_are_refused():
         enqueue(ragged, tf.RaggedTensorSpec([6, None], tf.string))
     # TensorFlow's class sends weights that nothing would use.
     with pytest.raises(ValueError, match="sequence feature 'a'"):
-        enqueue(ragged, tf.RaggedTensorSpec([6, None], tf.float32),
-                max_sequence_length=2)
+        enqueue(
+            ragged,
+            tf.RaggedTensorSpec([6, None], tf.float32),
+            max_sequence_length=2,
+        )
 
 
 def test_a_dense_input_of_a_sequence_feature_is_refused():
@@ -101,9 +124,12 @@ def test_other_shapes_than_before_are_refused():
     strategy, embedding = embedding_of()
     embedding.build(per_replica_batch_size=6)
     with pytest.raises(ValueError, match="Inconsistent shape found"):
-        traced(lambda x: strategy.run(
-            lambda x: embedding.enqueue({"a": x}), args=(x,)),
-            tf.TensorSpec([4], tf.int64))
+        traced(
+            lambda x: strategy.run(
+                lambda x: embedding.enqueue({"a": x}), args=(x,)
+            ),
+            tf.TensorSpec([4], tf.int64),
+        )
     with pytest.raises(ValueError, match="Inconsistent shape found"):
         embedding.build({"a": tf.TensorShape([4])})
     with pytest.raises(ValueError, match="divide the 6 positions"):
@@ -119,9 +145,12 @@ def test_an_unchecked_enqueue_needs_a_built_embedding():
     strategy, embedding = embedding_of()
     embedding._verify_output_shapes_on_enqueue = False
     with pytest.raises(ValueError, match="call `build`"):
-        traced(lambda x: strategy.run(
-            lambda x: embedding.enqueue({"a": x}), args=(x,)),
-            tf.TensorSpec([6], tf.int32))
+        traced(
+            lambda x: strategy.run(
+                lambda x: embedding.enqueue({"a": x}), args=(x,)
+            ),
+            tf.TensorSpec([6], tf.int32),
+        )
 
 
 def test_control_flow_inside_a_program_is_refused():
@@ -131,16 +160,21 @@ def test_control_flow_inside_a_program_is_refused():
         tf.cond(x[0] > 0, lambda: embedding.enqueue({"a": x}), lambda: None)
 
     with pytest.raises(RuntimeError, match="not in control flow"):
-        traced(lambda x: strategy.run(step, args=(x,)),
-               tf.TensorSpec([6], tf.int32))
+        traced(
+            lambda x: strategy.run(step, args=(x,)),
+            tf.TensorSpec([6], tf.int32),
+        )
 
 
 def test_what_is_no_argument_of_a_program_is_refused():
     strategy, embedding = embedding_of()
     with pytest.raises(ValueError, match="_tpu_input_identity"):
-        traced(lambda x: strategy.run(
-            lambda x: embedding.enqueue({"a": x + 1}), args=(x,)),
-            tf.TensorSpec([6], tf.int32))
+        traced(
+            lambda x: strategy.run(
+                lambda x: embedding.enqueue({"a": x + 1}), args=(x,)
+            ),
+            tf.TensorSpec([6], tf.int32),
+        )
 
 
 def test_inputs_on_a_tpu_are_refused():
@@ -159,25 +193,34 @@ def test_one_value_for_several_replicas_is_refused():
     # TensorFlow's class enqueues it once for each of them.
     _, embedding = embedding_of()
     with pytest.raises(ValueError, match="each of the 2 replicas"):
-        traced(lambda x: embedding.enqueue({"a": x}),
-               tf.TensorSpec([6], tf.int32))
+        traced(
+            lambda x: embedding.enqueue({"a": x}), tf.TensorSpec([6], tf.int32)
+        )
 
 
 def test_a_device_that_is_no_tpu_or_inside_a_program_is_refused():
     strategy, embedding = embedding_of()
     spec = tf.TensorSpec([6], tf.int32)
     with pytest.raises(ValueError, match="Non-TPU device"):
-        traced(lambda x: embedding.enqueue(
-            {"a": x}, device="/device:CPU:0"), spec)
+        traced(
+            lambda x: embedding.enqueue({"a": x}, device="/device:CPU:0"), spec
+        )
     with pytest.raises(ValueError, match="None inside `strategy.run`"):
-        traced(lambda x: strategy.run(lambda x: embedding.enqueue(
-            {"a": x}, device="/device:TPU:0"), args=(x,)), spec)
+        traced(
+            lambda x: strategy.run(
+                lambda x: embedding.enqueue({"a": x}, device="/device:TPU:0"),
+                args=(x,),
+            ),
+            spec,
+        )
 
 
 def test_calls_before_build_are_refused():
     _, embedding = embedding_of()
-    for call in (embedding.dequeue,
-                 lambda: embedding.apply_gradients({"a": 0})):
+    for call in (
+        embedding.dequeue,
+        lambda: embedding.apply_gradients({"a": 0}),
+    ):
         with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
             call()
 
@@ -213,13 +256,16 @@ def test_an_initialized_tpu_is_refused(monkeypatch):
         embedding.build(per_replica_batch_size=6)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"engine": "host"}, "cannot call the host engine"),
-    ({"engine": "gpu"}, "must be one of"),
-    ({"out_of_range": "clip"}, "neither drop nor clip"),
-    ({"partitioner": lambda shape, dtype: [1, 1]}, "`partitioner` must be"),
-    ({"optimizer": None}, "unsupported optimizer class"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"engine": "host"}, "cannot call the host engine"),
+        ({"engine": "gpu"}, "must be one of"),
+        ({"out_of_range": "clip"}, "neither drop nor clip"),
+        ({"partitioner": lambda shape, dtype: [1, 1]}, "`partitioner` must be"),
+        ({"optimizer": None}, "unsupported optimizer class"),
+    ],
+)
 def test_an_option_that_a_tpu_does_not_have_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         embedding_of(**options)
@@ -245,33 +291,50 @@ def test_tables_and_the_engine_s_methods_are_not_on_a_tpu():
 def test_the_tpu_engine_without_a_tpu_serves_and_does_not_step():
     table = tpu.TableConfig(10, 2, tf.ones, name="words")
     embedding = tlm.TPUEmbedding(
-        {"a": tpu.FeatureConfig(table)}, tpu.SGD(0.1), engine="tpu")
+        {"a": tpu.FeatureConfig(table)}, tpu.SGD(0.1), engine="tpu"
+    )
     assert embedding.embedding_tables[table].shape == [10, 2]
-    for call in (lambda: embedding.enqueue({"a": tf.constant([1])}),
-                 embedding.dequeue,
-                 lambda: embedding.apply_gradients({"a": None})):
+    for call in (
+        lambda: embedding.enqueue({"a": tf.constant([1])}),
+        embedding.dequeue,
+        lambda: embedding.apply_gradients({"a": None}),
+    ):
         with pytest.raises(RuntimeError, match="under a TPUStrategy"):
             call()
 
 
 def test_ids_are_checked_outside_of_programs_and_only_there():
-    for place, expected in (("outside", True), ("device", True),
-                            ("inside", False)):
-        graph = programs.trace(
-            cases.Case(place=place), tlm.TPUEmbedding).graph
-        checks = [op for op in graph.get_operations()
-                  if op.type == "Assert" and id_checks.SCOPE in op.name]
+    for place, expected in (
+        ("outside", True),
+        ("device", True),
+        ("inside", False),
+    ):
+        graph = programs.trace(cases.Case(place=place), tlm.TPUEmbedding).graph
+        checks = [
+            op
+            for op in graph.get_operations()
+            if op.type == "Assert" and id_checks.SCOPE in op.name
+        ]
         assert bool(checks) == expected
         for op in graph.get_operations():
             if op.type.startswith("EnqueueTPU") and expected:
-                before = [*op.control_inputs, *(
-                    one for t in op.inputs for one in t.op.control_inputs)]
+                before = [
+                    *op.control_inputs,
+                    *(one for t in op.inputs for one in t.op.control_inputs),
+                ]
                 assert {one.type for one in before} >= {"Assert"}
 
 
-@pytest.mark.parametrize("ids, is_fine", [
-    ([], True), ([0, 9], True), ([3, 10], False), ([-1], False),
-    ([2**33 + 5], False)])
+@pytest.mark.parametrize(
+    "ids, is_fine",
+    [
+        ([], True),
+        ([0, 9], True),
+        ([3, 10], False),
+        ([-1], False),
+        ([2**33 + 5], False),
+    ],
+)
 def test_an_id_that_is_no_row_is_named(ids, is_fine):
     _, embedding = embedding_of()
     ids = [tf.constant(ids, tf.int64)]
@@ -288,32 +351,41 @@ def test_an_id_that_is_no_row_is_named(ids, is_fine):
 def test_spmd_gradients_are_larger_in_the_batch_alone():
     # TensorFlow's class multiplies all dimensions.
     _, embedding = embedding_of(
-        feature_of(max_sequence_length=3), num_cores=4,
-        num_cores_per_replica=2)
+        feature_of(max_sequence_length=3), num_cores=4, num_cores_per_replica=2
+    )
     embedding.build({"a": tf.TensorShape([6, None])})
     graph = traced(
-        lambda: embedding.apply_gradients({"a": tf.ones([12, 3, 2])}))
+        lambda: embedding.apply_gradients({"a": tf.ones([12, 3, 2])})
+    )
     assert any(op.type.startswith("Send") for op in graph.get_operations())
 
 
 def test_spmd_refuses_ragged_and_uneven_batches():
     strategy, embedding = embedding_of(num_cores=4, num_cores_per_replica=2)
     for spec, message in (
-            (tf.RaggedTensorSpec([6, None], tf.int64), "does not take a"),
-            (tf.TensorSpec([5], tf.int32), "divide evenly among the 2")):
+        (tf.RaggedTensorSpec([6, None], tf.int64), "does not take a"),
+        (tf.TensorSpec([5], tf.int32), "divide evenly among the 2"),
+    ):
         with pytest.raises(ValueError, match=message):
-            traced(lambda x: strategy.run(
-                lambda x: embedding.enqueue({"a": x}), args=(x,)), spec)
+            traced(
+                lambda x: strategy.run(
+                    lambda x: embedding.enqueue({"a": x}), args=(x,)
+                ),
+                spec,
+            )
 
 
 def test_a_mode_that_is_a_tensor_is_taken_outside_of_programs_too():
     # TensorFlow's class takes a Python bool there.
     _, embedding = embedding_of(num_cores=1)
-    graph = traced(lambda x, training: embedding.enqueue(
-        {"a": x}, training=training),
-        tf.TensorSpec([6], tf.int32), tf.TensorSpec([], tf.bool))
-    [op] = [op for op in graph.get_operations()
-            if op.type.startswith("EnqueueTPU")]
+    graph = traced(
+        lambda x, training: embedding.enqueue({"a": x}, training=training),
+        tf.TensorSpec([6], tf.int32),
+        tf.TensorSpec([], tf.bool),
+    )
+    [op] = [
+        op for op in graph.get_operations() if op.type.startswith("EnqueueTPU")
+    ]
     assert op.inputs[-1].op.type == "SelectV2"
 
 
@@ -328,18 +400,26 @@ def test_two_programs_are_the_same_in_any_order_of_objects():
     case = cases.Case(inputs=("dense", "ragged"), rates="own")
     first, second = (programs.trace(case, tlm.TPUEmbedding) for _ in range(2))
     assert canonical.operations(first.graph) == (
-        canonical.operations(second.graph))
+        canonical.operations(second.graph)
+    )
 
 
 def rows_of(shard_info=None, shape=None, dtype=None):
     del shape, dtype
-    return tf.reshape(tf.range(
-        shard_info.offset[0], shard_info.offset[0] + shard_info.shape[0],
-        dtype=tf.float32), [-1, 1])
+    return tf.reshape(
+        tf.range(
+            shard_info.offset[0],
+            shard_info.offset[0] + shard_info.shape[0],
+            dtype=tf.float32,
+        ),
+        [-1, 1],
+    )
 
 
-@pytest.mark.parametrize("num_rows, sizes", [
-    (7, [2, 2, 2, 1]), (8, [2, 2, 2, 2]), (2, [1, 1]), (1, [1])])
+@pytest.mark.parametrize(
+    "num_rows, sizes",
+    [(7, [2, 2, 2, 1]), (8, [2, 2, 2, 2]), (2, [1, 1]), (1, [1])],
+)
 def test_tables_are_divided_over_hosts(num_rows, sizes):
     hosts = [f"/device:CPU:{host}" for host in range(4)]
 
@@ -351,20 +431,25 @@ def test_tables_are_divided_over_hosts(num_rows, sizes):
     strategy = traced_tpu.strategy_of(4, 4)
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
-            tpu.FeatureConfig(config), tpu.Adagrad(0.1))
+            tpu.FeatureConfig(config), tpu.Adagrad(0.1)
+        )
     embedding.build(per_replica_batch_size=6)
     for name, one in embedding._variables["words"].items():
         assert [int(shard.shape[0]) for shard in one.variables] == sizes
         assert [shard.device[-5:] for shard in one.variables] == [
-            host[-5:] for host in hosts[:len(sizes)]]
+            host[-5:] for host in hosts[: len(sizes)]
+        ]
         assert not one.trainable
-        expected = [[i if name == "parameters" else 0.1]
-                    for i in range(num_rows)]
-        tf.debugging.assert_near(one.read_value(), tf.constant(
-            expected, tf.float32))
-    assert [shard.name for shard in embedding._variables["words"][
-        "parameters"].variables] == [
-            f"words_{i}:0" for i in range(len(sizes))]
+        expected = [
+            [i if name == "parameters" else 0.1] for i in range(num_rows)
+        ]
+        tf.debugging.assert_near(
+            one.read_value(), tf.constant(expected, tf.float32)
+        )
+    assert [
+        shard.name
+        for shard in embedding._variables["words"]["parameters"].variables
+    ] == [f"words_{i}:0" for i in range(len(sizes))]
 
 
 def test_a_slot_of_another_form_is_refused():
@@ -372,15 +457,19 @@ def test_a_slot_of_another_form_is_refused():
         del table, initializers
         return {name: tf.zeros([10, 2]) for name in names}
 
-    _, embedding = embedding_of(optimizer=tpu.Adagrad(
-        0.1, slot_variable_creation_fn=wrong))
+    _, embedding = embedding_of(
+        optimizer=tpu.Adagrad(0.1, slot_variable_creation_fn=wrong)
+    )
     with pytest.raises(ValueError, match="must create each slot variable"):
         embedding.build(per_replica_batch_size=6)
 
 
-@pytest.mark.parametrize("value", [
-    1.0, tf.constant([1.0]), lambda: 1.0])
+@pytest.mark.parametrize("value", [1.0, tf.constant([1.0]), lambda: 1.0])
 def test_a_creator_says_what_it_needs(value):
-    with tf.variable_creator_scope(tpu_tables.sharded_variable_creator(
-            ["/cpu:0"])), pytest.raises(ValueError, match="Unable to extract"):
+    with (
+        tf.variable_creator_scope(
+            tpu_tables.sharded_variable_creator(["/cpu:0"])
+        ),
+        pytest.raises(ValueError, match="Unable to extract"),
+    ):
         tf.Variable(value)

@@ -33,14 +33,18 @@ def strategy_of(num_cores=1, num_hosts=1, num_cores_per_replica=None):
     cores_per_host = num_cores // num_hosts
     devices = [
         session._DeviceAttributes(_DEVICE.format(host, core), "TPU", 1, 0)
-        for host in range(num_hosts) for core in range(cores_per_host)]
+        for host in range(num_hosts)
+        for core in range(cores_per_host)
+    ]
     resolver = types.SimpleNamespace(
-        get_tpu_system_metadata=lambda:
-            tpu_system_metadata.TPUSystemMetadata(
-                num_cores, num_hosts, cores_per_host, None, devices),
-        cluster_spec=lambda: tf.train.ClusterSpec({}))
+        get_tpu_system_metadata=lambda: tpu_system_metadata.TPUSystemMetadata(
+            num_cores, num_hosts, cores_per_host, None, devices
+        ),
+        cluster_spec=lambda: tf.train.ClusterSpec({}),
+    )
     return tf.distribute.TPUStrategy(
-        resolver, _assignment(num_cores, num_hosts, num_cores_per_replica))
+        resolver, _assignment(num_cores, num_hosts, num_cores_per_replica)
+    )
 
 
 def _assignment(num_cores, num_hosts, num_cores_per_replica):
@@ -48,19 +52,25 @@ def _assignment(num_cores, num_hosts, num_cores_per_replica):
         return None
     cores_per_host = num_cores // num_hosts
     # Coordinates: chip on its host, and host.
-    coordinates = np.array([
-        [[core, host, 0, 0] for core in range(cores_per_host)]
-        for host in range(num_hosts)])
+    coordinates = np.array(
+        [
+            [[core, host, 0, 0] for core in range(cores_per_host)]
+            for host in range(num_hosts)
+        ]
+    )
     topology = tf.tpu.experimental.Topology(
         mesh_shape=[cores_per_host, num_hosts, 1, 1],
-        device_coordinates=coordinates)
+        device_coordinates=coordinates,
+    )
     return tf.tpu.experimental.DeviceAssignment(
-        topology, coordinates.reshape(-1, num_cores_per_replica, 4))
+        topology, coordinates.reshape(-1, num_cores_per_replica, 4)
+    )
 
 
 @contextlib.contextmanager
 def replaced():
     """Replaces, in a `with` block, all that would ask a TPU."""
+
     def nothing(*arguments, **keywords):
         del arguments, keywords
 
@@ -72,15 +82,14 @@ def replaced():
 
     with contextlib.ExitStack() as stack:
         for module, name, value in (
-                (device_util, "get_host_for_device", host_of),
-                (tpu_ops, "is_tpu_embedding_initialized", lambda: False),
-                (tpu, "initialize_system_for_tpu_embedding", nothing),
-                (tpu_embedding_v2, "_load_variables_impl", nothing),
-                (ops, "is_initialized", lambda: False),
-                (ops, "configure", nothing),
-                (sync.Sync, "load", nothing)):
+            (device_util, "get_host_for_device", host_of),
+            (tpu_ops, "is_tpu_embedding_initialized", lambda: False),
+            (tpu, "initialize_system_for_tpu_embedding", nothing),
+            (tpu_embedding_v2, "_load_variables_impl", nothing),
+            (ops, "is_initialized", lambda: False),
+            (ops, "configure", nothing),
+            (sync.Sync, "load", nothing),
+        ):
             stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(enum_patch.installed())
         yield
-
-

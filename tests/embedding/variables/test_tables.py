@@ -18,9 +18,11 @@ tpu = tf.tpu.experimental.embedding
 def create(optimizer=None, *, num_shards=None, num_rows=10, **settings):
     table = tpu.TableConfig(num_rows, 2, name="words", **settings)
     spec, _ = config.read_feature_config(
-        structure.flatten_with_paths(tpu.FeatureConfig(table)), optimizer)
+        structure.flatten_with_paths(tpu.FeatureConfig(table)), optimizer
+    )
     return tables.create_tables(
-        spec, num_shards and FixedShardsPartitioner(num_shards))["words"]
+        spec, num_shards and FixedShardsPartitioner(num_shards)
+    )["words"]
 
 
 def rows_by_number(shape, shard_info=None, dtype=None):
@@ -30,7 +32,7 @@ def rows_by_number(shape, shard_info=None, dtype=None):
     if shard_info is None:
         return whole
     start = shard_info.offset[0]
-    return whole[start:start + shard_info.shape[0]]
+    return whole[start : start + shard_info.shape[0]]
 
 
 def test_a_table_is_one_variable_of_its_name():
@@ -75,7 +77,8 @@ def test_there_are_never_more_shards_than_rows():
 def test_an_initializer_that_knows_shards_gives_the_same_rows(num_shards):
     found = create(num_shards=num_shards, initializer=rows_by_number)
     assert found["parameters"].numpy().tolist() == (
-        np.arange(20).reshape(10, 2).tolist())
+        np.arange(20).reshape(10, 2).tolist()
+    )
 
 
 def test_an_initializer_may_take_the_shape_alone():
@@ -90,7 +93,8 @@ def test_an_initializer_of_another_shape_is_refused_by_table():
 
 def test_a_partitioner_along_columns_is_refused_by_table():
     spec, _ = config.read_feature_config(
-        [("", tpu.FeatureConfig(tpu.TableConfig(4, 2, name="words")))], None)
+        [("", tpu.FeatureConfig(tpu.TableConfig(4, 2, name="words")))], None
+    )
     with pytest.raises(ValueError, match=r"rows only.*'words'"):
         tables.create_tables(spec, lambda shape, dtype: [1, 2])
 
@@ -112,11 +116,12 @@ def test_names_do_not_depend_on_the_scope():
 
 
 def constant_of(value, num_shards):
-    table = tpu.TableConfig(
-        5, 2, tf.constant_initializer(value), name="words")
+    table = tpu.TableConfig(5, 2, tf.constant_initializer(value), name="words")
     embedding = tlm.TPUEmbedding(
-        tpu.FeatureConfig(table), tpu.SGD(0.1),
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        tpu.FeatureConfig(table),
+        tpu.SGD(0.1),
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
     return embedding.embedding_tables[table].numpy()
 
 

@@ -16,8 +16,9 @@ from tf_layoutmap.embedding.tpu import tables as tpu_tables
 tpu = tf.tpu.experimental.embedding
 
 NUM_ROWS = 7
-ROWS = np.random.default_rng(1).standard_normal((NUM_ROWS, 4)).astype(
-    np.float32)
+ROWS = (
+    np.random.default_rng(1).standard_normal((NUM_ROWS, 4)).astype(np.float32)
+)
 HOST = "/device:CPU:0"
 
 
@@ -33,9 +34,9 @@ def aware(shape, dtype=tf.float32, shard_info=None):
     assert tuple(shape) == ROWS.shape
     if shard_info is None:
         return tf.constant(ROWS, dtype)
-    first, = shard_info.offset[:1]
+    (first,) = shard_info.offset[:1]
     assert tuple(shard_info.offset[1:]) == (0,)
-    return tf.constant(ROWS[first:first + shard_info.shape[0]], dtype)
+    return tf.constant(ROWS[first : first + shard_info.shape[0]], dtype)
 
 
 def strict(shape, dtype=tf.float32, *, shard_info):
@@ -49,7 +50,7 @@ class TensorFlowParts:
     def __call__(self, shape, dtype=None, **parts):
         first = parts.get("partition_offset", (0, 0))[0]
         num_rows = parts.get("partition_shape", shape)[0]
-        return tf.constant(ROWS[first:first + num_rows], dtype)
+        return tf.constant(ROWS[first : first + num_rows], dtype)
 
 
 def dividing(num_shards, result=list, device=HOST):
@@ -60,19 +61,31 @@ def dividing(num_shards, result=list, device=HOST):
         shards, first = [], 0
         for shard in range(num_shards):
             size = num_rows // num_shards + (shard < num_rows % num_shards)
-            if "shard_info" in value.func.__code__.co_varnames if hasattr(
-                    value.func, "__code__") else False:
-                part = functools.partial(value, shard_info=Part(
-                    (size, *rest), (first, 0)))
+            if (
+                "shard_info" in value.func.__code__.co_varnames
+                if hasattr(value.func, "__code__")
+                else False
+            ):
+                part = functools.partial(
+                    value, shard_info=Part((size, *rest), (first, 0))
+                )
             else:
                 part = functools.partial(
-                    value.func, (size, *rest), dtype=keywords["dtype"])
+                    value.func, (size, *rest), dtype=keywords["dtype"]
+                )
             first += size
             with tf.device(device):
-                shards.append(next_creator(**{
-                    **keywords, "skip_mirrored_creator": True,
-                    "name": f"{keywords['name']}_{shard}",
-                    "shape": (size, *rest), "initial_value": part}))
+                shards.append(
+                    next_creator(
+                        **{
+                            **keywords,
+                            "skip_mirrored_creator": True,
+                            "name": f"{keywords['name']}_{shard}",
+                            "shape": (size, *rest),
+                            "initial_value": part,
+                        }
+                    )
+                )
         return result(shards)
 
     return create
@@ -85,7 +98,8 @@ class Shards:
 
 def make(initializer=aware, **options):
     table = tpu.TableConfig(
-        NUM_ROWS, 4, initializer, tpu.Adagrad(0.5, 0.25), "sum", "words")
+        NUM_ROWS, 4, initializer, tpu.Adagrad(0.5, 0.25), "sum", "words"
+    )
     return tlm.TPUEmbedding({"x": tpu.FeatureConfig(table)}, None, **options)
 
 
@@ -107,10 +121,16 @@ def trained(embedding, num_replicas=1, strategy=None):
     if strategy is None:
         step(tf.constant(ids), upstream)
     else:
+
         def part(values):
             return strategy.experimental_distribute_values_from_function(
-                lambda context: tf.constant(np.split(values, num_replicas)[
-                    context.replica_id_in_sync_group]))
+                lambda context: tf.constant(
+                    np.split(values, num_replicas)[
+                        context.replica_id_in_sync_group
+                    ]
+                )
+            )
+
         strategy.run(tf.function(step), args=(part(ids), part(upstream)))
     return [one.numpy() for one in rows_and_slot(embedding)]
 
@@ -119,7 +139,8 @@ CREATORS = {
     "own program's": lambda: dividing(3, Shards),
     "ours": lambda: tpu_tables.sharded_variable_creator([HOST] * 3),
     "TensorFlow's": lambda: tpu_embedding_v2.make_sharded_variable_creator(
-        [HOST] * 3),
+        [HOST] * 3
+    ),
 }
 
 
@@ -133,7 +154,8 @@ def test_a_creator_divides_tables_and_slots(creator):
         assert isinstance(one, tlm.ShardedVariable)
         assert [part.shape[0] for part in one.variables] == [3, 2, 2]
         assert [part.name for part in one.variables] == [
-            f"{name}_{shard}:0" for shard in range(3)]
+            f"{name}_{shard}:0" for shard in range(3)
+        ]
         assert not any(part.trainable for part in one.variables)
     np.testing.assert_array_equal(rows, ROWS)
     for found, wanted in zip(trained(embedding), trained(make())):
@@ -155,8 +177,9 @@ def test_a_strategy_s_own_creator_is_not_asked(num_replicas):
     assert seen == [("words", (7, 4)), ("words/accumulators", (7, 4))]
     for one in rows_and_slot(embedding):
         assert not isinstance(one, tf.distribute.DistributedValues)
-    for found, wanted in zip(trained(embedding, num_replicas, strategy),
-                             trained(make())):
+    for found, wanted in zip(
+        trained(embedding, num_replicas, strategy), trained(make())
+    ):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -167,14 +190,21 @@ def test_creators_are_asked_from_the_innermost_and_of_each_shard():
         def create(next_creator, **keywords):
             order.append(f"{name} {keywords['name']}")
             return next_creator(**keywords)
+
         return create
 
     embedding = make(partitioner=tlm.partitioners.FixedShardsPartitioner(2))
-    with tf.variable_creator_scope(named("outer")), tf.variable_creator_scope(
-            named("inner")):
+    with (
+        tf.variable_creator_scope(named("outer")),
+        tf.variable_creator_scope(named("inner")),
+    ):
         embedding.build()
-    assert order[:4] == ["inner words/part_0", "outer words/part_0",
-                         "inner words/part_1", "outer words/part_1"]
+    assert order[:4] == [
+        "inner words/part_0",
+        "outer words/part_0",
+        "inner words/part_1",
+        "outer words/part_1",
+    ]
     np.testing.assert_array_equal(rows_and_slot(embedding)[0], ROWS)
 
 
@@ -188,19 +218,28 @@ def test_creators_around_the_first_step_of_a_function_are_asked():
 @pytest.mark.parametrize("initializer", [aware, strict, TensorFlowParts()])
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
 def test_an_initializer_that_knows_parts_gives_the_same_rows(
-        initializer, num_shards):
+    initializer, num_shards
+):
     embedding = make(
         initializer,
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
     np.testing.assert_array_equal(rows_and_slot(embedding)[0], ROWS)
 
 
-@pytest.mark.parametrize("partitioner", [
-    tf.distribute.experimental.partitioners.FixedShardsPartitioner(3),
-    tf.distribute.experimental.partitioners.MinSizePartitioner(
-        min_shard_bytes=32, max_shards=3),
-    tf.distribute.experimental.partitioners.MaxSizePartitioner(
-        max_shard_bytes=48)], ids=["fixed", "min", "max"])
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        tf.distribute.experimental.partitioners.FixedShardsPartitioner(3),
+        tf.distribute.experimental.partitioners.MinSizePartitioner(
+            min_shard_bytes=32, max_shards=3
+        ),
+        tf.distribute.experimental.partitioners.MaxSizePartitioner(
+            max_shard_bytes=48
+        ),
+    ],
+    ids=["fixed", "min", "max"],
+)
 def test_partitioners_of_parameter_servers_cut_what_trains_alike(partitioner):
     embedding = make(partitioner=partitioner)
     assert len(rows_and_slot(embedding)[0].variables) == 3
@@ -215,7 +254,8 @@ def test_rows_of_16_bits_pass_through_creators():
     rows, slot = rows_and_slot(embedding)
     assert rows.dtype == tf.bfloat16 and slot.dtype == tf.float32
     for found, wanted in zip(
-            trained(embedding), trained(make(table_dtypes="bfloat16"))):
+        trained(embedding), trained(make(table_dtypes="bfloat16"))
+    ):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -224,35 +264,63 @@ def only_rows(creator):
         if "/" in keywords["name"]:
             return next_creator(**keywords)
         return creator(next_creator, **keywords)
+
     return create
 
 
-@pytest.mark.parametrize("creator, error, match", [
-    (dividing(3, lambda shards: shards[0]), ValueError,
-     r"make up the shape \(7, 4\).*'words'"),
-    (only_rows(dividing(3, Shards)), ValueError,
-     r"shards of \[3, 2, 2\] rows. Received: \[7\] \(table 'words'"),
-    (dividing(2, Shards, device="/device:CPU:1"), ValueError,
-     "device of the host engine.*'words'"),
-    (lambda next_creator, **keywords: "variable", TypeError,
-     "must give a tf.Variable.*'words'"),
-    (lambda next_creator, **keywords: _tf_private.ResourceVariable(
-        ROWS.astype(np.float64)), ValueError,
-     r"variables of dtype float32. Received: \['float64'\] \(table 'words'"),
-    (lambda next_creator, **keywords: next_creator(
-        **{**keywords, "initial_value": ROWS[:3]}), ValueError,
-     r"shape it asks for, \(7, 4\). Received: \(3, 4\) \(table 'words'"),
-], ids=["a part", "slots", "device", "no variable", "dtype", "shape"])
+@pytest.mark.parametrize(
+    "creator, error, match",
+    [
+        (
+            dividing(3, lambda shards: shards[0]),
+            ValueError,
+            r"make up the shape \(7, 4\).*'words'",
+        ),
+        (
+            only_rows(dividing(3, Shards)),
+            ValueError,
+            r"shards of \[3, 2, 2\] rows. Received: \[7\] \(table 'words'",
+        ),
+        (
+            dividing(2, Shards, device="/device:CPU:1"),
+            ValueError,
+            "device of the host engine.*'words'",
+        ),
+        (
+            lambda next_creator, **keywords: "variable",
+            TypeError,
+            "must give a tf.Variable.*'words'",
+        ),
+        (
+            lambda next_creator, **keywords: _tf_private.ResourceVariable(
+                ROWS.astype(np.float64)
+            ),
+            ValueError,
+            r"variables of dtype float32. Received: \['float64'\] \(table "
+            r"'words'",
+        ),
+        (
+            lambda next_creator, **keywords: next_creator(
+                **{**keywords, "initial_value": ROWS[:3]}
+            ),
+            ValueError,
+            r"shape it asks for, \(7, 4\). Received: \(3, 4\) \(table 'words'",
+        ),
+    ],
+    ids=["a part", "slots", "device", "no variable", "dtype", "shape"],
+)
 def test_what_the_engine_cannot_train_is_refused(creator, error, match):
     embedding = make()
-    with tf.variable_creator_scope(creator), pytest.raises(
-            error, match=match):
+    with tf.variable_creator_scope(creator), pytest.raises(error, match=match):
         embedding.build()
 
 
 def test_a_divided_table_is_not_divided_again():
     embedding = make(partitioner=tlm.partitioners.FixedShardsPartitioner(2))
-    with tf.variable_creator_scope(
-            tpu_tables.sharded_variable_creator([HOST] * 2)), pytest.raises(
-                ValueError):
+    with (
+        tf.variable_creator_scope(
+            tpu_tables.sharded_variable_creator([HOST] * 2)
+        ),
+        pytest.raises(ValueError),
+    ):
         embedding.build()

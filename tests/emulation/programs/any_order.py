@@ -24,12 +24,15 @@ tpu = tf.tpu.experimental.embedding
 NUM_CORES, NUM_SAMPLES, NUM_ROWS, DIM = 2, 2, 5, 2
 ROWS = np.arange(NUM_ROWS * DIM, dtype=np.float32).reshape(NUM_ROWS, DIM)
 RATE = np.array([0.5], np.float32)
-WRONG_ORDER = (tf.errors.FailedPreconditionError,
-               tf.errors.DeadlineExceededError)
+WRONG_ORDER = (
+    tf.errors.FailedPreconditionError,
+    tf.errors.DeadlineExceededError,
+)
 
 cores = st.integers(0, NUM_CORES - 1)
 ids_of_a_core = st.lists(
-    st.integers(0, NUM_ROWS - 1), min_size=NUM_SAMPLES, max_size=NUM_SAMPLES)
+    st.integers(0, NUM_ROWS - 1), min_size=NUM_SAMPLES, max_size=NUM_SAMPLES
+)
 
 
 class Calls:
@@ -39,27 +42,43 @@ class Calls:
         tlm.emulation.initialize_tpu_system()
         with STRATEGY.scope():
             self.embedding = training.CLASSES[kind](
-                tpu.FeatureConfig(tpu.TableConfig(
-                    NUM_ROWS, DIM, initializer=tf.zeros_initializer(),
-                    combiner="sum", name="words"), name="shown"),
-                tpu.SGD(float(RATE[0])))
+                tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        NUM_ROWS,
+                        DIM,
+                        initializer=tf.zeros_initializer(),
+                        combiner="sum",
+                        name="words",
+                    ),
+                    name="shown",
+                ),
+                tpu.SGD(float(RATE[0])),
+            )
             self.embedding.build(NUM_SAMPLES)
-        self.enqueue = [[self._enqueue(core, training)
-                         for training in (False, True)]
-                        for core in range(NUM_CORES)]
+        self.enqueue = [
+            [self._enqueue(core, training) for training in (False, True)]
+            for core in range(NUM_CORES)
+        ]
         self.dequeue = [self._dequeue(core) for core in range(NUM_CORES)]
         self.apply = [self._apply(core) for core in range(NUM_CORES)]
 
     def _enqueue(self, core, training):
-        return tf.function(lambda ids: self.embedding.enqueue(
-            ids, training=training, device=f"/device:TPU:{core}"))
+        return tf.function(
+            lambda ids: self.embedding.enqueue(
+                ids, training=training, device=f"/device:TPU:{core}"
+            )
+        )
 
     def _dequeue(self, core):
         return _on_core(core, self.embedding.dequeue)
 
     def _apply(self, core):
-        return _on_core(core, lambda scale: self.embedding.apply_gradients(
-            tf.fill([NUM_SAMPLES, DIM], scale)))
+        return _on_core(
+            core,
+            lambda scale: self.embedding.apply_gradients(
+                tf.fill([NUM_SAMPLES, DIM], scale)
+            ),
+        )
 
     def start_anew(self):
         tlm.emulation.reset()
@@ -75,12 +94,15 @@ def _on_core(core, call):
 
         def program(*args):
             context = tf.distribute.get_replica_context()
-            if int(tf.get_static_value(
-                    context.replica_id_in_sync_group)) == core:
+            if (
+                int(tf.get_static_value(context.replica_id_in_sync_group))
+                == core
+            ):
                 found.append(call(*args))
 
         STRATEGY.run(program, args=args)
         return found[0]
+
     return run
 
 
@@ -92,8 +114,11 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.calls.start_anew()
         self.updates_before = _num_updates()
         self.model = ref.HostEngine(
-            [ref.Table(ROWS.copy(), "sgd", [])], [ref.Feature("shown", 0)],
-            num_replicas=NUM_CORES, max_pending_steps=32)
+            [ref.Table(ROWS.copy(), "sgd", [])],
+            [ref.Feature("shown", 0)],
+            num_replicas=NUM_CORES,
+            max_pending_steps=32,
+        )
         self.folder = tempfile.TemporaryDirectory()
         self.saved = None
 
@@ -114,16 +139,20 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     def enqueue(self, core, ids, training):
         self.both(
             lambda: self.calls.enqueue[core][training](
-                tf.constant(ids, tf.int64)),
+                tf.constant(ids, tf.int64)
+            ),
             lambda: self.model.enqueue(
-                core, training, [[[(one, 1.0)] for one in ids]]))
+                core, training, [[[(one, 1.0)] for one in ids]]
+            ),
+        )
 
     @stateful.rule(core=cores, bad=st.sampled_from([-1, NUM_ROWS]))
     def enqueue_an_id_outside(self, core, bad):
         # Our class looks at ids before the TPU sees them, so nothing happens.
         is_ours = isinstance(self.calls.embedding, tlm.TPUEmbedding)
-        with pytest.raises((tf.errors.InvalidArgumentError,
-                            *(() if is_ours else WRONG_ORDER))):
+        with pytest.raises(
+            (tf.errors.InvalidArgumentError, *(() if is_ours else WRONG_ORDER))
+        ):
             self.calls.enqueue[core][True](tf.constant([0, bad], tf.int64))
         if is_ours:
             return
@@ -132,19 +161,23 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(core=cores)
     def dequeue(self, core):
-        found = self.both(self.calls.dequeue[core],
-                          lambda: self.model.dequeue(core))
+        found = self.both(
+            self.calls.dequeue[core], lambda: self.model.dequeue(core)
+        )
         if found is not None:
             np.testing.assert_array_equal(found[0], found[1][0])
 
     @stateful.rule(core=cores, scale=st.integers(-2, 2))
     def apply(self, core, scale):
         gradient = np.full([NUM_SAMPLES, DIM], scale, np.float32)
-        self.both(lambda: self.calls.apply[core](tf.constant(float(scale))),
-                  lambda: self.model.apply(core, [gradient], [RATE]))
+        self.both(
+            lambda: self.calls.apply[core](tf.constant(float(scale))),
+            lambda: self.model.apply(core, [gradient], [RATE]),
+        )
 
-    @stateful.rule(ids=st.tuples(ids_of_a_core, ids_of_a_core),
-                   training=st.booleans())
+    @stateful.rule(
+        ids=st.tuples(ids_of_a_core, ids_of_a_core), training=st.booleans()
+    )
     def a_whole_step(self, ids, training):
         """In order, so that long runs get somewhere; or an evaluation."""
         for core in range(NUM_CORES):
@@ -162,7 +195,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def save(self):
         self.path = tf.train.Checkpoint(it=self.calls.embedding).write(
-            self.folder.name + "/it")
+            self.folder.name + "/it"
+        )
         self.saved = training.values_in(self.path)["words"]
         np.testing.assert_array_equal(self.saved, self.model.tables[0].rows)
 
@@ -170,11 +204,13 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def restore(self):
         in_flight = any(self.model.awaiting) or any(
-            self.model.pending(core) for core in range(NUM_CORES))
+            self.model.pending(core) for core in range(NUM_CORES)
+        )
         checkpoint = tf.train.Checkpoint(it=self.calls.embedding)
         if in_flight:
-            with pytest.raises(tf.errors.FailedPreconditionError,
-                               match="in flight"):
+            with pytest.raises(
+                tf.errors.FailedPreconditionError, match="in flight"
+            ):
                 checkpoint.read(self.path)
             return
         checkpoint.read(self.path).assert_consumed()
@@ -186,15 +222,22 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         for core in range(NUM_CORES):
             assert lines[core] == (
                 f"  core {core}: {self.model.pending(core)} batches wait for "
-                "`dequeue`" + (", one for its gradients"
-                               if self.model.awaiting[core] else ""))
+                "`dequeue`"
+                + (
+                    ", one for its gradients"
+                    if self.model.awaiting[core]
+                    else ""
+                )
+            )
         assert not any("waiting:" in line for line in lines)
         assert any("stopped:" in line for line in lines) == (
-            self.model.poisoned)
+            self.model.poisoned
+        )
         assert _num_updates() - self.updates_before == self.model.num_updates
         self.calls.embedding._retrieve_variables()
         np.testing.assert_array_equal(
-            self.calls.rows.variables[0], self.model.tables[0].rows)
+            self.calls.rows.variables[0], self.model.tables[0].rows
+        )
 
 
 def _num_updates():
@@ -204,6 +247,10 @@ def _num_updates():
 @pytest.mark.parametrize("kind", training.CLASSES)
 def test_any_order(kind):
     AnyOrder.calls = Calls(kind)
-    stateful.run_state_machine_as_test(AnyOrder, settings=settings(
-        max_examples=settings.default.max_examples // 2,
-        stateful_step_count=25))
+    stateful.run_state_machine_as_test(
+        AnyOrder,
+        settings=settings(
+            max_examples=settings.default.max_examples // 2,
+            stateful_step_count=25,
+        ),
+    )

@@ -23,17 +23,25 @@ START = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
 def start(shape, shard_info=None):
     first = shard_info.offset[0] if shard_info else 0
     size = shard_info.shape[0] if shard_info else shape[0]
-    return tf.constant(START[first:first + size])
+    return tf.constant(START[first : first + size])
 
 
 def make_layer(**options):
     words = tpu.TableConfig(12, 4, start, combiner="mean", name="words")
     users = tpu.TableConfig(
-        5, 4, tf.ones_initializer(), combiner="sum", name="users",
-        optimizer=tpu.Adam(0.1))
+        5,
+        4,
+        tf.ones_initializer(),
+        combiner="sum",
+        name="users",
+        optimizer=tpu.Adam(0.1),
+    )
     return tlm.layers.TPUEmbedding(
         {"title": tpu.FeatureConfig(words), "user": tpu.FeatureConfig(users)},
-        tpu.Adagrad(0.5), name="embedding", **options)
+        tpu.Adagrad(0.5),
+        name="embedding",
+        **options,
+    )
 
 
 class Product(keras.Model):
@@ -49,21 +57,31 @@ class Product(keras.Model):
 
 
 def functional():
-    inputs = {"title": keras.Input([1], dtype="int64", name="title"),
-              "user": keras.Input([], dtype="int64", name="user")}
+    inputs = {
+        "title": keras.Input([1], dtype="int64", name="title"),
+        "user": keras.Input([], dtype="int64", name="user"),
+    }
     found = make_layer()(inputs)
     hidden = keras.layers.Concatenate()([found["title"], found["user"]])
-    return keras.Model(inputs, keras.layers.Dense(
-        4, kernel_initializer=keras.initializers.RandomNormal(seed=1))(hidden))
+    return keras.Model(
+        inputs,
+        keras.layers.Dense(
+            4, kernel_initializer=keras.initializers.RandomNormal(seed=1)
+        )(hidden),
+    )
 
 
 def batches(size=6 * BATCH):
     rng = np.random.default_rng(2)
-    return tf.data.Dataset.from_tensor_slices((
-        {"title": rng.integers(0, 12, (size, 1)),
-         "user": rng.integers(0, 5, size)},
-        rng.standard_normal((size, 4)).astype(np.float32))).batch(
-            BATCH, drop_remainder=True)
+    return tf.data.Dataset.from_tensor_slices(
+        (
+            {
+                "title": rng.integers(0, 12, (size, 1)),
+                "user": rng.integers(0, 5, size),
+            },
+            rng.standard_normal((size, 4)).astype(np.float32),
+        )
+    ).batch(BATCH, drop_remainder=True)
 
 
 def weighted_sum(y, x):
@@ -75,8 +93,12 @@ def compiled(strategy, make=Product, **options):
         tlm.emulation.initialize_tpu_system()
     with strategy.scope():
         model = make()
-        model.compile(options.pop("optimizer", "sgd"), weighted_sum,
-                      metrics=["mae"], **options)
+        model.compile(
+            options.pop("optimizer", "sgd"),
+            weighted_sum,
+            metrics=["mae"],
+            **options,
+        )
     return model
 
 
@@ -109,7 +131,8 @@ def test_packed_batches_train_the_same_tables(of_one_replica):
     wanted = fit(STRATEGY)
     np.testing.assert_array_equal(
         model.predict(packed.map(lambda x, y: x), verbose=0),
-        wanted.predict(batches().map(lambda x, y: x), verbose=0))
+        wanted.predict(batches().map(lambda x, y: x), verbose=0),
+    )
 
 
 class WithoutTraining(Product):
@@ -159,11 +182,15 @@ def test_a_functional_model_with_dense_weights_trains_and_evaluates():
     before = tables_of(model)
     np.testing.assert_allclose(
         model.evaluate(batches(), verbose=0),
-        one.evaluate(batches(), verbose=0), rtol=1e-5)
+        one.evaluate(batches(), verbose=0),
+        rtol=1e-5,
+    )
     inputs = batches().map(lambda x, y: x)
     np.testing.assert_allclose(
-        model.predict(inputs, verbose=0), one.predict(inputs, verbose=0),
-        atol=1e-5)
+        model.predict(inputs, verbose=0),
+        one.predict(inputs, verbose=0),
+        atol=1e-5,
+    )
     training.assert_same(tables_of(model), before)
 
 
@@ -176,9 +203,13 @@ def test_training_goes_on_from_weights_and_checkpoints(tmp_path):
     wanted = tables_of(model)
     assert np.any(wanted["words"] != saved["words"])
     for restore in (
-            lambda: model.load_weights(tmp_path / "it.weights.h5"),
-            lambda: tf.train.Checkpoint(model=model).read(
-                str(tmp_path / "it")).expect_partial()):
+        lambda: model.load_weights(tmp_path / "it.weights.h5"),
+        lambda: (
+            tf.train.Checkpoint(model=model)
+            .read(str(tmp_path / "it"))
+            .expect_partial()
+        ),
+    ):
         restore()
         training.assert_same(tables_of(model), saved)
         model.fit(batches(), verbose=0)
@@ -211,8 +242,12 @@ def test_what_a_tpu_cannot_do_is_refused_in_clear_words(tmp_path):
 
 
 def test_a_loss_scale_is_refused():
-    model = compiled(STRATEGY, optimizer=keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1)))
+    model = compiled(
+        STRATEGY,
+        optimizer=keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1)
+        ),
+    )
     with pytest.raises(ValueError, match="a loss scale, which may"):
         model.fit(batches(), verbose=0)
 
@@ -221,6 +256,7 @@ def test_the_layer_of_tf_keras_is_refused():
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         layer = tlm.layers.tf_keras.TPUEmbedding(
-            {"title": tpu.FeatureConfig(tpu.TableConfig(3, 2))}, tpu.SGD(1.0))
+            {"title": tpu.FeatureConfig(tpu.TableConfig(3, 2))}, tpu.SGD(1.0)
+        )
         with pytest.raises(NotImplementedError, match="of Keras 3 does"):
             layer({"title": tf_keras.Input([1], dtype="int64")})

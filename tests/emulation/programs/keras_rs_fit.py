@@ -26,34 +26,54 @@ OPTIMIZERS = {
     "by_name": lambda: "adagrad",
     "sgd": lambda: keras.optimizers.SGD(0.5),
     "adagrad": lambda: keras.optimizers.Adagrad(
-        0.5, initial_accumulator_value=0.25, clipvalue=0.125),
+        0.5, initial_accumulator_value=0.25, clipvalue=0.125
+    ),
     "adam": lambda: keras.optimizers.Adam(0.125, weight_decay=0.25),
     "ftrl": lambda: keras.optimizers.Ftrl(
-        0.5, l1_regularization_strength=0.01, beta=0.1),
+        0.5, l1_regularization_strength=0.01, beta=0.1
+    ),
     "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.25])),
+        keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
+    ),
 }
 
 
 def configs(optimizer, placement, columns=1):
-    tables = {name: keras_rs.layers.TableConfig(
-        name, num_rows, 4, optimizer=optimizer(), combiner=combiner,
-        initializer=keras.initializers.RandomNormal(seed=num_rows),
-        placement=placement)
+    tables = {
+        name: keras_rs.layers.TableConfig(
+            name,
+            num_rows,
+            4,
+            optimizer=optimizer(),
+            combiner=combiner,
+            initializer=keras.initializers.RandomNormal(seed=num_rows),
+            placement=placement,
+        )
         for name, num_rows, combiner in (
-            ("words", 23, "sum"), ("users", 7, "mean"))}
-    return {feature: keras_rs.layers.FeatureConfig(
-        feature, tables[table], (BATCH, columns), (BATCH, 4))
+            ("words", 23, "sum"),
+            ("users", 7, "mean"),
+        )
+    }
+    return {
+        feature: keras_rs.layers.FeatureConfig(
+            feature, tables[table], (BATCH, columns), (BATCH, 4)
+        )
         for feature, table in (
-            ("title", "words"), ("body", "words"), ("user", "users"))}
+            ("title", "words"),
+            ("body", "words"),
+            ("user", "users"),
+        )
+    }
 
 
 def layer_of(strategy, optimizer, columns=1):
     if strategy is ONE:
         return tlm.layers.TPUEmbedding(
-            configs(optimizer, "auto", columns), name="embedding")
+            configs(optimizer, "auto", columns), name="embedding"
+        )
     return keras_rs.layers.DistributedEmbedding(
-        configs(optimizer, "sparsecore", columns), name="embedding")
+        configs(optimizer, "sparsecore", columns), name="embedding"
+    )
 
 
 def head(found):
@@ -62,8 +82,10 @@ def head(found):
 
 
 def inputs():
-    return {name: keras.Input([1], dtype="int64", name=name)
-            for name in ("title", "body", "user")}
+    return {
+        name: keras.Input([1], dtype="int64", name=name)
+        for name in ("title", "body", "user")
+    }
 
 
 def functional(layer):
@@ -93,26 +115,35 @@ def make(strategy, optimizer, model=functional, **options):
         made = model(layer)
         # keras-rs asks a schedule at the step that its optimizer counts, which
         # one that a model is compiled with does.
-        made.compile(of_tables if optimizer == "schedule" else "sgd",
-                     weighted_sum, metrics=["mae"], **options)
+        made.compile(
+            of_tables if optimizer == "schedule" else "sgd",
+            weighted_sum,
+            metrics=["mae"],
+            **options,
+        )
     return made, layer
 
 
 def batches(num_steps=NUM_STEPS):
     rng = np.random.default_rng(3)
     size = num_steps * BATCH
-    return tf.data.Dataset.from_tensor_slices((
-        {"title": rng.integers(0, 23, (size, 1)),
-         "body": rng.integers(0, 23, (size, 1)),
-         "user": rng.integers(0, 7, (size, 1))},
-        rng.standard_normal((size, 4)).astype(np.float32))).batch(
-            BATCH, drop_remainder=True)
+    return tf.data.Dataset.from_tensor_slices(
+        (
+            {
+                "title": rng.integers(0, 23, (size, 1)),
+                "body": rng.integers(0, 23, (size, 1)),
+                "user": rng.integers(0, 7, (size, 1)),
+            },
+            rng.standard_normal((size, 4)).astype(np.float32),
+        )
+    ).batch(BATCH, drop_remainder=True)
 
 
 def tables_of(layer):
     is_ours = isinstance(layer, tlm.layers.TPUEmbedding)
     found = training.values_of(
-        layer.embedding if is_ours else layer._tpu_embedding)
+        layer.embedding if is_ours else layer._tpu_embedding
+    )
     # keras-rs' is the `iterations` of the optimizer, in no table's file.
     found.pop("schedule_updates", None)
     return found
@@ -120,8 +151,9 @@ def tables_of(layer):
 
 def on_host(dataset):
     return STRATEGY.experimental_distribute_dataset(
-        dataset, options=tf.distribute.InputOptions(
-            experimental_fetch_to_device=False))
+        dataset,
+        options=tf.distribute.InputOptions(experimental_fetch_to_device=False),
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -135,10 +167,13 @@ def test_fit_trains_as_the_host_engine_to_the_bit(optimizer):
     assert not np.any(tables_of(wanted)["users"] == start["users"])
     np.testing.assert_allclose(
         model.evaluate(batches(2), verbose=0),
-        host.evaluate(batches(2), verbose=0), rtol=1e-5)
+        host.evaluate(batches(2), verbose=0),
+        rtol=1e-5,
+    )
     ids = batches(2).map(lambda x, y: x)
     np.testing.assert_array_equal(
-        model.predict(ids, verbose=0), host.predict(ids, verbose=0))
+        model.predict(ids, verbose=0), host.predict(ids, verbose=0)
+    )
     training.assert_same(tables_of(layer), tables_of(wanted))
 
 
@@ -156,8 +191,12 @@ def test_a_subclassed_model_needs_a_built_layer_as_on_a_tpu():
         model.fit(batches(), verbose=0)
     model, layer = make(STRATEGY, "adagrad", Subclassed)
     with STRATEGY.scope():
-        layer.build({name: (BATCH // NUM_CORES, 1)
-                     for name in ("title", "body", "user")})
+        layer.build(
+            {
+                name: (BATCH // NUM_CORES, 1)
+                for name in ("title", "body", "user")
+            }
+        )
     model.fit(batches(), verbose=0)
     host, wanted = make(ONE, "adagrad", Subclassed)
     host.fit(batches(), verbose=0)
@@ -167,9 +206,12 @@ def test_a_subclassed_model_needs_a_built_layer_as_on_a_tpu():
 def ragged_batches():
     def make_ragged(x, y):
         # Zero to two ids of a sample.
-        return {name: tf.RaggedTensor.from_tensor(
-            tf.concat([ids, ids // 2], axis=1),
-            lengths=tf.range(BATCH) % 3) for name, ids in x.items()}, y
+        return {
+            name: tf.RaggedTensor.from_tensor(
+                tf.concat([ids, ids // 2], axis=1), lengths=tf.range(BATCH) % 3
+            )
+            for name, ids in x.items()
+        }, y
 
     return batches().map(make_ragged)
 
@@ -203,8 +245,12 @@ def test_an_own_loop_takes_ragged_inputs():
         with strategy.scope():
             layer = layer_of(strategy, OPTIMIZERS["adagrad"], columns=2)
             if strategy is STRATEGY:
-                layer.build({name: (BATCH // NUM_CORES, 2)
-                             for name in ("title", "body", "user")})
+                layer.build(
+                    {
+                        name: (BATCH // NUM_CORES, 2)
+                        for name in ("title", "body", "user")
+                    }
+                )
         own_loop(strategy, layer)
         tables.append(tables_of(layer))
     training.assert_same(tables[1], tables[0])
@@ -212,8 +258,11 @@ def test_an_own_loop_takes_ragged_inputs():
 
 def test_fit_refuses_ragged_inputs_as_for_a_tpu():
     model, _ = make(STRATEGY, "adagrad")
-    with pytest.raises(ValueError, match="TPUStrategy does not support "
-                       "distributed datasets with device prefetch"):
+    with pytest.raises(
+        ValueError,
+        match="TPUStrategy does not support "
+        "distributed datasets with device prefetch",
+    ):
         model.fit(ragged_batches(), verbose=0)
 
 
@@ -221,7 +270,8 @@ def test_a_checkpoint_of_the_embedding_has_the_tables(tmp_path):
     model, layer = make(STRATEGY, "adagrad")
     model.fit(batches(), verbose=0)
     path = tf.train.Checkpoint(e=layer._tpu_embedding).write(
-        str(tmp_path / "it"))
+        str(tmp_path / "it")
+    )
     wanted = tables_of(layer)
     model.fit(batches(), verbose=0)
     tf.train.Checkpoint(e=layer._tpu_embedding).read(path)
@@ -238,8 +288,9 @@ def test_files_of_keras_do_not_have_the_tables(tmp_path):
         file.visititems(lambda _, one: sizes.append(getattr(one, "size", 0)))
     assert max(sizes) <= 1
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "it"))
-    assert all(np.prod(shape) <= 1 for _, shape in tf.train.list_variables(
-        path))
+    assert all(
+        np.prod(shape) <= 1 for _, shape in tf.train.list_variables(path)
+    )
 
 
 def test_a_step_that_is_compiled_for_one_cpu_is_refused():

@@ -31,10 +31,19 @@ def embedding_of(kind, **options):
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = training.CLASSES[kind](
-            tpu.FeatureConfig(tpu.TableConfig(
-                NUM_ROWS, 2, initializer=tf.zeros_initializer(),
-                combiner="sum", name="ads"), name="shown"),
-            tpu.SGD(0.5), **options)
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    NUM_ROWS,
+                    2,
+                    initializer=tf.zeros_initializer(),
+                    combiner="sum",
+                    name="ads",
+                ),
+                name="shown",
+            ),
+            tpu.SGD(0.5),
+            **options,
+        )
         embedding.build(1)
     return embedding
 
@@ -46,7 +55,9 @@ def row_of(embedding):
 def ids_of(*ids):
     return STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.constant(
-            [ids[context.replica_id_in_sync_group]], tf.int64))
+            [ids[context.replica_id_in_sync_group]], tf.int64
+        )
+    )
 
 
 def finish(embedding):
@@ -54,34 +65,52 @@ def finish(embedding):
         found = embedding.dequeue()
         embedding.apply_gradients(tf.ones_like(found))
         return found
+
     return STRATEGY.run(core)
 
 
 OTHER_NAMES = {
     "of the strategy": STRATEGY.extended.worker_devices,
-    "of tasks": ["/task:0/device:TPU:0", "/task:0/device:TPU:1",
-                 "/task:1/device:TPU:0", "/task:1/device:TPU:1"],
-    "in full": [f"/job:localhost/replica:0/task:{task}/device:TPU:{core}"
-                for task in range(2) for core in range(2)]}
+    "of tasks": [
+        "/task:0/device:TPU:0",
+        "/task:0/device:TPU:1",
+        "/task:1/device:TPU:0",
+        "/task:1/device:TPU:1",
+    ],
+    "in full": [
+        f"/job:localhost/replica:0/task:{task}/device:TPU:{core}"
+        for task in range(2)
+        for core in range(2)
+    ],
+}
 
 
 @pytest.mark.parametrize("names", OTHER_NAMES)
-@pytest.mark.parametrize(("kind", "compiled"), [
-    ("stock", True),  # TensorFlow's takes nothing eagerly
-    ("ours", True), ("ours", False)])
+@pytest.mark.parametrize(
+    ("kind", "compiled"),
+    [
+        ("stock", True),  # TensorFlow's takes nothing eagerly
+        ("ours", True),
+        ("ours", False),
+    ],
+)
 def test_each_name_of_a_core_enqueues_on_that_core(kind, names, compiled):
     embedding = embedding_of(kind)
     # The gradients of a core are its number, to tell whose ids they reach.
     scales = STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.fill(
-            [1, 2], float(context.replica_id_in_sync_group + 1)))
+            [1, 2], float(context.replica_id_in_sync_group + 1)
+        )
+    )
     ids = [5, 3, 2, 0]
 
     def enqueue():
         # In another order than that of the cores.
         for core in (2, 0, 3, 1):
-            embedding.enqueue(tf.constant([ids[core]], tf.int64),
-                              device=OTHER_NAMES[names][core])
+            embedding.enqueue(
+                tf.constant([ids[core]], tf.int64),
+                device=OTHER_NAMES[names][core],
+            )
 
     (tf.function(enqueue) if compiled else enqueue)()
 
@@ -90,10 +119,11 @@ def test_each_name_of_a_core_enqueues_on_that_core(kind, names, compiled):
         def core(scale):
             embedding.dequeue()
             embedding.apply_gradients(scale)
+
         STRATEGY.run(core, args=(scales,))
 
     backward(scales)
-    assert row_of(embedding) == [-2, 0, -1.5, -1, 0, -.5]
+    assert row_of(embedding) == [-2, 0, -1.5, -1, 0, -0.5]
 
 
 def test_a_program_that_enqueues_by_core_trains(kind):
@@ -101,8 +131,10 @@ def test_a_program_that_enqueues_by_core_trains(kind):
 
     def per_core(context):
         core = context.replica_id_in_sync_group
-        embedding.enqueue(tf.constant([core], tf.int64),
-                          device=STRATEGY.extended.worker_devices[core])
+        embedding.enqueue(
+            tf.constant([core], tf.int64),
+            device=STRATEGY.extended.worker_devices[core],
+        )
         return tf.constant(0)
 
     @tf.function
@@ -115,11 +147,15 @@ def test_a_program_that_enqueues_by_core_trains(kind):
     assert row_of(embedding) == [-1, -1, -1, -1, 0, 0]
 
 
-@pytest.mark.parametrize(("device", "words"), [
-    ("/device:CPU:5", "[Nn]on-TPU"),  # a host
-    ("/device:GPU:0", "[Nn]on-TPU"),
-    ("/task:2/device:TPU:0", "tasks 0 to 1 with the cores 0 to 1"),
-    ("/task:1/device:TPU:2", "tasks 0 to 1 with the cores 0 to 1")])
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("/device:CPU:5", "[Nn]on-TPU"),  # a host
+        ("/device:GPU:0", "[Nn]on-TPU"),
+        ("/task:2/device:TPU:0", "tasks 0 to 1 with the cores 0 to 1"),
+        ("/task:1/device:TPU:2", "tasks 0 to 1 with the cores 0 to 1"),
+    ],
+)
 def test_what_is_no_core_is_refused(kind, device, words):
     embedding = embedding_of(kind)
 
@@ -141,7 +177,9 @@ def step_of(embedding, *, training, applies, name="title", enqueues=1):
             if applies:
                 embedding.apply_gradients(tf.ones([1, 2]), name=name)
             return found
+
         return STRATEGY.run(core, args=(ids,))
+
     return step
 
 
@@ -150,10 +188,11 @@ def test_a_named_step_without_gradients_looks_up_only(kind):
     evaluate = step_of(embedding, training=True, applies=False)
     for _ in range(3):
         for value in STRATEGY.experimental_local_results(
-                evaluate(ids_of(0, 1, 2, 3))):
+            evaluate(ids_of(0, 1, 2, 3))
+        ):
             np.testing.assert_array_equal(value, np.zeros([1, 2]))
     step_of(embedding, training=True, applies=True)(ids_of(0, 0, 2, 3))
-    assert row_of(embedding) == [-1, 0, -.5, -.5, 0, 0]
+    assert row_of(embedding) == [-1, 0, -0.5, -0.5, 0, 0]
 
 
 def test_without_a_name_it_waits_for_its_gradients(kind):
@@ -168,7 +207,7 @@ def test_without_a_name_it_waits_for_its_gradients(kind):
 def test_a_named_step_with_gradients_trains_whatever_it_says():
     embedding = embedding_of("stock")
     step_of(embedding, training=False, applies=True)(ids_of(0, 1, 2, 3))
-    assert row_of(embedding) == [-.5, -.5, -.5, -.5, 0, 0]
+    assert row_of(embedding) == [-0.5, -0.5, -0.5, -0.5, 0, 0]
 
 
 def test_ours_says_that_a_forward_step_has_gradients():
@@ -194,14 +233,15 @@ def test_a_step_may_be_spread_over_programs_of_one_function(kind):
         return found
 
     step(ids_of(0, 1, 2, 3))
-    assert row_of(embedding) == [-.5, -.5, -.5, -.5, 0, 0]
+    assert row_of(embedding) == [-0.5, -0.5, -0.5, -0.5, 0, 0]
 
 
 def test_a_name_twice_is_refused_as_by_the_compiler(kind):
     embedding = embedding_of(kind)
     with pytest.raises(RuntimeError, match=r"one `enqueue` .*name='title'"):
         step_of(embedding, training=True, applies=True, enqueues=2)(
-            ids_of(0, 1, 2, 3))
+            ids_of(0, 1, 2, 3)
+        )
 
 
 def test_named_steps_of_a_loop_train_and_evaluate(kind):

@@ -20,20 +20,35 @@ OPTIMIZERS = {
     "sgd": lambda: tpu.SGD(0.1),
     "adagrad": lambda: tpu.Adagrad(0.1, initial_accumulator_value=0.3),
     "adagrad_momentum": lambda: tpu.AdagradMomentum(
-        0.1, momentum=0.9, use_nesterov=True, exponent=3, beta2=0.9,
-        epsilon=1e-3),
+        0.1,
+        momentum=0.9,
+        use_nesterov=True,
+        exponent=3,
+        beta2=0.9,
+        epsilon=1e-3,
+    ),
     "adam": lambda: tpu.Adam(0.1),
     "adam_of_all_rows": lambda: tpu.Adam(
-        0.1, lazy_adam=False, sum_inside_sqrt=False),
+        0.1, lazy_adam=False, sum_inside_sqrt=False
+    ),
     "ftrl": lambda: tpu.FTRL(
-        0.1, learning_rate_power=-0.6, l1_regularization_strength=0.01,
-        l2_regularization_strength=0.02, beta=0.1),
+        0.1,
+        learning_rate_power=-0.6,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.02,
+        beta=0.1,
+    ),
     "ftrl_by_rate": lambda: tpu.FTRL(
-        0.1, multiply_linear_by_learning_rate=True),
+        0.1, multiply_linear_by_learning_rate=True
+    ),
     "clipped_and_decayed": lambda: tpu.Adagrad(
-        0.1, clipvalue=0.5, clip_weight_min=-1, clip_weight_max=1.5,
+        0.1,
+        clipvalue=0.5,
+        clip_weight_min=-1,
+        clip_weight_max=1.5,
         weight_decay_factor=0.01,
-        multiply_weight_decay_factor_by_learning_rate=True),
+        multiply_weight_decay_factor_by_learning_rate=True,
+    ),
     "one_by_one": lambda: tpu.SGD(0.1, use_gradient_accumulation=False),
 }
 
@@ -54,25 +69,36 @@ def test_an_emulated_tpu_trains_as_the_host_engine_to_the_bit(name):
 
 def one_table(rate=0.5, num_rows=4, **options):
     table = tpu.TableConfig(
-        num_rows, 2, initializer=tf.zeros_initializer(), combiner="sum",
-        name="ads")
+        num_rows,
+        2,
+        initializer=tf.zeros_initializer(),
+        combiner="sum",
+        name="ads",
+    )
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         return tpu.TPUEmbedding(
             {"shown": tpu.FeatureConfig(table, name="shown")},
-            tpu.SGD(rate), **options)
+            tpu.SGD(rate),
+            **options,
+        )
 
 
 def ids_of(first, second):
-    return {"shown": STRATEGY.experimental_distribute_values_from_function(
-        lambda context: tf.constant(
-            [first, second][context.replica_id_in_sync_group], tf.int64))}
+    return {
+        "shown": STRATEGY.experimental_distribute_values_from_function(
+            lambda context: tf.constant(
+                [first, second][context.replica_id_in_sync_group], tf.int64
+            )
+        )
+    }
 
 
 def enqueue_of(embedding, **options):
     @tf.function
     def enqueue(ids):
         embedding.enqueue(ids, **options)
+
     return enqueue
 
 
@@ -80,6 +106,7 @@ def forward_of(embedding):
     @tf.function
     def forward():
         return STRATEGY.run(embedding.dequeue)
+
     return forward
 
 
@@ -88,7 +115,9 @@ def backward_of(embedding, gradient=1.0):
     def backward():
         def core():
             embedding.apply_gradients({"shown": tf.fill([2, 2], gradient)})
+
         STRATEGY.run(core)
+
     return backward
 
 
@@ -106,12 +135,19 @@ def test_another_tpu_in_one_process_is_refused():
         tlm.emulation.enable(num_cores=4)
 
 
-@pytest.mark.parametrize(("options", "error", "words"), [
-    ({"num_cores": 3, "num_hosts": 2}, ValueError, "multiple of `num_hosts`"),
-    ({"num_cores": 2.0}, TypeError, "`num_cores` must be an int"),
-    ({"deadline": 0}, ValueError, "above 0"),
-    ({"deadline": "1"}, TypeError, "number of seconds"),
-])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (
+            {"num_cores": 3, "num_hosts": 2},
+            ValueError,
+            "multiple of `num_hosts`",
+        ),
+        ({"num_cores": 2.0}, TypeError, "`num_cores` must be an int"),
+        ({"deadline": 0}, ValueError, "above 0"),
+        ({"deadline": "1"}, TypeError, "number of seconds"),
+    ],
+)
 def test_wrong_numbers_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         tlm.emulation.enable(**options)
@@ -126,50 +162,70 @@ def test_dynamic_learning_rate_is_asked_for_at_each_step():
     forward()
     backward()
     np.testing.assert_array_equal(
-        training.values_of(embedding)["ads"][:, 0], [0, -1.5, -.5, 0])
+        training.values_of(embedding)["ads"][:, 0], [0, -1.5, -0.5, 0]
+    )
     rate.assign(0.5)
     enqueue(ids_of([1, 1], [2, 1]))
     forward()
     backward()
     np.testing.assert_array_equal(
-        training.values_of(embedding)["ads"][:, 0], [0, -2.25, -.75, 0])
+        training.values_of(embedding)["ads"][:, 0], [0, -2.25, -0.75, 0]
+    )
 
 
 def test_two_dynamic_rates_reach_their_tables():
     fast, slow = (lambda: tf.constant(1.0)), (lambda: tf.constant(0.25))
-    tables = [tpu.TableConfig(
-        4, 2, initializer=tf.zeros_initializer(), name=name,
-        optimizer=tpu.SGD(rate))
-        for name, rate in (("a", slow), ("b", fast), ("c", slow))]
+    tables = [
+        tpu.TableConfig(
+            4,
+            2,
+            initializer=tf.zeros_initializer(),
+            name=name,
+            optimizer=tpu.SGD(rate),
+        )
+        for name, rate in (("a", slow), ("b", fast), ("c", slow))
+    ]
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = tpu.TPUEmbedding(
             [tpu.FeatureConfig(table, output_shape=[1]) for table in tables],
-            None)
+            None,
+        )
 
     @tf.function
     def step(ids):
         def core():
             embedding.dequeue()
             embedding.apply_gradients([tf.ones([1, 2])] * 3)
+
         embedding.enqueue([ids, ids, ids])
         STRATEGY.run(core)
 
-    step(STRATEGY.experimental_distribute_values_from_function(
-        lambda context: tf.constant([1], tf.int64)))
+    step(
+        STRATEGY.experimental_distribute_values_from_function(
+            lambda context: tf.constant([1], tf.int64)
+        )
+    )
     values = training.values_of(embedding)
-    assert [values[name][1, 0] for name in "abc"] == [-.5, -2, -.5]
+    assert [values[name][1, 0] for name in "abc"] == [-0.5, -2, -0.5]
 
 
 def test_steps_in_a_loop_and_behind_it_stay_apart():
     # From an iterator: it orders what TensorFlow enqueues in a loop and behind.
     embedding = one_table()
-    dataset = tf.data.Dataset.from_tensor_slices(
-        {"shown": [0, 0, 1, 2] * 3 + [0, 3, 1, 2]}).batch(
-            4, drop_remainder=True).repeat()
-    iterator = iter(STRATEGY.experimental_distribute_dataset(
-        dataset, tf.distribute.InputOptions(
-            experimental_fetch_to_device=False)))
+    dataset = (
+        tf.data.Dataset.from_tensor_slices(
+            {"shown": [0, 0, 1, 2] * 3 + [0, 3, 1, 2]}
+        )
+        .batch(4, drop_remainder=True)
+        .repeat()
+    )
+    iterator = iter(
+        STRATEGY.experimental_distribute_dataset(
+            dataset,
+            tf.distribute.InputOptions(experimental_fetch_to_device=False),
+        )
+    )
 
     @tf.function
     def epoch(iterator):
@@ -214,7 +270,8 @@ def test_dequeue_without_enqueue_ends_with_a_report_of_the_queues():
         forward_of(embedding)()
     assert time.monotonic() - start > 1.5
     assert "has waited for 2 s, where a TPU would wait forever" in str(
-        error.value)
+        error.value
+    )
     assert "core 1: 0 batches wait for `dequeue`" in str(error.value)
 
 
@@ -225,14 +282,22 @@ def test_one_core_without_a_batch_is_named():
     @tf.function
     def enqueue_one(ids):
         def core(ids):
-            if int(tf.get_static_value(tf.distribute.get_replica_context()
-                                       .replica_id_in_sync_group)) == 0:
+            if (
+                int(
+                    tf.get_static_value(
+                        tf.distribute.get_replica_context().replica_id_in_sync_group
+                    )
+                )
+                == 0
+            ):
                 embedding.enqueue(ids)
+
         STRATEGY.run(core, args=(ids,))
 
     enqueue_one(ids_of([0, 1], [2, 3]))
-    with pytest.raises(tf.errors.DeadlineExceededError,
-                       match="`dequeue` of core 1 has waited"):
+    with pytest.raises(
+        tf.errors.DeadlineExceededError, match="`dequeue` of core 1 has waited"
+    ):
         forward_of(embedding)()
 
 
@@ -249,8 +314,9 @@ def test_gradients_after_a_forward_only_step_are_refused_at_once():
     embedding = one_table()
     enqueue_of(embedding, training=False)(ids_of([0, 1], [2, 3]))
     forward_of(embedding)()
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="training=False"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="training=False"
+    ):
         backward_of(embedding)()
 
 
@@ -266,18 +332,22 @@ def test_an_id_outside_of_its_table_is_named(inside):
             if inside:
                 embedding.enqueue(ids)
             embedding.dequeue()
+
         if not inside:
             embedding.enqueue(ids)
         STRATEGY.run(core, args=(ids,))
 
     with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match="Feature 'shown', sample 1: id 9 is outside table 'ads' "
-                  "with 4 rows"):
+        tf.errors.InvalidArgumentError,
+        match="Feature 'shown', sample 1: id 9 is outside table 'ads' "
+        "with 4 rows",
+    ):
         step(ids_of([0, 1], [2, 9]))
     # The other core's batch would meet the wrong partner.
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="no longer agree.*sample 1: id 9"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="no longer agree.*sample 1: id 9",
+    ):
         step(ids_of([0, 1], [2, 3]))
     tlm.emulation.reset()
     enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
@@ -289,8 +359,10 @@ def test_a_full_queue_waits_for_room():
     enqueue = enqueue_of(embedding, training=False)
     for _ in range(32):
         enqueue(ids_of([0, 1], [2, 3]))
-    with pytest.raises(tf.errors.DeadlineExceededError,
-                       match="`enqueue` of core .* room in the queue"):
+    with pytest.raises(
+        tf.errors.DeadlineExceededError,
+        match="`enqueue` of core .* room in the queue",
+    ):
         enqueue(ids_of([0, 1], [2, 3]))
 
 
@@ -300,13 +372,15 @@ def test_a_second_embedding_is_refused_until_the_system_starts_anew():
     with STRATEGY.scope():
         second = tpu.TPUEmbedding(
             {"f": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="b"))},
-            tpu.SGD(1.0))
+            tpu.SGD(1.0),
+        )
     with pytest.raises(RuntimeError, match="already initialized"):
         second.build(2)
     tlm.emulation.initialize_tpu_system()
     second.build(2)
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="another embedding"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="another embedding"
+    ):
         forward_of(embedding)()
 
 
@@ -319,6 +393,7 @@ def test_enqueue_in_control_flow_inside_of_run_is_refused_as_on_a_tpu():
         def core(ids):
             if tf.reduce_sum(ids["shown"]) >= 0:
                 embedding.enqueue(ids)
+
         STRATEGY.run(core, args=(ids,))
 
     with pytest.raises(RuntimeError, match="control flow"):
@@ -333,6 +408,7 @@ def test_inputs_of_a_core_must_be_its_arguments_as_on_a_tpu():
     def step(ids):
         def core(ids):
             embedding.enqueue({"shown": ids["shown"] + 1})
+
         STRATEGY.run(core, args=(ids,))
 
     with pytest.raises(ValueError, match="_tpu_input_identity"):
@@ -352,7 +428,7 @@ def test_run_outside_of_a_function_makes_one():
     for step in range(2):
         found = STRATEGY.run(core, args=(ids_of([0, 1], [2, 2]),))
         one, two = STRATEGY.experimental_local_results(found)
-        np.testing.assert_array_equal(one, np.full((2, 2), -.5 * step))
+        np.testing.assert_array_equal(one, np.full((2, 2), -0.5 * step))
         np.testing.assert_array_equal(two, np.full((2, 2), -1.0 * step))
 
 
@@ -373,8 +449,7 @@ def test_pipelined_lookups_are_one_step_old():
 def test_pipelined_training_is_that_of_the_host_engine_to_the_bit():
     pipelined = {"pipeline_execution_with_tensor_core": True}
     host = training.host_embedding(OPTIMIZERS["adagrad"], **pipelined)
-    wanted = training.train(
-        tf.distribute.get_strategy(), host, steps=range(6))
+    wanted = training.train(tf.distribute.get_strategy(), host, steps=range(6))
     expected = training.values_of(host)
     other = training.host_embedding(OPTIMIZERS["adagrad"])
     training.train(tf.distribute.get_strategy(), other, steps=range(6))
@@ -382,7 +457,8 @@ def test_pipelined_training_is_that_of_the_host_engine_to_the_bit():
     training.assert_same(training.values_of(other), expected)
     for kind in training.CLASSES:
         embedding = training.tpu_embedding(
-            kind, STRATEGY, OPTIMIZERS["adagrad"], **pipelined)
+            kind, STRATEGY, OPTIMIZERS["adagrad"], **pipelined
+        )
         found = training.train(STRATEGY, embedding, steps=range(6))
         for got, want in zip(found, wanted, strict=True):
             training.assert_same(got, want)
@@ -392,8 +468,10 @@ def test_pipelined_training_is_that_of_the_host_engine_to_the_bit():
 def test_loading_while_steps_are_in_flight_is_refused():
     embedding = one_table()
     enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match=r"(?s)steps are in flight.*core 0: 1 batches"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match=r"(?s)steps are in flight.*core 0: 1 batches",
+    ):
         embedding._load_variables()
 
 
@@ -422,8 +500,11 @@ def test_a_system_that_starts_anew_leaves_no_thread_behind():
         while "waiting:" not in tlm.emulation.report():
             assert time.monotonic() < until, tlm.emulation.report()
             time.sleep(0.01)
-        enqueue(STRATEGY.experimental_distribute_values_from_function(
-            lambda _: tf.constant([0, 1])))
+        enqueue(
+            STRATEGY.experimental_distribute_values_from_function(
+                lambda _: tf.constant([0, 1])
+            )
+        )
         waiting.join()
 
     train()
@@ -446,12 +527,16 @@ def test_inputs_must_stay_on_the_host_as_on_a_tpu(kind, inside, is_on_host):
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = training.CLASSES[kind](
-            tpu.FeatureConfig(tpu.TableConfig(4, 2), name="shown"),
-            tpu.SGD(0.5))
+            tpu.FeatureConfig(tpu.TableConfig(4, 2), name="shown"), tpu.SGD(0.5)
+        )
     dataset = tf.data.Dataset.from_tensor_slices(
-        tf.zeros([8, 1], tf.int64)).batch(4, drop_remainder=True)
-    batches = iter(STRATEGY.experimental_distribute_dataset(
-        dataset, options=ON_HOST if is_on_host else None))
+        tf.zeros([8, 1], tf.int64)
+    ).batch(4, drop_remainder=True)
+    batches = iter(
+        STRATEGY.experimental_distribute_dataset(
+            dataset, options=ON_HOST if is_on_host else None
+        )
+    )
 
     @tf.function
     def step():
@@ -468,31 +553,45 @@ def test_inputs_must_stay_on_the_host_as_on_a_tpu(kind, inside, is_on_host):
     if is_on_host:
         step()
         return
-    with pytest.raises(ValueError, match="on a TPU input device .*TPU:1;"
-                       r"[\s\S]*experimental_fetch_to_device=False"):
+    with pytest.raises(
+        ValueError,
+        match="on a TPU input device .*TPU:1;"
+        r"[\s\S]*experimental_fetch_to_device=False",
+    ):
         step()
 
 
 def test_ragged_and_sparse_datasets_must_stay_on_the_host_as_on_a_tpu():
     ragged = tf.data.Dataset.from_tensor_slices(
-        tf.ragged.constant([[1, 2], [3]])).batch(2, drop_remainder=True)
+        tf.ragged.constant([[1, 2], [3]])
+    ).batch(2, drop_remainder=True)
     for dataset in (ragged, ragged.map(lambda ids: ids.to_sparse())):
         for distribute in (
-                lambda options, given=dataset:
-                STRATEGY.experimental_distribute_dataset(given, options),
-                lambda options, given=dataset:
+            lambda options, given=dataset: (
+                STRATEGY.experimental_distribute_dataset(given, options)
+            ),
+            lambda options, given=dataset: (
                 STRATEGY.distribute_datasets_from_function(
-                    lambda _: given, options)):
+                    lambda _: given, options
+                )
+            ),
+        ):
             distribute(ON_HOST)
             for options in (None, tf.distribute.InputOptions()):
-                with pytest.raises(ValueError, match="does not support "
-                                   "distributed datasets with device pref"):
+                with pytest.raises(
+                    ValueError,
+                    match="does not support "
+                    "distributed datasets with device pref",
+                ):
                     distribute(options)
 
 
 def test_the_mean_of_a_structure_is_the_structure_as_of_a_tpu_strategy():
-    batch = {"ids": STRATEGY.experimental_distribute_values_from_function(
-        lambda context: tf.constant([context.replica_id_in_sync_group]))}
+    batch = {
+        "ids": STRATEGY.experimental_distribute_values_from_function(
+            lambda context: tf.constant([context.replica_id_in_sync_group])
+        )
+    }
     found = STRATEGY.reduce("MEAN", batch, axis=None)["ids"]
     # Ids of the first replica, where a mean of them would be 0.5.
     assert found.dtype == tf.int32
@@ -518,8 +617,9 @@ def test_disabled_emulation_leaves_kernels_that_refuse():
     tlm.emulation.disable()
     with pytest.raises(RuntimeError, match="`tlm.emulation.enable` first"):
         tlm.emulation.reset()
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="has no embedding"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="has no embedding"
+    ):
         forward_of(embedding)()
     with tlm.emulation.enabled(num_cores=2, deadline=2.0) as strategy:
         assert strategy is STRATEGY

@@ -31,7 +31,8 @@ def optimizer():
 def host(num_shards):
     return training.host_embedding(
         optimizer,
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
 
 
 def train_host(embedding, **options):
@@ -44,7 +45,8 @@ def on_tpu(kind, path=None):
     # its TPU only files of its own kind.
     is_late = path is not None and kind == "stock"
     embedding = training.tpu_embedding(
-        kind, STRATEGY, optimizer, is_built=not is_late)
+        kind, STRATEGY, optimizer, is_built=not is_late
+    )
     if path is not None:
         tf.train.Checkpoint(it=embedding).read(path)
     if is_late:
@@ -83,14 +85,17 @@ def test_a_damaged_file_leaves_host_copies_and_tpu_as_they_are(tmp_path):
     wanted = training.values_of(embedding)
     with pytest.raises(tf.errors.DataLossError):
         tf.train.Checkpoint(it=embedding).read(path)
-    assert any(np.any(wanted[name] != training.rows_of(name))
-               for name in training.TABLES)
+    assert any(
+        np.any(wanted[name] != training.rows_of(name))
+        for name in training.TABLES
+    )
     training.assert_same(training.values_of(embedding), wanted)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
 def test_shards_of_the_host_engine_go_on_on_the_tpu(
-        kind, num_shards, wanted, tmp_path):
+    kind, num_shards, wanted, tmp_path
+):
     embedding = host(num_shards)
     train_host(embedding, steps=range(3))
     found = on_tpu(kind, write(embedding, tmp_path / "it"))
@@ -99,7 +104,8 @@ def test_shards_of_the_host_engine_go_on_on_the_tpu(
 
 
 def test_what_the_tpu_saves_goes_on_in_shards_and_serves(
-        kind, wanted, tmp_path):
+    kind, wanted, tmp_path
+):
     embedding = on_tpu(kind)
     training.train(STRATEGY, embedding, steps=range(3))
     path = write(embedding, tmp_path / "it")
@@ -107,11 +113,13 @@ def test_what_the_tpu_saves_goes_on_in_shards_and_serves(
     for num_shards in (1, 3):
         found = host(num_shards)
         tf.train.Checkpoint(it=found).read(
-            path).assert_existing_objects_matched()
+            path
+        ).assert_existing_objects_matched()
         train_host(found, seed=1, steps=range(2))
         training.assert_same(training.values_of(found), wanted[1])
     served = tpu.TPUEmbeddingForServing(
-        training.feature_config(optimizer), None)
+        training.feature_config(optimizer), None
+    )
     served.build()
     tf.train.Checkpoint(it=served).read(path).assert_consumed()
     training.assert_same(training.values_of(served), wanted[0])
@@ -132,8 +140,7 @@ def test_writes_files_for_another_number_of_hosts(kind):
     write(embedding, EXCHANGE / f"{kind}_{NUM_HOSTS}")
 
 
-def test_an_asynchronous_save_holds_what_was_trained_before_it(
-        kind, tmp_path):
+def test_an_asynchronous_save_holds_what_was_trained_before_it(kind, tmp_path):
     embedding, ref = on_tpu(kind), host(1)
     checkpoint = tf.train.Checkpoint(it=embedding)
     for step in range(3):
@@ -149,7 +156,8 @@ def test_an_asynchronous_save_holds_what_was_trained_before_it(
 
 
 def test_files_of_before_there_was_a_registered_saver_go_on(
-        kind, wanted, tmp_path):
+    kind, wanted, tmp_path
+):
     path = write(old_checkpoint.OldEmbedding(wanted[0]), tmp_path / "it")
     found = on_tpu(kind, path)
     training.train(STRATEGY, found, seed=1, steps=range(2))

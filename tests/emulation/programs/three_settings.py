@@ -24,12 +24,25 @@ def script(strategy, *, sums=None):
     the samples of all replicas.
     """
     tables = {
-        "ads": tpu.TableConfig(40, 4, name="ads", combiner="mean",
-                               initializer=tf.ones_initializer()),
-        "words": tpu.TableConfig(30, 4, name="words", combiner="sum",
-                                 initializer=tf.ones_initializer())}
-    features = {"ad": tpu.FeatureConfig(tables["ads"], name="ad"),
-                "title": tpu.FeatureConfig(tables["words"], name="title")}
+        "ads": tpu.TableConfig(
+            40,
+            4,
+            name="ads",
+            combiner="mean",
+            initializer=tf.ones_initializer(),
+        ),
+        "words": tpu.TableConfig(
+            30,
+            4,
+            name="words",
+            combiner="sum",
+            initializer=tf.ones_initializer(),
+        ),
+    }
+    features = {
+        "ad": tpu.FeatureConfig(tables["ads"], name="ad"),
+        "title": tpu.FeatureConfig(tables["words"], name="title"),
+    }
     with strategy.scope():
         embedding = tlm.TPUEmbedding(features, tpu.Adagrad(0.05))
         dtype = tf.float64 if sums == "float64" else tf.float32
@@ -37,23 +50,27 @@ def script(strategy, *, sums=None):
         optimizer = tf.keras.optimizers.SGD(0.001)
         optimizer.build([weight])
     rng = np.random.default_rng(0)
-    rows = {"ad": rng.integers(0, 40, [200 * 8, 1]),
-            "title": rng.integers(0, 30, [200 * 8, 1])}
+    rows = {
+        "ad": rng.integers(0, 40, [200 * 8, 1]),
+        "title": rng.integers(0, 30, [200 * 8, 1]),
+    }
     dataset = tf.data.Dataset.from_tensor_slices(rows).batch(
-        8, drop_remainder=True)
-    iterator = iter(strategy.experimental_distribute_dataset(
-        dataset, tf.distribute.InputOptions(
-            experimental_fetch_to_device=False)))
+        8, drop_remainder=True
+    )
+    iterator = iter(
+        strategy.experimental_distribute_dataset(
+            dataset,
+            tf.distribute.InputOptions(experimental_fetch_to_device=False),
+        )
+    )
 
     def core():
         with tf.GradientTape() as tape:
             activations = embedding.dequeue()
             # A row for each sample, so that their gradients stay apart.
-            weights = tf.repeat(
-                weight[tf.newaxis], len(activations["ad"]), 0)
+            weights = tf.repeat(weight[tf.newaxis], len(activations["ad"]), 0)
             tape.watch((activations, weights))
-            hidden = tf.cast(
-                activations["ad"] * activations["title"], dtype)
+            hidden = tf.cast(activations["ad"] * activations["title"], dtype)
             loss = tf.reduce_sum((hidden * weights - 0.25) ** 2)
         gradients, of_weights = tape.gradient(loss, (activations, weights))
         embedding.apply_gradients(gradients)
@@ -66,7 +83,8 @@ def script(strategy, *, sums=None):
             total = tf.reduce_sum(context.all_gather(of_weights, 0), 0)
         else:
             total = context.all_reduce(
-                tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_weights, 0))
+                tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_weights, 0)
+            )
         # Every replica has the sum; the mean of equal values is the same.
         optimizer.apply([total / strategy.num_replicas_in_sync], [weight])
 
@@ -103,10 +121,16 @@ def test_a_trained_weight_moves_no_value_by_more_than_a_millionth(sums):
             # differs.
             weight = found.pop("weight")
             np.testing.assert_allclose(
-                weight, wanted["weight"], rtol=1e-13, atol=0)
-            training.assert_same(found, {
-                name: value for name, value in wanted.items()
-                if name != "weight"})
+                weight, wanted["weight"], rtol=1e-13, atol=0
+            )
+            training.assert_same(
+                found,
+                {
+                    name: value
+                    for name, value in wanted.items()
+                    if name != "weight"
+                },
+            )
             continue
         assert sorted(found) == sorted(wanted)
         for name, value in wanted.items():

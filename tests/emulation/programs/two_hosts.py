@@ -25,15 +25,21 @@ def kinds():
     def on_host(strategy):
         with strategy.scope():
             return training.host_embedding(
-                optimizer, strategy.num_replicas_in_sync)
+                optimizer, strategy.num_replicas_in_sync
+            )
 
     return {
         "host": (one, lambda: on_host(one)),
         "two replicas": (two, lambda: on_host(two)),
-        "stock": (STRATEGY, lambda: training.tpu_embedding(
-            "stock", STRATEGY, optimizer)),
-        "ours": (STRATEGY, lambda: training.tpu_embedding(
-            "ours", STRATEGY, optimizer))}
+        "stock": (
+            STRATEGY,
+            lambda: training.tpu_embedding("stock", STRATEGY, optimizer),
+        ),
+        "ours": (
+            STRATEGY,
+            lambda: training.tpu_embedding("ours", STRATEGY, optimizer),
+        ),
+    }
 
 
 KINDS = kinds()
@@ -42,7 +48,8 @@ KINDS = kinds()
 def serving_values(path):
     """What TensorFlow's class for CPUs restores, tables and slots."""
     embedding = tpu.TPUEmbeddingForServing(
-        training.feature_config(optimizer), None)
+        training.feature_config(optimizer), None
+    )
     embedding.build()
     tf.train.Checkpoint(it=embedding).read(path).assert_consumed()
     return training.values_of(embedding)
@@ -56,7 +63,8 @@ def fixture_trained(tmp_path_factory):
         embedding = make()
         training.train(strategy, embedding, steps=range(3))
         paths[kind] = tf.train.Checkpoint(it=embedding).write(
-            str(tmp_path_factory.mktemp("trained") / "it"))
+            str(tmp_path_factory.mktemp("trained") / "it")
+        )
     return paths
 
 
@@ -81,13 +89,15 @@ def test_every_checkpoint_is_restored_by_all_and_trained_on(writer, trained):
             # Once built, TensorFlow's class sends to its TPU only what its own
             # kind has written; before that, it creates what was restored.
             embedding = training.tpu_embedding(
-                kind, strategy, optimizer, is_built=False)
+                kind, strategy, optimizer, is_built=False
+            )
             tf.train.Checkpoint(it=embedding).read(trained[writer])
             embedding.build(training.NUM_SAMPLES // 4)
         else:
             embedding = make()
             tf.train.Checkpoint(it=embedding).read(
-                trained[writer]).assert_existing_objects_matched()
+                trained[writer]
+            ).assert_existing_objects_matched()
         training.train(strategy, embedding, seed=1, steps=range(2))
         training.assert_same(training.values_of(embedding), wanted)
 
@@ -110,9 +120,13 @@ def test_fewer_rows_than_hosts_are_fine(kind):
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = training.CLASSES[kind](
-            tpu.FeatureConfig(tpu.TableConfig(
-                1, 3, initializer=tf.ones_initializer(), name="one")),
-            tpu.SGD(0.5))
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    1, 3, initializer=tf.ones_initializer(), name="one"
+                )
+            ),
+            tpu.SGD(0.5),
+        )
         embedding.build(1)
 
     @tf.function
@@ -120,10 +134,15 @@ def test_fewer_rows_than_hosts_are_fine(kind):
         def core():
             embedding.dequeue()
             embedding.apply_gradients(tf.ones([1, 3]))
+
         embedding.enqueue(ids)
         STRATEGY.run(core)
 
-    step(STRATEGY.experimental_distribute_values_from_function(
-        lambda context: tf.constant([0], tf.int64)))
+    step(
+        STRATEGY.experimental_distribute_values_from_function(
+            lambda context: tf.constant([0], tf.int64)
+        )
+    )
     np.testing.assert_array_equal(
-        training.values_of(embedding)["one"], [[-1, -1, -1]])
+        training.values_of(embedding)["one"], [[-1, -1, -1]]
+    )

@@ -8,13 +8,19 @@ from clicks.scores import ClickRates, auc, log_loss
 from hypothesis import given
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=2)
-       .filter(lambda lines: len({label for label, _ in lines}) == 2))
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=2).filter(
+        lambda lines: len({label for label, _ in lines}) == 2
+    )
+)
 def test_auc_counts_pairs(lines):
     clicks = [score for label, score in lines if label]
     others = [score for label, score in lines if not label]
-    pairs = [(click > other) + 0.5 * (click == other)
-             for click in clicks for other in others]
+    pairs = [
+        (click > other) + 0.5 * (click == other)
+        for click in clicks
+        for other in others
+    ]
     labels, scores = map(np.array, zip(*lines))
     assert auc(labels, scores) == pytest.approx(np.mean(pairs), abs=1e-12)
 
@@ -26,7 +32,8 @@ def test_auc_of_one_kind_of_label_is_refused():
 
 def test_log_loss_is_the_mean_surprise():
     assert log_loss(np.array([1, 0]), np.array([0.5, 0.75])) == pytest.approx(
-        (np.log(2) + np.log(4)) / 2)
+        (np.log(2) + np.log(4)) / 2
+    )
 
 
 def test_click_rates_add_up_what_each_value_says():

@@ -22,7 +22,9 @@ def test_a_line_is_label_numbers_and_categories():
     assert labels.numpy().tolist() == [[1.0]]
     np.testing.assert_allclose(
         features["numbers"].numpy()[0, :5],
-        [np.log(2), 0, 0, 0, np.log(1e6 + 1)], rtol=1e-6)
+        [np.log(2), 0, 0, 0, np.log(1e6 + 1)],
+        rtol=1e-6,
+    )
     assert features["numbers"].shape == (1, 13)
     rows = [int(features[name][0]) for name in criteo.CATEGORIES]
     assert rows[1] == 0
@@ -32,8 +34,7 @@ def test_a_line_is_label_numbers_and_categories():
 
 def test_facts_without_a_label_are_the_same_features():
     features, _ = criteo.read_lines(tf.constant([LINE, LINE]), ROWS)
-    facts = criteo.read_facts(
-        tf.constant([LINE.partition("\t")[2]] * 2), ROWS)
+    facts = criteo.read_facts(tf.constant([LINE.partition("\t")[2]] * 2), ROWS)
     assert facts.keys() == features.keys()
     for name in facts:
         np.testing.assert_array_equal(facts[name], features[name])
@@ -48,18 +49,25 @@ def test_looking_through_counts_what_is_there(tmp_path):
     assert clicks.num_blanks == 15 * 10
     assert clicks.num_distinct == (1,) * 26  # the other is held out
     assert clicks.table_rows(max_rows=100) == [3] * 26
-    assert criteo.look_through(
-        write(tmp_path / "b.txt", [LINE] * 99), 40).num_lines == 40
+    assert (
+        criteo.look_through(
+            write(tmp_path / "b.txt", [LINE] * 99), 40
+        ).num_lines
+        == 40
+    )
 
 
-@pytest.mark.parametrize("line, words", [
-    (LINE + "\tmore", "label '1' and 40 facts"),
-    (LINE.partition("\t")[2], "and 38 facts"),
-    ("2" + LINE[1:], "label '2'"),
-    (LINE.replace("1000000", "1e6"), "64 bits or blank. Received: '1e6'"),
-    (LINE.replace("1000000", str(2**63)), "blank. Received: '92233720"),
-    ("", "label '' and 0 facts"),
-])
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (LINE + "\tmore", "label '1' and 40 facts"),
+        (LINE.partition("\t")[2], "and 38 facts"),
+        ("2" + LINE[1:], "label '2'"),
+        (LINE.replace("1000000", "1e6"), "64 bits or blank. Received: '1e6'"),
+        (LINE.replace("1000000", str(2**63)), "blank. Received: '92233720"),
+        ("", "label '' and 0 facts"),
+    ],
+)
 def test_a_line_of_another_format_is_refused(line, words, tmp_path):
     path = write(tmp_path / "a.txt", [LINE] * 20 + [line])
     with pytest.raises(DataError, match=words) as refused:
@@ -75,34 +83,45 @@ def test_no_file_or_a_short_one_is_refused(tmp_path):
 
 
 def numbered(tmp_path, count=40):
-    lines = ["\t".join(["0", str(i), *[""] * 12, *["05db9164"] * 26])
-             for i in range(count)]
+    lines = [
+        "\t".join(["0", str(i), *[""] * 12, *["05db9164"] * 26])
+        for i in range(count)
+    ]
     return criteo.look_through(write(tmp_path / "n.txt", lines), count)
 
 
 def which(batches):
-    return [np.rint(np.expm1(features["numbers"][:, 0])).astype(int).tolist()
-            for features, _ in batches.as_numpy_iterator()]
+    return [
+        np.rint(np.expm1(features["numbers"][:, 0])).astype(int).tolist()
+        for features, _ in batches.as_numpy_iterator()
+    ]
 
 
 def test_an_epoch_has_each_training_line_at_most_once(tmp_path):
     clicks = numbered(tmp_path)
     options = dict(epochs=2, seed=3)
-    both = which(criteo.training_batches(
-        clicks, ROWS, 10, first_epoch=0, **options))
+    both = which(
+        criteo.training_batches(clicks, ROWS, 10, first_epoch=0, **options)
+    )
     assert len(both) == 6
     for epoch in (both[:3], both[3:]):
         seen = [line for batch in epoch for line in batch]
         assert len(set(seen)) == 30 and set(seen) <= set(range(35))
     assert both[:3] != both[3:]
     # A run that goes on sees what it would have seen.
-    assert which(criteo.training_batches(
-        clicks, ROWS, 10, first_epoch=1, **options)) == both[3:]
+    assert (
+        which(
+            criteo.training_batches(clicks, ROWS, 10, first_epoch=1, **options)
+        )
+        == both[3:]
+    )
 
 
 def test_the_last_lines_are_held_out_in_their_order(tmp_path):
     assert which(criteo.held_out_batches(numbered(tmp_path), ROWS, 3)) == [
-        [35, 36, 37], [38, 39]]
+        [35, 36, 37],
+        [38, 39],
+    ]
 
 
 def test_a_made_up_file_is_of_the_format_and_skewed(tmp_path):
@@ -111,15 +130,16 @@ def test_a_made_up_file_is_of_the_format_and_skewed(tmp_path):
     clicks = criteo.look_through(path, 4000)
     assert clicks.num_lines == 4000
     assert 0.05 < clicks.num_blanks / (4000 * 39) < 0.2
-    columns = list(zip(*(line.split("\t") for line in
-                         path.read_text().splitlines())))
+    columns = list(
+        zip(*(line.split("\t") for line in path.read_text().splitlines()))
+    )
     values, counts = np.unique(columns[39], return_counts=True)
     assert counts.max() > 40 * np.median(counts)
     assert all(len(value) in (0, 8) for value in values)
     chances = generating.planted_chances(path)
     labels = np.array(columns[0], int)
     # Three standard deviations of a mean of 4000 draws.
-    assert abs(labels.mean() - chances.mean()) < 3 * 0.5 / 4000 ** 0.5
+    assert abs(labels.mean() - chances.mean()) < 3 * 0.5 / 4000**0.5
 
 
 def test_the_same_seed_makes_the_same_file(tmp_path):

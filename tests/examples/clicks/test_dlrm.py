@@ -29,16 +29,24 @@ def first_run(start, model_dir):
 
 def figures_of(printed):
     """AUC and nats of each row of the comparison."""
-    return {name.strip(): (float(auc), float(nats)) for name, auc, nats in
-            re.findall(r"│ ([a-z ]+?) +│ ([\d.]{6}) │ ([\d.]{6}) │", printed)}
+    return {
+        name.strip(): (float(auc), float(nats))
+        for name, auc, nats in re.findall(
+            r"│ ([a-z ]+?) +│ ([\d.]{6}) │ ([\d.]{6}) │", printed
+        )
+    }
 
 
 @pytest.mark.slow
 def test_the_model_scores_between_counting_and_the_truth(first_run):
     figures = figures_of(first_run)
     assert figures["one rate for all"][0] == 0.5
-    assert (0.5 < figures["click rates of values"][0]
-            < figures["the model"][0] < figures["the planted chances"][0])
+    assert (
+        0.5
+        < figures["click rates of values"][0]
+        < figures["the model"][0]
+        < figures["the planted chances"][0]
+    )
     assert "ahead of the click rates." in first_run
 
 
@@ -51,13 +59,15 @@ def test_a_person_is_told_that_the_data_is_made_up(first_run):
 
 @pytest.mark.slow
 def test_the_exported_model_answers_without_this_package(first_run):
-    assert ("A process without tf_layoutmap answered 500 held-out lines "
-            "equally") in " ".join(first_run.split())
+    assert (
+        "A process without tf_layoutmap answered 500 held-out lines equally"
+    ) in " ".join(first_run.split())
 
 
 @pytest.mark.slow
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
-        start, first_run, tmp_path):
+    start, first_run, tmp_path
+):
     run(start, tmp_path, "--epochs=1")
     again = run(start, tmp_path)
     assert "epoch-0001.keras, step 54" in " ".join(again.split())
@@ -67,28 +77,39 @@ def test_interrupted_and_started_again_it_ends_where_it_would_have(
 
 @pytest.mark.slow
 def test_a_file_of_ones_own_is_read_with_two_replicas(
-        start, first_run, model_dir, tmp_path):
-    printed = run(start, tmp_path, f"--data={model_dir / 'generated.txt'}",
-                  "--replicas=2")
+    start, first_run, model_dir, tmp_path
+):
+    printed = run(
+        start, tmp_path, f"--data={model_dir / 'generated.txt'}", "--replicas=2"
+    )
     assert "made up" not in printed and "planted" not in printed
     assert "in each of 2 replicas" in printed
     # Towers add up replica by replica, and last bits grow in training.
     assert figures_of(printed)["the model"] == pytest.approx(
-        figures_of(first_run)["the model"], abs=5e-3)
+        figures_of(first_run)["the model"], abs=5e-3
+    )
 
 
 def start_again(model_dir, dim=8):
     """What the program does below its flags, with SMALL."""
     clicks.run.run(
-        Report(), Settings(batch_size=128, dim=dim), data=None,
-        model_dir=str(model_dir), fresh=False, max_lines=8000, replicas=1)
+        Report(),
+        Settings(batch_size=128, dim=dim),
+        data=None,
+        model_dir=str(model_dir),
+        fresh=False,
+        max_lines=8000,
+        replicas=1,
+    )
 
 
 @pytest.mark.slow
 def test_another_or_a_damaged_model_is_refused(
-        refusal, first_run, model_dir, tmp_path):
+    refusal, first_run, model_dir, tmp_path
+):
     assert "--model_dir must be empty or hold the same model" in refusal(
-        lambda: start_again(model_dir, dim=16))
+        lambda: start_again(model_dir, dim=16)
+    )
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     saved = damaged / "epoch-0002.keras"
@@ -107,17 +128,25 @@ def test_a_batch_that_replicas_cannot_share_is_refused(start):
 @pytest.mark.slow
 def test_values_as_they_come_are_learned_too(capsys, tmp_path):
     """No value is hashed to a number of rows."""
+
     def run_small(epochs):
         clicks.run.run(
-            Report(), Settings(batch_size=128, dim=4, epochs=epochs,
-                               capacity=1500), data=None,
-            model_dir=str(tmp_path), fresh=False, max_lines=2500, replicas=1)
+            Report(),
+            Settings(batch_size=128, dim=4, epochs=epochs, capacity=1500),
+            data=None,
+            model_dir=str(tmp_path),
+            fresh=False,
+            max_lines=2500,
+            replicas=1,
+        )
         return capsys.readouterr().out
 
     printed = run_small(1)
     assert "values with a row" in printed
-    keys, rows = (int(re.search(rf"{what} +│ ([\d,]+)", printed)[1].replace(
-        ",", "")) for what in ("values with a row", r"│ rows"))
+    keys, rows = (
+        int(re.search(rf"{what} +│ ([\d,]+)", printed)[1].replace(",", ""))
+        for what in ("values with a row", r"│ rows")
+    )
     assert 0 < keys < rows
     assert figures_of(printed)["the model"][0] > 0.5
     assert "answered 312 held-out lines equally" in " ".join(printed.split())
@@ -136,12 +165,27 @@ def test_strings_are_not_divided_among_replicas(start):
 @pytest.mark.slow
 def test_a_cluster_trains_what_this_process_measures_and_exports(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "tf_layoutmap.local_cluster", "--ps=2",
-         "--workers=2", "--", sys.executable, str(EXAMPLES / PROGRAM),
-         "--cluster", f"--model_dir={tmp_path}", "--max_lines=3000",
-         "--batch_size=64", "--dim=8"],
-        capture_output=True, text=True, timeout=500, check=False,
-        cwd=EXAMPLES.parent)
+        [
+            sys.executable,
+            "-m",
+            "tf_layoutmap.local_cluster",
+            "--ps=2",
+            "--workers=2",
+            "--",
+            sys.executable,
+            str(EXAMPLES / PROGRAM),
+            "--cluster",
+            f"--model_dir={tmp_path}",
+            "--max_lines=3000",
+            "--batch_size=64",
+            "--dim=8",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        cwd=EXAMPLES.parent,
+    )
     assert ended.returncode == 0, ended.stdout[-3000:]
     printed = ended.stdout.replace("[chief:0] ", "")
     assert re.search(r"26 tables +│.*in shards on 2 servers", printed)

@@ -24,18 +24,19 @@ def test_bigram_ranks_are_those_of_a_list_written_out(stream, asked):
     asked_rows = vocabulary.row_of[np.array(asked)].astype(np.int64)
     found = bigrams.ranks(asked_rows[:-1], asked_rows[1:])
     pairs = list(zip(rows[:-1], rows[1:], strict=True))
-    for previous, target, rank in zip(asked_rows[:-1], asked_rows[1:], found,
-                                      strict=True):
-        offers = sorted(range(1, vocabulary.num_rows),
-                        key=lambda row, before=previous: (
-                            -pairs.count((before, row)), row))
+    for previous, target, rank in zip(
+        asked_rows[:-1], asked_rows[1:], found, strict=True
+    ):
+        offers = sorted(
+            range(1, vocabulary.num_rows),
+            key=lambda row, before=previous: (-pairs.count((before, row)), row),
+        )
         expected = offers.index(target) + 1 if target else 0
         assert rank == expected
 
 
 def test_the_most_frequent_item_is_offered_first():
-    assert frequency_ranks(np.array([1, 3, 0], np.int32)).tolist() == [
-        1, 3, 0]
+    assert frequency_ranks(np.array([1, 3, 0], np.int32)).tolist() == [1, 3, 0]
 
 
 def test_recall_and_mrr_count_what_is_missing_as_a_miss():
@@ -50,8 +51,13 @@ def test_nothing_to_measure_is_refused():
 
 
 def sampler(counts=(0, 50, 30, 20), num_negatives=2):
-    return BatchSampler(np.arange(10, 20), np.array(counts), batch_size=4,
-                        num_negatives=num_negatives, seed=5)
+    return BatchSampler(
+        np.arange(10, 20),
+        np.array(counts),
+        batch_size=4,
+        num_negatives=num_negatives,
+        seed=5,
+    )
 
 
 def test_an_epoch_has_each_position_at_most_once():

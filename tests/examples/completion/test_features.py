@@ -22,53 +22,67 @@ from completion.data.vocabulary import (
 def make_corpus(documents, marks=None):
     """A corpus of words; every word has the mark 0 unless told."""
     names = sorted({word for words in documents for word in words})
-    items = np.array([names.index(word) for words in documents
-                      for word in words], np.int32)
+    items = np.array(
+        [names.index(word) for words in documents for word in words], np.int32
+    )
     splits = np.cumsum([0, *map(len, documents)])
     if marks is None:
         marks = np.zeros(len(items), np.int32)
     return Corpus(
-        item_names=names, mark_names=["NAME", "."], place_names=["p", "q"],
-        scope_names=["def f"], documents=[str(i) for i in
-                                          range(len(documents))],
-        items=items, document_splits=splits,
-        marks=np.array(marks, np.int32), mark_splits=splits,
+        item_names=names,
+        mark_names=["NAME", "."],
+        place_names=["p", "q"],
+        scope_names=["def f"],
+        documents=[str(i) for i in range(len(documents))],
+        items=items,
+        document_splits=splits,
+        marks=np.array(marks, np.int32),
+        mark_splits=splits,
         marks_before=np.arange(len(items)),
         places=Ragged.from_lists([[0, 1]] * len(documents)),
         scopes=Ragged.from_lists([[]] * len(items)),
-        facts=[], words={"document": "file", "item": "word"})
+        facts=[],
+        words={"document": "file", "item": "word"},
+    )
 
 
 def make_reader(documents, held_out, min_count=1):
     corpus = make_corpus(documents)
     held_out = np.array(held_out)
     train = corpus.positions_of(~held_out)
-    vocabulary = ItemVocabulary(corpus.items[train], corpus.item_names,
-                                min_count=min_count)
+    vocabulary = ItemVocabulary(
+        corpus.items[train], corpus.item_names, min_count=min_count
+    )
     return FeatureReader(corpus, vocabulary, held_out), vocabulary
 
 
 def test_the_vocabulary_counts_training_only_and_most_frequent_first():
     _, vocabulary = make_reader(
-        [["b", "a", "b", "c"], ["new", "c", "c", "c"]], [False, True])
+        [["b", "a", "b", "c"], ["new", "c", "c", "c"]], [False, True]
+    )
     assert vocabulary.names == ["", "b", "a", "c"]
     assert vocabulary.counts.tolist() == [0, 2, 1, 1]
     assert np.exp(vocabulary.log_shares()[1:]) == pytest.approx(
-        [0.5, 0.25, 0.25])
+        [0.5, 0.25, 0.25]
+    )
 
 
 def test_rare_items_have_no_row():
-    _, vocabulary = make_reader([["b", "a", "b"], ["a"]], [False, True],
-                                min_count=2)
+    _, vocabulary = make_reader(
+        [["b", "a", "b"], ["a"]], [False, True], min_count=2
+    )
     assert vocabulary.names == ["", "b"]
 
 
 def test_the_history_is_the_last_items_last_first_and_ends_at_the_file():
     reader, vocabulary = make_reader(
-        [["a", "b"], ["c", "d", "e"]], [False, False])
+        [["a", "b"], ["c", "d", "e"]], [False, False]
+    )
     batch = reader.batch(np.array([0, 2, 4]))
-    names = [[vocabulary.names[row] for row in rows]
-             for rows in batch["history"].to_lists()]
+    names = [
+        [vocabulary.names[row] for row in rows]
+        for rows in batch["history"].to_lists()
+    ]
     assert names == [[], [], ["d", "c"]]
     assert batch["history"].to_lists() == batch["bag"].to_lists()
 
@@ -83,8 +97,9 @@ def test_the_history_is_cut_to_its_length():
 
 
 def test_unknown_items_keep_their_place_in_the_history_only():
-    reader, vocabulary = make_reader([["a", "b"], ["a", "new", "b"]],
-                                     [False, True])
+    reader, vocabulary = make_reader(
+        [["a", "b"], ["a", "new", "b"]], [False, True]
+    )
     batch = reader.batch(np.array([4]))
     rows = [UNKNOWN, vocabulary.names.index("a")]
     assert batch["history"].to_lists() == [rows]
@@ -109,22 +124,45 @@ def test_recent_items_are_distinct_with_the_last_used_first():
     rows = np.array([1, 2, 1, 3, 3, 5, 6])
     found = recent_items(rows, np.array([0, 5, 7]), 3)
     assert found.tolist() == [
-        [0, 0, 0], [1, 0, 0], [2, 1, 0], [1, 2, 0], [3, 1, 2],
-        [0, 0, 0], [5, 0, 0]]
+        [0, 0, 0],
+        [1, 0, 0],
+        [2, 1, 0],
+        [1, 2, 0],
+        [3, 1, 2],
+        [0, 0, 0],
+        [5, 0, 0],
+    ]
 
 
 def test_a_ref_stood_after_the_same_item_and_mark_in_the_same_file():
     words = [["a", "x", "a", "y", "a", "z"], ["a", "x"]]
     assert earlier_matches(make_corpus(words)).tolist() == [
-        -1, -1, -1, 1, -1, 3, -1, -1]
+        -1,
+        -1,
+        -1,
+        1,
+        -1,
+        3,
+        -1,
+        -1,
+    ]
     marks = [1, 0, 0, 0, 1, 0, 0, 0]
     assert earlier_matches(make_corpus(words, marks)).tolist() == [
-        -1, -1, -1, -1, -1, 1, -1, -1]
+        -1,
+        -1,
+        -1,
+        -1,
+        -1,
+        1,
+        -1,
+        -1,
+    ]
 
 
 def test_an_echo_is_what_followed_then_the_latest_first():
     reader, vocabulary = make_reader(
-        [["a", "x", "a", "y", "a", "z"], ["a"]], [False, True])
+        [["a", "x", "a", "y", "a", "z"], ["a"]], [False, True]
+    )
     echoes = reader.batch(np.array([5]))["echo"].to_lists()
     assert [vocabulary.names[row] for row in echoes[0]] == ["y", "x"]
 
@@ -137,8 +175,10 @@ def test_a_label_of_one_training_document_has_no_row():
 
 
 def test_words_of_a_name_are_found_in_every_spelling():
-    words = [[piece for piece in pieces_of(name) if piece[0] != "#"]
-             for name in ("read_file", "readFile", "ReadFile", "READ_FILE")]
+    words = [
+        [piece for piece in pieces_of(name) if piece[0] != "#"]
+        for name in ("read_file", "readFile", "ReadFile", "READ_FILE")
+    ]
     assert words == [["read", "file"]] * 4
 
 
@@ -146,12 +186,15 @@ def test_hashed_pieces_stay_in_their_table():
     pieces = hashed_pieces(["a", "größe_2", "_", ""], 7)
     assert len(pieces.splits) == 5
     assert pieces.values.min() >= 0 and pieces.values.max() < 7
-    assert (pieces.values == hashed_pieces(
-        ["a", "größe_2", "_", ""], 7).values).all()
+    assert (
+        pieces.values == hashed_pieces(["a", "größe_2", "_", ""], 7).values
+    ).all()
 
 
 def test_the_spelling_of_an_unknown_item_is_seen():
     reader, _ = make_reader([["a", "b"], ["brand_new", "b"]], [False, True])
     pieces = reader.batch(np.array([3]))["pieces"].to_lists()[0]
-    assert pieces == hashed_pieces(
-        ["brand_new"], features.PIECE_BUCKETS).values.tolist()
+    assert (
+        pieces
+        == hashed_pieces(["brand_new"], features.PIECE_BUCKETS).values.tolist()
+    )

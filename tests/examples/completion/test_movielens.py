@@ -21,38 +21,55 @@ def ratings(users, movies, times, stars=None, genres=None):
         "user_gender": np.array([user == 1 for user in users]),
         "bucketized_user_age": np.full(count, 25.0, np.float32),
         "user_occupation_text": np.full(count, b"artist"),
-        "movie_genres": Ragged.from_lists(genres or [[0]] * count)}
+        "movie_genres": Ragged.from_lists(genres or [[0]] * count),
+    }
 
 
 def test_a_user_is_a_document_in_the_order_of_time():
     corpus = movielens.corpus_of_ratings(
-        ratings([2, 1, 2, 1], [0, 1, 2, 0], [20, 30, 10, 30]))
+        ratings([2, 1, 2, 1], [0, 1, 2, 0], [20, 30, 10, 30])
+    )
     assert corpus.documents == ["1", "2"]
     assert corpus.document_splits.tolist() == [0, 2, 4]
     names = [corpus.item_names[item] for item in corpus.items]
     # The first user rated two movies at once: the smaller id is first.
-    assert names == ["Toy Story (1995)", "Heat (1995)", "Casino (1995)",
-                     "Toy Story (1995)"]
-    places = [[corpus.place_names[place] for place in row]
-              for row in corpus.places.to_lists()]
-    assert places == [["gender 1", "age 25", "occupation artist"],
-                      ["gender 0", "age 25", "occupation artist"]]
+    assert names == [
+        "Toy Story (1995)",
+        "Heat (1995)",
+        "Casino (1995)",
+        "Toy Story (1995)",
+    ]
+    places = [
+        [corpus.place_names[place] for place in row]
+        for row in corpus.places.to_lists()
+    ]
+    assert places == [
+        ["gender 1", "age 25", "occupation artist"],
+        ["gender 0", "age 25", "occupation artist"],
+    ]
 
 
 def test_genres_and_stars_are_those_of_the_movie_before():
-    corpus = movielens.corpus_of_ratings(ratings(
-        [1, 1, 2], [0, 1, 2], [1, 2, 3], stars=[5.0, 2.0, 4.0],
-        genres=[[3, 1], [2], [4]]))
-    scopes = [[corpus.scope_names[scope] for scope in row]
-              for row in corpus.scopes.to_lists()]
+    corpus = movielens.corpus_of_ratings(
+        ratings(
+            [1, 1, 2],
+            [0, 1, 2],
+            [1, 2, 3],
+            stars=[5.0, 2.0, 4.0],
+            genres=[[3, 1], [2], [4]],
+        )
+    )
+    scopes = [
+        [corpus.scope_names[scope] for scope in row]
+        for row in corpus.scopes.to_lists()
+    ]
     assert scopes == [[], ["genre 3", "genre 1"], []]
-    before = corpus.marks[corpus.mark_splits[0]:corpus.marks_before[1]]
+    before = corpus.marks[corpus.mark_splits[0] : corpus.marks_before[1]]
     assert [corpus.mark_names[mark] for mark in before] == ["5 stars"]
     assert corpus.marks_before[2] == corpus.mark_splits[1]
 
 
-def test_without_a_network_the_offline_choice_is_named(
-        tmp_path, monkeypatch):
+def test_without_a_network_the_offline_choice_is_named(tmp_path, monkeypatch):
     pytest.importorskip("tensorflow_datasets")
 
     def unreachable():
@@ -64,10 +81,10 @@ def test_without_a_network_the_offline_choice_is_named(
 
 
 def test_without_tensorflow_datasets_the_remedy_is_named(monkeypatch):
-    monkeypatch.setitem(
-        __import__("sys").modules, "tensorflow_datasets", None)
-    with pytest.raises(DataError, match="pip install tensorflow-datasets.*"
-                       "--data=stdlib"):
+    monkeypatch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
+    with pytest.raises(
+        DataError, match="pip install tensorflow-datasets.*--data=stdlib"
+    ):
         movielens.read_movielens()
 
 
@@ -81,41 +98,64 @@ def test_the_program_runs_on_mocked_ratings(tmp_path, monkeypatch, capsys):
 
     draw = np.random.default_rng(2)
     # Each user walks along the movies: what comes next can be learnt.
-    walks = [(user, int(start + step) % 40, step)
-             for user, start in enumerate(draw.integers(40, size=60))
-             for step in range(30)]
+    walks = [
+        (user, int(start + step) % 40, step)
+        for user, start in enumerate(draw.integers(40, size=60))
+        for step in range(30)
+    ]
 
     def as_dataset(builder, *args, **kwargs):
         del args, kwargs
 
         def generate():
             for user, movie, step in walks:
-                yield builder.info.features.encode_example({
-                    "movie_id": str(movie), "movie_title": f"Part {movie}",
-                    "movie_genres": [movie % 18, 18][:1 + movie % 2],
-                    "user_id": str(user), "user_rating": 1.0 + movie % 5,
-                    "timestamp": step, "user_gender": bool(user % 2),
-                    "bucketized_user_age": 25.0, "raw_user_age": 27.0,
-                    "user_occupation_label": user % 20,
-                    "user_occupation_text": "artist",
-                    "user_zip_code": "0"})
+                yield builder.info.features.encode_example(
+                    {
+                        "movie_id": str(movie),
+                        "movie_title": f"Part {movie}",
+                        "movie_genres": [movie % 18, 18][: 1 + movie % 2],
+                        "user_id": str(user),
+                        "user_rating": 1.0 + movie % 5,
+                        "timestamp": step,
+                        "user_gender": bool(user % 2),
+                        "bucketized_user_age": 25.0,
+                        "raw_user_age": 27.0,
+                        "user_occupation_label": user % 20,
+                        "user_occupation_text": "artist",
+                        "user_zip_code": "0",
+                    }
+                )
+
         features = builder.info.features.get_tensor_info()
         return tf.data.Dataset.from_generator(
-            generate, output_signature=tf.nest.map_structure(
-                lambda info: tf.TensorSpec(info.shape, info.dtype), features)
-        ).map(lambda example: {
-            **example, "movie_genres": tf.reshape(
-                example["movie_genres"], [-1])})
+            generate,
+            output_signature=tf.nest.map_structure(
+                lambda info: tf.TensorSpec(info.shape, info.dtype), features
+            ),
+        ).map(
+            lambda example: {
+                **example,
+                "movie_genres": tf.reshape(example["movie_genres"], [-1]),
+            }
+        )
 
     monkeypatch.setattr(movielens, "check_network", lambda: None)
-    with tfds.testing.mock_data(num_examples=len(walks),
-                                as_dataset_fn=as_dataset):
+    with tfds.testing.mock_data(
+        num_examples=len(walks), as_dataset_fn=as_dataset
+    ):
         corpus = movielens.read_movielens()
     assert corpus.num_positions == len(walks)
     assert len(corpus.item_names) == 40
-    run.run(corpus, Settings(num_steps=60, batch_size=128), Report(),
-            data="movielens", model_dir=str(tmp_path), fresh=False,
-            save_every=60, max_held_out=1000)
+    run.run(
+        corpus,
+        Settings(num_steps=60, batch_size=128),
+        Report(),
+        data="movielens",
+        model_dir=str(tmp_path),
+        fresh=False,
+        save_every=60,
+        max_held_out=1000,
+    )
     printed = capsys.readouterr().out
     assert "movielens/100k-ratings" in printed
     assert "A process without tf_layoutmap gave the same 10 offers" in printed

@@ -18,8 +18,13 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture(scope="module")
 def first_run(start, sources, model_dir):
-    ended = start(f"--data={sources}", f"--model_dir={model_dir}",
-                  "--steps=60", "--save_every=25", "--batch_size=256")
+    ended = start(
+        f"--data={sources}",
+        f"--model_dir={model_dir}",
+        "--steps=60",
+        "--save_every=25",
+        "--batch_size=256",
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
@@ -28,7 +33,8 @@ def figures_of(printed):
     """Recall@10 and MRR of each row of the comparison."""
     found = re.findall(
         r"│ (most frequent|bigram counts|the model) +│ +([\d.]+) │ +([\d.]+)",
-        printed)
+        printed,
+    )
     return {name: (float(recall), float(mrr)) for name, recall, mrr in found}
 
 
@@ -43,8 +49,10 @@ def test_the_model_beats_both_baselines(first_run):
 
 @pytest.mark.slow
 def test_the_exported_model_answers_without_this_package(first_run):
-    assert ("A process without tf_layoutmap gave the same 10 offers for each "
-            "of 200 held-out positions") in " ".join(first_run.split())
+    assert (
+        "A process without tf_layoutmap gave the same 10 offers for each "
+        "of 200 held-out positions"
+    ) in " ".join(first_run.split())
 
 
 @pytest.mark.slow
@@ -57,10 +65,15 @@ def test_a_person_sees_the_plan_and_what_it_took(first_run):
 
 @pytest.mark.slow
 def test_started_again_it_goes_on_from_the_newest_checkpoint(
-        start, first_run, sources, model_dir):
+    start, first_run, sources, model_dir
+):
     assert "A new model" in first_run
-    again = start(f"--data={sources}", f"--model_dir={model_dir}",
-                  "--steps=60", "--batch_size=256")
+    again = start(
+        f"--data={sources}",
+        f"--model_dir={model_dir}",
+        "--steps=60",
+        "--batch_size=256",
+    )
     assert again.returncode == 0, again.stderr[-3000:]
     said = " ".join(again.stdout.split())
     assert "Goes on from a model that was there" in said
@@ -71,24 +84,30 @@ def test_started_again_it_goes_on_from_the_newest_checkpoint(
 
 @pytest.mark.slow
 def test_with_its_tower_on_a_mesh_it_learns_as_much(
-        start, first_run, sources, tmp_path):
-    arguments = (f"--data={sources}", f"--model_dir={tmp_path}",
-                 "--steps=60", "--batch_size=256")
+    start, first_run, sources, tmp_path
+):
+    arguments = (
+        f"--data={sources}",
+        f"--model_dir={tmp_path}",
+        "--steps=60",
+        "--batch_size=256",
+    )
     ended = start(*arguments, "--mesh=2x2")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert re.search(r"hidden.kernel +│.*\(None, 'model'\)", ended.stdout)
     assert "A process without tf_layoutmap gave the same" in ended.stdout
     figures, expected = figures_of(ended.stdout), figures_of(first_run)
     # Dropout draws otherwise on a mesh; the counting baselines are equal.
-    assert figures == {name: pytest.approx(both, abs=(
-        0.02 if name == "the model" else 0)) for name, both in
-        expected.items()}
+    assert figures == {
+        name: pytest.approx(both, abs=(0.02 if name == "the model" else 0))
+        for name, both in expected.items()
+    }
     # What was saved on a mesh goes on without one.
     again = start(*arguments)
     assert "ckpt-60, step 60" in " ".join(again.stdout.split())
     assert figures_of(again.stdout) == {
-        name: pytest.approx(both, abs=1e-3)
-        for name, both in figures.items()}
+        name: pytest.approx(both, abs=1e-3) for name, both in figures.items()
+    }
 
 
 def test_a_mesh_that_is_none_is_refused(start):
@@ -100,37 +119,51 @@ def test_a_mesh_that_is_none_is_refused(start):
 def start_again(data, model_dir=None, **settings):
     """What the program does below its flags."""
     completion.run.run(
-        python_source.read_folder(data), Settings(**settings), Report(),
-        data=str(data), model_dir=model_dir and str(model_dir), fresh=False,
-        save_every=200, max_held_out=4096)
+        python_source.read_folder(data),
+        Settings(**settings),
+        Report(),
+        data=str(data),
+        model_dir=model_dir and str(model_dir),
+        fresh=False,
+        save_every=200,
+        max_held_out=4096,
+    )
 
 
 @pytest.mark.slow
 def test_a_folder_of_another_model_is_refused(
-        refusal, first_run, sources, model_dir):
+    refusal, first_run, sources, model_dir
+):
     assert "--model_dir must be empty or hold the same model" in refusal(
-        lambda: start_again(sources / "email", model_dir, num_steps=1,
-                            batch_size=64))
+        lambda: start_again(
+            sources / "email", model_dir, num_steps=1, batch_size=64
+        )
+    )
 
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(
-        refusal, first_run, sources, model_dir, tmp_path):
+    refusal, first_run, sources, model_dir, tmp_path
+):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     state = damaged / "checkpoints" / "checkpoint"
     state.write_text(state.read_text().replace(str(model_dir), str(damaged)))
     rows = damaged / "checkpoints" / "ckpt-60.data-00000-of-00001"
-    rows.write_bytes(rows.read_bytes()[:rows.stat().st_size // 2])
-    said = refusal(lambda: start_again(
-        sources, damaged, num_steps=60, batch_size=256))
+    rows.write_bytes(rows.read_bytes()[: rows.stat().st_size // 2])
+    said = refusal(
+        lambda: start_again(sources, damaged, num_steps=60, batch_size=256)
+    )
     assert re.search(r"ckpt-60 cannot be restored.*--fresh", said)
 
 
-@pytest.mark.parametrize("source, message", [
-    ("missing", "which is not there"),
-    ("empty", "at least one readable Python file"),
-])
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("missing", "which is not there"),
+        ("empty", "at least one readable Python file"),
+    ],
+)
 def test_data_that_cannot_be_used_is_refused(start, tmp_path, source, message):
     (tmp_path / "empty").mkdir()
     ended = start(f"--data={tmp_path / source}")
@@ -143,23 +176,41 @@ def test_too_little_to_learn_from_is_refused(refusal, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
     assert "at least --batch_size=1024 positions" in refusal(
-        lambda: start_again(tmp_path))
+        lambda: start_again(tmp_path)
+    )
 
 
 @pytest.mark.slow
 def test_a_cluster_trains_what_this_process_measures_and_exports(
-        sources, tmp_path):
+    sources, tmp_path
+):
     ended = subprocess.run(
-        [sys.executable, "-m", "tf_layoutmap.local_cluster", "--ps=2",
-         "--workers=2", "--", sys.executable, str(EXAMPLES / PROGRAM),
-         "--cluster", f"--data={sources}", f"--model_dir={tmp_path}",
-         "--steps=60", "--batch_size=256"],
-        capture_output=True, text=True, timeout=500, check=False,
-        cwd=EXAMPLES.parent)
+        [
+            sys.executable,
+            "-m",
+            "tf_layoutmap.local_cluster",
+            "--ps=2",
+            "--workers=2",
+            "--",
+            sys.executable,
+            str(EXAMPLES / PROGRAM),
+            "--cluster",
+            f"--data={sources}",
+            f"--model_dir={tmp_path}",
+            "--steps=60",
+            "--batch_size=256",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        cwd=EXAMPLES.parent,
+    )
     assert ended.returncode == 0, ended.stdout[-3000:]
     printed = ended.stdout.replace("[chief:0] ", "")
     figures = figures_of(printed)
     for measure in (0, 1):
-        assert figures["the model"][measure] > (
-            figures["most frequent"][measure])
+        assert (
+            figures["the model"][measure] > (figures["most frequent"][measure])
+        )
     assert "gave the same 10 offers" in " ".join(printed.split())

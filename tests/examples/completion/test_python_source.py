@@ -27,30 +27,69 @@ def read(source):
     names, marks, scopes = Names(), Names(), Names()
     found = read_file(io.StringIO(source).readline, names, marks, scopes)
     name_of, mark_of, scope_of = list(names), list(marks), list(scopes)
-    return [(name_of[item],
-             [scope_of[scope] for scope in scopes_here],
-             mark_of[found.marks[before - 1]] if before else "")
-            for item, scopes_here, before in zip(
-                found.items, found.scopes, found.marks_before, strict=True)]
+    return [
+        (
+            name_of[item],
+            [scope_of[scope] for scope in scopes_here],
+            mark_of[found.marks[before - 1]] if before else "",
+        )
+        for item, scopes_here, before in zip(
+            found.items, found.scopes, found.marks_before, strict=True
+        )
+    ]
 
 
 def test_identifiers_are_names_that_are_no_keywords():
     assert [item for item, _, _ in read(SOURCE)] == [
-        "Stack", "list", "top", "self", "n", "self", "n", "grow", "item",
-        "item", "size", "size", "done", "Stack"]
+        "Stack",
+        "list",
+        "top",
+        "self",
+        "n",
+        "self",
+        "n",
+        "grow",
+        "item",
+        "item",
+        "size",
+        "size",
+        "done",
+        "Stack",
+    ]
 
 
 def test_a_scope_begins_after_its_name_and_ends_with_its_body():
     inside = ["class Stack"]
     assert [scopes for _, scopes, _ in read(SOURCE)] == [
-        [], inside, inside, *[[*inside, "def top"]] * 4, inside,
-        *[[*inside, "def grow"]] * 3, inside, [], []]
+        [],
+        inside,
+        inside,
+        *[[*inside, "def top"]] * 4,
+        inside,
+        *[[*inside, "def grow"]] * 3,
+        inside,
+        [],
+        [],
+    ]
 
 
 def test_the_mark_before_an_identifier_is_the_token_before():
     assert [mark for _, _, mark in read(SOURCE)] == [
-        "class", "(", "def", "(", ",", "return", "-", "def", "(", "INDENT",
-        ".", "DEDENT", "DEDENT", "="]
+        "class",
+        "(",
+        "def",
+        "(",
+        ",",
+        "return",
+        "-",
+        "def",
+        "(",
+        "INDENT",
+        ".",
+        "DEDENT",
+        "DEDENT",
+        "=",
+    ]
 
 
 def test_a_position_knows_nothing_of_what_follows():
@@ -58,7 +97,7 @@ def test_a_position_knows_nothing_of_what_follows():
         head = "".join(SOURCE.splitlines(keepends=True)[:end])
         # The class needs a body.
         head += "    pass\n" if end < 2 else ""
-        assert read(SOURCE)[:len(read(head))] == read(head)
+        assert read(SOURCE)[: len(read(head))] == read(head)
 
 
 def write(root, files):
@@ -70,17 +109,26 @@ def write(root, files):
 
 
 def test_a_folder_is_read_in_one_order_and_positions_add_up(tmp_path):
-    write(tmp_path, {"b.py": "x = y\n", "a/__init__.py": "z\n",
-                     "a/c.py": "", ".hidden/d.py": "h\n", "e.txt": "no"})
+    write(
+        tmp_path,
+        {
+            "b.py": "x = y\n",
+            "a/__init__.py": "z\n",
+            "a/c.py": "",
+            ".hidden/d.py": "h\n",
+            "e.txt": "no",
+        },
+    )
     corpus = read_folder(tmp_path)
     assert corpus.documents == ["b.py", "a/__init__.py", "a/c.py"]
-    assert [corpus.item_names[item] for item in corpus.items] == [
-        "x", "y", "z"]
+    assert [corpus.item_names[item] for item in corpus.items] == ["x", "y", "z"]
     assert corpus.document_splits.tolist() == [0, 2, 3, 3]
     assert corpus.mark_splits[-1] == len(corpus.marks)
     assert corpus.marks_before[2] == corpus.mark_splits[1]
-    places = [[corpus.place_names[place] for place in row]
-              for row in corpus.places.to_lists()]
+    places = [
+        [corpus.place_names[place] for place in row]
+        for row in corpus.places.to_lists()
+    ]
     assert places == [["b"], ["a"], ["a", "c"]]
 
 

@@ -33,11 +33,19 @@ def test_no_rows_are_no_rows():
     assert empty.splits.tolist() == [0]
 
 
-@pytest.mark.parametrize("module", [
-    "baselines", "data.corpus", "data.features", "data.ragged",
-    "data.vocabulary", "report", "settings"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "baselines",
+        "data.corpus",
+        "data.features",
+        "data.ragged",
+        "data.vocabulary",
+        "report",
+        "settings",
+    ],
+)
 def test_the_examples_in_docstrings_are_true(module):
-    found = doctest.testmod(
-        importlib.import_module(f"completion.{module}"))
+    found = doctest.testmod(importlib.import_module(f"completion.{module}"))
     assert found.attempted > 0
     assert found.failed == 0

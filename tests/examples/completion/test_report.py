@@ -19,4 +19,5 @@ def test_a_new_model_is_said_to_be_new():
 def test_a_model_that_was_there_is_said_to_be_and_how_to_be_rid_of_it():
     assert said("/models/a/ckpt-1200", 1200, "/models/a") == (
         "Goes on from a model that was there, /models/a/ckpt-1200, step 1,200. "
-        "--fresh starts over.")
+        "--fresh starts over."
+    )

@@ -21,18 +21,22 @@ def case():
     echoes[0, :2] = [9, 9]
     return {
         "query": draw.normal(size=(NUM_SAMPLES, DIM)).astype(np.float32),
-        "gates": draw.normal(
-            size=(NUM_SAMPLES, RECENT + ECHOES)).astype(np.float32),
+        "gates": draw.normal(size=(NUM_SAMPLES, RECENT + ECHOES)).astype(
+            np.float32
+        ),
         "candidates": draw.normal(size=(NUM_ROWS, DIM)).astype(np.float32),
-        "log_shares": np.log(draw.dirichlet(
-            np.ones(NUM_ROWS))).astype(np.float32),
-        "recent": recent, "echo": echoes,
-        "target": np.array([9, 11, 1], np.int32)}
+        "log_shares": np.log(draw.dirichlet(np.ones(NUM_ROWS))).astype(
+            np.float32
+        ),
+        "recent": recent,
+        "echo": echoes,
+        "target": np.array([9, 11, 1], np.int32),
+    }
 
 
 def scores_of(case):
     """All scores, one by one."""
-    scores = (case["query"] @ case["candidates"].T + case["log_shares"])
+    scores = case["query"] @ case["candidates"].T + case["log_shares"]
     for sample in range(NUM_SAMPLES):
         for place, row in enumerate(case["recent"][sample]):
             if row:
@@ -40,7 +44,8 @@ def scores_of(case):
                 for echo in range(ECHOES):
                     if case["echo"][sample, echo] == row:
                         scores[sample, row] += case["gates"][
-                            sample, RECENT + echo]
+                            sample, RECENT + echo
+                        ]
     return scores
 
 
@@ -50,15 +55,24 @@ def outputs(case):
 
 def loss_of(case, negatives, log_chance):
     rows = case["candidates"]
-    return float(scoring.sampled_loss(
-        outputs(case),
-        {"target": rows[case["target"]], "recent": rows[case["recent"]],
-         "negatives": rows[negatives]},
-        {"target": tf.constant(case["target"]),
-         "recent": tf.constant(case["recent"]),
-         "echo": tf.constant(case["echo"]),
-         "negatives": tf.constant(negatives)},
-        tf.constant(log_chance), tf.constant(case["log_shares"])))
+    return float(
+        scoring.sampled_loss(
+            outputs(case),
+            {
+                "target": rows[case["target"]],
+                "recent": rows[case["recent"]],
+                "negatives": rows[negatives],
+            },
+            {
+                "target": tf.constant(case["target"]),
+                "recent": tf.constant(case["recent"]),
+                "echo": tf.constant(case["echo"]),
+                "negatives": tf.constant(negatives),
+            },
+            tf.constant(log_chance),
+            tf.constant(case["log_shares"]),
+        )
+    )
 
 
 def full_loss(case):
@@ -69,9 +83,12 @@ def full_loss(case):
 
 def test_every_row_is_scored_but_the_unknown_never_offered(case):
     found = scoring.score_all(
-        outputs(case), tf.constant(case["recent"]),
-        tf.constant(case["echo"]), tf.constant(case["candidates"]),
-        tf.constant(case["log_shares"])).numpy()
+        outputs(case),
+        tf.constant(case["recent"]),
+        tf.constant(case["echo"]),
+        tf.constant(case["candidates"]),
+        tf.constant(case["log_shares"]),
+    ).numpy()
     assert (found[:, 0] == np.float32(scoring.NEVER)).all()
     # Sums of five to eight numbers near 1, in another order.
     assert found[:, 1:] == pytest.approx(scores_of(case)[:, 1:], abs=1e-5)
@@ -81,7 +98,8 @@ def test_with_every_row_as_a_negative_the_loss_is_that_of_the_softmax(case):
     negatives = np.arange(1, NUM_ROWS, dtype=np.int32)
     certain = np.zeros(len(negatives), np.float32)
     assert loss_of(case, negatives, certain) == pytest.approx(
-        full_loss(case), rel=1e-5)
+        full_loss(case), rel=1e-5
+    )
 
 
 def test_without_negatives_only_the_recent_items_compete(case):
@@ -93,7 +111,8 @@ def test_without_negatives_only_the_recent_items_compete(case):
         total = np.exp(scores[sample, sorted(counted)]).sum()
         expected.append(np.log(total) - scores[sample, target])
     assert loss_of(case, nothing, nothing.astype(np.float32)) == (
-        pytest.approx(np.mean(expected), rel=1e-5))
+        pytest.approx(np.mean(expected), rel=1e-5)
+    )
 
 
 def test_the_sum_over_drawn_negatives_is_right_on_average(case):
@@ -101,8 +120,10 @@ def test_the_sum_over_drawn_negatives_is_right_on_average(case):
     draw = np.random.default_rng(1)
     scores = np.exp(scores_of(case).astype(np.float64))
     own = scores[2, case["target"][2]]
-    one = {name: value if name in ("candidates", "log_shares")
-           else value[2:] for name, value in case.items()}
+    one = {
+        name: value if name in ("candidates", "log_shares") else value[2:]
+        for name, value in case.items()
+    }
     sums = []
     for _ in range(300):
         drawn = np.flatnonzero(draw.random(NUM_ROWS - 1) < 0.5) + 1

@@ -1,6 +1,5 @@
 """The exported model's answers are held against the trained model's."""
 
-
 import numpy as np
 import pytest
 
@@ -51,8 +50,10 @@ def test_where_it_serves_this_package_cannot_be_imported(tmp_path):
 
 def test_a_way_around_the_refusal_is_found(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("import sys\ndef answer():\n"
-                       "    sys.modules['tf_layoutmap.smuggled'] = sys\n")
+    program.write_text(
+        "import sys\ndef answer():\n"
+        "    sys.modules['tf_layoutmap.smuggled'] = sys\n"
+    )
     with pytest.raises(RuntimeError, match="found a way in.*smuggled"):
         elsewhere.run(program)
 
@@ -61,5 +62,6 @@ def test_the_finder_of_an_editable_install_is_no_way_in(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\ndef answer():\n"
-        "    sys.modules['__editable___tf_layoutmap_0_1_0_finder'] = sys\n")
+        "    sys.modules['__editable___tf_layoutmap_0_1_0_finder'] = sys\n"
+    )
     elsewhere.run(program)

@@ -21,27 +21,38 @@ def corpus_of(items, num_names):
     none = np.zeros(num, np.int64)
     return Corpus(
         item_names=[f"name{number}" for number in range(num_names)],
-        mark_names=[], place_names=[], scope_names=[], documents=["a"],
+        mark_names=[],
+        place_names=[],
+        scope_names=[],
+        documents=["a"],
         items=np.array(items, np.int32),
-        document_splits=np.array([0, num]), marks=none.astype(np.int32),
-        mark_splits=np.array([0, 0]), marks_before=none,
-        places=Ragged.from_lists([[]]), scopes=Ragged.from_lists([[]] * num),
-        facts=[], words={"item": "identifier", "document": "file"})
+        document_splits=np.array([0, num]),
+        marks=none.astype(np.int32),
+        mark_splits=np.array([0, 0]),
+        marks_before=none,
+        places=Ragged.from_lists([[]]),
+        scopes=Ragged.from_lists([[]] * num),
+        facts=[],
+        words={"item": "identifier", "document": "file"},
+    )
 
 
 def contestants(corpus):
     return {
-        "closed": names.ClosedNames(ItemVocabulary(
-            corpus.items, corpus.item_names, min_count=1)),
+        "closed": names.ClosedNames(
+            ItemVocabulary(corpus.items, corpus.item_names, min_count=1)
+        ),
         "hashed": names.HashedNames(corpus.item_names, 1000),
-        "open": names.OpenNames(corpus.item_names, 60)}
+        "open": names.OpenNames(corpus.item_names, 60),
+    }
 
 
 @pytest.mark.parametrize("kind", ["closed", "hashed", "open"])
 def test_what_always_follows_is_learned(kind):
     corpus = corpus_of(np.tile(np.arange(12), 90), 20)
     learner = stream.StreamLearner(
-        contestants(corpus)[kind], corpus, num_negatives=16, seed=1)
+        contestants(corpus)[kind], corpus, num_negatives=16, seed=1
+    )
     positions = np.arange(corpus.num_positions)
     for batch in stream.batches_in_order(positions, 32):
         learner.train(batch)
@@ -56,27 +67,31 @@ def test_what_always_follows_is_learned(kind):
 def test_names_of_one_row_share_their_rank():
     corpus = corpus_of(np.arange(6), 6)
     learner = stream.StreamLearner(
-        names.HashedNames(corpus.item_names, 1), corpus, num_negatives=4,
-        seed=1)
+        names.HashedNames(corpus.item_names, 1), corpus, num_negatives=4, seed=1
+    )
     assert learner.ranks(np.arange(6), np.arange(6)).tolist() == [3.5] * 6
 
 
 def figures_of(printed):
     """Recall@10, MRR and rows of each way to offer."""
-    return {name: (float(recall), float(mrr), rows.replace(",", ""))
-            for name, recall, mrr, rows in re.findall(
-                r"│ ([a-z ]+?) +│ +([\d.]+) │ +([\d.]+) │ +([\d,]*) +│",
-                printed)}
+    return {
+        name: (float(recall), float(mrr), rows.replace(",", ""))
+        for name, recall, mrr, rows in re.findall(
+            r"│ ([a-z ]+?) +│ +([\d.]+) │ +([\d.]+) │ +([\d,]*) +│", printed
+        )
+    }
 
 
 @pytest.mark.slow
 def test_it_learns_as_much_as_with_a_vocabulary(capsys, sources):
     corpus = python_source.read_folder(sources)
-    stream_run.run(corpus, Settings(), Report(), capacity=6000,
-                   max_held_out=2000)
+    stream_run.run(
+        corpus, Settings(), Report(), capacity=6000, max_held_out=2000
+    )
     figures = figures_of(capsys.readouterr().out)
-    closed, opened = (figures[f"{kind} vocabulary"]
-                      for kind in ("closed", "open"))
+    closed, opened = (
+        figures[f"{kind} vocabulary"] for kind in ("closed", "open")
+    )
     assert opened[0] > 0.9 * closed[0] > 0
     assert figures["most frequent"][0] < opened[0]
     # Closed, one row of each table is for all others.
@@ -95,5 +110,10 @@ def test_too_little_of_a_stream_is_refused(refusal, tmp_path):
         (tmp_path / name).write_text("x = x\n")
     assert "at least 256 positions to train on" in refusal(
         lambda: stream_run.run(
-            python_source.read_folder(tmp_path), Settings(), Report(),
-            capacity=100, max_held_out=10))
+            python_source.read_folder(tmp_path),
+            Settings(),
+            Report(),
+            capacity=100,
+            max_held_out=10,
+        )
+    )

@@ -12,13 +12,22 @@ from transformer.settings import Settings
 from tests.layout.meshes import mesh_of
 
 PROGRAM = "sharded_transformer.py"
-SMALL = ("--steps=160", "--dim=32", "--heads=2", "--blocks=1",
-         "--context=32", "--batch_size=64", "--windows=64", "--sample=20")
+SMALL = (
+    "--steps=160",
+    "--dim=32",
+    "--heads=2",
+    "--blocks=1",
+    "--context=32",
+    "--batch_size=64",
+    "--windows=64",
+    "--sample=20",
+)
 
 
 def run(start, sources, model_dir, *arguments):
-    ended = start(f"--data={sources}", f"--model_dir={model_dir}", *SMALL,
-                  *arguments)
+    ended = start(
+        f"--data={sources}", f"--model_dir={model_dir}", *SMALL, *arguments
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
@@ -31,7 +40,8 @@ def first_run(start, sources, model_dir):
 def losses_of(printed):
     """Nats of each row of the comparison."""
     found = re.findall(
-        r"│ (unigrams|bigrams|trigrams|the model) +│ ([\d.]+)", printed)
+        r"│ (unigrams|bigrams|trigrams|the model) +│ ([\d.]+)", printed
+    )
     return {name: float(nats) for name, nats in found}
 
 
@@ -46,14 +56,24 @@ def test_the_model_beats_counting(first_run):
 def test_a_person_sees_layouts_and_bytes(first_run):
     assert re.search(
         r"attend_0.query_dense.kernel +│ \(32, 2, 16\) +│ \(None, 'model', "
-        r"None\)", first_run)
-    per_device, in_all = map(float, re.search(
-        r"([\d.]+) KiB per device of ([\d.]+) KiB in all", first_run).groups())
+        r"None\)",
+        first_run,
+    )
+    per_device, in_all = map(
+        float,
+        re.search(
+            r"([\d.]+) KiB per device of ([\d.]+) KiB in all", first_run
+        ).groups(),
+    )
     assert per_device < 0.6 * in_all
     assert "Problem:" not in first_run
-    held, once = map(float, re.search(
-        r"fullest device holds ([\d.]+) MiB.*one copy is ([\d.]+) MiB",
-        first_run).groups())
+    held, once = map(
+        float,
+        re.search(
+            r"fullest device holds ([\d.]+) MiB.*one copy is ([\d.]+) MiB",
+            first_run,
+        ).groups(),
+    )
     assert held < 0.6 * once
     for given in ("def", "class", "import"):
         assert re.search(rf"│ {given} +│ ", first_run)
@@ -62,14 +82,16 @@ def test_a_person_sees_layouts_and_bytes(first_run):
 
 @pytest.mark.slow
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
-        start, first_run, sources, tmp_path):
+    start, first_run, sources, tmp_path
+):
     assert "A new model" in first_run
     run(start, sources, tmp_path, "--epochs=1")
     again = run(start, sources, tmp_path, "--epochs=2")
     assert "epoch-0001.keras, step 160" in " ".join(again.split())
     # What was saved is exact; sums over devices may differ in the last bit.
     assert losses_of(again)["the model"] == pytest.approx(
-        losses_of(first_run)["the model"], abs=2e-3)
+        losses_of(first_run)["the model"], abs=2e-3
+    )
 
 
 @pytest.mark.slow
@@ -81,21 +103,38 @@ def test_the_saved_model_goes_on_any_mesh(start, first_run, sources, model_dir):
 
 def start_again(sources, model_dir, dim=32):
     """What the program does below its flags, with SMALL."""
-    settings = Settings(steps_per_epoch=160, dim=dim, num_heads=2,
-                        num_blocks=1, context=32, batch_size=64)
+    settings = Settings(
+        steps_per_epoch=160,
+        dim=dim,
+        num_heads=2,
+        num_blocks=1,
+        context=32,
+        batch_size=64,
+    )
     transformer.run.run(
-        Report(), settings, data=str(sources), model_dir=str(model_dir),
-        fresh=False, num_windows=64, sample_length=20)
+        Report(),
+        settings,
+        data=str(sources),
+        model_dir=str(model_dir),
+        fresh=False,
+        num_windows=64,
+        sample_length=20,
+    )
 
 
 @pytest.mark.slow
 def test_another_model_or_a_damaged_one_is_refused(
-        refusal, first_run, sources, model_dir, tmp_path, monkeypatch):
+    refusal, first_run, sources, model_dir, tmp_path, monkeypatch
+):
     # The CPU of this process is split already.
-    monkeypatch.setattr(logical_mesh, "make_mesh", lambda shape: mesh_of(
-        batch=shape[0], model=shape[1]))
+    monkeypatch.setattr(
+        logical_mesh,
+        "make_mesh",
+        lambda shape: mesh_of(batch=shape[0], model=shape[1]),
+    )
     assert "--model_dir must be empty or hold the same model" in refusal(
-        lambda: start_again(sources, model_dir, dim=64))
+        lambda: start_again(sources, model_dir, dim=64)
+    )
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     saved = damaged / "epoch-0002.keras"
@@ -105,10 +144,13 @@ def test_another_model_or_a_damaged_one_is_refused(
     assert "--fresh" in said
 
 
-@pytest.mark.parametrize("wrong, words", [
-    ("--mesh=2by2", "must look like 2x2"),
-    ("--heads=3", "--heads must be a multiple of 2"),
-])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ("--mesh=2by2", "must look like 2x2"),
+        ("--heads=3", "--heads must be a multiple of 2"),
+    ],
+)
 def test_a_wrong_flag_is_answered_at_once(start, wrong, words):
     ended = start(wrong)
     assert ended.returncode != 0

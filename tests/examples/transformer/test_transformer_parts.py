@@ -14,15 +14,18 @@ from transformer.text import OTHER, Characters, Text
 
 
 def read(root, **options):
-    return Text(root, frozenset(), "here", **{
-        "vocabulary_size": 50, "context": 4, "seed": 1, **options})
+    return Text(
+        root,
+        frozenset(),
+        "here",
+        **{"vocabulary_size": 50, "context": 4, "seed": 1, **options},
+    )
 
 
 @pytest.fixture
 def folder(tmp_path):
     for index in range(8):
-        (tmp_path / f"file_{index}.py").write_text(
-            f"x_{index} = {index}\n" * 5)
+        (tmp_path / f"file_{index}.py").write_text(f"x_{index} = {index}\n" * 5)
     return tmp_path
 
 
@@ -39,11 +42,12 @@ def test_what_is_held_out_is_not_in_the_training_text(folder):
     training = text.characters.text(text.training)
     held_out = text.characters.text(text.held_out)
     assert len(training) + len(held_out) == sum(
-        len(path.read_text()) for path in folder.iterdir())
+        len(path.read_text()) for path in folder.iterdir()
+    )
     names = {line.split()[0] for line in training.splitlines()}
     assert names.isdisjoint(
-        line.split()[0].replace("\ufffd", "") for line in
-        held_out.splitlines())
+        line.split()[0].replace("\ufffd", "") for line in held_out.splitlines()
+    )
 
 
 def test_windows_are_pieces_of_the_held_out_text(folder):
@@ -60,11 +64,14 @@ def test_a_file_that_is_no_text_is_left_out(folder):
     assert read(folder).facts[1][1].startswith("8,")
 
 
-@pytest.mark.parametrize("context, words", [
-    (4, "which is not there"), (4, "a file"), (400, "--context=400")])
+@pytest.mark.parametrize(
+    "context, words",
+    [(4, "which is not there"), (4, "a file"), (400, "--context=400")],
+)
 def test_data_that_cannot_be_used_is_refused(folder, context, words):
     root = {"a file": folder / "file_0.py", "--context=400": folder}.get(
-        words, folder / "missing")
+        words, folder / "missing"
+    )
     with pytest.raises(DataError, match=words):
         read(root, context=context)
 
@@ -76,21 +83,25 @@ def test_ngrams_lose_what_counting_one_by_one_loses(order):
     losses = []
     for window in windows:
         for place in range(1, 5):
-            before = window[max(0, place + 1 - order):place].tolist()
+            before = window[max(0, place + 1 - order) : place].tolist()
             counts = np.full(4, 0.1)
             for start in range(len(training) - len(before)):
-                if training[start:start + len(before)].tolist() == before:
+                if training[start : start + len(before)].tolist() == before:
                     counts[training[start + len(before)]] += 1
             losses.append(-np.log(counts[window[place]] / counts.sum()))
     assert ngram_loss(training, windows, 4, order) == pytest.approx(
-        np.mean(losses))
+        np.mean(losses)
+    )
 
 
-@pytest.mark.parametrize("wrong, words", [
-    ({"batch_size": 7}, "--batch_size must be a multiple of 2, .*'batch'"),
-    ({"num_heads": 3}, "--heads must be a multiple of 2, .*'model'"),
-    ({"dim": 66}, "--dim must be a multiple of 4, the number of --heads"),
-])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"batch_size": 7}, "--batch_size must be a multiple of 2, .*'batch'"),
+        ({"num_heads": 3}, "--heads must be a multiple of 2, .*'model'"),
+        ({"dim": 66}, "--dim must be a multiple of 4, the number of --heads"),
+    ],
+)
 def test_sizes_that_the_mesh_does_not_divide_are_refused(wrong, words):
     with pytest.raises(SettingsError, match=words):
         Settings(**wrong).check()
@@ -111,20 +122,28 @@ def test_what_is_made_up_follows_the_scores_of_the_last_character():
         # After row r comes r % 3 + 1, wherever it stands.
         scores = np.full((*window.shape, 4), -50.0)
         np.put_along_axis(
-            scores, (window % 3 + 1)[..., np.newaxis], 50.0, axis=-1)
+            scores, (window % 3 + 1)[..., np.newaxis], 50.0, axis=-1
+        )
         scores[..., OTHER] = 99.0
         return scores
 
     model = types.SimpleNamespace(
-        input_shape=(None, 4), predict_on_batch=predict)
+        input_shape=(None, 4), predict_on_batch=predict
+    )
     assert generation.generate(
-        model, characters, ["a", "abcab"], length=5, temperature=1.0,
-        seed=0) == ["abcabc", "abcabcabca"]
+        model, characters, ["a", "abcab"], length=5, temperature=1.0, seed=0
+    ) == ["abcabc", "abcabcabca"]
 
 
-@pytest.mark.parametrize("module", [
-    "logical_mesh", "transformer.baselines", "transformer.settings",
-    "transformer.text"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "logical_mesh",
+        "transformer.baselines",
+        "transformer.settings",
+        "transformer.text",
+    ],
+)
 def test_the_examples_in_docstrings_are_true(module):
     found = doctest.testmod(importlib.import_module(module))
     assert found.attempted > 0

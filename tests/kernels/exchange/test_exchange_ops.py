@@ -27,19 +27,24 @@ OWNED = [[(0, 0, 4), (1, 0, 2)], [(0, 4, 3), (1, 2, 0)], [(1, 2, 3)]]
 def plan(batch, id_type=np.int64, training=True, **changes):
     attrs = plan_attrs(OWNERS, 3, **changes)
     return _ops.plan_exchange(
-        **inputs(batch, id_type), training=training,
+        **inputs(batch, id_type),
+        training=training,
         num_owners=attrs.pop("num_servers"),
-        shard_owners=attrs.pop("shard_servers"), **attrs)
+        shard_owners=attrs.pop("shard_servers"),
+        **attrs,
+    )
 
 
 def parts_of(batch, owner):
     """By feature, what looks into the shards of an owner."""
     found = []
     for feature, samples in zip(FEATURES, batch, strict=True):
-        own = [one for one in OWNED[owner]
-               if one[0] == feature.table and one[2]]
-        found.append(exchange.part(feature, samples, *own[0][1:])
-                     if own else ([], []))
+        own = [
+            one for one in OWNED[owner] if one[0] == feature.table and one[2]
+        ]
+        found.append(
+            exchange.part(feature, samples, *own[0][1:]) if own else ([], [])
+        )
     return found
 
 
@@ -56,52 +61,76 @@ def test_an_owner_is_told_its_part_of_each_feature(batch, id_type):
             assert read.num_samples[f] == len(splits) - 1
             weights = read.weights[f].numpy()
             # Not sent where the combiner gives 1 each.
-            cases.same_bits(weights if len(weights) else np.ones_like(gains),
-                            gains)
+            cases.same_bits(
+                weights if len(weights) else np.ones_like(gains), gains
+            )
 
 
 @given(batch=batches())
 def test_requests_and_sizes_are_those_of_the_rows(batch):
     found = plan(batch)
     for owner, request in enumerate(found.requests):
-        shards = [servers.Shard(t, first, np.zeros([size, DIMS[t]]), [])
-                  for t, first, size in OWNED[owner]]
-        rows = [servers.rows_of_shard(FEATURES, batch, shard)
-                for shard in shards]
+        shards = [
+            servers.Shard(t, first, np.zeros([size, DIMS[t]]), [])
+            for t, first, size in OWNED[owner]
+        ]
+        rows = [
+            servers.rows_of_shard(FEATURES, batch, shard) for shard in shards
+        ]
         num_rows = [len(one) for one in rows]
         words = np.array([*num_rows, *sum(rows, [])], np.uint32)
         cases.same_bits(request, words)
-        cases.same_bits(_ops.write_request(
-            words=request, num_shards=len(shards)), servers.fetch(rows))
+        cases.same_bits(
+            _ops.write_request(words=request, num_shards=len(shards)),
+            servers.fetch(rows),
+        )
         outputs = [len(one) for one, _ in parts_of(batch, owner)]
         assert found.sizes[owner].numpy().tolist() == [
-            len(words), found.contributions[owner].shape[0],
-            2 + sum(count * DIMS[t] for count, (t, *_) in zip(
-                num_rows, OWNED[owner], strict=True)),
-            sum(count * DIMS[feature.table] for count, feature in zip(
-                outputs, FEATURES, strict=True))]
+            len(words),
+            found.contributions[owner].shape[0],
+            2
+            + sum(
+                count * DIMS[t]
+                for count, (t, *_) in zip(num_rows, OWNED[owner], strict=True)
+            ),
+            sum(
+                count * DIMS[feature.table]
+                for count, feature in zip(outputs, FEATURES, strict=True)
+            ),
+        ]
 
 
 @given(batch=batches(), seed=st.integers(0, 9))
 def test_an_owner_gets_the_gradients_of_its_outputs(batch, seed):
     found = plan(batch)
-    gradients = [cases.floats(
-        len(samples) * max(1, feature.max_sequence_length),
-        DIMS[feature.table], seed=seed)
-        for feature, samples in zip(FEATURES, batch, strict=True)]
+    gradients = [
+        cases.floats(
+            len(samples) * max(1, feature.max_sequence_length),
+            DIMS[feature.table],
+            seed=seed,
+        )
+        for feature, samples in zip(FEATURES, batch, strict=True)
+    ]
     values = _ops.split_gradients(
-        plan=found.plan, gradients=gradients, num_owners=3)
+        plan=found.plan, gradients=gradients, num_owners=3
+    )
     for owner, own in enumerate(values):
-        cases.same_bits(own, exchange.gradients(
-            parts_of(batch, owner), gradients))
+        cases.same_bits(
+            own, exchange.gradients(parts_of(batch, owner), gradients)
+        )
 
 
-@pytest.mark.parametrize("words", [[], [1], [1, 0], [2, 0, 5], [0, 0, 5],
-                                   [2**32 - 1, 2**32 - 1, 1]])
+@pytest.mark.parametrize(
+    "words", [[], [1], [1, 0], [2, 0, 5], [0, 0, 5], [2**32 - 1, 2**32 - 1, 1]]
+)
 def test_a_request_of_other_shards_is_refused(words):
-    with pytest.raises(InvalidArgument, match=(
+    with pytest.raises(
+        InvalidArgument,
+        match=(
             "`words` must be the number of rows of each of 2 shards.*"
-            f"Received: {len(words)} words")):
+            f"Received: {len(words)} words"
+        ),
+    ):
         _ops.write_request(words=np.array(words, np.uint32), num_shards=2)
 
 
@@ -109,46 +138,72 @@ def test_a_forward_only_step_contributes_nothing():
     found = plan([[[(1, 1.0)]] for _ in FEATURES], training=False)
     assert [one.shape[0] for one in found.contributions] == [0, 0, 0]
     assert sum(one.shape[0] for one in found.requests) > 5
-    read = _ops.read_contributions(
-        words=found.contributions[0], num_features=2)
+    read = _ops.read_contributions(words=found.contributions[0], num_features=2)
     assert read.num_samples.numpy().tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({}, "Feature 'clicked', sample 1: id -1"),
-    ({"num_samples": np.array([2, 2, 2], np.int64)}, "num_samples")])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, "Feature 'clicked', sample 1: id -1"),
+        ({"num_samples": np.array([2, 2, 2], np.int64)}, "num_samples"),
+    ],
+)
 def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
     batch = [[[(0, 1.0)], [(-1, 1.0)]], *([[], []] for _ in FEATURES[1:])]
     attrs = plan_attrs(OWNERS, 3)
     found = _ops.plan_exchange(
-        **{**inputs(batch), **changes}, training=True,
+        **{**inputs(batch), **changes},
+        training=True,
         num_owners=attrs.pop("num_servers"),
-        shard_owners=attrs.pop("shard_servers"), **attrs)
+        shard_owners=attrs.pop("shard_servers"),
+        **attrs,
+    )
     assert words in found.error.numpy().decode()
     assert not found.sizes.numpy().any()
     with pytest.raises(InvalidArgument, match="must be what"):
         _ops.split_gradients(
-            plan=found.plan, gradients=[np.zeros([2, 3], np.float32)],
-            num_owners=3)
+            plan=found.plan,
+            gradients=[np.zeros([2, 3], np.float32)],
+            num_owners=3,
+        )
 
 
 def test_words_that_do_not_fit_are_refused():
     with pytest.raises(InvalidArgument, match="those of 2 features"):
         _ops.read_contributions(
-            words=np.array([1, 2, 0], np.uint32), num_features=2)
+            words=np.array([1, 2, 0], np.uint32), num_features=2
+        )
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"num_owners": 2}, "num_owners"),
-    ({"gradients": [np.zeros([1, 3], np.float32)]}, "num_features"),
-    ({"gradients": [np.zeros([2, DIMS[one.table]], np.float32)
-                    for one in FEATURES]}, "shape|must have|Received")])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"num_owners": 2}, "num_owners"),
+        ({"gradients": [np.zeros([1, 3], np.float32)]}, "num_features"),
+        (
+            {
+                "gradients": [
+                    np.zeros([2, DIMS[one.table]], np.float32)
+                    for one in FEATURES
+                ]
+            },
+            "shape|must have|Received",
+        ),
+    ],
+)
 def test_gradients_of_another_batch_are_refused(changes, words):
     batch = [[[(1, 1.0)]] for _ in FEATURES]
     found = plan(batch)
-    good = {"gradients": [
-        np.zeros([max(1, one.max_sequence_length), DIMS[one.table]],
-                 np.float32) for one in FEATURES], "num_owners": 3}
+    good = {
+        "gradients": [
+            np.zeros(
+                [max(1, one.max_sequence_length), DIMS[one.table]], np.float32
+            )
+            for one in FEATURES
+        ],
+        "num_owners": 3,
+    }
     _ops.split_gradients(plan=found.plan, **good)
     with pytest.raises(InvalidArgument, match=words):
         _ops.split_gradients(plan=found.plan, **{**good, **changes})

@@ -19,6 +19,7 @@ tpu = tf.tpu.experimental.embedding
 try:
     from keras_rs.layers import FeatureConfig, TableConfig
 except ImportError:
+
     @dataclasses.dataclass(order=True)
     class TableConfig:
         name: str
@@ -41,9 +42,12 @@ except ImportError:
 
 def make_layer(optimizer="adagrad", **options):
     table = TableConfig("words", 10, 2, "ones", optimizer, **options)
-    return tlm.layers.TPUEmbedding({
-        "title": FeatureConfig("title", table, (4, 3), (4, 2)),
-        "topic": FeatureConfig("topic", table, (4,), (4, 2))})
+    return tlm.layers.TPUEmbedding(
+        {
+            "title": FeatureConfig("title", table, (4, 3), (4, 2)),
+            "topic": FeatureConfig("topic", table, (4,), (4, 2)),
+        }
+    )
 
 
 def optimizer_of(layer):
@@ -55,44 +59,74 @@ def test_a_table_is_shared_and_named_as_it_was():
     layer = make_layer(combiner="sum")
     [table] = layer.embedding_tables
     assert (table.name, table.vocabulary_size, table.dim, table.combiner) == (
-        "words", 10, 2, "sum")
+        "words",
+        10,
+        2,
+        "sum",
+    )
     np.testing.assert_array_equal(
-        layer.embedding_tables[table].numpy(), np.ones([10, 2]))
+        layer.embedding_tables[table].numpy(), np.ones([10, 2])
+    )
 
 
-@pytest.mark.parametrize("theirs, ours", [
-    ("sgd", tpu.SGD()), ("adagrad", tpu.Adagrad()), ("adam", tpu.Adam()),
-    ("ftrl", tpu.FTRL()),
-    (lambda: keras.optimizers.SGD(0.5, clipvalue=0.25),
-     tpu.SGD(0.5, clipvalue=0.25)),
-    (lambda: keras.optimizers.Adagrad(0.5, 0.25),
-     tpu.Adagrad(0.5, initial_accumulator_value=0.25)),
-    (lambda: keras.optimizers.Adam(0.5, 0.25, 0.125, 1e-3),
-     tpu.Adam(0.5, 0.25, 0.125, 1e-3)),
-    (lambda: keras.optimizers.Ftrl(
-        0.5, -0.25, 0.5, l1_regularization_strength=0.5,
-        l2_regularization_strength=0.25, beta=0.125),
-     tpu.FTRL(0.5, -0.25, 0.5, 0.25, 0.125, 0.5)),
-    (lambda: keras.optimizers.Adam(0.5, weight_decay=0.25),
-     tpu.Adam(0.5, weight_decay_factor=0.25)),
-    (lambda: tpu.Adagrad(0.5), tpu.Adagrad(0.5)),
-])
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        ("sgd", tpu.SGD()),
+        ("adagrad", tpu.Adagrad()),
+        ("adam", tpu.Adam()),
+        ("ftrl", tpu.FTRL()),
+        (
+            lambda: keras.optimizers.SGD(0.5, clipvalue=0.25),
+            tpu.SGD(0.5, clipvalue=0.25),
+        ),
+        (
+            lambda: keras.optimizers.Adagrad(0.5, 0.25),
+            tpu.Adagrad(0.5, initial_accumulator_value=0.25),
+        ),
+        (
+            lambda: keras.optimizers.Adam(0.5, 0.25, 0.125, 1e-3),
+            tpu.Adam(0.5, 0.25, 0.125, 1e-3),
+        ),
+        (
+            lambda: keras.optimizers.Ftrl(
+                0.5,
+                -0.25,
+                0.5,
+                l1_regularization_strength=0.5,
+                l2_regularization_strength=0.25,
+                beta=0.125,
+            ),
+            tpu.FTRL(0.5, -0.25, 0.5, 0.25, 0.125, 0.5),
+        ),
+        (
+            lambda: keras.optimizers.Adam(0.5, weight_decay=0.25),
+            tpu.Adam(0.5, weight_decay_factor=0.25),
+        ),
+        (lambda: tpu.Adagrad(0.5), tpu.Adagrad(0.5)),
+    ],
+)
 def test_an_optimizer_says_the_same(theirs, ours):
     found = optimizer_of(make_layer(theirs() if callable(theirs) else theirs))
     assert type(found) is type(ours)
     for name, value in vars(ours).items():
         # Keras keeps its learning rates in float32.
         assert getattr(found, name) == (
-            pytest.approx(value, rel=1e-7) if isinstance(value, float)
-            else value), name
+            pytest.approx(value, rel=1e-7)
+            if isinstance(value, float)
+            else value
+        ), name
 
 
 def test_an_optimizer_with_a_schedule_may_train_the_model_too():
     optimizer = keras.optimizers.SGD(
         keras.optimizers.schedules.PiecewiseConstantDecay(
-            [0, 1], [1., 2., 4.]))
+            [0, 1], [1.0, 2.0, 4.0]
+        )
+    )
     layer = make_layer(optimizer, combiner="sum")
     x = {"title": tf.constant([[1, 1, 1]]), "topic": tf.constant([0])}
+
     @tf.function
     def step():
         with tf.GradientTape() as tape:
@@ -115,19 +149,25 @@ def test_a_callable_is_asked_at_each_step():
 
 
 def test_it_trains_as_a_layer_of_tensorflows_configs():
-    table = tpu.TableConfig(10, 2, tf.ones_initializer(), tpu.Adagrad(0.5),
-                            "mean", "words")
-    ours = tlm.layers.TPUEmbedding({"title": tpu.FeatureConfig(table),
-                                    "topic": tpu.FeatureConfig(table)})
+    table = tpu.TableConfig(
+        10, 2, tf.ones_initializer(), tpu.Adagrad(0.5), "mean", "words"
+    )
+    ours = tlm.layers.TPUEmbedding(
+        {"title": tpu.FeatureConfig(table), "topic": tpu.FeatureConfig(table)}
+    )
     theirs = make_layer(keras.optimizers.Adagrad(0.5))
     draw = np.random.default_rng(1)
-    x = {"title": draw.integers(0, 10, (8, 3)),
-         "topic": draw.integers(0, 10, 8)}
+    x = {
+        "title": draw.integers(0, 10, (8, 3)),
+        "topic": draw.integers(0, 10, 8),
+    }
     y = draw.standard_normal((8, 2)).astype(np.float32)
     rows = []
     for layer in (ours, theirs):
-        inputs = {"title": keras.Input([3], dtype="int64", name="title"),
-                  "topic": keras.Input([], dtype="int64", name="topic")}
+        inputs = {
+            "title": keras.Input([3], dtype="int64", name="title"),
+            "topic": keras.Input([], dtype="int64", name="topic"),
+        }
         found = layer(inputs)
         model = keras.Model(inputs, found["title"] * found["topic"])
         model.compile("sgd", lambda y, x: keras.ops.sum(x * y, axis=1))
@@ -139,12 +179,16 @@ def test_it_trains_as_a_layer_of_tensorflows_configs():
 
 def test_ragged_samples_are_cut_as_the_input_shape_says():
     layer = make_layer("sgd", combiner="sum")
-    x = {"title": tf.ragged.constant([[1, 2, 3, 4, 5], [6], []]),
-         "topic": tf.constant([1, 2, 3])}
+    x = {
+        "title": tf.ragged.constant([[1, 2, 3, 4, 5], [6], []]),
+        "topic": tf.constant([1, 2, 3]),
+    }
     for found in (layer(x), layer(x, training=True)):
         assert found["title"][:, 0].numpy().tolist() == [3, 1, 0]
-    weights = {"title": tf.ragged.constant([[1., 2, 4, 8, 16], [3], []]),
-               "topic": None}
+    weights = {
+        "title": tf.ragged.constant([[1.0, 2, 4, 8, 16], [3], []]),
+        "topic": None,
+    }
     found = layer(x, weights=weights)
     assert found["title"][:, 0].numpy().tolist() == [7, 3, 0]
     again = type(layer).from_config(layer.get_config())
@@ -155,47 +199,60 @@ def test_inputs_of_another_shape_are_refused():
     topic = tf.constant([1, 2])
     with pytest.raises(ValueError, match="must have 3 ids per sample"):
         make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic})
-    for weights, words in [(tf.ones([2, 2]), "must have their shape"),
-                           (tf.ones([2]), "must have their shape")]:
+    for weights, words in [
+        (tf.ones([2, 2]), "must have their shape"),
+        (tf.ones([2]), "must have their shape"),
+    ]:
         with pytest.raises(ValueError, match=words):
-            make_layer()({"title": tf.zeros([2, 3], tf.int64), "topic": topic},
-                         weights={"title": weights, "topic": None})
+            make_layer()(
+                {"title": tf.zeros([2, 3], tf.int64), "topic": topic},
+                weights={"title": weights, "topic": None},
+            )
     with pytest.raises(ValueError, match="must have 3 ids per sample"):
-        make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic},
-                     weights={"title": tf.ones([2, 4]), "topic": None})
+        make_layer()(
+            {"title": tf.zeros([2, 4], tf.int64), "topic": topic},
+            weights={"title": tf.ones([2, 4]), "topic": None},
+        )
     ids = tf.sparse.from_dense([[1, 2, 3], [1, 2, 3]])
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many indices"):
-        make_layer()({"title": ids, "topic": topic}, weights={
-            "title": tf.sparse.from_dense([[1., 2., 3.], [1., 0., 3.]]),
-            "topic": None})
+        make_layer()(
+            {"title": ids, "topic": topic},
+            weights={
+                "title": tf.sparse.from_dense(
+                    [[1.0, 2.0, 3.0], [1.0, 0.0, 3.0]]
+                ),
+                "topic": None,
+            },
+        )
 
 
 def single(combiner="sum", optimizer="sgd", **options):
     table = TableConfig("words", 10, 2, "ones", optimizer, combiner)
     return tlm.layers.TPUEmbedding(
-        feature_configs=FeatureConfig("title", table, (4, 3), (4, 2)),
-        **options)
+        feature_configs=FeatureConfig("title", table, (4, 3), (4, 2)), **options
+    )
 
 
 IDS = [[1, 2, 3], [4, 4, 5]]
-WEIGHTS = [[1., 2., 4.], [8., 16., 32.]]
+WEIGHTS = [[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]]
 FORMS = {
     "dense": tf.constant,
     "ragged": tf.ragged.constant,
     "sparse": tf.sparse.from_dense,
     # Two more than `input_shape` says, which are left out.
     "ragged, cut": lambda rows: tf.ragged.constant(
-        [[*row, 6, 6] for row in rows]),
+        [[*row, 6, 6] for row in rows]
+    ),
     "sparse, cut": lambda rows: tf.sparse.from_dense(
-        [[0, *row, 6, 6] for row in rows]),
+        [[0, *row, 6, 6] for row in rows]
+    ),
 }
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("use_weights", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_single_feature_of_any_form_with_weights(
-        form, use_weights, training):
+def test_a_single_feature_of_any_form_with_weights(form, use_weights, training):
     layer = single()
     ids, weights = FORMS[form](IDS), FORMS[form](WEIGHTS)
     gains = WEIGHTS if use_weights else np.ones([2, 3])
@@ -209,18 +266,24 @@ def test_a_single_feature_of_any_form_with_weights(
     for row, gain in zip(np.ravel(IDS), np.ravel(gains)):
         expected[row] -= np.float32(0.01) * gain
     np.testing.assert_allclose(
-        layer.get_embedding_tables()["words"], expected, rtol=1e-6)
+        layer.get_embedding_tables()["words"], expected, rtol=1e-6
+    )
     looked_up = layer(ids, weights if use_weights else None)
-    np.testing.assert_allclose(looked_up[0, 0], np.sum([
-        gain * expected[row, 0] for row, gain in zip(IDS[0], gains[0])]),
-        rtol=1e-6)
+    np.testing.assert_allclose(
+        looked_up[0, 0],
+        np.sum(
+            [gain * expected[row, 0] for row, gain in zip(IDS[0], gains[0])]
+        ),
+        rtol=1e-6,
+    )
 
 
 def test_weights_of_dense_ids_may_be_one_per_sample():
     table = TableConfig("words", 10, 2, "ones", "sgd", "sum")
     layer = tlm.layers.TPUEmbedding(
-        FeatureConfig("topic", table, (4,), (4, 2)), table_stacking="auto")
-    found = layer(tf.constant([1, 2]), tf.constant([2., 3.]))
+        FeatureConfig("topic", table, (4,), (4, 2)), table_stacking="auto"
+    )
+    found = layer(tf.constant([1, 2]), tf.constant([2.0, 3.0]))
     assert found[:, 0].numpy().tolist() == [2, 3]
 
 
@@ -232,8 +295,9 @@ def test_fit_with_weights_in_any_form(form):
     layer = single("mean", keras.optimizers.SGD(0.5), table_stacking=["words"])
     model = keras.Model((ids, weights), layer(ids, weights))
     model.compile("adam", "mse")
-    data = tf.data.Dataset.from_tensors((
-        (FORMS[form](IDS), FORMS[form](WEIGHTS)), np.zeros([2, 2])))
+    data = tf.data.Dataset.from_tensors(
+        ((FORMS[form](IDS), FORMS[form](WEIGHTS)), np.zeros([2, 2]))
+    )
     model.fit(data, epochs=2, verbose=0)
     rows = layer.get_embedding_tables()["words"].numpy()
     assert np.all(rows[1:6] < 1) and np.all(rows[6:] == 1)
@@ -243,8 +307,11 @@ def test_fit_with_weights_in_any_form(form):
 def test_dense_ids_are_looked_up_in_functions_that_xla_compiles(has_weights):
     layer = make_layer()
     ids = {"title": tf.constant([[1, 2, 3]] * 4), "topic": tf.range(4)}
-    weights = {"title": tf.constant([[1.0, 2.0, 3.0]] * 4),
-               "topic": tf.ones([4])} if has_weights else None
+    weights = (
+        {"title": tf.constant([[1.0, 2.0, 3.0]] * 4), "topic": tf.ones([4])}
+        if has_weights
+        else None
+    )
     expected = layer(ids, weights)
     found = tf.function(layer, jit_compile=True)(ids, weights)
     for name, value in expected.items():
@@ -253,7 +320,8 @@ def test_dense_ids_are_looked_up_in_functions_that_xla_compiles(has_weights):
 
 def test_one_name_or_the_other():
     feature = FeatureConfig(
-        "title", TableConfig("words", 10, 2), (4, 3), (4, 2))
+        "title", TableConfig("words", 10, 2), (4, 3), (4, 2)
+    )
     for names in ({}, {"feature_config": feature, "feature_configs": feature}):
         with pytest.raises(TypeError, match="`feature_config` must be given"):
             tlm.layers.TPUEmbedding(**names)
@@ -307,7 +375,8 @@ def test_a_schedule_goes_on_after_a_restore(suffix, tmp_path):
     elif suffix == "checkpoint":
         again = make()
         tf.train.Checkpoint(model=again).read(
-            tf.train.Checkpoint(model=model).write(path))
+            tf.train.Checkpoint(model=model).write(path)
+        )
     else:
         model.save_weights(path)
         again = make()
@@ -318,25 +387,44 @@ def test_a_schedule_goes_on_after_a_restore(suffix, tmp_path):
 def test_an_optimizer_of_keras_serves_all_tables_of_the_layer():
     table = tpu.TableConfig(10, 2, tf.ones_initializer(), name="words")
     layer = tlm.layers.TPUEmbedding(
-        tpu.FeatureConfig(table), optimizer=keras.optimizers.SGD(0.5))
+        tpu.FeatureConfig(table), optimizer=keras.optimizers.SGD(0.5)
+    )
     assert train(layer, 1) == pytest.approx(1 - 0.5 / 3)
 
 
-@pytest.mark.parametrize("options, words", [
-    (dict(placement="sparsecore"), 'placement.*must be "auto"'),
-    (dict(placement="default_device"), "optimizer=None"),
-    (dict(optimizer="rmsprop"), "'rmsprop'"),
-    (dict(optimizer=lambda: keras.optimizers.AdamW()), "AdamW"),
-    (dict(optimizer=lambda: keras.optimizers.SGD(momentum=0.5)),
-     "momentum=0.5"),
-    (dict(optimizer=lambda: keras.optimizers.Adam(amsgrad=True)), "amsgrad"),
-    (dict(optimizer=lambda: keras.optimizers.Adagrad(epsilon=1e-3)),
-     "epsilon=0.001"),
-    (dict(optimizer=lambda: keras.optimizers.Adam(clipnorm=0.5)),
-     "clipnorm=0.5"),
-    (dict(optimizer=lambda: keras.optimizers.Adam(
-        gradient_accumulation_steps=2)), "gradient_accumulation_steps=2"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(placement="sparsecore"), 'placement.*must be "auto"'),
+        (dict(placement="default_device"), "optimizer=None"),
+        (dict(optimizer="rmsprop"), "'rmsprop'"),
+        (dict(optimizer=lambda: keras.optimizers.AdamW()), "AdamW"),
+        (
+            dict(optimizer=lambda: keras.optimizers.SGD(momentum=0.5)),
+            "momentum=0.5",
+        ),
+        (
+            dict(optimizer=lambda: keras.optimizers.Adam(amsgrad=True)),
+            "amsgrad",
+        ),
+        (
+            dict(optimizer=lambda: keras.optimizers.Adagrad(epsilon=1e-3)),
+            "epsilon=0.001",
+        ),
+        (
+            dict(optimizer=lambda: keras.optimizers.Adam(clipnorm=0.5)),
+            "clipnorm=0.5",
+        ),
+        (
+            dict(
+                optimizer=lambda: keras.optimizers.Adam(
+                    gradient_accumulation_steps=2
+                )
+            ),
+            "gradient_accumulation_steps=2",
+        ),
+    ],
+)
 def test_what_has_no_counterpart_is_refused_by_its_name(options, words):
     optimizer = options.pop("optimizer", "sgd")
     options["optimizer"] = optimizer() if callable(optimizer) else optimizer
@@ -345,8 +433,10 @@ def test_what_has_no_counterpart_is_refused_by_its_name(options, words):
     assert "(table 'words')" in str(refused.value)
 
 
-@pytest.mark.parametrize("shapes", [
-    ((4, 3), (4, 3)), ((4, 3), (4, 3, 2)), ((4, 3), (8, 2)), ((4,), (4,))])
+@pytest.mark.parametrize(
+    "shapes",
+    [((4, 3), (4, 3)), ((4, 3), (4, 3, 2)), ((4, 3), (8, 2)), ((4,), (4,))],
+)
 def test_shapes_that_do_not_go_together_are_refused(shapes):
     table = TableConfig("words", 10, 2)
     with pytest.raises(ValueError, match="feature 'title'"):

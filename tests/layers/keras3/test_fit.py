@@ -11,8 +11,9 @@ RULES = ("sgd", "adagrad")
 
 
 def compiled(model, **kwargs):
-    model.compile(kwargs.pop("optimizer", "adam"), models.weighted_sum,
-                  **kwargs)
+    model.compile(
+        kwargs.pop("optimizer", "adam"), models.weighted_sum, **kwargs
+    )
     return model
 
 
@@ -20,11 +21,13 @@ def compiled(model, **kwargs):
 @pytest.mark.parametrize("num_shards", [1, 4])
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_fit_takes_one_step_per_batch_and_distinct_row(
-        rule, num_shards, run_eagerly):
+    rule, num_shards, run_eagerly
+):
     model, layer = models.make_model(models.settings(rule), num_shards)
     ids, y = models.batches(3)
     compiled(model, run_eagerly=run_eagerly).fit(
-        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0
+    )
     ref = models.DenseReference(rule)
     ref.fit(ids, y)
     models.assert_trained(layer, ref)
@@ -49,7 +52,8 @@ def test_several_steps_in_one_execution_are_several_steps(rule):
     model, layer = models.make_model(models.settings(rule))
     ids, y = models.batches(4)
     compiled(model, steps_per_execution=2).fit(
-        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0
+    )
     ref = models.DenseReference(rule)
     ref.fit(ids, y)
     models.assert_trained(layer, ref)
@@ -61,20 +65,22 @@ def test_evaluate_and_predict_change_nothing():
     compiled(model)
     model.evaluate(ids, y, verbose=0)
     np.testing.assert_array_equal(
-        model.predict(ids, verbose=0), models.start_rows()[ids])
+        model.predict(ids, verbose=0), models.start_rows()[ids]
+    )
     model(ids, training=True)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     assert int(layer.optimizer.iterations) == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_shared_layer_takes_one_step_with_the_sum_of_its_calls(rule):
-    first, second = (keras.Input([models.LENGTH], dtype="int64")
-                     for _ in range(2))
+    first, second = (
+        keras.Input([models.LENGTH], dtype="int64") for _ in range(2)
+    )
     layer = models.make_layer(models.settings(rule))
-    model = keras.Model([first, second],
-                        keras.layers.Add()([layer(first), layer(second)]))
+    model = keras.Model(
+        [first, second], keras.layers.Add()([layer(first), layer(second)])
+    )
     (ids, y), (more_ids, _) = models.batches(1), models.batches(1, seed=2)
     more_ids[0] = ids[0]
     compiled(model).train_on_batch([ids, more_ids], y)
@@ -111,24 +117,24 @@ def test_gradients_that_are_not_applied_change_nothing():
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_sum(models.weighted_sum(y, model(ids)))
     for _ in range(2):
-        gradient, = tape.gradient(loss, model.trainable_variables)
+        (gradient,) = tape.gradient(loss, model.trainable_variables)
     expected = np.zeros([models.NUM_ROWS, models.DIM], np.float32)
     np.add.at(expected, ids, y)
     np.testing.assert_array_equal(tf.convert_to_tensor(gradient), expected)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
     model, layer = models.make_model(models.settings(rule))
-    weight, = model.trainable_variables
+    (weight,) = model.trainable_variables
     ids, y = models.batches(2)
     total = tf.zeros([models.NUM_ROWS, models.DIM])
     for batch in (slice(0, 4), slice(4, 8)):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(
-                models.weighted_sum(y[batch], model(ids[batch])))
+                models.weighted_sum(y[batch], model(ids[batch]))
+            )
         total += tf.convert_to_tensor(tape.gradient(loss, weight))
     keras.optimizers.SGD().apply_gradients([(total, weight)])
     ref = models.DenseReference(rule)
@@ -138,17 +144,26 @@ def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("wrap", [
-    lambda **kwargs: keras.optimizers.SGD(**kwargs),
-    lambda **kwargs: keras.optimizers.Adam(**kwargs, loss_scale_factor=8.0),
-    lambda **kwargs: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(**kwargs), initial_scale=8.0)],
-    ids=["plain", "loss_scale_factor", "LossScaleOptimizer"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda **kwargs: keras.optimizers.SGD(**kwargs),
+        lambda **kwargs: keras.optimizers.Adam(**kwargs, loss_scale_factor=8.0),
+        lambda **kwargs: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(**kwargs), initial_scale=8.0
+        ),
+    ],
+    ids=["plain", "loss_scale_factor", "LossScaleOptimizer"],
+)
 def test_accumulated_gradients_are_one_step_with_their_mean(
-        rule, run_eagerly, wrap):
+    rule, run_eagerly, wrap
+):
     model, layer = models.make_model(models.settings(rule))
-    compiled(model, optimizer=wrap(gradient_accumulation_steps=4),
-             run_eagerly=run_eagerly)
+    compiled(
+        model,
+        optimizer=wrap(gradient_accumulation_steps=4),
+        run_eagerly=run_eagerly,
+    )
     ids, y = models.batches(11)
     model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
     ref = models.DenseReference(rule)
@@ -160,24 +175,33 @@ def test_accumulated_gradients_are_one_step_with_their_mean(
     # And what waits for the next step is as large as its batches.
     assert layer.optimizer._accumulated_ids.shape[0] is None
     assert int(tf.size(layer.optimizer._accumulated_ids)) == (
-        3 * models.NUM_SAMPLES * models.LENGTH)
-    assert all(variable.shape.rank == 0
-               for variable in model.optimizer.variables)
+        3 * models.NUM_SAMPLES * models.LENGTH
+    )
+    assert all(
+        variable.shape.rank == 0 for variable in model.optimizer.variables
+    )
 
 
-@pytest.mark.parametrize("optimizer", [
-    keras.optimizers.SGD(loss_scale_factor=8.0),
-    keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(),
-                                        initial_scale=8.0)],
-    ids=["loss_scale_factor", "LossScaleOptimizer"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.SGD(loss_scale_factor=8.0),
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(), initial_scale=8.0
+        ),
+    ],
+    ids=["loss_scale_factor", "LossScaleOptimizer"],
+)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_loss_scale_is_taken_out_again(rule, optimizer):
     optimizer = type(optimizer).from_config(optimizer.get_config())
-    model, layer = models.make_model(models.settings(rule),
-                                     dtype="mixed_float16")
+    model, layer = models.make_model(
+        models.settings(rule), dtype="mixed_float16"
+    )
     ids, y = models.batches(2)
     compiled(model, optimizer=optimizer).fit(
-        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+        ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0
+    )
     ref = models.DenseReference(rule)
     ref.fit(ids, y)
     models.assert_trained(layer, ref)
@@ -187,12 +211,13 @@ def test_a_step_whose_scaled_gradients_overflow_is_skipped():
     model, layer = models.make_model("sgd", dtype="mixed_float16")
     ids, y = models.batches(1)
     y[2, 1, 0] = np.inf
-    compiled(model, optimizer=keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD()))
+    compiled(
+        model,
+        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    )
     model.train_on_batch(ids, y)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
-    assert float(model.optimizer.dynamic_scale) == 2.0 ** 14
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
+    assert float(model.optimizer.dynamic_scale) == 2.0**14
     assert int(layer.optimizer.iterations) == 0
 
 
@@ -204,8 +229,7 @@ def test_a_frozen_layer_stays_as_it_is(optimizer):
     rows = keras.layers.Dense(models.DIM)(layer(ids))
     model = compiled(keras.Model(ids, rows))
     model.train_on_batch(*models.batches(1))
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     assert len(model.trainable_variables) == 2
     layer.trainable = True
     compiled(model).train_on_batch(*models.batches(1))
@@ -219,20 +243,29 @@ def test_a_table_that_is_also_the_output_gets_both_gradients(rule):
     layer.build()
     with tf.GradientTape() as tape:
         rows = layer(ids)
-        scores = tf.matmul(tf.reduce_sum(rows * y, 1), layer.embeddings,
-                           transpose_b=True)
+        scores = tf.matmul(
+            tf.reduce_sum(rows * y, 1), layer.embeddings, transpose_b=True
+        )
         loss = tf.reduce_sum(scores)
     keras.optimizers.SGD().apply_gradients(
-        zip(tape.gradient(loss, layer.trainable_variables),
-            layer.trainable_variables))
+        zip(
+            tape.gradient(loss, layer.trainable_variables),
+            layer.trainable_variables,
+        )
+    )
     start = models.start_rows()
     hidden = np.sum(start[ids] * y, axis=1)
     ref = models.DenseReference(rule)
     # As output: each row gets the sum of `hidden`; as input: the sum of rows.
-    ref.step(np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
-              np.concatenate([
-                  (y * start.sum(axis=0)).reshape(-1, models.DIM),
-                  np.tile(hidden.sum(axis=0), [models.NUM_ROWS, 1])]))
+    ref.step(
+        np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
+        np.concatenate(
+            [
+                (y * start.sum(axis=0)).reshape(-1, models.DIM),
+                np.tile(hidden.sum(axis=0), [models.NUM_ROWS, 1]),
+            ]
+        ),
+    )
     np.testing.assert_allclose(layer.embeddings.numpy(), ref.rows, rtol=2e-6)
 
 
@@ -251,16 +284,27 @@ def test_clipped_gradients_train_as_clipped():
 
 def test_the_models_optimizer_keeps_nothing_of_the_table():
     model, _ = models.make_model("adagrad")
-    compiled(model, optimizer=keras.optimizers.Adam(
-        use_ema=True, weight_decay=0.5, clipnorm=1e-3))
+    compiled(
+        model,
+        optimizer=keras.optimizers.Adam(
+            use_ema=True, weight_decay=0.5, clipnorm=1e-3
+        ),
+    )
     model.train_on_batch(*models.batches(1))
-    assert all(variable.shape.rank == 0
-               for variable in model.optimizer.variables)
+    assert all(
+        variable.shape.rank == 0 for variable in model.optimizer.variables
+    )
 
 
-@pytest.mark.parametrize("make", [
-    keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Adam,
-    lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        keras.optimizers.SGD,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+        lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+    ],
+)
 def test_without_its_own_the_models_optimizer_trains_it_as_one_weight(make):
     model, layer = models.make_model(None, num_shards=4)
     # The dense reference: one-hot rows times one matrix, so no slices anywhere.
@@ -269,13 +313,17 @@ def test_without_its_own_the_models_optimizer_trains_it_as_one_weight(make):
     ref = keras.Model(one_hot, dense(one_hot))
     dense.kernel.assign(models.start_rows())
     ids, y = models.batches(4)
-    for trained, x in ((model, ids),
-                       (ref, np.eye(models.NUM_ROWS, dtype="f")[ids])):
+    for trained, x in (
+        (model, ids),
+        (ref, np.eye(models.NUM_ROWS, dtype="f")[ids]),
+    ):
         compiled(trained, optimizer=make()).fit(
-            x, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
+            x, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0
+        )
     assert np.any(layer.embeddings.numpy() != models.start_rows())
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), dense.kernel.numpy(), rtol=2e-6, atol=1e-6)
+        layer.embeddings.numpy(), dense.kernel.numpy(), rtol=2e-6, atol=1e-6
+    )
 
 
 def test_without_its_own_a_shared_layer_sums_its_calls():
@@ -285,6 +333,7 @@ def test_without_its_own_a_shared_layer_sums_its_calls():
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(ids) * y) + tf.reduce_sum(layer(ids) * y)
     gradients = tape.gradient(loss, layer.trainable_variables)
-    rows = np.concatenate([g.indices.numpy() + offset
-                           for g, offset in zip(gradients, (0, 5))])
+    rows = np.concatenate(
+        [g.indices.numpy() + offset for g, offset in zip(gradients, (0, 5))]
+    )
     assert sorted(rows) == np.unique(ids).tolist()

@@ -17,12 +17,14 @@ rules = tf.tpu.experimental.embedding
 
 NUM_ROWS, DIM, LENGTH, BATCH = 24, 4, 3, 8
 NUM_SAMPLES = 20 * BATCH
-RULES = {"sgd": lambda: rules.SGD(0.5),
-         "adagrad": lambda: rules.Adagrad(0.5),
-         "adam": lambda: rules.Adam(0.05),
-         "dense adam": lambda: rules.Adam(0.05, lazy_adam=False),
-         "ftrl": lambda: rules.FTRL(0.05),
-         "clipped": lambda: rules.Adagrad(0.5, clipvalue=(-0.25, 0.25))}
+RULES = {
+    "sgd": lambda: rules.SGD(0.5),
+    "adagrad": lambda: rules.Adagrad(0.5),
+    "adam": lambda: rules.Adam(0.05),
+    "dense adam": lambda: rules.Adam(0.05, lazy_adam=False),
+    "ftrl": lambda: rules.FTRL(0.05),
+    "clipped": lambda: rules.Adagrad(0.5, clipvalue=(-0.25, 0.25)),
+}
 MESHES = {"2x2": dict(batch=2, model=2), "1x4": dict(batch=1, model=4)}
 ROWS = ("model", None)
 
@@ -48,7 +50,8 @@ def model_of(optimizer, calls=1, **options):
     keras.utils.set_random_seed(5)
     ids = keras.Input([LENGTH], dtype="int64")
     layer = tlm.layers.ShardedEmbedding(
-        NUM_ROWS, DIM, optimizer=optimizer, name="words", **options)
+        NUM_ROWS, DIM, optimizer=optimizer, name="words", **options
+    )
     rows = [layer(ids) for _ in range(calls)]
     return keras.Model(ids, rows[0] if calls == 1 else keras.layers.add(rows))
 
@@ -72,8 +75,9 @@ def table_of(model):
 def fit(model, num_steps=20, **options):
     model.compile(keras.optimizers.SGD(0.1), loss=weighted_sum, **options)
     last = num_steps * BATCH
-    return model.fit(IDS[:last], Y[:last], batch_size=BATCH, shuffle=False,
-                     verbose=0).history["loss"]
+    return model.fit(
+        IDS[:last], Y[:last], batch_size=BATCH, shuffle=False, verbose=0
+    ).history["loss"]
 
 
 def assert_same_tables(first, second):
@@ -88,19 +92,26 @@ def test_fit_equals_the_table_on_the_host_to_the_bit(mesh, rule):
     np.testing.assert_allclose(fit(meshed), fit(host), rtol=1e-5, atol=1e-5)
     assert int(table_of(host).optimizer.iterations) == 20
     assert_same_tables(host, meshed)
-    for variable in (table_of(meshed).embeddings,
-                     *table_of(meshed).optimizer.slots.values()):
+    for variable in (
+        table_of(meshed).embeddings,
+        *table_of(meshed).optimizer.slots.values(),
+    ):
         assert axes_of(variable) == ROWS
 
 
 def test_a_dense_layer_behind_the_table_trains_as_without_a_mesh(mesh):
     def make():
         keras.utils.set_random_seed(2)
-        return keras.Sequential([
-            keras.Input([LENGTH], dtype="int64"),
-            tlm.layers.ShardedEmbedding(
-                NUM_ROWS, DIM, optimizer=rules.Adam(0.05), name="words"),
-            keras.layers.Flatten(), keras.layers.Dense(DIM, name="head")])
+        return keras.Sequential(
+            [
+                keras.Input([LENGTH], dtype="int64"),
+                tlm.layers.ShardedEmbedding(
+                    NUM_ROWS, DIM, optimizer=rules.Adam(0.05), name="words"
+                ),
+                keras.layers.Flatten(),
+                keras.layers.Dense(DIM, name="head"),
+            ]
+        )
 
     losses = []
     host = make()
@@ -108,15 +119,25 @@ def test_a_dense_layer_behind_the_table_trains_as_without_a_mesh(mesh):
         meshed = make()
     for model in (host, meshed):
         model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
-        losses.append(model.fit(
-            IDS, Y[:, 0], batch_size=BATCH, shuffle=False, verbose=0,
-            validation_data=(IDS[:16], Y[:16, 0])).history)
+        losses.append(
+            model.fit(
+                IDS,
+                Y[:, 0],
+                batch_size=BATCH,
+                shuffle=False,
+                verbose=0,
+                validation_data=(IDS[:16], Y[:16, 0]),
+            ).history
+        )
     # Sums over devices come in another order.
     for name in losses[0]:
         np.testing.assert_allclose(losses[0][name], losses[1][name], rtol=1e-5)
     np.testing.assert_allclose(
-        host.predict(IDS[:5], verbose=0), meshed.predict(IDS[:5], verbose=0),
-        rtol=1e-4, atol=1e-5)
+        host.predict(IDS[:5], verbose=0),
+        meshed.predict(IDS[:5], verbose=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_a_layer_called_twice_takes_one_step(mesh):
@@ -143,8 +164,10 @@ def test_only_rows_of_the_batch_change(mesh):
     meshed = on_mesh(mesh, RULES["adagrad"]())
     before = table_of(meshed).embeddings.numpy()
     meshed.compile("sgd", loss=weighted_sum)
-    meshed.train_on_batch(np.full([4, LENGTH], NUM_ROWS - 1),
-                          np.ones([4, LENGTH, DIM], np.float32))
+    meshed.train_on_batch(
+        np.full([4, LENGTH], NUM_ROWS - 1),
+        np.ones([4, LENGTH, DIM], np.float32),
+    )
     changed = np.any(table_of(meshed).embeddings.numpy() != before, axis=1)
     assert np.flatnonzero(changed).tolist() == [NUM_ROWS - 1]
 
@@ -161,17 +184,24 @@ def test_a_custom_loop(mesh, in_a_function):
                 loss = tf.reduce_mean(weighted_sum(y, model(ids)))
             gradients = tape.gradient(loss, model.trainable_variables)
             assert isinstance(gradients[0], tf.IndexedSlices)
-            optimizer.apply_gradients(
-                zip(gradients, model.trainable_variables))
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
         def put(value, is_meshed=is_meshed):
-            return tf.constant(value) if not is_meshed else tlm.layout.to_mesh(
-                value, dtensor.Layout.batch_sharded(
-                    mesh, "batch", value.ndim))
+            return (
+                tf.constant(value)
+                if not is_meshed
+                else tlm.layout.to_mesh(
+                    value,
+                    dtensor.Layout.batch_sharded(mesh, "batch", value.ndim),
+                )
+            )
 
         run = tf.function(step) if in_a_function else step
-        with (dtensor.default_mesh(mesh) if is_meshed and not in_a_function
-              else contextlib.nullcontext()):
+        with (
+            dtensor.default_mesh(mesh)
+            if is_meshed and not in_a_function
+            else contextlib.nullcontext()
+        ):
             for start in range(0, 3 * BATCH, BATCH):
                 batch = slice(start, start + BATCH)
                 run(put(IDS[batch]), put(Y[batch]))
@@ -190,13 +220,15 @@ def test_gradients_that_nobody_applies_train_nothing(mesh):
 
 def test_learning_rate_schedules_and_loss_scale(mesh):
     def optimizer():
-        return rules.SGD(keras.optimizers.schedules.ExponentialDecay(
-            0.5, 1, 0.5))
+        return rules.SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+        )
 
     host, meshed = model_of(optimizer()), on_mesh(mesh, optimizer())
     for model in (host, meshed):
-        model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=4.0),
-                      loss=weighted_sum)
+        model.compile(
+            keras.optimizers.SGD(0.1, loss_scale_factor=4.0), loss=weighted_sum
+        )
         model.fit(IDS[:24], Y[:24], batch_size=BATCH, shuffle=False, verbose=0)
     assert_same_tables(host, meshed)
 
@@ -204,7 +236,8 @@ def test_learning_rate_schedules_and_loss_scale(mesh):
 def test_an_optimizer_made_outside_the_scope_follows_the_table(mesh):
     host = model_of(RULES["adagrad"]())
     layer = tlm.layers.ShardedEmbedding(
-        NUM_ROWS, DIM, optimizer=RULES["adagrad"]())
+        NUM_ROWS, DIM, optimizer=RULES["adagrad"]()
+    )
     meshed = on_mesh(mesh, layer.optimizer)
     for model in (host, meshed):
         fit(model, 2)
@@ -232,8 +265,9 @@ def test_an_id_outside_the_table_is_an_error(mesh, verb, bad):
     ids[2, 1] = bad
     meshed.compile("sgd", loss=weighted_sum)
     # Some device tells of the id, another that its peer has stopped.
-    with pytest.raises((tf.errors.InvalidArgumentError,
-                        tf.errors.CancelledError)):
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, tf.errors.CancelledError)
+    ):
         if verb == "fit":
             meshed.fit(ids, Y[:8], verbose=0)
         elif verb == "predict":
@@ -261,15 +295,18 @@ def save_checkpoint(model, path):
 
 def load_checkpoint(model, path):
     tf.train.Checkpoint(model=model).read(
-        str(path / "checkpoint")).assert_existing_objects_matched()
+        str(path / "checkpoint")
+    ).assert_existing_objects_matched()
 
 
-@pytest.mark.parametrize("save, load", [(save_weights, load_weights),
-                                        (save_checkpoint, load_checkpoint)])
-@pytest.mark.parametrize("start, end", [
-    ("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")])
-def test_saved_anywhere_and_loaded_anywhere(
-        save, load, start, end, tmp_path):
+@pytest.mark.parametrize(
+    "save, load",
+    [(save_weights, load_weights), (save_checkpoint, load_checkpoint)],
+)
+@pytest.mark.parametrize(
+    "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")]
+)
+def test_saved_anywhere_and_loaded_anywhere(save, load, start, end, tmp_path):
     def make(where):
         if where == "host":
             return model_of(RULES["adam"](), num_shards=3)
@@ -308,10 +345,12 @@ def test_weights_without_an_optimizer_start_it_anew(mesh, tmp_path):
     layer = table_of(meshed)
     assert int(layer.optimizer.iterations) == 0
     np.testing.assert_array_equal(
-        layer.embeddings.numpy(), table_of(plain).embeddings.numpy())
+        layer.embeddings.numpy(), table_of(plain).embeddings.numpy()
+    )
     np.testing.assert_array_equal(
         layer.optimizer.accumulators.numpy(),
-        np.full([NUM_ROWS, DIM], 0.1, np.float32))
+        np.full([NUM_ROWS, DIM], 0.1, np.float32),
+    )
 
 
 def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
@@ -320,7 +359,8 @@ def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
     meshed.export(str(tmp_path), verbose=False)
     served = tf.saved_model.load(str(tmp_path))
     np.testing.assert_array_equal(
-        served.serve(IDS[:4]), table_of(meshed).embeddings.numpy()[IDS[:4]])
+        served.serve(IDS[:4]), table_of(meshed).embeddings.numpy()[IDS[:4]]
+    )
     with pytest.raises(tf.errors.InvalidArgumentError):
         served.serve(np.full([1, LENGTH], NUM_ROWS))
 
@@ -333,26 +373,40 @@ def test_without_an_optimizer_the_models_own_trains_the_table(mesh, axes):
         model.fit(IDS, Y, batch_size=BATCH, shuffle=False, verbose=0)
     np.testing.assert_allclose(
         table_of(meshed).embeddings.numpy(),
-        table_of(host).embeddings.numpy(), rtol=1e-5, atol=1e-5)
+        table_of(host).embeddings.numpy(),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("axes", [None, (None, "model"), ("batch", "model")])
 def test_a_layout_that_does_not_divide_the_rows_alone_is_refused(axes):
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             r"words\.embeddings \(24, 4\) with layout .*layer 'words' .*whose "
-            r"rows are divided .*set the key \"words\.embeddings\"")):
+            r"rows are divided .*set the key \"words\.embeddings\""
+        ),
+    ):
         on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), axes)
 
 
 def test_divided_rows_without_an_optimizer_are_refused():
-    with pytest.raises(ValueError, match="layer 'words' .*optimizer=None "
-                       "would gather the table.*give it an optimizer"):
+    with pytest.raises(
+        ValueError,
+        match="layer 'words' .*optimizer=None "
+        "would gather the table.*give it an optimizer",
+    ):
         on_mesh(mesh_of(batch=2, model=2), None)
 
 
-@pytest.mark.parametrize("options", [
-    dict(num_shards=2),
-    dict(partitioner=tlm.partitioners.FixedShardsPartitioner(2))])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_shards=2),
+        dict(partitioner=tlm.partitioners.FixedShardsPartitioner(2)),
+    ],
+)
 def test_shards_cut_by_hand_are_refused_on_a_mesh(options):
     with pytest.raises(ValueError, match="must be None on a mesh"):
         on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), **options)
@@ -360,15 +414,17 @@ def test_shards_cut_by_hand_are_refused_on_a_mesh(options):
 
 def test_ids_that_are_floats_are_refused_on_a_mesh():
     meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
-    with pytest.raises(TypeError, match="ids must be a dense tensor of "
-                       "integers.*float32"):
+    with pytest.raises(
+        TypeError, match="ids must be a dense tensor of integers.*float32"
+    ):
         table_of(meshed)(np.zeros([2, 3], np.float32))
 
 
 def test_accumulated_gradients_are_refused():
     meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
-    meshed.compile(keras.optimizers.SGD(gradient_accumulation_steps=2),
-                   loss=weighted_sum)
+    meshed.compile(
+        keras.optimizers.SGD(gradient_accumulation_steps=2), loss=weighted_sum
+    )
     with pytest.raises(ValueError, match="must not accumulate gradients"):
         meshed.fit(IDS[:8], Y[:8], verbose=0)
 
@@ -383,13 +439,16 @@ def test_explain_shows_the_table_and_what_is_wrong_with_it():
 
 RULES_OF_ROWS = {
     "embeddings_regularizer": keras.regularizers.L2(0.25),
-    "embeddings_constraint": keras.constraints.UnitNorm(axis=1)}
+    "embeddings_constraint": keras.constraints.UnitNorm(axis=1),
+}
 
 
 def test_rules_hold_on_a_mesh_where_the_models_optimizer_trains():
     tables = []
-    for place in (contextlib.nullcontext(),
-                  scope(mesh_of(batch=2, model=2), axes=(None, "model"))):
+    for place in (
+        contextlib.nullcontext(),
+        scope(mesh_of(batch=2, model=2), axes=(None, "model")),
+    ):
         with place:
             model = model_of(None, **RULES_OF_ROWS)
             model.compile("sgd", loss=weighted_sum)
@@ -401,8 +460,10 @@ def test_rules_hold_on_a_mesh_where_the_models_optimizer_trains():
 
 @pytest.mark.parametrize("rule", RULES_OF_ROWS)
 def test_rules_are_refused_on_a_mesh_where_the_table_trains_itself(rule):
-    with scope(mesh_of(batch=2, model=2)), pytest.raises(
-            ValueError, match="must be None on a mesh"):
+    with (
+        scope(mesh_of(batch=2, model=2)),
+        pytest.raises(ValueError, match="must be None on a mesh"),
+    ):
         model_of("sgd", **{rule: RULES_OF_ROWS[rule]})
 
 

@@ -13,9 +13,12 @@ from tests.layout.meshes import layout_of, mesh_of
 rules = tf.tpu.experimental.embedding
 
 DIM, LENGTH, BATCH = 4, 3, 8
-RULES = {"sgd": lambda: rules.SGD(0.5), "adagrad": lambda: rules.Adagrad(0.5),
-         "dense adam": lambda: rules.Adam(0.05, lazy_adam=False),
-         "ftrl": lambda: rules.FTRL(0.05)}
+RULES = {
+    "sgd": lambda: rules.SGD(0.5),
+    "adagrad": lambda: rules.Adagrad(0.5),
+    "dense adam": lambda: rules.Adam(0.05, lazy_adam=False),
+    "ftrl": lambda: rules.FTRL(0.05),
+}
 MESHES = {"2x2": dict(batch=2, model=2), "1x4": dict(batch=1, model=4)}
 # Of four devices, the last has no row of the 5, and 3 of the 21.
 SIZES = [5, 21]
@@ -31,15 +34,17 @@ def data(num_rows):
     ids = random.integers(0, num_rows, (12 * BATCH, LENGTH))
     ids[:, 1] = ids[:, 0]
     ids[:, 2] = num_rows - 1
-    return ids, random.integers(
-        -4, 5, (12 * BATCH, LENGTH, DIM)).astype(np.float32)
+    return ids, random.integers(-4, 5, (12 * BATCH, LENGTH, DIM)).astype(
+        np.float32
+    )
 
 
 def model_of(num_rows, rule="adagrad", seed=5, **options):
     keras.utils.set_random_seed(seed)
     ids = keras.Input([LENGTH], dtype="int64", name="ids")
     layer = tlm.layers.ShardedEmbedding(
-        num_rows, DIM, optimizer=RULES[rule](), name="words", **options)
+        num_rows, DIM, optimizer=RULES[rule](), name="words", **options
+    )
     return keras.Model(ids, layer(ids))
 
 
@@ -78,7 +83,8 @@ def test_it_trains_as_the_table_on_the_host_to_the_bit(mesh, num_rows, rule):
     assert_same_tables(host, meshed)
     ids, _ = data(num_rows)
     np.testing.assert_array_equal(
-        host.predict(ids, verbose=0), meshed.predict(ids, verbose=0))
+        host.predict(ids, verbose=0), meshed.predict(ids, verbose=0)
+    )
 
 
 @pytest.mark.parametrize("num_rows", SIZES)
@@ -92,7 +98,8 @@ def test_everything_shows_the_rows_there_are(mesh, num_rows, capsys):
     assert tuple(layer.embeddings.value.shape) == shape
     np.testing.assert_array_equal(
         np.asarray(keras.ops.convert_to_numpy(layer.embeddings)),
-        layer.embeddings.numpy())
+        layer.embeddings.numpy(),
+    )
     assert [weight.shape for weight in meshed.get_weights()] == [shape]
     assert meshed.count_params() == layer.count_params() == num_rows * DIM
     meshed.summary()
@@ -149,15 +156,18 @@ def test_weights_are_set_and_assigned(mesh, num_rows):
 def test_files_hold_the_rows_there_are(mesh, num_rows, way, tmp_path):
     meshed = on_mesh(mesh, num_rows)
     fit(meshed, num_rows)
-    host, again = (model_of(num_rows, seed=1),
-                   on_mesh(mesh, num_rows, seed=2))
+    host, again = (model_of(num_rows, seed=1), on_mesh(mesh, num_rows, seed=2))
     if way == "checkpoint":
         path = tf.train.Checkpoint(table=table_of(meshed)).save(
-            str(tmp_path / "model"))
+            str(tmp_path / "model")
+        )
         shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
         assert [num_rows, DIM] in shapes.values()
-        assert not [shape for shape in shapes.values()
-                    if len(shape) == 2 and shape != [num_rows, DIM]]
+        assert not [
+            shape
+            for shape in shapes.values()
+            if len(shape) == 2 and shape != [num_rows, DIM]
+        ]
         for model in (host, again):
             tf.train.Checkpoint(table=table_of(model)).restore(path)
     elif way == "weights.h5":
@@ -168,22 +178,23 @@ def test_files_hold_the_rows_there_are(mesh, num_rows, way, tmp_path):
         meshed.save(tmp_path / "model.keras")
         load = lambda: keras.saving.load_model(  # noqa: E731
             tmp_path / "model.keras",
-            custom_objects={"weighted_sum": weighted_sum})
+            custom_objects={"weighted_sum": weighted_sum},
+        )
         host = load()
         with scope(mesh):
             again = load()
     for model in (host, again):
         np.testing.assert_array_equal(
             table_of(model).embeddings.numpy(),
-            table_of(meshed).embeddings.numpy())
+            table_of(meshed).embeddings.numpy(),
+        )
     if way != "weights.h5":
         assert_same_tables(host, meshed)
         assert_same_tables(again, meshed)
 
 
 @pytest.mark.parametrize("init", ["sharded", "host"])
-@pytest.mark.parametrize("initializer", [
-    "uniform", "zeros", "glorot_uniform"])
+@pytest.mark.parametrize("initializer", ["uniform", "zeros", "glorot_uniform"])
 def test_first_values_are_those_of_the_true_shape(mesh, initializer, init):
     meshed = on_mesh(mesh, 21, init=init, embeddings_initializer=initializer)
     found = table_of(meshed).embeddings.numpy()
@@ -213,8 +224,10 @@ def test_exports_hold_the_rows_there_are(mesh, export, tmp_path):
     np.testing.assert_array_equal(served.serve(ids), wanted)
     with pytest.raises(tf.errors.InvalidArgumentError):
         served.serve(np.full([1, LENGTH], 21))
-    sizes = tf.train.load_checkpoint(
-        str(tmp_path / "model/variables/variables")
-    ).get_variable_to_shape_map().values()
+    sizes = (
+        tf.train.load_checkpoint(str(tmp_path / "model/variables/variables"))
+        .get_variable_to_shape_map()
+        .values()
+    )
     assert [21, DIM] in sizes
     assert not [size for size in sizes if len(size) == 2 and size[0] > 21]

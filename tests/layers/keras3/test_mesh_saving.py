@@ -17,12 +17,17 @@ RNG = np.random.default_rng(2)
 IDS = RNG.integers(0, NUM_ROWS, (32, LENGTH))
 Y = RNG.normal(size=(32, 4)).astype(np.float32)
 # Where it is written and where it is read: no mesh, or the axes of one.
-PLACES = {"none": None, "2x2": dict(batch=2, model=2),
-          "1x4": dict(batch=1, model=4)}
+PLACES = {
+    "none": None,
+    "2x2": dict(batch=2, model=2),
+    "1x4": dict(batch=1, model=4),
+}
 WAYS = [("2x2", "1x4"), ("2x2", "none"), ("none", "2x2")]
 # Who trains the table, and how the table lies then.
-TRAINERS = {"its own": (lambda: rules.Adagrad(0.1), ("model", None)),
-            "the model's": (lambda: None, (None, "model"))}
+TRAINERS = {
+    "its own": (lambda: rules.Adagrad(0.1), ("model", None)),
+    "the model's": (lambda: None, (None, "model")),
+}
 
 
 def at(place, trainer, build):
@@ -39,12 +44,19 @@ def at(place, trainer, build):
 
 def model_at(place, trainer, seed):
     def build():
-        return keras.Sequential([
-            keras.Input([LENGTH], dtype="int64"),
-            tlm.layers.ShardedEmbedding(
-                NUM_ROWS, DIM, optimizer=TRAINERS[trainer][0](),
-                name="words"),
-            keras.layers.Flatten(), keras.layers.Dense(4, name="d1")])
+        return keras.Sequential(
+            [
+                keras.Input([LENGTH], dtype="int64"),
+                tlm.layers.ShardedEmbedding(
+                    NUM_ROWS,
+                    DIM,
+                    optimizer=TRAINERS[trainer][0](),
+                    name="words",
+                ),
+                keras.layers.Flatten(),
+                keras.layers.Dense(4, name="d1"),
+            ]
+        )
 
     keras.utils.set_random_seed(seed)
     model = at(place, trainer, build)
@@ -53,8 +65,9 @@ def model_at(place, trainer, seed):
 
 
 def fit(model):
-    return model.fit(IDS, Y, batch_size=8, shuffle=False,
-                     verbose=0).history["loss"]
+    return model.fit(IDS, Y, batch_size=8, shuffle=False, verbose=0).history[
+        "loss"
+    ]
 
 
 def state(model):
@@ -75,8 +88,8 @@ def assert_equal_bits(first, second):
 def keras_format(model, path):
     model.save(path / "model.keras")
     return lambda place, trainer: at(
-        place, trainer,
-        lambda: keras.saving.load_model(path / "model.keras"))
+        place, trainer, lambda: keras.saving.load_model(path / "model.keras")
+    )
 
 
 def weights_h5(model, path):
@@ -92,14 +105,16 @@ def weights_h5(model, path):
 
 
 def checkpoint(model, path):
-    prefix = tf.train.Checkpoint(
-        model=model, optimizer=model.optimizer).save(path / "ckpt")
+    prefix = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(
+        path / "ckpt"
+    )
 
     def load(place, trainer):
         other = model_at(place, trainer, seed=9)
         other.optimizer.build(other.trainable_variables)
         tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(
-            prefix).assert_existing_objects_matched()
+            prefix
+        ).assert_existing_objects_matched()
         return other
 
     return load
@@ -124,7 +139,8 @@ def written(trainer):
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("save", [keras_format, weights_h5, checkpoint])
 def test_all_state_is_read_to_the_bit(
-        written, trainer, writer, reader, save, tmp_path):
+    written, trainer, writer, reader, save, tmp_path
+):
     source, expected = written[writer]
     model = save(source, tmp_path)(reader, trainer)
     assert_equal_bits(expected, state(model))
@@ -137,7 +153,8 @@ def test_all_state_is_read_to_the_bit(
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_what_was_read_goes_on_as_what_was_written(
-        trainer, writer, reader, tmp_path):
+    trainer, writer, reader, tmp_path
+):
     source = model_at(writer, trainer, seed=4)
     fit(source)
     resumed = keras_format(source, tmp_path)(reader, trainer)
@@ -152,6 +169,9 @@ def test_an_export_serves_without_a_mesh(written, tmp_path):
     source.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(
-        served.serve(IDS).numpy(), source.predict(IDS, verbose=0),
-        rtol=1e-5, atol=1e-6)
+        served.serve(IDS).numpy(),
+        source.predict(IDS, verbose=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
     assert_equal_bits(expected, state(source))

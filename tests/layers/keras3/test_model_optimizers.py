@@ -24,8 +24,9 @@ OPTIMIZERS = {
     "lion": lambda: o.Lion(0.1),
     "muon": lambda: o.Muon(0.1),
     "loss scale": lambda: o.LossScaleOptimizer(o.Adam(0.1), initial_scale=8),
-    "ema": lambda: o.SGD(0.1, use_ema=True, ema_momentum=0.5,
-                         ema_overwrite_frequency=2),
+    "ema": lambda: o.SGD(
+        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
     "clipvalue": lambda: o.Adam(0.1, clipvalue=0.25),
     "global_clipnorm": lambda: o.Adam(0.1, global_clipnorm=1.0),
     "accumulation": lambda: o.Adam(0.1, gradient_accumulation_steps=2),
@@ -41,8 +42,12 @@ WHOLE = {
 def distinct_batches(num_batches):
     """Ids that come once in a batch: no squares of duplicates."""
     rng = np.random.default_rng(3)
-    ids = np.concatenate([rng.permutation(models.NUM_ROWS)[:9].reshape(3, 3)
-                          for _ in range(num_batches)])
+    ids = np.concatenate(
+        [
+            rng.permutation(models.NUM_ROWS)[:9].reshape(3, 3)
+            for _ in range(num_batches)
+        ]
+    )
     y = rng.integers(-4, 5, (*ids.shape, models.DIM)).astype(np.float32)
     return ids, y
 
@@ -64,8 +69,7 @@ def by_embedding(make, ids, y, batch_size):
 def by_dense_gradients(make, ids, y, batch_size):
     """One-hot rows times one matrix: nothing of Keras sees slices."""
     inputs = keras.Input([models.LENGTH, models.NUM_ROWS])
-    dense = keras.layers.Dense(
-        models.DIM, use_bias=False, name="embedding")
+    dense = keras.layers.Dense(models.DIM, use_bias=False, name="embedding")
     model = keras.Model(inputs, dense(inputs))
     dense.kernel.assign(models.start_rows())
     fit(model, make, np.eye(models.NUM_ROWS, dtype="f")[ids], y, batch_size)
@@ -79,8 +83,11 @@ def test_it_is_trained_as_keras_own_embedding(name):
     fit(model, OPTIMIZERS[name], ids, y, 3)
     assert np.any(layer.embeddings.numpy() != models.start_rows())
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), by_embedding(OPTIMIZERS[name], ids, y, 3),
-        rtol=2e-6, atol=2e-6)
+        layer.embeddings.numpy(),
+        by_embedding(OPTIMIZERS[name], ids, y, 3),
+        rtol=2e-6,
+        atol=2e-6,
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -89,9 +96,11 @@ def test_equal_ids_train_as_their_sum(name):
     ids, y = models.batches(4)
     fit(model, OPTIMIZERS[name], ids, y, models.NUM_SAMPLES)
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), by_dense_gradients(
-            OPTIMIZERS[name], ids, y, models.NUM_SAMPLES),
-        rtol=2e-6, atol=2e-6)
+        layer.embeddings.numpy(),
+        by_dense_gradients(OPTIMIZERS[name], ids, y, models.NUM_SAMPLES),
+        rtol=2e-6,
+        atol=2e-6,
+    )
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -100,11 +109,13 @@ def test_what_looks_at_a_whole_weight_is_refused_for_several_shards(name):
     ids, y = distinct_batches(2)
     with pytest.raises(ValueError, match=f"num_shards=1.*{name}.*words"):
         fit(model, WHOLE[name], ids, y, 3)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     model, layer = models.make_model(None, num_shards=1)
     fit(model, WHOLE[name], ids, y, 3)
     # Through one-hot rows: Keras' clipnorm knows no slices of duplicates.
     np.testing.assert_allclose(
         layer.embeddings.numpy(),
-        by_dense_gradients(WHOLE[name], ids, y, 3), rtol=2e-6, atol=2e-6)
+        by_dense_gradients(WHOLE[name], ids, y, 3),
+        rtol=2e-6,
+        atol=2e-6,
+    )

@@ -17,17 +17,24 @@ def train(layer, ids, row_gradients):
         loss = tf.reduce_sum(layer(np.array(ids)) * row_gradients)
     weights = layer.trainable_variables
     keras.optimizers.SGD().apply_gradients(
-        zip(tape.gradient(loss, weights), weights))
+        zip(tape.gradient(loss, weights), weights)
+    )
 
 
 def moved(layer):
     return (models.start_rows() - layer.embeddings.numpy())[7]
 
 
-@pytest.mark.parametrize(("given", "rate", "accumulator"), [
-    ("sgd", 0.01, None), ("adagrad", 0.001, 0.1),
-    (CONFIG.SGD(0.25), 0.25, None), (CONFIG.SGD(1), 1.0, None),
-    (CONFIG.Adagrad(0.5, initial_accumulator_value=2.0), 0.5, 2.0)])
+@pytest.mark.parametrize(
+    ("given", "rate", "accumulator"),
+    [
+        ("sgd", 0.01, None),
+        ("adagrad", 0.001, 0.1),
+        (CONFIG.SGD(0.25), 0.25, None),
+        (CONFIG.SGD(1), 1.0, None),
+        (CONFIG.Adagrad(0.5, initial_accumulator_value=2.0), 0.5, 2.0),
+    ],
+)
 def test_settings_are_those_of_the_tpu_embedding(given, rate, accumulator):
     layer = models.make_layer(given)
     layer.build()
@@ -49,7 +56,8 @@ def test_the_learning_rate_can_be_set_while_training():
 
 def test_a_schedule_is_asked_with_the_number_of_the_step():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
-        [0, 1], [1.0, 0.5, 0.25])
+        [0, 1], [1.0, 0.5, 0.25]
+    )
     layer = models.make_layer(CONFIG.SGD(schedule))
     for total in (1.0, 1.5, 1.75, 2.0):
         train(layer, [7], [[1.0, 1.0]])
@@ -68,7 +76,8 @@ def test_a_callable_is_asked_at_each_step():
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 def test_a_learning_rate_that_is_no_number_is_refused_early_and_late(
-        rule, rate):
+    rule, rate
+):
     kind = {"sgd": CONFIG.SGD, "adagrad": CONFIG.Adagrad}[rule]
     with pytest.raises(ValueError, match="learning rate.*layer|words"):
         models.make_layer(kind(rate))
@@ -81,15 +90,22 @@ def test_a_learning_rate_that_is_no_number_is_refused_early_and_late(
     assert int(layer.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize(("given", "error", "words"), [
-    ("adam", ValueError, "must be one of"),
-    (keras.optimizers.Adagrad(), TypeError, "optimizer=None"),
-    (tlm.optimizers.LAMB(0.1), ValueError, "LAMB.*TPUEmbedding"),
-    (0.1, TypeError, "must be None"),
-    (CONFIG.SGD, TypeError, "must be None"),
-    (CONFIG.SGD(lambda step: step), ValueError, "without arguments"),
-    (CONFIG.Adagrad(0.1, slot_variable_creation_fn=lambda *_: None),
-     ValueError, "slot_variable_creation_fn")])
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("adam", ValueError, "must be one of"),
+        (keras.optimizers.Adagrad(), TypeError, "optimizer=None"),
+        (tlm.optimizers.LAMB(0.1), ValueError, "LAMB.*TPUEmbedding"),
+        (0.1, TypeError, "must be None"),
+        (CONFIG.SGD, TypeError, "must be None"),
+        (CONFIG.SGD(lambda step: step), ValueError, "without arguments"),
+        (
+            CONFIG.Adagrad(0.1, slot_variable_creation_fn=lambda *_: None),
+            ValueError,
+            "slot_variable_creation_fn",
+        ),
+    ],
+)
 def test_what_is_not_carried_out_is_refused_by_name(given, error, words):
     with pytest.raises(error, match=words) as caught:
         models.make_layer(given)
@@ -117,9 +133,14 @@ def test_compile_does_not_take_it():
         model.train_on_batch(*models.batches(1))
 
 
-@pytest.mark.parametrize("given", [
-    CONFIG.SGD(0.25), CONFIG.Adagrad(0.5, initial_accumulator_value=2.0),
-    CONFIG.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))])
+@pytest.mark.parametrize(
+    "given",
+    [
+        CONFIG.SGD(0.25),
+        CONFIG.Adagrad(0.5, initial_accumulator_value=2.0),
+        CONFIG.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    ],
+)
 def test_its_config_makes_an_equal_one(given):
     optimizer = models.make_layer(given).optimizer
     again = tlm.layers.RowOptimizer.from_config(optimizer.get_config())
@@ -129,7 +150,7 @@ def test_its_config_makes_an_equal_one(given):
 def test_it_counts_steps_and_not_batches_without_its_gradient():
     layer = models.make_layer("sgd")
     train(layer, [7], [[1.0, 1.0]])
-    weight, = layer.trainable_variables
+    (weight,) = layer.trainable_variables
     other = keras.Variable(1.0)
     with pytest.raises(ValueError, match="got no gradient"):
         keras.optimizers.SGD().apply_gradients([(None, weight), (1.0, other)])

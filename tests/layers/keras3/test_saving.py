@@ -30,8 +30,10 @@ def train(model, seed):
 
 def state(layer):
     slots = layer.optimizer.slots if layer.optimizer else {}
-    return {"rows": layer.embeddings.numpy(),
-            **{name: slot.numpy() for name, slot in slots.items()}}
+    return {
+        "rows": layer.embeddings.numpy(),
+        **{name: slot.numpy() for name, slot in slots.items()},
+    }
 
 
 def assert_same_state(layer, other):
@@ -40,10 +42,14 @@ def assert_same_state(layer, other):
     for name in left:
         np.testing.assert_array_equal(left[name], right[name])
     if layer.optimizer:
-        assert int(layer.optimizer.iterations) == int(
-            other.optimizer.iterations) > 0
+        assert (
+            int(layer.optimizer.iterations)
+            == int(other.optimizer.iterations)
+            > 0
+        )
         assert float(layer.optimizer.learning_rate) == float(
-            other.optimizer.learning_rate)
+            other.optimizer.learning_rate
+        )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -62,7 +68,8 @@ def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("num_shards", "more"), [(3, 1), (1, 4), (2, 7)])
 def test_weights_load_into_any_number_of_shards(
-        optimizer, num_shards, more, tmp_path):
+    optimizer, num_shards, more, tmp_path
+):
     path = tmp_path / "model.weights.h5"
     model, layer = trained(optimizer, num_shards)
     model.save_weights(path)
@@ -90,8 +97,10 @@ def test_weights_in_several_files_load_too(tmp_path):
 def test_gradients_between_two_steps_are_saved(kind, tmp_path):
     def make():
         model, layer = models.make_model(models.settings("adagrad"))
-        model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4),
-                      models.weighted_sum)
+        model.compile(
+            keras.optimizers.SGD(gradient_accumulation_steps=4),
+            models.weighted_sum,
+        )
         return model, layer
 
     model, layer = make()
@@ -110,8 +119,7 @@ def test_gradients_between_two_steps_are_saved(kind, tmp_path):
     else:
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
         tf.train.Checkpoint(model=resumed).read(path).expect_partial()
-    np.testing.assert_array_equal(
-        other.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(other.embeddings.numpy(), models.start_rows())
     for one in (model, resumed):
         train(one, 2)
     assert_same_state(other, layer)
@@ -128,16 +136,19 @@ def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
     assert_same_state(other, layer)
     keys = dict(tf.train.list_variables(path))
     assert [shape for key, shape in keys.items() if "_embeddings" in key] == [
-        [models.NUM_ROWS, models.DIM]]
+        [models.NUM_ROWS, models.DIM]
+    ]
     if optimizer:  # And nothing else of its size, but for the slot variable.
         tables = 2 if optimizer == "adagrad" else 1
         assert sum(np.prod(shape) for shape in keys.values() if shape) == (
-            tables * models.NUM_ROWS * models.DIM)
+            tables * models.NUM_ROWS * models.DIM
+        )
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
 def test_checkpoints_go_from_and_into_an_unsharded_embedding(
-        optimizer, tmp_path):
+    optimizer, tmp_path
+):
     ids = keras.Input([models.LENGTH], dtype="int64")
     plain = keras.layers.Embedding(models.NUM_ROWS, models.DIM, name="words")
     plain_model = keras.Model(ids, plain(ids))
@@ -145,13 +156,13 @@ def test_checkpoints_go_from_and_into_an_unsharded_embedding(
     model, layer = models.make_model(optimizer)
     tf.train.Checkpoint(model=model).read(path).expect_partial()
     np.testing.assert_array_equal(
-        layer.embeddings.numpy(), plain.embeddings.numpy())
+        layer.embeddings.numpy(), plain.embeddings.numpy()
+    )
 
     layer.embeddings.assign(models.start_rows())
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "sharded"))
     tf.train.Checkpoint(model=plain_model).read(path).expect_partial()
-    np.testing.assert_array_equal(
-        plain.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(plain.embeddings.numpy(), models.start_rows())
 
 
 def test_weights_without_an_optimizer_start_it_anew(tmp_path):
@@ -160,7 +171,8 @@ def test_weights_without_an_optimizer_start_it_anew(tmp_path):
     resumed, other = trained("adagrad", 2)
     resumed.load_weights(tmp_path / "model.weights.h5")
     np.testing.assert_array_equal(
-        other.embeddings.numpy(), layer.embeddings.numpy())
+        other.embeddings.numpy(), layer.embeddings.numpy()
+    )
     assert np.all(other.optimizer.accumulators.numpy() == 0.25)
     assert int(other.optimizer.iterations) == 0
 
@@ -181,17 +193,18 @@ def test_a_table_of_another_shape_is_refused(tmp_path):
     model, layer = models.make_model("sgd")
     with pytest.raises(ValueError, match=r"shape \(10, 2\).*shape \(11, 2\)"):
         model.load_weights(path)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
 
 
 @pytest.mark.parametrize("damaged", ["rows", "accumulators"])
 @pytest.mark.parametrize("num_shards", [1, 4])
 def test_nothing_is_restored_from_a_damaged_checkpoint(
-        damaged, num_shards, tmp_path):
+    damaged, num_shards, tmp_path
+):
     model, layer = trained("adagrad", 3)
-    layer.embeddings.assign(np.random.default_rng(0).standard_normal(
-        [models.NUM_ROWS, models.DIM]))
+    layer.embeddings.assign(
+        np.random.default_rng(0).standard_normal([models.NUM_ROWS, models.DIM])
+    )
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "it"))
     [data] = tmp_path.glob("it.data-*")
     content = bytearray(data.read_bytes())
@@ -206,8 +219,7 @@ def test_nothing_is_restored_from_a_damaged_checkpoint(
 
 
 def test_slots_of_another_shape_are_refused_before_any_is_loaded():
-    model, layer = models.make_model(
-        tf.tpu.experimental.embedding.Adam(0.1), 2)
+    model, layer = models.make_model(tf.tpu.experimental.embedding.Adam(0.1), 2)
     model.compile("sgd", models.weighted_sum)
     train(model, 1)
     store = {}
@@ -264,13 +276,23 @@ def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
     graph = (tmp_path / "served" / "saved_model.pb").read_bytes()
     assert b"LayoutMap>" not in graph
     served = subprocess.run(
-        [sys.executable, "-c", SERVER, str(tmp_path / "served"),
-         json.dumps(ids.tolist())],
-        check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+        [
+            sys.executable,
+            "-c",
+            SERVER,
+            str(tmp_path / "served"),
+            json.dumps(ids.tolist()),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
     # The model goes on where it was.
     np.testing.assert_array_equal(
-        model.predict(ids, verbose=0), layer.embeddings.numpy()[ids])
+        model.predict(ids, verbose=0), layer.embeddings.numpy()[ids]
+    )
     train(model, seed=2)
 
 
@@ -282,4 +304,5 @@ def test_saved_model_save_keeps_what_predict_says(optimizer, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path))
     answer = loaded.signatures["serving_default"](inputs=tf.constant(ids))
     np.testing.assert_array_equal(
-        next(iter(answer.values())), layer.embeddings.numpy()[ids])
+        next(iter(answer.values())), layer.embeddings.numpy()[ids]
+    )

@@ -15,10 +15,12 @@ OPTIMIZERS = {
     "sgd": lambda: o.SGD(0.1),
     "adam": lambda: o.Adam(0.1),
     "everything": lambda: o.Adam(
-        0.1, amsgrad=True, use_ema=True, gradient_accumulation_steps=2),
+        0.1, amsgrad=True, use_ema=True, gradient_accumulation_steps=2
+    ),
     "muon": lambda: o.Muon(0.1),
     "loss scale": lambda: o.LossScaleOptimizer(
-        o.SGD(0.1, momentum=0.9, use_ema=True)),
+        o.SGD(0.1, momentum=0.9, use_ema=True)
+    ),
 }
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 PAIRS = [(3, 3), (3, 2), (2, 5), (4, 1), (1, 3)]
@@ -48,13 +50,17 @@ def make(num_shards, make_optimizer, num_tables=2):
     ids = keras.Input([models.LENGTH], dtype="int64")
     tables = [
         models.make_layer(None, num_shards, name=f"words_{table}")
-        if num_shards else keras.layers.Embedding(
-            models.NUM_ROWS, models.DIM, name=f"words_{table}")
-        for table in range(num_tables)]
+        if num_shards
+        else keras.layers.Embedding(
+            models.NUM_ROWS, models.DIM, name=f"words_{table}"
+        )
+        for table in range(num_tables)
+    ]
     # The shape of a shard's slot variable, when shards have two rows.
     dense = keras.layers.Dense(models.DIM)
     model = keras.Model(
-        ids, dense(keras.layers.add([table(ids) for table in tables])))
+        ids, dense(keras.layers.add([table(ids) for table in tables]))
+    )
     model.compile(make_optimizer(), models.weighted_sum)
     return model
 
@@ -64,8 +70,9 @@ def train(model, seed=1):
     for start in range(0, len(ids), models.NUM_SAMPLES):
         batch = slice(start, start + models.NUM_SAMPLES)
         with tf.GradientTape() as tape:
-            loss = model.optimizer.scale_loss(tf.reduce_mean(
-                models.weighted_sum(y[batch], model(ids[batch]))))
+            loss = model.optimizer.scale_loss(
+                tf.reduce_mean(models.weighted_sum(y[batch], model(ids[batch])))
+            )
         weights = model.trainable_variables
         model.optimizer.apply(tape.gradient(loss, weights), weights)
 
@@ -81,20 +88,26 @@ def state(model):
     found = {}
     for layer in model.layers:
         for number, one in enumerate(
-                [layer.embeddings] if hasattr(layer, "embeddings")
-                else layer.variables):
+            [layer.embeddings]
+            if hasattr(layer, "embeddings")
+            else layer.variables
+        ):
             found[layer.name, number] = one.numpy()
     for one in model.optimizer.variables:
-        optimizer, name = re.sub(
-            r"_\d+$", "", one.path.split("/")[-2]), one.name
+        optimizer, name = (
+            re.sub(r"_\d+$", "", one.path.split("/")[-2]),
+            one.name,
+        )
         name = re.sub(r"_embeddings_\d+_", "_embeddings_", name)
-        found.setdefault((optimizer, re.sub(r"dense_\d+", "dense", name)),
-                         []).append(one.numpy())
+        found.setdefault(
+            (optimizer, re.sub(r"dense_\d+", "dense", name)), []
+        ).append(one.numpy())
     return {
-        (re.sub(r"dense_\d+", "dense", owner), name):
-        np.concatenate(value) if isinstance(value, list) and value[0].shape
+        (re.sub(r"dense_\d+", "dense", owner), name): np.concatenate(value)
+        if isinstance(value, list) and value[0].shape
         else np.asarray(value)
-        for (owner, name), value in found.items()}
+        for (owner, name), value in found.items()
+    }
 
 
 def assert_same_state(model, other):
@@ -107,7 +120,8 @@ def assert_same_state(model, other):
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS + UNSHARDED)
 def test_a_checkpoint_restores_into_any_number_of_shards(
-        optimizer, num_shards, more, tmp_path):
+    optimizer, num_shards, more, tmp_path
+):
     model = trained(num_shards, OPTIMIZERS[optimizer])
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
     built = make(more, OPTIMIZERS[optimizer])
@@ -129,7 +143,8 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS)
 def test_files_of_weights_load_into_any_number_of_shards(
-        optimizer, num_shards, more, tmp_path):
+    optimizer, num_shards, more, tmp_path
+):
     model = trained(num_shards, OPTIMIZERS[optimizer])
     model.save_weights(tmp_path / "m.weights.h5")
     model.save(tmp_path / "m.keras")
@@ -151,12 +166,13 @@ def test_files_of_weights_load_into_any_number_of_shards(
 
 @optimizers
 def test_a_checkpoint_has_the_tensors_of_an_unsharded_model(
-        optimizer, tmp_path):
+    optimizer, tmp_path
+):
     listed = []
     for num_shards in (0, 3):
         path = tf.train.Checkpoint(
-            model=trained(num_shards, OPTIMIZERS[optimizer])).write(
-                str(tmp_path / f"c{num_shards}"))
+            model=trained(num_shards, OPTIMIZERS[optimizer])
+        ).write(str(tmp_path / f"c{num_shards}"))
         listed.append(tf.train.list_variables(path))
     assert listed[0] == listed[1]
 
@@ -164,10 +180,10 @@ def test_a_checkpoint_has_the_tensors_of_an_unsharded_model(
 def test_an_optimizer_alone_brings_its_tables(tmp_path):
     model, other = trained(3, OPTIMIZERS["adam"]), make(2, OPTIMIZERS["adam"])
     path = tf.train.Checkpoint(optimizer=model.optimizer).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     train(other, 7)
-    tf.train.Checkpoint(optimizer=other.optimizer).read(
-        path).assert_consumed()
+    tf.train.Checkpoint(optimizer=other.optimizer).read(path).assert_consumed()
     assert_same_state(other, model)
 
 
@@ -176,7 +192,8 @@ def test_asynchronous_checkpoints(tmp_path):
     checkpoint = tf.train.Checkpoint(model=model)
     path = checkpoint.save(
         str(tmp_path / "c"),
-        options=tf.train.CheckpointOptions(enable_async=True))
+        options=tf.train.CheckpointOptions(enable_async=True),
+    )
     before = state(model)
     train(model, 2)
     checkpoint.sync()
@@ -230,7 +247,8 @@ def test_another_table_or_optimizer_is_not_taken_for_this_one(tmp_path):
     model = trained(3, OPTIMIZERS["adam"])
     model.save_weights(tmp_path / "m.weights.h5")
     path = tf.train.Checkpoint(optimizer=model.optimizer).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     other = trained(2, lambda: o.Adagrad(0.1))
     before = state(other)
     with pytest.warns(UserWarning, match="counted as one.*Received: "):
@@ -240,8 +258,12 @@ def test_another_table_or_optimizer_is_not_taken_for_this_one(tmp_path):
             np.testing.assert_array_equal(value, before[name])
 
     ids = keras.Input([models.LENGTH], dtype="int64")
-    longer = keras.Model(ids, tlm.layers.ShardedEmbedding(
-        models.NUM_ROWS + 1, models.DIM, num_shards=2)(ids))
+    longer = keras.Model(
+        ids,
+        tlm.layers.ShardedEmbedding(
+            models.NUM_ROWS + 1, models.DIM, num_shards=2
+        )(ids),
+    )
     longer.compile("adam", models.weighted_sum)
     longer.optimizer.build(longer.trainable_variables)
     with pytest.raises(ValueError, match=r"\[11, 2\].*\[10, 2\]"):

@@ -14,8 +14,9 @@ OPTIMIZERS = (None, "adagrad")
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("num_shards", [1, 3, 10])
-@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.int64,
-                                   np.uint32, np.float32])
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.uint16, np.int32, np.int64, np.uint32, np.float32]
+)
 def test_rows_come_in_the_order_of_the_ids(optimizer, num_shards, dtype):
     layer = models.make_layer(optimizer, num_shards)
     for ids in ([[7, 0, 9], [4, 4, 1]], [], 3):
@@ -23,7 +24,8 @@ def test_rows_come_in_the_order_of_the_ids(optimizer, num_shards, dtype):
         rows = layer(ids)
         assert rows.dtype == tf.float32
         np.testing.assert_array_equal(
-            rows, models.start_rows()[ids.astype(int)])
+            rows, models.start_rows()[ids.astype(int)]
+        )
     assert len(layer.embeddings.variables) == num_shards
 
 
@@ -31,14 +33,16 @@ def test_ragged_ids_give_ragged_rows():
     ids = tf.ragged.constant([[7, 0], [], [9]], dtype=tf.int64)
     rows = models.make_layer("sgd")(ids)
     assert rows.to_list() == [
-        [models.start_rows()[i].tolist() for i in row] for row in ids.to_list()]
+        [models.start_rows()[i].tolist() for i in row] for row in ids.to_list()
+    ]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("bad", [10, -1, 2**31 - 1])
 @pytest.mark.parametrize("is_function", [False, True])
 def test_an_id_outside_is_refused_with_layer_and_id(
-        optimizer, bad, is_function):
+    optimizer, bad, is_function
+):
     layer = models.make_layer(optimizer)
     layer.build()
     call = tf.function(layer) if is_function else layer
@@ -49,12 +53,16 @@ def test_an_id_outside_is_refused_with_layer_and_id(
     assert "10 rows" in str(caught.value)
 
 
-@pytest.mark.parametrize(("ids", "error", "words"), [
-    (np.array([0.5]), tf.errors.InvalidArgumentError, "whole numbers"),
-    (np.array([np.nan]), tf.errors.InvalidArgumentError, "whole numbers"),
-    (np.array([True]), TypeError, "must be integers"),
-    (np.array([1], np.uint64), TypeError, "must be integers"),
-    (tf.sparse.from_dense([[1]]), TypeError, "SparseTensor")])
+@pytest.mark.parametrize(
+    ("ids", "error", "words"),
+    [
+        (np.array([0.5]), tf.errors.InvalidArgumentError, "whole numbers"),
+        (np.array([np.nan]), tf.errors.InvalidArgumentError, "whole numbers"),
+        (np.array([True]), TypeError, "must be integers"),
+        (np.array([1], np.uint64), TypeError, "must be integers"),
+        (tf.sparse.from_dense([[1]]), TypeError, "SparseTensor"),
+    ],
+)
 def test_what_is_no_id_is_refused(ids, error, words):
     with pytest.raises(error, match=words) as caught:
         models.make_layer("sgd")(ids)
@@ -63,7 +71,8 @@ def test_what_is_no_id_is_refused(ids, error, words):
 
 def test_floats_that_cannot_tell_all_ids_apart_are_refused():
     layer = tlm.layers.ShardedEmbedding(
-        2**11 + 1, 1, embeddings_initializer="zeros")
+        2**11 + 1, 1, embeddings_initializer="zeros"
+    )
     layer(np.array([2048.0], np.float32))
     with pytest.raises(TypeError, match="float16, which does not tell"):
         layer(np.array([2048.0], np.float16))
@@ -78,7 +87,8 @@ def test_masked_ids_do_not_train_what_follows_the_mask(optimizer):
     batch = np.array([[3, 0, 0], [0, 5, 7]])
     start = models.start_rows()
     np.testing.assert_array_equal(
-        model(batch), np.stack([start[3], (start[5] + start[7]) / 2]))
+        model(batch), np.stack([start[3], (start[5] + start[7]) / 2])
+    )
     model.compile("sgd", "mse")
     model.train_on_batch(batch, np.zeros([2, 2]))
     changed = np.any(layer.embeddings.numpy() != start, axis=1)
@@ -111,22 +121,25 @@ def test_keras_counts_and_lists_the_table(optimizer, capsys):
 def test_weights_are_got_and_set(optimizer):
     model, layer = models.make_model(optimizer)
     weights = model.get_weights()
-    np.testing.assert_array_equal(
-        np.concatenate(weights), models.start_rows())
+    np.testing.assert_array_equal(np.concatenate(weights), models.start_rows())
     model.set_weights([-weight for weight in weights])
     np.testing.assert_array_equal(
-        layer.embeddings.numpy(), -models.start_rows())
+        layer.embeddings.numpy(), -models.start_rows()
+    )
 
 
-@pytest.mark.parametrize("optimizer", [
-    None, "sgd", tf.tpu.experimental.embedding.Adagrad(0.5, 2.0)])
+@pytest.mark.parametrize(
+    "optimizer", [None, "sgd", tf.tpu.experimental.embedding.Adagrad(0.5, 2.0)]
+)
 def test_its_config_makes_an_equal_layer(optimizer):
-    layer = models.make_layer(
-        optimizer, 4, mask_zero=True, trainable=False)
+    layer = models.make_layer(optimizer, 4, mask_zero=True, trainable=False)
     again = tlm.layers.ShardedEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
     assert (again.num_shards, again.mask_zero, again.trainable) == (
-        4, True, False)
+        4,
+        True,
+        False,
+    )
     assert type(again.optimizer) is type(layer.optimizer)
 
 
@@ -136,20 +149,21 @@ def test_a_cloned_model_has_a_table_and_an_optimizer_of_its_own():
     other = clone.get_layer("words")
     assert other.optimizer is not layer.optimizer
     other.embeddings.assign(-models.start_rows())
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
 
 
 def test_shards_are_initialised_one_by_one():
     asked = []
 
-    def initializer(shape, dtype=None, partition_shape=None,
-                    partition_offset=None):
+    def initializer(
+        shape, dtype=None, partition_shape=None, partition_offset=None
+    ):
         asked.append((tuple(partition_shape), tuple(partition_offset)))
         return tf.zeros(partition_shape, dtype)
 
     tlm.layers.ShardedEmbedding(
-        7, 2, num_shards=3, embeddings_initializer=initializer).build()
+        7, 2, num_shards=3, embeddings_initializer=initializer
+    ).build()
     assert asked == [((3, 2), (0, 0)), ((2, 2), (3, 0)), ((2, 2), (5, 0))]
 
 
@@ -169,26 +183,35 @@ def test_the_default_rows_are_keras_uniform_and_differ_between_shards():
 
 def test_a_partitioner_decides_how_many_shards():
     layer = tlm.layers.ShardedEmbedding(
-        10, 2, partitioner=tlm.partitioners.MaxSizePartitioner(32))
+        10, 2, partitioner=tlm.partitioners.MaxSizePartitioner(32)
+    )
     layer.build()
     assert layer.num_shards == len(layer.embeddings.variables) == 3
     assert tlm.layers.ShardedEmbedding(3, 2, num_shards=8).num_shards == 3
 
 
-@pytest.mark.parametrize(("arguments", "error", "words"), [
-    ({"input_dim": 0}, ValueError, "`input_dim` must be at least 1"),
-    ({"output_dim": 2.0}, TypeError, "`output_dim` must be an integer"),
-    ({"num_shards": 0}, ValueError, "`num_shards` must be at least 1"),
-    ({"num_shards": 2, "partitioner": lambda shape, dtype: [2, 1]},
-     ValueError, "must not both be given"),
-    ({"partitioner": lambda shape, dtype: [1, 2]}, ValueError, "rows only"),
-    ({"partitioner": 3}, TypeError, "must be callable"),
-    ({"mask_zero": 1}, TypeError, "must be a bool"),
-    ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64")])
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"input_dim": 0}, ValueError, "`input_dim` must be at least 1"),
+        ({"output_dim": 2.0}, TypeError, "`output_dim` must be an integer"),
+        ({"num_shards": 0}, ValueError, "`num_shards` must be at least 1"),
+        (
+            {"num_shards": 2, "partitioner": lambda shape, dtype: [2, 1]},
+            ValueError,
+            "must not both be given",
+        ),
+        ({"partitioner": lambda shape, dtype: [1, 2]}, ValueError, "rows only"),
+        ({"partitioner": 3}, TypeError, "must be callable"),
+        ({"mask_zero": 1}, TypeError, "must be a bool"),
+        ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64"),
+    ],
+)
 def test_arguments_that_make_no_sense_are_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         tlm.layers.ShardedEmbedding(
-            **{"input_dim": 10, "output_dim": 2, **arguments})
+            **{"input_dim": 10, "output_dim": 2, **arguments}
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "mixed_bfloat16"])
@@ -198,7 +221,8 @@ def test_other_dtypes_work_as_kerass_own(dtype):
     assert rows.dtype == layer.compute_dtype
     assert layer.embeddings.dtype == layer.variable_dtype
     np.testing.assert_array_equal(
-        tf.cast(rows, tf.float32), models.start_rows()[[7, 0]])
+        tf.cast(rows, tf.float32), models.start_rows()[[7, 0]]
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -237,8 +261,10 @@ def test_a_symbolic_call_before_the_table_is_made_gives_the_shape(optimizer):
 
 def test_several_replicas_are_refused():
     layer = models.make_layer("sgd")
-    with strategies.mirrored(2).scope(), pytest.raises(
-            RuntimeError, match="2 replicas.*'words'"):
+    with (
+        strategies.mirrored(2).scope(),
+        pytest.raises(RuntimeError, match="2 replicas.*'words'"),
+    ):
         layer.build()
 
 
@@ -252,38 +278,67 @@ def test_a_training_step_reads_no_shard_as_a_whole():
     model.compile("sgd", models.weighted_sum)
     ids, y = map(tf.constant, models.batches(1))
     step = tf.function(model.train_step).get_concrete_function((ids, y))
-    shards = {id(shard.handle) for shard in (
-        *layer.embeddings.variables, *layer.optimizer.accumulators.variables)}
-    tables = {internal.name for external, internal in step.graph.captures
-              if id(external) in shards}
-    used_by = {op.type for op in step.graph.get_operations()
-               for value in op.inputs if value.name in tables}
+    shards = {
+        id(shard.handle)
+        for shard in (
+            *layer.embeddings.variables,
+            *layer.optimizer.accumulators.variables,
+        )
+    }
+    tables = {
+        internal.name
+        for external, internal in step.graph.captures
+        if id(external) in shards
+    }
+    used_by = {
+        op.type
+        for op in step.graph.get_operations()
+        for value in op.inputs
+        if value.name in tables
+    }
     assert "LayoutMap>ApplyRowGradients" in used_by
-    assert used_by <= {"LayoutMap>ApplyRowGradients", "LayoutMap>GatherRows",
-                       "ResourceGather", "VariableShape"}
+    assert used_by <= {
+        "LayoutMap>ApplyRowGradients",
+        "LayoutMap>GatherRows",
+        "ResourceGather",
+        "VariableShape",
+    }
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_bad_id_in_fit_is_refused_with_the_name_of_the_layer(optimizer):
     # With an optimizer the gradient routes the ids, too, maybe first.
-    model = keras.Sequential([
-        keras.Input([2], dtype="int64"),
-        tlm.layers.ShardedEmbedding(
-            10, 4, num_shards=2, optimizer=optimizer, name="users"),
-        keras.layers.Flatten(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [
+            keras.Input([2], dtype="int64"),
+            tlm.layers.ShardedEmbedding(
+                10, 4, num_shards=2, optimizer=optimizer, name="users"
+            ),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
     model.compile("sgd", "mse")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=(
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=(
             r"Id 12 \(ids\[\d\]\) is outside table 'users/embeddings' with "
-            "10 rows")):
+            "10 rows"
+        ),
+    ):
         model.fit(np.array([[1, 2], [3, 12]]), np.zeros([2, 1]), verbose=0)
 
 
 @pytest.mark.parametrize("value", [1.5, 1, True, "a", [1, 2], ["a"]])
 def test_python_values_are_refused_with_what_to_write(value):
     layer = tlm.layers.ShardedEmbedding(10, 4, name="users")
-    with pytest.raises(TypeError, match=(
+    with pytest.raises(
+        TypeError,
+        match=(
             r"must be a tensor or an array, such as tf.constant\(\[1, 2\]\)"
-            r".*layer 'users'")):
+            r".*layer 'users'"
+        ),
+    ):
         layer(value)
     with pytest.raises(TypeError, match="Ids must be one tensor.*'users'"):
         layer({"ids": tf.constant([1])})
@@ -292,14 +347,23 @@ def test_python_values_are_refused_with_what_to_write(value):
 
 def test_strings_are_refused_with_the_vocabulary_that_takes_them():
     layer = tlm.layers.ShardedEmbedding(10, 4, name="users")
-    with pytest.raises(TypeError, match=(
+    with pytest.raises(
+        TypeError,
+        match=(
             r"layer 'users' must be integers in \[0, 10\). Received: strings."
-            r".*`input_dim=tlm.OpenVocabulary\(capacity\)`")):
+            r".*`input_dim=tlm.OpenVocabulary\(capacity\)`"
+        ),
+    ):
         layer(tf.constant(["ann"]))
 
 
 def test_ids_that_are_not_whole_are_shown():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=(
-            r"Ids of layer 'users' must be whole numbers. Received: \[1.5\]")):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=(
+            r"Ids of layer 'users' must be whole numbers. Received: \[1.5\]"
+        ),
+    ):
         tlm.layers.ShardedEmbedding(10, 4, name="users")(
-            np.array([1.0, 1.5, 2.0]))
+            np.array([1.0, 1.5, 2.0])
+        )

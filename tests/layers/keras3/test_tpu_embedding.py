@@ -19,32 +19,52 @@ def constant(rows):
     def initializer(shape, shard_info=None, dtype=None):
         del shape, dtype
         first = shard_info.offset[0]
-        return tf.constant(rows[first:first + shard_info.shape[0]])
+        return tf.constant(rows[first : first + shard_info.shape[0]])
 
     return initializer
 
 
 def make_layer(optimizer="sgd", **options):
     optimizer = tpu.SGD(0.5) if optimizer == "sgd" else optimizer
-    words = tpu.TableConfig(10, 2, constant(WORDS), combiner="sum",
-                            name="words")
-    users = tpu.TableConfig(6, 3, constant(USERS), combiner="sum",
-                            name="users", optimizer=tpu.Adagrad(
-                                0.25, initial_accumulator_value=0.5))
+    words = tpu.TableConfig(
+        10, 2, constant(WORDS), combiner="sum", name="words"
+    )
+    users = tpu.TableConfig(
+        6,
+        3,
+        constant(USERS),
+        combiner="sum",
+        name="users",
+        optimizer=tpu.Adagrad(0.25, initial_accumulator_value=0.5),
+    )
     return tlm.layers.TPUEmbedding(
-        {"text": {"title": tpu.FeatureConfig(words),
-                  "body": tpu.FeatureConfig(words, max_sequence_length=2)},
-         "user": tpu.FeatureConfig(users)}, optimizer, name="embedding",
-        **options)
+        {
+            "text": {
+                "title": tpu.FeatureConfig(words),
+                "body": tpu.FeatureConfig(words, max_sequence_length=2),
+            },
+            "user": tpu.FeatureConfig(users),
+        },
+        optimizer,
+        name="embedding",
+        **options,
+    )
 
 
 def make_model(layer=None):
-    inputs = {"text": {"title": keras.Input([2], dtype="int64"),
-                       "body": keras.Input([3], dtype="int64")},
-              "user": keras.Input([], dtype="int64", name="user")}
+    inputs = {
+        "text": {
+            "title": keras.Input([2], dtype="int64"),
+            "body": keras.Input([3], dtype="int64"),
+        },
+        "user": keras.Input([], dtype="int64", name="user"),
+    }
     found = (layer or make_layer())(inputs)
-    flat = [found["text"]["title"],
-            keras.layers.Flatten()(found["text"]["body"]), found["user"]]
+    flat = [
+        found["text"]["title"],
+        keras.layers.Flatten()(found["text"]["body"]),
+        found["user"],
+    ]
     return keras.Model(inputs, keras.layers.Concatenate()(flat))
 
 
@@ -55,24 +75,33 @@ def weighted_sum(y, x):
 def batches(num_batches):
     rng = np.random.default_rng(2)
     size = num_batches * NUM_SAMPLES
-    return ({"text": {"title": rng.integers(0, 10, (size, 2)),
-                      "body": rng.integers(0, 10, (size, 3))},
-             "user": rng.integers(0, 6, size)},
-            rng.integers(-4, 5, (size, 9)).astype(np.float32))
+    return (
+        {
+            "text": {
+                "title": rng.integers(0, 10, (size, 2)),
+                "body": rng.integers(0, 10, (size, 3)),
+            },
+            "user": rng.integers(0, 6, size),
+        },
+        rng.integers(-4, 5, (size, 9)).astype(np.float32),
+    )
 
 
 def refs(x, y):
     """Both tables, trained batch by batch in float64."""
     words = reference.Table(WORDS, "SGD", 0.5)
-    users = reference.Table(USERS, "Adagrad", 0.25,
-                            initial_accumulator_value=0.5)
+    users = reference.Table(
+        USERS, "Adagrad", 0.25, initial_accumulator_value=0.5
+    )
     for start in range(0, len(y), NUM_SAMPLES):
         terms, user_terms = [], []
         for i in range(start, start + NUM_SAMPLES):
             gradient = y[i] / NUM_SAMPLES
             terms += [(row, gradient[:2]) for row in x["text"]["title"][i]]
-            terms += [(x["text"]["body"][i, p], gradient[2 + 2 * p:4 + 2 * p])
-                      for p in range(2)]
+            terms += [
+                (x["text"]["body"][i, p], gradient[2 + 2 * p : 4 + 2 * p])
+                for p in range(2)
+            ]
             user_terms.append((x["user"][i], gradient[6:]))
         words.train(terms)
         users.train(user_terms)
@@ -80,8 +109,10 @@ def refs(x, y):
 
 
 def rows_of(layer):
-    return {config.name: rows.numpy()
-            for config, rows in layer.embedding_tables.items()}
+    return {
+        config.name: rows.numpy()
+        for config, rows in layer.embedding_tables.items()
+    }
 
 
 def compiled(model, **options):
@@ -90,17 +121,24 @@ def compiled(model, **options):
 
 
 def fit(model, x, y, **options):
-    return model.fit(x, y, batch_size=NUM_SAMPLES, shuffle=False, verbose=0,
-                     **options)
+    return model.fit(
+        x, y, batch_size=NUM_SAMPLES, shuffle=False, verbose=0, **options
+    )
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"run_eagerly": True}, {"steps_per_execution": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}]
+)
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_fit_takes_one_step_per_batch(num_shards, options):
-    model = compiled(make_model(make_layer(
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))),
-        **options)
+    model = compiled(
+        make_model(
+            make_layer(
+                partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards)
+            )
+        ),
+        **options,
+    )
     x, y = batches(3)
     fit(model, x, y)
     found = rows_of(model.get_layer("embedding"))
@@ -116,12 +154,15 @@ def test_evaluation_and_prediction_change_nothing():
     before = rows_of(model.get_layer("embedding"))
     found = model.predict(x, verbose=0)
     loss = model.evaluate(x, y, batch_size=NUM_SAMPLES, verbose=0)
-    np.testing.assert_allclose(loss, np.sum(found * y, axis=1).mean(),
-                               rtol=1e-5)
     np.testing.assert_allclose(
-        found[:, :2], WORDS[x["text"]["title"]].sum(axis=1), rtol=1e-6)
+        loss, np.sum(found * y, axis=1).mean(), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        found[:, :2], WORDS[x["text"]["title"]].sum(axis=1), rtol=1e-6
+    )
     np.testing.assert_array_equal(
-        found[:, 2:6], WORDS[x["text"]["body"][:, :2]].reshape(-1, 4))
+        found[:, 2:6], WORDS[x["text"]["body"][:, :2]].reshape(-1, 4)
+    )
     np.testing.assert_array_equal(found[:, 6:], USERS[x["user"]])
     for name, rows in rows_of(model.get_layer("embedding")).items():
         np.testing.assert_array_equal(rows, before[name])
@@ -132,24 +173,37 @@ def test_a_loop_of_ones_own_trains():
     x, y = batches(1)
     with tf.GradientTape() as tape:
         found = layer(x, training=True)
-        loss = tf.reduce_mean(tf.reduce_sum(y * tf.concat(
-            [found["text"]["title"],
-             tf.reshape(found["text"]["body"], [-1, 4]), found["user"]],
-            1), 1))
+        loss = tf.reduce_mean(
+            tf.reduce_sum(
+                y
+                * tf.concat(
+                    [
+                        found["text"]["title"],
+                        tf.reshape(found["text"]["body"], [-1, 4]),
+                        found["user"],
+                    ],
+                    1,
+                ),
+                1,
+            )
+        )
     gradients = tape.gradient(loss, layer.trainable_variables)
     np.testing.assert_array_equal(rows_of(layer)["words"], WORDS)
     optimizer.apply_gradients(zip(gradients, layer.trainable_variables))
     for name, rows in refs(x, y).items():
         np.testing.assert_allclose(
-            rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6)
+            rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_ragged_and_sparse_features_with_weights(form):
-    table = tpu.TableConfig(10, 2, constant(WORDS), combiner="sum",
-                            name="words")
+    table = tpu.TableConfig(
+        10, 2, constant(WORDS), combiner="sum", name="words"
+    )
     layer = tlm.layers.TPUEmbedding(
-        {"x": tpu.FeatureConfig(table)}, tpu.SGD(1.0))
+        {"x": tpu.FeatureConfig(table)}, tpu.SGD(1.0)
+    )
     ids = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
     weights = tf.ragged.constant([[2.0, 3.0], [4.0]])
     if form == "sparse":
@@ -159,7 +213,8 @@ def test_ragged_and_sparse_features_with_weights(form):
         loss = tf.reduce_sum(found["x"])
     gradients = tape.gradient(loss, layer.trainable_variables)
     keras.optimizers.SGD().apply_gradients(
-        zip(gradients, layer.trainable_variables))
+        zip(gradients, layer.trainable_variables)
+    )
     expected = WORDS.copy()
     expected[[1, 2, 3]] -= [[2], [3], [4]]
     np.testing.assert_array_equal(rows_of(layer)["words"], expected)
@@ -181,15 +236,21 @@ def test_a_layer_that_is_not_trainable_stays_as_it_is():
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_saved_model_goes_on_where_it_was(num_shards, suffix, tmp_path):
-    trained = compiled(make_model(make_layer(
-        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards))))
+    trained = compiled(
+        make_model(
+            make_layer(
+                partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards)
+            )
+        )
+    )
     x, y = batches(2)
     fit(trained, x, y)
     path = str(tmp_path / f"model{suffix}")
     if suffix == ".keras":
         trained.save(path)
         found = keras.models.load_model(
-            path, custom_objects={"weighted_sum": weighted_sum})
+            path, custom_objects={"weighted_sum": weighted_sum}
+        )
     else:
         trained.save_weights(path)
         found = compiled(make_model())
@@ -210,7 +271,8 @@ def test_a_checkpoint_holds_tables_and_slots(tmp_path):
     tf.train.Checkpoint(model=found).read(path).expect_partial()
     for name, rows in rows_of(found.get_layer("embedding")).items():
         np.testing.assert_array_equal(
-            rows, rows_of(trained.get_layer("embedding"))[name])
+            rows, rows_of(trained.get_layer("embedding"))[name]
+        )
 
 
 def test_an_exported_model_uses_stock_ops_only(tmp_path):
@@ -221,7 +283,8 @@ def test_an_exported_model_uses_stock_ops_only(tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "m"))
     np.testing.assert_array_equal(
         loaded.serve(tf.nest.map_structure(tf.constant, x)),
-        model.predict(x, verbose=0))
+        model.predict(x, verbose=0),
+    )
     saved = (tmp_path / "m" / "saved_model.pb").read_bytes()
     assert b"LayoutMap>" not in saved
 
@@ -230,28 +293,37 @@ def test_output_shapes_are_known_before_anything_is_built():
     model = make_model()
     assert model.output.shape == (None, 9)
     assert make_layer().compute_output_spec(
-        {"text": {"title": keras.KerasTensor([None, 2], "int64"),
-                  "body": keras.KerasTensor([5, 3], "int64")},
-         "user": keras.KerasTensor([None], "int64")})["text"][
-             "body"].shape == (5, 2, 2)
+        {
+            "text": {
+                "title": keras.KerasTensor([None, 2], "int64"),
+                "body": keras.KerasTensor([5, 3], "int64"),
+            },
+            "user": keras.KerasTensor([None], "int64"),
+        }
+    )["text"]["body"].shape == (5, 2, 2)
 
 
 def test_accumulated_gradients_are_refused():
-    model = compiled(make_model(), optimizer=keras.optimizers.SGD(
-        0.1, gradient_accumulation_steps=2))
+    model = compiled(
+        make_model(),
+        optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    )
     with pytest.raises(ValueError, match="must not accumulate"):
         fit(model, *batches(1))
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("make", [
-    lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0),
-    lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=8.0),
-    lambda: keras.optimizers.SGD(0.1, clipnorm=1e-3),
-])
-def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(
-        make, run_eagerly):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=8.0
+        ),
+        lambda: keras.optimizers.SGD(0.1, clipnorm=1e-3),
+    ],
+)
+def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(make, run_eagerly):
     model = compiled(make_model(), optimizer=make(), run_eagerly=run_eagerly)
     x, y = batches(2)
     fit(model, x, y)
@@ -263,20 +335,24 @@ def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_scaled_loss_that_overflows_skips_the_step(run_eagerly):
     optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=8.0)
-    model = compiled(make_model(), optimizer=optimizer,
-                     run_eagerly=run_eagerly)
+        keras.optimizers.SGD(0.1), initial_scale=8.0
+    )
+    model = compiled(make_model(), optimizer=optimizer, run_eagerly=run_eagerly)
     x, y = batches(1)
     overflow = y.copy()
     overflow[0, 0] = np.inf
     fit(model, x, overflow)
     np.testing.assert_array_equal(
-        rows_of(model.get_layer("embedding"))["words"], WORDS)
+        rows_of(model.get_layer("embedding"))["words"], WORDS
+    )
     fit(model, x, y)
     for name, rows in refs(x, y).items():
         np.testing.assert_allclose(
-            rows_of(model.get_layer("embedding"))[name], rows, rtol=1e-6,
-            atol=1e-6)
+            rows_of(model.get_layer("embedding"))[name],
+            rows,
+            rtol=1e-6,
+            atol=1e-6,
+        )
 
 
 def test_a_step_that_is_not_applied_is_forgotten():
@@ -287,7 +363,8 @@ def test_a_step_that_is_not_applied_is_forgotten():
     fit(model, x, y)
     for name, rows in refs(x, y).items():
         np.testing.assert_allclose(
-            rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6)
+            rows_of(layer)[name], rows, rtol=1e-6, atol=1e-6
+        )
 
 
 def test_a_dynamic_rate_cannot_be_saved_in_a_config():
@@ -298,19 +375,30 @@ def test_a_dynamic_rate_cannot_be_saved_in_a_config():
 
 def test_a_config_is_read_back_in_full():
     table = tpu.TableConfig(
-        10, 2, keras.initializers.Constant(2.0), tpu.FTRL(
-            0.5, beta=0.25, clipvalue=(None, 1.0), weight_decay_factor=0.5),
-        "mean", "words",
-        quantization_config=tpu.QuantizationConfig(4, -1.0, 1.0))
+        10,
+        2,
+        keras.initializers.Constant(2.0),
+        tpu.FTRL(
+            0.5, beta=0.25, clipvalue=(None, 1.0), weight_decay_factor=0.5
+        ),
+        "mean",
+        "words",
+        quantization_config=tpu.QuantizationConfig(4, -1.0, 1.0),
+    )
     layer = tlm.layers.TPUEmbedding(
-        [tpu.FeatureConfig(table, output_shape=[2, 3], name="a"),
-         (tpu.FeatureConfig(table, max_sequence_length=4),)],
-        out_of_range="drop", table_dtypes={table: "bfloat16"},
-        rounding_seed=7)
+        [
+            tpu.FeatureConfig(table, output_shape=[2, 3], name="a"),
+            (tpu.FeatureConfig(table, max_sequence_length=4),),
+        ],
+        out_of_range="drop",
+        table_dtypes={table: "bfloat16"},
+        rounding_seed=7,
+    )
     found = tlm.layers.TPUEmbedding.from_config(layer.get_config())
     found_steps, steps = found._steps, layer._steps
     tf.nest.assert_same_structure(
-        found_steps.feature_config, steps.feature_config)
+        found_steps.feature_config, steps.feature_config
+    )
     assert found_steps.spec.features == steps.spec.features
     assert found_steps.rounding_seed == 7
     [table], [expected] = found_steps.spec.tables, steps.spec.tables
@@ -324,17 +412,27 @@ def test_a_config_is_read_back_in_full():
 def test_training_without_an_optimizer_says_where_it_belongs():
     layer = make_layer(optimizer=None)
     x, _ = batches(1)
-    with tf.GradientTape(), pytest.raises(RuntimeError, match=(
-            "Layer 'embedding' in a training step needs an optimizer .*"
-            "'words' has none. Pass `optimizer=` when the TPUEmbedding is "
-            "made.* `trainable=False`")) as caught:
+    with (
+        tf.GradientTape(),
+        pytest.raises(
+            RuntimeError,
+            match=(
+                "Layer 'embedding' in a training step needs an optimizer .*"
+                "'words' has none. Pass `optimizer=` when the TPUEmbedding is "
+                "made.* `trainable=False`"
+            ),
+        ) as caught,
+    ):
         layer(tf.nest.map_structure(tf.constant, x))
     assert "enqueue" not in str(caught.value)
 
 
 def test_python_values_are_refused_with_what_to_write():
     x, _ = batches(1)
-    with pytest.raises(TypeError, match=(
+    with pytest.raises(
+        TypeError,
+        match=(
             r"such as tf.constant\(\[1, 2\]\).*Received: 1.5 \(layer 'embed"
-            )):
+        ),
+    ):
         make_layer()(tf.nest.map_structure(lambda _: 1.5, x))

@@ -30,20 +30,29 @@ SCOPES = {
 def start(shape, shard_info=None):
     del shape
     first = shard_info.offset[0]
-    return tf.constant(START[first:first + shard_info.shape[0]])
+    return tf.constant(START[first : first + shard_info.shape[0]])
 
 
 def make_layer(optimizer=None, **options):
-    words = tpu.TableConfig(
-        12, 4, start, combiner="mean", name="words")
+    words = tpu.TableConfig(12, 4, start, combiner="mean", name="words")
     users = tpu.TableConfig(
-        5, 4, tf.zeros_initializer(), combiner="sum", name="users",
-        optimizer=tpu.Adam(0.1))
+        5,
+        4,
+        tf.zeros_initializer(),
+        combiner="sum",
+        name="users",
+        optimizer=tpu.Adam(0.1),
+    )
     return tlm.layers.TPUEmbedding(
-        {"title": tpu.FeatureConfig(words),
-         "body": tpu.FeatureConfig(words, max_sequence_length=2),
-         "user": tpu.FeatureConfig(users)},
-        optimizer or tpu.Adagrad(0.5), name="embedding", **options)
+        {
+            "title": tpu.FeatureConfig(words),
+            "body": tpu.FeatureConfig(words, max_sequence_length=2),
+            "user": tpu.FeatureConfig(users),
+        },
+        optimizer or tpu.Adagrad(0.5),
+        name="embedding",
+        **options,
+    )
 
 
 class Product(keras.Model):
@@ -55,30 +64,40 @@ class Product(keras.Model):
 
     def call(self, inputs, training=None):
         found = self.embedding(inputs, training=training)
-        return (found["title"] * found["user"] + found["title"]
-                + found["body"][:, 0] * found["body"][:, 1])
+        return (
+            found["title"] * found["user"]
+            + found["title"]
+            + found["body"][:, 0] * found["body"][:, 1]
+        )
 
 
 def functional():
-    inputs = {"title": keras.Input([3], dtype="int64", name="title"),
-              "body": keras.Input([2], dtype="int64", name="body"),
-              "user": keras.Input([], dtype="int64", name="user")}
+    inputs = {
+        "title": keras.Input([3], dtype="int64", name="title"),
+        "body": keras.Input([2], dtype="int64", name="body"),
+        "user": keras.Input([], dtype="int64", name="user"),
+    }
     found = make_layer()(inputs)
     hidden = keras.layers.Concatenate()(
-        [found["title"], keras.layers.Flatten()(found["body"]),
-         found["user"]])
+        [found["title"], keras.layers.Flatten()(found["body"]), found["user"]]
+    )
     dense = keras.layers.Dense(
-        4, kernel_initializer=keras.initializers.RandomNormal(seed=1))
+        4, kernel_initializer=keras.initializers.RandomNormal(seed=1)
+    )
     return keras.Model(inputs, dense(hidden))
 
 
 def batches(num_batches=3):
     rng = np.random.default_rng(2)
     size = num_batches * BATCH
-    return ({"title": rng.integers(0, 12, (size, 3)),
-             "body": rng.integers(0, 12, (size, 2)),
-             "user": rng.integers(0, 5, size)},
-            rng.standard_normal((size, 4)).astype(np.float32))
+    return (
+        {
+            "title": rng.integers(0, 12, (size, 3)),
+            "body": rng.integers(0, 12, (size, 2)),
+            "user": rng.integers(0, 5, size),
+        },
+        rng.standard_normal((size, 4)).astype(np.float32),
+    )
 
 
 def weighted_sum(y, x):
@@ -88,14 +107,16 @@ def weighted_sum(y, x):
 def compiled(strategy, make=Product, *, optimizer="sgd", **options):
     with strategy.scope():
         model = make()
-        model.compile(optimizer() if callable(optimizer) else optimizer,
-                      weighted_sum, **options)
+        model.compile(
+            optimizer() if callable(optimizer) else optimizer,
+            weighted_sum,
+            **options,
+        )
     return model
 
 
 def train(model, x, y, epochs=1):
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0,
-              epochs=epochs)
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, epochs=epochs)
 
 
 def fit(strategy, make=Product, **options):
@@ -111,8 +132,10 @@ def embedding_of(model):
 
 def values_of(embedding):
     """Rows and slot variables."""
-    found = {config.name: rows.numpy()
-             for config, rows in embedding.embedding_tables.items()}
+    found = {
+        config.name: rows.numpy()
+        for config, rows in embedding.embedding_tables.items()
+    }
     for config, slots in embedding.slot_variables.items():
         for name, slot in slots.items():
             found[f"{config.name}/{name}"] = slot.numpy()
@@ -124,7 +147,8 @@ def assert_same(found, expected, **tolerance):
     assert found.keys() == expected.keys()
     for name, rows in expected.items():
         np.testing.assert_allclose(
-            found[name], rows, err_msg=name, **{"rtol": 0, **tolerance})
+            found[name], rows, err_msg=name, **{"rtol": 0, **tolerance}
+        )
 
 
 @functools.cache
@@ -142,21 +166,32 @@ def test_tables_equal_those_of_one_replica_to_the_bit(scope):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    {"run_eagerly": True}, {"steps_per_execution": 3},
-    {"optimizer": lambda: keras.optimizers.SGD(
-        0.1, loss_scale_factor=8.0)},
-    {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=8.0)},
-], ids=["eager", "three steps at once", "scaled", "scaled by need"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"run_eagerly": True},
+        {"steps_per_execution": 3},
+        {"optimizer": lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0)},
+        {
+            "optimizer": lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1), initial_scale=8.0
+            )
+        },
+    ],
+    ids=["eager", "three steps at once", "scaled", "scaled by need"],
+)
 def test_so_they_do_however_the_steps_are_taken(options):
     model = fit(strategies.mirrored(2), **options)
     assert_same(embedding_of(model), with_one_replica())
 
 
 def test_tables_in_shards_are_one_table_to_all_replicas():
-    model = fit(strategies.mirrored(2), lambda: Product(make_layer(
-        partitioner=tlm.partitioners.FixedShardsPartitioner(3))))
+    model = fit(
+        strategies.mirrored(2),
+        lambda: Product(
+            make_layer(partitioner=tlm.partitioners.FixedShardsPartitioner(3))
+        ),
+    )
     assert_same(embedding_of(model), with_one_replica())
 
 
@@ -164,56 +199,74 @@ def test_tables_in_shards_are_one_table_to_all_replicas():
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_below_a_dense_layer_tables_agree_to_float32(num_replicas):
     one = fit(tf.distribute.get_strategy(), functional, optimizer="adam")
-    found = fit(strategies.mirrored(num_replicas), functional,
-                optimizer="adam")
+    found = fit(strategies.mirrored(num_replicas), functional, optimizer="adam")
     # The dense weights' gradients are summed by replicas first. Adam divides
     # by their roots, where last bits of small ones grow.
     assert_same(embedding_of(found), embedding_of(one), rtol=1e-5, atol=1e-6)
     x, y = batches()
     np.testing.assert_allclose(
         found.evaluate(x, y, batch_size=BATCH, verbose=0),
-        one.evaluate(x, y, batch_size=BATCH, verbose=0), rtol=1e-5)
+        one.evaluate(x, y, batch_size=BATCH, verbose=0),
+        rtol=1e-5,
+    )
     np.testing.assert_allclose(
         found.predict(x, batch_size=BATCH, verbose=0),
-        one.predict(x, batch_size=BATCH, verbose=0), rtol=1e-5, atol=1e-6)
+        one.predict(x, batch_size=BATCH, verbose=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_ids_padded_with_minus_one_are_ragged_ones():
     # Keras cannot give ragged batches to several replicas; see the next test.
     rng = np.random.default_rng(3)
     lengths = np.array([1, 5, 0, 2, 4, 0, 3, 1] * 6)
-    ragged = {name: tf.RaggedTensor.from_row_lengths(
-        rng.integers(0, 12, lengths.sum()), lengths)
-        for name in ("title", "body")}
+    ragged = {
+        name: tf.RaggedTensor.from_row_lengths(
+            rng.integers(0, 12, lengths.sum()), lengths
+        )
+        for name in ("title", "body")
+    }
     users = tf.constant(rng.integers(0, 5, len(lengths)))
     y = rng.standard_normal((len(lengths), 4)).astype(np.float32)
 
     def trained(strategy, ids):
-        model = compiled(strategy, lambda: Product(
-            make_layer(out_of_range="drop")))
-        model.fit(tf.data.Dataset.from_tensor_slices(
-            ({**ids, "user": users}, y)).batch(BATCH), verbose=0)
+        model = compiled(
+            strategy, lambda: Product(make_layer(out_of_range="drop"))
+        )
+        model.fit(
+            tf.data.Dataset.from_tensor_slices(
+                ({**ids, "user": users}, y)
+            ).batch(BATCH),
+            verbose=0,
+        )
         return embedding_of(model)
 
     padded = {name: ids.to_tensor(-1) for name, ids in ragged.items()}
-    assert_same(trained(strategies.mirrored(2), padded),
-                trained(tf.distribute.get_strategy(), ragged))
+    assert_same(
+        trained(strategies.mirrored(2), padded),
+        trained(tf.distribute.get_strategy(), ragged),
+    )
 
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_ragged_and_sparse_batches_are_divided_in_a_loop_of_ones_own(form):
     ids = tf.RaggedTensor.from_row_lengths(
         np.random.default_rng(3).integers(0, 12, 30),
-        [1, 5, 0, 2, 4, 0, 3, 0] * 2)
+        [1, 5, 0, 2, 4, 0, 3, 0] * 2,
+    )
     y = np.random.default_rng(4).standard_normal((16, 4)).astype(np.float32)
     if form == "sparse":
         ids = ids.to_sparse()
 
     def trained(strategy):
         with strategy.scope():
-            layer = tlm.layers.TPUEmbedding(tpu.FeatureConfig(
-                tpu.TableConfig(12, 4, start, combiner="mean")),
-                tpu.Adagrad(0.5))
+            layer = tlm.layers.TPUEmbedding(
+                tpu.FeatureConfig(
+                    tpu.TableConfig(12, 4, start, combiner="mean")
+                ),
+                tpu.Adagrad(0.5),
+            )
             layer.build()
             optimizer = keras.optimizers.SGD()
             optimizer.build(layer.trainable_variables)
@@ -223,15 +276,18 @@ def test_ragged_and_sparse_batches_are_divided_in_a_loop_of_ones_own(form):
                 loss = tf.reduce_sum(layer(ids, training=True) * y)
             weights = layer.trainable_variables
             optimizer.apply_gradients(
-                zip(tape.gradient(loss, weights), weights))
+                zip(tape.gradient(loss, weights), weights)
+            )
 
         for batch in strategy.experimental_distribute_dataset(
-                tf.data.Dataset.from_tensor_slices((ids, y)).batch(8)):
+            tf.data.Dataset.from_tensor_slices((ids, y)).batch(8)
+        ):
             strategy.run(tf.function(step), args=batch)
         return layer.embedding
 
-    assert_same(trained(strategies.mirrored(2)),
-                trained(tf.distribute.get_strategy()))
+    assert_same(
+        trained(strategies.mirrored(2)), trained(tf.distribute.get_strategy())
+    )
 
 
 def test_an_overflow_in_one_replica_skips_the_step_of_all():
@@ -241,10 +297,13 @@ def test_an_overflow_in_one_replica_skips_the_step_of_all():
     model = compiled(
         strategies.mirrored(2),
         optimizer=lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1), initial_scale=8.0))
+            keras.optimizers.SGD(0.1), initial_scale=8.0
+        ),
+    )
     train(model, x, overflow)
     np.testing.assert_array_equal(
-        values_of(embedding_of(model))["words"], START)
+        values_of(embedding_of(model))["words"], START
+    )
     train(model, x, y)
     one = compiled(tf.distribute.get_strategy())
     train(one, x, y)
@@ -255,8 +314,10 @@ def test_a_step_that_failed_in_one_replica_is_forgotten():
     x, y = batches(1)
     model = fit(strategies.mirrored(2))
     bad = {**x, "user": np.where(np.arange(BATCH) == BATCH - 1, 9, x["user"])}
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="'user', sample 7: id 9 is outside"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="'user', sample 7: id 9 is outside",
+    ):
         train(model, bad, y)
     assert_same(embedding_of(model), with_one_replica())
     train(model, x, y)
@@ -271,11 +332,13 @@ def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
     if suffix == ".keras":
         two.save(path)
         one = keras.models.load_model(
-            path, custom_objects={"weighted_sum": weighted_sum})
+            path, custom_objects={"weighted_sum": weighted_sum}
+        )
     else:
         two.save_weights(path)
-        one = compiled(tf.distribute.get_strategy(), functional,
-                       optimizer="adam")
+        one = compiled(
+            tf.distribute.get_strategy(), functional, optimizer="adam"
+        )
         one.load_weights(path)
     assert_same(embedding_of(one), embedding_of(two))
     x, y = batches(1)
@@ -283,8 +346,7 @@ def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
         train(model, x, y)
     assert_same(embedding_of(one), embedding_of(two), rtol=1e-5, atol=1e-6)
     if suffix == ".weights.h5":
-        again = compiled(strategies.mirrored(2), functional,
-                         optimizer="adam")
+        again = compiled(strategies.mirrored(2), functional, optimizer="adam")
         again.load_weights(path)
         train(again, x, y)
         assert_same(embedding_of(again), embedding_of(two))
@@ -300,10 +362,10 @@ def test_checkpoints_and_exports_leave_the_strategy_behind(tmp_path):
     two.export(str(tmp_path / "exported"), verbose=False)
     x, _ = batches(1)
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
-    served = loaded.serve(
-        tf.nest.map_structure(tf.constant, x))
+    served = loaded.serve(tf.nest.map_structure(tf.constant, x))
     np.testing.assert_allclose(
-        served, one.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
+        served, one.predict(x, verbose=0), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_a_loop_of_ones_own_trains_in_run():
@@ -318,12 +380,14 @@ def test_a_loop_of_ones_own_trains_in_run():
     def step(x, y):
         with tf.GradientTape() as tape:
             found = layer(x, training=True)
-            output = (found["title"] * found["user"] + found["title"]
-                      + found["body"][:, 0] * found["body"][:, 1])
+            output = (
+                found["title"] * found["user"]
+                + found["title"]
+                + found["body"][:, 0] * found["body"][:, 1]
+            )
             loss = tf.reduce_sum(output * y) / BATCH
         weights = layer.trainable_variables
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
 
     @tf.function
     def epoch(dataset):
@@ -331,8 +395,11 @@ def test_a_loop_of_ones_own_trains_in_run():
             strategy.run(step, args=batch)
 
     for _ in range(2):
-        epoch(strategy.experimental_distribute_dataset(
-            tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)))
+        epoch(
+            strategy.experimental_distribute_dataset(
+                tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+            )
+        )
     assert_same(layer.embedding, with_one_replica())
 
 
@@ -362,7 +429,8 @@ class Siamese(keras.Model):
         one = self.embedding(inputs)
         other = self.embedding({**inputs, "title": inputs["body"]})
         return one["title"] * one["user"] + (
-            other["title"] * other["body"][:, 1])
+            other["title"] * other["body"][:, 1]
+        )
 
 
 @pytest.mark.slow

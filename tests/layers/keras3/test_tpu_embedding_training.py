@@ -14,8 +14,9 @@ import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
 
 NUM_ROWS, DIM, BATCH = 12, 4, 8
-START = np.random.default_rng(1).standard_normal(
-    (NUM_ROWS, DIM)).astype(np.float32)
+START = (
+    np.random.default_rng(1).standard_normal((NUM_ROWS, DIM)).astype(np.float32)
+)
 
 # Stock layers add gradients of a row up in another order.
 CLOSE = dict(rtol=1e-5, atol=1e-6)
@@ -29,14 +30,21 @@ def start(shape, shard_info=None, dtype=None):
 def ours(trainable=True):
     table = tpu.TableConfig(NUM_ROWS, DIM, start, combiner="sum", name="words")
     return tlm.layers.TPUEmbedding(
-        tpu.FeatureConfig(table), tpu.SGD(0.5), trainable=trainable,
-        name="embedding")
+        tpu.FeatureConfig(table),
+        tpu.SGD(0.5),
+        trainable=trainable,
+        name="embedding",
+    )
 
 
 def stock(trainable=True):
     return keras.layers.Embedding(
-        NUM_ROWS, DIM, keras.initializers.Constant(START),
-        trainable=trainable, name="embedding")
+        NUM_ROWS,
+        DIM,
+        keras.initializers.Constant(START),
+        trainable=trainable,
+        name="embedding",
+    )
 
 
 def rows_of(layer):
@@ -47,7 +55,8 @@ def rows_of(layer):
 
 def dense(seed=1):
     return keras.layers.Dense(
-        1, kernel_initializer=keras.initializers.RandomNormal(seed=seed))
+        1, kernel_initializer=keras.initializers.RandomNormal(seed=seed)
+    )
 
 
 class WithoutTraining(keras.Model):
@@ -93,7 +102,8 @@ class OwnStep(WithoutTraining):
             loss = self.compute_loss(x, y, self(x))
         weights = self.trainable_variables
         self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights))
+            zip(tape.gradient(loss, weights), weights)
+        )
         return {"loss": loss}
 
 
@@ -104,13 +114,19 @@ class Twice(WithoutTraining):
         x, y = data
         with tf.GradientTape(persistent=True) as tape:
             found = self(x)
-            losses = [self.compute_loss(x, y, found),
-                      tf.reduce_mean(tf.abs(found))]
+            losses = [
+                self.compute_loss(x, y, found),
+                tf.reduce_mean(tf.abs(found)),
+            ]
         weights = self.trainable_variables
         gradients = [tape.gradient(loss, weights) for loss in losses]
-        self.optimizer.apply([
-            tf.convert_to_tensor(one) + 0.25 * tf.convert_to_tensor(other)
-            for one, other in zip(*gradients)], weights)
+        self.optimizer.apply(
+            [
+                tf.convert_to_tensor(one) + 0.25 * tf.convert_to_tensor(other)
+                for one, other in zip(*gradients)
+            ],
+            weights,
+        )
         return {"loss": losses[0]}
 
 
@@ -118,9 +134,13 @@ class Branched(WithoutTraining):
     """Looks up in one of the branches of a `tf.cond`."""
 
     def call(self, x):
-        return self.top(tf.cond(
-            tf.reduce_sum(x) > -1, lambda: self.embedding(x),
-            lambda: tf.zeros([tf.shape(x)[0], DIM])))
+        return self.top(
+            tf.cond(
+                tf.reduce_sum(x) > -1,
+                lambda: self.embedding(x),
+                lambda: tf.zeros([tf.shape(x)[0], DIM]),
+            )
+        )
 
 
 class Recomputed(WithoutTraining):
@@ -137,22 +157,35 @@ def sequential(layer):
     return keras.Sequential([keras.Input([], dtype="int64"), layer, dense()])
 
 
-MODELS = [WithoutTraining, WithTraining, FineTuned, Siamese, Nested, OwnStep,
-          Twice, Branched, functional, sequential]
+MODELS = [
+    WithoutTraining,
+    WithTraining,
+    FineTuned,
+    Siamese,
+    Nested,
+    OwnStep,
+    Twice,
+    Branched,
+    functional,
+    sequential,
+]
 
 
 def batches(num_batches=3):
     rng = np.random.default_rng(2)
-    return (rng.integers(0, NUM_ROWS, num_batches * BATCH),
-            rng.standard_normal((num_batches * BATCH, 1)).astype(np.float32))
+    return (
+        rng.integers(0, NUM_ROWS, num_batches * BATCH),
+        rng.standard_normal((num_batches * BATCH, 1)).astype(np.float32),
+    )
 
 
 def fit(make, layer, **options):
     model = make(layer)
     model.compile(keras.optimizers.SGD(0.5), "mse", **options)
     x, y = batches()
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False,
-                        verbose=0)
+    history = model.fit(
+        x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0
+    )
     return model, history.history["loss"]
 
 
@@ -165,13 +198,16 @@ def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
     layer = model.get_layer("embedding")
     assert np.any(rows_of(layer) != START)
     np.testing.assert_allclose(
-        rows_of(layer), rows_of(expected.get_layer("embedding")), **CLOSE)
+        rows_of(layer), rows_of(expected.get_layer("embedding")), **CLOSE
+    )
     # Several calls of a step are one update.
     assert layer.embedding.stats()["num_updates"] == 6
     x, y = batches()
     np.testing.assert_allclose(
-        model.evaluate(x, y, verbose=0), expected.evaluate(x, y, verbose=0),
-        **CLOSE)
+        model.evaluate(x, y, verbose=0),
+        expected.evaluate(x, y, verbose=0),
+        **CLOSE,
+    )
 
 
 def test_a_recomputed_lookup_trains():
@@ -179,7 +215,8 @@ def test_a_recomputed_lookup_trains():
     model, found = fit(Recomputed, ours(), run_eagerly=True)
     np.testing.assert_allclose(found, losses, **CLOSE)
     np.testing.assert_allclose(
-        rows_of(model.embedding), rows_of(expected.embedding), **CLOSE)
+        rows_of(model.embedding), rows_of(expected.embedding), **CLOSE
+    )
 
 
 def open_lookups(layer):
@@ -197,8 +234,7 @@ def test_evaluation_and_prediction_enqueue_nothing(make):
     model.predict(x, verbose=0)
     model(x)
     assert open_lookups(layer) == ([0], [0])
-    assert layer.embedding.stats()["features"]["feature"][
-        "num_samples"] == 0
+    assert layer.embedding.stats()["features"]["feature"]["num_samples"] == 0
 
 
 def own_loop(layer, as_function, **call):
@@ -219,8 +255,14 @@ def own_loop(layer, as_function, **call):
     if as_function:
         step = tf.function(step)
     for first in range(0, len(x), BATCH):
-        losses.append(float(step(tf.constant(x[first:first + BATCH]),
-                                 tf.constant(y[first:first + BATCH]))))
+        losses.append(
+            float(
+                step(
+                    tf.constant(x[first : first + BATCH]),
+                    tf.constant(y[first : first + BATCH]),
+                )
+            )
+        )
     return losses
 
 
@@ -230,7 +272,8 @@ def test_a_loop_of_ones_own_trains_whatever_it_says(call, as_function):
     expected, layer = stock(), ours()
     losses = own_loop(expected, as_function)
     np.testing.assert_allclose(
-        own_loop(layer, as_function, **call), losses, **CLOSE)
+        own_loop(layer, as_function, **call), losses, **CLOSE
+    )
     np.testing.assert_allclose(rows_of(layer), rows_of(expected), **CLOSE)
 
 
@@ -267,10 +310,13 @@ def test_gradients_added_up_by_hand_are_one_step(leaves_out):
 def test_a_norm_of_all_gradients_does_not_see_the_table():
     layer, weight = ours(), tf.Variable([3.0, 4.0])
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(tf.constant([1, 2]))) + tf.reduce_sum(
-            weight ** 2) / 2
-    gradients = tape.gradient(loss, [layer.trainable_variables[0].value,
-                                     weight])
+        loss = (
+            tf.reduce_sum(layer(tf.constant([1, 2])))
+            + tf.reduce_sum(weight**2) / 2
+        )
+    gradients = tape.gradient(
+        loss, [layer.trainable_variables[0].value, weight]
+    )
     assert float(tf.linalg.global_norm(gradients)) == 5.0
 
 
@@ -282,15 +328,18 @@ def test_what_is_applied_twice_or_too_late_is_an_error():
     weights = layer.trainable_variables
     gradients = tape.gradient(loss, weights)
     optimizer.apply(gradients, weights)
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="applied already.*'words'"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="applied already.*'words'"
+    ):
         optimizer.apply(gradients, weights)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(x))
     for _ in range(70):
         layer(x, training=True)
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="Lookup 2 .*has expired.*64 newer"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="Lookup 2 .*has expired.*64 newer",
+    ):
         tape.gradient(loss, weights)
     assert max(open_lookups(layer)[0]) == 64
 
@@ -316,14 +365,19 @@ class OutsideOfTheTape(OwnStep):
             loss = self.compute_loss(x, y, self.top(found))
         weights = self.trainable_variables
         self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights))
+            zip(tape.gradient(loss, weights), weights)
+        )
         return {"loss": loss}
 
 
 def sharded():
     return tlm.layers.ShardedEmbedding(
-        NUM_ROWS, DIM, embeddings_initializer="ones", optimizer="sgd",
-        name="embedding")
+        NUM_ROWS,
+        DIM,
+        embeddings_initializer="ones",
+        optimizer="sgd",
+        name="embedding",
+    )
 
 
 @pytest.mark.parametrize("layer", [ours, sharded])
@@ -333,8 +387,12 @@ def test_a_table_without_a_gradient_is_an_error(make, layer):
     layer.build()
     with pytest.raises(ValueError, match="'embedding|/embedding") as error:
         fit(make, layer)
-    for words in ("got no gradient", "not called in this step",
-                  "`tf.stop_gradient`", "trainable = False"):
+    for words in (
+        "got no gradient",
+        "not called in this step",
+        "`tf.stop_gradient`",
+        "trainable = False",
+    ):
         assert words in str(error.value)
     assert layer is not ours or "'words'" in str(error.value)
 
@@ -360,7 +418,10 @@ def test_a_step_may_leave_a_table_out():
         with tf.GradientTape() as tape:
             found = layer(x) if uses_layer else tf.zeros([BATCH, DIM])
             loss = tf.reduce_mean((top(found) - y) ** 2)
-        pairs = [(gradient, weight) for gradient, weight in zip(
-            tape.gradient(loss, weights), weights) if gradient is not None]
+        pairs = [
+            (gradient, weight)
+            for gradient, weight in zip(tape.gradient(loss, weights), weights)
+            if gradient is not None
+        ]
         optimizer.apply_gradients(pairs)
         assert np.any(rows_of(layer) != before) == uses_layer

@@ -20,7 +20,8 @@ def tf_keras():
 def test_a_keras_3_layer_is_refused_in_a_tf_keras_model(tf_keras):
     words = models.make_layer("sgd")
     with pytest.raises(
-            RuntimeError, match=r"layers\.tf_keras\.ShardedEmbedding.*words"):
+        RuntimeError, match=r"layers\.tf_keras\.ShardedEmbedding.*words"
+    ):
         words(tf_keras.Input([3], dtype="int64"))
 
     class Model(tf_keras.Model):
@@ -60,8 +61,10 @@ def test_optimizers_and_schedules_of_the_other_version_are_refused(tf_keras):
     from tests.layers.tf_keras import models as tf_keras_models
 
     config = tf.tpu.experimental.embedding
-    for make, other in ((models.make_layer, tf_keras),
-                        (tf_keras_models.make_layer, keras)):
+    for make, other in (
+        (models.make_layer, tf_keras),
+        (tf_keras_models.make_layer, keras),
+    ):
         rate = other.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
         with pytest.raises(ValueError, match="without arguments.*words"):
             make(config.SGD(rate))
@@ -76,13 +79,15 @@ def test_the_same_numbers_in_both(tf_keras):
 
     ids, y = models.batches(3)
     rows = []
-    for make, loss in ((models.make_model, models.weighted_sum),
-                       (tf_keras_models.make_model,
-                        tf_keras_models.weighted_sum)):
+    for make, loss in (
+        (models.make_model, models.weighted_sum),
+        (tf_keras_models.make_model, tf_keras_models.weighted_sum),
+    ):
         model, layer = make(models.settings("adagrad"))
         model.compile("adam", loss)
-        model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False,
-                  verbose=0)
+        model.fit(
+            ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0
+        )
         rows.append(layer.embeddings.numpy())
     np.testing.assert_array_equal(*rows)
 
@@ -96,8 +101,13 @@ def test_tf_keras_is_imported_by_who_asks_for_it_only():
         "assert 'tf_keras' not in sys.modules, 'imported'\n"
         "sys.modules['tf_keras'] = None\n"
         "try:\n    tlm.layers.tf_keras\n"
-        "except ImportError as error:\n    print(error)\n")
-    said = subprocess.run([sys.executable, "-c", program], check=True,
-                          capture_output=True, text=True).stdout
+        "except ImportError as error:\n    print(error)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     assert "pip install --no-deps" in said
     assert "tf_keras" in dir(tlm.layers)

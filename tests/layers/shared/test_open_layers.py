@@ -18,12 +18,25 @@ both = pytest.mark.parametrize(("version", "layers"), VERSIONS)
 LENGTH = 3
 
 
-def layer_of(layers, num_shards=2, optimizer=None, capacity=100, mask=False,
-             initializer="uniform", name="words", **settings):
+def layer_of(
+    layers,
+    num_shards=2,
+    optimizer=None,
+    capacity=100,
+    mask=False,
+    initializer="uniform",
+    name="words",
+    **settings,
+):
     return layers.ShardedEmbedding(
-        tlm.OpenVocabulary(capacity, **settings), 4, num_shards=num_shards,
+        tlm.OpenVocabulary(capacity, **settings),
+        4,
+        num_shards=num_shards,
         optimizer=tpu.Adagrad(0.5) if optimizer is None else optimizer,
-        embeddings_initializer=initializer, mask_zero=mask, name=name)
+        embeddings_initializer=initializer,
+        mask_zero=mask,
+        name=name,
+    )
 
 
 def model_of(version, layers, dtype="string", **settings):
@@ -38,32 +51,43 @@ def model_of(version, layers, dtype="string", **settings):
 
 def data(most=40, seed=0, dtype=str):
     words = np.random.default_rng(seed).integers(0, most, [64, LENGTH])
-    return (tf.constant(words.astype(dtype)),
-            tf.constant(words.sum(1, keepdims=True) / most, tf.float32))
+    return (
+        tf.constant(words.astype(dtype)),
+        tf.constant(words.sum(1, keepdims=True) / most, tf.float32),
+    )
 
 
 def rows_by_key(layer):
     keys = np.sort(layer.vocabulary.keys().numpy())
     return keys, tf.gather(
-        layer.embeddings, layer.vocabulary.lookup(keys)).numpy()
+        layer.embeddings, layer.vocabulary.lookup(keys)
+    ).numpy()
 
 
 @both
 @pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
 def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
-        version, layers, kind, tmp_path):
+    version, layers, kind, tmp_path
+):
     """Keras builds the model that it loads with floats in place of ids."""
+
     def table(name):
         if kind == "tpu":
             return layers.TPUEmbedding(
                 tpu.FeatureConfig(tpu.TableConfig(100, 1, name=name)),
-                tpu.Adagrad(0.5), name=name,
-                vocabularies={name: tlm.OpenVocabulary(100)})
+                tpu.Adagrad(0.5),
+                name=name,
+                vocabularies={name: tlm.OpenVocabulary(100)},
+            )
         # More rows than float32 has whole numbers.
         rows = tlm.OpenVocabulary(100) if kind == "open" else 2**24 + 3
         return layers.ShardedEmbedding(
-            rows, 1, optimizer=tpu.Adagrad(0.5), name=name,
-            embeddings_initializer="ones" if kind == "closed" else "uniform")
+            rows,
+            1,
+            optimizer=tpu.Adagrad(0.5),
+            name=name,
+            embeddings_initializer="ones" if kind == "closed" else "uniform",
+        )
 
     class Pair(version.Model):
         def __init__(self, **arguments):
@@ -72,8 +96,11 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
             self.top = version.layers.Dense(1)
 
         def call(self, ids):
-            return self.top(tf.reshape(
-                self.first(ids[:, :1]) + self.second(ids[:, 1:]), [-1, 1]))
+            return self.top(
+                tf.reshape(
+                    self.first(ids[:, :1]) + self.second(ids[:, 1:]), [-1, 1]
+                )
+            )
 
     model = Pair()
     model.compile("sgd", "mse")
@@ -84,7 +111,8 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
     again = version.models.load_model(path, custom_objects={"Pair": Pair})
     for _ in range(2):
         np.testing.assert_array_equal(
-            again.predict(ids, verbose=0), model.predict(ids, verbose=0))
+            again.predict(ids, verbose=0), model.predict(ids, verbose=0)
+        )
         for one in (model, again):
             one.fit(ids, labels, verbose=0, shuffle=False)
 
@@ -93,14 +121,14 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_fit_inserts_and_nothing_else_does(version, layers, dtype):
     model, layer = model_of(
-        version, layers, "string" if dtype is str else "int64")
+        version, layers, "string" if dtype is str else "int64"
+    )
     inputs, labels = data(dtype=dtype)
     before = model.evaluate(inputs, labels, verbose=0)
     assert layer.vocabulary.stats()["step"] == 0
     model.fit(inputs, labels, batch_size=16, epochs=8, verbose=0)
     stats = layer.vocabulary.stats()
-    assert (stats["num_keys"], stats["step"]) == (
-        len(np.unique(inputs)), 32)
+    assert (stats["num_keys"], stats["step"]) == (len(np.unique(inputs)), 32)
     assert int(layer.optimizer.iterations) == 32
     assert model.evaluate(inputs, labels, verbose=0) < before / 2
     others, _ = data(seed=5, most=90, dtype=dtype)
@@ -122,8 +150,10 @@ def test_steps_are_those_of_a_tpu_embedding(version, layers):
     layer.build(None)
     table = tpu.TableConfig(100, 4, tf.zeros_initializer(), combiner="sum")
     other = tlm.TPUEmbedding(
-        tpu.FeatureConfig(table), tpu.SGD(0.5),
-        vocabularies={"table_0": tlm.OpenVocabulary(100)})
+        tpu.FeatureConfig(table),
+        tpu.SGD(0.5),
+        vocabularies={"table_0": tlm.OpenVocabulary(100)},
+    )
     model_optimizer = version.optimizers.SGD(1.0)
     rng = np.random.default_rng(3)
     for _ in range(5):
@@ -131,11 +161,13 @@ def test_steps_are_those_of_a_tpu_embedding(version, layers):
         gradient = rng.integers(-4, 5, [8, LENGTH, 4]).astype(np.float32)
         with tf.GradientTape() as tape:
             # Called twice in a step, with all ids in one and some in another.
-            loss = (tf.reduce_sum(layer(keys) * gradient)
-                    + tf.reduce_sum(layer(keys[:2]) * gradient[:2]))
+            loss = tf.reduce_sum(layer(keys) * gradient) + tf.reduce_sum(
+                layer(keys[:2]) * gradient[:2]
+            )
         weights = layer.trainable_variables
         model_optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights))
+            zip(tape.gradient(loss, weights), weights)
+        )
         other.enqueue(tf.constant(keys.ravel()))
         other.dequeue()
         gradient[:2] *= 2
@@ -143,8 +175,9 @@ def test_steps_are_those_of_a_tpu_embedding(version, layers):
     keys, rows = rows_by_key(layer)
     vocabulary = other.vocabularies["table_0"]
     np.testing.assert_array_equal(keys, np.sort(vocabulary.keys()))
-    np.testing.assert_array_equal(rows, tf.gather(
-        other.embedding_tables[table], vocabulary.lookup(keys)))
+    np.testing.assert_array_equal(
+        rows, tf.gather(other.embedding_tables[table], vocabulary.lookup(keys))
+    )
 
 
 @both
@@ -163,7 +196,8 @@ def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
     restored, _ = model_of(version, layers, num_shards=5, name="others")
     restored.optimizer.build(restored.trainable_variables)
     tf.train.Checkpoint(model=restored).restore(
-        saved).assert_existing_objects_matched()
+        saved
+    ).assert_existing_objects_matched()
     for one in (whole, weights, restored):
         np.testing.assert_array_equal(one.predict(inputs, verbose=0), found)
     # All go on as the one that was saved; new keys of another layer's name
@@ -172,13 +206,15 @@ def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
     for one in (model, whole, weights):
         one.fit(*more, batch_size=16, verbose=0, shuffle=False)
     for one in (whole, weights):
-        np.testing.assert_array_equal(one.predict(inputs, verbose=0),
-                                      model.predict(inputs, verbose=0))
+        np.testing.assert_array_equal(
+            one.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
+        )
         other = one.get_layer("words")
         assert other.vocabulary.stats() == layer.vocabulary.stats()
         np.testing.assert_array_equal(
             tf.convert_to_tensor(other.optimizer.slots["accumulators"]),
-            tf.convert_to_tensor(layer.optimizer.slots["accumulators"]))
+            tf.convert_to_tensor(layer.optimizer.slots["accumulators"]),
+        )
         assert int(other.optimizer.iterations) == 8
 
 
@@ -186,14 +222,14 @@ def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
 def test_a_table_of_the_other_kind_is_not_loaded(tmp_path, version, layers):
     def save(input_dim, name):
         layer = layers.ShardedEmbedding(
-            input_dim, 4, optimizer="sgd", name="words")
+            input_dim, 4, optimizer="sgd", name="words"
+        )
         inputs = version.Input([LENGTH], dtype="int64")
         model = version.Model(inputs, layer(inputs))
         model.save_weights(tmp_path / f"{name}.weights.h5")
         return model
 
-    closed, opened = save(113, "closed"), save(
-        tlm.OpenVocabulary(100), "open")
+    closed, opened = save(113, "closed"), save(tlm.OpenVocabulary(100), "open")
     with pytest.raises(ValueError, match="a table whose ids are rows"):
         opened.load_weights(tmp_path / "closed.weights.h5")
     with pytest.raises(ValueError, match="must be one table"):
@@ -207,8 +243,7 @@ def test_exports_find_keys_by_stock_ops(tmp_path, version, layers):
     asked, _ = data(seed=5, most=90)
     expected = model.predict(asked, verbose=0)
     folders = [str(tmp_path / name) for name in ("keras", "tlm", "tf")]
-    model.export(folders[0], **({"verbose": False} if version is keras
-                                else {}))
+    model.export(folders[0], **({"verbose": False} if version is keras else {}))
     tlm.export(model, folders[1])
     if version is tf_keras:
         tf.saved_model.save(model, folders[2])
@@ -216,7 +251,7 @@ def test_exports_find_keys_by_stock_ops(tmp_path, version, layers):
         del folders[2]
     for folder in folders:
         served = tf.saved_model.load(folder).signatures["serving_default"]
-        found, = served(asked).values()
+        (found,) = served(asked).values()
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         graph = pathlib.Path(folder, "saved_model.pb").read_bytes()
         assert b"LayoutMap>" not in graph
@@ -238,10 +273,12 @@ def test_padding_is_no_key(version, layers):
     # What is masked does not matter.
     np.testing.assert_array_equal(
         model.predict(words, verbose=0)[1:],
-        model.predict(tf.constant([["c", "", ""]]), verbose=0))
+        model.predict(tf.constant([["c", "", ""]]), verbose=0),
+    )
     numbers = layer_of(layers, mask=True)
     np.testing.assert_array_equal(
-        numbers.compute_mask(tf.constant([[0, 5]])), [[False, True]])
+        numbers.compute_mask(tf.constant([[0, 5]])), [[False, True]]
+    )
 
 
 @both
@@ -259,9 +296,15 @@ def test_ragged_ids_of_two_tables(version, layers):
     weights = first.trainable_variables + second.trainable_variables
     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
     assert first.vocabulary.contains(["a", "b", "c"]).numpy().tolist() == [
-        True, True, False]
+        True,
+        True,
+        False,
+    ]
     assert second.vocabulary.contains(["a", "b", "c"]).numpy().tolist() == [
-        False, False, True]
+        False,
+        False,
+        True,
+    ]
 
 
 @both
@@ -295,7 +338,8 @@ def test_the_learning_rate_can_be_set_and_scheduled(version, layers):
     layer.optimizer.learning_rate = 0.25
     assert step(layer, optimizer) == -0.25
     schedule = version.optimizers.schedules.PiecewiseConstantDecay(
-        [0, 1], [1.0, 0.5, 0.125])
+        [0, 1], [1.0, 0.5, 0.125]
+    )
     layer = layer_of(layers, optimizer=tpu.SGD(schedule), initializer="zeros")
     layer.build(None)
     optimizer = version.optimizers.SGD(1.0)
@@ -317,15 +361,22 @@ def test_arguments_that_a_layer_with_keys_refuses(version, layers):
     with pytest.raises(ValueError, match="`optimizer` must be given: a row"):
         layers.ShardedEmbedding(words, 4)
     for name in ("embeddings_regularizer", "embeddings_constraint"):
-        value = {"embeddings_regularizer": "l2",
-                 "embeddings_constraint": version.constraints.MaxNorm(axis=1)}
+        value = {
+            "embeddings_regularizer": "l2",
+            "embeddings_constraint": version.constraints.MaxNorm(axis=1),
+        }
         with pytest.raises(ValueError, match=f"`{name}` must be None"):
             layers.ShardedEmbedding(
-                words, 4, optimizer="sgd", **{name: value[name]})
+                words, 4, optimizer="sgd", **{name: value[name]}
+            )
     with pytest.raises(ValueError, match="drawn for one key.*'words'"):
         layers.ShardedEmbedding(
-            words, 4, optimizer="sgd", name="words",
-            embeddings_initializer="glorot_uniform")
+            words,
+            4,
+            optimizer="sgd",
+            name="words",
+            embeddings_initializer="glorot_uniform",
+        )
     assert layers.ShardedEmbedding(9, 4).vocabulary is None
 
 
@@ -346,8 +397,10 @@ def test_inputs_that_a_layer_with_keys_refuses(version, layers):
         layer(tf.constant(["a"]))
     stats = layer.vocabulary.stats()
     refusal = "table 'words/embeddings' must be strings, as those before"
-    with tf.GradientTape(), pytest.raises(
-            tf.errors.InvalidArgumentError, match=refusal):
+    with (
+        tf.GradientTape(),
+        pytest.raises(tf.errors.InvalidArgumentError, match=refusal),
+    ):
         layer(tf.constant([5]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=refusal):
         layer(tf.constant([5]))
@@ -356,8 +409,12 @@ def test_inputs_that_a_layer_with_keys_refuses(version, layers):
 
 def test_a_mesh_is_refused():
     layout_map = tlm.LayoutMap(mesh_of(batch=2))
-    with tlm.layout_map_scope(layout_map), pytest.raises(
-            NotImplementedError, match="is on the host, not on a mesh"):
+    with (
+        tlm.layout_map_scope(layout_map),
+        pytest.raises(
+            NotImplementedError, match="is on the host, not on a mesh"
+        ),
+    ):
         layer_of(tlm.layers).build(None)
 
 
@@ -368,7 +425,8 @@ def test_weights_without_the_table_are_not_set(version, layers):
     with pytest.raises(RuntimeError, match="'words' are no weights of Keras"):
         model.set_weights(model.get_weights())
     best = version.callbacks.EarlyStopping(
-        "loss", patience=1, restore_best_weights=True)
+        "loss", patience=1, restore_best_weights=True
+    )
     with pytest.raises(RuntimeError, match="ModelCheckpoint"):
         model.fit(*data(), epochs=2, verbose=0, callbacks=[best])
 
@@ -376,15 +434,18 @@ def test_weights_without_the_table_are_not_set(version, layers):
 @both
 def test_replicas_are_refused(version, layers):
     del version
-    with mirrored(2).scope(), pytest.raises(
-            RuntimeError, match="must be trained by one replica"):
+    with (
+        mirrored(2).scope(),
+        pytest.raises(RuntimeError, match="must be trained by one replica"),
+    ):
         layer_of(layers).build(None)
 
 
 def test_gradients_that_are_accumulated_are_refused():
     model, layer = model_of(keras, tlm.layers)
-    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-                  "mse")
+    model.compile(
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse"
+    )
     with pytest.raises(ValueError, match="must not accumulate gradients"):
         model.fit(*data(), verbose=0)
     assert layer.optimizer.iterations == 0

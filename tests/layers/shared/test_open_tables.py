@@ -10,22 +10,32 @@ import tf_layoutmap as tlm
 from tests import strategies
 
 tpu = tf.tpu.experimental.embedding
-VERSIONS = [(keras, tlm.layers.TPUEmbedding),
-            (tf_keras, tlm.layers.tf_keras.TPUEmbedding)]
+VERSIONS = [
+    (keras, tlm.layers.TPUEmbedding),
+    (tf_keras, tlm.layers.tf_keras.TPUEmbedding),
+]
 
 
-def model_of(version, layer_class, dtype="string", table_dtypes=None,
-             **settings):
+def model_of(
+    version, layer_class, dtype="string", table_dtypes=None, **settings
+):
     words = tpu.TableConfig(
-        100, 4, initializer=tf.random_uniform_initializer(-1.0, 1.0),
-        combiner="sum", name="words")
+        100,
+        4,
+        initializer=tf.random_uniform_initializer(-1.0, 1.0),
+        combiner="sum",
+        name="words",
+    )
     layer = layer_class(
-        {"text": tpu.FeatureConfig(words)}, tpu.Adagrad(0.5),
+        {"text": tpu.FeatureConfig(words)},
+        tpu.Adagrad(0.5),
         table_dtypes=table_dtypes,
-        vocabularies={"words": tlm.OpenVocabulary(100, **settings)})
+        vocabularies={"words": tlm.OpenVocabulary(100, **settings)},
+    )
     inputs = {"text": version.Input([3], dtype=dtype, name="text")}
     outputs = version.layers.Dense(1, kernel_initializer="ones")(
-        layer(inputs)["text"])
+        layer(inputs)["text"]
+    )
     model = version.Model(inputs, outputs)
     model.compile(version.optimizers.SGD(0.01), "mse")
     return model, layer
@@ -33,8 +43,10 @@ def model_of(version, layer_class, dtype="string", table_dtypes=None,
 
 def data(most=40, seed=0, dtype=str):
     words = np.random.default_rng(seed).integers(0, most, [64, 3])
-    return ({"text": tf.constant(words.astype(dtype))},
-            tf.constant(words.sum(1, keepdims=True) / most, tf.float32))
+    return (
+        {"text": tf.constant(words.astype(dtype))},
+        tf.constant(words.sum(1, keepdims=True) / most, tf.float32),
+    )
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
@@ -46,7 +58,9 @@ def test_fit_takes_strings_as_they_come(tmp_path, version, layer_class):
     model.fit(inputs, labels, batch_size=16, epochs=8, verbose=0)
     stats = layer.embedding.vocabularies["words"].stats()
     assert (stats["num_keys"], stats["step"]) == (
-        len(np.unique(inputs["text"])), 32)
+        len(np.unique(inputs["text"])),
+        32,
+    )
     assert stats["keys_are"] == "strings"
     found = model.predict(inputs, verbose=0)
     assert np.mean((found - labels) ** 2) < before / 2
@@ -63,15 +77,16 @@ def test_fit_takes_strings_as_they_come(tmp_path, version, layer_class):
     assert other.embedding.vocabularies["words"].stats() == stats
     # A table that goes on as the one that was saved.
     for one in (model, again):
-        one.fit(*data(seed=7, most=60), batch_size=16, verbose=0,
-                shuffle=False)
-    assert (again.predict(inputs, verbose=0)
-            == model.predict(inputs, verbose=0)).all()
+        one.fit(*data(seed=7, most=60), batch_size=16, verbose=0, shuffle=False)
+    assert (
+        again.predict(inputs, verbose=0) == model.predict(inputs, verbose=0)
+    ).all()
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_a_file_with_ids_is_not_loaded_into_keys(
-        tmp_path, version, layer_class):
+    tmp_path, version, layer_class
+):
     model, _ = model_of(version, layer_class)
     model.save_weights(tmp_path / "model.weights.h5")
     counted, _ = model_of(version, layer_class, admission="count", min_count=2)
@@ -81,13 +96,15 @@ def test_a_file_with_ids_is_not_loaded_into_keys(
 
 def test_replicas_train_the_keys_of_one():
     """All keys find a place here, so that only the order of rows differs."""
+
     def train(num_replicas):
         with strategies.mirrored(num_replicas).scope():
             # Keras cannot divide strings among replicas.
             model, layer = model_of(keras, tlm.layers.TPUEmbedding, "int64")
         inputs, labels = data(dtype=np.int64)
-        model.fit(inputs, labels, batch_size=16, epochs=2, verbose=0,
-                  shuffle=False)
+        model.fit(
+            inputs, labels, batch_size=16, epochs=2, verbose=0, shuffle=False
+        )
         vocabulary = layer.embedding.vocabularies["words"]
         keys = np.sort(vocabulary.keys().numpy())
         rows = next(iter(layer.get_embedding_tables().values()))
@@ -106,28 +123,35 @@ def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
     model.fit(inputs, labels, batch_size=16, verbose=0)
     layer.embedding.vocabularies["words"].resize(300)
     inputs, labels = data(most=200, seed=1)
-    with pytest.raises(tf.errors.FailedPreconditionError,
-                       match="Keras models be compiled again"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="Keras models be compiled again",
+    ):
         model.fit(inputs, labels, batch_size=16, verbose=0)
     model.compile("sgd", "mse")
     model.fit(inputs, labels, batch_size=16, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = version.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(
-        loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+        loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
+    )
 
 
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_a_checkpoint_goes_on_with_replicas(
-        tmp_path, version, layer_class, is_half):
+    tmp_path, version, layer_class, is_half
+):
     inputs, labels = data(dtype=np.int64)
 
     def trained(epochs):
         with strategies.mirrored(2).scope():
             model, _ = model_of(
-                version, layer_class, "int64",
-                table_dtypes="bfloat16" if is_half else "float32")
+                version,
+                layer_class,
+                "int64",
+                table_dtypes="bfloat16" if is_half else "float32",
+            )
         model.fit(inputs, labels, batch_size=16, epochs=epochs, verbose=0)
         return model, tf.train.Checkpoint(model=model)
 
@@ -136,4 +160,5 @@ def test_a_checkpoint_goes_on_with_replicas(
     other, checkpoint = trained(1)
     checkpoint.read(path)
     np.testing.assert_array_equal(
-        other.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+        other.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
+    )

@@ -14,8 +14,12 @@ NUM_STEPS = 3
 
 def by_tpu_embedding(optimizer, ids, row_gradients):
     table = CONFIG.TableConfig(
-        models.NUM_ROWS, models.DIM, optimizer=optimizer, name="words",
-        initializer=lambda shape, dtype=None: models.start_rows())
+        models.NUM_ROWS,
+        models.DIM,
+        optimizer=optimizer,
+        name="words",
+        initializer=lambda shape, dtype=None: models.start_rows(),
+    )
     feature = CONFIG.FeatureConfig(table, max_sequence_length=models.LENGTH)
     embedding = tlm.TPUEmbedding(feature, None)
     for _ in range(NUM_STEPS):
@@ -33,16 +37,25 @@ def by_layer(optimizer, ids, row_gradients):
             loss = tf.reduce_sum(layer(ids) * row_gradients)
         weights = layer.trainable_variables
         keras.optimizers.SGD().apply_gradients(
-            zip(tape.gradient(loss, weights), weights))
+            zip(tape.gradient(loss, weights), weights)
+        )
     return layer.embeddings.numpy()
 
 
-@pytest.mark.parametrize("optimizer", [
-    CONFIG.SGD(0.3), CONFIG.Adagrad(0.3), CONFIG.AdagradMomentum(0.3, 0.9),
-    CONFIG.Adam(0.3), CONFIG.FTRL(0.3),
-    CONFIG.SGD(0.3, clipvalue=1.0, weight_decay_factor=0.125)],
-    ids=["sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "modified"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        CONFIG.SGD(0.3),
+        CONFIG.Adagrad(0.3),
+        CONFIG.AdagradMomentum(0.3, 0.9),
+        CONFIG.Adam(0.3),
+        CONFIG.FTRL(0.3),
+        CONFIG.SGD(0.3, clipvalue=1.0, weight_decay_factor=0.125),
+    ],
+    ids=["sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "modified"],
+)
 def test_a_rule_gives_the_same_bits_in_both(optimizer):
     ids, y = models.batches(1)
     np.testing.assert_array_equal(
-        by_layer(optimizer, ids, y), by_tpu_embedding(optimizer, ids, y))
+        by_layer(optimizer, ids, y), by_tpu_embedding(optimizer, ids, y)
+    )

@@ -14,12 +14,16 @@ VERSIONS = [(keras, tlm.layers), (tf_keras, tlm.layers.tf_keras)]
 
 def model_of(version, layers):
     layer = layers.TPUEmbedding(
-        {"ids": tpu.FeatureConfig(tpu.TableConfig(
-            64, 2, initializer=tf.ones, name="words"))}, tpu.SGD(0.1),
-        vocabularies={"words": tlm.OpenVocabulary(64)})
+        {
+            "ids": tpu.FeatureConfig(
+                tpu.TableConfig(64, 2, initializer=tf.ones, name="words")
+            )
+        },
+        tpu.SGD(0.1),
+        vocabularies={"words": tlm.OpenVocabulary(64)},
+    )
     inputs = {"ids": version.Input([2], dtype="int64", name="ids")}
-    model = version.Model(
-        inputs, version.layers.Dense(1)(layer(inputs)["ids"]))
+    model = version.Model(inputs, version.layers.Dense(1)(layer(inputs)["ids"]))
     model.compile("sgd", "mse")
     return model, layer
 
@@ -30,8 +34,14 @@ def test_epochs_tell_what_happened_in_them(tmp_path, version, layers, capsys):
     names = ("load", "num_keys", "share_known", "num_admitted", "num_lookups")
     logger = layers.VocabularyLogger(layer, str(tmp_path), names)
     ids = {"ids": np.arange(64).reshape(32, 2)}
-    history = model.fit(ids, np.zeros([32, 1]), batch_size=8, epochs=2,
-                        verbose=2, callbacks=[logger]).history
+    history = model.fit(
+        ids,
+        np.zeros([32, 1]),
+        batch_size=8,
+        epochs=2,
+        verbose=2,
+        callbacks=[logger],
+    ).history
     keys = history["words/num_keys"][-1]
     assert history["words/load"] == [keys / 64, keys / 64]
     assert history["words/num_admitted"] == [64.0, 64.0 - keys]
@@ -39,77 +49,125 @@ def test_epochs_tell_what_happened_in_them(tmp_path, version, layers, capsys):
     assert history["words/share_known"] == [0.0, keys / 64]
     assert "words/share_known" in capsys.readouterr().out
     events = [
-        value for file in tmp_path.glob("events*")
+        value
+        for file in tmp_path.glob("events*")
         for record in tf.compat.v1.train.summary_iterator(str(file))
-        for value in record.summary.value]
+        for value in record.summary.value
+    ]
     assert {one.tag for one in events} == {
-        f"vocabulary/words/{name}" for name in names}
+        f"vocabulary/words/{name}" for name in names
+    }
     assert len(events) == 2 * len(names)
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
 def test_the_table_of_a_sharded_embedding_has_the_name_of_the_layer(
-        version, layers):
+    version, layers
+):
     layer = layers.ShardedEmbedding(
-        tlm.OpenVocabulary(64), 2, optimizer="sgd", name="words")
+        tlm.OpenVocabulary(64), 2, optimizer="sgd", name="words"
+    )
     model = version.Sequential([version.Input([2], dtype="int64"), layer])
     model.compile("sgd", "mse")
     history = model.fit(
-        np.arange(8).reshape(4, 2), np.zeros([4, 2, 2]), verbose=0,
-        callbacks=[layers.VocabularyLogger(layer)]).history
+        np.arange(8).reshape(4, 2),
+        np.zeros([4, 2, 2]),
+        verbose=0,
+        callbacks=[layers.VocabularyLogger(layer)],
+    ).history
     assert history["words/load"] == [8 / 64]
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
 def test_the_progress_bar_shows_all_tables_together(
-        version, layers, tmp_path, capsys):
+    version, layers, tmp_path, capsys
+):
     names = [f"table{number}" for number in range(6)]
     layer = layers.TPUEmbedding(
-        {name: tpu.FeatureConfig(tpu.TableConfig(
-            8 * number + 8, 2, initializer=tf.ones, name=name))
-         for number, name in enumerate(names)}, tpu.SGD(0.1),
-        vocabularies={name: tlm.OpenVocabulary(8 * number + 8)
-                      for number, name in enumerate(names)})
-    inputs = {name: version.Input([1], dtype="int64", name=name)
-              for name in names}
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    8 * number + 8, 2, initializer=tf.ones, name=name
+                )
+            )
+            for number, name in enumerate(names)
+        },
+        tpu.SGD(0.1),
+        vocabularies={
+            name: tlm.OpenVocabulary(8 * number + 8)
+            for number, name in enumerate(names)
+        },
+    )
+    inputs = {
+        name: version.Input([1], dtype="int64", name=name) for name in names
+    }
     found = layer(inputs)
-    model = version.Model(inputs, version.layers.Add()(
-        [found[name] for name in names]))
+    model = version.Model(
+        inputs, version.layers.Add()([found[name] for name in names])
+    )
     model.compile("sgd", "mse")
-    ids = {name: np.array([[1], [2], [number % 2 + 1], [number]])
-           for number, name in enumerate(names)}
+    ids = {
+        name: np.array([[1], [2], [number % 2 + 1], [number]])
+        for number, name in enumerate(names)
+    }
     history = model.fit(
-        ids, np.zeros([4, 2]), batch_size=2, verbose=2, shuffle=False,
-        callbacks=[layers.VocabularyLogger(
-            layer, str(tmp_path), names=[
-                "load", "share_known", "num_lookups", "num_keys"])]).history
+        ids,
+        np.zeros([4, 2]),
+        batch_size=2,
+        verbose=2,
+        shuffle=False,
+        callbacks=[
+            layers.VocabularyLogger(
+                layer,
+                str(tmp_path),
+                names=["load", "share_known", "num_lookups", "num_keys"],
+            )
+        ],
+    ).history
     shown = capsys.readouterr().out
     assert "vocabularies/load" in shown
     assert "table0/load" not in shown
-    numbers = {name: [history[f"{table}/{name}"] for table in names]
-               for name in ("num_lookups", "num_keys", "load", "share_known")}
+    numbers = {
+        name: [history[f"{table}/{name}"] for table in names]
+        for name in ("num_lookups", "num_keys", "load", "share_known")
+    }
     assert history["vocabularies/num_lookups"] == [24.0]
-    keys = sum(one for one, in numbers["num_keys"])
+    keys = sum(one for (one,) in numbers["num_keys"])
     assert history["vocabularies/num_keys"] == [keys]
     assert history["vocabularies/load"] == [keys / (8 * 21)]
-    assert history["vocabularies/share_known"] == [pytest.approx(
-        np.mean(numbers["share_known"]))]
-    tags = {value.tag for file in tmp_path.glob("events*")
-            for record in tf.compat.v1.train.summary_iterator(str(file))
-            for value in record.summary.value}
+    assert history["vocabularies/share_known"] == [
+        pytest.approx(np.mean(numbers["share_known"]))
+    ]
+    tags = {
+        value.tag
+        for file in tmp_path.glob("events*")
+        for record in tf.compat.v1.train.summary_iterator(str(file))
+        for value in record.summary.value
+    }
     assert "vocabulary/table5/load" in tags
 
 
 @pytest.mark.parametrize("kind", ["sharded", "tpu"])
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
 def test_a_model_that_is_built_by_fit_is_logged_from_its_first_epoch(
-        version, layers, kind):
-    layer = layers.ShardedEmbedding(
-        tlm.OpenVocabulary(64), 2, optimizer="sgd", name="words",
-    ) if kind == "sharded" else layers.TPUEmbedding(
-        tpu.FeatureConfig(tpu.TableConfig(
-            64, 2, initializer=tf.ones, name="words")), tpu.SGD(0.1),
-        vocabularies={"words": tlm.OpenVocabulary(64)})
+    version, layers, kind
+):
+    layer = (
+        layers.ShardedEmbedding(
+            tlm.OpenVocabulary(64),
+            2,
+            optimizer="sgd",
+            name="words",
+        )
+        if kind == "sharded"
+        else layers.TPUEmbedding(
+            tpu.FeatureConfig(
+                tpu.TableConfig(64, 2, initializer=tf.ones, name="words")
+            ),
+            tpu.SGD(0.1),
+            vocabularies={"words": tlm.OpenVocabulary(64)},
+        )
+    )
 
     class Words(version.Model):
         def __init__(self):
@@ -123,9 +181,13 @@ def test_a_model_that_is_built_by_fit_is_logged_from_its_first_epoch(
     model.compile("sgd", "mse")
     shape = [4, 1, 2] if kind == "sharded" else [4, 2]
     history = model.fit(
-        np.arange(4, dtype=np.int64).reshape(4, 1), np.zeros(shape), verbose=0,
-        callbacks=[layers.VocabularyLogger(
-            layer, names=["num_keys", "num_lookups"])]).history
+        np.arange(4, dtype=np.int64).reshape(4, 1),
+        np.zeros(shape),
+        verbose=0,
+        callbacks=[
+            layers.VocabularyLogger(layer, names=["num_keys", "num_lookups"])
+        ],
+    ).history
     assert history["words/num_keys"] == history["words/num_lookups"] == [4.0]
 
 

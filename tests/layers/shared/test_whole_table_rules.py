@@ -8,10 +8,13 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 tf_keras = pytest.importorskip(
-    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*")
+    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
+)
 
-KERAS = {"keras": (keras, tlm.layers.ShardedEmbedding),
-         "tf_keras": (tf_keras, tlm.layers.tf_keras.ShardedEmbedding)}
+KERAS = {
+    "keras": (keras, tlm.layers.ShardedEmbedding),
+    "tf_keras": (tf_keras, tlm.layers.tf_keras.ShardedEmbedding),
+}
 ROWS, DIM = 11, 3
 VALUES = np.random.default_rng(3).normal(size=[ROWS, DIM]).astype(np.float32)
 IDS = np.array([[0, 3], [3, 10], [3, 7], [0, 0]])
@@ -36,29 +39,43 @@ INITIALIZERS = {
     "normal": lambda k: "normal",
     "truncated": lambda k: "truncated_normal",
     "seeded uniform": lambda k: k.initializers.RandomUniform(-1, 2, seed=3),
-    "seeded normal": lambda k: k.initializers.RandomNormal(1., .5, seed=4),
+    "seeded normal": lambda k: k.initializers.RandomNormal(1.0, 0.5, seed=4),
     "seeded truncated": lambda k: k.initializers.TruncatedNormal(
-        1., .5, seed=5),
+        1.0, 0.5, seed=5
+    ),
     "glorot": lambda k: "glorot_uniform",
     "orthogonal": lambda k: "orthogonal",
-    "constant": lambda k: k.initializers.Constant(3.),
+    "constant": lambda k: k.initializers.Constant(3.0),
     "zeros": lambda k: "zeros",
 }
 
 
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_first_values_are_those_of_embedding_for_any_number_of_shards(
-        keras_version, name):
+    keras_version, name
+):
     library, sharded = keras_version
     make = INITIALIZERS[name]
-    for shape, num_shards in (((ROWS, DIM), 1), ((ROWS, DIM), 3),
-                              ((50, 4), 8), ((13, 5), 13), ((1001, 33), 5)):
+    for shape, num_shards in (
+        ((ROWS, DIM), 1),
+        ((ROWS, DIM), 3),
+        ((50, 4), 8),
+        ((13, 5), 13),
+        ((1001, 33), 5),
+    ):
         expected = seeded_table(library, library.layers.Embedding, make, shape)
         for optimizer in (None, "sgd"):
-            layer = seeded_table(library, sharded, make, shape,
-                                 num_shards=num_shards, optimizer=optimizer)
+            layer = seeded_table(
+                library,
+                sharded,
+                make,
+                shape,
+                num_shards=num_shards,
+                optimizer=optimizer,
+            )
             np.testing.assert_array_equal(
-                layer.embeddings.numpy(), np.asarray(expected.weights[0]))
+                layer.embeddings.numpy(), np.asarray(expected.weights[0])
+            )
 
 
 @pytest.mark.parametrize("name", ["uniform", "normal", "truncated"])
@@ -78,25 +95,35 @@ def test_other_dtypes_begin_as_embedding_too(keras_version, dtype):
     library, sharded = keras_version
     expected, layer = (
         seeded_table(library, one, INITIALIZERS["uniform"], dtype=dtype, **more)
-        for one, more in ((library.layers.Embedding, {}),
-                          (sharded, {"num_shards": 4})))
+        for one, more in (
+            (library.layers.Embedding, {}),
+            (sharded, {"num_shards": 4}),
+        )
+    )
     np.testing.assert_array_equal(
-        layer.embeddings.numpy(), np.asarray(expected.weights[0]))
+        layer.embeddings.numpy(), np.asarray(expected.weights[0])
+    )
 
 
 def test_a_seed_generator_moves_on_once_for_each_table():
     tables = []
-    for make in (keras.layers.Embedding,
-                 lambda *a, **k: tlm.layers.ShardedEmbedding(
-                     *a, num_shards=3, **k)):
+    for make in (
+        keras.layers.Embedding,
+        lambda *a, **k: tlm.layers.ShardedEmbedding(*a, num_shards=3, **k),
+    ):
         initializer = keras.initializers.RandomNormal(
-            seed=keras.random.SeedGenerator(5))
+            seed=keras.random.SeedGenerator(5)
+        )
         for _ in range(2):
             layer = make(ROWS, DIM, embeddings_initializer=initializer)
             layer.build()
-            tables.append(np.asarray(
-                layer.embeddings.numpy() if hasattr(layer, "num_shards")
-                else layer.weights[0]))
+            tables.append(
+                np.asarray(
+                    layer.embeddings.numpy()
+                    if hasattr(layer, "num_shards")
+                    else layer.weights[0]
+                )
+            )
     np.testing.assert_array_equal(tables[0], tables[2])
     np.testing.assert_array_equal(tables[1], tables[3])
     assert not np.array_equal(tables[0], tables[1])
@@ -106,20 +133,26 @@ def test_a_seed_generator_moves_on_once_for_each_table():
 
 
 def values_of(library):
-    return library.initializers.Constant(VALUES) if (
-        library is tf_keras) else (lambda shape, dtype=None: VALUES)
+    return (
+        library.initializers.Constant(VALUES)
+        if (library is tf_keras)
+        else (lambda shape, dtype=None: VALUES)
+    )
 
 
 def by_shard(shard_info):
     start = shard_info.offset[0]
-    return VALUES[start:start + shard_info.shape[0]]
+    return VALUES[start : start + shard_info.shape[0]]
 
 
 def trained(library, layer, optimizer, **compile_options):
     inputs = library.Input([2], dtype="int64")
     model = library.Model(inputs, layer(inputs))
-    model.compile(optimizer, loss=lambda y, x: tf.reduce_sum(x * y, [1, 2]),
-                  **compile_options)
+    model.compile(
+        optimizer,
+        loss=lambda y, x: tf.reduce_sum(x * y, [1, 2]),
+        **compile_options,
+    )
     y = np.arange(24, dtype=np.float32).reshape(4, 2, 3) / 8
     model.fit(DISTINCT, y, batch_size=2, epochs=2, verbose=0, shuffle=False)
     return model.evaluate(DISTINCT, y, batch_size=4, verbose=0)
@@ -130,12 +163,15 @@ RULES = {
     "own": lambda k: {"embeddings_regularizer": lambda w: tf.reduce_max(w)},
     "orthogonal": lambda k: {
         "embeddings_regularizer": k.regularizers.OrthogonalRegularizer(
-            0.25, mode="columns")},
-    "columns": lambda k: {"embeddings_constraint": k.constraints.MaxNorm(1.)},
-    "rows": lambda k: {
-        "embeddings_constraint": k.constraints.UnitNorm(axis=1)},
-    "both": lambda k: {"embeddings_constraint": "non_neg",
-                       "embeddings_regularizer": "l1"},
+            0.25, mode="columns"
+        )
+    },
+    "columns": lambda k: {"embeddings_constraint": k.constraints.MaxNorm(1.0)},
+    "rows": lambda k: {"embeddings_constraint": k.constraints.UnitNorm(axis=1)},
+    "both": lambda k: {
+        "embeddings_constraint": "non_neg",
+        "embeddings_regularizer": "l1",
+    },
 }
 OPTIMIZERS = {
     "sgd": lambda k: k.optimizers.SGD(0.125, momentum=0.5),
@@ -146,14 +182,16 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_are_those_of_embedding_for_any_number_of_shards(
-        keras_version, rule, optimizer):
+    keras_version, rule, optimizer
+):
     assert_as_embedding(*keras_version, RULES[rule], OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize("rule", ["rows", "own"])
 def test_rules_of_one_shard_are_those_of_embedding(keras_version, rule):
     assert_as_embedding(
-        *keras_version, RULES[rule], OPTIMIZERS["adam"], num_shards=1)
+        *keras_version, RULES[rule], OPTIMIZERS["adam"], num_shards=1
+    )
 
 
 def test_rules_hold_under_legacy_optimizers_too():
@@ -169,15 +207,22 @@ def test_rules_hold_under_legacy_optimizers_too():
 def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
     options = rule(library)
     whole = library.layers.Embedding(
-        ROWS, DIM, embeddings_initializer=values_of(library), **options)
+        ROWS, DIM, embeddings_initializer=values_of(library), **options
+    )
     expected = trained(library, whole, make_optimizer(library))
-    layer = sharded(ROWS, DIM, num_shards=num_shards,
-                    embeddings_initializer=by_shard, **options)
+    layer = sharded(
+        ROWS,
+        DIM,
+        num_shards=num_shards,
+        embeddings_initializer=by_shard,
+        **options,
+    )
     found = trained(library, layer, make_optimizer(library))
     # Sums over shards and rows come in other orders.
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), np.asarray(whole.weights[0]), atol=2e-6)
+        layer.embeddings.numpy(), np.asarray(whole.weights[0]), atol=2e-6
+    )
     assert not np.allclose(layer.embeddings.numpy(), VALUES)
 
 
@@ -185,20 +230,26 @@ def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
 
 
 def test_a_self_trained_table_regularizes_each_row_of_a_call_once(
-        keras_version):
+    keras_version,
+):
     library, sharded = keras_version
     layer = sharded(
-        ROWS, DIM, num_shards=3, embeddings_initializer=by_shard,
+        ROWS,
+        DIM,
+        num_shards=3,
+        embeddings_initializer=by_shard,
         optimizer=tf.tpu.experimental.embedding.SGD(0.5),
-        embeddings_regularizer=library.regularizers.L2(0.25))
+        embeddings_regularizer=library.regularizers.L2(0.25),
+    )
     inputs = library.Input([2], dtype="int64")
     model = library.Model(inputs, layer(inputs))
-    model.compile("sgd", loss=lambda y, x: 0. * tf.reduce_sum(x, [1, 2]))
+    model.compile("sgd", loss=lambda y, x: 0.0 * tf.reduce_sum(x, [1, 2]))
     y = np.zeros([4, 2, 3], np.float32)
     distinct = np.unique(IDS)
     loss = model.evaluate(IDS, y, verbose=0)
     np.testing.assert_allclose(
-        loss, 0.25 * (VALUES[distinct] ** 2).sum(), rtol=1e-6)
+        loss, 0.25 * (VALUES[distinct] ** 2).sum(), rtol=1e-6
+    )
     model.fit(IDS, y, batch_size=4, verbose=0)
     expected = VALUES.copy()
     # Half of the gradient, 2 * 0.25 * row.
@@ -209,29 +260,40 @@ def test_a_self_trained_table_regularizes_each_row_of_a_call_once(
 def test_a_self_trained_table_constrains_the_rows_of_the_step(keras_version):
     library, sharded = keras_version
     layer = sharded(
-        ROWS, DIM, num_shards=3, embeddings_initializer=by_shard,
+        ROWS,
+        DIM,
+        num_shards=3,
+        embeddings_initializer=by_shard,
         optimizer="adagrad",
-        embeddings_constraint=library.constraints.UnitNorm(axis=1))
+        embeddings_constraint=library.constraints.UnitNorm(axis=1),
+    )
     trained(library, layer, "sgd")
     found = layer.embeddings.numpy()
     distinct = np.unique(DISTINCT)
     np.testing.assert_allclose(
-        np.linalg.norm(found[distinct], axis=1), 1, rtol=1e-5)
+        np.linalg.norm(found[distinct], axis=1), 1, rtol=1e-5
+    )
     others = np.setdiff1d(np.arange(ROWS), distinct)
     np.testing.assert_array_equal(found[others], VALUES[others])
 
 
 @pytest.mark.parametrize("axis", [0, [0, 1], -2])
 def test_constraints_that_mix_rows_are_refused_where_a_table_trains_itself(
-        keras_version, axis):
+    keras_version, axis
+):
     library, sharded = keras_version
     with pytest.raises(ValueError, match="treat each row by itself"):
-        sharded(ROWS, DIM, optimizer="sgd",
-                embeddings_constraint=library.constraints.MaxNorm(1., axis))
+        sharded(
+            ROWS,
+            DIM,
+            optimizer="sgd",
+            embeddings_constraint=library.constraints.MaxNorm(1.0, axis),
+        )
 
 
-@pytest.mark.parametrize("argument", [
-    "embeddings_regularizer", "embeddings_constraint"])
+@pytest.mark.parametrize(
+    "argument", ["embeddings_regularizer", "embeddings_constraint"]
+)
 def test_what_is_no_rule_is_refused(keras_version, argument):
     library, sharded = keras_version
     with pytest.raises((TypeError, ValueError), match="3|nonsense"):
@@ -244,9 +306,13 @@ def test_what_is_no_rule_is_refused(keras_version, argument):
 def test_rules_are_saved_with_the_layer(keras_version, optimizer, tmp_path):
     library, sharded = keras_version
     layer = sharded(
-        ROWS, DIM, num_shards=3, optimizer=optimizer,
+        ROWS,
+        DIM,
+        num_shards=3,
+        optimizer=optimizer,
         embeddings_regularizer=library.regularizers.L2(0.25),
-        embeddings_constraint=library.constraints.UnitNorm(axis=1))
+        embeddings_constraint=library.constraints.UnitNorm(axis=1),
+    )
     inputs = library.Input([2], dtype="int64")
     model = library.Model(inputs, layer(inputs))
     model.save(tmp_path / "model.keras")
@@ -254,7 +320,10 @@ def test_rules_are_saved_with_the_layer(keras_version, optimizer, tmp_path):
     assert isinstance(again.embeddings_regularizer, library.regularizers.L2)
     assert again.embeddings_constraint.axis == 1
     assert again.get_config() == layer.get_config()
-    plain = {name: value for name, value in layer.get_config().items()
-             if name not in ("embeddings_regularizer", "embeddings_constraint")}
+    plain = {
+        name: value
+        for name, value in layer.get_config().items()
+        if name not in ("embeddings_regularizer", "embeddings_constraint")
+    }
     # As files of before say it.
     assert sharded.from_config(plain).embeddings_regularizer is None

@@ -25,17 +25,27 @@ def data():
     size = 4 * GLOBAL_BATCH
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.DATA)
-    return tf.data.Dataset.from_tensor_slices((
-        {"title": rng.integers(0, 12, [size, 3]),
-         "body": rng.integers(0, 12, [size, 2]),
-         "user": rng.integers(0, 5, [size])},
-        rng.normal(size=[size, 4]).astype(np.float32),
-    )).batch(GLOBAL_BATCH, drop_remainder=True).with_options(options)
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    return (
+        tf.data.Dataset.from_tensor_slices(
+            (
+                {
+                    "title": rng.integers(0, 12, [size, 3]),
+                    "body": rng.integers(0, 12, [size, 2]),
+                    "user": rng.integers(0, 5, [size]),
+                },
+                rng.normal(size=[size, 4]).astype(np.float32),
+            )
+        )
+        .batch(GLOBAL_BATCH, drop_remainder=True)
+        .with_options(options)
+    )
 
 
 def fit(strategy, **options):
     """A model, trained, and what it told."""
+
     def make():
         return plan.make_model(**options)
 
@@ -50,13 +60,16 @@ def refusals(model, folder):
     uses = {
         "h5": lambda: model.save_weights(str(folder / "model.h5")),
         "weights.h5": lambda: model.save_weights(
-            str(folder / "model.weights.h5")),
+            str(folder / "model.weights.h5")
+        ),
         "set_weights": lambda: model.set_weights(model.get_weights()),
         "export": lambda: tlm.export(embedding, str(folder / "exported")),
         "export of the model": lambda: tlm.export(
-            model, str(folder / "exported")),
+            model, str(folder / "exported")
+        ),
         "saved_model": lambda: tf.saved_model.save(
-            embedding, str(folder / "saved")),
+            embedding, str(folder / "saved")
+        ),
     }
     found = {}
     for name, use in uses.items():
@@ -74,13 +87,15 @@ def main(folder, how):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     model, losses = fit(strategy, over_processes=how)
     tf.train.Checkpoint(model=model).write(
-        str(folder / (f"temporary/{worker}" if worker else "model")))
+        str(folder / (f"temporary/{worker}" if worker else "model"))
+    )
     (folder / f"losses_{worker}.json").write_text(json.dumps(losses))
     if how == "divided":
         own = folder / f"own_{worker}"
         own.mkdir()
         (folder / f"refused_{worker}.json").write_text(
-            json.dumps(refusals(model, own)))
+            json.dumps(refusals(model, own))
+        )
 
 
 if __name__ == "__main__":

@@ -14,16 +14,18 @@ def weighted_sum(y, rows):
 
 
 @tf_keras.saving.register_keras_serializable("tests")
-def initializer(shape, dtype=None, partition_shape=None,
-                partition_offset=None):
+def initializer(shape, dtype=None, partition_shape=None, partition_offset=None):
     return models.initializer(shape, dtype, partition_shape, partition_offset)
 
 
 def make_layer(optimizer, num_shards=3, **kwargs):
     return tlm.layers.tf_keras.ShardedEmbedding(
-        models.NUM_ROWS, models.DIM, num_shards=num_shards,
+        models.NUM_ROWS,
+        models.DIM,
+        num_shards=num_shards,
         optimizer=optimizer,
-        **{"name": "words", "embeddings_initializer": initializer, **kwargs})
+        **{"name": "words", "embeddings_initializer": initializer, **kwargs},
+    )
 
 
 def make_model(optimizer, num_shards=3, **kwargs):
@@ -43,8 +45,7 @@ def unsharded(layer, make_optimizer, ids, y, run_eagerly=False):
     stock = tf_keras.layers.Embedding(models.NUM_ROWS, models.DIM)
     model = tf_keras.Model(inputs, stock(inputs))
     stock.embeddings.assign(models.start_rows())
-    model.compile(
-        make_optimizer(), weighted_sum, run_eagerly=run_eagerly)
+    model.compile(make_optimizer(), weighted_sum, run_eagerly=run_eagerly)
     fit(model, ids, y)
     assert np.any(stock.embeddings.numpy() != models.start_rows())
     assert layer.embeddings.shape == stock.embeddings.shape

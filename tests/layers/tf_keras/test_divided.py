@@ -10,7 +10,8 @@ import tensorflow as tf
 from tests import processes, strategies
 
 pytest.importorskip(
-    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*")
+    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
+)
 
 from tests.layers.tf_keras import divided_program
 
@@ -31,21 +32,28 @@ REFUSED = {
 @pytest.mark.parametrize("how", ["divided", "copied"])
 def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
     processes.run_workers(
-        pathlib.Path(divided_program.__file__), [[str(tmp_path), how]] * 2,
-        tmp_path, DEADLINE_SECONDS)
+        pathlib.Path(divided_program.__file__),
+        [[str(tmp_path), how]] * 2,
+        tmp_path,
+        DEADLINE_SECONDS,
+    )
     if how == "divided":
         check_refused(tmp_path)
     model, losses = divided_program.fit(strategies.mirrored(2))
     for worker in range(2):
-        np.testing.assert_allclose(json.loads(
-            (tmp_path / f"losses_{worker}.json").read_text()), losses, 1e-6)
+        np.testing.assert_allclose(
+            json.loads((tmp_path / f"losses_{worker}.json").read_text()),
+            losses,
+            1e-6,
+        )
     embedding = divided_program.plan.embedding_of(model)
     expected = [one.numpy() for one in embedding.embedding_tables.values()]
     assert not np.array_equal(expected[0], np.zeros_like(expected[0]))
     for one in embedding.embedding_tables.values():
         one.assign(tf.zeros_like(one))
     tf.train.Checkpoint(model=model).read(
-        str(tmp_path / "model")).expect_partial()
+        str(tmp_path / "model")
+    ).expect_partial()
     for one, rows in zip(embedding.embedding_tables.values(), expected):
         np.testing.assert_array_equal(one.numpy(), rows)
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tests.layers import models
 
 tf_keras = pytest.importorskip(
-    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*")
+    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
+)
 from tests.layers.keras3.test_saving import (  # noqa: E402
     OPTIMIZERS,
     assert_same_state,
@@ -21,7 +22,8 @@ from tests.layers.tf_keras import models as tfk  # noqa: E402
 
 def make(optimizer, num_shards=3, model_optimizer="sgd", **kwargs):
     model, layer = tfk.make_model(
-        optimizer and models.settings(optimizer), num_shards, **kwargs)
+        optimizer and models.settings(optimizer), num_shards, **kwargs
+    )
     model.compile(model_optimizer, tfk.weighted_sum)
     return model, layer
 
@@ -39,7 +41,8 @@ def trained(*args, **kwargs):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("num_shards", "more"), [(3, 1), (1, 4), (2, 7)])
 def test_weights_load_into_any_number_of_shards(
-        optimizer, num_shards, more, tmp_path):
+    optimizer, num_shards, more, tmp_path
+):
     path = str(tmp_path / "model.weights.h5")
     model, layer = trained(optimizer, num_shards)
     model.save_weights(path)
@@ -67,8 +70,7 @@ def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
 
 def test_a_schedule_is_saved_and_goes_on(tmp_path):
     rate = tf_keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
-    model, layer = tfk.make_model(
-        tf.tpu.experimental.embedding.Adagrad(rate))
+    model, layer = tfk.make_model(tf.tpu.experimental.embedding.Adagrad(rate))
     model.compile("sgd", tfk.weighted_sum)
     train(model, 1)
     model.save(str(tmp_path / "model.keras"))
@@ -81,7 +83,8 @@ def test_a_schedule_is_saved_and_goes_on(tmp_path):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("is_built", [False, True])
 def test_a_checkpoint_restores_into_any_number_of_shards(
-        optimizer, is_built, tmp_path):
+    optimizer, is_built, tmp_path
+):
     model, layer = trained(optimizer, 3, "adam")
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
     resumed, other = make(optimizer, 4, "adam")
@@ -110,27 +113,29 @@ def test_a_checkpoint_before_the_first_call_has_the_later_slots(tmp_path):
     checkpoint.write(str(tmp_path / "empty"))
     layer.build()
     path = checkpoint.write(str(tmp_path / "built"))
-    assert any("optimizer/accumulators" in key
-               for key, _ in tf.train.list_variables(path))
+    assert any(
+        "optimizer/accumulators" in key
+        for key, _ in tf.train.list_variables(path)
+    )
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
 def test_checkpoints_go_from_and_into_an_unsharded_embedding(
-        optimizer, tmp_path):
+    optimizer, tmp_path
+):
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
-    plain = tf_keras.layers.Embedding(
-        models.NUM_ROWS, models.DIM, name="words")
+    plain = tf_keras.layers.Embedding(models.NUM_ROWS, models.DIM, name="words")
     plain_model = tf_keras.Model(ids, plain(ids))
     path = tf.train.Checkpoint(model=plain_model).write(str(tmp_path / "plain"))
     model, layer = make(optimizer)
     tf.train.Checkpoint(model=model).read(path).expect_partial()
     np.testing.assert_array_equal(
-        layer.embeddings.numpy(), plain.embeddings.numpy())
+        layer.embeddings.numpy(), plain.embeddings.numpy()
+    )
     layer.embeddings.assign(models.start_rows())
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "sharded"))
     tf.train.Checkpoint(model=plain_model).read(path).expect_partial()
-    np.testing.assert_array_equal(
-        plain.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(plain.embeddings.numpy(), models.start_rows())
 
 
 def test_other_optimizers_and_shapes_are_refused(tmp_path):
@@ -153,10 +158,12 @@ def test_bfloat16_rows_come_back(tmp_path):
     model, layer = tfk.make_model(None, 3, dtype="bfloat16")
     model.save_weights(path)
     other_model, other = tfk.make_model(
-        None, 2, dtype="bfloat16", embeddings_initializer="zeros")
+        None, 2, dtype="bfloat16", embeddings_initializer="zeros"
+    )
     other_model.load_weights(path)
     np.testing.assert_array_equal(
-        other.embeddings.numpy(), layer.embeddings.numpy())
+        other.embeddings.numpy(), layer.embeddings.numpy()
+    )
 
 
 SERVER = """
@@ -182,7 +189,8 @@ assert "tf_layoutmap" not in {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["export", "saved_model", "save"])
 def test_an_exported_model_serves_without_this_package(
-        optimizer, kind, tmp_path):
+    optimizer, kind, tmp_path
+):
     model, layer = trained(optimizer)
     ids, _ = models.batches(1)
     path = str(tmp_path / "served")
@@ -195,14 +203,24 @@ def test_an_exported_model_serves_without_this_package(
     graph = (tmp_path / "served" / "saved_model.pb").read_bytes()
     assert b"LayoutMap>" not in graph
     served = subprocess.run(
-        [sys.executable, "-c", SERVER, path,
-         "serve" if kind == "export" else "serving_default",
-         json.dumps(ids.tolist())],
-        check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+        [
+            sys.executable,
+            "-c",
+            SERVER,
+            path,
+            "serve" if kind == "export" else "serving_default",
+            json.dumps(ids.tolist()),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
     # The model goes on where it was.
     np.testing.assert_array_equal(
-        model.predict(ids, verbose=0), layer.embeddings.numpy()[ids])
+        model.predict(ids, verbose=0), layer.embeddings.numpy()[ids]
+    )
     train(model, 2)
 
 

@@ -9,7 +9,8 @@ from tests import strategies
 from tests.layers import models
 
 tf_keras = pytest.importorskip(
-    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*")
+    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
+)
 from tests.layers.tf_keras import models as tfk  # noqa: E402
 
 RULES = ("sgd", "adagrad")
@@ -21,7 +22,8 @@ legacy = tf_keras.optimizers.legacy
 @pytest.mark.parametrize("num_shards", [1, 4])
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_fit_takes_one_step_per_batch_and_distinct_row(
-        rule, num_shards, run_eagerly):
+    rule, num_shards, run_eagerly
+):
     model, layer = tfk.make_model(models.settings(rule), num_shards)
     model.compile("adam", tfk.weighted_sum, run_eagerly=run_eagerly)
     ids, y = models.batches(3)
@@ -45,13 +47,22 @@ def test_an_id_three_times_is_squared_after_it_is_summed(rule):
     models.assert_trained(layer, ref)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: tf_keras.optimizers.Adam(
-        clipnorm=1e-3, weight_decay=0.5, use_ema=True,
-        ema_overwrite_frequency=2),
-    lambda: tf_keras.optimizers.SGD(global_clipnorm=1e-3, momentum=0.9),
-    tf_keras.optimizers.Adafactor, legacy.Adam, legacy.SGD],
-    ids=["adam", "sgd", "adafactor", "legacy adam", "legacy sgd"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_keras.optimizers.Adam(
+            clipnorm=1e-3,
+            weight_decay=0.5,
+            use_ema=True,
+            ema_overwrite_frequency=2,
+        ),
+        lambda: tf_keras.optimizers.SGD(global_clipnorm=1e-3, momentum=0.9),
+        tf_keras.optimizers.Adafactor,
+        legacy.Adam,
+        legacy.SGD,
+    ],
+    ids=["adam", "sgd", "adafactor", "legacy adam", "legacy sgd"],
+)
 def test_the_models_optimizer_keeps_and_does_nothing_of_the_table(make):
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
     layer = tfk.make_layer(models.settings("adagrad"))
@@ -69,8 +80,9 @@ def test_the_models_optimizer_keeps_and_does_nothing_of_the_table(make):
         assert tuple(variable.shape) != tuple(layer.embeddings.shape)
 
 
-@pytest.mark.parametrize("kind", [
-    tf_keras.optimizers.SGD, legacy.SGD], ids=["new", "legacy"])
+@pytest.mark.parametrize(
+    "kind", [tf_keras.optimizers.SGD, legacy.SGD], ids=["new", "legacy"]
+)
 @pytest.mark.parametrize("is_function", [False, True])
 def test_a_loop_of_ones_own_trains_by_apply_gradients(kind, is_function):
     model, layer = tfk.make_model(models.settings("adagrad"))
@@ -98,24 +110,28 @@ def test_nothing_trains_while_one_predicts_or_looks_at_gradients():
     ids, y = models.batches(1)
     model.evaluate(ids, y, verbose=0)
     np.testing.assert_array_equal(
-        model.predict(ids, verbose=0), models.start_rows()[ids])
+        model.predict(ids, verbose=0), models.start_rows()[ids]
+    )
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tfk.weighted_sum(y, model(ids)))
-    gradient, = tape.gradient(loss, model.trainable_variables)
+    (gradient,) = tape.gradient(loss, model.trainable_variables)
     assert isinstance(gradient, tf.IndexedSlices)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     assert int(layer.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.SGD()),
-    lambda: tf_keras.mixed_precision.LossScaleOptimizer(legacy.SGD())],
-    ids=["new", "legacy"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD()
+        ),
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(legacy.SGD()),
+    ],
+    ids=["new", "legacy"],
+)
 def test_a_loss_scale_is_taken_out_and_an_overflow_skips_the_step(wrap):
-    model, layer = tfk.make_model(
-        models.settings("sgd"), dtype="mixed_float16")
+    model, layer = tfk.make_model(models.settings("sgd"), dtype="mixed_float16")
     model.compile(wrap(), tfk.weighted_sum)
     ids, y = models.batches(1)
     model.train_on_batch(ids, y / 1024)
@@ -134,21 +150,22 @@ def test_a_frozen_layer_stays_as_it_is():
     model = tf_keras.Model(ids, tf_keras.layers.Dense(2)(layer(ids)))
     model.compile("adam", tfk.weighted_sum)
     model.train_on_batch(*models.batches(1))
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     assert len(model.trainable_variables) == 2
     assert len(model.non_trainable_variables) == 1
 
 
 def test_a_schedule_is_asked_with_the_number_of_the_step():
     schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay(
-        [0, 1], [1.0, 0.5, 0.25])
+        [0, 1], [1.0, 0.5, 0.25]
+    )
     model, layer = tfk.make_model(CONFIG.SGD(schedule))
     model.compile("sgd", lambda y, rows: tf.reduce_sum(rows, axis=[1, 2]))
     for total in (1.0, 1.5, 1.75, 2.0):
         model.train_on_batch(np.array([[7, 3, 1]]), np.zeros([1]))
         np.testing.assert_array_equal(
-            layer.embeddings[7], models.start_rows()[7] - total)
+            layer.embeddings[7], models.start_rows()[7] - total
+        )
 
 
 def test_the_learning_rate_is_set_read_and_refused_when_it_is_a_schedule():
@@ -166,14 +183,18 @@ def test_ragged_and_masked_ids_are_looked_up():
     start = models.start_rows()
     layer = tfk.make_layer("sgd", mask_zero=True)
     assert layer(ragged).to_list() == [
-        [start[i].tolist() for i in row] for row in ragged.to_list()]
+        [start[i].tolist() for i in row] for row in ragged.to_list()
+    ]
     assert layer.compute_mask(tf.constant([3, 0])).numpy().tolist() == [
-        True, False]
+        True,
+        False,
+    ]
     ids = tf_keras.Input([None], dtype="int32")
     pooled = tf_keras.layers.GlobalAveragePooling1D()(layer(ids))
     np.testing.assert_array_equal(
         tf_keras.Model(ids, pooled)(np.array([[0, 5, 7]])),
-        [(start[5] + start[7]) / 2])
+        [(start[5] + start[7]) / 2],
+    )
 
 
 @pytest.mark.parametrize("optimizer", [None, "adagrad"])
@@ -182,11 +203,12 @@ def test_an_id_outside_is_refused_and_nothing_is_written(optimizer):
     model.compile("sgd", tfk.weighted_sum)
     ids, y = models.batches(1)
     ids[1, 1] = 10
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="10 .*is outside .*table .*10 rows"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="10 .*is outside .*table .*10 rows",
+    ):
         model.train_on_batch(ids, y)
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
 
 
 @pytest.mark.parametrize("optimizer", [None, "adagrad"])
@@ -200,18 +222,22 @@ def test_tf_keras_counts_lists_gets_and_sets_the_table(optimizer):
     assert len(layer.weights) == (3 if optimizer is None else 1)
     assert layer.weights[0].name.startswith("words/embeddings")
     weights = model.get_weights()
-    np.testing.assert_array_equal(
-        np.concatenate(weights), models.start_rows())
+    np.testing.assert_array_equal(np.concatenate(weights), models.start_rows())
     model.set_weights([-weight for weight in weights])
     np.testing.assert_array_equal(
-        layer.embeddings.numpy(), -models.start_rows())
+        layer.embeddings.numpy(), -models.start_rows()
+    )
 
 
 def test_an_initializer_of_tf_keras_fills_shards_with_different_rows():
     def rows(num_shards):
         layer = tfk.make_layer(
-            None, num_shards, embeddings_initializer=(
-                tf_keras.initializers.RandomUniform(seed=3)))
+            None,
+            num_shards,
+            embeddings_initializer=(
+                tf_keras.initializers.RandomUniform(seed=3)
+            ),
+        )
         layer.build()
         return layer.embeddings.numpy()
 
@@ -224,8 +250,10 @@ def test_xla_and_several_replicas_are_refused():
     model.compile("sgd", tfk.weighted_sum, jit_compile=True)
     with pytest.raises(RuntimeError, match="jit_compile=False"):
         model.train_on_batch(*models.batches(1))
-    with strategies.mirrored(2).scope(), pytest.raises(
-            RuntimeError, match="2 replicas.*'words'"):
+    with (
+        strategies.mirrored(2).scope(),
+        pytest.raises(RuntimeError, match="2 replicas.*'words'"),
+    ):
         tfk.make_layer("sgd").build()
 
 
@@ -234,12 +262,24 @@ def test_a_training_step_reads_no_shard_as_a_whole():
     model.compile("adam", tfk.weighted_sum)
     ids, y = map(tf.constant, models.batches(1))
     step = tf.function(model.train_step).get_concrete_function((ids, y))
-    shards = {id(shard.handle) for shard in (
-        *layer.embeddings.variables, *layer.optimizer.accumulators.variables)}
-    tables = {internal.name for external, internal in step.graph.captures
-              if id(external) in shards}
-    used_by = {op.type for op in step.graph.get_operations()
-               for value in op.inputs if value.name in tables}
+    shards = {
+        id(shard.handle)
+        for shard in (
+            *layer.embeddings.variables,
+            *layer.optimizer.accumulators.variables,
+        )
+    }
+    tables = {
+        internal.name
+        for external, internal in step.graph.captures
+        if id(external) in shards
+    }
+    used_by = {
+        op.type
+        for op in step.graph.get_operations()
+        for value in op.inputs
+        if value.name in tables
+    }
     assert used_by == {"LayoutMap>ApplyRowGradients", "LayoutMap>GatherRows"}
 
 
@@ -249,7 +289,8 @@ OPTIMIZERS = {
     "sgd": tf_keras.optimizers.SGD,
     "momentum": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: tf_keras.optimizers.SGD(
-        0.1, momentum=0.9, nesterov=True),
+        0.1, momentum=0.9, nesterov=True
+    ),
     "adam": tf_keras.optimizers.Adam,
     "amsgrad": lambda: tf_keras.optimizers.Adam(0.1, amsgrad=True),
     "adamw": lambda: tf_keras.optimizers.AdamW(0.1, weight_decay=0.5),
@@ -259,13 +300,16 @@ OPTIMIZERS = {
     "adadelta": lambda: tf_keras.optimizers.Adadelta(1.0),
     "rmsprop": lambda: tf_keras.optimizers.RMSprop(centered=True),
     "ftrl": lambda: tf_keras.optimizers.Ftrl(
-        0.1, l1_regularization_strength=0.1),
+        0.1, l1_regularization_strength=0.1
+    ),
     "lion": tf_keras.optimizers.Lion,
     "ema": lambda: tf_keras.optimizers.SGD(
-        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
     "clipvalue": lambda: tf_keras.optimizers.Adam(0.1, clipvalue=0.25),
     "global_clipnorm": lambda: tf_keras.optimizers.Adam(
-        0.1, global_clipnorm=1.0),
+        0.1, global_clipnorm=1.0
+    ),
     "legacy adam": lambda: legacy.Adam(0.1),
     "legacy adagrad": lambda: legacy.Adagrad(0.1),
     "legacy ftrl": lambda: legacy.Ftrl(0.1),
@@ -278,41 +322,50 @@ def test_without_its_own_it_trains_as_tf_keras_trains_one_table(name):
     ids, y = models.batches(3)
     # In a function tf_keras' Nadam counts steps by weights: NaN with one.
     run_eagerly = name == "nadam"
-    model.compile(OPTIMIZERS[name](), tfk.weighted_sum,
-                  run_eagerly=run_eagerly)
+    model.compile(OPTIMIZERS[name](), tfk.weighted_sum, run_eagerly=run_eagerly)
     tfk.fit(model, ids, y)
     np.testing.assert_allclose(
         layer.embeddings.numpy(),
         tfk.unsharded(layer, OPTIMIZERS[name], ids, y, run_eagerly),
-        rtol=1e-6, atol=1e-6)
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: tf_keras.optimizers.SGD(clipnorm=1.0), "clipnorm=1.0"),
-    (lambda: legacy.SGD(clipnorm=1.0), "clipnorm=1.0"),
-    (tf_keras.optimizers.Adafactor, "Adafactor")])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tf_keras.optimizers.SGD(clipnorm=1.0), "clipnorm=1.0"),
+        (lambda: legacy.SGD(clipnorm=1.0), "clipnorm=1.0"),
+        (tf_keras.optimizers.Adafactor, "Adafactor"),
+    ],
+)
 def test_what_looks_at_a_whole_weight_is_refused_for_several_shards(
-        make, words):
+    make, words
+):
     model, layer = tfk.make_model(None, num_shards=2)
     model.compile(make(), tfk.weighted_sum)
     with pytest.raises(ValueError, match=f"num_shards=1.*{words}.*words"):
         model.train_on_batch(*models.batches(1))
-    np.testing.assert_array_equal(
-        layer.embeddings.numpy(), models.start_rows())
+    np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     model, layer = tfk.make_model(None, num_shards=1)
     model.compile(make(), tfk.weighted_sum)
     ids, y = models.batches(3)
     tfk.fit(model, ids, y)
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), tfk.unsharded(layer, make, ids, y),
-        rtol=1e-6, atol=1e-6)
+        layer.embeddings.numpy(),
+        tfk.unsharded(layer, make, ids, y),
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
 
 class Lookup(tf_keras.layers.Layer):
     def __init__(self):
         super().__init__()
         self.table = tlm.ShardedVariable.create(
-            models.start_rows(), num_shards=3, name="words")
+            models.start_rows(), num_shards=3, name="words"
+        )
 
     def call(self, ids):
         return tf.gather(self.table, ids)
@@ -323,23 +376,29 @@ def test_a_layer_with_a_table_is_trained_by_fit(rule):
     layer = Lookup()
     model = tf_keras.Sequential([layer])
     model.compile(
-        {"sgd": tf_keras.optimizers.SGD(models.LEARNING_RATE),
-         "adagrad": tf_keras.optimizers.Adagrad(
-             models.LEARNING_RATE, 0.25, epsilon=0.0)}[rule],
-        tfk.weighted_sum)
+        {
+            "sgd": tf_keras.optimizers.SGD(models.LEARNING_RATE),
+            "adagrad": tf_keras.optimizers.Adagrad(
+                models.LEARNING_RATE, 0.25, epsilon=0.0
+            ),
+        }[rule],
+        tfk.weighted_sum,
+    )
     ids, y = models.batches(3)
     tfk.fit(model, ids, y)
     ref = models.DenseReference(rule)
     ref.fit(ids, y)
     assert len(model.trainable_weights) == 3
     np.testing.assert_allclose(
-        layer.table.numpy(), ref.rows, rtol=2e-6, atol=1e-6)
+        layer.table.numpy(), ref.rows, rtol=2e-6, atol=1e-6
+    )
 
 
 def test_old_h5_files_are_refused_for_tables_with_keys(tmp_path):
     """They hold the weights of a layer, of which keys are none."""
     layer = tlm.layers.tf_keras.ShardedEmbedding(
-        tlm.OpenVocabulary(8), 2, optimizer="sgd", name="words")
+        tlm.OpenVocabulary(8), 2, optimizer="sgd", name="words"
+    )
     model = tf_keras.Sequential([tf_keras.Input([2], dtype="int64"), layer])
     with pytest.raises(NotImplementedError, match="files of old.*'words'"):
         model.save_weights(str(tmp_path / "model.h5"))

@@ -16,7 +16,8 @@ from tests import strategies
 from tests.layers.keras3 import test_tpu_embedding_replicas as keras3
 
 tf_keras = pytest.importorskip(
-    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*")
+    "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
+)
 
 tpu = tf.tpu.experimental.embedding
 BATCH = keras3.BATCH
@@ -25,17 +26,25 @@ BATCH = keras3.BATCH
 def make_layer(optimizer=None, **options):
     config = keras3.make_layer(optimizer)._steps
     return tlm.layers.tf_keras.TPUEmbedding(
-        config.feature_config, config.optimizer, name="embedding", **options)
+        config.feature_config, config.optimizer, name="embedding", **options
+    )
 
 
 def make_model(**options):
-    inputs = {"title": tf_keras.Input([3], dtype="int64", name="title"),
-              "body": tf_keras.Input([2], dtype="int64", name="body"),
-              "user": tf_keras.Input([], dtype="int64", name="user")}
+    inputs = {
+        "title": tf_keras.Input([3], dtype="int64", name="title"),
+        "body": tf_keras.Input([2], dtype="int64", name="body"),
+        "user": tf_keras.Input([], dtype="int64", name="user"),
+    }
     found = make_layer(**options)(inputs)
-    return tf_keras.Model(inputs, (
-        found["title"] * found["user"] + found["title"]
-        + found["body"][:, 0] * found["body"][:, 1]))
+    return tf_keras.Model(
+        inputs,
+        (
+            found["title"] * found["user"]
+            + found["title"]
+            + found["body"][:, 0] * found["body"][:, 1]
+        ),
+    )
 
 
 class WeightedSum(tf_keras.losses.Loss):
@@ -43,8 +52,9 @@ class WeightedSum(tf_keras.losses.Loss):
         return tf.reduce_sum(x * y, axis=1)
 
 
-def compiled(strategy=None, optimizer=lambda: "sgd", make=make_model,
-             **options):
+def compiled(
+    strategy=None, optimizer=lambda: "sgd", make=make_model, **options
+):
     with (strategy or tf.distribute.get_strategy()).scope():
         model = make()
         model.compile(optimizer(), WeightedSum(), **options)
@@ -52,8 +62,7 @@ def compiled(strategy=None, optimizer=lambda: "sgd", make=make_model,
 
 
 def train(model, x, y, epochs=1):
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0,
-              epochs=epochs)
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, epochs=epochs)
 
 
 def embedding_of(model):
@@ -66,16 +75,21 @@ def of_keras_3():
 
 
 STEPS = {
-    "graph": {}, "eager": {"run_eagerly": True},
+    "graph": {},
+    "eager": {"run_eagerly": True},
     "three steps at once": {"steps_per_execution": 3},
     "clipped": {"optimizer": lambda: tf_keras.optimizers.Adam(clipnorm=1e-3)},
     "legacy": {"optimizer": lambda: tf_keras.optimizers.legacy.SGD(0.1)},
     "scaled": {
         "optimizer": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-            tf_keras.optimizers.SGD(0.1), initial_scale=8.0)},
+            tf_keras.optimizers.SGD(0.1), initial_scale=8.0
+        )
+    },
     "legacy scaled": {
         "optimizer": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-            tf_keras.optimizers.legacy.SGD(0.1), initial_scale=8.0)},
+            tf_keras.optimizers.legacy.SGD(0.1), initial_scale=8.0
+        )
+    },
 }
 
 
@@ -96,41 +110,58 @@ def test_so_they_do_however_the_steps_are_taken(steps, num_replicas):
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
-@pytest.mark.parametrize("make_strategy", [
-    lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
-    lambda: strategies.mirrored(4)], ids=["one device", "4 replicas"])
+@pytest.mark.parametrize(
+    "make_strategy",
+    [
+        lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+        lambda: strategies.mirrored(4),
+    ],
+    ids=["one device", "4 replicas"],
+)
 def test_so_they_do_under_other_strategies(make_strategy):
-    model = compiled(make_strategy(), make=functools.partial(
-        make_model, partitioner=tlm.partitioners.FixedShardsPartitioner(3)))
+    model = compiled(
+        make_strategy(),
+        make=functools.partial(
+            make_model, partitioner=tlm.partitioners.FixedShardsPartitioner(3)
+        ),
+    )
     train(model, *keras3.batches(), epochs=2)
     keras3.assert_same(embedding_of(model), of_keras_3())
 
 
 def with_dense():
     below = make_model()
-    return tf_keras.Model(below.input, tf_keras.layers.Dense(
-        4, kernel_initializer=tf_keras.initializers.RandomNormal(seed=1))(
-            below.output))
+    return tf_keras.Model(
+        below.input,
+        tf_keras.layers.Dense(
+            4, kernel_initializer=tf_keras.initializers.RandomNormal(seed=1)
+        )(below.output),
+    )
 
 
 def test_dense_weights_of_replicas_train_beside_the_tables():
-    models = [compiled(strategies.mirrored(n), make=with_dense)
-              for n in (1, 2)]
+    models = [compiled(strategies.mirrored(n), make=with_dense) for n in (1, 2)]
     x, y = keras3.batches()
     for model in models:
         train(model, x, y, epochs=2)
     one, two = models
     # Gradients of dense weights are summed by replicas first.
     keras3.assert_same(
-        embedding_of(two), embedding_of(one), rtol=1e-5, atol=1e-6)
+        embedding_of(two), embedding_of(one), rtol=1e-5, atol=1e-6
+    )
     for found, wanted in zip(two.layers[-1].weights, one.layers[-1].weights):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
         two.evaluate(x, y, batch_size=BATCH, verbose=0),
-        one.evaluate(x, y, batch_size=BATCH, verbose=0), rtol=1e-5)
+        one.evaluate(x, y, batch_size=BATCH, verbose=0),
+        rtol=1e-5,
+    )
     np.testing.assert_allclose(
         two.predict(x, batch_size=BATCH, verbose=0),
-        one.predict(x, batch_size=BATCH, verbose=0), rtol=1e-5, atol=1e-6)
+        one.predict(x, batch_size=BATCH, verbose=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.slow
@@ -142,7 +173,8 @@ def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
     if suffix == ".keras":
         two.save(path)
         one = tf_keras.models.load_model(
-            path, custom_objects={"WeightedSum": WeightedSum})
+            path, custom_objects={"WeightedSum": WeightedSum}
+        )
     else:
         two.save_weights(path)
         one = compiled()
@@ -156,11 +188,13 @@ def test_an_overflow_in_one_replica_skips_the_step_of_all():
     x, y = keras3.batches(1)
     overflow = y.copy()
     overflow[-1, 0] = np.inf
-    models = [compiled(strategies.mirrored(n), **STEPS["scaled"])
-              for n in (1, 2)]
+    models = [
+        compiled(strategies.mirrored(n), **STEPS["scaled"]) for n in (1, 2)
+    ]
     train(models[1], x, overflow)
     np.testing.assert_array_equal(
-        keras3.values_of(embedding_of(models[1]))["words"], keras3.START)
+        keras3.values_of(embedding_of(models[1]))["words"], keras3.START
+    )
     for model in models:
         train(model, x, y)
     keras3.assert_same(*map(embedding_of, models))
@@ -168,43 +202,52 @@ def test_an_overflow_in_one_replica_skips_the_step_of_all():
 
 def own_loop(strategy, model, optimizer, aggregate=None, **options):
     """Trains two epochs in `strategy.run`, a function for each batch."""
+
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x, training=True) * y) / BATCH
         gradients = tape.gradient(loss, model.trainable_weights)
         if aggregate:
             gradients = tf.distribute.get_replica_context().all_reduce(
-                aggregate, gradients)
+                aggregate, gradients
+            )
         optimizer.apply_gradients(
-            zip(gradients, model.trainable_weights), **options)
+            zip(gradients, model.trainable_weights), **options
+        )
 
     step = tf.function(step)
     for _ in range(2):
         for batch in strategy.experimental_distribute_dataset(
-                tf.data.Dataset.from_tensor_slices(
-                    keras3.batches()).batch(BATCH)):
+            tf.data.Dataset.from_tensor_slices(keras3.batches()).batch(BATCH)
+        ):
             strategy.run(step, args=batch)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("optimizers", [
-    "optimizers", "optimizers.legacy"])
+@pytest.mark.parametrize("optimizers", ["optimizers", "optimizers.legacy"])
 def test_a_loop_of_ones_own_trains_in_run(num_replicas, optimizers):
     strategy = strategies.mirrored(num_replicas)
     with strategy.scope():
         model = make_model()
-        optimizer = {"optimizers": tf_keras.optimizers,
-                     "optimizers.legacy": tf_keras.optimizers.legacy}[
-                         optimizers].SGD(0.1)
+        optimizer = {
+            "optimizers": tf_keras.optimizers,
+            "optimizers.legacy": tf_keras.optimizers.legacy,
+        }[optimizers].SGD(0.1)
     own_loop(strategy, model, optimizer)
     keras3.assert_same(embedding_of(model), of_keras_3())
 
 
-@pytest.mark.parametrize("aggregate", [
-    tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN])
-@pytest.mark.parametrize("option", [
-    {"skip_gradients_aggregation": True},
-    {"experimental_aggregate_gradients": False}], ids=["new", "old"])
+@pytest.mark.parametrize(
+    "aggregate", [tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN]
+)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"skip_gradients_aggregation": True},
+        {"experimental_aggregate_gradients": False},
+    ],
+    ids=["new", "old"],
+)
 def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
     strategy = strategies.mirrored(2)
     with strategy.scope():
@@ -213,7 +256,8 @@ def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
     with pytest.raises(NotImplementedError, match="to sum the gradients"):
         own_loop(strategy, model, optimizer, aggregate, **option)
     np.testing.assert_array_equal(
-        keras3.values_of(embedding_of(model))["words"], keras3.START)
+        keras3.values_of(embedding_of(model))["words"], keras3.START
+    )
 
 
 def test_a_step_that_failed_in_one_replica_is_forgotten():
@@ -221,8 +265,10 @@ def test_a_step_that_failed_in_one_replica_is_forgotten():
     model = compiled(strategies.mirrored(2))
     train(model, *keras3.batches(), epochs=2)
     bad = {**x, "user": np.where(np.arange(BATCH) == BATCH - 1, 9, x["user"])}
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="'user', sample 7: id 9 is outside"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="'user', sample 7: id 9 is outside",
+    ):
         train(model, bad, y)
     keras3.assert_same(embedding_of(model), of_keras_3())
     train(model, x, y)
@@ -234,9 +280,11 @@ def test_a_layer_of_another_strategy_is_refused():
     layer.build()
 
     def make():
-        inputs = {"title": tf_keras.Input([3], dtype="int64"),
-                  "body": tf_keras.Input([2], dtype="int64"),
-                  "user": tf_keras.Input([], dtype="int64")}
+        inputs = {
+            "title": tf_keras.Input([3], dtype="int64"),
+            "body": tf_keras.Input([2], dtype="int64"),
+            "user": tf_keras.Input([], dtype="int64"),
+        }
         return tf_keras.Model(inputs, layer(inputs)["title"])
 
     with pytest.raises((RuntimeError, ValueError), match=r"strategy.scope"):
@@ -246,16 +294,20 @@ def test_a_layer_of_another_strategy_is_refused():
 def test_dense_weights_train_beside_the_tables():
     def make():
         below = make_model()
-        return tf_keras.Model(below.input, tf_keras.layers.Dense(4)(
-            below.output))
+        return tf_keras.Model(
+            below.input, tf_keras.layers.Dense(4)(below.output)
+        )
 
     model = compiled(make=make)
     before = [one.numpy() for one in model.layers[-1].weights]
     train(model, *keras3.batches())
-    assert all(np.any(one != new.numpy()) for one, new in zip(
-        before, model.layers[-1].weights))
-    assert np.any(keras3.values_of(embedding_of(model))["words"]
-                  != keras3.START)
+    assert all(
+        np.any(one != new.numpy())
+        for one, new in zip(before, model.layers[-1].weights)
+    )
+    assert np.any(
+        keras3.values_of(embedding_of(model))["words"] != keras3.START
+    )
 
 
 def test_evaluation_and_gradients_alone_change_nothing():
@@ -268,7 +320,8 @@ def test_evaluation_and_gradients_alone_change_nothing():
     tape.gradient(loss, model.trainable_weights)
     keras3.assert_same(embedding_of(model), embedding_of(compiled()))
     assert [one.name for one in model.trainable_weights] == [
-        "embedding/marks:0"]
+        "embedding/marks:0"
+    ]
 
 
 @pytest.mark.slow
@@ -276,15 +329,17 @@ def test_evaluation_and_gradients_alone_change_nothing():
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_saved_model_goes_on_where_it_was(suffix, num_shards, tmp_path):
     make = functools.partial(
-        make_model, partitioner=tlm.partitioners.FixedShardsPartitioner(
-            num_shards))
+        make_model,
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
+    )
     model = compiled(make=make)
     train(model, *keras3.batches())
     path = str(tmp_path / f"model{suffix}")
     if suffix == ".keras":
         model.save(path)
         again = tf_keras.models.load_model(
-            path, custom_objects={"WeightedSum": WeightedSum})
+            path, custom_objects={"WeightedSum": WeightedSum}
+        )
     else:
         model.save_weights(path)
         again = compiled(make=make)
@@ -298,18 +353,23 @@ def test_a_saved_model_goes_on_where_it_was(suffix, num_shards, tmp_path):
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_rows_of_16_bits_are_those_of_keras_3_and_are_saved(suffix, tmp_path):
     expected = keras3.compiled(
-        tf.distribute.get_strategy(), lambda: keras3.Product(
-            keras3.make_layer(table_dtypes="bfloat16", rounding_seed=3)))
+        tf.distribute.get_strategy(),
+        lambda: keras3.Product(
+            keras3.make_layer(table_dtypes="bfloat16", rounding_seed=3)
+        ),
+    )
     keras3.train(expected, *keras3.batches(), epochs=2)
     make = functools.partial(
-        make_model, table_dtypes="bfloat16", rounding_seed=3)
+        make_model, table_dtypes="bfloat16", rounding_seed=3
+    )
     model = compiled(make=make)
     train(model, *keras3.batches())
     path = str(tmp_path / f"model{suffix}")
     if suffix == ".keras":
         model.save(path)
         again = tf_keras.models.load_model(
-            path, custom_objects={"WeightedSum": WeightedSum})
+            path, custom_objects={"WeightedSum": WeightedSum}
+        )
     else:
         model.save_weights(path)
         again = compiled(make=make)
@@ -328,23 +388,30 @@ def test_an_exported_model_uses_stock_ops_only(tmp_path):
     model.export(str(tmp_path / "m"))
     loaded = tf.saved_model.load(str(tmp_path / "m"))
     np.testing.assert_array_equal(
-        loaded.serve([tf.constant(x[name]) for name in
-                      ("body", "title", "user")]),
-        model.predict(x, verbose=0))
+        loaded.serve(
+            [tf.constant(x[name]) for name in ("body", "title", "user")]
+        ),
+        model.predict(x, verbose=0),
+    )
     assert b"LayoutMap>" not in (tmp_path / "m/saved_model.pb").read_bytes()
 
 
 def test_a_model_of_the_other_keras_is_refused():
-    inputs = {"title": keras.Input([3], dtype="int64"),
-              "body": keras.Input([2], dtype="int64"),
-              "user": keras.Input([], dtype="int64")}
+    inputs = {
+        "title": keras.Input([3], dtype="int64"),
+        "body": keras.Input([2], dtype="int64"),
+        "user": keras.Input([], dtype="int64"),
+    }
     with pytest.raises(RuntimeError, match=r"takes tlm.layers.TPUEmbedding"):
         make_layer()(inputs)
-    inputs = {"title": tf_keras.Input([3], dtype="int64"),
-              "body": tf_keras.Input([2], dtype="int64"),
-              "user": tf_keras.Input([], dtype="int64")}
-    with pytest.raises(RuntimeError,
-                       match=r"takes tlm.layers.tf_keras.TPUEmbedding"):
+    inputs = {
+        "title": tf_keras.Input([3], dtype="int64"),
+        "body": tf_keras.Input([2], dtype="int64"),
+        "user": tf_keras.Input([], dtype="int64"),
+    }
+    with pytest.raises(
+        RuntimeError, match=r"takes tlm.layers.tf_keras.TPUEmbedding"
+    ):
         keras3.make_layer()(inputs)
 
 
@@ -368,8 +435,9 @@ def siamese_loop(layer, **call):
     """A tape in a loop, as with any other layer."""
     optimizer = tf_keras.optimizers.SGD(0.5)
     x, y = keras3.batches()
-    for ids, labels in tf.data.Dataset.from_tensor_slices(
-            (x["user"], y)).batch(BATCH):
+    for ids, labels in tf.data.Dataset.from_tensor_slices((x["user"], y)).batch(
+        BATCH
+    ):
         with tf.GradientTape() as tape:
             found = layer(ids, **call) * layer((ids * 5 + 1) % 12, **call)
             loss = tf.reduce_mean(found * labels)
@@ -380,13 +448,17 @@ def siamese_loop(layer, **call):
 def assert_rows_of_stock(layer, expected):
     # Stock layers add gradients of a row up in another order.
     np.testing.assert_allclose(
-        layer.get_embedding_tables()["words"], expected.embeddings,
-        rtol=1e-5, atol=1e-6)
+        layer.get_embedding_tables()["words"],
+        expected.embeddings,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def stock():
     return tf_keras.layers.Embedding(
-        12, 4, tf_keras.initializers.Constant(keras3.START))
+        12, 4, tf_keras.initializers.Constant(keras3.START)
+    )
 
 
 @pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
@@ -413,12 +485,14 @@ def test_fit_trains_a_model_without_training_as_a_stock_layer():
 
 def sharded():
     return tlm.layers.tf_keras.ShardedEmbedding(
-        12, 4, optimizer="sgd", name="e")
+        12, 4, optimizer="sgd", name="e"
+    )
 
 
 @pytest.mark.parametrize("make", [single, sharded])
-@pytest.mark.parametrize("optimizer", [
-    tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD])
+@pytest.mark.parametrize(
+    "optimizer", [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+)
 def test_a_table_without_a_gradient_is_an_error(optimizer, make):
     x, y = keras3.batches()
     ids = tf_keras.Input([], dtype="int64")
@@ -436,12 +510,20 @@ def test_packed_batches_train_the_same_tables():
     def make():
         ids = tf_keras.Input([10], dtype="int64")
         found = make_layer()(ids)
-        return tf_keras.Model(ids, (
-            found["title"] * found["user"] + found["title"]
-            + found["body"][:, 0] * found["body"][:, 1]))
+        return tf_keras.Model(
+            ids,
+            (
+                found["title"] * found["user"]
+                + found["title"]
+                + found["body"][:, 0] * found["body"][:, 1]
+            ),
+        )
 
-    packed = tf.data.Dataset.from_tensor_slices(
-        keras3.batches()).batch(BATCH).map(lambda x, y: (tlm.pack(x), y))
+    packed = (
+        tf.data.Dataset.from_tensor_slices(keras3.batches())
+        .batch(BATCH)
+        .map(lambda x, y: (tlm.pack(x), y))
+    )
     for num_replicas in (1, 2):
         model = compiled(strategies.mirrored(num_replicas), make=make)
         model.fit(packed, epochs=2, verbose=0)

@@ -44,7 +44,8 @@ class Token(L.Layer):
 
     def call(self, x):
         token = keras.ops.broadcast_to(
-            self.token, (keras.ops.shape(x)[0], 2, 8))
+            self.token, (keras.ops.shape(x)[0], 2, 8)
+        )
         return keras.ops.concatenate([token, x], 1) + self.positions[None]
 
 
@@ -57,6 +58,7 @@ def attention(make, **options):
         inputs = keras.Input((6, 8))
         x = make()(inputs, inputs, **options)
         return keras.Model(inputs, L.Dense(4, name="d2")(L.Flatten()(x)))
+
     return model
 
 
@@ -66,6 +68,7 @@ def reversible(tied):
         table = L.ReversibleEmbedding(16, 8, tie_weights=tied)
         x = table(table(inputs), reverse=True)
         return keras.Model(inputs, L.Dense(4, name="d2")(L.Flatten()(x)))
+
     return model
 
 
@@ -74,61 +77,102 @@ def einsum(equation, shape, bias):
 
 
 def einsum_of_heads(equation, shape, bias):
-    return stack((6, 8), lambda: L.Reshape((6, 4, 2)),
-                 lambda: L.EinsumDense(equation, shape, bias_axes=bias))
+    return stack(
+        (6, 8),
+        lambda: L.Reshape((6, 4, 2)),
+        lambda: L.EinsumDense(equation, shape, bias_axes=bias),
+    )
 
 
 S, T = pairs.SERIES, pairs.TOKENS
 MODELS = {
     "Dense": (stack((8,), lambda: L.Dense(16)), pairs.FEATURES),
     "Dense of series": (stack((6, 8), lambda: L.Dense(16)), S),
-    **{equation: (einsum(equation, *rest), S) for equation, *rest in (
-        ("abc,cd->abd", (6, 16), "d"), ("abc,cde->abde", (6, 4, 2), "de"),
-        ("...x,xy->...y", 16, "y"), ("bqm,muh->bquh", (6, 4, 2), "uh"),
-        ("abc,bc->ab", 6, None), ("abc,bcd->ad", 8, "d"),
-        ("abc,bcd->abd", (6, 8), "bd"), ("abc,bd->adc", (4, 8), "d"),
-        ("bqm,mu->buq", (4, 6), "u"))},
-    **{equation: (einsum_of_heads(equation, *rest), S)
-       for equation, *rest in (
-           ("abcd,cde->abe", (6, 8), "e"), ("...nh,nhd->...d", 8, "d"))},
+    **{
+        equation: (einsum(equation, *rest), S)
+        for equation, *rest in (
+            ("abc,cd->abd", (6, 16), "d"),
+            ("abc,cde->abde", (6, 4, 2), "de"),
+            ("...x,xy->...y", 16, "y"),
+            ("bqm,muh->bquh", (6, 4, 2), "uh"),
+            ("abc,bc->ab", 6, None),
+            ("abc,bcd->ad", 8, "d"),
+            ("abc,bcd->abd", (6, 8), "bd"),
+            ("abc,bd->adc", (4, 8), "d"),
+            ("bqm,mu->buq", (4, 6), "u"),
+        )
+    },
+    **{
+        equation: (einsum_of_heads(equation, *rest), S)
+        for equation, *rest in (
+            ("abcd,cde->abe", (6, 8), "e"),
+            ("...nh,nhd->...d", 8, "d"),
+        )
+    },
     "Embedding": (stack((6,), lambda: L.Embedding(16, 8)), T),
-    "Embedding with a mask": (stack(
-        (6,), lambda: L.Embedding(16, 8, mask_zero=True),
-        lambda: L.GlobalAveragePooling1D()), T),
+    "Embedding with a mask": (
+        stack(
+            (6,),
+            lambda: L.Embedding(16, 8, mask_zero=True),
+            lambda: L.GlobalAveragePooling1D(),
+        ),
+        T,
+    ),
     "ReversibleEmbedding": (reversible(True), T),
     "ReversibleEmbedding of two tables": (reversible(False), T),
     "Conv1D": (stack((6, 8), lambda: L.Conv1D(4, 3)), S),
     "Conv2D": (stack((8, 8, 4), lambda: L.Conv2D(4, 2)), IMAGES),
     "Conv2DTranspose": (
-        stack((8, 8, 4), lambda: L.Conv2DTranspose(4, 2)), IMAGES),
-    "DepthwiseConv2D": (
-        stack((8, 8, 4), lambda: L.DepthwiseConv2D(2)), IMAGES),
+        stack((8, 8, 4), lambda: L.Conv2DTranspose(4, 2)),
+        IMAGES,
+    ),
+    "DepthwiseConv2D": (stack((8, 8, 4), lambda: L.DepthwiseConv2D(2)), IMAGES),
     "SeparableConv1D": (stack((6, 8), lambda: L.SeparableConv1D(4, 2)), S),
     "SeparableConv2D": (
-        stack((8, 8, 4), lambda: L.SeparableConv2D(4, 2)), IMAGES),
+        stack((8, 8, 4), lambda: L.SeparableConv2D(4, 2)),
+        IMAGES,
+    ),
     "LayerNormalization": (stack((6, 8), lambda: L.LayerNormalization()), S),
     "LayerNormalization of two axes": (
-        stack((6, 8), lambda: L.LayerNormalization(axis=(1, 2))), S),
+        stack((6, 8), lambda: L.LayerNormalization(axis=(1, 2))),
+        S,
+    ),
     "BatchNormalization": (stack((6, 8), lambda: L.BatchNormalization()), S),
     "BatchNormalization of images": (
-        stack((8, 8, 4), lambda: L.BatchNormalization()), IMAGES),
+        stack((8, 8, 4), lambda: L.BatchNormalization()),
+        IMAGES,
+    ),
     "GroupNormalization": (stack((6, 8), lambda: L.GroupNormalization(4)), S),
     "RMSNormalization": (stack((6, 8), lambda: L.RMSNormalization()), S),
     "PReLU": (stack((6, 8), lambda: L.PReLU()), S),
     "MultiHeadAttention": (
-        attention(lambda: L.MultiHeadAttention(4, 2, output_shape=8),
-                  use_causal_mask=True), S),
-    "MultiHeadAttention of other values": (attention(
-        lambda: L.MultiHeadAttention(4, 2, value_dim=4, use_bias=False)), S),
-    "GroupQueryAttention": (attention(
-        lambda: L.GroupQueryAttention(2, 4, 2), use_causal_mask=True), S),
+        attention(
+            lambda: L.MultiHeadAttention(4, 2, output_shape=8),
+            use_causal_mask=True,
+        ),
+        S,
+    ),
+    "MultiHeadAttention of other values": (
+        attention(
+            lambda: L.MultiHeadAttention(4, 2, value_dim=4, use_bias=False)
+        ),
+        S,
+    ),
+    "GroupQueryAttention": (
+        attention(lambda: L.GroupQueryAttention(2, 4, 2), use_causal_mask=True),
+        S,
+    ),
     "AdditiveAttention": (lambda: _additive(), S),
     "products": (stack((8,), lambda: Products()), pairs.FEATURES),
     "token": (stack((6, 8), lambda: Token()), S),
-    "SpectralNormalization": (stack(
-        (8,), lambda: L.SpectralNormalization(L.Dense(16))), pairs.FEATURES),
+    "SpectralNormalization": (
+        stack((8,), lambda: L.SpectralNormalization(L.Dense(16))),
+        pairs.FEATURES,
+    ),
     "TimeDistributed": (
-        stack((6, 8), lambda: L.TimeDistributed(L.Dense(16))), S),
+        stack((6, 8), lambda: L.TimeDistributed(L.Dense(16))),
+        S,
+    ),
 }
 
 
@@ -145,19 +189,24 @@ def plain(name):
 
 
 def _weights(name):
-    return {re.escape(w.path.replace("/", ".")): tuple(w.shape)
-            for w in plain(name).weights
-            if ".d2." not in f".{w.path.replace('/', '.')}"
-            and "seed" not in w.path}
+    return {
+        re.escape(w.path.replace("/", ".")): tuple(w.shape)
+        for w in plain(name).weights
+        if ".d2." not in f".{w.path.replace('/', '.')}" and "seed" not in w.path
+    }
 
 
 def layouts(shape):
     """Yields every layout that divides a variable of `shape`."""
     for axes in itertools.product((None, "batch", "model"), repeat=len(shape)):
         used = [axis for axis in axes if axis is not None]
-        if used and len(set(used)) == len(used) and all(
-                axis is None or size % 2 == 0
-                for axis, size in zip(axes, shape)):
+        if (
+            used
+            and len(set(used)) == len(used)
+            and all(
+                axis is None or size % 2 == 0 for axis, size in zip(axes, shape)
+            )
+        ):
             yield axes
 
 
@@ -165,8 +214,10 @@ def whole_map(name, order):
     """All weights as maps of fully sharded data parallelism divide them."""
     found = {".*d2.kernel": order}
     for key, shape in _weights(name).items():
-        axes, left = [None] * len(shape), [
-            axis for axis in order if len(shape) > 1 or axis == "model"]
+        axes, left = (
+            [None] * len(shape),
+            [axis for axis in order if len(shape) > 1 or axis == "model"],
+        )
         for dim, size in enumerate(shape):
             if left and size % 2 == 0:
                 axes[dim] = left.pop(0)
@@ -184,10 +235,17 @@ def every_map(name):
 
 def numbers_of(model, x):
     """Trains two steps; returns all that can be compared."""
-    predicted = [model.predict(x[:size], verbose=0, batch_size=size)
-                 for size in (8, 5)]
-    losses = pairs.fit(model, x[:16], pairs.LABELS[:16], epochs=1, metrics=(),
-                       optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    predicted = [
+        model.predict(x[:size], verbose=0, batch_size=size) for size in (8, 5)
+    ]
+    losses = pairs.fit(
+        model,
+        x[:16],
+        pairs.LABELS[:16],
+        epochs=1,
+        metrics=(),
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+    )
     return [*predicted, losses["loss"], model.get_weights()]
 
 

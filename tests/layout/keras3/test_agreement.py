@@ -39,8 +39,9 @@ OPTIMIZERS = {
     "SGD": lambda: O.SGD(0.05),
     "Adagrad": lambda: O.Adagrad(0.05),
     "Adam global_clipnorm": lambda: O.Adam(0.003, global_clipnorm=0.1),
-    "SGD EMA": lambda: O.SGD(0.05, use_ema=True, ema_momentum=0.9,
-                             ema_overwrite_frequency=5),
+    "SGD EMA": lambda: O.SGD(
+        0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5
+    ),
     "SGD weight decay": lambda: O.SGD(0.05, weight_decay=0.01),
     "Adam clipnorm": lambda: O.Adam(0.003, clipnorm=0.1),
     "Adam": lambda: O.Adam(0.003),
@@ -49,7 +50,8 @@ OPTIMIZERS = {
     "Adamax": lambda: O.Adamax(0.003),
     "Nadam": lambda: O.Nadam(0.003),
     "SGD nesterov, clipvalue": lambda: O.SGD(
-        0.02, momentum=0.9, nesterov=True, clipvalue=0.1),
+        0.02, momentum=0.9, nesterov=True, clipvalue=0.1
+    ),
     "Adadelta": lambda: O.Adadelta(0.5),
     "RMSprop": lambda: O.RMSprop(0.001, momentum=0.5),
     "Ftrl": lambda: O.Ftrl(0.05),
@@ -70,45 +72,98 @@ stack, HEAD = test_layers.stack, test_layers.HEAD
 # In the order in which they pair off with the optimizers: Embedding trains by
 # sparse gradients with SGD and Adagrad.
 LAYERS = {
-    "Embedding rows": (embedding, pairs.TOKENS,
-                       {"e.embeddings": ("model", None)}),
-    "Embedding columns": (embedding, pairs.TOKENS,
-                          {"e.embeddings": (None, "model")}),
+    "Embedding rows": (
+        embedding,
+        pairs.TOKENS,
+        {"e.embeddings": ("model", None)},
+    ),
+    "Embedding columns": (
+        embedding,
+        pairs.TOKENS,
+        {"e.embeddings": (None, "model")},
+    ),
     "Dense": (pairs.dense_model, pairs.FEATURES, pairs.DENSE),
     "BatchNormalization": (
-        stack((8,), lambda: L.Dense(16, use_bias=False, name="d1"),
-              lambda: L.BatchNormalization(name="bn"), lambda: L.ReLU()),
-        pairs.FEATURES, {"d1.kernel": (None, "model"), "bn.gamma": ("model",),
-                         **HEAD}),
-    "Conv1D": (stack((6, 8), lambda: L.Conv1D(4, 3, padding="causal"),
-                     lambda: L.MaxPooling1D()),
-               pairs.SERIES, HEAD),
-    "Conv3D": (stack((8, 8, 3), lambda: L.Reshape((8, 8, 3, 1)),
-                     lambda: L.Conv3D(2, 2), lambda: L.MaxPooling3D((2, 2, 1))),
-               pairs.IMAGES, HEAD),
+        stack(
+            (8,),
+            lambda: L.Dense(16, use_bias=False, name="d1"),
+            lambda: L.BatchNormalization(name="bn"),
+            lambda: L.ReLU(),
+        ),
+        pairs.FEATURES,
+        {"d1.kernel": (None, "model"), "bn.gamma": ("model",), **HEAD},
+    ),
+    "Conv1D": (
+        stack(
+            (6, 8),
+            lambda: L.Conv1D(4, 3, padding="causal"),
+            lambda: L.MaxPooling1D(),
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "Conv3D": (
+        stack(
+            (8, 8, 3),
+            lambda: L.Reshape((8, 8, 3, 1)),
+            lambda: L.Conv3D(2, 2),
+            lambda: L.MaxPooling3D((2, 2, 1)),
+        ),
+        pairs.IMAGES,
+        HEAD,
+    ),
     "attention": test_layers.FAST["attention"],
     "LayerNormalization": (
         stack((6, 8), lambda: L.LayerNormalization(name="n")),
-        pairs.SERIES, {"n.gamma": ("model",), **HEAD}),
+        pairs.SERIES,
+        {"n.gamma": ("model",), **HEAD},
+    ),
     "RMSNormalization": (
-        stack((6, 8), lambda: L.UnitNormalization(),
-              lambda: L.RMSNormalization(name="n")),
-        pairs.SERIES, {"n.scale": ("model",), **HEAD}),
+        stack(
+            (6, 8),
+            lambda: L.UnitNormalization(),
+            lambda: L.RMSNormalization(name="n"),
+        ),
+        pairs.SERIES,
+        {"n.scale": ("model",), **HEAD},
+    ),
     # Training one too is for test_agreement_of_missing_ops.
     "fixed SeparableConv2D": (
         stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3, trainable=False)),
-        pairs.IMAGES, HEAD),
-    "GRU": (stack((6, 8), lambda: L.GRU(8, unroll=True, name="r")),
-            pairs.SERIES, {"r.cell.kernel": ("model", None),
-                           "r.cell.recurrent_kernel": ("batch", None)}),
-    "Dropout": (stack((8,), lambda: L.Dense(16, activation="tanh", name="d1"),
-                      lambda: L.Dropout(0.3)),
-                pairs.FEATURES, pairs.DENSE),
-    **{name: test_layers.FAST[name] for name in (
-        "EinsumDense", "images", "LSTM")},
-    **{name: test_layers.SLOW[name] for name in (
-        "Conv2DTranspose", "average pooling", "GroupNormalization",
-        "global pooling", "TimeDistributed")},
+        pairs.IMAGES,
+        HEAD,
+    ),
+    "GRU": (
+        stack((6, 8), lambda: L.GRU(8, unroll=True, name="r")),
+        pairs.SERIES,
+        {
+            "r.cell.kernel": ("model", None),
+            "r.cell.recurrent_kernel": ("batch", None),
+        },
+    ),
+    "Dropout": (
+        stack(
+            (8,),
+            lambda: L.Dense(16, activation="tanh", name="d1"),
+            lambda: L.Dropout(0.3),
+        ),
+        pairs.FEATURES,
+        pairs.DENSE,
+    ),
+    **{
+        name: test_layers.FAST[name]
+        for name in ("EinsumDense", "images", "LSTM")
+    },
+    **{
+        name: test_layers.SLOW[name]
+        for name in (
+            "Conv2DTranspose",
+            "average pooling",
+            "GroupNormalization",
+            "global pooling",
+            "TimeDistributed",
+        )
+    },
 }
 assert len(LAYERS) == len(OPTIMIZERS)
 
@@ -116,9 +171,12 @@ assert len(LAYERS) == len(OPTIMIZERS)
 # On one mesh each, by turns: both divisions of a table by both of the sparse
 # rules, and norms of divided gradients.
 MORE_PAIRS = [
-    ("Embedding rows", "Adagrad"), ("Embedding columns", "SGD"),
-    ("attention", "Adam clipnorm"), ("attention", "Adam global_clipnorm"),
-    ("EinsumDense", "Adam clipnorm")]
+    ("Embedding rows", "Adagrad"),
+    ("Embedding columns", "SGD"),
+    ("attention", "Adam clipnorm"),
+    ("attention", "Adam global_clipnorm"),
+    ("EinsumDense", "Adam clipnorm"),
+]
 
 
 def cases():
@@ -128,13 +186,17 @@ def cases():
     """
     settings = list(OPTIMIZERS)
     for index, (layer, *more) in enumerate(
-            [(layer,) for layer in LAYERS] + MORE_PAIRS):
+        [(layer,) for layer in LAYERS] + MORE_PAIRS
+    ):
         own = (index + 1) % len(MESHES)
         for place, sizes in enumerate(MESHES):
             if EXPLORE or place == own:
                 shifted = index + len(MESHES) * (place - own)
-                yield (layer, *(more or [settings[shifted % len(settings)]]),
-                       sizes)
+                yield (
+                    layer,
+                    *(more or [settings[shifted % len(settings)]]),
+                    sizes,
+                )
 
 
 class Losses(keras.callbacks.Callback):
@@ -150,8 +212,14 @@ class Losses(keras.callbacks.Callback):
 
 def losses_of(model, x, optimizer):
     noted = Losses()
-    pairs.fit(model, x, optimizer=optimizer, metrics=(), callbacks=[noted],
-              epochs=STEPS // PER_EPOCH)
+    pairs.fit(
+        model,
+        x,
+        optimizer=optimizer,
+        metrics=(),
+        callbacks=[noted],
+        epochs=STEPS // PER_EPOCH,
+    )
     assert len(noted.found) == STEPS
     return np.array(noted.found)
 
@@ -173,14 +241,22 @@ def compare(layer, setting, sizes, tolerance, policy="float32"):
     make, x, axes = LAYERS[layer]
     model = pairs.on_mesh(make, axes, mesh_of(batch=batch, model=parts))
     assert any(map(any, map(axes_of, model.weights)))
-    difference = np.max(np.abs(
-        losses_of(model, x, OPTIMIZERS[setting]()) - losses))
+    difference = np.max(
+        np.abs(losses_of(model, x, OPTIMIZERS[setting]()) - losses)
+    )
     if EXPLORE:
-        print(f"\n{difference:.1e} {layer}, {setting} on {batch}x{parts}",
-              file=sys.stderr)
+        print(
+            f"\n{difference:.1e} {layer}, {setting} on {batch}x{parts}",
+            file=sys.stderr,
+        )
     assert difference < tolerance
-    pairs.assert_same_weights(expected, model, but=ROUNDING,
-                              rtol=100 * tolerance, atol=100 * tolerance)
+    pairs.assert_same_weights(
+        expected,
+        model,
+        but=ROUNDING,
+        rtol=100 * tolerance,
+        atol=100 * tolerance,
+    )
 
 
 @pytest.mark.parametrize("layer, setting, sizes", list(cases()))
@@ -188,8 +264,9 @@ def test_losses_agree(layer, setting, sizes):
     compare(layer, setting, sizes, CLOSE)
 
 
-@pytest.mark.parametrize("sizes", MESHES if EXPLORE else MESHES[-1:],
-                         ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize(
+    "sizes", MESHES if EXPLORE else MESHES[-1:], ids="{0[0]}x{0[1]}".format
+)
 def test_losses_agree_in_bfloat16_as_far_as_it_goes(sizes):
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:

@@ -10,25 +10,49 @@ L = test_agreement.L
 stack, HEAD = test_layers.stack, test_layers.HEAD
 
 LAYERS = {
-    "SeparableConv2D": (stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3)),
-                        pairs.IMAGES, HEAD),
+    "SeparableConv2D": (
+        stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3)),
+        pairs.IMAGES,
+        HEAD,
+    ),
     # The gradient of its inputs, too.
     "DepthwiseConv2D": (
-        stack((8, 8, 3), lambda: L.Conv2D(2, 3),
-              lambda: L.DepthwiseConv2D(3, depth_multiplier=2)),
-        pairs.IMAGES, HEAD),
-    "SeparableConv1D": (stack((6, 8), lambda: L.SeparableConv1D(4, 3)),
-                        pairs.SERIES, HEAD),
+        stack(
+            (8, 8, 3),
+            lambda: L.Conv2D(2, 3),
+            lambda: L.DepthwiseConv2D(3, depth_multiplier=2),
+        ),
+        pairs.IMAGES,
+        HEAD,
+    ),
+    "SeparableConv1D": (
+        stack((6, 8), lambda: L.SeparableConv1D(4, 3)),
+        pairs.SERIES,
+        HEAD,
+    ),
     "AveragePooling2D": (
-        stack((8, 8, 3), lambda: L.Conv2D(4, 3),
-              lambda: L.AveragePooling2D(2)), pairs.IMAGES, HEAD),
+        stack((8, 8, 3), lambda: L.Conv2D(4, 3), lambda: L.AveragePooling2D(2)),
+        pairs.IMAGES,
+        HEAD,
+    ),
     "AveragePooling3D": (
-        stack((8, 8, 3), lambda: L.Reshape((8, 8, 3, 1)),
-              lambda: L.Conv3D(2, 2), lambda: L.AveragePooling3D((2, 2, 1))),
-        pairs.IMAGES, HEAD),
+        stack(
+            (8, 8, 3),
+            lambda: L.Reshape((8, 8, 3, 1)),
+            lambda: L.Conv3D(2, 2),
+            lambda: L.AveragePooling3D((2, 2, 1)),
+        ),
+        pairs.IMAGES,
+        HEAD,
+    ),
 }
-SETTINGS = ("Adam", "SGD weight decay", "Adam clipnorm", "RMSprop",
-            "Adam global_clipnorm")
+SETTINGS = (
+    "Adam",
+    "SGD weight decay",
+    "Adam clipnorm",
+    "RMSprop",
+    "Adam global_clipnorm",
+)
 
 
 def cases():
@@ -41,9 +65,13 @@ def cases():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:To ")
-@pytest.mark.parametrize("layer, setting, sizes", [
-    pytest.param(*case, id=f"{case[0]}-{case[1]}-{len(case[2])}")
-    for case in cases()])
+@pytest.mark.parametrize(
+    "layer, setting, sizes",
+    [
+        pytest.param(*case, id=f"{case[0]}-{case[1]}-{len(case[2])}")
+        for case in cases()
+    ],
+)
 def test_losses_agree(layer, setting, sizes, monkeypatch):
     monkeypatch.setitem(test_agreement.LAYERS, layer, LAYERS[layer])
     test_agreement.compare(layer, setting, sizes, CLOSE)

@@ -22,33 +22,54 @@ IDS[0, 0] = -1
 
 
 def model():
-    return keras.Sequential([
-        keras.Input((6,), dtype="int32"),
-        keras.layers.Embedding(16, 8, name="e"),
-        keras.layers.Flatten(), keras.layers.Dense(4, name="head")])
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(16, 8, name="e"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(4, name="head"),
+        ]
+    )
 
 
-@pytest.mark.parametrize("sizes", [dict(batch=2, model=2),
-                                   dict(batch=1, model=4)])
-@pytest.mark.parametrize("make", [
-    lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
-    lambda: keras.optimizers.Adam(0.01)], ids=["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(
+    "sizes", [dict(batch=2, model=2), dict(batch=1, model=4)]
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: keras.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adam(0.01),
+    ],
+    ids=["sgd", "adagrad", "adam"],
+)
 def test_it_trains_as_without_a_mesh(sizes, make):
     trained = pairs.assert_trains_alike(
-        model, IDS, {"e.embeddings": ROWS}, mesh=mesh_of(**sizes),
-        optimizer=make)
+        model,
+        IDS,
+        {"e.embeddings": ROWS},
+        mesh=mesh_of(**sizes),
+        optimizer=make,
+    )
     assert axes_of(trained.get_layer("e").embeddings) == ROWS
     pairs.assert_slots_lie_like_weights(trained)
 
 
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
-@pytest.mark.parametrize("make", [
-    lambda: keras.optimizers.Adagrad(0.1),
-    lambda: keras.optimizers.Adam(0.01)], ids=["adagrad", "adam"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adam(0.01),
+    ],
+    ids=["adagrad", "adam"],
+)
 def test_repeated_ids_train_a_table_that_the_batch_axis_divides(axes, make):
     # Keras squares the gradients of equal rows one by one.
     trained = pairs.assert_trains_alike(
-        model, IDS, {"e.embeddings": axes}, optimizer=make)
+        model, IDS, {"e.embeddings": axes}, optimizer=make
+    )
     assert axes_of(trained.get_layer("e").embeddings) == axes
 
 
@@ -59,38 +80,54 @@ def test_a_table_that_is_also_multiplied_by_trains_as_without_a_mesh():
         x = keras.layers.Flatten()(table(table(ids), reverse=True))
         return keras.Model(ids, keras.layers.Dense(4, name="head")(x))
 
-    pairs.assert_trains_alike(
-        tied, IDS, {"e.embeddings": ("batch", "model")})
+    pairs.assert_trains_alike(tied, IDS, {"e.embeddings": ("batch", "model")})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [
-    lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1),
-    lambda: keras.optimizers.Adam(0.01)], ids=["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: keras.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adam(0.01),
+    ],
+    ids=["sgd", "adagrad", "adam"],
+)
 def test_many_steps_give_the_losses_of_keras(make):
     epochs = 50 if EXPLORE else 15  # of 4 steps
-    losses = [pairs.fit(one, IDS, optimizer=make(), epochs=epochs)["loss"]
-              for one in (pairs.plain(model),
-                          pairs.on_mesh(model, {"e.embeddings": ROWS}))]
+    losses = [
+        pairs.fit(one, IDS, optimizer=make(), epochs=epochs)["loss"]
+        for one in (
+            pairs.plain(model),
+            pairs.on_mesh(model, {"e.embeddings": ROWS}),
+        )
+    ]
     np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
 
 
-@pytest.mark.parametrize("make", [keras.optimizers.SGD,
-                                  keras.optimizers.Adagrad])
+@pytest.mark.parametrize(
+    "make", [keras.optimizers.SGD, keras.optimizers.Adagrad]
+)
 def test_no_operation_of_a_step_has_the_size_of_the_table(make):
     num_rows = 4096
 
     def big():
-        return keras.Sequential([
-            keras.Input((6,), dtype="int32"),
-            keras.layers.Embedding(num_rows, 8, name="e"),
-            keras.layers.Flatten(), keras.layers.Dense(4, name="head")])
+        return keras.Sequential(
+            [
+                keras.Input((6,), dtype="int32"),
+                keras.layers.Embedding(num_rows, 8, name="e"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(4, name="head"),
+            ]
+        )
 
     meshed = pairs.on_mesh(big, {"e.embeddings": ROWS})
     meshed.compile(make(0.1), pairs.loss())
     meshed.optimizer.build(meshed.trainable_variables)
-    table, slots = meshed.get_layer("e").embeddings, len(
-        meshed.optimizer.variables)
+    table, slots = (
+        meshed.get_layer("e").embeddings,
+        len(meshed.optimizer.variables),
+    )
 
     @tf.function(autograph=False)
     def step(x, y):
@@ -99,13 +136,20 @@ def test_no_operation_of_a_step_has_the_size_of_the_table(make):
         weights = meshed.trainable_weights
         meshed.optimizer.apply(tape.gradient(loss, weights), weights)
 
-    batch = [transfer.to_mesh(v[:8], dtensor.Layout.replicated(
-        table.mesh, v.ndim)) for v in (IDS, pairs.LABELS)]
+    batch = [
+        transfer.to_mesh(v[:8], dtensor.Layout.replicated(table.mesh, v.ndim))
+        for v in (IDS, pairs.LABELS)
+    ]
     with trace_context.default_mesh(table.mesh):
         graph = step.get_concrete_function(*batch).graph
-    large = [op.name for op in graph.get_operations() for out in op.outputs
-             if out.dtype != tf.resource and out.shape.rank and
-             (out.shape.num_elements() or 0) >= num_rows]
+    large = [
+        op.name
+        for op in graph.get_operations()
+        for out in op.outputs
+        if out.dtype != tf.resource
+        and out.shape.rank
+        and (out.shape.num_elements() or 0) >= num_rows
+    ]
     assert slots >= 2 and large == []
 
 
@@ -146,15 +190,17 @@ def test_without_a_mesh_embedding_is_as_ever():
     engine.ensure("keras3")
     layer = keras.layers.Embedding(4, 2)
     np.testing.assert_array_equal(
-        layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3])
+        layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3]
+    )
 
 
 def test_gather_takes_rows_of_a_divided_tensor():
     mesh = mesh_of(batch=2, model=2)
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     ids = np.array([7, 0, 0, 4, 3])
-    run = tf.function(
-        lambda t, i: embedding_rows.gather(t, i, mesh, "model"))
-    found = run(transfer.to_mesh(rows, layout_of(mesh, *ROWS)),
-                transfer.to_mesh(ids, layout_of(mesh, None)))
+    run = tf.function(lambda t, i: embedding_rows.gather(t, i, mesh, "model"))
+    found = run(
+        transfer.to_mesh(rows, layout_of(mesh, *ROWS)),
+        transfer.to_mesh(ids, layout_of(mesh, None)),
+    )
     np.testing.assert_array_equal(transfer.to_host(found), rows[ids])

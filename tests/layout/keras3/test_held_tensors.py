@@ -22,19 +22,23 @@ class Positions(keras.layers.Layer):
     def build(self, shape):
         self.ids = keras.ops.flip(keras.ops.arange(shape[-1]))
         self.table = keras.ops.reshape(
-            keras.ops.arange(16 * 16, dtype="float32") / 100, (16, 16))
+            keras.ops.arange(16 * 16, dtype="float32") / 100, (16, 16)
+        )
 
     def call(self, x):
         x = keras.ops.take(x, self.ids, axis=1)
         mask = keras.ops.cast(self.mask[:16], x.dtype)
-        return keras.ops.matmul(x * mask, self.table) + keras.ops.cast(
-            self.half[8], x.dtype) + keras.ops.cast(
-                tf.size(self.words), x.dtype) / 200
+        return (
+            keras.ops.matmul(x * mask, self.table)
+            + keras.ops.cast(self.half[8], x.dtype)
+            + keras.ops.cast(tf.size(self.words), x.dtype) / 200
+        )
 
 
 def normalization():
-    return keras.layers.Normalization(mean=np.arange(8.0) / 8,
-                                      variance=np.arange(1.0, 9.0))
+    return keras.layers.Normalization(
+        mean=np.arange(8.0) / 8, variance=np.arange(1.0, 9.0)
+    )
 
 
 class Loss(keras.losses.Loss):
@@ -53,8 +57,9 @@ class Metric(keras.metrics.Metric):
         self.factors = tf.constant([0.5, 1.0, 1.5, 2.0])
 
     def update_state(self, y, logits, sample_weight=None):
-        self.total.assign_add(keras.ops.sum(
-            keras.ops.square(logits) * self.factors))
+        self.total.assign_add(
+            keras.ops.sum(keras.ops.square(logits) * self.factors)
+        )
 
     def result(self):
         return self.total * self.factors[2]
@@ -67,10 +72,15 @@ class OwnStep(keras.Sequential):
 
 
 def model(*layers, of=keras.Sequential, after=()):
-    return lambda: of([keras.Input((8,)), *(make() for make in layers),
-                       keras.layers.Dense(16, activation="tanh", name="d1"),
-                       *(make() for make in after),
-                       keras.layers.Dense(4, name="d2")])
+    return lambda: of(
+        [
+            keras.Input((8,)),
+            *(make() for make in layers),
+            keras.layers.Dense(16, activation="tanh", name="d1"),
+            *(make() for make in after),
+            keras.layers.Dense(4, name="d2"),
+        ]
+    )
 
 
 CASES = {
@@ -83,26 +93,35 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name, run_eagerly", [
-    *((name, False) for name in CASES), ("layer", True), ("loss", True)])
+@pytest.mark.parametrize(
+    "name, run_eagerly",
+    [*((name, False) for name in CASES), ("layer", True), ("loss", True)],
+)
 def test_models_do_as_without_a_mesh(name, run_eagerly):
     make, parts = CASES[name]
 
     def history(model):
-        model.compile(keras.optimizers.Adam(0.01),
-                      parts.get("loss", pairs.loss)(),
-                      metrics=[part() for part in [parts.get("metrics")]
-                               if part], run_eagerly=run_eagerly)
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            parts.get("loss", pairs.loss)(),
+            metrics=[part() for part in [parts.get("metrics")] if part],
+            run_eagerly=run_eagerly,
+        )
         x, y = pairs.FEATURES, pairs.LABELS
         options = {"batch_size": 8, "verbose": 0}
         losses = []
         seen = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda _, logs: losses.append(logs))
+            on_train_batch_end=lambda _, logs: losses.append(logs)
+        )
         model.fit(x, y, shuffle=False, callbacks=[seen], **options)
         assert len(losses) == 4
-        return (losses, model.evaluate(x, y, **options),
-                model.predict(x, **options), model(x).numpy(),
-                model(x, training=True).numpy())
+        return (
+            losses,
+            model.evaluate(x, y, **options),
+            model.predict(x, **options),
+            model(x).numpy(),
+            model(x, training=True).numpy(),
+        )
 
     plain, spread = history(pairs.plain(make)), history(pairs.on_mesh(make))
     pairs.assert_alike(plain, spread, rtol=1e-6, atol=2e-6)
@@ -112,9 +131,11 @@ def test_a_callback_computes_with_weights():
     seen = []
 
     def watch(model):
-        return keras.callbacks.LambdaCallback(on_train_begin=lambda _: (
-            seen.append(float(keras.ops.sum(
-                model.layers[0].kernel * tf.ones([8, 16]))))))
+        return keras.callbacks.LambdaCallback(
+            on_train_begin=lambda _: seen.append(
+                float(keras.ops.sum(model.layers[0].kernel * tf.ones([8, 16])))
+            )
+        )
 
     for one in (pairs.plain(model()), pairs.on_mesh(model())):
         pairs.fit(one, epochs=1, callbacks=[watch(one)])

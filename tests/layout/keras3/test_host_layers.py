@@ -18,7 +18,8 @@ def columns(count=20):
     return {
         "color": np.array(WORDS + ["other"])[RNG.integers(0, 4, (count, 1))],
         "code": RNG.integers(0, 5, (count, 1)),
-        "size": RNG.normal(size=(count, 1)).astype(np.float32)}
+        "size": RNG.normal(size=(count, 1)).astype(np.float32),
+    }
 
 
 DATA, LABELS = columns(), RNG.integers(0, 4, 20)
@@ -27,82 +28,112 @@ AXES = {"words.embeddings": ("model", None), "d1.kernel": (None, "model")}
 
 def by_columns():
     """Strings, integers and numbers, side by side."""
-    inputs = {"color": keras.Input((1,), dtype="string", name="color"),
-              "code": keras.Input((1,), dtype="int64", name="code"),
-              "size": keras.Input((1,), name="size")}
+    inputs = {
+        "color": keras.Input((1,), dtype="string", name="color"),
+        "code": keras.Input((1,), dtype="int64", name="code"),
+        "size": keras.Input((1,), name="size"),
+    }
     color = L.StringLookup(vocabulary=WORDS, name="lookup")(inputs["color"])
-    code = L.IntegerLookup(vocabulary=[1, 2, 3], output_mode="one_hot",
-                           name="codes")(inputs["code"])
+    code = L.IntegerLookup(
+        vocabulary=[1, 2, 3], output_mode="one_hot", name="codes"
+    )(inputs["code"])
     crossed = L.HashedCrossing(8, output_mode="one_hot", name="crossed")(
-        (inputs["color"], inputs["code"]))
-    x = L.Concatenate(name="all")([
-        L.Flatten()(L.Embedding(4, 8, name="words")(color)),
-        # The mesh uses the code itself, too.
-        keras.ops.cast(inputs["code"], "float32"), code, crossed,
-        inputs["size"]])
+        (inputs["color"], inputs["code"])
+    )
+    x = L.Concatenate(name="all")(
+        [
+            L.Flatten()(L.Embedding(4, 8, name="words")(color)),
+            # The mesh uses the code itself, too.
+            keras.ops.cast(inputs["code"], "float32"),
+            code,
+            crossed,
+            inputs["size"],
+        ]
+    )
     x = L.Dense(16, activation="tanh", name="d1")(x)
     return keras.Model(inputs, L.Dense(4, name="d2")(x))
 
 
 def of_sentences():
-    return keras.Sequential([
-        keras.Input((1,), dtype="string"),
-        L.TextVectorization(vocabulary=WORDS, output_sequence_length=4,
-                            name="vectorize"),
-        L.Embedding(8, 8, name="words"), L.Flatten(),
-        L.Dense(16, activation="tanh", name="d1"), L.Dense(4, name="d2")])
+    return keras.Sequential(
+        [
+            keras.Input((1,), dtype="string"),
+            L.TextVectorization(
+                vocabulary=WORDS, output_sequence_length=4, name="vectorize"
+            ),
+            L.Embedding(8, 8, name="words"),
+            L.Flatten(),
+            L.Dense(16, activation="tanh", name="d1"),
+            L.Dense(4, name="d2"),
+        ]
+    )
 
 
-SENTENCES = np.array([[" ".join(RNG.choice(WORDS + ["far"], 3))]
-                      for _ in range(20)])
+SENTENCES = np.array(
+    [[" ".join(RNG.choice(WORDS + ["far"], 3))] for _ in range(20)]
+)
 
 
 @pytest.mark.slow  # Each compiles two models for fit, evaluate and predict.
-@pytest.mark.parametrize("make, x", [
-    (by_columns, DATA), (of_sentences, SENTENCES)])
+@pytest.mark.parametrize(
+    "make, x", [(by_columns, DATA), (of_sentences, SENTENCES)]
+)
 def test_a_model_trains_as_without_a_mesh(make, x, tmp_path):
     x = tf.nest.map_structure(tf.constant, x)
     first, second = pairs.plain(make), pairs.on_mesh(make, AXES)
     results = []
     for model in (first, second):
         history = pairs.fit(model, x, LABELS)
-        results.append([
-            history, model.evaluate(x, LABELS, batch_size=8, verbose=0),
-            model.predict(x, batch_size=8, verbose=0),
-            np.asarray(model(x)),
-            model.train_on_batch(x, LABELS)])
+        results.append(
+            [
+                history,
+                model.evaluate(x, LABELS, batch_size=8, verbose=0),
+                model.predict(x, batch_size=8, verbose=0),
+                np.asarray(model(x)),
+                model.train_on_batch(x, LABELS),
+            ]
+        )
     pairs.assert_alike(*results)
     pairs.assert_same_weights(first, second)
     second.save(tmp_path / "model.keras")
     pairs.assert_alike(
-        keras.models.load_model(tmp_path / "model.keras")(x), first(x))
+        keras.models.load_model(tmp_path / "model.keras")(x), first(x)
+    )
     assert axes_of(second.get_layer("words").embeddings) == ("model", None)
 
 
 def test_a_feature_space_runs_on_the_host():
     space = keras.utils.FeatureSpace(
-        {"color": keras.utils.FeatureSpace.string_categorical(),
-         "size": keras.utils.FeatureSpace.float_normalized()},
-        output_mode="concat")
-    table = {name: tf.constant(DATA[name][:, 0]) for name in (
-        "color", "size")}
+        {
+            "color": keras.utils.FeatureSpace.string_categorical(),
+            "size": keras.utils.FeatureSpace.float_normalized(),
+        },
+        output_mode="concat",
+    )
+    table = {name: tf.constant(DATA[name][:, 0]) for name in ("color", "size")}
     space.adapt(tf.data.Dataset.from_tensor_slices(table).batch(5))
 
     def make():
         inputs = space.get_inputs()
         encoded = space.get_encoded_features()
-        return keras.Model(inputs, L.Dense(4, name="d2")(
-            L.Dense(16, activation="tanh", name="d1")(encoded)))
+        return keras.Model(
+            inputs,
+            L.Dense(4, name="d2")(
+                L.Dense(16, activation="tanh", name="d1")(encoded)
+            ),
+        )
 
     x = {name: value[:, None] for name, value in table.items()}
-    models = pairs.plain(make), pairs.on_mesh(
-        make, {"d1.kernel": (None, "model")})
-    pairs.assert_alike(*(pairs.fit(one, x, LABELS, epochs=1)
-                         for one in models))
+    models = (
+        pairs.plain(make),
+        pairs.on_mesh(make, {"d1.kernel": (None, "model")}),
+    )
+    pairs.assert_alike(*(pairs.fit(one, x, LABELS, epochs=1) for one in models))
 
 
 def test_a_step_of_a_program_may_call_the_model_with_other_inputs():
     """So nothing of it is computed before the step, and it is refused."""
+
     class Reversed(keras.Sequential):
         def train_step(self, data):
             x, y = data
@@ -115,6 +146,7 @@ def test_a_step_of_a_program_may_call_the_model_with_other_inputs():
 
 def test_a_lookup_behind_a_weight_is_refused():
     """Its input is on the mesh."""
+
     def make():
         x = inputs = keras.Input((4,))
         x = L.Dense(4, name="d1")(x)

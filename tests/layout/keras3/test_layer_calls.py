@@ -21,19 +21,27 @@ def mesh():
 @pytest.fixture(scope="module")
 def pair(mesh):
     return pairs.plain(pairs.dense_model), pairs.on_mesh(
-        pairs.dense_model, mesh=mesh)
+        pairs.dense_model, mesh=mesh
+    )
 
 
-@pytest.mark.parametrize("make", [
-    np.asarray, tf.constant, lambda x: x.astype(np.float64),
-    lambda x: tf.constant(x[:5])])
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.asarray,
+        tf.constant,
+        lambda x: x.astype(np.float64),
+        lambda x: tf.constant(x[:5]),
+    ],
+)
 def test_host_inputs_give_outputs_that_can_be_read(pair, make):
     plain, spread = (model(make(pairs.FEATURES)) for model in pair)
     pairs.assert_alike(plain.numpy(), spread.numpy())
 
 
-@pytest.mark.parametrize("axes", [("batch", None), ("batch", "model"),
-                                  (None, None)])
+@pytest.mark.parametrize(
+    "axes", [("batch", None), ("batch", "model"), (None, None)]
+)
 def test_inputs_on_the_mesh_are_used_whole(pair, mesh, axes):
     spread = pair[1](to_mesh(pairs.FEATURES, layout_of(mesh, *axes)))
     assert dtensor.is_dtensor(spread)
@@ -59,10 +67,13 @@ def test_gradients_reach_host_inputs(pair, mesh):
 
 def test_masks_travel_with_their_inputs(mesh):
     def make():
-        return keras.Sequential([
-            keras.Input((6,)),
-            keras.layers.Embedding(16, 4, mask_zero=True, name="e"),
-            keras.layers.GlobalAveragePooling1D()])
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Embedding(16, 4, mask_zero=True, name="e"),
+                keras.layers.GlobalAveragePooling1D(),
+            ]
+        )
 
     plain = pairs.plain(make)
     spread = pairs.on_mesh(make, {"e.embeddings": (None, "model")}, mesh)
@@ -94,68 +105,109 @@ def test_eye_in_a_step_on_a_mesh(mesh, shape):
 
 def test_patches_of_images_are_those_without_a_mesh(mesh):
     def make():
-        return pairs.sequential((8, 8, 3), keras.layers.Lambda(
-            lambda x: keras.ops.image.extract_patches(x, 4)),
-            keras.layers.Dense(16, name="d1"))
+        return pairs.sequential(
+            (8, 8, 3),
+            keras.layers.Lambda(
+                lambda x: keras.ops.image.extract_patches(x, 4)
+            ),
+            keras.layers.Dense(16, name="d1"),
+        )
 
     first, second = pairs.plain(make), pairs.on_mesh(make, mesh=mesh)
-    pairs.assert_alike(*(pairs.fit(model, pairs.IMAGES, epochs=1)
-                         for model in (first, second)))
+    pairs.assert_alike(
+        *(pairs.fit(model, pairs.IMAGES, epochs=1) for model in (first, second))
+    )
 
 
 def test_time_distributed_in_front_of_a_recurrent_layer(mesh):
     # Fewer features than the mesh divides, and a batch axis that moves.
     def make():
         return pairs.sequential(
-            (6, 3), keras.layers.TimeDistributed(keras.layers.Dense(8)),
-            keras.layers.SimpleRNN(8, unroll=True))
+            (6, 3),
+            keras.layers.TimeDistributed(keras.layers.Dense(8)),
+            keras.layers.SimpleRNN(8, unroll=True),
+        )
 
     axes = {"d2.kernel": (None, "model")}
-    pairs.assert_alike(*(
-        pairs.fit(model, pairs.SERIES[..., :3], epochs=1)
-        for model in (pairs.plain(make), pairs.on_mesh(make, axes, mesh))))
+    pairs.assert_alike(
+        *(
+            pairs.fit(model, pairs.SERIES[..., :3], epochs=1)
+            for model in (pairs.plain(make), pairs.on_mesh(make, axes, mesh))
+        )
+    )
 
 
 HEADS, LAST = (None, "model", None), (None, None, "model")
 
 
-@pytest.mark.parametrize("first, second", [
-    # What the first divides by a mesh axis, the second divides elsewhere.
-    (HEADS, (None, "model", None)), (LAST, ("model", None, None)),
-    (HEADS, ("model", None, None)), (HEADS, (None, None, "model"))])
-@pytest.mark.parametrize("equations", [
-    ("abc,cde->abde", "abde,dec->abc"),
-    ("...bc,cde->...bde", "...bde,dec->...bc")])
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        # What the first divides by a mesh axis, the second divides elsewhere.
+        (HEADS, (None, "model", None)),
+        (LAST, ("model", None, None)),
+        (HEADS, ("model", None, None)),
+        (HEADS, (None, None, "model")),
+    ],
+)
+@pytest.mark.parametrize(
+    "equations",
+    [
+        ("abc,cde->abde", "abde,dec->abc"),
+        ("...bc,cde->...bde", "...bde,dec->...bc"),
+    ],
+)
 def test_einsums_whose_weights_are_divided_in_different_dimensions(
-        first, second, equations):
+    first, second, equations
+):
     def make():
         return pairs.sequential(
             (6, 8),
             keras.layers.EinsumDense(
-                equations[0], (6, 4, 4), bias_axes="de", name="first"),
+                equations[0], (6, 4, 4), bias_axes="de", name="first"
+            ),
             keras.layers.EinsumDense(
-                equations[1], (6, 8), bias_axes="c", name="second"))
+                equations[1], (6, 8), bias_axes="c", name="second"
+            ),
+        )
 
     pairs.assert_trains_alike(
-        make, pairs.SERIES, {"first.kernel": first, "second.kernel": second,
-                             "first.bias": (None, "model")},
-        optimizer=lambda: keras.optimizers.SGD(0.1))
+        make,
+        pairs.SERIES,
+        {
+            "first.kernel": first,
+            "second.kernel": second,
+            "first.bias": (None, "model"),
+        },
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+    )
 
 
-@pytest.mark.parametrize("axes", [
-    ("batch", None, None), ("batch", "model", None), ("model", "batch", None)])
+@pytest.mark.parametrize(
+    "axes",
+    [("batch", None, None), ("batch", "model", None), ("model", "batch", None)],
+)
 def test_a_summed_dimension_is_divided_by_the_batch_axis(axes):
     # It ended the process in `fit`; `predict` gave another size.
     def make():
-        return pairs.sequential((6, 8), keras.layers.EinsumDense(
-            "bqm,muh->bquh", (6, 4, 2), name="e"))
+        return pairs.sequential(
+            (6, 8),
+            keras.layers.EinsumDense("bqm,muh->bquh", (6, 4, 2), name="e"),
+        )
 
     model = pairs.assert_trains_alike(
-        make, pairs.SERIES, {"e.kernel": axes}, epochs=1,
-        optimizer=lambda: keras.optimizers.SGD(0.1))
-    pairs.assert_alike(*(
-        m.predict(pairs.SERIES[:5], verbose=0, batch_size=5)
-        for m in (with_weights_of(model, make), model)))
+        make,
+        pairs.SERIES,
+        {"e.kernel": axes},
+        epochs=1,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+    )
+    pairs.assert_alike(
+        *(
+            m.predict(pairs.SERIES[:5], verbose=0, batch_size=5)
+            for m in (with_weights_of(model, make), model)
+        )
+    )
 
 
 def with_weights_of(model, make):
@@ -171,11 +223,21 @@ def test_attention_trains_behind_an_embedding_with_divided_rows():
         inputs = keras.Input((6,))
         x = keras.layers.Embedding(16, 8, name="e")(inputs)
         x += keras.layers.MultiHeadAttention(4, 2, name="att")(x, x)
-        return keras.Model(inputs, keras.layers.Dense(4, name="d2")(
-            keras.layers.GlobalAveragePooling1D()(x)))
+        return keras.Model(
+            inputs,
+            keras.layers.Dense(4, name="d2")(
+                keras.layers.GlobalAveragePooling1D()(x)
+            ),
+        )
 
-    pairs.assert_trains_alike(make, pairs.TOKENS, {
-        "e.embeddings": ("model", None),
-        "att.(query|key|value)_dense.kernel": (None, "model", None),
-        "att.output_dense.kernel": ("model", None, None)}, epochs=1,
-        optimizer=lambda: keras.optimizers.SGD(0.1))
+    pairs.assert_trains_alike(
+        make,
+        pairs.TOKENS,
+        {
+            "e.embeddings": ("model", None),
+            "att.(query|key|value)_dense.kernel": (None, "model", None),
+            "att.output_dense.kernel": ("model", None, None),
+        },
+        epochs=1,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+    )

@@ -19,9 +19,11 @@ def attention():
     inputs = keras.Input((6,))
     x = L.Embedding(16, 8, name="e")(inputs)
     x = L.LayerNormalization(name="n")(
-        x + L.MultiHeadAttention(4, 2, name="att")(x, x, use_causal_mask=True))
-    return keras.Model(inputs, L.Dense(4, name="d2")(
-        L.GlobalAveragePooling1D()(x)))
+        x + L.MultiHeadAttention(4, 2, name="att")(x, x, use_causal_mask=True)
+    )
+    return keras.Model(
+        inputs, L.Dense(4, name="d2")(L.GlobalAveragePooling1D()(x))
+    )
 
 
 def concatenation():
@@ -34,7 +36,10 @@ ATTENTION = {
     "att.(query|key|value)_dense.kernel": (None, "model", None),
     "att.(query|key|value)_dense.bias": ("model", None),
     "att.output_dense.kernel": ("model", None, None),
-    "e.embeddings": (None, "model"), "n.gamma": ("model",), **HEAD}
+    "e.embeddings": (None, "model"),
+    "n.gamma": ("model",),
+    **HEAD,
+}
 
 
 def stack(shape, *layers):
@@ -47,75 +52,184 @@ MASKED[:, 4:] = MASKED[::2, 1] = 0
 
 FAST = {
     "attention": (attention, pairs.TOKENS, ATTENTION),
-    "images": (stack(
-        (8, 8, 3), lambda: L.Rescaling(0.5), lambda: L.ZeroPadding2D(),
-        lambda: L.Conv2D(4, 3, use_bias=False),
-        lambda: L.BatchNormalization(name="bn"), lambda: L.ReLU(),
-        lambda: L.MaxPooling2D()),
-        pairs.IMAGES, {"bn.gamma": ("model",), **HEAD}),
-    "LSTM": (stack((6, 8), lambda: L.LSTM(8, name="r")),
-             pairs.SERIES, {"r.cell.kernel": ("model", None), **HEAD}),
-    "EinsumDense": (stack((6, 8), lambda: L.EinsumDense(
-        "abc,cd->abd", (6, 16), bias_axes="d", name="e",
-        kernel_regularizer="l2", kernel_constraint="max_norm")),
-        pairs.SERIES, {"e.kernel": (None, "model"), "e.bias": ("model",),
-                       **HEAD}),
+    "images": (
+        stack(
+            (8, 8, 3),
+            lambda: L.Rescaling(0.5),
+            lambda: L.ZeroPadding2D(),
+            lambda: L.Conv2D(4, 3, use_bias=False),
+            lambda: L.BatchNormalization(name="bn"),
+            lambda: L.ReLU(),
+            lambda: L.MaxPooling2D(),
+        ),
+        pairs.IMAGES,
+        {"bn.gamma": ("model",), **HEAD},
+    ),
+    "LSTM": (
+        stack((6, 8), lambda: L.LSTM(8, name="r")),
+        pairs.SERIES,
+        {"r.cell.kernel": ("model", None), **HEAD},
+    ),
+    "EinsumDense": (
+        stack(
+            (6, 8),
+            lambda: L.EinsumDense(
+                "abc,cd->abd",
+                (6, 16),
+                bias_axes="d",
+                name="e",
+                kernel_regularizer="l2",
+                kernel_constraint="max_norm",
+            ),
+        ),
+        pairs.SERIES,
+        {"e.kernel": (None, "model"), "e.bias": ("model",), **HEAD},
+    ),
 }
 SLOW = {
-    "Concatenate": (concatenation, pairs.FEATURES,
-                    {"a.kernel": (None, "model"), **HEAD}),
-    "Conv1D": (stack((6, 8), lambda: L.Conv1D(4, 3, padding="causal"),
-                     lambda: L.MaxPooling1D()), pairs.SERIES, HEAD),
-    "Conv2DTranspose": (stack((8, 8, 3), lambda: L.Conv2DTranspose(2, 3)),
-                        pairs.IMAGES, HEAD),
-    "Conv3D": (stack((8, 8, 3), lambda: L.Reshape((8, 8, 3, 1)),
-                     lambda: L.Conv3D(2, 2)), pairs.IMAGES, HEAD),
-    "global pooling": (stack((8, 8, 3), lambda: L.Conv2D(4, 3),
-                             lambda: L.GlobalMaxPooling2D()),
-                       pairs.IMAGES, HEAD),
-    "average pooling": (stack(
-        (8, 8, 3), lambda: L.AveragePooling2D(2), lambda: L.UpSampling2D(),
-        lambda: L.Cropping2D()), pairs.IMAGES, HEAD),
-    "GroupNormalization": (stack((6, 8), lambda: L.GroupNormalization(2)),
-                           pairs.SERIES, HEAD),
-    "UnitNormalization": (stack(
-        (6, 8), lambda: L.UnitNormalization(),
-        lambda: L.RMSNormalization()), pairs.SERIES, HEAD),
-    "GRU": (stack((6, 8), lambda: L.Masking(), lambda: L.GRU(
-        8, name="r", go_backwards=True, return_sequences=True)),
-            MASKED, {"r.cell.kernel": ("model", None),
-                           "r.cell.recurrent_kernel": ("batch", None)}),
-    "SimpleRNN": (stack((6, 8), lambda: L.SimpleRNN(
-        8, name="r", return_sequences=True)), pairs.SERIES,
-        {"r.cell.kernel": (None, "model"), **HEAD}),
-    "Bidirectional": (stack((6, 8), lambda: L.Bidirectional(
-        L.LSTM(4, return_sequences=True), name="r")), pairs.SERIES, HEAD),
-    "ConvLSTM": (stack((6, 8), lambda: L.Reshape((6, 4, 2, 1)),
-                       lambda: L.ConvLSTM2D(4, 2)),
-                 pairs.SERIES, HEAD),
-    "cells": (stack((6, 8), lambda: L.RNN(
-        [L.GRUCell(4), L.LSTMCell(4)])), pairs.SERIES, HEAD),
-    "any number of steps": (lambda: keras.Sequential([
-        keras.Input((None, 8)), L.GRU(8), L.Dense(4, name="d2")]),
-        pairs.SERIES, HEAD),
-    "stateful": (lambda: keras.Sequential([
-        keras.Input(batch_shape=(8, 6, 8)), L.LSTM(8, stateful=True),
-        L.Dense(4, name="d2")]), pairs.SERIES, HEAD),
-    "TimeDistributed": (stack((6, 8), lambda: L.TimeDistributed(
-        L.Dense(4))), pairs.SERIES, HEAD),
-    "PReLU": (stack((8,), lambda: L.PReLU(name="p"), lambda: L.Softmax()),
-              pairs.FEATURES, {"p.alpha": ("model",), **HEAD}),
-    "SpectralNormalization": (stack((8,), lambda: L.SpectralNormalization(
-        L.Dense(16))), pairs.FEATURES, HEAD),
-    "RepeatVector": (stack((8,), lambda: L.RepeatVector(3),
-                           lambda: L.Permute((2, 1))), pairs.FEATURES, HEAD),
-    "embedding rows": (stack((6,), lambda: L.Embedding(16, 8, name="e")),
-                       pairs.TOKENS, {"e.embeddings": ("model", None)}),
+    "Concatenate": (
+        concatenation,
+        pairs.FEATURES,
+        {"a.kernel": (None, "model"), **HEAD},
+    ),
+    "Conv1D": (
+        stack(
+            (6, 8),
+            lambda: L.Conv1D(4, 3, padding="causal"),
+            lambda: L.MaxPooling1D(),
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "Conv2DTranspose": (
+        stack((8, 8, 3), lambda: L.Conv2DTranspose(2, 3)),
+        pairs.IMAGES,
+        HEAD,
+    ),
+    "Conv3D": (
+        stack(
+            (8, 8, 3), lambda: L.Reshape((8, 8, 3, 1)), lambda: L.Conv3D(2, 2)
+        ),
+        pairs.IMAGES,
+        HEAD,
+    ),
+    "global pooling": (
+        stack(
+            (8, 8, 3), lambda: L.Conv2D(4, 3), lambda: L.GlobalMaxPooling2D()
+        ),
+        pairs.IMAGES,
+        HEAD,
+    ),
+    "average pooling": (
+        stack(
+            (8, 8, 3),
+            lambda: L.AveragePooling2D(2),
+            lambda: L.UpSampling2D(),
+            lambda: L.Cropping2D(),
+        ),
+        pairs.IMAGES,
+        HEAD,
+    ),
+    "GroupNormalization": (
+        stack((6, 8), lambda: L.GroupNormalization(2)),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "UnitNormalization": (
+        stack(
+            (6, 8), lambda: L.UnitNormalization(), lambda: L.RMSNormalization()
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "GRU": (
+        stack(
+            (6, 8),
+            lambda: L.Masking(),
+            lambda: L.GRU(
+                8, name="r", go_backwards=True, return_sequences=True
+            ),
+        ),
+        MASKED,
+        {
+            "r.cell.kernel": ("model", None),
+            "r.cell.recurrent_kernel": ("batch", None),
+        },
+    ),
+    "SimpleRNN": (
+        stack((6, 8), lambda: L.SimpleRNN(8, name="r", return_sequences=True)),
+        pairs.SERIES,
+        {"r.cell.kernel": (None, "model"), **HEAD},
+    ),
+    "Bidirectional": (
+        stack(
+            (6, 8),
+            lambda: L.Bidirectional(L.LSTM(4, return_sequences=True), name="r"),
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "ConvLSTM": (
+        stack(
+            (6, 8), lambda: L.Reshape((6, 4, 2, 1)), lambda: L.ConvLSTM2D(4, 2)
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "cells": (
+        stack((6, 8), lambda: L.RNN([L.GRUCell(4), L.LSTMCell(4)])),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "any number of steps": (
+        lambda: keras.Sequential(
+            [keras.Input((None, 8)), L.GRU(8), L.Dense(4, name="d2")]
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "stateful": (
+        lambda: keras.Sequential(
+            [
+                keras.Input(batch_shape=(8, 6, 8)),
+                L.LSTM(8, stateful=True),
+                L.Dense(4, name="d2"),
+            ]
+        ),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "TimeDistributed": (
+        stack((6, 8), lambda: L.TimeDistributed(L.Dense(4))),
+        pairs.SERIES,
+        HEAD,
+    ),
+    "PReLU": (
+        stack((8,), lambda: L.PReLU(name="p"), lambda: L.Softmax()),
+        pairs.FEATURES,
+        {"p.alpha": ("model",), **HEAD},
+    ),
+    "SpectralNormalization": (
+        stack((8,), lambda: L.SpectralNormalization(L.Dense(16))),
+        pairs.FEATURES,
+        HEAD,
+    ),
+    "RepeatVector": (
+        stack((8,), lambda: L.RepeatVector(3), lambda: L.Permute((2, 1))),
+        pairs.FEATURES,
+        HEAD,
+    ),
+    "embedding rows": (
+        stack((6,), lambda: L.Embedding(16, 8, name="e")),
+        pairs.TOKENS,
+        {"e.embeddings": ("model", None)},
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [
-    *FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize(
+    "name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+)
 def test_a_layer_trains_as_without_a_mesh(name):
     make, x, axes = {**FAST, **SLOW}[name]
     model = pairs.assert_trains_alike(make, x, axes)
@@ -129,8 +243,13 @@ def test_a_layer_trains_on_eight_devices(name):
     # because Adam makes a step of the rounding of a gradient near zero.
     make, x, axes = {**FAST, **SLOW}[name]
     pairs.assert_trains_alike(
-        make, x, axes, mesh=mesh_of(batch=2, model=4), epochs=1,
-        optimizer=lambda: keras.optimizers.SGD(0.1))
+        make,
+        x,
+        axes,
+        mesh=mesh_of(batch=2, model=4),
+        epochs=1,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+    )
 
 
 def test_each_device_holds_its_part_of_weights_and_slots():
@@ -138,16 +257,19 @@ def test_each_device_holds_its_part_of_weights_and_slots():
     layout_map = tlm.LayoutMap(mesh)
     layout_map[".*kernel"] = layout_of(mesh, None, "model")
     with tlm.layout_map_scope(layout_map):
-        model = keras.Sequential([
-            keras.Input((64,)), L.Dense(128, use_bias=False),
-            L.Dense(64, use_bias=False)])
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                L.Dense(128, use_bias=False),
+                L.Dense(64, use_bias=False),
+            ]
+        )
     model.compile("adam", "mse")
     model.train_on_batch(np.ones((4, 64)), np.ones((4, 64)))
     held, whole = [0] * 4, 0
     for variable in (*model.weights, *model.optimizer.variables):
         whole += variable.numpy().nbytes
-        parts = tf.experimental.dtensor.unpack(
-            variable.value.read_value())
+        parts = tf.experimental.dtensor.unpack(variable.value.read_value())
         for device, part in enumerate(parts):
             held[device] += part.numpy().nbytes
     assert whole > 3 * 2 * 64 * 128 * 4
@@ -170,9 +292,10 @@ def refused(make, axes):
 
 
 def test_a_sharded_convolution_is_refused_by_name():
-    text = refused(lambda: pairs.sequential(
-        (8, 8, 3), L.Conv2D(4, 3, name="c")),
-        {"c.kernel": (None, None, None, "model")})
+    text = refused(
+        lambda: pairs.sequential((8, 8, 3), L.Conv2D(4, 3, name="c")),
+        {"c.kernel": (None, None, None, "model")},
+    )
     assert "c.kernel (3, 3, 3, 4)" in text
     assert "layer 'c' (Conv2D)" in text
     assert "use (None, None, None, None)" in text
@@ -181,5 +304,6 @@ def test_a_sharded_convolution_is_refused_by_name():
 def test_gates_cut_by_a_layout_are_refused():
     text = refused(
         lambda: pairs.sequential((6, 8), L.LSTM(8, name="r")),
-        {"r.cell.kernel": ("batch", "model")})
+        {"r.cell.kernel": ("batch", "model")},
+    )
     assert "layer 'lstm_cell" in text and "use ('batch', None)" in text

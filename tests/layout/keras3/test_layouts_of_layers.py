@@ -13,9 +13,13 @@ from tests.layout.keras3.test_agreement import EXPLORE
 FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 
 
-@pytest.mark.parametrize("name", [
-    name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
-    for name in layouts_of_layers.MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+        for name in layouts_of_layers.MODELS
+    ],
+)
 @pytest.mark.parametrize("order", layouts_of_layers.MAPS, ids="-".join)
 def test_a_map_of_fully_sharded_data_parallelism(name, order):
     expected = layouts_of_layers.expected_of(name)
@@ -29,7 +33,11 @@ def test_a_map_of_fully_sharded_data_parallelism(name, order):
 def test_every_layout_of_every_weight(name):
     run = subprocess.run(
         [sys.executable, "-m", "tests.layout.keras3.layouts_of_layers", name],
-        cwd=pathlib.Path(__file__).parents[3], capture_output=True, text=True,
-        timeout=3000, check=False)
+        cwd=pathlib.Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "refused: 0" in run.stdout, run.stdout

@@ -11,13 +11,26 @@ pytestmark = pytest.mark.slow
 
 L = keras.layers
 MODELS = {
-    "Dense": (lambda: pairs.sequential((8,), L.Dense(16, name="d1")),
-              pairs.FEATURES, "d1.kernel", (None, "model")),
-    "EinsumDense": (lambda: pairs.sequential((6, 8), L.EinsumDense(
-        "abc,cd->abd", (6, 16), name="d1")),
-        pairs.SERIES, "d1.kernel", ("model", None)),
-    "Embedding": (lambda: pairs.sequential((6,), L.Embedding(
-        16, 8, name="d1")), pairs.TOKENS, "d1.embeddings", (None, "model")),
+    "Dense": (
+        lambda: pairs.sequential((8,), L.Dense(16, name="d1")),
+        pairs.FEATURES,
+        "d1.kernel",
+        (None, "model"),
+    ),
+    "EinsumDense": (
+        lambda: pairs.sequential(
+            (6, 8), L.EinsumDense("abc,cd->abd", (6, 16), name="d1")
+        ),
+        pairs.SERIES,
+        "d1.kernel",
+        ("model", None),
+    ),
+    "Embedding": (
+        lambda: pairs.sequential((6,), L.Embedding(16, 8, name="d1")),
+        pairs.TOKENS,
+        "d1.embeddings",
+        (None, "model"),
+    ),
 }
 
 
@@ -36,11 +49,15 @@ def test_a_lora_part_trains_and_is_saved_in_the_sum(name, tmp_path):
         loaded = keras.saving.load_model(path)
         expected = model.predict(x, verbose=0)
         np.testing.assert_allclose(
-            loaded.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-5)
+            loaded.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-5
+        )
         return start, history, expected
 
     ours = pairs.on_mesh(make, {key: axes})
     pairs.assert_alike(run(pairs.plain(make)), run(ours))
-    weight = next(w for w in ours.get_layer("d1").weights
-                  if w.path.endswith(key.rpartition(".")[2]))
+    weight = next(
+        w
+        for w in ours.get_layer("d1").weights
+        if w.path.endswith(key.rpartition(".")[2])
+    )
     assert axes_of(weight) == axes

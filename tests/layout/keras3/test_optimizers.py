@@ -19,11 +19,16 @@ dtensor = tf.experimental.dtensor
 FAST = {
     "Adam global_clipnorm": lambda: O.Adam(0.01, global_clipnorm=0.1),
     "SGD ema": lambda: O.SGD(
-        0.1, momentum=0.9, use_ema=True, ema_momentum=0.5,
-        ema_overwrite_frequency=3),
+        0.1,
+        momentum=0.9,
+        use_ema=True,
+        ema_momentum=0.5,
+        ema_overwrite_frequency=3,
+    ),
     "Adafactor": lambda: O.Adafactor(0.01),
     "LossScale": lambda: O.LossScaleOptimizer(
-        O.Adam(0.01), dynamic_growth_steps=3),
+        O.Adam(0.01), dynamic_growth_steps=3
+    ),
 }
 SLOW = {
     "SGD": lambda: O.SGD(0.1),
@@ -35,8 +40,7 @@ SLOW = {
     "Adam clipnorm": lambda: O.Adam(0.01, clipnorm=0.1),
     "Adam clipvalue": lambda: O.Adam(0.01, clipvalue=0.01),
     "Adam accumulation": lambda: O.Adam(0.01, gradient_accumulation_steps=2),
-    "Adam schedule": lambda: O.Adam(
-        O.schedules.ExponentialDecay(0.05, 2, 0.5)),
+    "Adam schedule": lambda: O.Adam(O.schedules.ExponentialDecay(0.05, 2, 0.5)),
     "AdamW": lambda: O.AdamW(0.01),
     "Adagrad": lambda: O.Adagrad(0.1),
     "RMSprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
@@ -51,61 +55,100 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("make", [
-    *(pytest.param(make, id=name) for name, make in FAST.items()),
-    *(pytest.param(make, id=name, marks=pytest.mark.slow)
-      for name, make in SLOW.items())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=name) for name, make in FAST.items()),
+        *(
+            pytest.param(make, id=name, marks=pytest.mark.slow)
+            for name, make in SLOW.items()
+        ),
+    ],
+)
 def test_losses_weights_and_slots_are_those_without_a_mesh(make):
     model = pairs.assert_trains_alike(
-        pairs.dense_model, pairs.FEATURES, pairs.DENSE, optimizer=make)
+        pairs.dense_model, pairs.FEATURES, pairs.DENSE, optimizer=make
+    )
     pairs.assert_slots_lie_like_weights(model)
     assert all(isinstance(v, MeshVariable) for v in model.optimizer.variables)
 
 
 SPARSE_FAST = {"SGD": SLOW["SGD"], "Adagrad": SLOW["Adagrad"]}
-SPARSE_SLOW = {name: {**FAST, **SLOW}[name] for name in (
-    "Adam", "Adam clipnorm", "Adam global_clipnorm", "AdamW", "Adafactor",
-    "Adam accumulation", "RMSprop", "Nadam", "Ftrl", "Lion", "Lamb",
-    "SGD nesterov")}
+SPARSE_SLOW = {
+    name: {**FAST, **SLOW}[name]
+    for name in (
+        "Adam",
+        "Adam clipnorm",
+        "Adam global_clipnorm",
+        "AdamW",
+        "Adafactor",
+        "Adam accumulation",
+        "RMSprop",
+        "Nadam",
+        "Ftrl",
+        "Lion",
+        "Lamb",
+        "SGD nesterov",
+    )
+}
 
 
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")])
-@pytest.mark.parametrize("make", [
-    *(pytest.param(make, id=name) for name, make in SPARSE_FAST.items()),
-    *(pytest.param(make, id=name, marks=pytest.mark.slow)
-      for name, make in SPARSE_SLOW.items())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=name) for name, make in SPARSE_FAST.items()),
+        *(
+            pytest.param(make, id=name, marks=pytest.mark.slow)
+            for name, make in SPARSE_SLOW.items()
+        ),
+    ],
+)
 def test_sparse_gradients_with_repeated_rows(make, axes):
     # 48 ids over 16 rows: each batch repeats rows, and Keras squares the
     # gradient of each occurrence by itself.
     assert len(np.unique(pairs.TOKENS[:8])) < pairs.TOKENS[:8].size
     model = pairs.assert_trains_alike(
-        lambda: pairs.sequential(
-            (6,), keras.layers.Embedding(16, 8, name="e")),
-        pairs.TOKENS, {"e.embeddings": axes, "d2.kernel": ("model", None)},
-        optimizer=make)
+        lambda: pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e")),
+        pairs.TOKENS,
+        {"e.embeddings": axes, "d2.kernel": ("model", None)},
+        optimizer=make,
+    )
     assert axes_of(model.layers[0].embeddings) == axes
 
 
-@pytest.mark.parametrize("clip", [
-    "clipnorm", *(pytest.param(name, marks=pytest.mark.slow)
-                  for name in ("global_clipnorm", "clipvalue"))])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        "clipnorm",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("global_clipnorm", "clipvalue")
+        ),
+    ],
+)
 def test_gradients_of_sharded_attention_are_clipped(clip):
     def optimizer():
         return O.SGD(0.5, **{clip: 0.01})
 
     model = pairs.assert_trains_alike(
-        test_layers.attention, pairs.TOKENS, test_layers.ATTENTION,
-        optimizer=optimizer)
+        test_layers.attention,
+        pairs.TOKENS,
+        test_layers.ATTENTION,
+        optimizer=optimizer,
+    )
     unclipped = pairs.plain(test_layers.attention)
     pairs.fit(unclipped, pairs.TOKENS, optimizer=O.SGD(0.5))
-    assert not np.allclose(unclipped.weights[0].numpy(),
-                           model.weights[0].numpy(), atol=1e-3)
+    assert not np.allclose(
+        unclipped.weights[0].numpy(), model.weights[0].numpy(), atol=1e-3
+    )
 
 
 def test_every_slot_lies_like_its_weight():
     model = pairs.on_mesh(pairs.dense_model)
-    optimizer = O.Adam(0.01, amsgrad=True, use_ema=True,
-                       gradient_accumulation_steps=2)
+    optimizer = O.Adam(
+        0.01, amsgrad=True, use_ema=True, gradient_accumulation_steps=2
+    )
     optimizer.build(model.trainable_variables)
     model.compile(optimizer, "mse")
     assert pairs.assert_slots_lie_like_weights(model) == 5 * 4
@@ -131,12 +174,15 @@ def test_an_optimizer_made_anywhere_counts_on_the_mesh(where):
 
 def steps_of(model, optimizer, put, num_steps=3):
     """A custom loop: the same code with and without a mesh."""
+
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(
                 keras.losses.sparse_categorical_crossentropy(
-                    y, model(x, training=True), from_logits=True))
+                    y, model(x, training=True), from_logits=True
+                )
+            )
         gradients = tape.gradient(value, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return value
@@ -147,15 +193,21 @@ def steps_of(model, optimizer, put, num_steps=3):
 
 def test_a_custom_loop_in_a_function():
     mesh = mesh_of(batch=2, model=2)
-    first, second = pairs.plain(pairs.dense_model), pairs.on_mesh(
-        pairs.dense_model, mesh=mesh)
+    first, second = (
+        pairs.plain(pairs.dense_model),
+        pairs.on_mesh(pairs.dense_model, mesh=mesh),
+    )
     expected = steps_of(first, O.Adam(0.01, clipnorm=0.1), tf.constant)
     losses = steps_of(
-        second, O.Adam(0.01, clipnorm=0.1),
-        lambda v: to_mesh(v, dtensor.Layout.batch_sharded(
-            mesh, "batch", v.ndim)))
-    pairs.assert_alike([float(x) for x in expected],
-                       [float(to_host(x)) for x in losses])
+        second,
+        O.Adam(0.01, clipnorm=0.1),
+        lambda v: to_mesh(
+            v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)
+        ),
+    )
+    pairs.assert_alike(
+        [float(x) for x in expected], [float(to_host(x)) for x in losses]
+    )
     pairs.assert_same_weights(first, second)
 
 
@@ -173,35 +225,51 @@ def test_a_custom_loop_with_convolutions():
 
     def make():
         return pairs.sequential(
-            (8, 8, 3), keras.layers.Conv2D(4, 3),
-            keras.layers.GlobalMaxPooling2D())
+            (8, 8, 3),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.GlobalMaxPooling2D(),
+        )
 
     plain = run(pairs.plain(make), tf.constant)
     with default_mesh(mesh):
         spread = run(
             pairs.on_mesh(make, {"d2.kernel": ("model", None)}, mesh),
-            lambda v: to_mesh(v, dtensor.Layout.batch_sharded(
-                mesh, "batch", v.ndim)))
-    pairs.assert_alike([g.numpy() for g in plain],
-                       [to_host(g) for g in spread], rtol=1e-4, atol=1e-4)
+            lambda v: to_mesh(
+                v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)
+            ),
+        )
+    pairs.assert_alike(
+        [g.numpy() for g in plain],
+        [to_host(g) for g in spread],
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_an_eager_custom_loop():
     mesh = mesh_of(batch=2, model=2)
-    first, second = pairs.plain(pairs.dense_model), pairs.on_mesh(
-        pairs.dense_model, mesh=mesh)
-    for model, y in ((first, pairs.LABELS),
-                     (second, to_mesh(pairs.LABELS, layout_of(mesh, None)))):
+    first, second = (
+        pairs.plain(pairs.dense_model),
+        pairs.on_mesh(pairs.dense_model, mesh=mesh),
+    )
+    for model, y in (
+        (first, pairs.LABELS),
+        (second, to_mesh(pairs.LABELS, layout_of(mesh, None))),
+    ):
         optimizer = O.Adam(0.01, global_clipnorm=0.1)
         for _ in range(2):
-            scope = (default_mesh(mesh) if model is second
-                     else contextlib.nullcontext())
+            scope = (
+                default_mesh(mesh)
+                if model is second
+                else contextlib.nullcontext()
+            )
             with scope:
                 with tf.GradientTape() as tape:
                     value = tf.reduce_mean(
                         keras.losses.sparse_categorical_crossentropy(
-                            y, model(pairs.FEATURES), from_logits=True))
+                            y, model(pairs.FEATURES), from_logits=True
+                        )
+                    )
                 gradients = tape.gradient(value, model.trainable_variables)
-            optimizer.apply_gradients(
-                zip(gradients, model.trainable_variables))
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     pairs.assert_same_weights(first, second)

@@ -17,23 +17,31 @@ MESHES = [{"batch": 2, "model": 2}, {"batch": 1, "model": 4}]
 
 def dropout():
     return pairs.sequential(
-        (8,), L.Dense(16, activation="tanh", name="d1"), L.Dropout(0.5))
+        (8,), L.Dense(16, activation="tanh", name="d1"), L.Dropout(0.5)
+    )
 
 
 def test_dropout_trains_as_without_a_mesh():
     model = pairs.assert_trains_alike(
-        dropout, pairs.FEATURES, pairs.DENSE, epochs=4)
+        dropout, pairs.FEATURES, pairs.DENSE, epochs=4
+    )
     assert axes_of(model.layers[0].kernel) == (None, "model")
 
 
 def test_dropout_keeps_a_part_and_scales_it():
-    model = pairs.on_mesh(lambda: keras.Sequential(
-        [keras.Input((1000,)), L.Dropout(0.25, seed=1)]), {})
+    model = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [keras.Input((1000,)), L.Dropout(0.25, seed=1)]
+        ),
+        {},
+    )
     mesh = mesh_of(batch=2, model=2)
     step = tf.function(lambda x: model(x, training=True))
     with default_mesh(mesh):
-        x = to_mesh(np.ones([8, 1000], np.float32),
-                    dtensor.Layout.batch_sharded(mesh, "batch", 2))
+        x = to_mesh(
+            np.ones([8, 1000], np.float32),
+            dtensor.Layout.batch_sharded(mesh, "batch", 2),
+        )
         first, second = (to_host(step(x)) for _ in range(2))
     assert set(np.unique(first)) == {0, np.float32(1 / 0.75)}
     # Of 8000 samples: five times the deviation of their mean.
@@ -45,40 +53,63 @@ def test_dropout_keeps_a_part_and_scales_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids="batch{0[batch]}".format)
-@pytest.mark.parametrize("layer", [
-    lambda: L.GaussianNoise(0.1), lambda: L.GaussianDropout(0.2),
-    lambda: L.AlphaDropout(0.2), lambda: L.SpatialDropout1D(0.3),
-    lambda: L.Dropout(0.3, noise_shape=(None, 1, None)),
-    # Without biases: that of the keys has no gradient but rounding.
-    lambda: L.MultiHeadAttention(4, 2, dropout=0.2, use_bias=False)],
-    ids=["GaussianNoise", "GaussianDropout", "AlphaDropout",
-         "SpatialDropout1D", "noise_shape", "attention"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: L.GaussianNoise(0.1),
+        lambda: L.GaussianDropout(0.2),
+        lambda: L.AlphaDropout(0.2),
+        lambda: L.SpatialDropout1D(0.3),
+        lambda: L.Dropout(0.3, noise_shape=(None, 1, None)),
+        # Without biases: that of the keys has no gradient but rounding.
+        lambda: L.MultiHeadAttention(4, 2, dropout=0.2, use_bias=False),
+    ],
+    ids=[
+        "GaussianNoise",
+        "GaussianDropout",
+        "AlphaDropout",
+        "SpatialDropout1D",
+        "noise_shape",
+        "attention",
+    ],
+)
 def test_a_random_layer_trains_as_without_a_mesh(layer, mesh):
     def make():
         x = inputs = keras.Input((6, 8))
         x = L.EinsumDense("abc,cd->abd", (6, 16), name="e")(x)
         random = layer()
-        x = random(x, x) if isinstance(random, L.MultiHeadAttention) else (
-            random(x))
+        x = (
+            random(x, x)
+            if isinstance(random, L.MultiHeadAttention)
+            else (random(x))
+        )
         return keras.Model(inputs, L.Dense(4, name="d2")(L.Flatten()(x)))
 
     pairs.assert_trains_alike(
-        make, pairs.SERIES, {"e.kernel": (None, "model"), **HEAD},
-        mesh=mesh_of(**mesh))
+        make,
+        pairs.SERIES,
+        {"e.kernel": (None, "model"), **HEAD},
+        mesh=mesh_of(**mesh),
+    )
 
 
 @pytest.mark.slow
 def test_dropout_inside_a_recurrent_layer():
     pairs.assert_trains_alike(
-        stack((6, 8), lambda: L.LSTM(
-            8, unroll=True, dropout=0.2, recurrent_dropout=0.2)),
-        pairs.SERIES, HEAD)
+        stack(
+            (6, 8),
+            lambda: L.LSTM(8, unroll=True, dropout=0.2, recurrent_dropout=0.2),
+        ),
+        pairs.SERIES,
+        HEAD,
+    )
 
 
 def test_dropout_in_bfloat16_draws_the_same_mask():
     def make():
-        return keras.Sequential([keras.Input((64,)), L.Dropout(
-            0.5, dtype="bfloat16")])
+        return keras.Sequential(
+            [keras.Input((64,)), L.Dropout(0.5, dtype="bfloat16")]
+        )
 
     def train_step_of(model, put):
         step = tf.function(lambda x: model(x, training=True))
@@ -87,8 +118,13 @@ def test_dropout_in_bfloat16_draws_the_same_mask():
     mesh = mesh_of(batch=2, model=2)
     plain = train_step_of(pairs.plain(make), tf.constant)
     with default_mesh(mesh):
-        spread = to_host(train_step_of(
-            pairs.on_mesh(make, {}, mesh), lambda x: to_mesh(
-                x, dtensor.Layout.batch_sharded(mesh, "batch", 2))))
+        spread = to_host(
+            train_step_of(
+                pairs.on_mesh(make, {}, mesh),
+                lambda x: to_mesh(
+                    x, dtensor.Layout.batch_sharded(mesh, "batch", 2)
+                ),
+            )
+        )
     assert np.any(spread == 0)
     np.testing.assert_array_equal(plain.numpy(), spread)

@@ -27,39 +27,64 @@ def both(run, make=pairs.dense_model, **options):
     return second
 
 
-@pytest.mark.parametrize("sizes", [
-    pytest.param({"batch": 1, "model": 1}, marks=pytest.mark.slow),
-    pytest.param({"batch": 2, "model": 1}, marks=pytest.mark.slow),
-    {"batch": 1, "model": 4}, {"batch": 2, "model": 2},
-    pytest.param({"model": 2}, marks=pytest.mark.slow),
-    pytest.param({"model": 2, "data": 2}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({"batch": 1, "model": 1}, marks=pytest.mark.slow),
+        pytest.param({"batch": 2, "model": 1}, marks=pytest.mark.slow),
+        {"batch": 1, "model": 4},
+        {"batch": 2, "model": 2},
+        pytest.param({"model": 2}, marks=pytest.mark.slow),
+        pytest.param({"model": 2, "data": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_batch_norm_weights_validation_and_predict(sizes):
     def make():
         # No bias before BatchNormalization: its gradient is zero but for
         # rounding, which Adam would amplify.
         return pairs.sequential(
-            (8,), keras.layers.Dense(16, use_bias=False, name="d1"),
+            (8,),
+            keras.layers.Dense(16, use_bias=False, name="d1"),
             keras.layers.BatchNormalization(name="bn"),
-            keras.layers.ReLU())
+            keras.layers.ReLU(),
+        )
 
     def run(model):
         history = pairs.fit(
-            model, validation_data=(X, Y), metrics=[
-                "accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)],
-            class_weight={0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0})
-        return (history, model.evaluate(X, Y, verbose=0),
-                model.predict(X, verbose=0))
+            model,
+            validation_data=(X, Y),
+            metrics=[
+                "accuracy",
+                keras.metrics.SparseTopKCategoricalAccuracy(2),
+            ],
+            class_weight={0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0},
+        )
+        return (
+            history,
+            model.evaluate(X, Y, verbose=0),
+            model.predict(X, verbose=0),
+        )
 
-    both(run, make, mesh=mesh_of(**sizes), axes={
-        "d1.kernel": (None, "model"), "bn.gamma": ("model",),
-        "bn.moving_mean": ("model",)})
+    both(
+        run,
+        make,
+        mesh=mesh_of(**sizes),
+        axes={
+            "d1.kernel": (None, "model"),
+            "bn.gamma": ("model",),
+            "bn.moving_mean": ("model",),
+        },
+    )
 
 
 def test_batches_that_do_not_divide():
     def run(model):
         history = pairs.fit(model, X[:29], Y[:29], batch_size=7)
-        return (history, model.evaluate(X[:29], Y[:29], verbose=0),
-                model.predict(X[:29], batch_size=5, verbose=0))
+        return (
+            history,
+            model.evaluate(X[:29], Y[:29], verbose=0),
+            model.predict(X[:29], batch_size=5, verbose=0),
+        )
 
     both(run)
 
@@ -75,12 +100,19 @@ def test_no_step_is_taken_at_the_end_of_data_of_unknown_length():
 
     def make():
         return pairs.sequential(
-            (8,), keras.layers.Dense(16, name="d1"), keras.layers.Dropout(0.5))
+            (8,), keras.layers.Dense(16, name="d1"), keras.layers.Dropout(0.5)
+        )
 
     def run(model, data):
         rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
-        history = pairs.fit(model, data, None, epochs=3, batch_size=None,
-                            optimizer=keras.optimizers.Adam(rate))
+        history = pairs.fit(
+            model,
+            data,
+            None,
+            epochs=3,
+            batch_size=None,
+            optimizer=keras.optimizers.Adam(rate),
+        )
         return history, int(model.optimizer.iterations.numpy())
 
     first, second = pairs.plain(make), pairs.on_mesh(make)
@@ -91,8 +123,11 @@ def test_no_step_is_taken_at_the_end_of_data_of_unknown_length():
 
 
 def warnings_of(caught, words):
-    return [str(one.message) for one in caught
-            if one.category is LayoutMapWarning and words in str(one.message)]
+    return [
+        str(one.message)
+        for one in caught
+        if one.category is LayoutMapWarning and words in str(one.message)
+    ]
 
 
 def test_a_batch_size_that_the_mesh_does_not_divide_is_told_once():
@@ -101,15 +136,19 @@ def test_a_batch_size_that_the_mesh_does_not_divide_is_told_once():
         warnings.simplefilter("always")
         pairs.fit(model, batch_size=7)
         model.evaluate(X, Y, batch_size=7, verbose=0)
-    sentence, = warnings_of(caught, "multiple of 2")
+    (sentence,) = warnings_of(caught, "multiple of 2")
     assert "batches of 7 samples" in sentence
     assert "batch size of 8" in sentence
 
 
-@pytest.mark.parametrize("options", [
-    # The last batch is smaller.
-    {"x": X[:29], "y": Y[:29], "batch_size": 8},
-    {"batch_size": 8}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        # The last batch is smaller.
+        {"x": X[:29], "y": Y[:29], "batch_size": 8},
+        {"batch_size": 8},
+    ],
+)
 def test_a_batch_size_that_the_mesh_divides_is_not_warned_of(options):
     model = pairs.on_mesh(pairs.dense_model)
     with warnings.catch_warnings(record=True) as caught:
@@ -145,9 +184,17 @@ def test_a_string_lookup_inside_of_a_layer_is_refused_with_the_way_out():
         def compute_output_spec(self, words):
             return keras.KerasTensor((*words.shape, 8))
 
-    model = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input((1,), dtype="string"), WithLookup(name="words"),
-        keras.layers.Flatten(), keras.layers.Dense(4, name="d2")]), {})
+    model = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [
+                keras.Input((1,), dtype="string"),
+                WithLookup(name="words"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(4, name="d2"),
+            ]
+        ),
+        {},
+    )
     model.compile("sgd", pairs.loss())
     data = tf.data.Dataset.from_tensors((tf.constant([["a"], ["b"]]), [0, 1]))
     with pytest.raises(UnsupportedByDTensorError, match="dataset.map"):
@@ -156,17 +203,24 @@ def test_a_string_lookup_inside_of_a_layer_is_refused_with_the_way_out():
 
 def test_tensorboard_makes_images_of_sharded_weights(tmp_path):
     def make():
-        return pairs.sequential((8, 8, 3), keras.layers.Conv2D(
-            16, 3, name="d1"))
+        return pairs.sequential(
+            (8, 8, 3), keras.layers.Conv2D(16, 3, name="d1")
+        )
 
-    model = pairs.on_mesh(make, {
-        "d1.kernel": (None, None, None, "model"), "d2.kernel": ("model", None)})
+    model = pairs.on_mesh(
+        make,
+        {
+            "d1.kernel": (None, None, None, "model"),
+            "d2.kernel": ("model", None),
+        },
+    )
     images = {}
 
     class Recording(keras.callbacks.TensorBoard):
         # In place of the package `tensorboard`, which need not be installed.
         summary = types.SimpleNamespace(
-            image=lambda name, data, step: images.update({name: data}))
+            image=lambda name, data, step: images.update({name: data})
+        )
 
     callback = Recording(tmp_path, write_images=True)
     for weight in model.weights:
@@ -179,16 +233,28 @@ def test_tensorboard_makes_images_of_sharded_weights(tmp_path):
 def test_callbacks_see_and_set_host_numbers():
     def run(model):
         seen = []
-        history = pairs.fit(model, epochs=3, validation_split=0.25, callbacks=[
-            keras.callbacks.LearningRateScheduler(lambda e, lr: lr * 0.5),
-            keras.callbacks.ReduceLROnPlateau(
-                monitor="loss", patience=0, min_delta=10.0),
-            keras.callbacks.EarlyStopping(
-                monitor="loss", mode="max", patience=1,
-                restore_best_weights=True),
-            keras.callbacks.LambdaCallback(
-                on_train_batch_end=lambda _, logs: seen.append(
-                    float(logs["loss"])))])
+        history = pairs.fit(
+            model,
+            epochs=3,
+            validation_split=0.25,
+            callbacks=[
+                keras.callbacks.LearningRateScheduler(lambda e, lr: lr * 0.5),
+                keras.callbacks.ReduceLROnPlateau(
+                    monitor="loss", patience=0, min_delta=10.0
+                ),
+                keras.callbacks.EarlyStopping(
+                    monitor="loss",
+                    mode="max",
+                    patience=1,
+                    restore_best_weights=True,
+                ),
+                keras.callbacks.LambdaCallback(
+                    on_train_batch_end=lambda _, logs: seen.append(
+                        float(logs["loss"])
+                    )
+                ),
+            ],
+        )
         return history, seen
 
     both(run)
@@ -197,8 +263,9 @@ def test_callbacks_see_and_set_host_numbers():
 def test_steps_per_execution_and_the_last_short_one():
     def run(model):
         model.compile("adam", pairs.loss(), steps_per_execution=3)
-        history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False,
-                            verbose=0).history
+        history = model.fit(
+            X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
+        ).history
         return history, model.predict(X, batch_size=8, verbose=0)
 
     both(run)
@@ -207,30 +274,39 @@ def test_steps_per_execution_and_the_last_short_one():
 def test_single_batches():
     def run(model):
         model.compile("adam", pairs.loss(), metrics=["accuracy"])
-        return (model.train_on_batch(X, Y),
-                model.train_on_batch(X[:5], Y[:5], class_weight={
-                    0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}),
-                model.train_on_batch(X, Y, np.arange(32) / 32),
-                model.test_on_batch(X, Y, return_dict=True),
-                model.predict_on_batch(X))
+        return (
+            model.train_on_batch(X, Y),
+            model.train_on_batch(
+                X[:5], Y[:5], class_weight={0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
+            ),
+            model.train_on_batch(X, Y, np.arange(32) / 32),
+            model.test_on_batch(X, Y, return_dict=True),
+            model.predict_on_batch(X),
+        )
 
     both(run)
 
 
-@pytest.mark.parametrize("kind", ["tf.data", pytest.param(
-    "generator", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["tf.data", pytest.param("generator", marks=pytest.mark.slow)]
+)
 def test_other_sources_of_data(kind):
     def run(model):
         model.compile("adam", pairs.loss(), metrics=["accuracy"])
         if kind == "tf.data":
             data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
             validation = data.unbatch().batch(10)
-            return model.fit(data.repeat(), steps_per_epoch=3, epochs=2,
-                             verbose=0, validation_data=validation).history
+            return model.fit(
+                data.repeat(),
+                steps_per_epoch=3,
+                epochs=2,
+                verbose=0,
+                validation_data=validation,
+            ).history
 
         def batches():
             for start in range(0, 32, 8):
-                yield X[start:start + 8], Y[start:start + 8]
+                yield X[start : start + 8], Y[start : start + 8]
 
         # A number of steps: at the end of its data, the plain loop of Keras
         # may count a step that had no batch.
@@ -241,13 +317,19 @@ def test_other_sources_of_data(kind):
 
 def test_a_dtensor_dataset():
     mesh = mesh_of(batch=2, model=2)
-    plain, spread = pairs.plain(pairs.dense_model), pairs.on_mesh(
-        pairs.dense_model, mesh=mesh)
+    plain, spread = (
+        pairs.plain(pairs.dense_model),
+        pairs.on_mesh(pairs.dense_model, mesh=mesh),
+    )
     data = tf.data.Dataset.from_tensor_slices((X, Y))
     on_mesh = dtensor.DTensorDataset(
-        data, mesh=mesh, global_batch_size=8, batch_dim="batch",
-        dataset_already_batched=False, layouts=(
-            layout_of(mesh, "batch", None), layout_of(mesh, "batch")))
+        data,
+        mesh=mesh,
+        global_batch_size=8,
+        batch_dim="batch",
+        dataset_already_batched=False,
+        layouts=(layout_of(mesh, "batch", None), layout_of(mesh, "batch")),
+    )
     for model, source in ((plain, data.batch(8)), (spread, on_mesh)):
         model.compile("sgd", pairs.loss())
         model.fit(source, epochs=2, verbose=0)
@@ -270,8 +352,10 @@ def test_a_model_that_fit_builds():
 
 
 def test_predict_builds_and_fit_follows():
-    both(lambda model: (model.predict(X, verbose=0), pairs.fit(model)),
-         Subclassed)
+    both(
+        lambda model: (model.predict(X, verbose=0), pairs.fit(model)),
+        Subclassed,
+    )
 
 
 class OwnStep(Subclassed):
@@ -279,9 +363,12 @@ class OwnStep(Subclassed):
         x, y = data
         with tf.GradientTape() as tape:
             value = pairs.loss()(y, self(x, training=True))
-        self.optimizer.apply_gradients(zip(
-            tape.gradient(value, self.trainable_variables),
-            self.trainable_variables))
+        self.optimizer.apply_gradients(
+            zip(
+                tape.gradient(value, self.trainable_variables),
+                self.trainable_variables,
+            )
+        )
         return {"mine": value}
 
 
@@ -295,10 +382,10 @@ def test_a_train_step_of_its_own():
 
 def test_running_eagerly():
     def run(model):
-        model.compile("adam", pairs.loss(), metrics=["accuracy"],
-                      run_eagerly=True)
-        return model.fit(X, Y, batch_size=16, shuffle=False,
-                         verbose=0).history
+        model.compile(
+            "adam", pairs.loss(), metrics=["accuracy"], run_eagerly=True
+        )
+        return model.fit(X, Y, batch_size=16, shuffle=False, verbose=0).history
 
     both(run)
 
@@ -307,19 +394,29 @@ def test_several_inputs_and_outputs():
     def make():
         a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
         x = keras.layers.Dense(16, name="d1")(
-            keras.layers.Concatenate()([a, b]))
-        return keras.Model({"a": a, "b": b}, {
-            "p": keras.layers.Dense(4, name="d2")(x),
-            "q": keras.layers.Dense(1, name="q")(x)})
+            keras.layers.Concatenate()([a, b])
+        )
+        return keras.Model(
+            {"a": a, "b": b},
+            {
+                "p": keras.layers.Dense(4, name="d2")(x),
+                "q": keras.layers.Dense(1, name="q")(x),
+            },
+        )
 
     def run(model):
-        model.compile("adam", {"p": pairs.loss(), "q": "mse"},
-                      metrics={"p": "accuracy", "q": "mae"},
-                      loss_weights={"p": 1.0, "q": 0.5})
+        model.compile(
+            "adam",
+            {"p": pairs.loss(), "q": "mse"},
+            metrics={"p": "accuracy", "q": "mae"},
+            loss_weights={"p": 1.0, "q": 0.5},
+        )
         x = {"a": X, "b": X[::-1].copy()}
         y = {"p": Y, "q": Y[:, None].astype(np.float32)}
-        return (model.fit(x, y, batch_size=8, shuffle=False,
-                          verbose=0).history, model.predict(x, verbose=0))
+        return (
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history,
+            model.predict(x, verbose=0),
+        )
 
     both(run, make)
 
@@ -358,12 +455,19 @@ class TwoOptimizers(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.maker = keras.Sequential([
-            keras.layers.Dense(16, activation="relu", name="d1"),
-            keras.layers.Dense(8)])
-        self.judge = keras.Sequential([
-            keras.layers.Dense(16, activation="relu"),
-            keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+        self.maker = keras.Sequential(
+            [
+                keras.layers.Dense(16, activation="relu", name="d1"),
+                keras.layers.Dense(8),
+            ]
+        )
+        self.judge = keras.Sequential(
+            [
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1),
+            ]
+        )
         self.seeds = keras.random.SeedGenerator(5)
 
     def compile(self, maker, judge):
@@ -377,26 +481,33 @@ class TwoOptimizers(keras.Model):
             made = self.judge(self.maker(noise), training=True)
             seen = self.judge(real, training=True)
             cheat = score(keras.ops.ones_like(made), made)
-            catch = (score(keras.ops.zeros_like(made), made) +
-                     score(keras.ops.ones_like(seen), seen))
+            catch = score(keras.ops.zeros_like(made), made) + score(
+                keras.ops.ones_like(seen), seen
+            )
         for optimizer, value, part in (
-                (self.of_maker, cheat, self.maker),
-                (self.of_judge, catch, self.judge)):
-            optimizer.apply(tape.gradient(value, part.trainable_variables),
-                            part.trainable_variables)
+            (self.of_maker, cheat, self.maker),
+            (self.of_judge, catch, self.judge),
+        ):
+            optimizer.apply(
+                tape.gradient(value, part.trainable_variables),
+                part.trainable_variables,
+            )
         return {"cheat": cheat, "catch": catch}
 
 
 def test_a_step_without_call_and_with_two_optimizers():
     def run(model):
-        model.compile(keras.optimizers.Adam(1e-3),
-                      keras.optimizers.SGD(0.1, momentum=0.9))
+        model.compile(
+            keras.optimizers.Adam(1e-3), keras.optimizers.SGD(0.1, momentum=0.9)
+        )
         # The last batch has a trace, and must go on with the same slots.
         return model.fit(X[:20], epochs=3, batch_size=8, verbose=0).history
 
     model = both(run, TwoOptimizers, axes={"maker.d1.kernel": (None, "model")})
     assert model.maker.layers[0].kernel.layout.sharding_specs == [
-        "unsharded", "model"]
+        "unsharded",
+        "model",
+    ]
     assert isinstance(model.of_judge.variables[-1], MeshVariable)
 
 
@@ -404,32 +515,50 @@ def test_compiled_metrics_keep_their_state_between_traces():
     # Metrics that a trace creates start anew with every trace: the last,
     # smaller batch has a trace of its own.
     def run(model):
-        model.compile("sgd", pairs.loss(),
-                      metrics=["accuracy", keras.metrics.
-                               SparseTopKCategoricalAccuracy(2, name="two")])
+        model.compile(
+            "sgd",
+            pairs.loss(),
+            metrics=[
+                "accuracy",
+                keras.metrics.SparseTopKCategoricalAccuracy(2, name="two"),
+            ],
+        )
         return model.evaluate(X[:30], Y[:30], batch_size=8, verbose=0)
 
     both(run)
 
 
-@pytest.mark.parametrize("metric", [
-    pytest.param(make, id=make().name, marks=pytest.mark.slow) for make in (
-        lambda: keras.metrics.MeanSquaredError(),
-        lambda: keras.metrics.Precision([0.1, 0.3]),
-        lambda: keras.metrics.Recall(0.3),
-        lambda: keras.metrics.CosineSimilarity(),
-        lambda: keras.metrics.BinaryAccuracy(),
-        lambda: keras.metrics.F1Score(threshold=0.3),
-        lambda: keras.metrics.R2Score(),
-        lambda: keras.metrics.KLDivergence(),
-        lambda: keras.metrics.TopKCategoricalAccuracy(2))])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        pytest.param(make, id=make().name, marks=pytest.mark.slow)
+        for make in (
+            lambda: keras.metrics.MeanSquaredError(),
+            lambda: keras.metrics.Precision([0.1, 0.3]),
+            lambda: keras.metrics.Recall(0.3),
+            lambda: keras.metrics.CosineSimilarity(),
+            lambda: keras.metrics.BinaryAccuracy(),
+            lambda: keras.metrics.F1Score(threshold=0.3),
+            lambda: keras.metrics.R2Score(),
+            lambda: keras.metrics.KLDivergence(),
+            lambda: keras.metrics.TopKCategoricalAccuracy(2),
+        )
+    ],
+)
 def test_metrics(metric):
     def run(model):
-        model.compile("sgd", "mse", metrics=[metric()],
-                      weighted_metrics=["mae"])
+        model.compile(
+            "sgd", "mse", metrics=[metric()], weighted_metrics=["mae"]
+        )
         y = np.eye(4, dtype=np.float32)[Y]
-        history = model.fit(X, y, batch_size=8, shuffle=False, verbose=0,
-                            sample_weight=np.arange(32) / 32).history
+        history = model.fit(
+            X,
+            y,
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+            sample_weight=np.arange(32) / 32,
+        ).history
         # By order: Keras numbers the names of metrics.
         return list(history.values()), model.evaluate(X, y, verbose=0)
 
@@ -437,8 +566,11 @@ def test_metrics(metric):
 
 
 def test_dropout_draws_anew_each_step_and_keeps_the_rate():
-    model = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input((64,)), keras.layers.Dropout(0.25, seed=1)]))
+    model = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dropout(0.25, seed=1)]
+        )
+    )
     assert isinstance(model.variables[0], MeshVariable)
     x = np.ones((100, 64), np.float32)
     draws = [model(x, training=True).numpy() for _ in range(2)]
@@ -450,63 +582,101 @@ def test_dropout_draws_anew_each_step_and_keeps_the_rate():
 
 def test_mixed_precision_keeps_its_numbers():
     def make():
-        return keras.Sequential([
-            keras.Input((8,)),
-            keras.layers.Dense(16, activation="tanh", name="d1",
-                               dtype="mixed_bfloat16"),
-            keras.layers.Dense(4, name="d2", dtype="mixed_bfloat16")])
+        return keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(
+                    16, activation="tanh", name="d1", dtype="mixed_bfloat16"
+                ),
+                keras.layers.Dense(4, name="d2", dtype="mixed_bfloat16"),
+            ]
+        )
 
-    twice = [pairs.fit(model, epochs=3)["loss"] for model in (
-        pairs.plain(make), pairs.on_mesh(make))]
+    twice = [
+        pairs.fit(model, epochs=3)["loss"]
+        for model in (pairs.plain(make), pairs.on_mesh(make))
+    ]
     # bfloat16 has eight bits: sums in another order differ in the last.
     np.testing.assert_allclose(*twice, atol=2e-2)
 
 
 def test_an_op_that_dtensor_lacks_is_computed_whole_in_a_metric():
     results = []
-    for model in (pairs.plain(pairs.dense_model),
-                  pairs.on_mesh(pairs.dense_model)):
-        model.compile("sgd", "mse", metrics=[
-            lambda y, p: tf.reduce_sum(tf.roll(p, 1, 0), axis=-1)])
+    for model in (
+        pairs.plain(pairs.dense_model),
+        pairs.on_mesh(pairs.dense_model),
+    ):
+        model.compile(
+            "sgd",
+            "mse",
+            metrics=[lambda y, p: tf.reduce_sum(tf.roll(p, 1, 0), axis=-1)],
+        )
         results.append(model.evaluate(X, np.eye(4)[Y], verbose=0))
     pairs.assert_alike(*results)
 
 
 def test_discretization_in_a_model_is_computed_whole():
     def make():
-        return keras.Sequential([
-            keras.Input((1,)), keras.layers.Discretization(
-                bin_boundaries=[0.0], output_mode="one_hot"),
-            keras.layers.Dense(4, name="d2")])
+        return keras.Sequential(
+            [
+                keras.Input((1,)),
+                keras.layers.Discretization(
+                    bin_boundaries=[0.0], output_mode="one_hot"
+                ),
+                keras.layers.Dense(4, name="d2"),
+            ]
+        )
 
-    pairs.assert_alike(*(pairs.fit(model, X[:, :1]) for model in (
-        pairs.plain(make), pairs.on_mesh(make, axes={}))))
+    pairs.assert_alike(
+        *(
+            pairs.fit(model, X[:, :1])
+            for model in (pairs.plain(make), pairs.on_mesh(make, axes={}))
+        )
+    )
 
 
-@pytest.mark.parametrize("layer, values", [
-    (lambda: keras.layers.IntegerLookup(
-        vocabulary=[1, 2], output_mode="multi_hot"),
-     np.arange(32)[:, np.newaxis])])
+@pytest.mark.parametrize(
+    "layer, values",
+    [
+        (
+            lambda: keras.layers.IntegerLookup(
+                vocabulary=[1, 2], output_mode="multi_hot"
+            ),
+            np.arange(32)[:, np.newaxis],
+        )
+    ],
+)
 def test_preprocessing_gives_the_same_in_a_model_and_in_the_input(
-        layer, values):
+    layer, values
+):
     def make(layers=()):
-        return keras.Sequential([
-            keras.Input(values.shape[1:], dtype=values.dtype), *layers,
-            keras.layers.Dense(4, name="d2")])
+        return keras.Sequential(
+            [
+                keras.Input(values.shape[1:], dtype=values.dtype),
+                *layers,
+                keras.layers.Dense(4, name="d2"),
+            ]
+        )
 
     on_host = pairs.on_mesh(lambda: make([layer()]), axes={})
     inside, ours = layer(), layer()
     first = pairs.plain(lambda: make([inside]))
     keras.utils.set_random_seed(3)
-    data = tf.data.Dataset.from_tensor_slices((values, Y)).batch(8).map(
-        lambda x, y: (ours(x), y))
+    data = (
+        tf.data.Dataset.from_tensor_slices((values, Y))
+        .batch(8)
+        .map(lambda x, y: (ours(x), y))
+    )
     width = data.element_spec[0].shape[1:]
-    second = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input(width), keras.layers.Dense(4, name="d2")]), axes={})
+    second = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [keras.Input(width), keras.layers.Dense(4, name="d2")]
+        ),
+        axes={},
+    )
     expected = pairs.fit(first, values)
     pairs.assert_alike(expected, pairs.fit(on_host, values))
-    pairs.assert_alike(
-        expected, pairs.fit(second, data, None, batch_size=None))
+    pairs.assert_alike(expected, pairs.fit(second, data, None, batch_size=None))
 
 
 def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
@@ -514,8 +684,10 @@ def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
         return -tf.reduce_sum(y * tf.one_hot(tf.math.argmax(p, -1), 4) * p)
 
     axes = {"d2.kernel": (None, "model"), "d2.bias": ("model",)}
-    models = pairs.plain(pairs.dense_model), pairs.on_mesh(
-        pairs.dense_model, axes)
+    models = (
+        pairs.plain(pairs.dense_model),
+        pairs.on_mesh(pairs.dense_model, axes),
+    )
     for model in models:
         model.compile("sgd", loss)
     y = np.eye(4, dtype=np.float32)[Y]
@@ -526,7 +698,8 @@ def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
 
 def test_after_a_bad_label_training_goes_on():
     model = pairs.on_mesh(
-        pairs.dense_model, axes={"d1.kernel": ("model", None)})
+        pairs.dense_model, axes={"d1.kernel": ("model", None)}
+    )
     pairs.fit(model, epochs=1)
     before = [w.numpy() for w in model.trainable_weights]
     bad = Y.copy()
@@ -542,24 +715,32 @@ def test_sparse_batches_are_refused():
     model = pairs.on_mesh(pairs.dense_model)
     ragged = tf.ragged.constant([[1.0] * 8] * 4)
     with pytest.raises(TypeError, match="made of dense tensors"):
-        model.predict(tf.data.Dataset.from_tensor_slices(ragged).batch(2),
-                      verbose=0)
+        model.predict(
+            tf.data.Dataset.from_tensor_slices(ragged).batch(2), verbose=0
+        )
 
 
 def test_a_weight_built_outside_the_scope_is_refused():
     outside = keras.layers.Dense(4, name="outside")
     outside.build((None, 16))
-    model = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input((8,)), keras.layers.Dense(16, name="d1"), outside]))
-    with pytest.raises(ValueError, match="'outside/kernel'.*outside "
-                                         "layout_map_scope"):
+    model = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(16, name="d1"), outside]
+        )
+    )
+    with pytest.raises(
+        ValueError, match="'outside/kernel'.*outside layout_map_scope"
+    ):
         pairs.fit(model)
 
 
 def test_seeds_built_outside_the_scope_move_to_the_mesh():
     dropout = keras.layers.Dropout(0.5, seed=1)
-    model = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input((8,)), dropout, keras.layers.Dense(4, name="d1")]))
+    model = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [keras.Input((8,)), dropout, keras.layers.Dense(4, name="d1")]
+        )
+    )
     pairs.fit(model, epochs=1)
     assert isinstance(dropout.seed_generator.state, MeshVariable)
 
@@ -575,13 +756,23 @@ def test_the_batch_axis_may_be_named():
 def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
     seen = []
     iterate = tf.data.Dataset.__iter__
-    monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda data: seen.append(
-        data.options().autotune.enabled) or iterate(data))
+    monkeypatch.setattr(
+        tf.data.Dataset,
+        "__iter__",
+        lambda data: (
+            seen.append(data.options().autotune.enabled) or iterate(data)
+        ),
+    )
 
     def runs(model, *data):
         seen.clear()
-        pairs.fit(model, *data, epochs=1, batch_size=None if data else 8,
-                  validation_data=data or (X, Y))
+        pairs.fit(
+            model,
+            *data,
+            epochs=1,
+            batch_size=None if data else 8,
+            validation_data=data or (X, Y),
+        )
         model.predict(data[0].map(lambda x, y: x) if data else X, verbose=0)
         return set(seen)
 

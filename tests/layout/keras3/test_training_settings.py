@@ -26,20 +26,32 @@ def both(run, make=pairs.dense_model, **tolerance):
 def test_sample_weights_of_arrays_and_of_a_dataset_whose_end_is_short():
     def run(model):
         history = pairs.fit(
-            model, X[:30], Y[:30], epochs=1, sample_weight=WEIGHTS[:30],
-            validation_data=(X, Y, WEIGHTS))
+            model,
+            X[:30],
+            Y[:30],
+            epochs=1,
+            sample_weight=WEIGHTS[:30],
+            validation_data=(X, Y, WEIGHTS),
+        )
         data = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(7)
-        return (history, model.fit(data, verbose=0).history,
-                model.evaluate(data, verbose=0),
-                model.predict(data.map(lambda x, y, w: x), verbose=0))
+        return (
+            history,
+            model.fit(data, verbose=0).history,
+            model.evaluate(data, verbose=0),
+            model.predict(data.map(lambda x, y, w: x), verbose=0),
+        )
 
     both(run)
 
 
 def test_a_validation_split_with_class_weights():
     def run(model):
-        return pairs.fit(model, validation_split=0.3, validation_batch_size=5,
-                         class_weight={0: 0.0, 1: 3.0, 2: 1.0, 3: 0.5})
+        return pairs.fit(
+            model,
+            validation_split=0.3,
+            validation_batch_size=5,
+            class_weight={0: 0.0, 1: 3.0, 2: 1.0, 3: 0.5},
+        )
 
     both(run)
 
@@ -49,19 +61,26 @@ def test_gradients_are_accumulated_over_batches():
 
     def run(model):
         # Four batches an epoch: an accumulation runs on into the next one.
-        return pairs.fit(model, optimizer=keras.optimizers.Adam.from_config(
-            optimizer.get_config()), epochs=3)
+        return pairs.fit(
+            model,
+            optimizer=keras.optimizers.Adam.from_config(optimizer.get_config()),
+            epochs=3,
+        )
 
     both(run)
 
 
 def test_jit_compile_trains_to_the_same_numbers():
     def run(model):
-        model.compile(keras.optimizers.Adam(0.01), pairs.loss(),
-                      jit_compile=True)
-        return (model.fit(X, Y, batch_size=8, epochs=2, shuffle=False,
-                          verbose=0).history,
-                model.predict(X, verbose=0))
+        model.compile(
+            keras.optimizers.Adam(0.01), pairs.loss(), jit_compile=True
+        )
+        return (
+            model.fit(
+                X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
+            ).history,
+            model.predict(X, verbose=0),
+        )
 
     both(run)
 
@@ -69,10 +88,15 @@ def test_jit_compile_trains_to_the_same_numbers():
 def test_moving_averages_replace_the_weights_at_the_end_of_fit():
     def run(model):
         before = [w.numpy() for w in model.weights]
-        history = pairs.fit(model, optimizer=keras.optimizers.SGD(
-            0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3))
-        assert any(np.any(a != w.numpy())
-                   for a, w in zip(before, model.weights))
+        history = pairs.fit(
+            model,
+            optimizer=keras.optimizers.SGD(
+                0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+            ),
+        )
+        assert any(
+            np.any(a != w.numpy()) for a, w in zip(before, model.weights)
+        )
         return history
 
     both(run)
@@ -81,9 +105,11 @@ def test_moving_averages_replace_the_weights_at_the_end_of_fit():
 def test_the_callback_for_moving_averages_swaps_them_in_and_out():
     def run(model):
         return pairs.fit(
-            model, optimizer=keras.optimizers.SGD(0.5, use_ema=True),
+            model,
+            optimizer=keras.optimizers.SGD(0.5, use_ema=True),
             validation_data=(X, Y),
-            callbacks=[keras.callbacks.SwapEMAWeights()])
+            callbacks=[keras.callbacks.SwapEMAWeights()],
+        )
 
     both(run)
 
@@ -96,11 +122,17 @@ def test_losses_of_layers_and_regularizers_are_added():
 
     def make():
         return pairs.sequential(
-            (8,), keras.layers.Dense(
-                16, activation="tanh", name="d1",
+            (8,),
+            keras.layers.Dense(
+                16,
+                activation="tanh",
+                name="d1",
                 kernel_regularizer=keras.regularizers.L1L2(0.01, 0.1),
-                bias_regularizer="l2"),
-            keras.layers.ActivityRegularization(l2=0.1), Activity())
+                bias_regularizer="l2",
+            ),
+            keras.layers.ActivityRegularization(l2=0.1),
+            Activity(),
+        )
 
     def run(model):
         history = pairs.fit(model)
@@ -113,11 +145,17 @@ def test_losses_of_layers_and_regularizers_are_added():
 
 def test_constraints_hold_after_every_step():
     def make():
-        return pairs.sequential((8,), keras.layers.Dense(
-            16, name="d1", kernel_constraint=keras.constraints.MaxNorm(0.7)))
+        return pairs.sequential(
+            (8,),
+            keras.layers.Dense(
+                16, name="d1", kernel_constraint=keras.constraints.MaxNorm(0.7)
+            ),
+        )
 
-    model = both(lambda model: pairs.fit(
-        model, optimizer=keras.optimizers.SGD(0.5)), make)
+    model = both(
+        lambda model: pairs.fit(model, optimizer=keras.optimizers.SGD(0.5)),
+        make,
+    )
     norms = np.linalg.norm(model.layers[0].kernel.numpy(), axis=0)
     assert norms.max() <= 0.7 + 1e-5 and norms.max() > 0.69
 
@@ -127,10 +165,13 @@ def test_losses_and_weights_of_several_outputs(kind):
     def make():
         inputs = keras.Input((8,))
         x = keras.layers.Dense(16, name="d1")(inputs)
-        outputs = {"p": keras.layers.Dense(4, name="d2")(x),
-                   "q": keras.layers.Dense(1, name="q")(x)}
-        return keras.Model(inputs, outputs if kind == "dict" else list(
-            outputs.values()))
+        outputs = {
+            "p": keras.layers.Dense(4, name="d2")(x),
+            "q": keras.layers.Dense(1, name="q")(x),
+        }
+        return keras.Model(
+            inputs, outputs if kind == "dict" else list(outputs.values())
+        )
 
     labels = {"p": Y, "q": Y[:, None].astype(np.float32)}
     losses = {"p": pairs.loss(), "q": keras.losses.Huber()}
@@ -138,12 +179,20 @@ def test_losses_and_weights_of_several_outputs(kind):
     samples = {"p": WEIGHTS, "q": WEIGHTS[::-1].copy()}
     if kind == "list":
         labels, losses, weights, samples = (
-            list(x.values()) for x in (labels, losses, weights, samples))
+            list(x.values()) for x in (labels, losses, weights, samples)
+        )
 
     def run(model):
         model.compile("adam", losses, loss_weights=weights)
-        history = model.fit(X, labels, sample_weight=samples, batch_size=8,
-                            epochs=2, shuffle=False, verbose=0).history
+        history = model.fit(
+            X,
+            labels,
+            sample_weight=samples,
+            batch_size=8,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+        ).history
         return history, model.evaluate(X, labels, verbose=0)
 
     both(run, make)
@@ -152,11 +201,18 @@ def test_losses_and_weights_of_several_outputs(kind):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_scaled_loss_trains_as_without_a_scale(steps):
     def run(model):
-        model.compile(keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.Adam(0.01), initial_scale=2.0**8,
-            dynamic_growth_steps=3), pairs.loss(), steps_per_execution=steps)
-        history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False,
-                            verbose=0).history
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(0.01),
+                initial_scale=2.0**8,
+                dynamic_growth_steps=3,
+            ),
+            pairs.loss(),
+            steps_per_execution=steps,
+        )
+        history = model.fit(
+            X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
+        ).history
         return history, float(model.optimizer.dynamic_scale.numpy())
 
     model = both(run)
@@ -165,18 +221,23 @@ def test_a_scaled_loss_trains_as_without_a_scale(steps):
 
 def float16_model():
     policy = keras.mixed_precision.DTypePolicy("mixed_float16")
-    return keras.Sequential([
-        keras.Input((8,)),
-        keras.layers.Dense(16, activation="tanh", name="d1", dtype=policy),
-        keras.layers.Dense(4, name="d2", dtype=policy)])
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="tanh", name="d1", dtype=policy),
+            keras.layers.Dense(4, name="d2", dtype=policy),
+        ]
+    )
 
 
 def test_mixed_float16_scales_its_loss():
     def run(model):
-        model.compile(keras.optimizers.SGD(0.1), pairs.loss(),
-                      auto_scale_loss=True)
-        history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False,
-                            verbose=0).history
+        model.compile(
+            keras.optimizers.SGD(0.1), pairs.loss(), auto_scale_loss=True
+        )
+        history = model.fit(
+            X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
+        ).history
         return history, float(model.optimizer.dynamic_scale.numpy())
 
     models = []
@@ -187,16 +248,18 @@ def test_mixed_float16_scales_its_loss():
     # float16 has eleven bits; sums of devices come in another order.
     pairs.assert_alike(models[0][1], models[1][1], rtol=4e-3, atol=4e-3)
     for model, _ in models:
-        assert isinstance(model.optimizer,
-                          keras.optimizers.LossScaleOptimizer)
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
         assert model.layers[0].kernel.dtype == "float32"
 
 
 def test_a_step_whose_scaled_gradients_overflow_is_skipped():
     def run(model):
-        model.compile(keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1), initial_scale=2.0**126),
-                      lambda y, p: 1e4 * pairs.loss()(y, p))
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1), initial_scale=2.0**126
+            ),
+            lambda y, p: 1e4 * pairs.loss()(y, p),
+        )
         before = model.layers[0].kernel.numpy()
         model.train_on_batch(X, Y)
         np.testing.assert_array_equal(model.layers[0].kernel.numpy(), before)
@@ -212,19 +275,32 @@ def test_callbacks_that_write_files_write_the_same(tmp_path):
     def run(model):
         kind = "mesh" if kept else "plain"
         log = tmp_path / f"{kind}.csv"
-        history = pairs.fit(model, epochs=3, validation_split=0.25, callbacks=[
-            keras.callbacks.CSVLogger(log),
-            keras.callbacks.ModelCheckpoint(
-                tmp_path / (kind + "{epoch}.keras")),
-            keras.callbacks.ModelCheckpoint(
-                tmp_path / f"{kind}.weights.h5", monitor="val_loss",
-                save_best_only=True, save_weights_only=True)])
+        history = pairs.fit(
+            model,
+            epochs=3,
+            validation_split=0.25,
+            callbacks=[
+                keras.callbacks.CSVLogger(log),
+                keras.callbacks.ModelCheckpoint(
+                    tmp_path / (kind + "{epoch}.keras")
+                ),
+                keras.callbacks.ModelCheckpoint(
+                    tmp_path / f"{kind}.weights.h5",
+                    monitor="val_loss",
+                    save_best_only=True,
+                    save_weights_only=True,
+                ),
+            ],
+        )
         rows = np.genfromtxt(log, delimiter=",", names=True)
         kept[kind] = keras.models.load_model(tmp_path / f"{kind}2.keras")
         best = pairs.plain(pairs.dense_model)
         best.load_weights(tmp_path / f"{kind}.weights.h5")
-        return (history, [rows[name] for name in rows.dtype.names],
-                best.get_weights())
+        return (
+            history,
+            [rows[name] for name in rows.dtype.names],
+            best.get_weights(),
+        )
 
     both(run)
     pairs.assert_same_weights(kept["plain"], kept["mesh"])
@@ -254,12 +330,19 @@ def test_training_that_broke_off_resumes_where_it_was(tmp_path):
 def test_early_stopping_brings_the_best_weights_back():
     def run(model):
         return pairs.fit(
-            model, optimizer=keras.optimizers.SGD(1.5), epochs=8,
-            validation_split=0.5, callbacks=[
+            model,
+            optimizer=keras.optimizers.SGD(1.5),
+            epochs=8,
+            validation_split=0.5,
+            callbacks=[
                 keras.callbacks.EarlyStopping(
-                    patience=1, restore_best_weights=True),
+                    patience=1, restore_best_weights=True
+                ),
                 keras.callbacks.ReduceLROnPlateau(
-                    factor=0.1, patience=1, min_delta=1.0)])
+                    factor=0.1, patience=1, min_delta=1.0
+                ),
+            ],
+        )
 
     model = both(run)
     assert len(model.history.history["loss"]) < 8
@@ -281,7 +364,8 @@ class OwnTestAndPredict(keras.Model):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             value = self.compute_loss(
-                y=y, y_pred=self(x, training=True), sample_weight=weights)
+                y=y, y_pred=self(x, training=True), sample_weight=weights
+            )
         variables = self.trainable_variables
         self.optimizer.apply(tape.gradient(value, variables), variables)
         self.seen.update_state(value)
@@ -289,8 +373,9 @@ class OwnTestAndPredict(keras.Model):
 
     def test_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        self.seen.update_state(tf.reduce_max(self(x)) + tf.cast(
-            tf.reduce_sum(y), tf.float32))
+        self.seen.update_state(
+            tf.reduce_max(self(x)) + tf.cast(tf.reduce_sum(y), tf.float32)
+        )
         return {"seen": self.seen.result()}
 
     def predict_step(self, data):
@@ -301,10 +386,20 @@ class OwnTestAndPredict(keras.Model):
 def test_steps_of_ones_own():
     def run(model):
         model.compile(keras.optimizers.Adam(0.01), pairs.loss())
-        history = model.fit(X, Y, sample_weight=WEIGHTS, batch_size=8,
-                            shuffle=False, verbose=0, epochs=2).history
-        return (history, model.evaluate(X, Y, batch_size=8, verbose=0),
-                model.predict(X[:13], batch_size=8, verbose=0))
+        history = model.fit(
+            X,
+            Y,
+            sample_weight=WEIGHTS,
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+            epochs=2,
+        ).history
+        return (
+            history,
+            model.evaluate(X, Y, batch_size=8, verbose=0),
+            model.predict(X[:13], batch_size=8, verbose=0),
+        )
 
     both(run, OwnTestAndPredict)
 
@@ -329,11 +424,14 @@ def test_a_loop_of_ones_own(how):
         step = tf.function(step) if how == "function" else step
         losses = []
         for start in range(0, 32, 8):
-            batch = X[start:start + 8], Y[start:start + 8]
+            batch = X[start : start + 8], Y[start : start + 8]
             if on_mesh:
-                batch = (tlm.layout.to_mesh(batch[0], layout_of(
-                    mesh, "batch", None)), tlm.layout.to_mesh(
-                        batch[1], layout_of(mesh, "batch")))
+                batch = (
+                    tlm.layout.to_mesh(
+                        batch[0], layout_of(mesh, "batch", None)
+                    ),
+                    tlm.layout.to_mesh(batch[1], layout_of(mesh, "batch")),
+                )
                 with tlm.layout.default_mesh(mesh):
                     losses.append(tlm.layout.to_host(step(*batch)))
             else:

@@ -19,8 +19,9 @@ def mesh():
     return mesh_of(batch=2, model=2)
 
 
-@pytest.fixture(params=[("model", None), (None, "batch"), (None, None),
-                        ("batch", "model")])
+@pytest.fixture(
+    params=[("model", None), (None, "batch"), (None, None), ("batch", "model")]
+)
 def variable(request, mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["table"] = layout_of(mesh, *request.param)
@@ -33,14 +34,20 @@ def variable(request, mesh):
 def test_values_come_back_whole(variable):
     np.testing.assert_array_equal(variable.numpy(), VALUE)
     np.testing.assert_array_equal(np.asarray(variable), VALUE)
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(variable), VALUE)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), VALUE)
     assert variable.shape == (4, 6) and variable.dtype == "float32"
 
 
-@pytest.mark.parametrize("make", [
-    np.asarray, tf.constant, lambda x: x.tolist(), keras.Variable,
-    tf.Variable])
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.asarray,
+        tf.constant,
+        lambda x: x.tolist(),
+        keras.Variable,
+        tf.Variable,
+    ],
+)
 def test_a_host_value_is_assigned_as_the_variable_lies(variable, make):
     before = axes_of(variable)
     variable.assign(make(VALUE * 2))
@@ -48,10 +55,12 @@ def test_a_host_value_is_assigned_as_the_variable_lies(variable, make):
     assert axes_of(variable) == before
 
 
-@pytest.mark.parametrize("axes", [(None, None), ("model", None),
-                                  ("batch", "model")])
+@pytest.mark.parametrize(
+    "axes", [(None, None), ("model", None), ("batch", "model")]
+)
 def test_a_value_on_the_mesh_is_assigned_whatever_its_layout(
-        variable, mesh, axes):
+    variable, mesh, axes
+):
     before = axes_of(variable)
     variable.assign(to_mesh(VALUE + 1, layout_of(mesh, *axes)))
     np.testing.assert_array_equal(variable.numpy(), VALUE + 1)
@@ -99,7 +108,8 @@ def test_a_scalar_is_a_number(mesh):
 
 def test_arithmetic_with_numbers(variable):
     np.testing.assert_array_equal(
-        tlm.layout.to_host(variable * 2.0 + 1.0), VALUE * 2 + 1)
+        tlm.layout.to_host(variable * 2.0 + 1.0), VALUE * 2 + 1
+    )
 
 
 def test_a_string_initializer_works(mesh):

@@ -22,7 +22,8 @@ def make(num_rows, init):
     layout_map["e.embeddings"] = layout_of(mesh, "model", None)
     with tlm.layout_map_scope(layout_map, init=init):
         layer = keras.layers.Embedding(
-            num_rows, DIM, name="e", embeddings_initializer="normal")
+            num_rows, DIM, name="e", embeddings_initializer="normal"
+        )
         layer.build(None)
     layer.embeddings.value.read_value()
     return layer
@@ -42,12 +43,15 @@ def main():
     grown = {"whole": 4 * DIM * num_rows}
     # What is freed would be taken again, uncounted: all is kept.
     grown["sharded"] = peak_memory.extra_bytes(
-        lambda: kept.append(make(num_rows, "sharded")))
+        lambda: kept.append(make(num_rows, "sharded"))
+    )
     optimizer = keras.optimizers.Adagrad()
     grown["slot"] = peak_memory.extra_bytes(
-        lambda: kept.append(build(optimizer, kept[0].embeddings)))
+        lambda: kept.append(build(optimizer, kept[0].embeddings))
+    )
     grown["host"] = peak_memory.extra_bytes(
-        lambda: kept.append(make(num_rows, "host")))
+        lambda: kept.append(make(num_rows, "host"))
+    )
     print(json.dumps(grown))
 
 

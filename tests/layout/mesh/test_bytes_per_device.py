@@ -19,8 +19,11 @@ ROOT = pathlib.Path(__file__).parents[3]
 dtensor = tf.experimental.dtensor
 rules = tf.tpu.experimental.embedding
 
-MESHES = {"2x4": dict(batch=2, model=4), "1x8": dict(batch=1, model=8),
-          "8x1": dict(batch=8, model=1)}
+MESHES = {
+    "2x4": dict(batch=2, model=4),
+    "1x8": dict(batch=1, model=8),
+    "8x1": dict(batch=8, model=1),
+}
 NUM_ROWS, DIM = 64, 16
 IDS = np.random.default_rng(0).integers(0, NUM_ROWS, (32, 3))
 FEATURES = np.random.default_rng(0).normal(size=(32, DIM)).astype(np.float32)
@@ -51,11 +54,16 @@ def trained(layers, axes, sizes, x, optimizer, init):
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
     with tlm.layout_map_scope(layout_map, init=init):
-        model = keras.Sequential([
-            keras.Input(x.shape[1:], dtype=x.dtype.name), *layers()])
+        model = keras.Sequential(
+            [keras.Input(x.shape[1:], dtype=x.dtype.name), *layers()]
+        )
     model.compile(optimizer, "mse")
-    model.fit(x, np.zeros([32, *model.output_shape[1:]], np.float32),
-              batch_size=16, verbose=0)
+    model.fit(
+        x,
+        np.zeros([32, *model.output_shape[1:]], np.float32),
+        batch_size=16,
+        verbose=0,
+    )
     return model
 
 
@@ -65,13 +73,20 @@ def slots_of(model, weight):
 
 @pytest.mark.parametrize("init", ["sharded", "host"])
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize("axes", [
-    (None, "model"), ("model", None), ("batch", "model"), ("batch", None)],
-    ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [(None, "model"), ("model", None), ("batch", "model"), ("batch", None)],
+    ids=str,
+)
 def test_a_weight_and_its_slots_are_divided_by_their_axes(sizes, axes, init):
     model = trained(
         lambda: [keras.layers.Dense(32, use_bias=False, name="d")],
-        {"d.kernel": axes}, sizes, FEATURES, "adam", init)
+        {"d.kernel": axes},
+        sizes,
+        FEATURES,
+        "adam",
+        init,
+    )
 
     kernel = model.layers[0].kernel
     slots = slots_of(model, kernel)
@@ -85,7 +100,12 @@ def test_a_weight_and_its_slots_are_divided_by_their_axes(sizes, axes, init):
 def test_a_stock_embedding_is_divided_by_rows_and_by_columns(rule, axes):
     model = trained(
         lambda: [keras.layers.Embedding(NUM_ROWS, DIM, name="e")],
-        {"e.embeddings": axes}, MESHES["2x4"], IDS, rule, "sharded")
+        {"e.embeddings": axes},
+        MESHES["2x4"],
+        IDS,
+        rule,
+        "sharded",
+    )
 
     table = model.layers[0].embeddings
     slots = slots_of(model, table)
@@ -94,15 +114,22 @@ def test_a_stock_embedding_is_divided_by_rows_and_by_columns(rule, axes):
 
 
 @pytest.mark.parametrize("sizes", ["2x4", "1x8"])
-@pytest.mark.parametrize("rule", [
-    rules.SGD(0.1), rules.Adagrad(0.1), rules.Adam(0.1)],
-    ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule",
+    [rules.SGD(0.1), rules.Adagrad(0.1), rules.Adam(0.1)],
+    ids=lambda rule: type(rule).__name__,
+)
 def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
     model = trained(
-        lambda: [tlm.layers.ShardedEmbedding(
-            NUM_ROWS, DIM, optimizer=rule, name="e")],
-        {"e.embeddings": ("model", None)}, MESHES[sizes], IDS, "sgd",
-        "sharded")
+        lambda: [
+            tlm.layers.ShardedEmbedding(NUM_ROWS, DIM, optimizer=rule, name="e")
+        ],
+        {"e.embeddings": ("model", None)},
+        MESHES[sizes],
+        IDS,
+        "sgd",
+        "sharded",
+    )
 
     layer = model.layers[0]
     slots = list(layer.optimizer.slots.values())
@@ -111,13 +138,19 @@ def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not peak_memory.is_available(),
-                    reason="this system does not count peaks")
+@pytest.mark.skipif(
+    not peak_memory.is_available(), reason="this system does not count peaks"
+)
 def test_no_whole_copy_is_made_on_the_way_to_a_weight_and_its_slot():
     # In a process of its own: what others have freed would not be counted.
     run = subprocess.run(
-        [sys.executable, "-m", "tests.layout.mesh.memory_of_init"], cwd=ROOT,
-        capture_output=True, text=True, timeout=300, check=False)
+        [sys.executable, "-m", "tests.layout.mesh.memory_of_init"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     grown = json.loads(run.stdout.splitlines()[-1])
     whole = grown["whole"]

@@ -19,15 +19,26 @@ ROWS = np.arange(64, dtype=np.float32).reshape(32, 2)
 def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
     engine.ensure("mesh")
     return dtensor.DTensorDataset(
-        data, mesh=mesh, layouts=layout_of(mesh, batch_dim, None),
-        global_batch_size=size, batch_dim=batch_dim,
-        dataset_already_batched=batched)
+        data,
+        mesh=mesh,
+        layouts=layout_of(mesh, batch_dim, None),
+        global_batch_size=size,
+        batch_dim=batch_dim,
+        dataset_already_batched=batched,
+    )
 
 
 @pytest.mark.parametrize("batch_dim", ["batch", None])
-@pytest.mark.parametrize("sizes", [
-    {"batch": 1}, {"batch": 2}, {"batch": 2, "model": 2},
-    {"batch": 1, "model": 4}, {"batch": 4, "model": 2}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 1},
+        {"batch": 2},
+        {"batch": 2, "model": 2},
+        {"batch": 1, "model": 4},
+        {"batch": 4, "model": 2},
+    ],
+)
 def test_every_batch_comes_once_and_in_order_each_epoch(sizes, batch_dim):
     mesh = mesh_of(**sizes)
     # DTensor keeps a compiled function per mesh and shape, and takes it for
@@ -38,28 +49,31 @@ def test_every_batch_comes_once_and_in_order_each_epoch(sizes, batch_dim):
         if batched:
             data = data.batch(
                 size // mesh.dim_size(batch_dim) if batch_dim else size,
-                drop_remainder=True)
+                drop_remainder=True,
+            )
         dataset = dataset_of(data, mesh, batch_dim, batched, size)
         for _ in range(2):
             batches = [transfer.to_host(batch) for batch in dataset]
-            assert [batch.shape for batch in batches] == [
-                (size, 2)] * (32 // size)
+            assert [batch.shape for batch in batches] == [(size, 2)] * (
+                32 // size
+            )
             np.testing.assert_array_equal(np.concatenate(batches), ROWS)
 
 
 def test_a_rest_is_dropped_and_the_mesh_goes_on():
     mesh = mesh_of(batch=2, model=2)
-    dataset = dataset_of(
-        tf.data.Dataset.from_tensor_slices(ROWS[:31]), mesh)
+    dataset = dataset_of(tf.data.Dataset.from_tensor_slices(ROWS[:31]), mesh)
     assert len(list(dataset)) == 3
     ones = dtensor.call_with_layout(
-        tf.ones, layout_of(mesh, "batch"), shape=[4])
+        tf.ones, layout_of(mesh, "batch"), shape=[4]
+    )
     np.testing.assert_array_equal(transfer.to_host(ones), np.ones(4))
 
 
 def test_data_without_an_end_goes_on():
-    dataset = dataset_of(tf.data.Dataset.from_tensor_slices(ROWS).repeat(),
-                         mesh_of(batch=2))
+    dataset = dataset_of(
+        tf.data.Dataset.from_tensor_slices(ROWS).repeat(), mesh_of(batch=2)
+    )
     batches = iter(dataset)
     for _ in range(9):
         last = next(batches)
@@ -67,8 +81,11 @@ def test_data_without_an_end_goes_on():
 
 
 def test_an_asserted_length_is_enough():
-    data = tf.data.Dataset.from_tensor_slices(ROWS).filter(
-        lambda row: True).apply(tf.data.experimental.assert_cardinality(32))
+    data = (
+        tf.data.Dataset.from_tensor_slices(ROWS)
+        .filter(lambda row: True)
+        .apply(tf.data.experimental.assert_cardinality(32))
+    )
     assert len(list(dataset_of(data, mesh_of(batch=2)))) == 4
 
 
@@ -88,19 +105,25 @@ UNKNOWN_LENGTH = """
 def test_the_end_of_data_of_unknown_length_is_an_error_with_the_remedy():
     # In a process of its own: no mesh of it can be used after that.
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(UNKNOWN_LENGTH)], timeout=120,
-        capture_output=True, text=True, check=True)
+        [sys.executable, "-c", textwrap.dedent(UNKNOWN_LENGTH)],
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "unknown length ended" in done.stdout
     assert "assert_cardinality(n)" in done.stdout
 
 
 def test_a_function_may_ask_for_batches():
-    batches = iter(dataset_of(tf.data.Dataset.from_tensor_slices(ROWS),
-                              mesh_of(batch=2)))
+    batches = iter(
+        dataset_of(tf.data.Dataset.from_tensor_slices(ROWS), mesh_of(batch=2))
+    )
 
     @tf.function
     def double(iterator):
         return 2 * next(iterator)
 
     np.testing.assert_array_equal(
-        transfer.to_host(double(batches)), 2 * ROWS[:8])
+        transfer.to_host(double(batches)), 2 * ROWS[:8]
+    )

@@ -16,7 +16,8 @@ _optimizer = tf.config.optimizer
 
 def without_grappler() -> bool:
     config = tf.compat.v1.ConfigProto.FromString(
-        _tf_private.function_call_options().config_proto_serialized)
+        _tf_private.function_call_options().config_proto_serialized
+    )
     return config.graph_options.rewrite_options.disable_meta_optimizer
 
 
@@ -30,7 +31,8 @@ def restored_options():
     before = _optimizer.get_experimental_options()
     yield
     _optimizer.set_experimental_options(
-        before | {"constant_folding": True, "auto_mixed_precision": False})
+        before | {"constant_folding": True, "auto_mixed_precision": False}
+    )
 
 
 def test_it_is_off_inside_only_and_nested(mesh):
@@ -54,7 +56,8 @@ def test_every_thread_has_its_own(mesh):
     seen = []
     with tlm.layout.default_mesh(mesh):
         thread = threading.Thread(
-            target=lambda: seen.append(without_grappler()))
+            target=lambda: seen.append(without_grappler())
+        )
         thread.start()
         thread.join()
     assert seen == [False]
@@ -65,11 +68,17 @@ def test_weights_are_drawn_without_it(mesh, monkeypatch):
     dtensor = tf.experimental.dtensor
     call = dtensor.call_with_layout
     monkeypatch.setattr(
-        dtensor, "call_with_layout",
-        lambda *args: seen.append(without_grappler()) or call(*args))
+        dtensor,
+        "call_with_layout",
+        lambda *args: seen.append(without_grappler()) or call(*args),
+    )
     initial_values.initial_value(
-        keras.initializers.GlorotUniform(1), (4, 6), "float32",
-        layout_of(mesh, "batch", None), "sharded")
+        keras.initializers.GlorotUniform(1),
+        (4, 6),
+        "float32",
+        layout_of(mesh, "batch", None),
+        "sharded",
+    )
     assert seen == [True]
     assert not without_grappler()
 
@@ -86,6 +95,7 @@ def test_a_choice_made_inside_is_kept(mesh):
     with tlm.layout.default_mesh(mesh):
         _optimizer.set_experimental_options({"constant_folding": False})
     config = tf.compat.v1.ConfigProto.FromString(
-        _tf_private.function_call_options().config_proto_serialized)
+        _tf_private.function_call_options().config_proto_serialized
+    )
     assert config.graph_options.rewrite_options.constant_folding == 2
     assert not without_grappler()

@@ -15,15 +15,26 @@ def test_a_layout_that_fits_has_no_problems():
     assert shard_shapes.fit_problems((), (), MESH) == []
 
 
-@pytest.mark.parametrize(("axes", "shape", "words"), [
-    (("modle",), (8,), "mesh axis 'modle' is unknown"),
-    (("modle",), (8,), "did you mean 'model'"),
-    (("model", "model"), (8, 8), "dimensions 0 and 1"),
-    (("model",), (6,), "size 6, which mesh axis 'model' of size 4 does not"),
-    (("model",), (6,), "next: 8"),
-    ((None, "model"), (8,), "rank 2, the variable has rank 1: use "
-                            r"\('model',\)"),
-])
+@pytest.mark.parametrize(
+    ("axes", "shape", "words"),
+    [
+        (("modle",), (8,), "mesh axis 'modle' is unknown"),
+        (("modle",), (8,), "did you mean 'model'"),
+        (("model", "model"), (8, 8), "dimensions 0 and 1"),
+        (
+            ("model",),
+            (6,),
+            "size 6, which mesh axis 'model' of size 4 does not",
+        ),
+        (("model",), (6,), "next: 8"),
+        (
+            (None, "model"),
+            (8,),
+            "rank 2, the variable has rank 1: use "
+            r"\('model',\)",
+        ),
+    ],
+)
 def test_each_problem_is_named(axes, shape, words):
     problems = shard_shapes.fit_problems(axes, shape, MESH)
     assert len(problems) == 1
@@ -34,9 +45,13 @@ def _raise(text):
     raise ValueError(text)
 
 
-@given(rows=st.integers(0, 3), columns=st.integers(0, 3),
-       axes=st.sampled_from([(None, None), ("batch", None), ("model", "batch"),
-                             (None, "model")]))
+@given(
+    rows=st.integers(0, 3),
+    columns=st.integers(0, 3),
+    axes=st.sampled_from(
+        [(None, None), ("batch", None), ("model", "batch"), (None, "model")]
+    ),
+)
 def test_shards_cover_a_tensor_and_no_element_twice(rows, columns, axes):
     shape = (rows * 4, columns * 4)
     seen = np.zeros(shape, int)

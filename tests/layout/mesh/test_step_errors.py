@@ -20,12 +20,15 @@ def step(table, ids):
 
 def run(ids):
     with default_mesh(MESH):
-        return step(to_mesh(np.ones(8, np.float32), WHOLE),
-                    to_mesh(np.array(ids), BATCH))
+        return step(
+            to_mesh(np.ones(8, np.float32), WHOLE),
+            to_mesh(np.array(ids), BATCH),
+        )
 
 
 @pytest.mark.parametrize(
-    "read", [to_host, lambda x: x.numpy()], ids=["to_host", "numpy"])
+    "read", [to_host, lambda x: x.numpy()], ids=["to_host", "numpy"]
+)
 def test_copies_and_moves_go_on_after_a_failed_step(read):
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         read(run([1, 2, 3, 99]))

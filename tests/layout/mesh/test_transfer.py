@@ -11,12 +11,14 @@ def test_devices_that_hold_the_same_part_share_a_shard():
     layout = layout_of(mesh_of(batch=2, model=2), None, "model")
     shards = transfer.unique_shards((3, 8), layout)
     assert [(s.bounds, s.devices) for s in shards] == [
-        (((0, 3), (0, 4)), [0, 2]), (((0, 3), (4, 8)), [1, 3])]
+        (((0, 3), (0, 4)), [0, 2]),
+        (((0, 3), (4, 8)), [1, 3]),
+    ]
 
 
 def test_a_replicated_tensor_is_one_shard():
     layout = layout_of(mesh_of(batch=2, model=2), None)
-    shard, = transfer.unique_shards((5,), layout)
+    (shard,) = transfer.unique_shards((5,), layout)
     assert (shard.slices, shard.devices) == ((slice(0, 5),), [0, 1, 2, 3])
 
 
@@ -25,21 +27,27 @@ def test_packed_shards_are_the_tensor():
     value = np.arange(24, dtype=np.float32).reshape(4, 6)
     shards = transfer.unique_shards(value.shape, layout)
     tensor = transfer.packed(
-        shards, [value[shard.slices] for shard in shards], layout)
+        shards, [value[shard.slices] for shard in shards], layout
+    )
     assert np.array_equal(transfer.to_host(tensor), value)
-    for part, shard in zip(
-            tf.experimental.dtensor.unpack(tensor), shards):
+    for part, shard in zip(tf.experimental.dtensor.unpack(tensor), shards):
         assert np.array_equal(part, value[shard.slices])
 
 
-@pytest.mark.parametrize("axes", [
-    ("batch", "model"), (None, "model"), ("batch", None), (None, None)])
+@pytest.mark.parametrize(
+    "axes", [("batch", "model"), (None, "model"), ("batch", None), (None, None)]
+)
 def test_a_tensor_on_a_mesh_is_read_like_any_other(axes):
     value = np.arange(24, dtype=np.float32).reshape(4, 6)
     tensor = transfer.to_mesh(
-        value, layout_of(mesh_of(batch=2, model=2), *axes))
-    for read in (lambda x: x.numpy(), np.asarray, np.array,
-                 keras.ops.convert_to_numpy):
+        value, layout_of(mesh_of(batch=2, model=2), *axes)
+    )
+    for read in (
+        lambda x: x.numpy(),
+        np.asarray,
+        np.array,
+        keras.ops.convert_to_numpy,
+    ):
         assert np.array_equal(read(tensor), value)
     assert np.array_equal(np.asarray(tensor, np.float64), value)
 

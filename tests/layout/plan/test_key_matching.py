@@ -16,7 +16,8 @@ from tf_layoutmap.layout.plan.key_matching import (
 def test_an_equal_pattern_beats_an_earlier_one_that_matches():
     table = PatternTable(["d.*", "d1.kernel"])
     assert table.find(["d1.kernel"]) == Match(
-        "d1.kernel", "d1.kernel", ("d.*",))
+        "d1.kernel", "d1.kernel", ("d.*",)
+    )
 
 
 def test_the_first_added_pattern_wins():
@@ -63,16 +64,23 @@ def test_a_removed_pattern_is_gone():
 
 def test_two_claims_are_refused_in_the_words_of_both():
     table = PatternTable([".*kernel", "d.*"])
-    with pytest.raises(ValueError, match=r"'d1.kernel', matched by "
-                                         r"'\.\*kernel', 'd\.\*'"):
+    with pytest.raises(
+        ValueError,
+        match=r"'d1.kernel', matched by "
+        r"'\.\*kernel', 'd\.\*'",
+    ):
         refuse_two(table.find(["d1.kernel"]))
 
 
 def test_two_claims_are_refused_in_keras_words():
     table = PatternTable([".*kernel", "d.*"])
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             r"Path 'd1.kernel' matches multiple layout specification keys: "
-            r"\['\.\*kernel', 'd\.\*'\]")):
+            r"\['\.\*kernel', 'd\.\*'\]"
+        ),
+    ):
         refuse_two_as_keras(table.find(["d1.kernel"]))
 
 
@@ -82,11 +90,14 @@ def test_an_equal_pattern_is_no_second_claim():
     refuse_two_as_keras(match)
 
 
-@pytest.mark.parametrize(("pattern", "kind", "words"), [
-    ("a(", ValueError, "re.escape"),
-    (3, TypeError, "must be a string"),
-    ("taken", ValueError, "already exists"),
-])
+@pytest.mark.parametrize(
+    ("pattern", "kind", "words"),
+    [
+        ("a(", ValueError, "re.escape"),
+        (3, TypeError, "must be a string"),
+        ("taken", ValueError, "already exists"),
+    ],
+)
 def test_a_bad_pattern_is_refused(pattern, kind, words):
     table = PatternTable(["taken"])
     with pytest.raises(kind, match=words):
@@ -98,12 +109,22 @@ def test_an_unknown_mode_is_refused():
         PatternTable(mode="exactly")
 
 
-@given(patterns=st.lists(st.from_regex(r"[ab.*]{1,4}", fullmatch=True)
-                         .filter(lambda p: not p.startswith("*") and
-                                 "**" not in p), unique=True, max_size=5),
-       key=st.text("ab", min_size=1, max_size=4), mode=st.sampled_from(MODES))
+@given(
+    patterns=st.lists(
+        st.from_regex(r"[ab.*]{1,4}", fullmatch=True).filter(
+            lambda p: not p.startswith("*") and "**" not in p
+        ),
+        unique=True,
+        max_size=5,
+    ),
+    key=st.text("ab", min_size=1, max_size=4),
+    mode=st.sampled_from(MODES),
+)
 def test_find_is_the_first_that_fits(patterns, key, mode):
-    expected = key if key in patterns else next(
-        (p for p in patterns if getattr(re, mode)(p, key)), None)
+    expected = (
+        key
+        if key in patterns
+        else next((p for p in patterns if getattr(re, mode)(p, key)), None)
+    )
     found = PatternTable(patterns, mode=mode).find([key])
     assert (found and found.pattern) == expected

@@ -19,7 +19,8 @@ import tf_keras
 if __name__ == "__main__":
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 2)
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
 
 import tf_layoutmap as tlm
 from tests.layout import pairs
@@ -42,7 +43,8 @@ def make():
 
 def mesh_of(*axes):
     return dtensor.create_distributed_mesh(
-        [(axis, 2) for axis in axes], device_type="CPU")
+        [(axis, 2) for axis in axes], device_type="CPU"
+    )
 
 
 def by_batch(me):
@@ -57,24 +59,33 @@ def by_weights(me):
 
 def fit(model, x=X, y=Y, *, optimizer=None, **options):
     return pairs.fit(
-        model, x, y, metrics=(), optimizer=optimizer or
-        keras.optimizers.SGD(0.1), **options)
+        model,
+        x,
+        y,
+        metrics=(),
+        optimizer=optimizer or keras.optimizers.SGD(0.1),
+        **options,
+    )
 
 
 def fewer_batches(me):
     """Four batches in one process, three in the other, in two epochs."""
     size = 24 if me else 32
-    return fit(by_batch(me), X[:size], Y[:size],
-                     validation_data=(X[:size], Y[:size]))
+    return fit(
+        by_batch(me), X[:size], Y[:size], validation_data=(X[:size], Y[:size])
+    )
 
 
 def fewer_batches_of_a_dataset(me):
     """The same, where Keras does not know how many there are."""
     size = 32 if me else 24
     data = tf.data.Dataset.from_generator(
-        lambda: ((X[i:i + 8], Y[i:i + 8]) for i in range(0, size, 8)),
-        output_signature=(tf.TensorSpec([None, 8]),
-                          tf.TensorSpec([None], tf.int64)))
+        lambda: ((X[i : i + 8], Y[i : i + 8]) for i in range(0, size, 8)),
+        output_signature=(
+            tf.TensorSpec([None, 8]),
+            tf.TensorSpec([None], tf.int64),
+        ),
+    )
     return fit(by_batch(me), data, None, batch_size=None)
 
 
@@ -104,18 +115,20 @@ def callback_that_fails(me):
         if me and batch == 1:
             raise ValueError("disk is full")
 
-    return fit(by_batch(me), callbacks=[
-        keras.callbacks.LambdaCallback(on_train_batch_end=fail)])
+    return fit(
+        by_batch(me),
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)],
+    )
 
 
 def predict_fewer_batches(me):
     model = by_batch(me)
-    return model.predict(X[:16 if me else 8], batch_size=8, verbose=0).tolist()
+    return model.predict(X[: 16 if me else 8], batch_size=8, verbose=0).tolist()
 
 
 def predict_fewer_samples(me):
     model = by_batch(me)
-    return model.predict(X[:6 if me else 8], batch_size=8, verbose=0).tolist()
+    return model.predict(X[: 6 if me else 8], batch_size=8, verbose=0).tolist()
 
 
 def other_samples_on_one_model_axis(me):
@@ -125,7 +138,8 @@ def other_samples_on_one_model_axis(me):
 def other_samples_later(me):
     """Found where every step is compared."""
     distribution.set_process_checks(
-        every_step=True, deadline_seconds=PATIENT_SECONDS)
+        every_step=True, deadline_seconds=PATIENT_SECONDS
+    )
     try:
         x = X.copy()
         x[16:] += me
@@ -140,9 +154,11 @@ def same_samples_on_one_model_axis(me):
 
 def holding(table):
     held = tf.constant(table, tf.float32)
-    return pairs.on_mesh(lambda: pairs.sequential(
-        (8,), keras.layers.Lambda(lambda x: x @ held)), AXES,
-        mesh_of("batch", "model"))
+    return pairs.on_mesh(
+        lambda: pairs.sequential((8,), keras.layers.Lambda(lambda x: x @ held)),
+        AXES,
+        mesh_of("batch", "model"),
+    )
 
 
 def same_held_tensor(me):
@@ -154,13 +170,18 @@ def other_held_tensor(me):
 
 
 def other_optimizer(me):
-    return fit(by_batch(me), optimizer=keras.optimizers.SGD(
-        0.01) if me else keras.optimizers.Adam(0.01))
+    return fit(
+        by_batch(me),
+        optimizer=keras.optimizers.SGD(0.01)
+        if me
+        else keras.optimizers.Adam(0.01),
+    )
 
 
 def other_learning_rate(me):
-    return fit(by_batch(me), optimizer=keras.optimizers.SGD(
-        0.02 if me else 0.01))
+    return fit(
+        by_batch(me), optimizer=keras.optimizers.SGD(0.02 if me else 0.01)
+    )
 
 
 def other_dtype(me):
@@ -168,8 +189,9 @@ def other_dtype(me):
 
 
 def other_layout(me):
-    return fit(pairs.on_mesh(
-        make, AXES if me else {}, mesh_of("batch", "model")))
+    return fit(
+        pairs.on_mesh(make, AXES if me else {}, mesh_of("batch", "model"))
+    )
 
 
 def other_first_weights(me):
@@ -215,16 +237,27 @@ def tf_keras_fit(me, size, learning_rate):
 
 def tf_keras_model():
     tf_keras.utils.set_random_seed(3)
-    return tf_keras.Sequential([
-        tf_keras.Input([8]), tf_keras.layers.Dense(16, name="d1"),
-        tf_keras.layers.Dense(1, name="d2")])
+    return tf_keras.Sequential(
+        [
+            tf_keras.Input([8]),
+            tf_keras.layers.Dense(16, name="d1"),
+            tf_keras.layers.Dense(1, name="d2"),
+        ]
+    )
 
 
 def tf_keras_history(model, size, learning_rate=0.01):
     model.compile(tf_keras.optimizers.SGD(learning_rate), "mse")
-    return {"loss": model.fit(
-        X[:size], Y[:size].astype(np.float32), batch_size=8, epochs=2,
-        shuffle=False, verbose=0).history["loss"]}
+    return {
+        "loss": model.fit(
+            X[:size],
+            Y[:size].astype(np.float32),
+            batch_size=8,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+        ).history["loss"]
+    }
 
 
 def comes_too_late(me):
@@ -248,23 +281,41 @@ def bad_id_in_one(me):
     The id is in the half of the batch that process 1 looks up.
     """
     model = pairs.on_mesh(
-        lambda: pairs.sequential((3,), keras.layers.Embedding(5, 8)), {},
-        mesh_of("batch", "model"))
+        lambda: pairs.sequential((3,), keras.layers.Embedding(5, 8)),
+        {},
+        mesh_of("batch", "model"),
+    )
     ids = np.ones([32, 3], np.int32)
     ids[13] = 9
     return fit(model, ids)
 
 
 CASES = [
-    fewer_batches, fewer_batches_of_a_dataset, smaller_last_batch,
-    last_batch_that_does_not_divide, data_that_fails, callback_that_fails,
-    predict_fewer_batches, predict_fewer_samples,
-    other_samples_on_one_model_axis, other_samples_later,
-    same_samples_on_one_model_axis, same_held_tensor, other_held_tensor,
-    other_optimizer, other_learning_rate,
-    other_dtype, other_layout, other_first_weights, weights_set_in_one,
-    other_verb, tf_keras_fewer_batches, tf_keras_other_learning_rate,
-    comes_too_late, bad_id_in_one]
+    fewer_batches,
+    fewer_batches_of_a_dataset,
+    smaller_last_batch,
+    last_batch_that_does_not_divide,
+    data_that_fails,
+    callback_that_fails,
+    predict_fewer_batches,
+    predict_fewer_samples,
+    other_samples_on_one_model_axis,
+    other_samples_later,
+    same_samples_on_one_model_axis,
+    same_held_tensor,
+    other_held_tensor,
+    other_optimizer,
+    other_learning_rate,
+    other_dtype,
+    other_layout,
+    other_first_weights,
+    weights_set_in_one,
+    other_verb,
+    tf_keras_fewer_batches,
+    tf_keras_other_learning_rate,
+    comes_too_late,
+    bad_id_in_one,
+]
 
 
 def main(names: list[str]) -> None:
@@ -286,8 +337,12 @@ def main(names: list[str]) -> None:
                 result = f"{type(error).__name__}: {error}"
         found[case.__name__] = {
             "result": result,
-            "warnings": [str(one.message) for one in caught if
-                         one.category.__name__ == "UnevenDataWarning"]}
+            "warnings": [
+                str(one.message)
+                for one in caught
+                if one.category.__name__ == "UnevenDataWarning"
+            ],
+        }
         print(case.__name__, found[case.__name__], flush=True)
     print("FOUND " + json.dumps(found), flush=True)
     # A cluster in which a process has failed does not end in order.

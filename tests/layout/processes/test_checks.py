@@ -12,10 +12,15 @@ _SECONDS = 240
 X, Y = process_programs.X, process_programs.Y
 
 
-@pytest.mark.parametrize("arguments, kind", [
-    ({"every_step": 1}, TypeError), ({"deadline_seconds": 0}, ValueError),
-    ({"deadline_seconds": "1"}, ValueError),
-    ({"deadline_seconds": float("inf")}, ValueError)])
+@pytest.mark.parametrize(
+    "arguments, kind",
+    [
+        ({"every_step": 1}, TypeError),
+        ({"deadline_seconds": 0}, ValueError),
+        ({"deadline_seconds": "1"}, ValueError),
+        ({"deadline_seconds": float("inf")}, ValueError),
+    ],
+)
 def test_options_are_checked(arguments, kind):
     [name] = arguments
     with pytest.raises(kind, match=rf"`{name}` must be .*Received: {name}="):
@@ -27,22 +32,26 @@ def found(tmp_path_factory):
     return processes.run_clients(
         "tests.layout.processes.process_programs",
         tmp_path_factory.mktemp("clients"),
-        seconds=_SECONDS)
+        seconds=_SECONDS,
+    )
 
 
 def alone(sizes):
     """The history of one process that is given the same global batches."""
     model = pairs.plain(process_programs.make)
-    data = [(X[start:start + size], Y[start:start + size])
-            for start, size in sizes]
+    data = [
+        (X[start : start + size], Y[start : start + size])
+        for start, size in sizes
+    ]
     losses = {"loss": []}
     model.compile("sgd", pairs.loss())
     model.optimizer.learning_rate = 0.1
     for _ in range(2):
         # `train_on_batch` gives the loss of its batch alone.
         found = [float(model.train_on_batch(x, y)) for x, y in data]
-        losses["loss"].append(np.average(
-            found, weights=[size for _, size in sizes]))
+        losses["loss"].append(
+            np.average(found, weights=[size for _, size in sizes])
+        )
     return losses
 
 
@@ -56,19 +65,21 @@ def warnings(found, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, sizes", [
-    ("fewer_batches", [(0, 8), (8, 8), (16, 8)]),
-    ("fewer_batches_of_a_dataset", [(0, 8), (8, 8), (16, 8)]),
-    ("smaller_last_batch", [(0, 8), (8, 8), (16, 8), (24, 4)]),
-    ("last_batch_that_does_not_divide", [(0, 8), (8, 8), (16, 8), (24, 5)]),
-    ("same_held_tensor", [(0, 8), (8, 8), (16, 8), (24, 8)]),
-    ("same_samples_on_one_model_axis",
-     [(0, 8), (8, 8), (16, 8), (24, 8)])])
+@pytest.mark.parametrize(
+    "case, sizes",
+    [
+        ("fewer_batches", [(0, 8), (8, 8), (16, 8)]),
+        ("fewer_batches_of_a_dataset", [(0, 8), (8, 8), (16, 8)]),
+        ("smaller_last_batch", [(0, 8), (8, 8), (16, 8), (24, 4)]),
+        ("last_batch_that_does_not_divide", [(0, 8), (8, 8), (16, 8), (24, 5)]),
+        ("same_held_tensor", [(0, 8), (8, 8), (16, 8), (24, 8)]),
+        ("same_samples_on_one_model_axis", [(0, 8), (8, 8), (16, 8), (24, 8)]),
+    ],
+)
 def test_uneven_ends_are_those_of_one_process(found, case, sizes):
     expected = alone(sizes)["loss"]
     for result in results(found, case):
-        np.testing.assert_allclose(result["loss"], expected,
-                                   **pairs.TOLERANCE)
+        np.testing.assert_allclose(result["loss"], expected, **pairs.TOLERANCE)
 
 
 @pytest.mark.slow
@@ -76,11 +87,15 @@ def test_uneven_ends_are_told(found):
     first, second = warnings(found, "fewer_batches")
     # Training and evaluating, in each of two epochs.
     assert len(first) == 4 and not second
-    assert "Process 1 has no further batch where process 0 is, before step " \
+    assert (
+        "Process 1 has no further batch where process 0 is, before step "
         "4 of training" in first[0]
+    )
     for messages in warnings(found, "smaller_last_batch"):
-        assert "process 0 has 5 samples and process 1 has 8, at step 4 of " \
+        assert (
+            "process 0 has 5 samples and process 1 has 8, at step 4 of "
             "training: all processes take the first 4" in messages[0]
+        )
     assert warnings(found, "last_batch_that_does_not_divide") == [[], []]
 
 
@@ -96,19 +111,32 @@ REFUSED = "ProcessError: The processes that train model"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, words", [
-    ("other_samples_on_one_model_axis",
-     "step 1 of training: batch 0 has other values in process 1 than in "),
-    ("other_samples_later", "step 3 of training: batch 0 has other values"),
-    ("other_optimizer", "optimizer class is Adam in process 0 and SGD in pro"),
-    ("other_learning_rate", "optimizer learning_rate is 0.00999"),
-    ("tf_keras_other_learning_rate", "optimizer learning_rate is 0.00999"),
-    ("other_dtype", "batch 1 is int64 ['samples'] in process 0 and int32"),
-    ("other_layout", "'unsharded'] trainable in process 0 and float32 [8, 4] "
-     "['unsharded', 'model'] trainable in process 1"),
-    ("other_first_weights", "d2/kernel has other values in process 1"),
-    ("weights_set_in_one", "0 times in process 0 and 1 times in process 1"),
-    ("other_verb", "1 of training, process 1 before step 1 of evaluating")])
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        (
+            "other_samples_on_one_model_axis",
+            "step 1 of training: batch 0 has other values in process 1 "
+            "than in ",
+        ),
+        ("other_samples_later", "step 3 of training: batch 0 has other values"),
+        (
+            "other_optimizer",
+            "optimizer class is Adam in process 0 and SGD in pro",
+        ),
+        ("other_learning_rate", "optimizer learning_rate is 0.00999"),
+        ("tf_keras_other_learning_rate", "optimizer learning_rate is 0.00999"),
+        ("other_dtype", "batch 1 is int64 ['samples'] in process 0 and int32"),
+        (
+            "other_layout",
+            "'unsharded'] trainable in process 0 and float32 [8, 4] "
+            "['unsharded', 'model'] trainable in process 1",
+        ),
+        ("other_first_weights", "d2/kernel has other values in process 1"),
+        ("weights_set_in_one", "0 times in process 0 and 1 times in process 1"),
+        ("other_verb", "1 of training, process 1 before step 1 of evaluating"),
+    ],
+)
 def test_what_differs_is_refused_in_both(found, case, words):
     for result in results(found, case):
         assert result.startswith(REFUSED)
@@ -124,8 +152,10 @@ def test_other_tensors_of_the_host_are_refused_in_both(found):
 
 @pytest.mark.slow
 def test_what_ends_one_process_is_told_to_the_other(found):
-    for case, words in (("data_that_fails", "no such file"),
-                        ("callback_that_fails", "disk is full")):
+    for case, words in (
+        ("data_that_fails", "no such file"),
+        ("callback_that_fails", "disk is full"),
+    ):
         first, second = results(found, case)
         assert first.startswith("ProcessError: Process 1 failed")
         assert words in first and words in second
@@ -155,6 +185,8 @@ def test_a_step_that_fails_in_one_process_ends_in_the_other(found):
     first, second = results(found, "bad_id_in_one")
     assert second.startswith("InvalidArgumentError")
     assert "9 is not in [0, 5)" in second
-    assert first.startswith("ProcessError: Another process failed and ended "
-                            "step 2 of training of this one, 0: ")
+    assert first.startswith(
+        "ProcessError: Another process failed and ended "
+        "step 2 of training of this one, 0: "
+    )
     assert "Process 1 failed: InvalidArgumentError" in first

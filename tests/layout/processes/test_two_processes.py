@@ -15,8 +15,11 @@ _SECONDS = 240
 def start(folder):
     """Runs both clients to their end; returns what they printed."""
     return processes.run_clients(
-        "tests.layout.processes.two_clients", folder, str(folder),
-        seconds=_SECONDS)
+        "tests.layout.processes.two_clients",
+        folder,
+        str(folder),
+        seconds=_SECONDS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +49,28 @@ def test_losses_and_predictions_are_those_of_one_process(found, alone):
 
 def test_weights_are_sharded_over_both(found):
     assert [tuple(axes) for axes in found[0]["axes"]] == [
-        ("batch", "model"), ("model",), (None,), (None,), (None,),
-        ("model", None), (None,)]
+        ("batch", "model"),
+        ("model",),
+        (None,),
+        (None,),
+        (None,),
+        ("model", None),
+        (None,),
+    ]
 
 
 @pytest.mark.parametrize("where", ["without a mesh", "on a mesh"])
 def test_one_process_reads_the_checkpoint_of_two(found, alone, folder, where):
-    model = (pairs.plain(two_clients.make) if where == "without a mesh" else
-             pairs.on_mesh(two_clients.make, two_clients.AXES))
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5),
-                  pairs.loss())
+    model = (
+        pairs.plain(two_clients.make)
+        if where == "without a mesh"
+        else pairs.on_mesh(two_clients.make, two_clients.AXES)
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.5), pairs.loss()
+    )
     model.optimizer.build(model.trainable_variables)
-    status = two_clients.checkpoint_of(model).read(
-        str(folder / "checkpoint"))
+    status = two_clients.checkpoint_of(model).read(str(folder / "checkpoint"))
     status.assert_existing_objects_matched()
     pairs.assert_same_weights(alone[0], model)
 

@@ -17,7 +17,8 @@ if __name__ == "__main__":
     # Two devices of each process; what follows would make it four.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 2)
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
 
 from tests.layout import pairs
 from tests.layout.meshes import axes_of
@@ -27,16 +28,20 @@ from tf_layoutmap.layout import to_host, to_mesh
 dtensor = tf.experimental.dtensor
 
 # The axis "batch" runs across the processes.
-AXES = {"d1.kernel": ("batch", "model"), "bn.gamma": ("model",),
-        "d2.kernel": ("model", None)}
+AXES = {
+    "d1.kernel": ("batch", "model"),
+    "bn.gamma": ("model",),
+    "d2.kernel": ("model", None),
+}
 SIZES = [("batch", 2), ("model", 2)]
 
 
 def make():
     return pairs.sequential(
-        (8,), keras.layers.Dense(16, activation="tanh", use_bias=False,
-                                 name="d1"),
-        keras.layers.BatchNormalization(name="bn"))
+        (8,),
+        keras.layers.Dense(16, activation="tanh", use_bias=False, name="d1"),
+        keras.layers.BatchNormalization(name="bn"),
+    )
 
 
 def train(model, put=tf.constant):
@@ -51,12 +56,19 @@ def train(model, put=tf.constant):
     """
     x, y = pairs.FEATURES, pairs.LABELS
     history = pairs.fit(
-        model, optimizer=keras.optimizers.Adam(0.01, global_clipnorm=0.5),
-        epochs=3, validation_data=(x[:12], y[:12]))
+        model,
+        optimizer=keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+        epochs=3,
+        validation_data=(x[:12], y[:12]),
+    )
     uneven = [float(v) for v in model.train_on_batch(x[:5], y[:5])]
     loop = own_loop(model, put(x), put(y))
-    return {"history": history, "uneven": uneven, "loop": loop,
-            "predicted": model.predict(x[:3], verbose=0).tolist()}
+    return {
+        "history": history,
+        "uneven": uneven,
+        "loop": loop,
+        "predicted": model.predict(x[:3], verbose=0).tolist(),
+    }
 
 
 def own_loop(model, x, y):
@@ -65,14 +77,15 @@ def own_loop(model, x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(
                 keras.losses.sparse_categorical_crossentropy(
-                    y, model(x, training=True), from_logits=True))
+                    y, model(x, training=True), from_logits=True
+                )
+            )
         weights = model.trainable_variables
         model.optimizer.apply(tape.gradient(loss, weights), weights)
         return loss
 
     losses = [step(x, y) for _ in range(3)]
-    return [float(to_host(v) if dtensor.is_dtensor(v) else v)
-            for v in losses]
+    return [float(to_host(v) if dtensor.is_dtensor(v) else v) for v in losses]
 
 
 def checkpoint_of(model):
@@ -84,8 +97,12 @@ def main(folder: Path) -> None:
     mesh = dtensor.create_distributed_mesh(SIZES, device_type="CPU")
     assert mesh.num_local_devices() == 2 and mesh.size == 4
     model = pairs.on_mesh(make, AXES, mesh)
-    found = train(model, lambda v: to_mesh(
-        v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)))
+    found = train(
+        model,
+        lambda v: to_mesh(
+            v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)
+        ),
+    )
     found["axes"] = [axes_of(w) for w in model.weights]
     # Saving gathers, which all processes do together, each for itself.
     model.save(folder / f"client_{dtensor.client_id()}.keras")

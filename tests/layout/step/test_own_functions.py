@@ -35,16 +35,20 @@ class Writer(keras.Sequential):
 
         return tf.while_loop(lambda i, _: i < last, step, (1, tokens))[1]
 
-
     def once(self, tokens):
         return self(tokens)
 
 
 def make():
-    return Writer([
-        keras.Input((6,), dtype="int32"), L.Embedding(16, 8, name="d1"),
-        L.Dense(32, name="d2"), Halves(name="halves"),
-        L.LayerNormalization(name="d3")])
+    return Writer(
+        [
+            keras.Input((6,), dtype="int32"),
+            L.Embedding(16, 8, name="d1"),
+            L.Dense(32, name="d2"),
+            Halves(name="halves"),
+            L.LayerNormalization(name="d3"),
+        ]
+    )
 
 
 def tokens():
@@ -52,16 +56,20 @@ def tokens():
 
 
 def results_of(model, *functions):
-    return [np.asarray(function(tokens(), tf.constant(4)))
-            for function in functions or (tf.function(model.write),)]
+    return [
+        np.asarray(function(tokens(), tf.constant(4)))
+        for function in functions or (tf.function(model.write),)
+    ]
 
 
 def test_a_loop_of_unknown_length_gives_what_one_device_gives():
     plain = results_of(pairs.plain(make))
     model = pairs.on_mesh(make, AXES)
     function = tf.function(model.write)
-    with pytest.warns(tlm.layout.LayoutMapWarning,
-                      match="'write'.*everything, with all weights"):
+    with pytest.warns(
+        tlm.layout.LayoutMapWarning,
+        match="'write'.*everything, with all weights",
+    ):
         on_mesh = results_of(model, function)
     np.testing.assert_array_equal(on_mesh, plain)
     # Weights are read anew each time.
@@ -69,7 +77,8 @@ def test_a_loop_of_unknown_length_gives_what_one_device_gives():
     other = pairs.plain(make)
     other.layers[1].kernel.assign(-other.layers[1].kernel.numpy())
     np.testing.assert_array_equal(
-        results_of(model, function), results_of(other))
+        results_of(model, function), results_of(other)
+    )
 
 
 def test_it_is_refused_and_told_once(recwarn):
@@ -85,8 +94,10 @@ def test_it_is_refused_and_told_once(recwarn):
         results_of(model, write)
     # As for one device, for the mesh, and whole.
     assert len(traces) == 3
-    assert len([w for w in recwarn
-                if w.category is tlm.layout.LayoutMapWarning]) == 1
+    assert (
+        len([w for w in recwarn if w.category is tlm.layout.LayoutMapWarning])
+        == 1
+    )
 
 
 def test_gradients_of_ones_own_step():
@@ -95,8 +106,12 @@ def test_gradients_of_ones_own_step():
         def step(tokens):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(model(tokens) ** 2)
-            return loss, [tf.convert_to_tensor(g) for g in tape.gradient(
-                loss, [v.value for v in model.trainable_variables])]
+            return loss, [
+                tf.convert_to_tensor(g)
+                for g in tape.gradient(
+                    loss, [v.value for v in model.trainable_variables]
+                )
+            ]
 
         return step
 
@@ -105,7 +120,8 @@ def test_gradients_of_ones_own_step():
         on_mesh = step_of(pairs.on_mesh(make, AXES))(tokens())
     pairs.assert_alike(
         keras.tree.map_structure(np.asarray, plain),
-        keras.tree.map_structure(tlm.layout.to_host, on_mesh))
+        keras.tree.map_structure(tlm.layout.to_host, on_mesh),
+    )
 
 
 def trained_by_a_loop(model, mesh=None):
@@ -120,18 +136,26 @@ def trained_by_a_loop(model, mesh=None):
         optimizer.apply(tape.gradient(loss, weights), weights)
         return loss
 
-    with contextlib.nullcontext() if mesh is None else (
-            tlm.layout.default_mesh(mesh)):
+    with (
+        contextlib.nullcontext()
+        if mesh is None
+        else (tlm.layout.default_mesh(mesh))
+    ):
         losses = [step(tokens()) for _ in range(3)]
-    return [float(tlm.layout.to_host(x)) if mesh else float(x)
-            for x in losses]
+    return [float(tlm.layout.to_host(x)) if mesh else float(x) for x in losses]
 
 
 def with_statistics():
-    return keras.Sequential([
-        keras.Input((6,), dtype="int32"), L.Embedding(16, 8, name="d1"),
-        L.Dense(32, name="d2"), Halves(name="halves"),
-        L.BatchNormalization(name="d3"), L.Dense(4, name="d4")])
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            L.Embedding(16, 8, name="d1"),
+            L.Dense(32, name="d2"),
+            Halves(name="halves"),
+            L.BatchNormalization(name="d3"),
+            L.Dense(4, name="d4"),
+        ]
+    )
 
 
 def test_ones_own_loop_trains_to_the_same_weights():
@@ -140,8 +164,9 @@ def test_ones_own_loop_trains_to_the_same_weights():
     on_mesh = pairs.on_mesh(with_statistics, axes)
     losses = trained_by_a_loop(plain)
     with pytest.warns(tlm.layout.LayoutMapWarning, match="'step'"):
-        pairs.assert_alike(losses, trained_by_a_loop(
-            on_mesh, mesh_of(batch=2, model=2)))
+        pairs.assert_alike(
+            losses, trained_by_a_loop(on_mesh, mesh_of(batch=2, model=2))
+        )
     pairs.assert_same_weights(plain, on_mesh)
 
 
@@ -152,7 +177,8 @@ def test_a_batch_that_is_divided_is_gathered():
     with pytest.warns(tlm.layout.LayoutMapWarning):
         on_mesh = tf.function(model.write)(batch, tf.constant(4))
     np.testing.assert_array_equal(
-        [np.asarray(on_mesh)], results_of(pairs.plain(make)))
+        [np.asarray(on_mesh)], results_of(pairs.plain(make))
+    )
 
 
 def test_a_strict_map_refuses():
@@ -163,12 +189,14 @@ def test_a_strict_map_refuses():
     with tlm.layout_map_scope(layout_map):
         model = make()
     with pytest.raises(
-            UnsupportedByDTensorError,
-            match="function 'write' computes: it does not know the number of "):
+        UnsupportedByDTensorError,
+        match="function 'write' computes: it does not know the number of ",
+    ):
         results_of(model)
     with pytest.raises(
-            UnsupportedByDTensorError,
-            match="divide a Split operation .* function 'once' needs one"):
+        UnsupportedByDTensorError,
+        match="divide a Split operation .* function 'once' needs one",
+    ):
         tf.function(model.once)(tokens())
 
 

@@ -20,8 +20,11 @@ SERIES = RNG.normal(size=(36, 5, 8)).astype(np.float32)
 TOKENS = RNG.integers(0, 16, (36, 5))
 LABELS = RNG.integers(0, 4, 36)
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
-AXES = {"d1.kernel": (None, "model"), "d1.bias": ("model",),
-        "d2.kernel": ("model", None)}
+AXES = {
+    "d1.kernel": (None, "model"),
+    "d1.bias": ("model",),
+    "d2.kernel": ("model", None),
+}
 
 layers = tf_keras.layers
 
@@ -29,8 +32,7 @@ layers = tf_keras.layers
 class Subclassed(tf_keras.Model):
     def __init__(self):
         super().__init__()
-        self.d1 = layers.Dense(16, activation="tanh",
-                               kernel_regularizer="l2")
+        self.d1 = layers.Dense(16, activation="tanh", kernel_regularizer="l2")
         self.d2 = layers.Dense(4)
 
     def call(self, inputs):
@@ -51,9 +53,14 @@ class Nested(tf_keras.Model):
 
 
 def sequential(*middle, shape=(8,)):
-    return tf_keras.Sequential([
-        tf_keras.Input(shape), *middle, layers.Flatten(),
-        layers.Dense(4, name="d2")])
+    return tf_keras.Sequential(
+        [
+            tf_keras.Input(shape),
+            *middle,
+            layers.Flatten(),
+            layers.Dense(4, name="d2"),
+        ]
+    )
 
 
 def dense():
@@ -87,28 +94,42 @@ def on_mesh(make, axes=AXES, mesh=None, strict=False, **options):
         return make()
 
 
-def fit(model, x=FEATURES, *, y=LABELS, optimizer="adam", epochs=2,
-        **options):
+def fit(model, x=FEATURES, *, y=LABELS, optimizer="adam", epochs=2, **options):
     model.compile(
-        optimizer, tf_keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True), metrics=["accuracy"])
+        optimizer,
+        tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, **options).history
 
 
 def axes_of(variable):
-    return tuple(None if spec == "unsharded" else spec
-                 for spec in variable.layout.sharding_specs)
+    return tuple(
+        None if spec == "unsharded" else spec
+        for spec in variable.layout.sharding_specs
+    )
 
 
 def assert_alike(first, second, **tolerance):
     tf.nest.map_structure(
         lambda a, b: np.testing.assert_allclose(
-            a, b, **(tolerance or TOLERANCE)), first, second)
+            a, b, **(tolerance or TOLERANCE)
+        ),
+        first,
+        second,
+    )
 
 
-def assert_trains_alike(make, x=FEATURES, axes=AXES, mesh=None,
-                        optimizer=lambda: "adam", tolerance=None, **options):
+def assert_trains_alike(
+    make,
+    x=FEATURES,
+    axes=AXES,
+    mesh=None,
+    optimizer=lambda: "adam",
+    tolerance=None,
+    **options,
+):
     refs = plain(make), on_mesh(make, axes, mesh)
     histories = []
     for ref in refs:
@@ -126,31 +147,44 @@ def test_weights_get_the_layout_of_their_name(make):
     model = on_mesh(make)
     model(FEATURES)
 
-    kernels = {w.name.split("/")[-2]: w for w in model.weights
-               if "kernel" in w.name}
+    kernels = {
+        w.name.split("/")[-2]: w for w in model.weights if "kernel" in w.name
+    }
     assert len(kernels) == 2
     found = {tuple(axes_of(k)) for k in kernels.values()}
     assert found == {(None, "model"), ("model", None)}
-    assert all(isinstance(w, tf.experimental.dtensor.DVariable)
-               for w in model.weights)
+    assert all(
+        isinstance(w, tf.experimental.dtensor.DVariable) for w in model.weights
+    )
 
 
 @pytest.mark.parametrize("make", [Subclassed, dense, functional, Nested])
 def test_fit_evaluate_and_predict_agree_with_no_mesh(make):
-    axes = {"inner.d1.kernel": (None, "model"),
-            "blocks.0.kernel": ("model", None)} if make is Nested else AXES
+    axes = (
+        {"inner.d1.kernel": (None, "model"), "blocks.0.kernel": ("model", None)}
+        if make is Nested
+        else AXES
+    )
     first, second = assert_trains_alike(make, axes=axes)
 
-    assert_alike(first.evaluate(FEATURES, LABELS, verbose=0),
-                 second.evaluate(FEATURES, LABELS, verbose=0))
-    assert_alike(first.predict(FEATURES, verbose=0),
-                 second.predict(FEATURES, verbose=0))
+    assert_alike(
+        first.evaluate(FEATURES, LABELS, verbose=0),
+        second.evaluate(FEATURES, LABELS, verbose=0),
+    )
+    assert_alike(
+        first.predict(FEATURES, verbose=0), second.predict(FEATURES, verbose=0)
+    )
     assert_alike(first(FEATURES).numpy(), second(FEATURES).numpy())
 
 
 def test_names_go_through_models_and_lists():
-    model = on_mesh(Nested, {"inner.d1.kernel": (None, "model"),
-                             "blocks.0.kernel": ("model", None)})
+    model = on_mesh(
+        Nested,
+        {
+            "inner.d1.kernel": (None, "model"),
+            "blocks.0.kernel": ("model", None),
+        },
+    )
     fit(model, epochs=1)
 
     assert axes_of(model.inner.d1.kernel) == (None, "model")
@@ -165,37 +199,76 @@ def test_a_penalty_sees_the_weight_that_trains():
 
     kernel = model.d1.kernel.numpy()
     np.testing.assert_allclose(
-        tlm.layout.to_host(model.losses[0]), 0.01 * np.sum(kernel ** 2),
-        rtol=1e-5)
+        tlm.layout.to_host(model.losses[0]), 0.01 * np.sum(kernel**2), rtol=1e-5
+    )
 
 
 MASKED = SERIES.copy()
 MASKED[:, 3:] = MASKED[::2, 1] = 0
 
 LAYERS = {
-    "constraint": (lambda: sequential(layers.Dense(
-        16, name="d1", kernel_constraint="non_neg")), FEATURES),
-    "batch norm": (lambda: sequential(
-        layers.Dense(16, name="d1"), layers.BatchNormalization()), FEATURES),
-    "layer norm": (lambda: sequential(
-        layers.Dense(16, name="d1"), layers.LayerNormalization()), FEATURES),
-    "embedding": (lambda: sequential(
-        layers.Embedding(16, 8, name="e"), layers.Dense(16, name="d1"),
-        shape=(5,)), TOKENS),
-    "convolution": (lambda: sequential(
-        layers.Conv2D(4, 3, name="c"), layers.MaxPooling2D(),
-        layers.Flatten(), layers.Dense(16, name="d1"),
-        shape=(8, 8, 3)), IMAGES),
-    "gru": (lambda: sequential(
-        layers.Bidirectional(layers.GRU(8, return_sequences=True)),
-        layers.Flatten(), layers.Dense(16, name="d1"),
-        shape=(5, 8)), SERIES),
-    "lstm": (lambda: sequential(
-        layers.Masking(), layers.LSTM(8), layers.Dense(16, name="d1"),
-        shape=(5, 8)), MASKED),
-    "simple rnn": (lambda: sequential(
-        layers.SimpleRNN(8, go_backwards=True), layers.Dense(16, name="d1"),
-        shape=(5, 8)), SERIES),
+    "constraint": (
+        lambda: sequential(
+            layers.Dense(16, name="d1", kernel_constraint="non_neg")
+        ),
+        FEATURES,
+    ),
+    "batch norm": (
+        lambda: sequential(
+            layers.Dense(16, name="d1"), layers.BatchNormalization()
+        ),
+        FEATURES,
+    ),
+    "layer norm": (
+        lambda: sequential(
+            layers.Dense(16, name="d1"), layers.LayerNormalization()
+        ),
+        FEATURES,
+    ),
+    "embedding": (
+        lambda: sequential(
+            layers.Embedding(16, 8, name="e"),
+            layers.Dense(16, name="d1"),
+            shape=(5,),
+        ),
+        TOKENS,
+    ),
+    "convolution": (
+        lambda: sequential(
+            layers.Conv2D(4, 3, name="c"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(16, name="d1"),
+            shape=(8, 8, 3),
+        ),
+        IMAGES,
+    ),
+    "gru": (
+        lambda: sequential(
+            layers.Bidirectional(layers.GRU(8, return_sequences=True)),
+            layers.Flatten(),
+            layers.Dense(16, name="d1"),
+            shape=(5, 8),
+        ),
+        SERIES,
+    ),
+    "lstm": (
+        lambda: sequential(
+            layers.Masking(),
+            layers.LSTM(8),
+            layers.Dense(16, name="d1"),
+            shape=(5, 8),
+        ),
+        MASKED,
+    ),
+    "simple rnn": (
+        lambda: sequential(
+            layers.SimpleRNN(8, go_backwards=True),
+            layers.Dense(16, name="d1"),
+            shape=(5, 8),
+        ),
+        SERIES,
+    ),
     "attention": (lambda: functional_attention(), SERIES),
 }
 
@@ -213,8 +286,9 @@ def test_a_layer_agrees_with_no_mesh(name):
     make, x = LAYERS[name]
     axes = {"d1.kernel": (None, "model"), "d1.bias": ("model",)}
     # Gradients that are nothing but rounding become steps in Adam.
-    assert_trains_alike(make, x, axes,
-                        optimizer=lambda: tf_keras.optimizers.SGD(0.1))
+    assert_trains_alike(
+        make, x, axes, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
+    )
 
 
 def test_dropout_drops_anew_at_each_step_of_training_only():
@@ -222,30 +296,35 @@ def test_dropout_drops_anew_at_each_step_of_training_only():
     ones = np.ones((4, 8), np.float32)
     dropout = model.layers[0]
     step = tf.function(lambda x: dropout(x, training=True))
-    copied = tlm.layout.to_mesh(ones, layout_of(mesh_of(batch=2, model=2),
-                                                None, None))
+    copied = tlm.layout.to_mesh(
+        ones, layout_of(mesh_of(batch=2, model=2), None, None)
+    )
     with tlm.layout.default_mesh(mesh_of(batch=2, model=2)):
         first, second = (tlm.layout.to_host(step(copied)) for _ in range(2))
 
     assert set(np.unique(first)) <= {0.0, 2.0}
     assert (first != second).any()
     fit(model, epochs=1)
-    assert_alike(model.predict(ones, verbose=0), model.predict(
-        ones, verbose=0), rtol=0)
+    assert_alike(
+        model.predict(ones, verbose=0), model.predict(ones, verbose=0), rtol=0
+    )
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
 def test_embedding_agrees_with_no_mesh(rule):
     make = LAYERS["embedding"][0]
-    assert_trains_alike(make, TOKENS, {"e.embeddings": (None, "model")},
-                        optimizer=lambda: rule)
+    assert_trains_alike(
+        make, TOKENS, {"e.embeddings": (None, "model")}, optimizer=lambda: rule
+    )
 
 
 # Weights that a layer is given whole.
 GATHERED = {
     "embedding": {"e.embeddings": ("model", None)},
-    "convolution": {"c.kernel": (None, None, None, "model"),
-                    "c.bias": ("batch",)},
+    "convolution": {
+        "c.kernel": (None, None, None, "model"),
+        "c.bias": ("batch",),
+    },
     "gru": {".*gru_cell.*/(recurrent_)?kernel": (None, "model")},
     "lstm": {".*lstm.*/(recurrent_)?kernel": ("model", None)},
 }
@@ -262,24 +341,36 @@ def test_weights_are_gathered_for_layers_that_need_them_whole(name):
 
 def test_a_strict_map_refuses_to_gather_rows():
     with pytest.raises(ValueError, match=r"use \(None, 'model'\)"):
-        on_mesh(LAYERS["embedding"][0], {"e.embeddings": ("model", None)},
-                strict=True)
+        on_mesh(
+            LAYERS["embedding"][0],
+            {"e.embeddings": ("model", None)},
+            strict=True,
+        )
 
 
 def test_a_step_that_stays_refused_is_computed_whole(monkeypatch):
-    monkeypatch.setattr(refused_operations.RefusedOperations, "mark",
-                        lambda *_: False)
+    monkeypatch.setattr(
+        refused_operations.RefusedOperations, "mark", lambda *_: False
+    )
 
     def make():
         return sequential(
             layers.Dense(16, name="d1"),
             layers.Lambda(lambda x: tf.split(x, 2, axis=-1)[1]),
-            layers.BatchNormalization(name="n"))
+            layers.BatchNormalization(name="n"),
+        )
 
     with pytest.warns(tlm.layout.LayoutMapWarning, match="everything, with"):
-        assert_trains_alike(make, FEATURES, {
-            "d1.kernel": (None, "model"), "n.*": ("model",),
-            "d2.kernel": ("batch", None)}, optimizer=lambda: "sgd")
+        assert_trains_alike(
+            make,
+            FEATURES,
+            {
+                "d1.kernel": (None, "model"),
+                "n.*": ("model",),
+                "d2.kernel": ("batch", None),
+            },
+            optimizer=lambda: "sgd",
+        )
 
 
 OPTIMIZERS = {
@@ -301,7 +392,8 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_agrees_with_no_mesh(name):
     _, model = assert_trains_alike(
-        dense, optimizer=lambda: OPTIMIZERS[name](tf_keras.optimizers))
+        dense, optimizer=lambda: OPTIMIZERS[name](tf_keras.optimizers)
+    )
 
     layout = model.get_layer("d1").kernel.layout
     slots = [v for v in model.optimizer.variables if v.shape == (8, 16)]
@@ -310,11 +402,13 @@ def test_an_optimizer_agrees_with_no_mesh(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [dict(batch=1, model=1), dict(model=4),
-                                  dict(batch=2, model=2)])
+@pytest.mark.parametrize(
+    "mesh", [dict(batch=1, model=1), dict(model=4), dict(batch=2, model=2)]
+)
 def test_200_steps_agree_with_no_mesh(mesh):
     assert_trains_alike(
-        dense, mesh=mesh_of(**mesh), epochs=40, optimizer=lambda: "adagrad")
+        dense, mesh=mesh_of(**mesh), epochs=40, optimizer=lambda: "adagrad"
+    )
 
 
 @pytest.mark.slow
@@ -333,9 +427,11 @@ def test_saved_on_a_mesh_read_anywhere(tmp_path, suffix, target):
     model = on_mesh(functional)
     fit(model, epochs=1)
     path = str(tmp_path / f"model{suffix}")
-    other = (on_mesh(functional, {"d1.kernel": ("model", None)},
-                     mesh_of(model=4)) if target == "mesh"
-             else functional())
+    other = (
+        on_mesh(functional, {"d1.kernel": ("model", None)}, mesh_of(model=4))
+        if target == "mesh"
+        else functional()
+    )
     if suffix == ".keras":
         model.save(path)
         other = tf_keras.models.load_model(path)
@@ -344,20 +440,23 @@ def test_saved_on_a_mesh_read_anywhere(tmp_path, suffix, target):
         other.load_weights(path)
 
     assert_alike(model.get_weights(), other.get_weights(), rtol=0)
-    assert_alike(model.predict(FEATURES, verbose=0),
-                 other.predict(FEATURES, verbose=0))
+    assert_alike(
+        model.predict(FEATURES, verbose=0), other.predict(FEATURES, verbose=0)
+    )
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path):
     first, second = on_mesh(functional), on_mesh(functional)
     fit(first, epochs=1)
-    path = tf.train.Checkpoint(
-        model=first, optimizer=first.optimizer).write(str(tmp_path / "c"))
+    path = tf.train.Checkpoint(model=first, optimizer=first.optimizer).write(
+        str(tmp_path / "c")
+    )
     first.fit(FEATURES, LABELS, batch_size=8, shuffle=False, verbose=0)
 
     fit(second, epochs=1)
     tf.train.Checkpoint(model=second, optimizer=second.optimizer).read(
-        path).assert_consumed()
+        path
+    ).assert_consumed()
     second.fit(FEATURES, LABELS, batch_size=8, shuffle=False, verbose=0)
 
     assert_alike(first.get_weights(), second.get_weights())
@@ -369,10 +468,19 @@ def test_sharded_init_draws_on_the_devices_and_depends_on_the_seed():
         layout_map = tlm.LayoutMap(mesh)
         layout_map["d1.kernel"] = layout_of(mesh, None, "model")
         with tlm.layout_map_scope(layout_map):
-            return sequential(layers.Dense(
-                400, name="d1", kernel_initializer=(
-                    tf_keras.initializers.RandomNormal(0, 2, seed=seed)),
-            )).get_layer("d1").kernel.numpy()
+            return (
+                sequential(
+                    layers.Dense(
+                        400,
+                        name="d1",
+                        kernel_initializer=(
+                            tf_keras.initializers.RandomNormal(0, 2, seed=seed)
+                        ),
+                    )
+                )
+                .get_layer("d1")
+                .kernel.numpy()
+            )
 
     np.testing.assert_array_equal(make(1), make(1))
     assert (make(1) != make(2)).any()
@@ -381,8 +489,11 @@ def test_sharded_init_draws_on_the_devices_and_depends_on_the_seed():
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated():
     with pytest.raises(ValueError, match=r"d1\.kernel.*\(8, 18\)"):
-        on_mesh(lambda: sequential(layers.Dense(18, name="d1")),
-                {"d1.kernel": (None, "model")}, mesh_of(model=4))
+        on_mesh(
+            lambda: sequential(layers.Dense(18, name="d1")),
+            {"d1.kernel": (None, "model")},
+            mesh_of(model=4),
+        )
 
 
 def test_a_key_that_matches_nothing_is_said():
@@ -402,14 +513,16 @@ def test_optimizers_of_another_kind_are_refused():
 def test_explain_names_the_matching_key():
     model = on_mesh(dense)
     layout_map = tlm.LayoutMap(mesh_of(batch=2, model=2))
-    layout_map["d1.*"] = layout_of(layout_map.get_default_mesh(), None,
-                                   "model")
+    layout_map["d1.*"] = layout_of(layout_map.get_default_mesh(), None, "model")
 
     report = layout_map.explain(model)
 
     assert {v.name: v.pattern for v in report.variables} == {
-        "d1.kernel": "d1.*", "d1.bias": "d1.*", "d2.kernel": None,
-        "d2.bias": None}
+        "d1.kernel": "d1.*",
+        "d1.bias": "d1.*",
+        "d2.kernel": None,
+        "d2.bias": None,
+    }
     assert not report.ok  # The bias has one dimension.
 
 
@@ -419,8 +532,9 @@ def test_models_outside_of_the_scope_are_left_alone():
     model = dense()
 
     fit(model, epochs=1)
-    assert not any(isinstance(w, tf.experimental.dtensor.DVariable)
-                   for w in model.weights)
+    assert not any(
+        isinstance(w, tf.experimental.dtensor.DVariable) for w in model.weights
+    )
 
 
 class Holding(layers.Layer):
@@ -428,8 +542,9 @@ class Holding(layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.table = tf.constant(np.linspace(0, 1, 64).reshape(8, 8),
-                                 tf.float32)
+        self.table = tf.constant(
+            np.linspace(0, 1, 64).reshape(8, 8), tf.float32
+        )
         self.mask = tf.range(300) % 2 == 0
         self.hidden = types.SimpleNamespace(count=tf.Variable(0))
 
@@ -443,26 +558,37 @@ class Holding(layers.Layer):
 def test_tensors_that_layers_hold_are_on_the_mesh(eager):
     def make():
         return sequential(
-            layers.Normalization(mean=np.arange(8.0) / 8,
-                                 variance=np.arange(1.0, 9.0)),
-            Holding(), layers.Dense(16, activation="tanh", name="d1"))
+            layers.Normalization(
+                mean=np.arange(8.0) / 8, variance=np.arange(1.0, 9.0)
+            ),
+            Holding(),
+            layers.Dense(16, activation="tanh", name="d1"),
+        )
 
     def losses(model):
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, run_eagerly=eager)
-        return ([model.train_on_batch(FEATURES, LABELS) for _ in range(4)],
-                model.evaluate(FEATURES, LABELS, verbose=0),
-                model.predict(FEATURES, verbose=0), model(FEATURES).numpy())
+        return (
+            [model.train_on_batch(FEATURES, LABELS) for _ in range(4)],
+            model.evaluate(FEATURES, LABELS, verbose=0),
+            model.predict(FEATURES, verbose=0),
+            model(FEATURES).numpy(),
+        )
 
-    assert_alike(losses(plain(make)), losses(on_mesh(make)), rtol=1e-6,
-                 atol=1e-6)
+    assert_alike(
+        losses(plain(make)), losses(on_mesh(make)), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_a_variable_of_the_host_that_a_step_writes_to_is_refused():
     layer = Holding()
-    model = on_mesh(lambda: sequential(
-        layer, layers.Lambda(lambda x: layer(x, training="count")),
-        layers.Dense(16, name="d1")))
+    model = on_mesh(
+        lambda: sequential(
+            layer,
+            layers.Lambda(lambda x: layer(x, training="count")),
+            layers.Dense(16, name="d1"),
+        )
+    )
     with pytest.raises(RuntimeError, match="`assign_add` of tf.Variable"):
         fit(model, epochs=1)
     model(FEATURES)
@@ -472,13 +598,19 @@ def test_a_variable_of_the_host_that_a_step_writes_to_is_refused():
 def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
     seen = []
     iterate = tf.data.Dataset.__iter__
-    monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda data: seen.append(
-        data.options().autotune.enabled) or iterate(data))
+    monkeypatch.setattr(
+        tf.data.Dataset,
+        "__iter__",
+        lambda data: (
+            seen.append(data.options().autotune.enabled) or iterate(data)
+        ),
+    )
     data = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).batch(4)
     for model, x, y, enabled in (
-            (on_mesh(dense), FEATURES, LABELS, False),
-            (on_mesh(dense), data, None, None),
-            (plain(dense), FEATURES, LABELS, None)):
+        (on_mesh(dense), FEATURES, LABELS, False),
+        (on_mesh(dense), data, None, None),
+        (plain(dense), FEATURES, LABELS, None),
+    ):
         seen.clear()
         fit(model, x, y=y, epochs=1)
         model.evaluate(x, y, verbose=0)
@@ -499,18 +631,23 @@ class WithoutCall(tf_keras.Model):
     def losses_of(self, data):
         x, y = data
         hidden = self.d2(self.d1(x))
-        return (tf.reduce_mean(tf.square(hidden - tf.one_hot(y, 4))),
-                tf.reduce_mean(tf.square(self.head(hidden))))
+        return (
+            tf.reduce_mean(tf.square(hidden - tf.one_hot(y, 4))),
+            tf.reduce_mean(tf.square(self.head(hidden))),
+        )
 
     def train_step(self, data):
         with tf.GradientTape(persistent=True) as tape:
             losses = self.losses_of(data)
         for loss, optimizer, parts in zip(
-                losses, [self.optimizer, self.head_optimizer],
-                [[self.d1, self.d2], [self.head]]):
+            losses,
+            [self.optimizer, self.head_optimizer],
+            [[self.d1, self.d2], [self.head]],
+        ):
             weights = [w for part in parts for w in part.trainable_weights]
             optimizer.apply_gradients(
-                zip(tape.gradient(loss, weights), weights))
+                zip(tape.gradient(loss, weights), weights)
+            )
         self.error.update_state(losses[0])
         return {"error": self.error.result(), "head": losses[1]}
 
@@ -523,9 +660,12 @@ def test_a_model_without_call_trains_by_its_step():
     histories = []
     for ref in refs:
         tf_keras.utils.set_random_seed(4)
-        histories.append((
-            fit(ref, optimizer=tf_keras.optimizers.Adam(0.01)),
-            ref.evaluate(FEATURES, LABELS, batch_size=12, verbose=0)))
+        histories.append(
+            (
+                fit(ref, optimizer=tf_keras.optimizers.Adam(0.01)),
+                ref.evaluate(FEATURES, LABELS, batch_size=12, verbose=0),
+            )
+        )
     assert_alike(*histories)
     for a, b in zip(*(ref.get_weights() for ref in refs), strict=True):
         np.testing.assert_allclose(a, b, **TOLERANCE)
@@ -534,7 +674,11 @@ def test_a_model_without_call_trains_by_its_step():
     assert axes_of(model.d2.kernel) == ("model", None)
     # Each optimizer has slots for its own weights only.
     assert [axes_of(slot) for slot in model.optimizer._momentums] == [
-        (None, "model"), ("model",), ("model", None), (None,)]
+        (None, "model"),
+        ("model",),
+        ("model", None),
+        (None,),
+    ]
     assert len(model.head_optimizer._accumulators) == 2
 
 
@@ -544,9 +688,14 @@ def test_a_model_without_call_that_is_evaluated_first():
     for ref in refs:
         tf_keras.utils.set_random_seed(4)
         ref.compile("sgd")
-        found.append((ref.evaluate(FEATURES, LABELS, verbose=0),
-                      ref.fit(FEATURES, LABELS, batch_size=12, verbose=0,
-                              shuffle=False).history))
+        found.append(
+            (
+                ref.evaluate(FEATURES, LABELS, verbose=0),
+                ref.fit(
+                    FEATURES, LABELS, batch_size=12, verbose=0, shuffle=False
+                ).history,
+            )
+        )
     assert_alike(*found)
 
 
@@ -555,12 +704,19 @@ class WeightsInLists(layers.Layer):
 
     def build(self, shape):
         initializer = tf.compat.v1.keras.initializers.glorot_normal(seed=7)
-        self.kernels = [self.add_weight(
-            name=f"kernel{i}", shape=(8, 8), initializer=initializer)
-            for i in range(2)]
-        self.biases = {"first": self.add_weight(
-            name="bias", shape=(8,),
-            initializer=tf.initializers.RandomNormal(seed=1))}
+        self.kernels = [
+            self.add_weight(
+                name=f"kernel{i}", shape=(8, 8), initializer=initializer
+            )
+            for i in range(2)
+        ]
+        self.biases = {
+            "first": self.add_weight(
+                name="bias",
+                shape=(8,),
+                initializer=tf.initializers.RandomNormal(seed=1),
+            )
+        }
 
     def call(self, inputs):
         for kernel in self.kernels:
@@ -572,11 +728,18 @@ def test_weights_in_lists_train_and_are_saved(tmp_path):
     def make():
         return sequential(WeightsInLists(name="list"))
 
-    _, model = assert_trains_alike(make, axes={
-        "list.kernels.0": (None, "model"), "list/kernel1": ("model", None)})
+    _, model = assert_trains_alike(
+        make,
+        axes={
+            "list.kernels.0": (None, "model"),
+            "list/kernel1": ("model", None),
+        },
+    )
     layer = model.get_layer("list")
     assert [axes_of(kernel) for kernel in layer.kernels] == [
-        (None, "model"), ("model", None)]
+        (None, "model"),
+        ("model", None),
+    ]
     assert len(model.weights) == len({id(w) for w in model.weights}) == 5
     path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
     other = on_mesh(make, {})
@@ -591,9 +754,14 @@ def test_weights_are_drawn_in_the_order_of_their_creation():
         def build(self, shape):
             initializer = tf.compat.v1.glorot_normal_initializer(seed=7)
             self.fixed, self.kernel = (
-                self.add_weight(name=name, shape=(8, 8), trainable=trainable,
-                                initializer=initializer)
-                for name, trainable in (("fixed", False), ("kernel", True)))
+                self.add_weight(
+                    name=name,
+                    shape=(8, 8),
+                    trainable=trainable,
+                    initializer=initializer,
+                )
+                for name, trainable in (("fixed", False), ("kernel", True))
+            )
 
         def call(self, inputs):
             return tf.matmul(tf.matmul(inputs, self.fixed), self.kernel)
@@ -632,7 +800,8 @@ def test_autograph_converts_a_step_on_a_mesh():
     class Adding(Subclassed):
         def call(self, inputs):
             # A length of a tensor is for AutoGraph only.
-            return super().call(inputs) * tf.cast(len(tf.shape(inputs)),
-                                                  tf.float32)
+            return super().call(inputs) * tf.cast(
+                len(tf.shape(inputs)), tf.float32
+            )
 
     assert_trains_alike(Adding)

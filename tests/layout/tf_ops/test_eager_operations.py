@@ -42,21 +42,26 @@ def test_operations_and_their_gradients(name):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = USES[name](x)
-            loss = tf.reduce_sum(y ** 2)
+            loss = tf.reduce_sum(y**2)
         return y, tape.gradient(loss, x)
 
     plain = both(tf.constant(pairs.IMAGES[:8]))
     with tlm.layout.default_mesh(MESH):
         on_mesh = both(images("batch", "model", None, None))
-    pairs.assert_alike(*[
-        [np.asarray(x) for x in plain],
-        [tlm.layout.to_host(x) for x in on_mesh]])
+    pairs.assert_alike(
+        *[
+            [np.asarray(x) for x in plain],
+            [tlm.layout.to_host(x) for x in on_mesh],
+        ]
+    )
 
 
 def test_it_is_said_once_for_each_operation():
     x = images("batch", "model", None, None)
-    with pytest.warns(tlm.layout.LayoutMapWarning,
-                      match=r"eager Split operation \('tf.Split' op"):
+    with pytest.warns(
+        tlm.layout.LayoutMapWarning,
+        match=r"eager Split operation \('tf.Split' op",
+    ):
         USES["split"](x)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)
@@ -77,8 +82,9 @@ def test_a_strict_map_refuses():
         layout_map = tlm.LayoutMap(MESH, strict=strict)
         layout_map["d1.kernel"] = layout_of(MESH, None, "model")
         with tlm.layout_map_scope(layout_map):
-            return keras.Sequential([
-                keras.Input((8,)), L.Dense(16, name="d1"), Halves()])
+            return keras.Sequential(
+                [keras.Input((8,)), L.Dense(16, name="d1"), Halves()]
+            )
 
     with pytest.warns(tlm.layout.LayoutMapWarning, match="Split"):
         of_map(False)(pairs.FEATURES)
@@ -88,7 +94,8 @@ def test_a_strict_map_refuses():
 
 def on_own_layout(function, layout, *args, **kwargs):
     return tf.experimental.dtensor.call_with_layout(
-        function, layout, *args, **kwargs)
+        function, layout, *args, **kwargs
+    )
 
 
 @pytest.mark.parametrize("draw", [tf.random.normal, tf.random.uniform])
@@ -105,18 +112,24 @@ def test_a_copy_is_made_in_the_layout_that_a_program_asks_for():
     layout = layout_of(MESH, None, None)
     copied = on_own_layout(
         lambda: tf.experimental.dtensor.copy_to_mesh(tf.ones([4, 4]), layout),
-        layout)
+        layout,
+    )
     np.testing.assert_array_equal(tlm.layout.to_host(copied), np.ones([4, 4]))
 
 
 def test_a_lookup_in_divided_rows_is_refused_as_by_dtensor():
     """A handle of a variable cannot be gathered, and nothing runs twice."""
-    rows = tf.experimental.dtensor.DVariable(tlm.layout.to_mesh(
-        np.ones([8, 4], np.float32), layout_of(MESH, "batch", None)))
+    rows = tf.experimental.dtensor.DVariable(
+        tlm.layout.to_mesh(
+            np.ones([8, 4], np.float32), layout_of(MESH, "batch", None)
+        )
+    )
     ids = tlm.layout.to_mesh(np.arange(4), layout_of(MESH, None))
     for _ in range(2):
-        with pytest.raises(tf.errors.UnknownError,
-                           match="does not support sharded 0th dimension"):
+        with pytest.raises(
+            tf.errors.UnknownError,
+            match="does not support sharded 0th dimension",
+        ):
             tf.nn.embedding_lookup(rows, ids)
 
 

@@ -25,20 +25,34 @@ def on_mesh(values=X, axes=("batch", "model")):
 
 
 @pytest.mark.parametrize("in_a_function", [False, True])
-@pytest.mark.parametrize("dtype", [
-    "bool", "int8", "uint8", "int16", "int32", "int64", "uint32", "float16",
-    "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "int64",
+        "uint32",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+    ],
+)
 def test_of_any_dtype(dtype, in_a_function):
     held = tf.cast(HELD, dtype)
 
     def use(x):
-        return x + tf.cast(tf.math.real(held) if dtype == "complex64"
-                           else held, tf.float32)
+        return x + tf.cast(
+            tf.math.real(held) if dtype == "complex64" else held, tf.float32
+        )
 
     x = on_mesh()
     with default_mesh(MESH):
-        got = (tf.function(use, autograph=False) if in_a_function
-               else use)(x)
+        got = (tf.function(use, autograph=False) if in_a_function else use)(x)
     np.testing.assert_array_equal(to_host(got), use(X).numpy())
 
 
@@ -48,21 +62,26 @@ def test_of_any_size_in_functions_of_functions(shape, dtype):
     held = tf.cast(tf.fill(shape, 3), dtype)
     inner = tf.function(lambda: tf.cast(held, tf.float32), autograph=False)
     with default_mesh(MESH):
-        got = tf.function(lambda x: x + tf.reduce_sum(inner()),
-                          autograph=False)(on_mesh())
+        got = tf.function(
+            lambda x: x + tf.reduce_sum(inner()), autograph=False
+        )(on_mesh())
     np.testing.assert_allclose(
-        to_host(got), X + np.sum(held.numpy().astype(np.float32)), 1e-6)
+        to_host(got), X + np.sum(held.numpy().astype(np.float32)), 1e-6
+    )
 
 
-@pytest.mark.parametrize("other", [
-    HELD.astype(np.float32), HELD.astype(np.float32).tolist()])
+@pytest.mark.parametrize(
+    "other", [HELD.astype(np.float32), HELD.astype(np.float32).tolist()]
+)
 def test_arrays_and_lists_are_tensors_of_the_host(other):
     with default_mesh(MESH):
-        for got in (on_mesh() * other, other * on_mesh(),
-                    tf.multiply(on_mesh(), other),
-                    tf.raw_ops.Mul(x=on_mesh(), y=other)):
-            np.testing.assert_array_equal(
-                to_host(got), X * np.float32(other))
+        for got in (
+            on_mesh() * other,
+            other * on_mesh(),
+            tf.multiply(on_mesh(), other),
+            tf.raw_ops.Mul(x=on_mesh(), y=other),
+        ):
+            np.testing.assert_array_equal(to_host(got), X * np.float32(other))
 
 
 def test_several_in_one_list():
@@ -100,8 +119,9 @@ def test_gradients_flow_to_and_beside_them(in_a_function):
 
     wanted = step(tf.constant(X))
     with default_mesh(MESH):
-        got = (tf.function(step, autograph=False) if in_a_function
-               else step)(on_mesh())
+        got = (tf.function(step, autograph=False) if in_a_function else step)(
+            on_mesh()
+        )
     for mine, plain in zip(got, wanted, strict=True):
         np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
 
@@ -109,12 +129,14 @@ def test_gradients_flow_to_and_beside_them(in_a_function):
 def test_a_tape_outside_of_a_function_sees_what_it_holds():
     held = tf.constant(HELD, tf.float32)
     function = tf.function(
-        lambda x: tf.reduce_sum(x * held * held), autograph=False)
+        lambda x: tf.reduce_sum(x * held * held), autograph=False
+    )
     with default_mesh(MESH), tf.GradientTape() as tape:
         tape.watch(held)
         y = function(on_mesh())
     np.testing.assert_allclose(
-        to_host(tape.gradient(y, held)), 2 * X * HELD, 1e-6)
+        to_host(tape.gradient(y, held)), 2 * X * HELD, 1e-6
+    )
 
 
 def test_packed_once_for_each_mesh_and_freed():
@@ -136,8 +158,10 @@ def test_a_function_is_refused_once_and_keeps_nothing_alive(monkeypatch):
     refusals = []
     refused_input = held_tensors._refused_input
     monkeypatch.setattr(
-        held_tensors, "_refused_input",
-        lambda *args: refusals.append(1) or refused_input(*args))
+        held_tensors,
+        "_refused_input",
+        lambda *args: refusals.append(1) or refused_input(*args),
+    )
 
     def run():
         held = tf.constant(HELD, tf.float32)
@@ -161,7 +185,8 @@ def test_a_mesh_is_one_of_several():
             got = function(to_mesh(X, layout_of(mesh, "batch", None)))
         np.testing.assert_array_equal(to_host(got), X * np.float32(HELD))
     np.testing.assert_array_equal(
-        function(tf.constant(X)), X * np.float32(HELD))
+        function(tf.constant(X)), X * np.float32(HELD)
+    )
 
 
 def test_only_what_was_refused_is_packed():
@@ -169,10 +194,11 @@ def test_only_what_was_refused_is_packed():
     held, shape = tf.constant(HELD, tf.float32), tf.constant([4, 50, 3])
     with default_mesh(MESH):
         got = tf.function(
-            lambda x, shape: tf.reshape(x + held, shape), autograph=False)(
-                on_mesh(), shape)
+            lambda x, shape: tf.reshape(x + held, shape), autograph=False
+        )(on_mesh(), shape)
     np.testing.assert_array_equal(
-        to_host(got), (X + np.float32(HELD)).reshape(4, 50, 3))
+        to_host(got), (X + np.float32(HELD)).reshape(4, 50, 3)
+    )
     assert hasattr(held, held_tensors._COPIES)
     assert not hasattr(shape, held_tensors._COPIES)
 
@@ -186,9 +212,12 @@ def test_other_errors_stay_and_nothing_runs_twice():
         def fails():
             calls.append(1)
             raise NotImplementedError(
-                "The op/function Add got a regular tensor for input 0 ")
+                "The op/function Add got a regular tensor for input 0 "
+            )
 
-        with tf.device("CPU:0"), pytest.raises(
-                tf.errors.OpError, match="regular"):
+        with (
+            tf.device("CPU:0"),
+            pytest.raises(tf.errors.OpError, match="regular"),
+        ):
             tf.py_function(fails, [], tf.float32)
     assert calls == [1]

@@ -10,11 +10,14 @@ SHAPES = {
     "order": lambda x: tf.raw_ops.InvertPermutation(x=[1, 0]),
     "order of a rank": lambda x: tf.range(tf.rank(x))[::-1],
     "axes": lambda x: tf.raw_ops.BroadcastGradientArgs(
-        s0=tf.shape(x), s1=tf.constant([1]))[1],
+        s0=tf.shape(x), s1=tf.constant([1])
+    )[1],
     "kept": lambda x: tf.dynamic_stitch(
-        [tf.range(tf.rank(x)), [0]], [tf.shape(x), [1]]),
+        [tf.range(tf.rank(x)), [0]], [tf.shape(x), [1]]
+    ),
     "permutation of the gradient of a product": lambda x: tf.concat(
-        [[1], tf.raw_ops.ListDiff(x=[0, 1], y=[1])[0]], 0),
+        [[1], tf.raw_ops.ListDiff(x=[0, 1], y=[1])[0]], 0
+    ),
     "ones": lambda x: tf.fill(tf.shape(tf.shape(x)), 1),
 }
 

@@ -15,12 +15,14 @@ X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 
 def while_loop(x):
     return tf.while_loop(
-        lambda i, y: i < 3, lambda i, y: (i + 1, tf.sin(y) * 2), (0, x))[1]
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.sin(y) * 2), (0, x)
+    )[1]
 
 
 def at_most(x):
     return tf.while_loop(
-        lambda y: True, lambda y: (y * 2 + 1,), (x,), maximum_iterations=2)[0]
+        lambda y: True, lambda y: (y * 2 + 1,), (x,), maximum_iterations=2
+    )[0]
 
 
 def array(x):
@@ -57,8 +59,7 @@ def step_of(function):
 def test_a_loop_agrees_with_plain_tensorflow(name):
     wanted = step_of(LOOPS[name])(tf.constant(X))
     with default_mesh(MESH):
-        got = step_of(LOOPS[name])(
-            to_mesh(X, layout_of(MESH, "batch", None)))
+        got = step_of(LOOPS[name])(to_mesh(X, layout_of(MESH, "batch", None)))
     for mine, plain in zip(got, wanted):
         np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
 
@@ -71,8 +72,9 @@ def test_a_write_leaves_the_array_before_as_it_was():
         return first.read(0) - second.read(0), second.concat()
 
     with default_mesh(MESH):
-        difference, joined = map(to_host, step(
-            to_mesh(X, layout_of(MESH, None, None))))
+        difference, joined = map(
+            to_host, step(to_mesh(X, layout_of(MESH, None, None)))
+        )
     np.testing.assert_allclose(difference, X[0] - X[2], 1e-6)
     np.testing.assert_array_equal(joined, np.concatenate([X[2], X[1]]))
 
@@ -82,30 +84,37 @@ def until_large(x):
     with tf.name_scope("grower"):
         return tf.while_loop(
             lambda y, _: tf.reduce_max(y) < 9.0,
-            lambda y, rows: (y * 2.0, rows.write(0, y)), (x[0], rows))[0]
+            lambda y, rows: (y * 2.0, rows.write(0, y)),
+            (x[0], rows),
+        )[0]
 
 
 REFUSED = {
     "whose number of steps is not known.*'grower": until_large,
     "at most 2000 steps": lambda x: tf.while_loop(
-        lambda i, y: i < 5000, lambda i, y: (i + 1, y), (0, x))[1],
-    "elements cannot read the one numbered 7":
-        lambda x: tf.TensorArray(tf.float32, size=4).unstack(x).read(7),
+        lambda i, y: i < 5000, lambda i, y: (i + 1, y), (0, x)
+    )[1],
+    "elements cannot read the one numbered 7": lambda x: (
+        tf.TensorArray(tf.float32, size=4).unstack(x).read(7)
+    ),
 }
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_what_cannot_be_unrolled_is_refused(sentence):
-    with pytest.raises((UnsupportedByDTensorError, IndexError),
-                       match=sentence), default_mesh(MESH):
+    with (
+        pytest.raises((UnsupportedByDTensorError, IndexError), match=sentence),
+        default_mesh(MESH),
+    ):
         step_of(REFUSED[sentence])(to_mesh(X, layout_of(MESH, None, None)))
 
 
 def test_a_loop_that_ends_by_its_values_runs_without_arrays():
     @tf.function(autograph=False)
     def step(x):
-        return tf.while_loop(lambda y: tf.reduce_max(y) < 100.0,
-                             lambda y: (y * 2.0 + 1.0,), (x,))[0]
+        return tf.while_loop(
+            lambda y: tf.reduce_max(y) < 100.0, lambda y: (y * 2.0 + 1.0,), (x,)
+        )[0]
 
     with default_mesh(MESH):
         got = to_host(step(to_mesh(X, layout_of(MESH, "batch", None))))
@@ -113,13 +122,18 @@ def test_a_loop_that_ends_by_its_values_runs_without_arrays():
 
 
 def test_without_a_mesh_loops_stay_loops():
-    graph = step_of(LOOPS["scan"]).get_concrete_function(
-        tf.TensorSpec([None, 8])).graph
+    graph = (
+        step_of(LOOPS["scan"])
+        .get_concrete_function(tf.TensorSpec([None, 8]))
+        .graph
+    )
     assert {"While", "StatelessWhile"} & {
-        op.type for op in graph.get_operations()}
+        op.type for op in graph.get_operations()
+    }
     with default_mesh(MESH):
         rows = tf.data.Dataset.from_tensors(X).map(
-            lambda x: tf.map_fn(lambda row: row + 1.0, x))
+            lambda x: tf.map_fn(lambda row: row + 1.0, x)
+        )
     np.testing.assert_allclose(next(rows.as_numpy_iterator()), X + 1.0)
 
 
@@ -131,9 +145,13 @@ def test_going_backwards_in_a_loop_of_unknown_length_is_refused():
     @tf.function(autograph=False)
     def step(x, count):
         return tf.while_loop(
-            lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]),
-            (0, x))[1]
+            lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]), (0, x)
+        )[1]
 
-    with default_mesh(mesh), pytest.raises(
-            UnsupportedByDTensorError, match="cannot reverse a dimension"):
+    with (
+        default_mesh(mesh),
+        pytest.raises(
+            UnsupportedByDTensorError, match="cannot reverse a dimension"
+        ),
+    ):
         step(x, to_mesh(np.int32(3), layout_of(mesh)))

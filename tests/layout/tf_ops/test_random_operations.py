@@ -19,17 +19,20 @@ DRAWS = {
     "truncated": lambda x: x + _random.truncated_normal([16]),
     "uniform": lambda x: x * _random.uniform(tf.shape(x)),
     "uniform, seeded": lambda x: x * _random.uniform([16], seed=5),
-    "integers": lambda x: x * tf.cast(
-        _random.uniform([16], 0, 9, tf.int32), tf.float32),
+    "integers": lambda x: (
+        x * tf.cast(_random.uniform([16], 0, 9, tf.int32), tf.float32)
+    ),
     "gamma": lambda x: x * _random.gamma([16], 2.0),
     "poisson": lambda x: x * _random.poisson([16], 2.0),
-    "categories": lambda x: x[:, :3] * tf.cast(
-        _random.categorical(x, 3), tf.float32),
+    "categories": lambda x: (
+        x[:, :3] * tf.cast(_random.categorical(x, 3), tf.float32)
+    ),
     "shuffled": lambda x: x + _random.shuffle(tf.range(16.0)),
     "dropout": lambda x: tf.nn.dropout(x, 0.5),
     "stateless": lambda x: x + _random.stateless_normal(tf.shape(x), [1, 2]),
-    "stateless uniform": lambda x: x + _random.stateless_uniform(
-        tf.shape(x), [1, 2]),
+    "stateless uniform": lambda x: (
+        x + _random.stateless_uniform(tf.shape(x), [1, 2])
+    ),
 }
 
 
@@ -37,7 +40,8 @@ DRAWS = {
 @pytest.mark.filterwarnings("ignore:To ")
 def test_a_model_draws_and_trains_alike(name):
     pairs.assert_trains_alike(
-        lambda: model_with(DRAWS[name]), pairs.FEATURES, COLUMNS)
+        lambda: model_with(DRAWS[name]), pairs.FEATURES, COLUMNS
+    )
 
 
 DRAWN_ALONE = {
@@ -75,8 +79,15 @@ def test_outside_of_a_mesh_nothing_is_changed():
 
 def test_a_layer_that_draws_predicts_other_numbers_each_time():
     keras.utils.set_random_seed(1)
-    model = pairs.on_mesh(lambda: keras.Sequential([
-        keras.Input((8,)), keras.layers.Dense(16, name="d1"),
-        Uses(DRAWS["normal"])]), COLUMNS)
+    model = pairs.on_mesh(
+        lambda: keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, name="d1"),
+                Uses(DRAWS["normal"]),
+            ]
+        ),
+        COLUMNS,
+    )
     x = pairs.FEATURES[:8]
     assert np.any(model.predict(x, verbose=0) != model.predict(x, verbose=0))

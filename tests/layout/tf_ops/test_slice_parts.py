@@ -13,15 +13,33 @@ from tf_layoutmap.layout.tf_ops.slice_parts import (
 )
 
 NAMES = {None: "new_axis", Ellipsis: "ellipsis"}
-ENTRIES = [None, Ellipsis, 0, -1, slice(None), slice(1, -1), slice(None, 2),
-           slice(-9, 9, 2), slice(None, None, -1), slice(1, None, -2)]
+ENTRIES = [
+    None,
+    Ellipsis,
+    0,
+    -1,
+    slice(None),
+    slice(1, -1),
+    slice(None, 2),
+    slice(-9, 9, 2),
+    slice(None, None, -1),
+    slice(1, None, -2),
+]
 
 
 def packed(entries):
     """What `x[entries]` becomes in TensorFlow: vectors and masks."""
     begin, end, strides = [], [], []
-    masks = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask",
-                           "new_axis_mask", "shrink_axis_mask"), 0)
+    masks = dict.fromkeys(
+        (
+            "begin_mask",
+            "end_mask",
+            "ellipsis_mask",
+            "new_axis_mask",
+            "shrink_axis_mask",
+        ),
+        0,
+    )
     for i, entry in enumerate(entries):
         part = entry if isinstance(entry, slice) else slice(0, 0)
         if isinstance(entry, int):
@@ -46,17 +64,27 @@ def test_they_take_what_numpy_takes(length):
         vectors, masks = packed(entries)
         parts, added = written_out(3, *vectors, **masks)
         parts = list(map(counted_from_the_front, parts, x.shape))
-        taken = x[tuple(
-            slice(part.start, part.end, part.step) if part.index is None
-            else part.index for part in parts)]
+        taken = x[
+            tuple(
+                slice(part.start, part.end, part.step)
+                if part.index is None
+                else part.index
+                for part in parts
+            )
+        ]
         for axis in added:
             taken = np.expand_dims(taken, axis)
         np.testing.assert_array_equal(taken, x[entries], err_msg=str(entries))
 
 
-@pytest.mark.parametrize("entries", [
-    (None, 1, slice(1, 3)), (slice(None, None, -1), None, -1),
-    (slice(1, None, -1), Ellipsis, slice(-2, None))])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (None, 1, slice(1, 3)),
+        (slice(None, None, -1), None, -1),
+        (slice(1, None, -1), Ellipsis, slice(-2, None)),
+    ],
+)
 def test_their_arguments_are_tensorflows(entries):
     x = np.arange(4 * 3 * 5).reshape(4, 3, 5)
     vectors, masks = packed(entries)
@@ -64,7 +92,8 @@ def test_their_arguments_are_tensorflows(entries):
     parts = list(map(counted_from_the_front, parts, x.shape))
     without_new = tuple(e for e in entries if e is not None)
     np.testing.assert_array_equal(
-        tf.strided_slice(x, **arguments(parts)), x[without_new])
+        tf.strided_slice(x, **arguments(parts)), x[without_new]
+    )
 
 
 def test_what_tensorflow_refuses_is_left_to_it():

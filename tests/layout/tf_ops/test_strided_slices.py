@@ -21,13 +21,15 @@ def numbers(*shape, seed=0):
 
 def compare(function, x, axes, *others):
     """Compares values and gradients of `function` on the mesh and off it."""
+
     def step(x, *others):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = function(x * 1.0, *others)
             # Factors, so that a gradient at the wrong place is noticed.
-            loss = tf.reduce_sum(y * tf.reshape(tf.range(
-                float(np.prod(shape))), shape))
+            loss = tf.reduce_sum(
+                y * tf.reshape(tf.range(float(np.prod(shape))), shape)
+            )
         return y, tape.gradient(loss, x)
 
     shape = function(tf.constant(x), *others).shape
@@ -35,7 +37,8 @@ def compare(function, x, axes, *others):
     with default_mesh(MESH):
         got = tf.function(step, autograph=False)(
             to_mesh(x, layout_of(MESH, *axes)),
-            *(to_mesh(other, layout_of(MESH)) for other in others))
+            *(to_mesh(other, layout_of(MESH)) for other in others),
+        )
     for mine, plain in zip(got, wanted):
         mine = to_host(mine)
         assert mine.shape == plain.shape, axes
@@ -54,44 +57,73 @@ SLICES = {
     "x[None, ..., ::-1]": lambda x: x[None, ..., ::-1],
     "x[-1, ..., None, 1::2]": lambda x: x[-1, ..., None, 1::2],
     "tf.strided_slice": lambda x: tf.strided_slice(
-        x, [0, 0, 1], [0, 0, 3], [1, 1, 1], begin_mask=1, end_mask=1,
-        new_axis_mask=2),
+        x,
+        [0, 0, 1],
+        [0, 0, 3],
+        [1, 1, 1],
+        begin_mask=1,
+        end_mask=1,
+        new_axis_mask=2,
+    ),
     "raw": lambda x: tf.raw_ops.StridedSlice(
-        input=x, begin=[0, 0], end=[0, 2], strides=[1, 1], new_axis_mask=1),
+        input=x, begin=[0, 0], end=[0, 2], strides=[1, 1], new_axis_mask=1
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SLICES)
 def test_every_mask_is_written_out(name):
-    for axes in (("batch", None, None), ("batch", None, "model"),
-                 ("model", "batch", None)):
+    for axes in (
+        ("batch", None, None),
+        ("batch", None, "model"),
+        ("model", "batch", None),
+    ):
         compare(SLICES[name], numbers(4, 4, 8), axes)
 
 
 def test_an_index_may_be_computed():
     for axes in (("batch", None), (None, "model")):
-        compare(lambda x, i: x[:, i - 9, None] + x[:, None, i],
-                numbers(8, 8), axes, np.int32(2))
+        compare(
+            lambda x, i: x[:, i - 9, None] + x[:, None, i],
+            numbers(8, 8),
+            axes,
+            np.int32(2),
+        )
 
 
 def test_a_size_may_be_computed_from_shapes():
     for axes in (("batch", None), (None, "model")):
-        compare(lambda x: x[:, None, :tf.shape(x)[1] // 2], numbers(8, 8),
-                axes)
+        compare(
+            lambda x: x[:, None, : tf.shape(x)[1] // 2], numbers(8, 8), axes
+        )
 
 
-@pytest.mark.parametrize("take", [
-    lambda x, i: x[:, :i], lambda x, i: x[None, i:], lambda x, i: x[::i],
-    lambda x, i: tf.raw_ops.StridedSlice(
-        input=x, begin=tf.zeros([2], tf.int32), end=tf.fill([2], i),
-        strides=[1, 1])])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x, i: x[:, :i],
+        lambda x, i: x[None, i:],
+        lambda x, i: x[::i],
+        lambda x, i: tf.raw_ops.StridedSlice(
+            input=x,
+            begin=tf.zeros([2], tf.int32),
+            end=tf.fill([2], i),
+            strides=[1, 1],
+        ),
+    ],
+)
 def test_a_computed_end_is_refused(take):
     # DTensor takes nothing, without an error: sums are 0.
-    with default_mesh(MESH), pytest.raises(
-            ValueError, match="must be known when its function is traced"):
+    with (
+        default_mesh(MESH),
+        pytest.raises(
+            ValueError, match="must be known when its function is traced"
+        ),
+    ):
         tf.function(take, autograph=False)(
             to_mesh(numbers(8, 8), layout_of(MESH, "batch", None)),
-            to_mesh(np.int32(2), layout_of(MESH)))
+            to_mesh(np.int32(2), layout_of(MESH)),
+        )
 
 
 def test_a_gradient_of_slices_is_an_operation_too():
@@ -99,33 +131,64 @@ def test_a_gradient_of_slices_is_an_operation_too():
 
     def gradient(dy):
         return tf.raw_ops.StridedSliceGrad(
-            shape=[4, 8], begin=[0, 0, 3], end=[0, 0, 5], strides=[1, 1, 1],
-            dy=dy, begin_mask=1, end_mask=1, new_axis_mask=2)
+            shape=[4, 8],
+            begin=[0, 0, 3],
+            end=[0, 0, 5],
+            strides=[1, 1, 1],
+            dy=dy,
+            begin_mask=1,
+            end_mask=1,
+            new_axis_mask=2,
+        )
 
     with default_mesh(MESH):
         got = tf.function(gradient, autograph=False)(
-            to_mesh(dy, layout_of(MESH, "batch", None, "model")))
+            to_mesh(dy, layout_of(MESH, "batch", None, "model"))
+        )
     np.testing.assert_array_equal(to_host(got), gradient(dy))
 
 
-@pytest.mark.parametrize("options, shape", [
-    (dict(begin=[0, 0, 3], end=[0, 0, 5], strides=[1, 1, 1], begin_mask=1,
-          end_mask=1, new_axis_mask=2), (4, 1, 2)),
-    (dict(begin=[0, 5], end=[0, 1], strides=[1, -2], begin_mask=1,
-          end_mask=1), (4, 2)),
-    (dict(begin=[1], end=[2], strides=[1], shrink_axis_mask=1), (8,))])
+@pytest.mark.parametrize(
+    "options, shape",
+    [
+        (
+            dict(
+                begin=[0, 0, 3],
+                end=[0, 0, 5],
+                strides=[1, 1, 1],
+                begin_mask=1,
+                end_mask=1,
+                new_axis_mask=2,
+            ),
+            (4, 1, 2),
+        ),
+        (
+            dict(
+                begin=[0, 5],
+                end=[0, 1],
+                strides=[1, -2],
+                begin_mask=1,
+                end_mask=1,
+            ),
+            (4, 2),
+        ),
+        (dict(begin=[1], end=[2], strides=[1], shrink_axis_mask=1), (8,)),
+    ],
+)
 def test_slices_are_assigned(options, shape):
     x, value = numbers(4, 8), numbers(*shape, seed=1)
 
     def update(x, value):
         return tf.raw_ops.TensorStridedSliceUpdate(
-            input=x, value=value, **options)
+            input=x, value=value, **options
+        )
 
     for axes in (("batch", None), (None, "model"), ("model", "batch")):
         with default_mesh(MESH):
             got = tf.function(update, autograph=False)(
                 to_mesh(x, layout_of(MESH, *axes)),
-                to_mesh(value, layout_of(MESH, *[None] * len(shape))))
+                to_mesh(value, layout_of(MESH, *[None] * len(shape))),
+            )
         np.testing.assert_array_equal(to_host(got), update(x, value))
 
 
@@ -133,8 +196,11 @@ def test_slices_are_the_same_eagerly():
     x = numbers(4, 8)
     y = to_mesh(x, layout_of(MESH, "batch", "model"))
     with default_mesh(MESH):
-        for got, wanted in ((y[:, None], x[:, None]), (y[None, 1], x[None, 1]),
-                            (y[..., None, ::-1], x[..., None, ::-1])):
+        for got, wanted in (
+            (y[:, None], x[:, None]),
+            (y[None, 1], x[None, 1]),
+            (y[..., None, ::-1], x[..., None, ::-1]),
+        ):
             np.testing.assert_array_equal(to_host(got), wanted)
 
 
@@ -143,8 +209,12 @@ def test_what_is_out_of_range_is_refused_as_ever():
     def step(x):
         return x[None, 4]
 
-    with default_mesh(MESH), pytest.raises(
-            ValueError, match="slice index 4 of dimension 0 out of bounds"):
+    with (
+        default_mesh(MESH),
+        pytest.raises(
+            ValueError, match="slice index 4 of dimension 0 out of bounds"
+        ),
+    ):
         step(to_mesh(numbers(4, 8), layout_of(MESH, "batch", None)))
 
 
@@ -161,5 +231,8 @@ class Masked(keras.layers.Layer):
 def test_a_model_with_new_dimensions_trains():
     pairs.assert_trains_alike(
         lambda: pairs.sequential(
-            (6, 8), keras.layers.Dense(8, name="d1"), Masked()),
-        pairs.SERIES, pairs.DENSE)
+            (6, 8), keras.layers.Dense(8, name="d1"), Masked()
+        ),
+        pairs.SERIES,
+        pairs.DENSE,
+    )

@@ -21,6 +21,7 @@ BAD[-1] = 1e6
 @tf.custom_gradient
 def fussy(x):
     """`x`; its gradient fails on devices that hold a large number."""
+
     def gradient(dy):
         ids = tf.cast(tf.reduce_max(x, axis=-1) > 1000.0, tf.int32) * 99
         return dy * tf.gather(tf.ones([4]), ids)[:, tf.newaxis]
@@ -33,19 +34,25 @@ def make(layers, base):
         def call(self, x):
             return fussy(x)
 
-    return [layers.Dense(16, activation="relu", name="d1"), Fussy(),
-            layers.BatchNormalization(), layers.Dropout(0.2),
-            layers.Dense(4, name="d2")]
+    return [
+        layers.Dense(16, activation="relu", name="d1"),
+        Fussy(),
+        layers.BatchNormalization(),
+        layers.Dropout(0.2),
+        layers.Dense(4, name="d2"),
+    ]
 
 
 def of_keras():
-    return keras.Sequential([
-        keras.Input((8,)), *make(keras.layers, keras.layers.Layer)])
+    return keras.Sequential(
+        [keras.Input((8,)), *make(keras.layers, keras.layers.Layer)]
+    )
 
 
 def of_tf_keras():
-    return tf_keras.Sequential([tf_keras.Input((8,)), *make(
-        tf_keras.layers, tf_keras.layers.Layer)])
+    return tf_keras.Sequential(
+        [tf_keras.Input((8,)), *make(tf_keras.layers, tf_keras.layers.Layer)]
+    )
 
 
 def on_mesh(function):
@@ -63,8 +70,7 @@ def parts(variables):
     for variable in variables:
         value = getattr(variable, "value", variable)
         value = value if hasattr(value, "read_value") else variable
-        found += [part.numpy() for part in dtensor.unpack(
-            value.read_value())]
+        found += [part.numpy() for part in dtensor.unpack(value.read_value())]
     return found
 
 
@@ -75,12 +81,18 @@ def assert_untouched(before, variables):
 
 def test_fit_of_keras_writes_nothing():
     model, _ = on_mesh(of_keras)
-    model.compile(keras.optimizers.AdamW(0.03, use_ema=True), pairs.loss(),
-                  metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.AdamW(0.03, use_ema=True),
+        pairs.loss(),
+        metrics=["accuracy"],
+    )
     model.train_on_batch(X, Y)
     # Weights, statistics and seeds; slots, averages and counters; metrics.
-    variables = [*model.variables, *model.optimizer.variables,
-                 *model.metrics_variables]
+    variables = [
+        *model.variables,
+        *model.optimizer.variables,
+        *model.metrics_variables,
+    ]
     model.reset_metrics()
     before = parts(variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
@@ -94,7 +106,8 @@ def test_fit_of_tf_keras_writes_nothing():
     model, _ = on_mesh(of_tf_keras)
     model.compile(
         tf_keras.optimizers.AdamW(0.03, use_ema=True),
-        tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     model.train_on_batch(X, Y)
     variables = [*model.weights, *model.optimizer.variables]
     before = parts(variables)
@@ -105,8 +118,11 @@ def test_fit_of_tf_keras_writes_nothing():
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("run", [
-    tf.function(autograph=False), lambda step: step], ids=["traced", "eager"])
+@pytest.mark.parametrize(
+    "run",
+    [tf.function(autograph=False), lambda step: step],
+    ids=["traced", "eager"],
+)
 def test_a_loop_of_ones_own_writes_nothing_where_gradients_are_applied(run):
     model, mesh = on_mesh(of_keras)
     optimizer = keras.optimizers.AdamW(0.01)
@@ -116,17 +132,26 @@ def test_a_loop_of_ones_own_writes_nothing_where_gradients_are_applied(run):
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(
-                tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x)))
-        optimizer.apply_gradients(zip(
-            tape.gradient(loss, model.trainable_variables),
-            model.trainable_variables))
+                tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x))
+            )
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+            )
+        )
         return loss
 
     def train(x):
         with tlm.layout.default_mesh(mesh):
-            return float(tlm.layout.to_host(step(
-                tlm.layout.to_mesh(x, layout_of(mesh, "batch", None)),
-                tlm.layout.to_mesh(Y, layout_of(mesh, "batch")))))
+            return float(
+                tlm.layout.to_host(
+                    step(
+                        tlm.layout.to_mesh(x, layout_of(mesh, "batch", None)),
+                        tlm.layout.to_mesh(Y, layout_of(mesh, "batch")),
+                    )
+                )
+            )
 
     first = train(X)
     variables = [*model.trainable_variables, *optimizer.variables]
@@ -153,8 +178,10 @@ class TwoSteps(keras.Model):
 
     def train_step(self, data):
         x, y = data
-        for optimizer, layer in ((self.optimizer, self.d1),
-                                 (self.second, self.d2)):
+        for optimizer, layer in (
+            (self.optimizer, self.d1),
+            (self.second, self.d2),
+        ):
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(y=y, y_pred=self(x))
             variables = layer.trainable_variables
@@ -172,7 +199,13 @@ def test_what_a_step_writes_is_read_by_the_rest_of_the_step():
     for wrap in (pairs.plain, lambda function: on_mesh(function)[0]):
         model = wrap(TwoSteps)
         model.compile(keras.optimizers.Adam(0.01), pairs.loss())
-        models.append((model, model.fit(
-            X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history))
+        models.append(
+            (
+                model,
+                model.fit(
+                    X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0
+                ).history,
+            )
+        )
     pairs.assert_alike(models[0][1], models[1][1])
     pairs.assert_alike(*(model.get_weights() for model, _ in models))

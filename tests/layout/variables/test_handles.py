@@ -15,7 +15,8 @@ MESH = mesh_of(batch=2, model=2)
 
 def variable(name, value):
     return tf.experimental.dtensor.DVariable(
-        to_mesh([value] * 4, layout_of(MESH, "batch")), name=name)
+        to_mesh([value] * 4, layout_of(MESH, "batch")), name=name
+    )
 
 
 def test_the_operation_that_makes_a_handle_is_the_same_for_all_names():

@@ -19,9 +19,14 @@ def function(f):
     return tf.function(f, autograph=False)
 
 
-@pytest.mark.parametrize("how, wanted", [
-    ("assign", VALUES), ("assign_add", 1 + VALUES),
-    ("assign_sub", 1 - VALUES)])
+@pytest.mark.parametrize(
+    "how, wanted",
+    [
+        ("assign", VALUES),
+        ("assign_add", 1 + VALUES),
+        ("assign_sub", 1 - VALUES),
+    ],
+)
 def test_eager_code_writes_once(how, wanted):
     for value in (VALUES, on_mesh()):
         variable = tf.Variable(tf.ones([4, 2]))
@@ -42,15 +47,22 @@ def test_a_function_for_the_mesh_is_refused_and_writes_nothing(how):
             getattr(variable, how)(2.0)
         return x
 
-    with default_mesh(MESH), pytest.raises(
-            RuntimeError, match=rf"`{how}` of tf.Variable 'counter:0' of shape "
-            r"\(\), which is on the host, in 'my_layer'.*add_weight"):
+    with (
+        default_mesh(MESH),
+        pytest.raises(
+            RuntimeError,
+            match=rf"`{how}` of tf.Variable 'counter:0' of shape "
+            r"\(\), which is on the host, in 'my_layer'.*add_weight",
+        ),
+    ):
         function(write)(on_mesh())
     assert variable.numpy() == 1
 
 
-@pytest.mark.parametrize("name, wanted", [
-    ("AssignAddVariableOp", 4.0), ("AssignSubVariableOp", -2.0)])
+@pytest.mark.parametrize(
+    "name, wanted",
+    [("AssignAddVariableOp", 4.0), ("AssignSubVariableOp", -2.0)],
+)
 def test_raw_operations_write_once_or_are_refused(name, wanted):
     variable = tf.Variable(1.0)
 
@@ -63,8 +75,11 @@ def test_raw_operations_write_once_or_are_refused(name, wanted):
 
     with default_mesh(MESH):
         for refused in (write, in_a_branch):
-            with pytest.raises(RuntimeError, match="`assign_..._variable_op` "
-                               "on a variable, which is on the host"):
+            with pytest.raises(
+                RuntimeError,
+                match="`assign_..._variable_op` "
+                "on a variable, which is on the host",
+            ):
                 function(refused)(on_mesh())
         assert variable.numpy() == 1
         write(None)

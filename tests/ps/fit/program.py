@@ -28,8 +28,10 @@ keras = importlib.import_module(KERAS)
 layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
 
 RANDOM = np.random.default_rng(0)
-IDS = {"a": RANDOM.integers(0, 50, [24, 2]),
-       "b": RANDOM.integers(0, 20, [24, 3])}
+IDS = {
+    "a": RANDOM.integers(0, 50, [24, 2]),
+    "b": RANDOM.integers(0, 20, [24, 3]),
+}
 LABELS = RANDOM.normal(size=[24, 1]).astype(np.float32)
 STEPS = 3
 
@@ -48,28 +50,42 @@ def model(strategy=None, twice=False, wire_dtype="float32", **options):
     def initializer(shape, shard_info=None, dtype=None):
         del dtype
         if shard_info is None:
-            return rows[:shape[0]]
+            return rows[: shape[0]]
         first = shard_info.offset[0]
-        return rows[first:first + shard_info.shape[0]]
+        return rows[first : first + shard_info.shape[0]]
 
-    tables = [tpu.TableConfig(size, 4, initializer=initializer,
-                              combiner="mean", name=name)
-              for name, size in [("t", 50), ("u", 20)]]
+    tables = [
+        tpu.TableConfig(
+            size, 4, initializer=initializer, combiner="mean", name=name
+        )
+        for name, size in [("t", 50), ("u", 20)]
+    ]
     with strategy.scope() if strategy else contextlib.nullcontext():
-        inputs = {"a": keras.Input([2], dtype="int64", name="a"),
-                  "b": keras.Input([3], dtype="int64", name="b")}
+        inputs = {
+            "a": keras.Input([2], dtype="int64", name="a"),
+            "b": keras.Input([3], dtype="int64", name="b"),
+        }
         layer = layers.TPUEmbedding(
-            {name: tpu.FeatureConfig(table, name=name)
-             for name, table in zip("ab", tables)}, tpu.Adagrad(0.3),
-            wire_dtype=wire_dtype)
+            {
+                name: tpu.FeatureConfig(table, name=name)
+                for name, table in zip("ab", tables)
+            },
+            tpu.Adagrad(0.3),
+            wire_dtype=wire_dtype,
+        )
         found = layer(inputs)
         both = [found["a"], found["b"]]
         if twice:
             both.append(layer(inputs)["a"])
-        made = keras.Model(inputs, keras.layers.Dense(
-            1, kernel_initializer="ones")(keras.layers.Concatenate()(both)))
-        made.compile(keras.optimizers.SGD(0.1), "mse",
-                     **{"metrics": ["mae"], **options})
+        made = keras.Model(
+            inputs,
+            keras.layers.Dense(1, kernel_initializer="ones")(
+                keras.layers.Concatenate()(both)
+            ),
+        )
+        made.compile(
+            keras.optimizers.SGD(0.1), "mse", **{"metrics": ["mae"], **options}
+        )
     made.embedding_layer = layer
     return made
 
@@ -82,9 +98,13 @@ def calling_in_a_function(strategy):
 
 
 def values(made):
-    return [*(one.numpy() for one in
-              made.embedding_layer.embedding_tables.values()),
-            *(one.numpy() for one in made.trainable_variables)]
+    return [
+        *(
+            one.numpy()
+            for one in made.embedding_layer.embedding_tables.values()
+        ),
+        *(one.numpy() for one in made.trainable_variables),
+    ]
 
 
 def same(found, expected):
@@ -92,18 +112,27 @@ def same(found, expected):
 
 
 def numbers(history):
-    return {name: found for name, found in history.history.items()
-            if name != "examples/s"}
+    return {
+        name: found
+        for name, found in history.history.items()
+        if name != "examples/s"
+    }
 
 
 def one_process():
     """What a model does that is on this process alone."""
     made = model()
-    history = made.fit(batches(), epochs=2, verbose=0,
-                       validation_data=batches())
+    history = made.fit(
+        batches(), epochs=2, verbose=0, validation_data=batches()
+    )
     made.save_weights(FOLDER / "host.weights.h5")
-    return (numbers(history), values(made), made.predict(IDS, verbose=0),
-            one_process_with_tables(), one_process_with_keys())
+    return (
+        numbers(history),
+        values(made),
+        made.predict(IDS, verbose=0),
+        one_process_with_tables(),
+        one_process_with_keys(),
+    )
 
 
 HOST: tuple = ()
@@ -111,21 +140,32 @@ HOST: tuple = ()
 
 def trains_to_the_bit(strategy):
     made = model(strategy)
-    history = made.fit(datasets(), epochs=2, verbose=0,
-                       validation_data=datasets())
+    history = made.fit(
+        datasets(), epochs=2, verbose=0, validation_data=datasets()
+    )
     stats = made.embedding_layer.embedding.stats()
-    return [numbers(history) == HOST[0], same(values(made), HOST[1]),
-            stats["num_updates"], int(made.optimizer.iterations.numpy())]
+    return [
+        numbers(history) == HOST[0],
+        same(values(made), HOST[1]),
+        stats["num_updates"],
+        int(made.optimizer.iterations.numpy()),
+    ]
 
 
 def bfloat16_on_the_wire(strategy):
     made = model(strategy, wire_dtype="bfloat16")
     made.fit(datasets(), epochs=2, verbose=0)
     # Each of 6 steps is off by 2^-8 of some values, of up to 3.
-    return [made.embedding_layer.embedding.stats()["wire_dtype"],
-            same(values(made), HOST[1]), bool(all(
+    return [
+        made.embedding_layer.embedding.stats()["wire_dtype"],
+        same(values(made), HOST[1]),
+        bool(
+            all(
                 np.allclose(*both, atol=6 * 3 * 2**-8)
-                for both in zip(values(made), HOST[1])))]
+                for both in zip(values(made), HOST[1])
+            )
+        ),
+    ]
 
 
 def files_go_both_ways(strategy):
@@ -137,8 +177,11 @@ def files_go_both_ways(strategy):
     alone = model()
     alone.load_weights(FOLDER / "servers.weights.h5")
     whole = keras.models.load_model(FOLDER / "servers.keras")
-    return [read, same(values(alone), HOST[1]), bool(np.allclose(
-        whole.predict(IDS, verbose=0), HOST[2], rtol=1e-5))]
+    return [
+        read,
+        same(values(alone), HOST[1]),
+        bool(np.allclose(whole.predict(IDS, verbose=0), HOST[2], rtol=1e-5)),
+    ]
 
 
 def predicts_evaluates_and_exports(strategy):
@@ -148,30 +191,55 @@ def predicts_evaluates_and_exports(strategy):
     last = [HOST[0]["val_loss"][-1], HOST[0]["val_mae"][-1]]
     close.append(np.allclose(made.evaluate(datasets(), verbose=0), last))
     if KERAS == "keras":
-        close.append(np.allclose(
-            made.evaluate(IDS, LABELS, verbose=0, batch_size=8), last))
+        close.append(
+            np.allclose(
+                made.evaluate(IDS, LABELS, verbose=0, batch_size=8), last
+            )
+        )
         made.export(FOLDER / "served", verbose=False)
         loaded = tf.saved_model.load(FOLDER / "served")
-        close.append(np.allclose(loaded.serve(
-            {name: tf.constant(ids) for name, ids in IDS.items()}),
-            HOST[2], rtol=1e-5))
+        close.append(
+            np.allclose(
+                loaded.serve(
+                    {name: tf.constant(ids) for name, ids in IDS.items()}
+                ),
+                HOST[2],
+                rtol=1e-5,
+            )
+        )
     return all(map(bool, close))
 
 
 def table_model(strategy=None, **options):
     """A table that trains itself, and one that the model's optimizer trains."""
     with strategy.scope() if strategy else contextlib.nullcontext():
-        inputs = {"a": keras.Input([2], dtype="int64", name="a"),
-                  "b": keras.Input([3], dtype="int64", name="b")}
-        rows = [layers.ShardedEmbedding(
-            size, 4, num_shards=3, name=f"table_{name}", optimizer=optimizer,
-            embeddings_initializer=keras.initializers.RandomUniform(seed=size),
-            **options)(inputs[name])
-            for name, size, optimizer in [("a", 50, tpu.Adagrad(0.3)),
-                                          ("b", 20, None)]]
-        made = keras.Model(inputs, keras.layers.Dense(
-            1, kernel_initializer="ones")(keras.layers.Flatten()(
-                keras.layers.Concatenate(axis=1)(rows))))
+        inputs = {
+            "a": keras.Input([2], dtype="int64", name="a"),
+            "b": keras.Input([3], dtype="int64", name="b"),
+        }
+        rows = [
+            layers.ShardedEmbedding(
+                size,
+                4,
+                num_shards=3,
+                name=f"table_{name}",
+                optimizer=optimizer,
+                embeddings_initializer=keras.initializers.RandomUniform(
+                    seed=size
+                ),
+                **options,
+            )(inputs[name])
+            for name, size, optimizer in [
+                ("a", 50, tpu.Adagrad(0.3)),
+                ("b", 20, None),
+            ]
+        ]
+        made = keras.Model(
+            inputs,
+            keras.layers.Dense(1, kernel_initializer="ones")(
+                keras.layers.Flatten()(keras.layers.Concatenate(axis=1)(rows))
+            ),
+        )
         made.compile(keras.optimizers.SGD(0.1), "mse")
     return made
 
@@ -179,10 +247,13 @@ def table_model(strategy=None, **options):
 def parts(made):
     """Tables, slot variable and steps of its layers, and the dense weights."""
     own = made.get_layer("table_a")
-    return [own.embeddings.numpy(), own.optimizer.slots["accumulators"].numpy(),
-            np.asarray(own.optimizer.iterations),
-            made.get_layer("table_b").embeddings.numpy(),
-            *(one.numpy() for one in made.layers[-1].trainable_weights)]
+    return [
+        own.embeddings.numpy(),
+        own.optimizer.slots["accumulators"].numpy(),
+        np.asarray(own.optimizer.iterations),
+        made.get_layer("table_b").embeddings.numpy(),
+        *(one.numpy() for one in made.layers[-1].trainable_weights),
+    ]
 
 
 def one_process_with_tables():
@@ -196,34 +267,57 @@ def tables_in_layers(strategy):
     made = table_model(strategy)
     made.fit(datasets(), epochs=2, verbose=0)
     trained = same(parts(made), HOST[3])
-    devices = {one.device.split("/")[1]
-               for one in made.get_layer("table_a").embeddings.variables}
+    devices = {
+        one.device.split("/")[1]
+        for one in made.get_layer("table_a").embeddings.variables
+    }
     made.save_weights(FOLDER / "from_servers.weights.h5")
     alone, again = table_model(), table_model(strategy)
     alone.load_weights(FOLDER / "from_servers.weights.h5")
     again.load_weights(FOLDER / "tables.weights.h5")
-    return [trained, same(parts(alone), HOST[3]), same(parts(again), HOST[3]),
-            sorted(devices)]
+    return [
+        trained,
+        same(parts(alone), HOST[3]),
+        same(parts(again), HOST[3]),
+        sorted(devices),
+    ]
 
 
 def key_model(strategy=None):
     """Keys in both layers: of a table of ads, and words as strings."""
     with strategy.scope() if strategy else contextlib.nullcontext():
-        inputs = {"a": keras.Input([2], dtype="int64", name="a"),
-                  "b": keras.Input([3], dtype="int64", name="b")}
+        inputs = {
+            "a": keras.Input([2], dtype="int64", name="a"),
+            "b": keras.Input([3], dtype="int64", name="b"),
+        }
         table = tpu.TableConfig(
-            64, 4, combiner="mean", name="t",
-            initializer=tf.random_uniform_initializer(-1.0, 1.0))
+            64,
+            4,
+            combiner="mean",
+            name="t",
+            initializer=tf.random_uniform_initializer(-1.0, 1.0),
+        )
         layer = layers.TPUEmbedding(
-            {"a": tpu.FeatureConfig(table, name="a")}, tpu.Adagrad(0.3),
-            vocabularies={"t": tlm.OpenVocabulary(64, unknown="row")})
+            {"a": tpu.FeatureConfig(table, name="a")},
+            tpu.Adagrad(0.3),
+            vocabularies={"t": tlm.OpenVocabulary(64, unknown="row")},
+        )
         words = layers.ShardedEmbedding(
-            tlm.OpenVocabulary(64, min_count=2, admission="count"), 4,
-            num_shards=2, name="words", optimizer=tpu.Adagrad(0.3))
+            tlm.OpenVocabulary(64, min_count=2, admission="count"),
+            4,
+            num_shards=2,
+            name="words",
+            optimizer=tpu.Adagrad(0.3),
+        )
         rows = keras.layers.Flatten()(words(inputs["b"]))
-        made = keras.Model(inputs, keras.layers.Dense(
-            1, kernel_initializer="ones")(keras.layers.Concatenate()(
-                [layer({"a": inputs["a"]})["a"], rows])))
+        made = keras.Model(
+            inputs,
+            keras.layers.Dense(1, kernel_initializer="ones")(
+                keras.layers.Concatenate()(
+                    [layer({"a": inputs["a"]})["a"], rows]
+                )
+            ),
+        )
         made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
     made.key_layers = layer, words
     return made
@@ -233,47 +327,64 @@ def key_parts(made):
     """Keys and their rows, by key, of both layers; and the dense weights."""
     found = []
     for vocabulary, rows in [
-            (made.key_layers[0].embedding.vocabularies["t"],
-             next(iter(made.key_layers[0].embedding_tables.values()))),
-            (made.key_layers[1].vocabulary, made.key_layers[1].embeddings)]:
+        (
+            made.key_layers[0].embedding.vocabularies["t"],
+            next(iter(made.key_layers[0].embedding_tables.values())),
+        ),
+        (made.key_layers[1].vocabulary, made.key_layers[1].embeddings),
+    ]:
         keys = np.sort(vocabulary.keys().numpy())
-        found += [keys, tf.convert_to_tensor(rows).numpy()[
-            vocabulary.lookup(keys).numpy()], np.array(
-                list(vocabulary.stats().values())[:-1])]
-    return [*found, *(one.numpy() for one in
-                      made.layers[-1].trainable_weights)]
+        found += [
+            keys,
+            tf.convert_to_tensor(rows).numpy()[vocabulary.lookup(keys).numpy()],
+            np.array(list(vocabulary.stats().values())[:-1]),
+        ]
+    return [*found, *(one.numpy() for one in made.layers[-1].trainable_weights)]
 
 
 def one_process_with_keys():
     made = key_model()
-    history = made.fit(batches(), epochs=2, verbose=0,
-                       validation_data=batches())
+    history = made.fit(
+        batches(), epochs=2, verbose=0, validation_data=batches()
+    )
     made.save_weights(FOLDER / "keys.weights.h5")
-    return (key_parts(made), numbers(history),
-            made.predict(IDS, verbose=0))
+    return (key_parts(made), numbers(history), made.predict(IDS, verbose=0))
 
 
 def keys_in_layers(strategy):
     made = key_model(strategy)
-    history = made.fit(datasets(), epochs=2, verbose=0,
-                       validation_data=datasets())
+    history = made.fit(
+        datasets(), epochs=2, verbose=0, validation_data=datasets()
+    )
     expected, logs, predicted = HOST[4]
     trained = same(key_parts(made), expected)
     made.save_weights(FOLDER / "keys_of_servers.weights.h5")
     alone, again = key_model(), key_model(strategy)
     alone.load_weights(FOLDER / "keys_of_servers.weights.h5")
     again.load_weights(FOLDER / "keys.weights.h5")
-    close = [np.allclose(one.predict(IDS, verbose=0), predicted, rtol=1e-5)
-             for one in (made, alone, again)]
+    close = [
+        np.allclose(one.predict(IDS, verbose=0), predicted, rtol=1e-5)
+        for one in (made, alone, again)
+    ]
     if KERAS == "keras":
         made.export(FOLDER / "served_keys", verbose=False)
         loaded = tf.saved_model.load(FOLDER / "served_keys")
-        close.append(np.allclose(loaded.serve(
-            {name: tf.constant(ids) for name, ids in IDS.items()}),
-            predicted, rtol=1e-5))
-    return [all(trained), all(same(key_parts(alone), expected)),
-            all(same(key_parts(again), expected)),
-            numbers(history) == logs, all(map(bool, close))]
+        close.append(
+            np.allclose(
+                loaded.serve(
+                    {name: tf.constant(ids) for name, ids in IDS.items()}
+                ),
+                predicted,
+                rtol=1e-5,
+            )
+        )
+    return [
+        all(trained),
+        all(same(key_parts(alone), expected)),
+        all(same(key_parts(again), expected)),
+        numbers(history) == logs,
+        all(map(bool, close)),
+    ]
 
 
 class Ends(keras.callbacks.Callback):
@@ -299,39 +410,70 @@ def callbacks_work(strategy):
     best = FOLDER / "best.weights.h5"
     interrupted = False
     try:
-        made.fit(datasets(), epochs=3, verbose=0, callbacks=[
-            Ends(1), keras.callbacks.BackupAndRestore(folder),
-            keras.callbacks.ModelCheckpoint(best, save_weights_only=True)])
+        made.fit(
+            datasets(),
+            epochs=3,
+            verbose=0,
+            callbacks=[
+                Ends(1),
+                keras.callbacks.BackupAndRestore(folder),
+                keras.callbacks.ModelCheckpoint(best, save_weights_only=True),
+            ],
+        )
     except KeyboardInterrupt:
         interrupted = True
     again = model(strategy)
     counts = Ends()
     history = again.fit(
-        datasets(), epochs=2, verbose=0, validation_data=(IDS, LABELS)
-        if KERAS == "keras" else datasets(), callbacks=[
-            counts, keras.callbacks.BackupAndRestore(folder)])
+        datasets(),
+        epochs=2,
+        verbose=0,
+        validation_data=(IDS, LABELS) if KERAS == "keras" else datasets(),
+        callbacks=[counts, keras.callbacks.BackupAndRestore(folder)],
+    )
     right = same(values(again), HOST[1])
-    stopped = again.fit(datasets(), epochs=9, verbose=0, callbacks=[
-        keras.callbacks.EarlyStopping("loss", min_delta=1e9)])
-    return [interrupted, best.exists(), history.epoch, counts.batches[-1],
-            right, "val_loss" in history.history, len(stopped.epoch)]
+    stopped = again.fit(
+        datasets(),
+        epochs=9,
+        verbose=0,
+        callbacks=[keras.callbacks.EarlyStopping("loss", min_delta=1e9)],
+    )
+    return [
+        interrupted,
+        best.exists(),
+        history.epoch,
+        counts.batches[-1],
+        right,
+        "val_loss" in history.history,
+        len(stopped.epoch),
+    ]
 
 
 def steps_of_an_epoch(strategy):
     made = model(strategy)
     counts = Ends()
-    made.fit(tlm.ps.Datasets(lambda: batches().repeat()), epochs=2,
-             steps_per_epoch=5, verbose=0, callbacks=[counts])
+    made.fit(
+        tlm.ps.Datasets(lambda: batches().repeat()),
+        epochs=2,
+        steps_per_epoch=5,
+        verbose=0,
+        callbacks=[counts],
+    )
     after = int(made.optimizer.iterations.numpy())
     short = made.fit(datasets(), epochs=2, steps_per_epoch=5, verbose=0)
-    return [after, counts.batches[-1],
-            int(made.optimizer.iterations.numpy()) - after, len(short.epoch)]
+    return [
+        after,
+        counts.batches[-1],
+        int(made.optimizer.iterations.numpy()) - after,
+        len(short.epoch),
+    ]
 
 
 def refused(call):
     def case(strategy):
         call(strategy)
         return "nothing"
+
     return case
 
 
@@ -356,51 +498,84 @@ def other_logs(strategy):
 
 def bad_id(strategy):
     wrong = {**IDS, "b": IDS["b"] + 19}
-    model(strategy).fit(tlm.ps.Datasets(lambda: tf.data.Dataset.from_tensors(
-        (wrong, LABELS))), verbose=0)
+    model(strategy).fit(
+        tlm.ps.Datasets(lambda: tf.data.Dataset.from_tensors((wrong, LABELS))),
+        verbose=0,
+    )
 
 
 CASES = {
-    **{case.__name__: case for case in [
-        trains_to_the_bit, bfloat16_on_the_wire, files_go_both_ways,
-        predicts_evaluates_and_exports, tables_in_layers, keys_in_layers,
-        callbacks_work, steps_of_an_epoch]},
-    **{name: refused(call) for name, call in {
-        "bad_id": bad_id,
-        "other_logs": other_logs,
-        "called_twice": lambda strategy: model(strategy, twice=True).fit(
-            datasets(), verbose=0),
-        "constrained": lambda strategy: table_model(
-            strategy, embeddings_constraint=keras.constraints.UnitNorm(1)),
-        "with_labels": lambda strategy: model(strategy).fit(
-            datasets(), LABELS, verbose=0),
-        "with_weights_of_classes": lambda strategy: model(strategy).fit(
-            datasets(), class_weight={0: 2.0}, verbose=0),
-        "no_steps": lambda strategy: model(strategy).fit(
-            datasets(), steps_per_epoch=0, verbose=0),
-        "call_in_a_function": lambda strategy: calling_in_a_function(
-            strategy).fit(datasets(), verbose=0),
-        "without_servers": lambda strategy: model().fit(datasets()),
-        "eager": lambda strategy: model(strategy, run_eagerly=True).fit(
-            datasets()),
-        "predicted": lambda strategy: model(strategy).predict(datasets()),
-        "no_function": lambda strategy: tlm.ps.Datasets(3),
-        "no_time": lambda strategy: tlm.ps.Datasets(
-            batches, step_deadline="soon"),
-        "no_such_answer": lambda strategy: tlm.ps.Datasets(
-            batches, on_server_loss="wait"),
-        "no_cluster": lambda strategy: model(strategy).fit(
-            tlm.ps.Datasets(batches, on_server_loss="restart"), verbose=0),
-        "no_dataset": lambda strategy: model(strategy).fit(
-            tlm.ps.Datasets(lambda: 3), verbose=0),
-        "no_batches": lambda strategy: model(strategy).fit(
-            tlm.ps.Datasets(lambda: batches().take(0)), verbose=0),
-        **({"arrays": lambda strategy: model(strategy).fit(IDS, LABELS)}
-           if KERAS == "keras" else {
-               "backups_of_batches": lambda strategy: model(strategy).fit(
-                   datasets(), callbacks=keras.callbacks.BackupAndRestore(
-                       FOLDER, save_freq=3))}),
-    }.items()},
+    **{
+        case.__name__: case
+        for case in [
+            trains_to_the_bit,
+            bfloat16_on_the_wire,
+            files_go_both_ways,
+            predicts_evaluates_and_exports,
+            tables_in_layers,
+            keys_in_layers,
+            callbacks_work,
+            steps_of_an_epoch,
+        ]
+    },
+    **{
+        name: refused(call)
+        for name, call in {
+            "bad_id": bad_id,
+            "other_logs": other_logs,
+            "called_twice": lambda strategy: model(strategy, twice=True).fit(
+                datasets(), verbose=0
+            ),
+            "constrained": lambda strategy: table_model(
+                strategy, embeddings_constraint=keras.constraints.UnitNorm(1)
+            ),
+            "with_labels": lambda strategy: model(strategy).fit(
+                datasets(), LABELS, verbose=0
+            ),
+            "with_weights_of_classes": lambda strategy: model(strategy).fit(
+                datasets(), class_weight={0: 2.0}, verbose=0
+            ),
+            "no_steps": lambda strategy: model(strategy).fit(
+                datasets(), steps_per_epoch=0, verbose=0
+            ),
+            "call_in_a_function": lambda strategy: calling_in_a_function(
+                strategy
+            ).fit(datasets(), verbose=0),
+            "without_servers": lambda strategy: model().fit(datasets()),
+            "eager": lambda strategy: model(strategy, run_eagerly=True).fit(
+                datasets()
+            ),
+            "predicted": lambda strategy: model(strategy).predict(datasets()),
+            "no_function": lambda strategy: tlm.ps.Datasets(3),
+            "no_time": lambda strategy: tlm.ps.Datasets(
+                batches, step_deadline="soon"
+            ),
+            "no_such_answer": lambda strategy: tlm.ps.Datasets(
+                batches, on_server_loss="wait"
+            ),
+            "no_cluster": lambda strategy: model(strategy).fit(
+                tlm.ps.Datasets(batches, on_server_loss="restart"), verbose=0
+            ),
+            "no_dataset": lambda strategy: model(strategy).fit(
+                tlm.ps.Datasets(lambda: 3), verbose=0
+            ),
+            "no_batches": lambda strategy: model(strategy).fit(
+                tlm.ps.Datasets(lambda: batches().take(0)), verbose=0
+            ),
+            **(
+                {"arrays": lambda strategy: model(strategy).fit(IDS, LABELS)}
+                if KERAS == "keras"
+                else {
+                    "backups_of_batches": lambda strategy: model(strategy).fit(
+                        datasets(),
+                        callbacks=keras.callbacks.BackupAndRestore(
+                            FOLDER, save_freq=3
+                        ),
+                    )
+                }
+            ),
+        }.items()
+    },
 }
 
 

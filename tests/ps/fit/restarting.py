@@ -45,7 +45,7 @@ class Layer(layers.TPUEmbedding):
 
 
 def row_of(layer):
-    rows, = layer.embedding_tables.values()
+    (rows,) = layer.embedding_tables.values()
     return rows.numpy()[ROW].tolist()
 
 
@@ -53,18 +53,26 @@ def model(strategy):
     with strategy.scope():
         inputs = {"a": keras.Input([1], dtype="int64", name="a")}
         layer = Layer(
-            {"a": tpu.FeatureConfig(tpu.TableConfig(
-                8, 4, initializer=tf.zeros_initializer(), name="a"),
-                name="a")}, tpu.SGD(RATE),
-            partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+            {
+                "a": tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        8, 4, initializer=tf.zeros_initializer(), name="a"
+                    ),
+                    name="a",
+                )
+            },
+            tpu.SGD(RATE),
+            partitioner=tlm.partitioners.FixedShardsPartitioner(2),
+        )
         made = keras.Model(inputs, layer(inputs)["a"])
         made.compile("sgd", loss=lambda y, x: tf.reduce_sum(x, axis=1))
     return made, layer
 
 
 def endless():
-    return tf.data.Dataset.from_tensors((
-        {"a": tf.constant([[ROW]], tf.int64)}, tf.zeros([1, 4]))).repeat()
+    return tf.data.Dataset.from_tensors(
+        ({"a": tf.constant([[ROW]], tf.int64)}, tf.zeros([1, 4]))
+    ).repeat()
 
 
 class Tells(keras.callbacks.Callback):
@@ -89,11 +97,18 @@ def main(folder: pathlib.Path):
     strategy = tlm.ps.connect()
     made, layer = model(strategy)
     tells = Tells(folder, layer)
-    made.fit(tlm.ps.Datasets(endless, on_server_loss="restart"), epochs=10_000,
-             steps_per_epoch=NUM_STEPS, verbose=0, callbacks=[
-                 tells, keras.callbacks.BackupAndRestore(folder / "backup")])
-    print("FOUND " + json.dumps(
-        {"num_epochs": tells.num_epochs, "row": row_of(layer)}), flush=True)
+    made.fit(
+        tlm.ps.Datasets(endless, on_server_loss="restart"),
+        epochs=10_000,
+        steps_per_epoch=NUM_STEPS,
+        verbose=0,
+        callbacks=[tells, keras.callbacks.BackupAndRestore(folder / "backup")],
+    )
+    print(
+        "FOUND "
+        + json.dumps({"num_epochs": tells.num_epochs, "row": row_of(layer)}),
+        flush=True,
+    )
     os._exit(0)  # Coordinators do not end while their workers live.
 
 

@@ -19,13 +19,17 @@ _SECONDS = 400
 @pytest.fixture(scope="module", params=["keras", "tf_keras"])
 def found(request, tmp_path_factory):
     return processes.run_program(
-        "tests.ps.fit.program", request.param,
-        str(tmp_path_factory.mktemp(request.param)), seconds=_SECONDS)
+        "tests.ps.fit.program",
+        request.param,
+        str(tmp_path_factory.mktemp(request.param)),
+        seconds=_SECONDS,
+    )
 
 
 def test_one_worker_trains_tables_weights_and_metrics_to_the_bit(found):
-    is_same_history, are_same, num_updates, iterations = (
-        found["trains_to_the_bit"])
+    is_same_history, are_same, num_updates, iterations = found[
+        "trains_to_the_bit"
+    ]
     assert is_same_history
     assert all(are_same)
     assert num_updates == iterations == 6
@@ -63,7 +67,8 @@ def test_predicts_evaluates_and_exports(found):
 
 def test_callbacks_are_told_and_a_backup_goes_on(found):
     interrupted, has_best, epochs, last_batch, are_same, has_val, stopped = (
-        found["callbacks_work"])
+        found["callbacks_work"]
+    )
     assert interrupted
     assert has_best
     assert epochs == [1]
@@ -81,25 +86,34 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
     assert num_epochs == 2
 
 
-@pytest.mark.parametrize("case, words", [
-    ("bad_id", "Feature 'b', sample 0: id"),
-    ("other_logs", "must return the results of the model's metrics"),
-    ("called_twice", "must be called once in a training step"),
-    ("constrained", "Argument `embeddings_constraint` must be None"),
-    ("with_labels", "Argument `y` of `fit` must be left out"),
-    ("with_weights_of_classes", "weights of samples, (x, y, sample_weight). "
-     "Received: {0: 2.0}"),
-    ("no_steps", "Argument `steps_per_epoch` must be at least 1"),
-    ("call_in_a_function", "remove `@tf.function` from what calls the layer"),
-    ("without_servers", "in the scope of a ParameterServerStrategy"),
-    ("eager", "run_eagerly=False"),
-    ("predicted", "Argument `x` of `predict` must be arrays"),
-    ("no_function", "Argument `dataset_fn` must be callable"),
-    ("no_time", "Argument `step_deadline` must be like"),
-    ("no_such_answer", "`on_server_loss` must be one of"),
-    ("no_cluster", "but under what `tlm.ps.connect` returned"),
-    ("no_dataset", "`dataset_fn` must return a tf.data.Dataset"),
-    ("no_batches", "must make datasets with batches")])
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("bad_id", "Feature 'b', sample 0: id"),
+        ("other_logs", "must return the results of the model's metrics"),
+        ("called_twice", "must be called once in a training step"),
+        ("constrained", "Argument `embeddings_constraint` must be None"),
+        ("with_labels", "Argument `y` of `fit` must be left out"),
+        (
+            "with_weights_of_classes",
+            "weights of samples, (x, y, sample_weight). Received: {0: 2.0}",
+        ),
+        ("no_steps", "Argument `steps_per_epoch` must be at least 1"),
+        (
+            "call_in_a_function",
+            "remove `@tf.function` from what calls the layer",
+        ),
+        ("without_servers", "in the scope of a ParameterServerStrategy"),
+        ("eager", "run_eagerly=False"),
+        ("predicted", "Argument `x` of `predict` must be arrays"),
+        ("no_function", "Argument `dataset_fn` must be callable"),
+        ("no_time", "Argument `step_deadline` must be like"),
+        ("no_such_answer", "`on_server_loss` must be one of"),
+        ("no_cluster", "but under what `tlm.ps.connect` returned"),
+        ("no_dataset", "`dataset_fn` must return a tf.data.Dataset"),
+        ("no_batches", "must make datasets with batches"),
+    ],
+)
 def test_what_cannot_train_is_refused(found, case, words):
     assert words in found[case].replace("\\", "")
 
@@ -107,12 +121,14 @@ def test_what_cannot_train_is_refused(found, case, words):
 def test_keras_3_says_what_it_wants_instead_of_arrays(found):
     # tf_keras makes datasets of arrays itself.
     assert "must be tlm.ps.Datasets" in found.get(
-        "arrays", "must be tlm.ps.Datasets")
+        "arrays", "must be tlm.ps.Datasets"
+    )
 
 
 def test_backups_that_tf_keras_would_not_write_are_refused(found):
-    assert "must be \"epoch\" over" in found.get(
-        "backups_of_batches", "must be \"epoch\" over")
+    assert 'must be "epoch" over' in found.get(
+        "backups_of_batches", 'must be "epoch" over'
+    )
 
 
 def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
@@ -148,10 +164,14 @@ def test_a_server_that_dies_ends_fit_with_its_address(tmp_path):
         assert cluster.code(30) != 0
 
 
-@pytest.mark.parametrize("keras, when", [
-    # In the middle of a backup, which is not to be gone on from.
-    ("keras", "WRITING"),
-    ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}")])
+@pytest.mark.parametrize(
+    "keras, when",
+    [
+        # In the middle of a backup, which is not to be gone on from.
+        ("keras", "WRITING"),
+        ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}"),
+    ],
+)
 def test_or_the_program_starts_anew_from_its_backup(tmp_path, keras, when):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(keras, module="tests.ps.fit.restarting")
@@ -170,5 +190,6 @@ def test_or_the_program_starts_anew_from_its_backup(tmp_path, keras, when):
         if line.startswith(("FIRST", "LATER")):
             epoch, row = json.loads(line.split(" ", 1)[1])
             assert row == [-RATE * restarting.NUM_STEPS * epoch] * 4
-    assert found["row"] == [
-        -RATE * restarting.NUM_STEPS * found["num_epochs"]] * 4
+    assert (
+        found["row"] == [-RATE * restarting.NUM_STEPS * found["num_epochs"]] * 4
+    )

@@ -25,7 +25,8 @@ def connected(monkeypatch):
 
 @pytest.mark.parametrize("num_backups", [0, 2])
 def test_a_program_without_a_backup_does_not_start_anew(
-        connected, num_backups, tmp_path):
+    connected, num_backups, tmp_path
+):
     with pytest.raises(ValueError, match="must have one BackupAndRestore"):
         losses.of_fit(None, restarting(), [Backup(tmp_path)] * num_backups)
 
@@ -48,6 +49,10 @@ def test_callbacks_of_a_class_are_found_in_whatever_fit_takes():
         callbacks = [one]
 
     for given, expected in [
-            (None, []), (one, [one]), ([one, 3], [one]), ((one,), [one]),
-            (Listed(), [one])]:
+        (None, []),
+        (one, [one]),
+        ([one, 3], [one]),
+        ((one,), [one]),
+        (Listed(), [one]),
+    ]:
         assert arguments.callbacks_of(given, Backup) == expected

@@ -26,13 +26,23 @@ def model(strategy):
     with strategy.scope():
         inputs = {"a": keras.Input([1], dtype="int64", name="a")}
         layer = tlm.layers.TPUEmbedding(
-            {"a": tpu.FeatureConfig(tpu.TableConfig(
-                8, 4, initializer=tf.zeros_initializer(), name="a"),
-                name="a")}, tpu.SGD(RATE))
+            {
+                "a": tpu.FeatureConfig(
+                    tpu.TableConfig(
+                        8, 4, initializer=tf.zeros_initializer(), name="a"
+                    ),
+                    name="a",
+                )
+            },
+            tpu.SGD(RATE),
+        )
         made = Slow(inputs, layer(inputs)["a"])
         # The gradient of a row is 1 for each sample.
-        made.compile("sgd", loss=lambda y, x: keras.ops.sum(x, axis=1),
-                     metrics=[keras.metrics.MeanSquaredError()])
+        made.compile(
+            "sgd",
+            loss=lambda y, x: keras.ops.sum(x, axis=1),
+            metrics=[keras.metrics.MeanSquaredError()],
+        )
     return made, layer
 
 
@@ -41,13 +51,14 @@ def uneven(context):
     size = tf.where(first, *(tf.constant(size, tf.int64) for size in SIZES))
     label = tf.where(first, 1.0, 3.0)
     return tf.data.Dataset.range(size).map(
-        lambda _: ({"a": tf.constant([[0]], tf.int64)},
-                   tf.fill([1, 4], label)))
+        lambda _: ({"a": tf.constant([[0]], tf.int64)}, tf.fill([1, 4], label))
+    )
 
 
 def endless():
-    return tf.data.Dataset.from_tensors((
-        {"a": tf.constant([[ROW]], tf.int64)}, tf.zeros([1, 4]))).repeat()
+    return tf.data.Dataset.from_tensors(
+        ({"a": tf.constant([[ROW]], tf.int64)}, tf.zeros([1, 4]))
+    ).repeat()
 
 
 class Slow(keras.Model):
@@ -85,8 +96,12 @@ def main(folder: pathlib.Path):
     strategy = tlm.ps.connect()
     made, layer = model(strategy)
     counts = Counts()
-    made.fit(tlm.ps.Datasets(uneven), epochs=NUM_EPOCHS, verbose=0,
-             callbacks=[counts])
+    made.fit(
+        tlm.ps.Datasets(uneven),
+        epochs=NUM_EPOCHS,
+        verbose=0,
+        callbacks=[counts],
+    )
     rows = next(iter(layer.embedding_tables.values())).numpy()
     expected = rows[0, 0] - np.repeat([1.0, 3.0], SIZES)
     found = {
@@ -94,16 +109,24 @@ def main(folder: pathlib.Path):
         "iterations": int(made.optimizer.iterations.numpy()),
         "uneven_row": float(rows[0, 0]),
         "mean": made.evaluate(tlm.ps.Datasets(uneven), verbose=0)[1],
-        "expected_mean": float(np.mean(expected ** 2))}
+        "expected_mean": float(np.mean(expected**2)),
+    }
     print("UNEVEN", flush=True)
     made.is_slow = True
     counts = Counts(folder)
-    made.fit(tlm.ps.Datasets(endless), epochs=1000, steps_per_epoch=100,
-             verbose=0, callbacks=[counts])
+    made.fit(
+        tlm.ps.Datasets(endless),
+        epochs=1000,
+        steps_per_epoch=100,
+        verbose=0,
+        callbacks=[counts],
+    )
     stats = layer.embedding.stats()
     found.update(
-        num_steps=sum(counts.ends), num_repeated=stats["num_repeated"],
-        row=next(iter(layer.embedding_tables.values())).numpy()[ROW].tolist())
+        num_steps=sum(counts.ends),
+        num_repeated=stats["num_repeated"],
+        row=next(iter(layer.embedding_tables.values())).numpy()[ROW].tolist(),
+    )
     print("FOUND " + json.dumps(found), flush=True)
     os._exit(0)  # Coordinators do not end while their workers live.
 

@@ -26,13 +26,18 @@ NUM_CALLS, NUM_STEPS = 4, 60
 
 def embedding():
     return tlm.TPUEmbedding(
-        tpu.FeatureConfig(tpu.TableConfig(
-            NUM_ROWS, 4, initializer=tf.zeros_initializer(), name="table")),
-        tpu.SGD(1.0), partitioner=tlm.partitioners.FixedShardsPartitioner(2))
+        tpu.FeatureConfig(
+            tpu.TableConfig(
+                NUM_ROWS, 4, initializer=tf.zeros_initializer(), name="table"
+            )
+        ),
+        tpu.SGD(1.0),
+        partitioner=tlm.partitioners.FixedShardsPartitioner(2),
+    )
 
 
 def both_rows(one):
-    table, = one.embedding_tables.values()
+    (table,) = one.embedding_tables.values()
     return [-table.numpy()[row][0] for row in (0, NUM_ROWS - 1)]
 
 
@@ -42,8 +47,11 @@ def sleeping(dataset, microseconds):
         tf.raw_ops.SleepDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
             sleep_microseconds=tf.constant(microseconds, tf.int64),
-            output_types=[tf.int32], output_shapes=[[2]]),
-        dataset.element_spec)
+            output_types=[tf.int32],
+            output_shapes=[[2]],
+        ),
+        dataset.element_spec,
+    )
 
 
 def run_once(strategy, folder, num_good, kind):
@@ -57,24 +65,29 @@ def run_once(strategy, folder, num_good, kind):
     def dataset_fn(context):
         is_second = context.input_pipeline_id == 1
         if kind == "ends":
-            return tf.data.Dataset.range(tf.where(
-                is_second, tf.constant(num_good, tf.int64), 10**9)).map(
-                    lambda _: tf.constant([0, NUM_ROWS - 1]))
+            return tf.data.Dataset.range(
+                tf.where(is_second, tf.constant(num_good, tf.int64), 10**9)
+            ).map(lambda _: tf.constant([0, NUM_ROWS - 1]))
         bad = tf.data.Dataset.range(10**9).map(
-            lambda number: batch(tf.where(is_second, number, 0)))
+            lambda number: batch(tf.where(is_second, number, 0))
+        )
         if kind == "is bad":
             return bad
         good = bad.take(1).repeat()
         return sleeping(
-            good.take(num_good // 2).concatenate(
-                bad.skip(num_good).take(1)).concatenate(good), 5_000)
+            good.take(num_good // 2)
+            .concatenate(bad.skip(num_good).take(1))
+            .concatenate(good),
+            5_000,
+        )
 
     def step(ids):
         ours.enqueue(ids)
         ours.apply_gradients(tf.ones_like(ours.dequeue()))
 
-    run = tlm.ps.Run(strategy, step, dataset_fn, folder,
-                     objects={"embedding": ours})
+    run = tlm.ps.Run(
+        strategy, step, dataset_fn, folder, objects={"embedding": ours}
+    )
     num_errors = 0
     for _ in range(NUM_CALLS):
         try:
@@ -85,10 +98,16 @@ def run_once(strategy, folder, num_good, kind):
     run.save()
     with strategy.scope():
         again = embedding()
-    read = tlm.ps.Run(strategy, step, dataset_fn, folder,
-                      objects={"embedding": again})
-    return {"num_done": run.num_done, "rows": rows, "num_errors": num_errors,
-            "num_saved": read.num_done, "saved_rows": both_rows(again)}
+    read = tlm.ps.Run(
+        strategy, step, dataset_fn, folder, objects={"embedding": again}
+    )
+    return {
+        "num_done": run.num_done,
+        "rows": rows,
+        "num_errors": num_errors,
+        "num_saved": read.num_done,
+        "saved_rows": both_rows(again),
+    }
 
 
 def main():
@@ -98,12 +117,16 @@ def main():
     dice = random.Random(3)
     found = []
     for number in range(num_runs):
-        found.append(run_once(
-            strategy, folder / f"run_{number}", dice.randrange(1, 60),
-            ("ends", "is bad", "ends", "has one bad")[number % 4]))
+        found.append(
+            run_once(
+                strategy,
+                folder / f"run_{number}",
+                dice.randrange(1, 60),
+                ("ends", "is bad", "ends", "has one bad")[number % 4],
+            )
+        )
         print(f"RUN {number} {found[-1]}", flush=True)
-    print("FOUND " + json.dumps(
-        found, default=float), flush=True)
+    print("FOUND " + json.dumps(found, default=float), flush=True)
     os._exit(0)  # Coordinators do not end while their workers live.
 
 

@@ -26,8 +26,9 @@ def cancelled(words):
 @pytest.fixture
 def made(monkeypatch):
     has_failed = []
-    monkeypatch.setattr(_tf_private, "has_failed_closure",
-                        lambda coordinator: bool(has_failed))
+    monkeypatch.setattr(
+        _tf_private, "has_failed_closure", lambda coordinator: bool(has_failed)
+    )
 
     def make(*errors):
         closure = closures.StepClosure(None, lambda iterator: iterator)
@@ -37,8 +38,7 @@ def made(monkeypatch):
     return make
 
 
-def test_a_lost_connection_is_left_to_the_coordinator_but_not_without_end(
-        made):
+def test_a_lost_connection_is_left_to_the_coordinator_but_not_without_end(made):
     call, _ = made(*[cancelled("of /job:ps/task:0")] * 4)
     for _ in range(3):
         with pytest.raises(tf.errors.CancelledError):

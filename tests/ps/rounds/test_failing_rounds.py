@@ -11,11 +11,12 @@ pytestmark = pytest.mark.slow  # Processes that start TensorFlow, and 20 runs.
 _RUNS = 20
 
 
-def test_what_a_run_counts_is_in_the_tables_however_often_rounds_fail(
-        tmp_path):
+def test_what_a_run_counts_is_in_the_tables_however_often_rounds_fail(tmp_path):
     with Cluster(tmp_path) as cluster:
-        cluster.train(json.dumps({"num_runs": _RUNS}),
-                      module="tests.ps.rounds.failing_program")
+        cluster.train(
+            json.dumps({"num_runs": _RUNS}),
+            module="tests.ps.rounds.failing_program",
+        )
         line = cluster.wait_for("FOUND ", 600)
     found = json.loads(line.partition("FOUND ")[2])
     assert len(found) == _RUNS

@@ -66,8 +66,9 @@ class Coordinator:
             fails, cancelled, *applies = self.draw()
             if error is None and fails:
                 self.num_failed += 1
-                error = future.error = fails if isinstance(
-                    fails, Exception) else BAD
+                error = future.error = (
+                    fails if isinstance(fails, Exception) else BAD
+                )
             elif error is not None and cancelled:
                 future.error = CANCELLED
             for server, is_applied in zip(self.applied, applies, strict=True):
@@ -102,13 +103,18 @@ class Closure:
 def made(monkeypatch):
     def make(draw):
         coordinator = Coordinator(draw)
-        monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator",
-                            lambda strategy: coordinator)
+        monkeypatch.setattr(
+            tf.distribute.coordinator,
+            "ClusterCoordinator",
+            lambda strategy: coordinator,
+        )
         monkeypatch.setattr(rounds, "StepClosure", Closure)
-        monkeypatch.setattr(datasets, "check_function_of_worker",
-                            lambda traced: None)
-        monkeypatch.setattr(_tf_private, "dataset_function_of",
-                            lambda dataset: None)
+        monkeypatch.setattr(
+            datasets, "check_function_of_worker", lambda traced: None
+        )
+        monkeypatch.setattr(
+            _tf_private, "dataset_function_of", lambda dataset: None
+        )
 
         def wait(future):
             if future.error is not None:
@@ -116,9 +122,14 @@ def made(monkeypatch):
 
         monkeypatch.setattr(_tf_private, "wait_for_closure", wait)
         return coordinator, rounds.Rounds(
-            None, lambda one: None,
-            lambda: tf.data.Dataset.range(1), num_workers=2, deadline=60,
-            seconds=1)
+            None,
+            lambda one: None,
+            lambda: tf.data.Dataset.range(1),
+            num_workers=2,
+            deadline=60,
+            seconds=1,
+        )
+
     return make
 
 
@@ -127,11 +138,12 @@ def drawn_from(outcomes):
     return lambda: left.pop(0) if left else GOOD
 
 
-@hypothesis.settings(suppress_health_check=[
-    hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 @hypothesis.given(
-    st.lists(st.tuples(*[st.booleans()] * 4), max_size=40),
-    st.integers(1, 12))
+    st.lists(st.tuples(*[st.booleans()] * 4), max_size=40), st.integers(1, 12)
+)
 def test_what_is_done_is_what_all_servers_have_applied(made, drawn, most):
     coordinator, ours = made(drawn_from(drawn))
     ended = ours.run(most)
@@ -143,14 +155,17 @@ def test_what_is_done_is_what_all_servers_have_applied(made, drawn, most):
         assert ended.num_done == min(most, 8)
 
 
-def test_a_closure_that_was_cancelled_counts_though_its_next_batch_is_bad(
-        made):
+def test_a_closure_that_was_cancelled_counts_though_its_next_batch_is_bad(made):
     """It had reached the servers with another batch."""
-    coordinator, ours = made(drawn_from([
-        (True, False, False, False),  # Closure 0 has a bad batch.
-        (False, True, True, True),  # 1 is cancelled, but was applied.
-        (True, False, False, False),  # 0 again, and another bad batch.
-    ]))
+    coordinator, ours = made(
+        drawn_from(
+            [
+                (True, False, False, False),  # Closure 0 has a bad batch.
+                (False, True, True, True),  # 1 is cancelled, but was applied.
+                (True, False, False, False),  # 0 again, and another bad batch.
+            ]
+        )
+    )
     ended = ours.run(2)
     assert isinstance(ended.error, tf.errors.InvalidArgumentError)
     assert coordinator.applied == [{0, 1}, {0, 1}]
@@ -158,12 +173,24 @@ def test_a_closure_that_was_cancelled_counts_though_its_next_batch_is_bad(
 
 
 def test_one_that_a_server_has_applied_is_completed_after_too_many_failures(
-        made):
+    made,
+):
     bad = (True, False, False, False)
-    coordinator, ours = made(drawn_from([
-        bad, (False, True, True, False),  # 1 has reached the first server.
-        *[bad, (False, True, False, False)] * (rounds._MOST_FAILURES - 1),
-        bad, (False, True, False, False), bad, bad, GOOD]))
+    coordinator, ours = made(
+        drawn_from(
+            [
+                bad,
+                (False, True, True, False),  # 1 has reached the first server.
+                *[bad, (False, True, False, False)]
+                * (rounds._MOST_FAILURES - 1),
+                bad,
+                (False, True, False, False),
+                bad,
+                bad,
+                GOOD,
+            ]
+        )
+    )
     ended = ours.run(2)
     assert isinstance(ended.error, tf.errors.InvalidArgumentError)
     assert coordinator.applied == [{1}, {1}]
@@ -255,10 +282,10 @@ def test_an_error_of_no_closure_ends_the_round(made):
 
 
 def test_an_error_keeps_no_closure_alive(made):
-    """What they hold on workers goes with them, not when garbage is looked for.
-    """
-    coordinator, ours = made(drawn_from([
-        (True, False, False, False), (False, True, True, True)]))
+    """Objects on workers are freed without a garbage collection."""
+    coordinator, ours = made(
+        drawn_from([(True, False, False, False), (False, True, True, True)])
+    )
     alive = weakref.WeakSet()
     schedule = coordinator.schedule
 
@@ -288,6 +315,6 @@ def test_datasets_of_workers_autotune_only_if_asked_to(made, asked):
     if asked is not None:
         options.autotune.enabled = asked
     ours._dataset_fn = lambda: tf.data.Dataset.range(3).with_options(options)
-    dataset, = ours.dataset
+    (dataset,) = ours.dataset
     assert dataset.options().autotune.enabled is bool(asked)
     assert list(dataset.as_numpy_iterator()) == [0, 1, 2]

@@ -26,8 +26,10 @@ def inputs_of(backbone: keras.Model, **lengths: int):
     made = {}
     for name, tensor in inputs.items():
         length = lengths.get(name, LENGTH)
-        shape = (SAMPLES, *(length if size is None else size
-                            for size in tensor.shape[1:]))
+        shape = (
+            SAMPLES,
+            *(length if size is None else size for size in tensor.shape[1:]),
+        )
         if "mask" in name:
             mask = np.ones(shape, tensor.dtype)
             if len(shape) == 2:
@@ -36,8 +38,7 @@ def inputs_of(backbone: keras.Model, **lengths: int):
         elif "segment" in name:
             made[name] = rng.integers(0, 2, shape).astype(tensor.dtype)
         elif "int" in tensor.dtype:
-            made[name] = rng.integers(
-                1, VOCABULARY, shape).astype(tensor.dtype)
+            made[name] = rng.integers(1, VOCABULARY, shape).astype(tensor.dtype)
         else:
             made[name] = rng.normal(size=shape).astype(tensor.dtype)
     if not isinstance(backbone.input, dict):
@@ -48,11 +49,13 @@ def inputs_of(backbone: keras.Model, **lengths: int):
 def _inputs_like(backbone: keras.Model):
     return keras.tree.map_structure(
         lambda t: keras.Input(t.shape[1:], dtype=t.dtype, name=t.name),
-        backbone.input)
+        backbone.input,
+    )
 
 
-def classifier(backbone: keras.Model, outputs=(),
-               rate: float = 1e-3) -> keras.Model:
+def classifier(
+    backbone: keras.Model, outputs=(), rate: float = 1e-3
+) -> keras.Model:
     """Four logits from what a backbone returns, compiled.
 
     Args:
@@ -64,15 +67,20 @@ def classifier(backbone: keras.Model, outputs=(),
     found = backbone(inputs)
     features = []
     for output in keras.tree.flatten(
-            [found[name] for name in outputs] if outputs else found):
+        [found[name] for name in outputs] if outputs else found
+    ):
         middle = tuple(range(1, len(output.shape) - 1))
         features.append(keras.ops.mean(output, middle) if middle else output)
-    x = features[0] if len(features) == 1 else (
-        keras.ops.concatenate(features, -1))
+    x = (
+        features[0]
+        if len(features) == 1
+        else (keras.ops.concatenate(features, -1))
+    )
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x))
     model.compile(
         keras.optimizers.Adam(rate),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     return model
 
 
@@ -81,36 +89,45 @@ def data_of_classifier(model: keras.Model):
     return inputs_of(model), np.arange(SAMPLES) % CLASSES
 
 
-def backbone_case(make: Callable[[], keras.Model], outputs=(),
-                  rate: float = 1e-3, **options) -> ModelCase:
+def backbone_case(
+    make: Callable[[], keras.Model], outputs=(), rate: float = 1e-3, **options
+) -> ModelCase:
     """A backbone under a head, trained as a classifier."""
-    return ModelCase(lambda: classifier(make(), outputs, rate),
-                     data_of_classifier, **options)
+    return ModelCase(
+        lambda: classifier(make(), outputs, rate), data_of_classifier, **options
+    )
 
 
 def contrastive(backbone: keras.Model) -> keras.Model:
     """A model that finds out which text goes with which image, compiled."""
     inputs = _inputs_like(backbone)
-    model = keras.Model(inputs, {
-        name: keras.layers.Identity(name=name)(output)
-        for name, output in backbone(inputs).items()})
+    model = keras.Model(
+        inputs,
+        {
+            name: keras.layers.Identity(name=name)(output)
+            for name, output in backbone(inputs).items()
+        },
+    )
     model.compile(
         keras.optimizers.Adam(1e-3),
-        {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-         for name in model.output})
+        {
+            name: keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            for name in model.output
+        },
+    )
     return model
 
 
 def data_of_contrastive(model: keras.Model):
     """Images and texts, each the pair of the other with its number."""
-    return inputs_of(model), {name: np.arange(SAMPLES)
-                              for name in model.output}
+    return inputs_of(model), {name: np.arange(SAMPLES) for name in model.output}
 
 
 def contrastive_case(make: Callable[[], keras.Model], **options) -> ModelCase:
     """A model of images and texts, trained to tell the pairs."""
-    return ModelCase(lambda: contrastive(make()), data_of_contrastive,
-                     **options)
+    return ModelCase(
+        lambda: contrastive(make()), data_of_contrastive, **options
+    )
 
 
 def language_model(task: type, backbone: keras.Model) -> keras.Model:
@@ -119,15 +136,17 @@ def language_model(task: type, backbone: keras.Model) -> keras.Model:
     model.compile(
         optimizer=keras.optimizers.Adam(1e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        sampler="greedy")
+        sampler="greedy",
+    )
     return model
 
 
 def data_of_language_model(model: keras.Model):
     """Tokens, and the next one of each."""
     x = inputs_of(model)
-    name = next(name for name in ("decoder_token_ids", "token_ids")
-                if name in x)
+    name = next(
+        name for name in ("decoder_token_ids", "token_ids") if name in x
+    )
     return x, np.roll(x[name], -1, axis=1)
 
 
@@ -137,7 +156,8 @@ def prompt_of(model: keras.Model) -> dict[str, np.ndarray]:
     for name in prompt:
         if name.endswith("padding_mask") and not name.startswith("encoder"):
             prompt[name] = prompt[name] * (
-                np.arange(math.prod(prompt[name].shape[1:])) < 3)
+                np.arange(math.prod(prompt[name].shape[1:])) < 3
+            )
     return prompt
 
 
@@ -145,11 +165,17 @@ def written(model: keras.Model) -> np.ndarray:
     """The tokens that a model writes after three given ones."""
     prompt = prompt_of(model)
     return model.generate(prompt, stop_token_ids=None)[
-        "decoder_token_ids" if "decoder_token_ids" in prompt else "token_ids"]
+        "decoder_token_ids" if "decoder_token_ids" in prompt else "token_ids"
+    ]
 
 
-def language_case(task: type, make: Callable[[], keras.Model],
-                  **options) -> ModelCase:
+def language_case(
+    task: type, make: Callable[[], keras.Model], **options
+) -> ModelCase:
     """A model of text that is trained, and writes."""
-    return ModelCase(lambda: language_model(task, make()),
-                     data_of_language_model, generate=written, **options)
+    return ModelCase(
+        lambda: language_model(task, make()),
+        data_of_language_model,
+        generate=written,
+        **options,
+    )

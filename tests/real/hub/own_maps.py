@@ -8,20 +8,26 @@ from tests.real.hub.common import language_case
 models = keras_hub.models
 
 # Their names among the language models, in which most ship none.
-CASES = {name: language_case(*language.BACKBONES[name], backbone=backbone)
-         for name, backbone in {
-             "Gemma": models.GemmaBackbone,
-             "Llama": models.LlamaBackbone,
-             "Llama 3": models.Llama3Backbone,
-             "Qwen": models.QwenBackbone,
-             "Qwen MoE": models.QwenMoeBackbone,
-             "Qwen 3 MoE": models.Qwen3MoeBackbone,
-         }.items()}
+CASES = {
+    name: language_case(*language.BACKBONES[name], backbone=backbone)
+    for name, backbone in {
+        "Gemma": models.GemmaBackbone,
+        "Llama": models.LlamaBackbone,
+        "Llama 3": models.Llama3Backbone,
+        "Qwen": models.QwenBackbone,
+        "Qwen MoE": models.QwenMoeBackbone,
+        "Qwen 3 MoE": models.Qwen3MoeBackbone,
+    }.items()
+}
 
 
 def missing() -> list[str]:
     """Backbones with a map that no case has."""
     known = {case.backbone for case in CASES.values()}
-    return [name for name, value in vars(models).items()
-            if name.endswith("Backbone")
-            and hasattr(value, "get_layout_map") and value not in known]
+    return [
+        name
+        for name, value in vars(models).items()
+        if name.endswith("Backbone")
+        and hasattr(value, "get_layout_map")
+        and value not in known
+    ]

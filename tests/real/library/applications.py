@@ -37,15 +37,22 @@ SETTINGS = dict(weights=None, include_top=False, pooling="avg")
 
 def make(family, side: int, rate: float):
     """The family's smallest model as a classifier of small images."""
+
     def model() -> keras.Model:
         body = family(input_shape=(side, side, 3), **SETTINGS)
-        made = keras.Sequential([
-            keras.Input((side, side, 3)), body,
-            keras.layers.Dense(CLASSES, name="head")])
+        made = keras.Sequential(
+            [
+                keras.Input((side, side, 3)),
+                body,
+                keras.layers.Dense(CLASSES, name="head"),
+            ]
+        )
         made.compile(
             keras.optimizers.SGD(rate),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
         return made
+
     return model
 
 
@@ -53,9 +60,13 @@ def data(model: keras.Model):
     """Eight images and classes."""
     rng = np.random.default_rng(0)
     shape = (8, *model.input_shape[1:])
-    return (rng.uniform(-1, 1, shape).astype(np.float32),
-            np.arange(8) % CLASSES)
+    return (
+        rng.uniform(-1, 1, shape).astype(np.float32),
+        np.arange(8) % CLASSES,
+    )
 
 
-CASES = {name: ModelCase(make(family, side, RATES.get(name, 1e-3)), data)
-         for name, (family, side) in FAMILIES.items()}
+CASES = {
+    name: ModelCase(make(family, side, RATES.get(name, 1e-3)), data)
+    for name, (family, side) in FAMILIES.items()
+}

@@ -60,8 +60,9 @@ def _model(case: RecommenderCase) -> Any:
 
 
 def _fit(case: RecommenderCase, model: Any) -> list[float]:
-    return model.fit(**case.data, epochs=EPOCHS, shuffle=False,
-                     verbose=0).history["loss"]
+    return model.fit(
+        **case.data, epochs=EPOCHS, shuffle=False, verbose=0
+    ).history["loss"]
 
 
 def _layouts(model: Any) -> tlm.LayoutMap:
@@ -113,12 +114,14 @@ def _run(case: RecommenderCase) -> None:
         with check("predict", CLOSE) as found:
             found.difference = difference(
                 plain.predict(case.data["x"], verbose=0),
-                model.predict(case.data["x"], verbose=0))
+                model.predict(case.data["x"], verbose=0),
+            )
 
 
 def _values(model: Any) -> np.ndarray:
     return np.concatenate(
-        [weight.numpy().reshape(-1) for weight in model.weights])
+        [weight.numpy().reshape(-1) for weight in model.weights]
+    )
 
 
 def _batches(names: str) -> dict[str, Any]:
@@ -130,8 +133,9 @@ def _batches(names: str) -> dict[str, Any]:
 def _tower() -> Any:
     import tf_keras
 
-    return tf_keras.Sequential([
-        tf_keras.layers.Embedding(ROWS, 8), tf_keras.layers.Dense(8)])
+    return tf_keras.Sequential(
+        [tf_keras.layers.Embedding(ROWS, 8), tf_keras.layers.Dense(8)]
+    )
 
 
 def retrieval() -> Any:
@@ -147,8 +151,10 @@ def retrieval() -> Any:
 
         def compute_loss(self, features, training=False):
             return self.task(
-                self.query(features["a"]), self.candidate(features["b"]),
-                compute_metrics=False)
+                self.query(features["a"]),
+                self.candidate(features["b"]),
+                compute_metrics=False,
+            )
 
     model = Retrieval()
     model.compile(tf_keras.optimizers.SGD(0.05))
@@ -164,18 +170,24 @@ def ranking() -> Any:
         def __init__(self):
             super().__init__()
             self.first, self.second = _tower(), _tower()
-            self.head = tf_keras.Sequential([
-                tf_keras.layers.Dense(16, activation="relu"),
-                tf_keras.layers.Dense(1)])
+            self.head = tf_keras.Sequential(
+                [
+                    tf_keras.layers.Dense(16, activation="relu"),
+                    tf_keras.layers.Dense(1),
+                ]
+            )
             self.task = tfrs.tasks.Ranking(
                 loss=tf_keras.losses.MeanSquaredError(),
-                metrics=[tf_keras.metrics.RootMeanSquaredError()])
+                metrics=[tf_keras.metrics.RootMeanSquaredError()],
+            )
 
         def compute_loss(self, features, training=False):
             joined = tf.concat(
-                [self.first(features["a"]), self.second(features["b"])], 1)
-            return self.task(labels=features["label"],
-                             predictions=self.head(joined))
+                [self.first(features["a"]), self.second(features["b"])], 1
+            )
+            return self.task(
+                labels=features["label"], predictions=self.head(joined)
+            )
 
     model = Ranking()
     model.compile(tf_keras.optimizers.Adagrad(0.1))
@@ -192,19 +204,27 @@ def cross() -> Any:
             super().__init__()
             self.tables = [tf_keras.layers.Embedding(ROWS, 8) for _ in "abcd"]
             self.cross = tfrs.layers.dcn.Cross(
-                kernel_initializer="glorot_uniform")
+                kernel_initializer="glorot_uniform"
+            )
             self.head = tf_keras.layers.Dense(1)
             self.task = tfrs.tasks.Ranking(
-                loss=tf_keras.losses.BinaryCrossentropy(from_logits=True))
+                loss=tf_keras.losses.BinaryCrossentropy(from_logits=True)
+            )
 
         def call(self, features):
-            joined = tf.concat([table(features[name]) for table, name in zip(
-                self.tables, "abcd")], 1)
+            joined = tf.concat(
+                [
+                    table(features[name])
+                    for table, name in zip(self.tables, "abcd")
+                ],
+                1,
+            )
             return self.head(self.cross(joined))
 
         def compute_loss(self, features, training=False):
             return self.task(
-                labels=features["label"], predictions=self(features))
+                labels=features["label"], predictions=self(features)
+            )
 
     model = Cross()
     model.compile(tf_keras.optimizers.SGD(0.05))
@@ -217,23 +237,42 @@ def _deepctr(name: str) -> RecommenderCase:
         import tf_keras
         from deepctr.feature_column import DenseFeat, SparseFeat
 
-        columns = [*(SparseFeat(key, ROWS, embedding_dim=8) for key in IDS),
-                   *(DenseFeat(key, 1) for key in NUMBERS)]
-        model = getattr(deepctr.models, name)(
-            columns, columns, task="binary")
+        columns = [
+            *(SparseFeat(key, ROWS, embedding_dim=8) for key in IDS),
+            *(DenseFeat(key, 1) for key in NUMBERS),
+        ]
+        model = getattr(deepctr.models, name)(columns, columns, task="binary")
         model.compile(tf_keras.optimizers.SGD(0.05), "binary_crossentropy")
         return model
 
-    return RecommenderCase(make, {
-        "x": {**IDS, **NUMBERS}, "y": LABELS, "batch_size": 8})
+    return RecommenderCase(
+        make, {"x": {**IDS, **NUMBERS}, "y": LABELS, "batch_size": 8}
+    )
 
 
 CASES = {
     "tfrs, retrieval": RecommenderCase(
-        retrieval, _batches("ab"), predicts=False),
+        retrieval, _batches("ab"), predicts=False
+    ),
     "tfrs, ranking": RecommenderCase(ranking, _batches("ab"), predicts=False),
     "tfrs, cross": RecommenderCase(cross, _batches("abcd")),
-    **{f"deepctr, {name}": _deepctr(name) for name in (
-        "AutoInt", "DCN", "DCNMix", "DIFM", "DeepFM", "FNN", "FiBiNET",
-        "FwFM", "IFM", "MLR", "NFM", "ONN", "WDL", "xDeepFM")},
+    **{
+        f"deepctr, {name}": _deepctr(name)
+        for name in (
+            "AutoInt",
+            "DCN",
+            "DCNMix",
+            "DIFM",
+            "DeepFM",
+            "FNN",
+            "FiBiNET",
+            "FwFM",
+            "IFM",
+            "MLR",
+            "NFM",
+            "ONN",
+            "WDL",
+            "xDeepFM",
+        )
+    },
 }

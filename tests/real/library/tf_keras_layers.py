@@ -35,8 +35,11 @@ def floats(*shape: int) -> np.ndarray:
 
 
 INPUTS = {
-    "vector": floats(8), "series": floats(8, 8), "image": floats(8, 8, 4),
-    "volume": floats(4, 4, 4, 4), "images": floats(2, 8, 8, 4),
+    "vector": floats(8),
+    "series": floats(8, 8),
+    "image": floats(8, 8, 4),
+    "volume": floats(4, 4, 4, 4),
+    "images": floats(2, 8, 8, 4),
     "tokens": RNG.integers(0, 16, (SAMPLES, 8)),
     "planes": floats(2, 8, 8),
     # For layers that stand in front of all weights.
@@ -66,22 +69,31 @@ def _model(case: LayerCase) -> Any:
     tf_keras.utils.set_random_seed(3)
     x = INPUTS[case.takes]
     inputs = tf_keras.Input(x.shape[1:], dtype=x.dtype)
-    before = inputs if case.takes in ("tokens", "pixels") else (
-        L.Dense(x.shape[-1], name="before")(inputs))
+    before = (
+        inputs
+        if case.takes in ("tokens", "pixels")
+        else (L.Dense(x.shape[-1], name="before")(inputs))
+    )
     after = case.make()([before, inputs] if case.twice else before)
     outputs = L.Dense(CLASSES, name="head")(L.Flatten()(after))
     model = tf_keras.Model(inputs, outputs)
-    model.compile(tf_keras.optimizers.SGD(0.05),
-                  tf_keras.losses.SparseCategoricalCrossentropy(
-                      from_logits=True))
+    model.compile(
+        tf_keras.optimizers.SGD(0.05),
+        tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     return model
 
 
 def _fit(model: Any, x: np.ndarray) -> list[float]:
     tf_keras.utils.set_random_seed(4)
-    return model.fit(x, np.arange(SAMPLES) % CLASSES, epochs=STEPS,
-                     batch_size=SAMPLES, shuffle=False,
-                     verbose=0).history["loss"]
+    return model.fit(
+        x,
+        np.arange(SAMPLES) % CLASSES,
+        epochs=STEPS,
+        batch_size=SAMPLES,
+        shuffle=False,
+        verbose=0,
+    ).history["loss"]
 
 
 def _layouts(model: Any) -> tlm.LayoutMap:
@@ -119,6 +131,7 @@ def _run(case: LayerCase) -> None:
         model = _model(case)
     if made.status != "trained":
         return
+
     def rounding() -> float:
         with _drawing_as_on_a_mesh():
             return allowed(losses, lambda: _fit(_model(case), x))
@@ -131,8 +144,9 @@ def _run(case: LayerCase) -> None:
         found.difference = difference(predicted, model.predict(x, verbose=0))
 
 
-def _files(case: LayerCase, folder: pathlib.Path, plain: Any,
-           model: Any) -> None:
+def _files(
+    case: LayerCase, folder: pathlib.Path, plain: Any, model: Any
+) -> None:
     with check("save") as found:
         file = os.fspath(folder / "mesh.weights.h5")
         model.save_weights(file)
@@ -147,9 +161,15 @@ def _files(case: LayerCase, folder: pathlib.Path, plain: Any,
 
 
 def _largest(first: Any, second: Any) -> float:
-    return max((difference(a, b) for a, b in zip(
-        first.get_weights(), second.get_weights(), strict=True)),
-        default=0.0)
+    return max(
+        (
+            difference(a, b)
+            for a, b in zip(
+                first.get_weights(), second.get_weights(), strict=True
+            )
+        ),
+        default=0.0,
+    )
 
 
 def layer(name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
@@ -160,21 +180,40 @@ def layer(name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
 def _table() -> dict[str, LayerCase]:
     table = {}
 
-    def add(takes: str, name: str, *arguments: Any, twice: bool = False,
-            **options: Any) -> None:
+    def add(
+        takes: str,
+        name: str,
+        *arguments: Any,
+        twice: bool = False,
+        **options: Any,
+    ) -> None:
         label = f"{name} (twice)" if name in table else name
         table[label] = LayerCase(
-            layer(name, *arguments, **options), takes, twice)
+            layer(name, *arguments, **options), takes, twice
+        )
 
     for name in ("Dense", "LocallyConnected1D"):
-        add("vector" if name == "Dense" else "series", name,
-            *((16,) if name == "Dense" else (4, 3)))
+        add(
+            "vector" if name == "Dense" else "series",
+            name,
+            *((16,) if name == "Dense" else (4, 3)),
+        )
     add("series", "EinsumDense", "abc,cd->abd", (None, 16), bias_axes="d")
     add("tokens", "Embedding", 16, 8)
-    for name in ("ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax",
-                 "ThresholdedReLU", "UnitNormalization", "Identity",
-                 "LayerNormalization", "BatchNormalization",
-                 "ActivityRegularization", "Masking"):
+    for name in (
+        "ReLU",
+        "LeakyReLU",
+        "PReLU",
+        "ELU",
+        "Softmax",
+        "ThresholdedReLU",
+        "UnitNormalization",
+        "Identity",
+        "LayerNormalization",
+        "BatchNormalization",
+        "ActivityRegularization",
+        "Masking",
+    ):
         add("series", name, **({"theta": 0.1} if "Threshold" in name else {}))
     add("series", "Activation", "tanh")
     add("vector", "RepeatVector", 3)
@@ -182,53 +221,70 @@ def _table() -> dict[str, LayerCase]:
     add("series", "Reshape", (4, 16))
     add("series", "Flatten")
     add("series", "Lambda", lambda x: x * 2)
-    for name in ("Add", "Subtract", "Multiply", "Average", "Maximum",
-                 "Minimum", "Concatenate", "Dot", "Attention",
-                 "AdditiveAttention"):
+    for name in (
+        "Add",
+        "Subtract",
+        "Multiply",
+        "Average",
+        "Maximum",
+        "Minimum",
+        "Concatenate",
+        "Dot",
+        "Attention",
+        "AdditiveAttention",
+    ):
         add("series", name, *((2,) if name == "Dot" else ()), twice=True)
     add("series", "MultiHeadAttention", 2, 4)
-    table["MultiHeadAttention"] = LayerCase(
-        lambda: _self_attention(), "series")
+    table["MultiHeadAttention"] = LayerCase(lambda: _self_attention(), "series")
     for rank, takes in ((1, "series"), (2, "image"), (3, "volume")):
         for name, arguments in {
-                f"Conv{rank}D": (4, 3), f"Conv{rank}DTranspose": (4, 2),
-                f"MaxPooling{rank}D": (2,), f"AveragePooling{rank}D": (2,),
-                f"GlobalMaxPooling{rank}D": (),
-                f"GlobalAveragePooling{rank}D": (),
-                f"Cropping{rank}D": (1,), f"ZeroPadding{rank}D": (1,),
-                f"UpSampling{rank}D": (2,),
-                f"SpatialDropout{rank}D": (0.5,)}.items():
+            f"Conv{rank}D": (4, 3),
+            f"Conv{rank}DTranspose": (4, 2),
+            f"MaxPooling{rank}D": (2,),
+            f"AveragePooling{rank}D": (2,),
+            f"GlobalMaxPooling{rank}D": (),
+            f"GlobalAveragePooling{rank}D": (),
+            f"Cropping{rank}D": (1,),
+            f"ZeroPadding{rank}D": (1,),
+            f"UpSampling{rank}D": (2,),
+            f"SpatialDropout{rank}D": (0.5,),
+        }.items():
             add(takes, name, *arguments)
     for name in ("DepthwiseConv1D", "SeparableConv1D"):
         add("series", name, *((3,) if "Depth" in name else (4, 3)))
-    for name in ("DepthwiseConv2D", "SeparableConv2D",
-                 "LocallyConnected2D"):
+    for name in ("DepthwiseConv2D", "SeparableConv2D", "LocallyConnected2D"):
         add("image", name, *((3,) if "Depth" in name else (4, 3)))
     add("image", "GroupNormalization", 2)
-    for name in ("Dropout", "GaussianDropout", "AlphaDropout",
-                 "GaussianNoise"):
+    for name in ("Dropout", "GaussianDropout", "AlphaDropout", "GaussianNoise"):
         add("series", name, 0.5)
     for name in ("SimpleRNN", "GRU", "LSTM"):
         add("series", name, 8, return_sequences=True)
     for rank, takes in ((1, "planes"), (2, "images")):
         add(takes, f"ConvLSTM{rank}D", 4, 3)
     table["Bidirectional"] = LayerCase(
-        lambda: L.Bidirectional(L.LSTM(8), name="tested"), "series")
+        lambda: L.Bidirectional(L.LSTM(8), name="tested"), "series"
+    )
     table["RNN of cells"] = LayerCase(
-        lambda: L.RNN([L.LSTMCell(8), L.GRUCell(8)], name="tested"),
-        "series")
+        lambda: L.RNN([L.LSTMCell(8), L.GRUCell(8)], name="tested"), "series"
+    )
     table["TimeDistributed"] = LayerCase(
-        lambda: L.TimeDistributed(L.Dense(16), name="tested"), "series")
+        lambda: L.TimeDistributed(L.Dense(16), name="tested"), "series"
+    )
     table["Normalization"] = LayerCase(
-        layer("Normalization", mean=1.0, variance=4.0), "vector")
+        layer("Normalization", mean=1.0, variance=4.0), "vector"
+    )
     add("pixels", "Rescaling", 0.5)
     add("pixels", "Resizing", 4, 4)
     add("pixels", "CenterCrop", 4, 4)
     for name, arguments in {
-            "RandomFlip": (), "RandomBrightness": (0.2,),
-            "RandomContrast": (0.2,), "RandomCrop": (4, 4),
-            "RandomRotation": (0.1,), "RandomZoom": (0.1,),
-            "RandomTranslation": (0.1, 0.1)}.items():
+        "RandomFlip": (),
+        "RandomBrightness": (0.2,),
+        "RandomContrast": (0.2,),
+        "RandomCrop": (4, 4),
+        "RandomRotation": (0.1,),
+        "RandomZoom": (0.1,),
+        "RandomTranslation": (0.1, 0.1),
+    }.items():
         add("pixels", name, *arguments, seed=1)
     add("tokens", "CategoryEncoding", 16)
     return table

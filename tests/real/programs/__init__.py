@@ -19,11 +19,23 @@ from tests.real.programs import (
     text,
 )
 
-MODULES = [adapting, diffusion, generative, images, series, shapes,
-           similarity, steps, tables, text]
+MODULES = [
+    adapting,
+    diffusion,
+    generative,
+    images,
+    series,
+    shapes,
+    similarity,
+    steps,
+    tables,
+    text,
+]
 
 PROGRAMS = [program for module in MODULES for program in module.PROGRAMS]
 
 # Every other one under the scope, instead of after `set_distribution`.
-CASES = {program.__name__: ProgramCase(program, scope=number % 2 == 0)
-         for number, program in enumerate(PROGRAMS)}
+CASES = {
+    program.__name__: ProgramCase(program, scope=number % 2 == 0)
+    for number, program in enumerate(PROGRAMS)
+}

@@ -18,17 +18,25 @@ def transfer():
     """A frozen body under a new head, then some of it with a small rate."""
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     options = dict(batch_size=8, shuffle=False, verbose=0)
-    body = keras.Sequential([
-        keras.Input((SIDE, SIDE, 3)),
-        layers.Conv2D(8, 3, strides=2, use_bias=False),
-        layers.BatchNormalization(), layers.ReLU(),
-        layers.Conv2D(16, 3, strides=2), layers.ReLU(),
-        layers.GlobalAveragePooling2D()], name="body")
+    body = keras.Sequential(
+        [
+            keras.Input((SIDE, SIDE, 3)),
+            layers.Conv2D(8, 3, strides=2, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Conv2D(16, 3, strides=2),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+        ],
+        name="body",
+    )
     before = keras.Sequential([body, layers.Dense(4)])
-    before.compile("adam", keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True))
-    losses = before.fit(IMAGES, np.arange(16) % 4, epochs=2,
-                        **options).history["loss"]
+    before.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    losses = before.fit(IMAGES, np.arange(16) % 4, epochs=2, **options).history[
+        "loss"
+    ]
 
     body.trainable = False
     inputs = keras.Input((SIDE, SIDE, 3))
@@ -48,20 +56,28 @@ def transfer():
 def text_model() -> keras.Model:
     inputs = keras.Input((8,), dtype="int32")
     x = layers.Embedding(32, 16)(inputs)
-    x = layers.EinsumDense("abc,cd->abd", (None, 32), bias_axes="d",
-                           activation="relu")(x)
+    x = layers.EinsumDense(
+        "abc,cd->abd", (None, 32), bias_axes="d", activation="relu"
+    )(x)
     x = layers.Dense(16, activation="relu", name="narrow")(x)
     x = layers.GlobalAveragePooling1D()(x)
     model = keras.Model(inputs, layers.Dense(4)(x))
     model.compile(
         keras.optimizers.Adam(0.01),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     return model
 
 
 def fitted(model, epochs: int = 2) -> list[float]:
-    return model.fit(TOKENS, TOKENS[:, 0] % 4, batch_size=16, epochs=epochs,
-                     shuffle=False, verbose=0).history["loss"]
+    return model.fit(
+        TOKENS,
+        TOKENS[:, 0] % 4,
+        batch_size=16,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+    ).history["loss"]
 
 
 def lora():
@@ -82,8 +98,9 @@ def quantization():
     model = text_model()
     losses = fitted(model)
     model.quantize("int8")
-    return losses + [float(ops.sum(ops.abs(model.predict(
-        TOKENS, verbose=0))))], [model]
+    return losses + [
+        float(ops.sum(ops.abs(model.predict(TOKENS, verbose=0))))
+    ], [model]
 
 
 def saved_and_gone_on_with():
@@ -92,24 +109,38 @@ def saved_and_gone_on_with():
     with tempfile.TemporaryDirectory() as folder:
         best = os.path.join(folder, "best.weights.h5")
         losses = model.fit(
-            TOKENS, TOKENS[:, 0] % 4, batch_size=16, epochs=2, shuffle=False,
-            verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(
-                best, monitor="loss", save_best_only=True,
-                save_weights_only=True)]).history["loss"]
+            TOKENS,
+            TOKENS[:, 0] % 4,
+            batch_size=16,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(
+                    best,
+                    monitor="loss",
+                    save_best_only=True,
+                    save_weights_only=True,
+                )
+            ],
+        ).history["loss"]
         model.load_weights(best)
         model.save(os.path.join(folder, "whole.keras"))
-        losses += fitted(keras.models.load_model(
-            os.path.join(folder, "whole.keras")))
+        losses += fitted(
+            keras.models.load_model(os.path.join(folder, "whole.keras"))
+        )
     return losses, [model]
 
 
 def style():
     """An image that is trained itself, by what a network sees in it."""
     body = keras.applications.VGG16(
-        input_shape=(SIDE, SIDE, 3), include_top=False, weights=None)
+        input_shape=(SIDE, SIDE, 3), include_top=False, weights=None
+    )
     names = ("block1_conv1", "block2_conv1", "block3_conv1")
     features = keras.Model(
-        body.inputs, {name: body.get_layer(name).output for name in names})
+        body.inputs, {name: body.get_layer(name).output for name in names}
+    )
     head = layers.Dense(8)
     wanted = features(IMAGES[1:2])
     image = keras.Variable(IMAGES[:1], name="image")
@@ -125,9 +156,10 @@ def style():
     for _ in range(3):
         with tf.GradientTape() as tape:
             found = features(image)
-            loss = sum(ops.sum(ops.square(gram(found[name]) -
-                                          gram(wanted[name])))
-                       for name in names)
+            loss = sum(
+                ops.sum(ops.square(gram(found[name]) - gram(wanted[name])))
+                for name in names
+            )
             loss = loss + ops.mean(ops.square(head(found[names[2]])))
         gradients = tape.gradient(loss, [image])
         optimizer.apply(gradients, [image])

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-IMAGES = np.random.default_rng(0).uniform(
-    size=(16, 16, 16, 3)).astype(np.float32)
+IMAGES = (
+    np.random.default_rng(0).uniform(size=(16, 16, 16, 3)).astype(np.float32)
+)
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -15,8 +16,7 @@ def sinusoids(x):
     """Waves of several lengths, as a network's view of a number."""
     frequencies = ops.exp(ops.linspace(math.log(1.0), math.log(100.0), 4))
     speeds = ops.cast(2.0 * math.pi * frequencies, "float32")
-    return ops.concatenate(
-        [ops.sin(speeds * x), ops.cos(speeds * x)], axis=3)
+    return ops.concatenate([ops.sin(speeds * x), ops.cos(speeds * x)], axis=3)
 
 
 def residual(x, width):
@@ -66,7 +66,7 @@ class Diffusion(keras.Model):
 
     def parted(self, noisy, noise_share, image_share, training):
         model = self.network if training else self.slow
-        noise = model([noisy, noise_share ** 2], training=training)
+        noise = model([noisy, noise_share**2], training=training)
         return noise, (noisy - noise_share * noise) / image_share
 
     def train_step(self, images):
@@ -82,7 +82,8 @@ class Diffusion(keras.Model):
             loss = self.loss(noises, found)
         gradients = tape.gradient(loss, self.network.trainable_weights)
         self.optimizer.apply_gradients(
-            zip(gradients, self.network.trainable_weights))
+            zip(gradients, self.network.trainable_weights)
+        )
         self.tracker.update_state(loss)
         for weight, slow in zip(self.network.weights, self.slow.weights):
             slow.assign(0.9 * slow + (1 - 0.9) * weight)
@@ -102,10 +103,13 @@ class Diffusion(keras.Model):
 def diffusion():
     model = Diffusion()
     model.normalizer.adapt(IMAGES)
-    model.compile(optimizer=keras.optimizers.AdamW(1e-3, weight_decay=1e-4),
-                  loss=keras.losses.mean_absolute_error)
-    losses = model.fit(IMAGES, batch_size=8, epochs=3, shuffle=False,
-                       verbose=0).history["n_loss"]
+    model.compile(
+        optimizer=keras.optimizers.AdamW(1e-3, weight_decay=1e-4),
+        loss=keras.losses.mean_absolute_error,
+    )
+    losses = model.fit(
+        IMAGES, batch_size=8, epochs=3, shuffle=False, verbose=0
+    ).history["n_loss"]
     noise = np.random.default_rng(1).normal(size=(4, 16, 16, 3))
     made = model.made(ops.convert_to_tensor(noise.astype(np.float32)), 3)
     return losses + [float(ops.mean(ops.abs(made)))], [model]

@@ -5,8 +5,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-IMAGES = np.random.default_rng(0).uniform(
-    size=(32, 16, 16, 1)).astype(np.float32)
+IMAGES = (
+    np.random.default_rng(0).uniform(size=(32, 16, 16, 1)).astype(np.float32)
+)
 LATENT = 4
 
 
@@ -39,13 +40,17 @@ class VAE(keras.Model):
         with tf.GradientTape() as tape:
             mean, log_var, z = self.encoder(data)
             made = self.decoder(z)
-            far = ops.mean(ops.sum(
-                keras.losses.binary_crossentropy(data, made), axis=(1, 2)))
+            far = ops.mean(
+                ops.sum(
+                    keras.losses.binary_crossentropy(data, made), axis=(1, 2)
+                )
+            )
             spread = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
             loss = far + ops.mean(ops.sum(spread, axis=1))
         weights = self.trainable_weights
         self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights))
+            zip(tape.gradient(loss, weights), weights)
+        )
         self.total.update_state(loss)
         return {"loss": self.total.result()}
 
@@ -53,42 +58,53 @@ class VAE(keras.Model):
 def vae():
     inputs = keras.Input((16, 16, 1))
     x = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(
-        inputs)
+        inputs
+    )
     x = layers.Dense(16, activation="relu")(layers.Flatten()(x))
     mean, log_var = layers.Dense(LATENT)(x), layers.Dense(LATENT)(x)
     encoder = keras.Model(inputs, [mean, log_var, Sampling()([mean, log_var])])
     codes = keras.Input((LATENT,))
     x = layers.Dense(8 * 8 * 8, activation="relu")(codes)
-    x = layers.Conv2DTranspose(8, 3, strides=2, padding="same",
-                               activation="relu")(layers.Reshape((8, 8, 8))(x))
-    decoder = keras.Model(codes, layers.Conv2DTranspose(
-        1, 3, padding="same", activation="sigmoid")(x))
+    x = layers.Conv2DTranspose(
+        8, 3, strides=2, padding="same", activation="relu"
+    )(layers.Reshape((8, 8, 8))(x))
+    decoder = keras.Model(
+        codes,
+        layers.Conv2DTranspose(1, 3, padding="same", activation="sigmoid")(x),
+    )
     model = VAE(encoder, decoder)
     model.compile(optimizer=keras.optimizers.Adam())
-    history = model.fit(IMAGES, epochs=3, batch_size=16, shuffle=False,
-                        verbose=0)
+    history = model.fit(
+        IMAGES, epochs=3, batch_size=16, shuffle=False, verbose=0
+    )
     return history.history["loss"], [encoder, decoder]
 
 
 def discriminator(normalized: bool):
-    made = [keras.Input((16, 16, 1)),
-            layers.Conv2D(8, 4, strides=2, padding="same"),
-            layers.LeakyReLU(negative_slope=0.2),
-            layers.Conv2D(16, 4, strides=2, padding="same")]
+    made = [
+        keras.Input((16, 16, 1)),
+        layers.Conv2D(8, 4, strides=2, padding="same"),
+        layers.LeakyReLU(negative_slope=0.2),
+        layers.Conv2D(16, 4, strides=2, padding="same"),
+    ]
     if normalized:
         made.append(layers.LayerNormalization())
     return keras.Sequential([*made, layers.Flatten(), layers.Dense(1)])
 
 
 def generator():
-    return keras.Sequential([
-        keras.Input((LATENT,)), layers.Dense(4 * 4 * 8),
-        layers.Reshape((4, 4, 8)),
-        layers.Conv2DTranspose(8, 4, strides=2, padding="same"),
-        layers.LeakyReLU(negative_slope=0.2),
-        layers.Conv2DTranspose(8, 4, strides=2, padding="same"),
-        layers.LeakyReLU(negative_slope=0.2),
-        layers.Conv2D(1, 5, padding="same", activation="sigmoid")])
+    return keras.Sequential(
+        [
+            keras.Input((LATENT,)),
+            layers.Dense(4 * 4 * 8),
+            layers.Reshape((4, 4, 8)),
+            layers.Conv2DTranspose(8, 4, strides=2, padding="same"),
+            layers.LeakyReLU(negative_slope=0.2),
+            layers.Conv2DTranspose(8, 4, strides=2, padding="same"),
+            layers.LeakyReLU(negative_slope=0.2),
+            layers.Conv2D(1, 5, padding="same", activation="sigmoid"),
+        ]
+    )
 
 
 class GAN(keras.Model):
@@ -120,15 +136,18 @@ class GAN(keras.Model):
             judged = self.loss(labels, self.judge(both))
         gradients = tape.gradient(judged, self.judge.trainable_weights)
         self.judge_optimizer.apply_gradients(
-            zip(gradients, self.judge.trainable_weights))
+            zip(gradients, self.judge.trainable_weights)
+        )
 
         codes = keras.random.normal((count, LATENT), seed=self.seed_generator)
         with tf.GradientTape() as tape:
-            fooled = self.loss(tf.zeros((count, 1)),
-                               self.judge(self.maker(codes)))
+            fooled = self.loss(
+                tf.zeros((count, 1)), self.judge(self.maker(codes))
+            )
         gradients = tape.gradient(fooled, self.maker.trainable_weights)
         self.maker_optimizer.apply_gradients(
-            zip(gradients, self.maker.trainable_weights))
+            zip(gradients, self.maker.trainable_weights)
+        )
         self.judge_loss.update_state(judged)
         self.maker_loss.update_state(fooled)
         return {metric.name: metric.result() for metric in self.metrics}
@@ -136,12 +155,17 @@ class GAN(keras.Model):
 
 def dcgan():
     model = GAN(discriminator(normalized=False), generator())
-    model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3),
-                  keras.losses.BinaryCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.optimizers.Adam(1e-3),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+    )
     dataset = tf.data.Dataset.from_tensor_slices(IMAGES).batch(16)
     history = model.fit(dataset, epochs=3, verbose=0).history
-    return (history["judge_loss"] + history["maker_loss"],
-            [model.judge, model.maker])
+    return (
+        history["judge_loss"] + history["maker_loss"],
+        [model.judge, model.maker],
+    )
 
 
 class WGAN(GAN):
@@ -149,7 +173,8 @@ class WGAN(GAN):
 
     def penalty(self, real, made):
         share = tf.random.uniform(
-            (tf.shape(real)[0], 1, 1, 1), seed=5, dtype=keras.config.floatx())
+            (tf.shape(real)[0], 1, 1, 1), seed=5, dtype=keras.config.floatx()
+        )
         mixed = real + share * (made - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
@@ -162,22 +187,28 @@ class WGAN(GAN):
         count = tf.shape(real)[0]
         for turn in range(2):
             codes = tf.random.normal(
-                (count, LATENT), seed=turn, dtype=keras.config.floatx())
+                (count, LATENT), seed=turn, dtype=keras.config.floatx()
+            )
             with tf.GradientTape() as tape:
                 made = self.maker(codes, training=True)
-                judged = (tf.reduce_mean(self.judge(made, training=True)) -
-                          tf.reduce_mean(self.judge(real, training=True)) +
-                          10.0 * self.penalty(real, made))
+                judged = (
+                    tf.reduce_mean(self.judge(made, training=True))
+                    - tf.reduce_mean(self.judge(real, training=True))
+                    + 10.0 * self.penalty(real, made)
+                )
             gradients = tape.gradient(judged, self.judge.trainable_variables)
             self.judge_optimizer.apply_gradients(
-                zip(gradients, self.judge.trainable_variables))
+                zip(gradients, self.judge.trainable_variables)
+            )
         codes = tf.random.normal(
-            (count, LATENT), seed=9, dtype=keras.config.floatx())
+            (count, LATENT), seed=9, dtype=keras.config.floatx()
+        )
         with tf.GradientTape() as tape:
             fooled = -tf.reduce_mean(self.judge(self.maker(codes)))
         gradients = tape.gradient(fooled, self.maker.trainable_variables)
         self.maker_optimizer.apply_gradients(
-            zip(gradients, self.maker.trainable_variables))
+            zip(gradients, self.maker.trainable_variables)
+        )
         self.judge_loss.update_state(judged)
         self.maker_loss.update_state(fooled)
         return {metric.name: metric.result() for metric in self.metrics}
@@ -185,12 +216,18 @@ class WGAN(GAN):
 
 def wgan_gp():
     model = WGAN(discriminator(normalized=True), generator())
-    model.compile(keras.optimizers.Adam(1e-4, beta_1=0.5),
-                  keras.optimizers.Adam(1e-4, beta_1=0.5), None)
-    history = model.fit(IMAGES, batch_size=16, epochs=3, shuffle=False,
-                        verbose=0).history
-    return (history["judge_loss"] + history["maker_loss"],
-            [model.judge, model.maker])
+    model.compile(
+        keras.optimizers.Adam(1e-4, beta_1=0.5),
+        keras.optimizers.Adam(1e-4, beta_1=0.5),
+        None,
+    )
+    history = model.fit(
+        IMAGES, batch_size=16, epochs=3, shuffle=False, verbose=0
+    ).history
+    return (
+        history["judge_loss"] + history["maker_loss"],
+        [model.judge, model.maker],
+    )
 
 
 PROGRAMS = [vae, dcgan, wgan_gp]

@@ -14,8 +14,9 @@ MASKS = (IMAGES.mean(-1) > 0.5).astype(np.int64)
 
 
 def trained(model, x, y, epochs: int = 3) -> list[float]:
-    return model.fit(x, y, batch_size=16, epochs=epochs, shuffle=False,
-                     verbose=0).history["loss"]
+    return model.fit(
+        x, y, batch_size=16, epochs=epochs, shuffle=False, verbose=0
+    ).history["loss"]
 
 
 def autoencoder():
@@ -24,8 +25,9 @@ def autoencoder():
     x = layers.Conv2D(8, 3, activation="relu", padding="same")(inputs)
     x = layers.MaxPooling2D(2, padding="same")(x)
     x = layers.Dense(16, activation="relu")(x)
-    x = layers.Conv2DTranspose(8, 3, strides=2, activation="relu",
-                               padding="same")(x)
+    x = layers.Conv2DTranspose(
+        8, 3, strides=2, activation="relu", padding="same"
+    )(x)
     outputs = layers.Conv2D(3, 3, activation="sigmoid", padding="same")(x)
     model = keras.Model(inputs, outputs)
     model.compile(optimizer="adam", loss="binary_crossentropy")
@@ -50,13 +52,15 @@ def u_net():
         x = layers.Conv2DTranspose(filters, 3, padding="same")(x)
         x = layers.UpSampling2D(2)(layers.BatchNormalization()(x))
         before = layers.Conv2D(filters, 1, padding="same")(
-            layers.UpSampling2D(2)(before))
+            layers.UpSampling2D(2)(before)
+        )
         x = before = layers.add([x, before])
     x = layers.Dense(16)(x)
     outputs = layers.Conv2D(2, 3, activation="softmax", padding="same")(x)
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(1e-3),
-                  "sparse_categorical_crossentropy")
+    model.compile(
+        keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy"
+    )
     return trained(model, IMAGES, MASKS), [model]
 
 
@@ -67,8 +71,9 @@ def resnet():
     x = layers.Rescaling(2.0, offset=-1.0)(x)
     for filters in (8, 16):
         short = layers.Conv2D(filters, 1, strides=2)(x)
-        x = layers.Conv2D(filters, 3, strides=2, padding="same",
-                          use_bias=False)(x)
+        x = layers.Conv2D(
+            filters, 3, strides=2, padding="same", use_bias=False
+        )(x)
         x = layers.ReLU()(layers.BatchNormalization()(x))
         x = layers.Conv2D(filters, 3, padding="same")(x)
         x = layers.ReLU()(layers.Add()([x, short]))
@@ -77,12 +82,22 @@ def resnet():
     model.compile(
         keras.optimizers.SGD(0.05, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"])
-    callbacks = [keras.callbacks.EarlyStopping(patience=5),
-                 keras.callbacks.ReduceLROnPlateau(patience=1)]
-    history = model.fit(IMAGES, LABELS, batch_size=16, epochs=3,
-                        validation_data=(IMAGES, LABELS), shuffle=False,
-                        callbacks=callbacks, verbose=0).history
+        metrics=["accuracy"],
+    )
+    callbacks = [
+        keras.callbacks.EarlyStopping(patience=5),
+        keras.callbacks.ReduceLROnPlateau(patience=1),
+    ]
+    history = model.fit(
+        IMAGES,
+        LABELS,
+        batch_size=16,
+        epochs=3,
+        validation_data=(IMAGES, LABELS),
+        shuffle=False,
+        callbacks=callbacks,
+        verbose=0,
+    ).history
     return history["loss"] + history["val_loss"], [model]
 
 
@@ -120,7 +135,8 @@ def vision_transformer():
     model = keras.Model(inputs, layers.Dense(CLASSES)(x))
     model.compile(
         keras.optimizers.AdamW(1e-3, weight_decay=1e-4),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     return trained(model, IMAGES, LABELS), [model]
 
 
@@ -138,29 +154,49 @@ def super_resolution():
 
 def mixup():
     """Two images and their labels in one, as the dataset mixes them."""
-    model = keras.Sequential([
-        keras.Input((SIDE, SIDE, 3)), layers.Conv2D(8, 3, activation="relu"),
-        layers.MaxPooling2D(), layers.Flatten(),
-        layers.Dense(16, activation="relu"), layers.Dense(CLASSES)])
+    model = keras.Sequential(
+        [
+            keras.Input((SIDE, SIDE, 3)),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(16, activation="relu"),
+            layers.Dense(CLASSES),
+        ]
+    )
     labels = np.eye(CLASSES, dtype=np.float32)[LABELS]
     one = tf.data.Dataset.from_tensor_slices((IMAGES, labels)).batch(16)
     other = tf.data.Dataset.from_tensor_slices(
-        (IMAGES[::-1], labels[::-1])).batch(16)
+        (IMAGES[::-1], labels[::-1])
+    ).batch(16)
 
     def mix(first, second):
         share = tf.random.stateless_gamma([16], (1, 2), alpha=0.2)
-        share = share / (share + tf.random.stateless_gamma(
-            [16], (3, 4), alpha=0.2))
+        share = share / (
+            share + tf.random.stateless_gamma([16], (3, 4), alpha=0.2)
+        )
         wide = tf.reshape(share, (16, 1, 1, 1))
         tall = tf.reshape(share, (16, 1))
-        return (first[0] * wide + second[0] * (1 - wide),
-                first[1] * tall + second[1] * (1 - tall))
+        return (
+            first[0] * wide + second[0] * (1 - wide),
+            first[1] * tall + second[1] * (1 - tall),
+        )
 
-    model.compile("adam", keras.losses.CategoricalCrossentropy(
-        from_logits=True, label_smoothing=0.1))
+    model.compile(
+        "adam",
+        keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=0.1
+        ),
+    )
     mixed = tf.data.Dataset.zip((one, other)).map(mix)
     return model.fit(mixed, epochs=3, verbose=0).history["loss"], [model]
 
 
-PROGRAMS = [autoencoder, u_net, resnet, vision_transformer, super_resolution,
-            mixup]
+PROGRAMS = [
+    autoencoder,
+    u_net,
+    resnet,
+    vision_transformer,
+    super_resolution,
+    mixup,
+]

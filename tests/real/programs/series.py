@@ -7,7 +7,8 @@ from keras import layers, ops
 
 RNG = np.random.default_rng(0)
 SERIES = np.sin(np.arange(160)[:, None] / np.array([3.0, 5.0, 7.0])).astype(
-    np.float32) + 0.1 * RNG.normal(size=(160, 3)).astype(np.float32)
+    np.float32
+) + 0.1 * RNG.normal(size=(160, 3)).astype(np.float32)
 IMAGES = RNG.uniform(size=(16, 32, 8, 1)).astype(np.float32)
 WORDS = RNG.integers(0, 10, (16, 3)).astype(np.float32)
 
@@ -15,7 +16,8 @@ WORDS = RNG.integers(0, 10, (16, 3)).astype(np.float32)
 def forecasting():
     """The next value, from windows that a dataset cuts."""
     dataset = keras.utils.timeseries_dataset_from_array(
-        SERIES[:-8], SERIES[8:, :1], sequence_length=8, batch_size=16)
+        SERIES[:-8], SERIES[8:, :1], sequence_length=8, batch_size=16
+    )
     dataset = dataset.take(4)
     inputs = keras.Input((8, 3))
     x = layers.LSTM(16)(inputs)
@@ -36,28 +38,37 @@ def transformer_of_series():
     x = layers.GlobalAveragePooling1D(data_format="channels_last")(x)
     x = layers.Dropout(0.2, seed=5)(layers.Dense(16, activation="relu")(x))
     model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
-    model.compile(keras.optimizers.Adam(1e-3),
-                  "sparse_categorical_crossentropy",
-                  metrics=["sparse_categorical_accuracy"])
-    windows = np.stack([SERIES[i:i + 16] for i in range(64)])
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        "sparse_categorical_crossentropy",
+        metrics=["sparse_categorical_accuracy"],
+    )
+    windows = np.stack([SERIES[i : i + 16] for i in range(64)])
     labels = (windows.mean((1, 2)) > 0).astype(np.int64)
-    return model.fit(windows, labels, batch_size=16, epochs=3, shuffle=False,
-                     verbose=0).history["loss"], [model]
+    return model.fit(
+        windows, labels, batch_size=16, epochs=3, shuffle=False, verbose=0
+    ).history["loss"], [model]
 
 
 def anomalies():
     """What an autoencoder cannot make again is unusual."""
-    model = keras.Sequential([
-        keras.Input((16, 3)),
-        layers.Conv1D(8, 7, padding="same", strides=2, activation="relu"),
-        layers.Dropout(0.2, seed=6), layers.Dense(16, activation="relu"),
-        layers.Conv1DTranspose(8, 7, padding="same", strides=2,
-                               activation="relu"),
-        layers.Conv1D(3, 7, padding="same")])
+    model = keras.Sequential(
+        [
+            keras.Input((16, 3)),
+            layers.Conv1D(8, 7, padding="same", strides=2, activation="relu"),
+            layers.Dropout(0.2, seed=6),
+            layers.Dense(16, activation="relu"),
+            layers.Conv1DTranspose(
+                8, 7, padding="same", strides=2, activation="relu"
+            ),
+            layers.Conv1D(3, 7, padding="same"),
+        ]
+    )
     model.compile(keras.optimizers.Adam(1e-3), "mse")
-    windows = np.stack([SERIES[i:i + 16] for i in range(64)])
-    losses = model.fit(windows, windows, epochs=3, batch_size=16,
-                       shuffle=False, verbose=0).history["loss"]
+    windows = np.stack([SERIES[i : i + 16] for i in range(64)])
+    losses = model.fit(
+        windows, windows, epochs=3, batch_size=16, shuffle=False, verbose=0
+    ).history["loss"]
     errors = np.abs(model.predict(windows, verbose=0) - windows).mean((1, 2))
     return [*losses, float(errors.max())], [model]
 
@@ -69,8 +80,9 @@ class CTCLayer(layers.Layer):
         count = ops.shape(y_pred)[0]
         steps = ops.full((count,), y_pred.shape[1], dtype="int32")
         letters = ops.full((count,), y_true.shape[1], dtype="int32")
-        loss = ops.nn.ctc_loss(ops.cast(y_true, "int32"), y_pred, letters,
-                               steps, mask_index=10)
+        loss = ops.nn.ctc_loss(
+            ops.cast(y_true, "int32"), y_pred, letters, steps, mask_index=10
+        )
         self.add_loss(ops.mean(loss))
         return y_pred
 
@@ -88,7 +100,8 @@ def reading_images():
     model = keras.Model([images, labels], outputs)
     model.compile(optimizer=keras.optimizers.Adam())
     dataset = tf.data.Dataset.from_tensor_slices(
-        {"image": IMAGES, "label": WORDS}).batch(8)
+        {"image": IMAGES, "label": WORDS}
+    ).batch(8)
     return model.fit(dataset, epochs=3, verbose=0).history["loss"], [model]
 
 

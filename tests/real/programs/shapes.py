@@ -24,10 +24,12 @@ class GraphConvolution(layers.Layer):
 
     def call(self, states):
         neighbours = ops.take(states, self.links[1], axis=0)
-        sums = ops.segment_sum(self.prepare(neighbours), self.links[0],
-                               num_segments=self.nodes)
-        return ops.normalize(self.update(
-            ops.concatenate([states, sums], axis=1)), axis=-1)
+        sums = ops.segment_sum(
+            self.prepare(neighbours), self.links[0], num_segments=self.nodes
+        )
+        return ops.normalize(
+            self.update(ops.concatenate([states, sums], axis=1)), axis=-1
+        )
 
 
 class GraphNetwork(keras.Model):
@@ -36,8 +38,9 @@ class GraphNetwork(keras.Model):
     def __init__(self):
         super().__init__()
         self.features = ops.convert_to_tensor(FEATURES)
-        self.before = keras.Sequential([layers.Dense(16, activation="gelu"),
-                                        layers.BatchNormalization()])
+        self.before = keras.Sequential(
+            [layers.Dense(16, activation="gelu"), layers.BatchNormalization()]
+        )
         links = ops.convert_to_tensor(LINKS)
         self.first = GraphConvolution(16, links, NODES)
         self.second = GraphConvolution(16, links, NODES)
@@ -55,10 +58,12 @@ def graph_network():
     model.compile(
         keras.optimizers.Adam(0.01),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["acc"])
+        metrics=["acc"],
+    )
     nodes = np.arange(NODES)[:, None]
-    return model.fit(nodes, CLASSES, epochs=3, batch_size=16, shuffle=False,
-                     verbose=0).history["loss"], [model]
+    return model.fit(
+        nodes, CLASSES, epochs=3, batch_size=16, shuffle=False, verbose=0
+    ).history["loss"], [model]
 
 
 class OrthogonalRegularizer(keras.regularizers.Regularizer):
@@ -81,9 +86,11 @@ def turned(inputs, size):
     x = layers.GlobalMaxPooling1D()(x)
     x = layers.Dense(16, activation="relu")(x)
     matrix = layers.Dense(
-        size * size, kernel_initializer="zeros",
+        size * size,
+        kernel_initializer="zeros",
         bias_initializer=keras.initializers.Constant(np.eye(size).flatten()),
-        activity_regularizer=OrthogonalRegularizer(size))(x)
+        activity_regularizer=OrthogonalRegularizer(size),
+    )(x)
     matrix = layers.Reshape((size, size))(matrix)
     return layers.Dot(axes=(2, 1))([inputs, matrix])
 
@@ -92,16 +99,20 @@ def point_cloud():
     """Points as a set: what they are, whatever their order."""
     inputs = keras.Input((32, 3))
     x = layers.Conv1D(8, 1)(turned(inputs, 3))
-    x = layers.Activation("relu")(
-        layers.BatchNormalization(momentum=0.0)(x))
+    x = layers.Activation("relu")(layers.BatchNormalization(momentum=0.0)(x))
     x = layers.GlobalMaxPooling1D()(turned(x, 8))
     x = layers.Dropout(0.3, seed=8)(layers.Dense(16, activation="relu")(x))
     model = keras.Model(inputs, layers.Dense(4, activation="softmax")(x))
-    model.compile(loss="sparse_categorical_crossentropy",
-                  optimizer=keras.optimizers.Adam(0.001),
-                  metrics=["sparse_categorical_accuracy"])
-    dataset = tf.data.Dataset.from_tensor_slices(
-        (POINTS, np.arange(16) % 4)).shuffle(16, seed=1).batch(8)
+    model.compile(
+        loss="sparse_categorical_crossentropy",
+        optimizer=keras.optimizers.Adam(0.001),
+        metrics=["sparse_categorical_accuracy"],
+    )
+    dataset = (
+        tf.data.Dataset.from_tensor_slices((POINTS, np.arange(16) % 4))
+        .shuffle(16, seed=1)
+        .batch(8)
+    )
     return model.fit(dataset, epochs=3, verbose=0).history["loss"], [model]
 
 

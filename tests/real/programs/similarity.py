@@ -14,10 +14,16 @@ ITEMS = RNG.integers(0, 16, 64)
 
 
 def encoder():
-    return keras.Sequential([
-        keras.Input((SIDE, SIDE, 1)), layers.Conv2D(4, 5, activation="tanh"),
-        layers.AveragePooling2D(2), layers.Flatten(),
-        layers.BatchNormalization(), layers.Dense(16, activation="tanh")])
+    return keras.Sequential(
+        [
+            keras.Input((SIDE, SIDE, 1)),
+            layers.Conv2D(4, 5, activation="tanh"),
+            layers.AveragePooling2D(2),
+            layers.Flatten(),
+            layers.BatchNormalization(),
+            layers.Dense(16, activation="tanh"),
+        ]
+    )
 
 
 def siamese():
@@ -26,8 +32,9 @@ def siamese():
     first, second = keras.Input((SIDE, SIDE, 1)), keras.Input((SIDE, SIDE, 1))
 
     def distance(codes):
-        squares = ops.sum(ops.square(codes[0] - codes[1]), axis=1,
-                          keepdims=True)
+        squares = ops.sum(
+            ops.square(codes[0] - codes[1]), axis=1, keepdims=True
+        )
         return ops.sqrt(ops.maximum(squares, keras.backend.epsilon()))
 
     def contrastive(y_true, y_pred):
@@ -36,14 +43,21 @@ def siamese():
         return ops.mean((1 - y_true) * near + y_true * far)
 
     x = layers.Lambda(distance, output_shape=(1,))(
-        [tower(first), tower(second)])
+        [tower(first), tower(second)]
+    )
     x = layers.Dense(1, activation="sigmoid")(layers.BatchNormalization()(x))
     model = keras.Model([first, second], x)
     model.compile(loss=contrastive, optimizer="RMSprop", metrics=["accuracy"])
     others = np.roll(np.arange(32), 2)
     same = (CLASSES != CLASSES[others]).astype(np.float32)
-    return model.fit([IMAGES, IMAGES[others]], same, batch_size=16, epochs=3,
-                     shuffle=False, verbose=0).history["loss"], [tower]
+    return model.fit(
+        [IMAGES, IMAGES[others]],
+        same,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+    ).history["loss"], [tower]
 
 
 class Triplets(keras.Model):
@@ -56,8 +70,10 @@ class Triplets(keras.Model):
 
     def call(self, inputs):
         anchor, positive, negative = map(self.tower, inputs)
-        return (ops.sum(ops.square(anchor - positive), -1),
-                ops.sum(ops.square(anchor - negative), -1))
+        return (
+            ops.sum(ops.square(anchor - positive), -1),
+            ops.sum(ops.square(anchor - negative), -1),
+        )
 
     def _loss(self, data):
         near, far = self(data)
@@ -68,7 +84,8 @@ class Triplets(keras.Model):
             loss = self._loss(data)
         gradients = tape.gradient(loss, self.tower.trainable_weights)
         self.optimizer.apply_gradients(
-            zip(gradients, self.tower.trainable_weights))
+            zip(gradients, self.tower.trainable_weights)
+        )
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
 
@@ -84,11 +101,15 @@ class Triplets(keras.Model):
 def triplets():
     model = Triplets(encoder())
     model.compile(optimizer=keras.optimizers.Adam(1e-4), weighted_metrics=[])
-    dataset = tf.data.Dataset.zip(tuple(
-        tf.data.Dataset.from_tensor_slices(np.roll(IMAGES, shift, 0))
-        for shift in (0, 4, 1))).batch(16)
-    history = model.fit(dataset, epochs=3, validation_data=dataset,
-                        verbose=0).history
+    dataset = tf.data.Dataset.zip(
+        tuple(
+            tf.data.Dataset.from_tensor_slices(np.roll(IMAGES, shift, 0))
+            for shift in (0, 4, 1)
+        )
+    ).batch(16)
+    history = model.fit(
+        dataset, epochs=3, validation_data=dataset, verbose=0
+    ).history
     return history["loss"] + history["val_loss"], [model.tower]
 
 
@@ -121,10 +142,12 @@ def metric_learning():
     model = MetricLearning(inputs, outputs)
     model.compile(
         keras.optimizers.Adam(1e-3),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     pairs = np.stack([IMAGES[:16], IMAGES[16:]], 1)
-    history = model.fit(pairs, batch_size=4, epochs=3, shuffle=False,
-                        verbose=0).history
+    history = model.fit(
+        pairs, batch_size=4, epochs=3, shuffle=False, verbose=0
+    ).history
     return history["loss"], [model]
 
 
@@ -133,12 +156,15 @@ class TwoTowers(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.user = keras.Sequential([layers.Embedding(32, 16),
-                                      layers.Dense(8)])
-        self.item = keras.Sequential([layers.Embedding(16, 16),
-                                      layers.Dense(8)])
+        self.user = keras.Sequential(
+            [layers.Embedding(32, 16), layers.Dense(8)]
+        )
+        self.item = keras.Sequential(
+            [layers.Embedding(16, 16), layers.Dense(8)]
+        )
         self.loss_of_scores = keras.losses.CategoricalCrossentropy(
-            from_logits=True, reduction="sum")
+            from_logits=True, reduction="sum"
+        )
 
     def call(self, inputs):
         return self.user(inputs["user"]), self.item(inputs["item"])
@@ -154,10 +180,12 @@ def two_towers():
     model = TwoTowers()
     model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
     dataset = tf.data.Dataset.from_tensor_slices(
-        {"user": USERS, "item": ITEMS}).batch(16, drop_remainder=True)
+        {"user": USERS, "item": ITEMS}
+    ).batch(16, drop_remainder=True)
     losses = model.fit(dataset, epochs=3, verbose=0).history["loss"]
     scores = model.user.predict(USERS[:8], verbose=0) @ (
-        model.item.predict(np.arange(16), verbose=0).T)
+        model.item.predict(np.arange(16), verbose=0).T
+    )
     return losses + [float(best) for best in scores.argmax(1)], [model]
 
 

@@ -12,9 +12,14 @@ NOISE = RNG.normal(size=(64, 4)).astype(np.float32)
 
 
 def classifier(width: int) -> keras.Model:
-    return keras.Sequential([
-        keras.Input((8,)), layers.Dense(width, activation="relu"),
-        layers.Dense(width, activation="relu"), layers.Dense(4)])
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(width, activation="relu"),
+            layers.Dense(width, activation="relu"),
+            layers.Dense(4),
+        ]
+    )
 
 
 class Distiller(keras.Model):
@@ -28,11 +33,17 @@ class Distiller(keras.Model):
         super().compile(optimizer=optimizer, metrics=metrics)
         self.student_loss, self.teacher_loss = student_loss, teacher_loss
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None,
-                     allow_empty=False):
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False
+    ):
         taught = self.teacher(x, training=False)
-        soft = self.teacher_loss(ops.softmax(taught / 3.0, axis=1),
-                                 ops.softmax(y_pred / 3.0, axis=1)) * 9.0
+        soft = (
+            self.teacher_loss(
+                ops.softmax(taught / 3.0, axis=1),
+                ops.softmax(y_pred / 3.0, axis=1),
+            )
+            * 9.0
+        )
         return 0.1 * self.student_loss(y, y_pred) + 0.9 * soft
 
     def call(self, x):
@@ -43,26 +54,33 @@ def distillation():
     teacher, student = classifier(32), classifier(8)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     teacher.compile(keras.optimizers.Adam(), loss)
-    before = teacher.fit(FEATURES, CLASSES, epochs=2, shuffle=False,
-                         verbose=0).history["loss"]
+    before = teacher.fit(
+        FEATURES, CLASSES, epochs=2, shuffle=False, verbose=0
+    ).history["loss"]
     model = Distiller(student, teacher)
-    model.compile(keras.optimizers.Adam(),
-                  [keras.metrics.SparseCategoricalAccuracy()], loss,
-                  keras.losses.KLDivergence())
-    history = model.fit(FEATURES, CLASSES, epochs=3, shuffle=False,
-                        verbose=0).history
+    model.compile(
+        keras.optimizers.Adam(),
+        [keras.metrics.SparseCategoricalAccuracy()],
+        loss,
+        keras.losses.KLDivergence(),
+    )
+    history = model.fit(
+        FEATURES, CLASSES, epochs=3, shuffle=False, verbose=0
+    ).history
     student.compile(loss=loss, metrics=["accuracy"])
-    return (before + history["loss"] +
-            student.evaluate(FEATURES, CLASSES, verbose=0),
-            [teacher, student])
+    return (
+        before
+        + history["loss"]
+        + student.evaluate(FEATURES, CLASSES, verbose=0),
+        [teacher, student],
+    )
 
 
 def loop_with_a_tape():
     """A loop over batches, a compiled step, metrics by hand."""
     model = classifier(16)
     optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
-    loss_function = keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True)
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy = keras.metrics.SparseCategoricalAccuracy()
     dataset = tf.data.Dataset.from_tensor_slices((FEATURES, CLASSES))
 
@@ -89,12 +107,11 @@ def loop_without_a_graph():
     """The same, each operation when Python comes to it."""
     model = classifier(16)
     optimizer = keras.optimizers.Adam(1e-2)
-    loss_function = keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True)
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     losses = []
     for step in range(4):
-        x = FEATURES[step * 16:][:16]
-        y = CLASSES[step * 16:][:16]
+        x = FEATURES[step * 16 :][:16]
+        y = CLASSES[step * 16 :][:16]
         with tf.GradientTape() as tape:
             loss = loss_function(y, model(x, training=True))
         gradients = tape.gradient(loss, model.trainable_weights)
@@ -139,8 +156,14 @@ def own_steps():
     model = TrainAndTest(inputs, layers.Dense(1)(x))
     model.compile(optimizer="adam")
     y = FEATURES.sum(1, keepdims=True)
-    history = model.fit(FEATURES, y, epochs=3, shuffle=False, verbose=0,
-                        validation_data=(FEATURES, y)).history
+    history = model.fit(
+        FEATURES,
+        y,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        validation_data=(FEATURES, y),
+    ).history
     return history["loss"] + history["val_mae"], [model]
 
 
@@ -150,22 +173,36 @@ def gradients_of_several_batches():
     model.compile(
         keras.optimizers.Adam(
             keras.optimizers.schedules.CosineDecay(0.01, 20),
-            gradient_accumulation_steps=2, global_clipnorm=1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            gradient_accumulation_steps=2,
+            global_clipnorm=1.0,
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     callback = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: None)
-    return model.fit(FEATURES, CLASSES, epochs=3, batch_size=16,
-                     shuffle=False, callbacks=[callback],
-                     verbose=0).history["loss"], [model]
+        on_epoch_end=lambda epoch, logs: None
+    )
+    return model.fit(
+        FEATURES,
+        CLASSES,
+        epochs=3,
+        batch_size=16,
+        shuffle=False,
+        callbacks=[callback],
+        verbose=0,
+    ).history["loss"], [model]
 
 
 def actor_critic():
     """A walk on a line: moves are drawn, rewards judged by a critic."""
     inputs = keras.Input((4,))
     common = layers.Dense(16, activation="relu")(inputs)
-    model = keras.Model(inputs, [
-        layers.Dense(2, activation="softmax")(common),
-        layers.Dense(1)(common)])
+    model = keras.Model(
+        inputs,
+        [
+            layers.Dense(2, activation="softmax")(common),
+            layers.Dense(1)(common),
+        ],
+    )
     optimizer = keras.optimizers.Adam(0.01)
     huber = keras.losses.Huber()
     draws = np.random.default_rng(1)
@@ -177,18 +214,23 @@ def actor_critic():
                 state = ops.expand_dims(ops.convert_to_tensor(place), 0)
                 chances, critic = model(state)
                 critics.append(critic[0, 0])
-                action = draws.choice(2, p=np.squeeze(chances).astype(
-                    np.float64) / np.squeeze(chances).astype(
-                        np.float64).sum())
+                action = draws.choice(
+                    2,
+                    p=np.squeeze(chances).astype(np.float64)
+                    / np.squeeze(chances).astype(np.float64).sum(),
+                )
                 actions.append(ops.log(chances[0, action]))
                 place = place + (0.1 if action else -0.1)
                 rewards.append(-float(np.abs(place).sum()))
             returns = np.cumsum(rewards[::-1])[::-1].astype(np.float32)
-            actor = [-log * (total - value) for log, value, total in
-                     zip(actions, critics, returns)]
-            critic = [huber(ops.expand_dims(value, 0),
-                            ops.expand_dims(total, 0))
-                      for value, total in zip(critics, returns)]
+            actor = [
+                -log * (total - value)
+                for log, value, total in zip(actions, critics, returns)
+            ]
+            critic = [
+                huber(ops.expand_dims(value, 0), ops.expand_dims(total, 0))
+                for value, total in zip(critics, returns)
+            ]
             loss = sum(actor) + sum(critic)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
@@ -196,5 +238,11 @@ def actor_critic():
     return losses, [model]
 
 
-PROGRAMS = [distillation, loop_with_a_tape, loop_without_a_graph, own_steps,
-            gradients_of_several_batches, actor_critic]
+PROGRAMS = [
+    distillation,
+    loop_with_a_tape,
+    loop_without_a_graph,
+    own_steps,
+    gradients_of_several_batches,
+    actor_critic,
+]

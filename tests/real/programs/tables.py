@@ -21,21 +21,33 @@ def preprocessing():
     lookup = layers.StringLookup(output_mode="one_hot")
     lookup.adapt(WORK)
     cities = layers.CategoryEncoding(12, output_mode="one_hot")
-    dataset = tf.data.Dataset.from_tensor_slices((
-        {"age": AGE[:, None], "work": WORK[:, None], "city": CITY[:, None]},
-        LABEL)).batch(16)
+    dataset = tf.data.Dataset.from_tensor_slices(
+        (
+            {"age": AGE[:, None], "work": WORK[:, None], "city": CITY[:, None]},
+            LABEL,
+        )
+    ).batch(16)
 
     def prepare(x, y):
-        return {"age": normalization(x["age"]), "work": lookup(x["work"]),
-                "city": cities(x["city"])}, y
+        return {
+            "age": normalization(x["age"]),
+            "work": lookup(x["work"]),
+            "city": cities(x["city"]),
+        }, y
 
-    inputs = {"age": keras.Input((1,)), "work": keras.Input((5,)),
-              "city": keras.Input((12,))}
+    inputs = {
+        "age": keras.Input((1,)),
+        "work": keras.Input((5,)),
+        "city": keras.Input((12,)),
+    }
     x = layers.concatenate(list(inputs.values()))
     x = layers.Dropout(0.5, seed=3)(layers.Dense(32, activation="relu")(x))
     model = keras.Model(inputs, layers.Dense(1)(x))
-    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True),
-                  metrics=["accuracy"])
+    model.compile(
+        "adam",
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
     history = model.fit(dataset.map(prepare), epochs=3, verbose=0).history
     return history["loss"], [model]
 
@@ -45,13 +57,28 @@ def normalization_in_the_model():
     normalization = layers.Normalization()
     data = np.stack([AGE, HOURS], 1)
     normalization.adapt(data)
-    model = keras.Sequential([
-        keras.Input((2,)), normalization, layers.Dense(16, activation="relu"),
-        layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.01), "mean_absolute_error",
-                  metrics=["mse", keras.metrics.AUC(from_logits=True)])
-    history = model.fit(data, LABEL, batch_size=16, epochs=3, shuffle=False,
-                        validation_split=0.25, verbose=0).history
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            normalization,
+            layers.Dense(16, activation="relu"),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        "mean_absolute_error",
+        metrics=["mse", keras.metrics.AUC(from_logits=True)],
+    )
+    history = model.fit(
+        data,
+        LABEL,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        validation_split=0.25,
+        verbose=0,
+    ).history
     return history["loss"] + history["val_loss"], [model]
 
 
@@ -59,25 +86,39 @@ def wide_and_deep():
     """A linear part on crossed columns, beside a deep one."""
     age, city = keras.Input((1,)), keras.Input((1,), dtype="int64")
     hours = keras.Input((1,))
-    wide = layers.concatenate([
-        layers.CategoryEncoding(12, output_mode="one_hot")(city),
-        layers.Rescaling(1 / 60)(hours)])
+    wide = layers.concatenate(
+        [
+            layers.CategoryEncoding(12, output_mode="one_hot")(city),
+            layers.Rescaling(1 / 60)(hours),
+        ]
+    )
     wide = layers.BatchNormalization()(wide)
-    deep = layers.concatenate([
-        layers.Reshape((8,))(layers.Embedding(12, 8)(city)),
-        layers.Rescaling(1 / 80)(age)])
+    deep = layers.concatenate(
+        [
+            layers.Reshape((8,))(layers.Embedding(12, 8)(city)),
+            layers.Rescaling(1 / 80)(age),
+        ]
+    )
     for units in (32, 16):
         deep = layers.Dense(units)(deep)
         deep = layers.ReLU()(layers.BatchNormalization()(deep))
     merged = layers.concatenate([wide, deep])
-    model = keras.Model([age, city, hours],
-                        layers.Dense(2, activation="softmax")(merged))
-    model.compile(keras.optimizers.Adam(1e-3),
-                  keras.losses.SparseCategoricalCrossentropy(),
-                  metrics=[keras.metrics.SparseCategoricalAccuracy()])
+    model = keras.Model(
+        [age, city, hours], layers.Dense(2, activation="softmax")(merged)
+    )
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(),
+        metrics=[keras.metrics.SparseCategoricalAccuracy()],
+    )
     return model.fit(
-        [AGE[:, None], CITY[:, None], HOURS[:, None]], LABEL, batch_size=16,
-        epochs=3, shuffle=False, verbose=0).history["loss"], [model]
+        [AGE[:, None], CITY[:, None], HOURS[:, None]],
+        LABEL,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+    ).history["loss"], [model]
 
 
 class DotInteraction(layers.Layer):
@@ -97,28 +138,45 @@ class DLRM(keras.Model):
     def __init__(self):
         super().__init__()
         self.tables = [layers.Embedding(rows, 8) for rows in (12, 32)]
-        self.bottom = keras.Sequential([layers.Dense(16, activation="relu"),
-                                        layers.Dense(8, activation="relu")])
-        self.top = keras.Sequential([layers.Dense(16, activation="relu"),
-                                     layers.Dense(1, activation="sigmoid")])
+        self.bottom = keras.Sequential(
+            [
+                layers.Dense(16, activation="relu"),
+                layers.Dense(8, activation="relu"),
+            ]
+        )
+        self.top = keras.Sequential(
+            [
+                layers.Dense(16, activation="relu"),
+                layers.Dense(1, activation="sigmoid"),
+            ]
+        )
         self.interaction = DotInteraction()
 
     def call(self, inputs):
         dense = self.bottom(inputs["numbers"])
-        looked_up = [table(inputs[name]) for table, name in
-                     zip(self.tables, ("city", "user"))]
+        looked_up = [
+            table(inputs[name])
+            for table, name in zip(self.tables, ("city", "user"))
+        ]
         crossed = self.interaction([dense, *looked_up])
         return self.top(ops.concatenate([dense, crossed], axis=1))
 
 
 def dlrm():
     model = DLRM()
-    model.compile(optimizer=keras.optimizers.Adagrad(0.05),
-                  loss="binary_crossentropy", metrics=["AUC"])
-    features = {"numbers": np.stack([AGE / 80, HOURS / 60], 1),
-                "city": CITY, "user": np.arange(ROWS) % 32}
+    model.compile(
+        optimizer=keras.optimizers.Adagrad(0.05),
+        loss="binary_crossentropy",
+        metrics=["AUC"],
+    )
+    features = {
+        "numbers": np.stack([AGE / 80, HOURS / 60], 1),
+        "city": CITY,
+        "user": np.arange(ROWS) % 32,
+    }
     dataset = tf.data.Dataset.from_tensor_slices(
-        (features, LABEL[:, None])).batch(16)
+        (features, LABEL[:, None])
+    ).batch(16)
     history = model.fit(dataset, epochs=3, verbose=0).history
     return history["loss"] + history["AUC"], [model]
 

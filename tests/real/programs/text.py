@@ -56,10 +56,17 @@ def text_classification():
     x = layers.Dropout(0.1, seed=1)(layers.GlobalAveragePooling1D()(x))
     x = layers.Dense(20, activation="relu")(x)
     model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
-    model.compile("adam", "sparse_categorical_crossentropy",
-                  metrics=["accuracy"])
-    history = model.fit(TOKENS, TOKENS[:, 0] % 2, batch_size=16, epochs=3,
-                        shuffle=False, verbose=0).history
+    model.compile(
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    history = model.fit(
+        TOKENS,
+        TOKENS[:, 0] % 2,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+    ).history
     return history["loss"] + history["accuracy"], [model]
 
 
@@ -71,10 +78,17 @@ def mini_gpt():
     model = keras.Model(inputs, [outputs, x])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss=[loss, None])
-    dataset = tf.data.Dataset.from_tensor_slices(TOKENS).batch(16).map(
-        lambda x: (x[:, :-1], x[:, 1:])).map(
-            lambda x, y: (tf.pad(x, [[0, 0], [0, 1]]),
-                          tf.pad(y, [[0, 0], [0, 1]])))
+    dataset = (
+        tf.data.Dataset.from_tensor_slices(TOKENS)
+        .batch(16)
+        .map(lambda x: (x[:, :-1], x[:, 1:]))
+        .map(
+            lambda x, y: (
+                tf.pad(x, [[0, 0], [0, 1]]),
+                tf.pad(y, [[0, 0], [0, 1]]),
+            )
+        )
+    )
     losses = model.fit(dataset, epochs=3, verbose=0).history["loss"]
     written = [3, 1, 4]
     while len(written) < 8:
@@ -92,8 +106,9 @@ class MaskedLanguageModel(keras.Model):
         self.word_loss = loss
         self.tracker = keras.metrics.Mean(name="loss")
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None,
-                     training=True):
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
         loss = self.word_loss(y, y_pred, sample_weight)
         self.tracker.update_state(loss, sample_weight=sample_weight)
         return ops.sum(loss)
@@ -108,17 +123,20 @@ def masked_language_model():
     x = Block()(TokenAndPosition()(inputs))
     outputs = layers.Dense(WORDS, activation="softmax")(x)
     model = MaskedLanguageModel(inputs, outputs)
-    model.compile(keras.optimizers.Adam(1e-3),
-                  keras.losses.SparseCategoricalCrossentropy(reduction=None))
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(reduction=None),
+    )
     dataset = tf.data.Dataset.from_tensor_slices(
-        (np.where(MASKED, 0, TOKENS), TOKENS, MASKED.astype(np.float32)))
-    return model.fit(dataset.batch(16), epochs=3,
-                     verbose=0).history["loss"], [model]
+        (np.where(MASKED, 0, TOKENS), TOKENS, MASKED.astype(np.float32))
+    )
+    return model.fit(dataset.batch(16), epochs=3, verbose=0).history["loss"], [
+        model
+    ]
 
 
 def translation_with_lstm():
-    """An encoder hands its states to a decoder, which writes letter by letter.
-    """
+    """A sequence-to-sequence model that generates one letter at a time."""
     source = keras.Input((6, WORDS))
     _, hidden, cell = layers.LSTM(DIM, return_state=True)(source)
     target = keras.Input((6, WORDS))
@@ -129,8 +147,13 @@ def translation_with_lstm():
     model.compile("rmsprop", "categorical_crossentropy")
     letters = np.eye(WORDS, dtype=np.float32)[TOKENS]
     losses = model.fit(
-        [letters[:, :6], letters[:, 5:11]], letters[:, 6:], batch_size=16,
-        epochs=3, shuffle=False, verbose=0).history["loss"]
+        [letters[:, :6], letters[:, 5:11]],
+        letters[:, 6:],
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+    ).history["loss"]
 
     encoder = keras.Model(source, [hidden, cell])
     states = [keras.Input((DIM,)), keras.Input((DIM,))]
@@ -146,5 +169,9 @@ def translation_with_lstm():
     return losses + [float(token) for token in written], [model]
 
 
-PROGRAMS = [text_classification, mini_gpt, masked_language_model,
-            translation_with_lstm]
+PROGRAMS = [
+    text_classification,
+    mini_gpt,
+    masked_language_model,
+    translation_with_lstm,
+]

@@ -12,8 +12,11 @@ from tf_layoutmap.serving.tables.packing import RowFormat
 
 ROWS = st.integers(1, 9).flatmap(
     lambda dim: hypothesis.extra.numpy.arrays(
-        np.float32, st.tuples(st.integers(0, 6), st.just(dim)),
-        elements=st.floats(-2.0**99, 2.0**99, width=32, allow_subnormal=True)))
+        np.float32,
+        st.tuples(st.integers(0, 6), st.just(dim)),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=True),
+    )
+)
 
 
 @given(rows=ROWS, kind=st.sampled_from(["int8", "int4"]))
@@ -36,18 +39,23 @@ def test_constant_rows_keep_their_bits(rows):
     for kind in ("int8", "int4"):
         form = RowFormat(kind, rows.shape[1])
         np.testing.assert_array_equal(
-            packing.unpack(packing.pack(rows, form), form), rows)
+            packing.unpack(packing.pack(rows, form), form), rows
+        )
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("dim", [1, 2, 5, 8])
 def test_whole_numbers_that_are_codes_keep_their_bits(kind, dim):
     form = RowFormat(kind, dim)
-    rows = np.random.default_rng(0).integers(
-        0, form.highest_code, [20, dim], endpoint=True).astype(np.float32)
+    rows = (
+        np.random.default_rng(0)
+        .integers(0, form.highest_code, [20, dim], endpoint=True)
+        .astype(np.float32)
+    )
     rows[:, 0], rows[:, -1] = form.highest_code, 0.0
     np.testing.assert_array_equal(
-        packing.unpack(packing.pack(rows, form), form), rows)
+        packing.unpack(packing.pack(rows, form), form), rows
+    )
 
 
 def test_what_float32_is_stored_as_is_itself():
@@ -60,9 +68,13 @@ def test_float16_keeps_what_is_not_finite_and_refuses_what_would_become_so():
     form = RowFormat("float16", 2)
     rows = np.array([[np.nan, -np.inf], [1.5, 65504.0]], np.float32)
     np.testing.assert_array_equal(
-        packing.unpack(packing.pack(rows, form), form), rows)
-    with pytest.raises(packing.UnfitRowError, match="Row 1 holds -70000.0 in "
-                       "column 0, which is beyond what float16 holds"):
+        packing.unpack(packing.pack(rows, form), form), rows
+    )
+    with pytest.raises(
+        packing.UnfitRowError,
+        match="Row 1 holds -70000.0 in "
+        "column 0, which is beyond what float16 holds",
+    ):
         packing.pack(np.array([[1, 2], [-7e4, 3]], np.float32), form)
 
 
@@ -70,8 +82,10 @@ def test_float16_keeps_what_is_not_finite_and_refuses_what_would_become_so():
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_row_that_is_not_finite_is_refused(kind, bad):
     rows = np.array([[1, 2], [3, bad]], np.float32)
-    with pytest.raises(packing.UnfitRowError, match=(
-            "Row 1 holds .* in column 1, which is not finite")):
+    with pytest.raises(
+        packing.UnfitRowError,
+        match=("Row 1 holds .* in column 1, which is not finite"),
+    ):
         packing.pack(rows, RowFormat(kind, 2))
 
 
@@ -85,21 +99,31 @@ def test_a_span_that_is_no_float_is_refused():
 @pytest.mark.parametrize("largest", [1e-44, 1e-40, 1e-37, 1e-36, 1e-35, 1e-30])
 def test_small_rows_are_within_half_a_step_in_a_graph(kind, largest):
     """TensorFlow's threads compute with zero instead of subnormal numbers."""
-    rows = np.random.default_rng(0).uniform(
-        -largest, largest, [200, 8]).astype(np.float32)
+    rows = (
+        np.random.default_rng(0)
+        .uniform(-largest, largest, [200, 8])
+        .astype(np.float32)
+    )
     rows[0, :4] = 0.0
     form = RowFormat(kind, 8)
     stored = tf.Variable(packing.pack(rows, form))
-    found = tf.function(lambda ids: unpacking.gather(stored, ids, form))(
-        tf.range(200, dtype=tf.int64)).numpy().astype(np.float64)
+    found = (
+        tf.function(lambda ids: unpacking.gather(stored, ids, form))(
+            tf.range(200, dtype=tf.int64)
+        )
+        .numpy()
+        .astype(np.float64)
+    )
     rows = rows.astype(np.float64)
     step = np.ptp(rows, axis=1, keepdims=True) / form.highest_code
     rounding = 4e-7 * np.abs(rows).max(axis=1, keepdims=True)
     assert (np.abs(found - rows) <= step / 2 + rounding + 2e-38).all()
 
 
-@pytest.mark.parametrize(("kind", "dim", "ratio"), [
-    ("int8", 64, 0.30), ("int4", 64, 0.17), ("float16", 7, 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "dim", "ratio"),
+    [("int8", 64, 0.30), ("int4", 64, 0.17), ("float16", 7, 0.5)],
+)
 def test_the_size_is_what_is_promised(kind, dim, ratio):
     assert packing.choose(kind, "float32", dim).row_bytes <= ratio * 4 * dim
 

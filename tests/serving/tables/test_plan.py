@@ -6,19 +6,29 @@ from hypothesis import strategies as st
 from tf_layoutmap.serving.tables.packing import RowFormat
 from tf_layoutmap.serving.tables.plan import make_plan
 
-TABLES = st.lists(st.tuples(
-    st.builds(RowFormat, st.sampled_from(["float32", "int8"]),
-              st.integers(1, 3)), st.integers(1, 5)))
+TABLES = st.lists(
+    st.tuples(
+        st.builds(
+            RowFormat, st.sampled_from(["float32", "int8"]), st.integers(1, 3)
+        ),
+        st.integers(1, 5),
+    )
+)
 
 
 @given(tables=TABLES, fuse=st.booleans())
 def test_every_row_has_a_place_of_its_own(tables, fuse):
     plan = make_plan(tables, fuse=fuse)
-    taken = [(place.variable, place.start + row)
-             for place, (_, size) in zip(plan.places, tables, strict=True)
-             for row in range(size)]
-    there = [(variable, row) for variable, size in enumerate(plan.num_rows)
-             for row in range(size)]
+    taken = [
+        (place.variable, place.start + row)
+        for place, (_, size) in zip(plan.places, tables, strict=True)
+        for row in range(size)
+    ]
+    there = [
+        (variable, row)
+        for variable, size in enumerate(plan.num_rows)
+        for row in range(size)
+    ]
     assert sorted(taken) == there
     for place, (form, _) in zip(plan.places, tables):
         assert plan.formats[place.variable] == form

@@ -22,15 +22,20 @@ def unpickled(table):
 @pytest.mark.parametrize("placement", [*PLACEMENTS, "columns"])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, unpickled])
 def test_a_duplicate_holds_the_same_and_shares_nothing(
-        values, placement, duplicate):
+    values, placement, duplicate
+):
     if placement == "callable":  # pickle takes functions of modules only.
         table = tlm.ShardedVariable.create(
-            values, name="emb", num_shards=2, placement=rows_in_turn)
+            values, name="emb", num_shards=2, placement=rows_in_turn
+        )
     else:
         table = placed(values, placement)
     other = duplicate(table)
     assert (other.name, other.placement, other.axis) == (
-        table.name, table.placement, table.axis)
+        table.name,
+        table.placement,
+        table.axis,
+    )
     np.testing.assert_array_equal(tf.gather(other, [9, 0]), values[[9, 0]])
     other.scatter_update(tf.IndexedSlices(-values[:1], [9]))
     np.testing.assert_array_equal(table.numpy(), values)
@@ -73,12 +78,17 @@ def test_attributes_of_a_class_of_ones_own_are_copied(values):
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, unpickled])
-@pytest.mark.parametrize("options", [
-    {"placement": "mod"}, {"axis": 1}, {"placement": rows_in_turn}])
+@pytest.mark.parametrize(
+    "options", [{"placement": "mod"}, {"axis": 1}, {"placement": rows_in_turn}]
+)
 def test_a_duplicate_of_a_spec_is_equal(values, duplicate, options):
     spec = tlm.ShardedVariable.create(
-        values, name="emb", num_shards=2, **options)._type_spec
+        values, name="emb", num_shards=2, **options
+    )._type_spec
     other = duplicate(spec)
     assert other == spec and hash(other) == hash(spec)
     assert (other.name, other.axis, other.placement) == (
-        spec.name, spec.axis, spec.placement)
+        spec.name,
+        spec.axis,
+        spec.placement,
+    )

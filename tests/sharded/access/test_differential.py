@@ -19,10 +19,13 @@ def tables(draw):
     row_shape = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
     shape = (draw(st.integers(1, 12)), *row_shape)
     values = values_of(
-        np.random.default_rng(draw(st.integers(0, 2**16))), shape,
-        draw(st.sampled_from(DTYPES)))
-    return values, ShardedVariable.create(values, name="emb",
-                                          **draw(cuts(shape)))
+        np.random.default_rng(draw(st.integers(0, 2**16))),
+        shape,
+        draw(st.sampled_from(DTYPES)),
+    )
+    return values, ShardedVariable.create(
+        values, name="emb", **draw(cuts(shape))
+    )
 
 
 # Both routes: 2 * (40 * 170 + 6 * 580) = 20,560 steps.
@@ -48,16 +51,25 @@ def basic_indices(draw, shape):
     for axis in range(num_used):
         size = shape[axis]
         bound = st.one_of(st.none(), st.integers(-size - 3, size + 3))
-        kinds = [st.builds(slice, bound, bound, st.one_of(
-            st.none(), st.integers(1, 4), st.integers(-4, -1)))]
+        kinds = [
+            st.builds(
+                slice,
+                bound,
+                bound,
+                st.one_of(st.none(), st.integers(1, 4), st.integers(-4, -1)),
+            )
+        ]
         if size:
             kinds.append(st.integers(-size, size - 1))
         items.append(draw(st.one_of(kinds)))
     if draw(st.booleans()):
         # Behind the ellipsis, what is used counts from the last axis: keep
         # it in front, or use every axis.
-        place = len(items) if num_used < len(shape) else draw(
-            st.integers(0, len(items)))
+        place = (
+            len(items)
+            if num_used < len(shape)
+            else draw(st.integers(0, len(items)))
+        )
         items.insert(place, Ellipsis)
     for _ in range(draw(st.integers(0, 2))):
         items.insert(draw(st.integers(0, len(items))), None)
@@ -83,19 +95,32 @@ def test_row_numbers_and_masks_index_like_numpy(table, data):
     num_rows = len(values)
     kind = data.draw(st.sampled_from(["list", "array", "tensor", "mask"]))
     if kind == "mask":
-        index = np.array(data.draw(st.lists(
-            st.booleans(), min_size=num_rows, max_size=num_rows)), bool)
-        given_index = data.draw(st.sampled_from(
-            [index, index.tolist(), tf.constant(index)]))
+        index = np.array(
+            data.draw(
+                st.lists(st.booleans(), min_size=num_rows, max_size=num_rows)
+            ),
+            bool,
+        )
+        given_index = data.draw(
+            st.sampled_from([index, index.tolist(), tf.constant(index)])
+        )
     else:
-        index = np.array(data.draw(st.lists(
-            st.integers(-num_rows, num_rows - 1), max_size=6)), np.int64)
-        given_index = {"list": index.tolist(), "array": index,
-                       "tensor": tf.constant(index)}[kind]
+        index = np.array(
+            data.draw(
+                st.lists(st.integers(-num_rows, num_rows - 1), max_size=6)
+            ),
+            np.int64,
+        )
+        given_index = {
+            "list": index.tolist(),
+            "array": index,
+            "tensor": tf.constant(index),
+        }[kind]
     np.testing.assert_array_equal(sharded[given_index], values[index])
     if values.ndim > 1:
         np.testing.assert_array_equal(
-            sharded[given_index, ..., :1], values[index, ..., :1])
+            sharded[given_index, ..., :1], values[index, ..., :1]
+        )
 
 
 @settings(max_examples=100)
@@ -107,9 +132,10 @@ def test_slices_with_tensor_bounds_equal_numpy(table, data):
     start, stop = data.draw(bound), data.draw(bound)
     step = data.draw(st.sampled_from([-3, -1, 1, 2]))
     found = sharded[
-        start if start is None else tf.constant(start):
-        stop if stop is None else tf.constant(stop, tf.int64):
-        tf.constant(step)]
+        start if start is None else tf.constant(start) : stop
+        if stop is None
+        else tf.constant(stop, tf.int64) : tf.constant(step)
+    ]
     np.testing.assert_array_equal(found, values[start:stop:step])
 
 
@@ -118,8 +144,15 @@ def test_a_traced_program_equals_the_eager_one(values, sizes):
         table.scatter_add(tf.IndexedSlices(delta, ids))
         table.scatter_update(tf.IndexedSlices(delta[:1], ids[:1]))
         table.assign_sub(tf.ones([10, 2]))
-        return tf.concat([table.sparse_read(ids), table[1:7:2],
-                          table[ids[0]][None], table[::-1] * 2], axis=0)
+        return tf.concat(
+            [
+                table.sparse_read(ids),
+                table[1:7:2],
+                table[ids[0]][None],
+                table[::-1] * 2,
+            ],
+            axis=0,
+        )
 
     eager, traced = make_table(values, sizes), make_table(values, sizes)
     step = tf.function(lambda ids, delta: program(traced, ids, delta))
@@ -127,7 +160,9 @@ def test_a_traced_program_equals_the_eager_one(values, sizes):
     for num_ids in (1, 6, 3):
         ids = tf.constant(generator.integers(0, 10, num_ids))
         delta = tf.constant(
-            generator.integers(-4, 5, (num_ids, 2)).astype(np.float32))
+            generator.integers(-4, 5, (num_ids, 2)).astype(np.float32)
+        )
         np.testing.assert_array_equal(
-            step(ids, delta), program(eager, ids, delta))
+            step(ids, delta), program(eager, ids, delta)
+        )
         np.testing.assert_array_equal(traced.numpy(), eager.numpy())

@@ -7,23 +7,30 @@ import tensorflow as tf
 from tests.sharded.tables import make_table
 
 
-@pytest.mark.parametrize("index, error, words", [
-    (10, IndexError, "Row 10 is outside table 'emb' with 10 rows"),
-    (-11, IndexError, "Row -11 is outside table 'emb'"),
-    ((0, 0, 0), IndexError, "at most 2 items for table 'emb'"),
-    ((Ellipsis, 0, Ellipsis), IndexError, "at most one"),
-    (slice(None, None, 0), ValueError, "zero"),
-    ("a", TypeError, "ints, slices"),
-    (1.5, TypeError, "ints, slices"),
-    (True, TypeError, "single bool"),
-    (tf.constant(True), TypeError, "single bool"),
-    ((0, [1, 0]), TypeError, "Only axis 0 takes arrays"),
-    ((None, [1, 0]), TypeError, "New axes must come after"),
-    ([True] * 9, IndexError, r"must have shape \(10,\)"),
-    (np.ones((10, 3), bool), IndexError, r"must have shape \(10, 2\)"),
-    (tf.constant(10), tf.errors.InvalidArgumentError, "outside table 'emb'"),
-    ([0, -11], tf.errors.InvalidArgumentError, "outside table 'emb'"),
-])
+@pytest.mark.parametrize(
+    "index, error, words",
+    [
+        (10, IndexError, "Row 10 is outside table 'emb' with 10 rows"),
+        (-11, IndexError, "Row -11 is outside table 'emb'"),
+        ((0, 0, 0), IndexError, "at most 2 items for table 'emb'"),
+        ((Ellipsis, 0, Ellipsis), IndexError, "at most one"),
+        (slice(None, None, 0), ValueError, "zero"),
+        ("a", TypeError, "ints, slices"),
+        (1.5, TypeError, "ints, slices"),
+        (True, TypeError, "single bool"),
+        (tf.constant(True), TypeError, "single bool"),
+        ((0, [1, 0]), TypeError, "Only axis 0 takes arrays"),
+        ((None, [1, 0]), TypeError, "New axes must come after"),
+        ([True] * 9, IndexError, r"must have shape \(10,\)"),
+        (np.ones((10, 3), bool), IndexError, r"must have shape \(10, 2\)"),
+        (
+            tf.constant(10),
+            tf.errors.InvalidArgumentError,
+            "outside table 'emb'",
+        ),
+        ([0, -11], tf.errors.InvalidArgumentError, "outside table 'emb'"),
+    ],
+)
 def test_what_cannot_index_is_refused(values, sizes, index, error, words):
     with pytest.raises(error, match=words):
         make_table(values, sizes)[index]
@@ -31,8 +38,7 @@ def test_what_cannot_index_is_refused(values, sizes, index, error, words):
 
 def test_a_mask_of_elements_picks_elements(values, sizes):
     mask = values % 3 == 0
-    np.testing.assert_array_equal(
-        make_table(values, sizes)[mask], values[mask])
+    np.testing.assert_array_equal(make_table(values, sizes)[mask], values[mask])
 
 
 def test_indices_known_at_run_time_work_in_functions(values, sizes):
@@ -41,15 +47,19 @@ def test_indices_known_at_run_time_work_in_functions(values, sizes):
     rows = tf.function(lambda i, mask: (table[i:], table[mask], table[mask, 0]))
     assert row(tf.constant(-3)) == values[-3, 1]
     mask = values[:, 0] > 7
-    for found, wanted in zip(rows(tf.constant(6), tf.constant(mask)), (
-            values[6:], values[mask], values[mask, 0])):
+    for found, wanted in zip(
+        rows(tf.constant(6), tf.constant(mask)),
+        (values[6:], values[mask], values[mask, 0]),
+    ):
         np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_mask_of_unknown_length_is_checked_when_it_runs(values, sizes):
     table = make_table(values, sizes)
-    pick = tf.function(lambda mask: table[mask], input_signature=[
-        tf.TensorSpec([None], tf.bool)])
+    pick = tf.function(
+        lambda mask: table[mask],
+        input_signature=[tf.TensorSpec([None], tf.bool)],
+    )
     np.testing.assert_array_equal(pick([True] * 10), values)
     with pytest.raises(tf.errors.InvalidArgumentError, match="A mask for"):
         pick([True] * 9)

@@ -13,12 +13,20 @@ TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 everywhere = pytest.mark.parametrize("placement", [*PLACEMENTS, "columns"])
 
 INDICES = {
-    "row": 3, "last": -1, "slice": slice(2, 7), "step": slice(8, 0, -3),
-    "ids": [7, 0, 4], "mask": np.arange(10) % 3 == 0,
+    "row": 3,
+    "last": -1,
+    "slice": slice(2, 7),
+    "step": slice(8, 0, -3),
+    "ids": [7, 0, 4],
+    "mask": np.arange(10) % 3 == 0,
     "grid": np.arange(30).reshape(10, 3) % 4 == 0,
-    "column": (slice(1, 6), 2), "block": (slice(1, 6), slice(2, 0, -1)),
-    "tail": (Ellipsis, slice(1, 2)), "new": (None, slice(0, 3)),
-    "item": (4, 1), "ids column": ([3, 9], 1), "empty": slice(0, 0),
+    "column": (slice(1, 6), 2),
+    "block": (slice(1, 6), slice(2, 0, -1)),
+    "tail": (Ellipsis, slice(1, 2)),
+    "new": (None, slice(0, 3)),
+    "item": (4, 1),
+    "ids column": ([3, 9], 1),
+    "empty": slice(0, 0),
 }
 
 
@@ -27,25 +35,30 @@ INDICES = {
 def test_an_indexed_part_is_assigned(placement, index):
     ref = np.arange(30, dtype=np.float32).reshape(10, 3)
     table = placed(ref, placement)
-    part = -np.arange(ref[index].size, dtype=np.float32).reshape(
-        ref[index].shape) * 0.5
+    part = (
+        -np.arange(ref[index].size, dtype=np.float32).reshape(ref[index].shape)
+        * 0.5
+    )
     assert table[index].assign(part) is table
     ref[index] = part
     np.testing.assert_array_equal(table.numpy(), ref)
     table[index].assign_add(part)
     ref[index] += part
-    tf.function(lambda: table[index].assign_sub(2.) is None)()
+    tf.function(lambda: table[index].assign_sub(2.0) is None)()
     ref[index] -= 2
     np.testing.assert_array_equal(table.numpy(), ref)
 
 
-@pytest.mark.parametrize("index, value, error, words", [
-    (slice(2, 4), np.ones((3, 2)), ValueError, r"shape \(2, 2\).*\(3, 2\)"),
-    (0, np.ones(3), ValueError, "broadcast"),
-    (10, 1., IndexError, "outside table 'emb'"),
-    ([10], 1., tf.errors.InvalidArgumentError, "outside table 'emb'"),
-    ((np.ones((10, 2), bool), None), 1., TypeError, "must stand alone"),
-])
+@pytest.mark.parametrize(
+    "index, value, error, words",
+    [
+        (slice(2, 4), np.ones((3, 2)), ValueError, r"shape \(2, 2\).*\(3, 2\)"),
+        (0, np.ones(3), ValueError, "broadcast"),
+        (10, 1.0, IndexError, "outside table 'emb'"),
+        ([10], 1.0, tf.errors.InvalidArgumentError, "outside table 'emb'"),
+        ((np.ones((10, 2), bool), None), 1.0, TypeError, "must stand alone"),
+    ],
+)
 def test_what_does_not_fit_writes_nothing(values, index, value, error, words):
     table = make_table(values, [4, 6])
     with pytest.raises(error, match=words):
@@ -62,8 +75,10 @@ def test_a_bad_index_tuple_writes_nothing(placement, depth, bad):
     tuples = np.array([[0] * depth, (bad + [0])[:depth]])
     updates = np.ones((2, *values.shape[depth:]), np.float32)
     for verb in ("add", "sub", "min", "max", "update"):
-        with pytest.raises(tf.errors.InvalidArgumentError,
-                           match=r"Id -?\d+ \(ids\[1\]\) is outside .*'emb'"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match=r"Id -?\d+ \(ids\[1\]\) is outside .*'emb'",
+        ):
             getattr(table, f"scatter_nd_{verb}")(tuples, updates)
     with pytest.raises(tf.errors.InvalidArgumentError, match="outside"):
         table.gather_nd(tuples)
@@ -82,7 +97,8 @@ def test_a_batch_is_scattered_as_into_one_variable(placement):
     for indices, shape in (([3, 0], (2, 3, 2)), ([[2], [0], [1]], (3, 1, 2))):
         table, one = placed(values, placement, 2), tf.Variable(values)
         slices = tf.IndexedSlices(
-            -tf.reshape(tf.range(float(np.prod(shape))), shape), indices)
+            -tf.reshape(tf.range(float(np.prod(shape))), shape), indices
+        )
         table.batch_scatter_update(slices)
         one.batch_scatter_update(slices)
         np.testing.assert_array_equal(table.numpy(), one.numpy())
@@ -93,7 +109,8 @@ def test_a_batch_is_scattered_as_into_one_variable(placement):
 def test_numpy_reads_in_chunks(placement, chunk_rows):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
     np.testing.assert_array_equal(
-        placed(values, placement).numpy(chunk_rows=chunk_rows), values)
+        placed(values, placement).numpy(chunk_rows=chunk_rows), values
+    )
     with pytest.raises(ValueError, match="`chunk_rows` must be at least 1"):
         placed(values, placement).numpy(chunk_rows=0)
 
@@ -102,9 +119,12 @@ def test_numpy_reads_in_chunks(placement, chunk_rows):
 def test_the_gradient_is_that_of_one_variable(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
     table, one = placed(values, placement), tf.Variable(values)
-    for loss in (lambda t: tf.gather(t, [9, 0, 9]) ** 2,
-                 lambda t: t * t, lambda t: t[2:7] * 3.,
-                 lambda t: t[3:] + tf.gather(t, [1])):
+    for loss in (
+        lambda t: tf.gather(t, [9, 0, 9]) ** 2,
+        lambda t: t * t,
+        lambda t: t[2:7] * 3.0,
+        lambda t: t[3:] + tf.gather(t, [1]),
+    ):
         found = []
         for target in (table, one):
             with tf.GradientTape() as tape:
@@ -124,19 +144,21 @@ def test_a_function_takes_any_table(placement):
         return tf.gather(table, ids)
 
     np.testing.assert_array_equal(
-        step(table, tf.constant([9, 1])), values[[9, 1]] + 1)
+        step(table, tf.constant([9, 1])), values[[9, 1]] + 1
+    )
 
 
 def test_unique_reads_give_summed_gradients(values):
     table = make_table(values, [4, 6])
     with tf.GradientTape() as tape:
         rows = table.gather_rows([[9, 0], [9, 9]], unique=True)
-        total = tf.reduce_sum(rows * [1., 2.])
+        total = tf.reduce_sum(rows * [1.0, 2.0])
     np.testing.assert_array_equal(rows, values[[[9, 0], [9, 9]]])
     gradient = tape.gradient(total, table)
     assert sorted(gradient.indices.numpy()) == [0, 9]
     np.testing.assert_array_equal(
-        tf.convert_to_tensor(gradient).numpy()[9], [3, 6])
+        tf.convert_to_tensor(gradient).numpy()[9], [3, 6]
+    )
 
 
 def test_tables_come_from_tensorflows_class_and_go_back(values, tmp_path):
@@ -151,19 +173,25 @@ def test_tables_come_from_tensorflows_class_and_go_back(values, tmp_path):
     tf.train.Checkpoint(table=theirs).read(path).assert_consumed()
     with pytest.raises(TypeError, match="ShardedVariable of TensorFlow"):
         ShardedVariable.from_tf(ours)
-    for table in (placed(values, "mod"), make_table(values, [4, 6]),
-                  placed(values, "columns", 2)):
+    for table in (
+        placed(values, "mod"),
+        make_table(values, [4, 6]),
+        placed(values, "columns", 2),
+    ):
         with pytest.raises(ValueError, match="needs placement 'div'"):
             table.to_tf()
 
 
 def test_a_summary_says_where_the_rows_are(values):
-    table = ShardedVariable.create(values, name="ads",
-                                   devices=["CPU:0", "CPU:1"])
+    table = ShardedVariable.create(
+        values, name="ads", devices=["CPU:0", "CPU:1"]
+    )
     summary = table.summary()
     assert summary.num_bytes == 80 and summary.placement == "div"
     assert [(s.name, s.rows, s.num_bytes) for s in summary.shards] == [
-        ("ads/part_0:0", 5, 40), ("ads/part_1:0", 5, 40)]
+        ("ads/part_0:0", 5, 40),
+        ("ads/part_1:0", 5, 40),
+    ]
     for words in ("ads", "div along axis 0", "ads/part_1:0", "CPU:1", "80"):
         assert words in str(summary)
 
@@ -174,29 +202,36 @@ def test_a_class_that_is_no_composite_uses_the_mixin(values):
         def _in_graph_mode(self):
             return self.variables[0]._in_graph_mode
 
-    table = TPUShardedVariable([tf.Variable(values[:4]),
-                                tf.Variable(values[4:])], name="emb")
+    table = TPUShardedVariable(
+        [tf.Variable(values[:4]), tf.Variable(values[4:])], name="emb"
+    )
     assert not isinstance(table, tf.__internal__.CompositeTensor)
     np.testing.assert_array_equal(tf.gather(table, [9, 0]), values[[9, 0]])
     np.testing.assert_array_equal(
-        tf.nn.embedding_lookup(table, [9, 0]), values[[9, 0]])
+        tf.nn.embedding_lookup(table, [9, 0]), values[[9, 0]]
+    )
     np.testing.assert_array_equal(table * 2, values * 2)
     table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [9]))
     assert table.numpy()[9].tolist() == [19, 20]
 
 
-@pytest.mark.parametrize("options, error, words", [
-    (dict(axis=2), ValueError, "`axis` must be at most 1"),
-    (dict(placement="round"), ValueError, "`placement` must be one of"),
-    (dict(placement=3), TypeError, "`placement` must be one of"),
-    (dict(placement=[0, 3, 10]), ValueError, r"needs sizes \[3, 7\]"),
-    (dict(placement="div"), ValueError, r"needs sizes \[5, 5\]"),
-    (dict(placement="mod"), ValueError, r"needs sizes \[5, 5\]"),
-])
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        (dict(axis=2), ValueError, "`axis` must be at most 1"),
+        (dict(placement="round"), ValueError, "`placement` must be one of"),
+        (dict(placement=3), TypeError, "`placement` must be one of"),
+        (dict(placement=[0, 3, 10]), ValueError, r"needs sizes \[3, 7\]"),
+        (dict(placement="div"), ValueError, r"needs sizes \[5, 5\]"),
+        (dict(placement="mod"), ValueError, r"needs sizes \[5, 5\]"),
+    ],
+)
 def test_a_placement_must_fit_the_shards(values, options, error, words):
     with pytest.raises(error, match=words):
-        ShardedVariable([tf.Variable(values[:4]), tf.Variable(values[4:])],
-                        **{"name": "emb", **options})
+        ShardedVariable(
+            [tf.Variable(values[:4]), tf.Variable(values[4:])],
+            **{"name": "emb", **options},
+        )
 
 
 def test_columns_are_neighbours(values):

@@ -14,14 +14,20 @@ from tf_layoutmap.sharded.routing import parts, routing
 outside = pytest.mark.parametrize("bad_id", [-1, 10, -(2**31), 2**31 - 1])
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
-       st.sampled_from(["mod", "offsets"]))
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
+    st.sampled_from(["mod", "offsets"]),
+)
 def test_tensors_are_assigned_like_arrays(sizes, placement):
-    partition = (RowPartition.from_sizes(sizes) if placement == "offsets"
-                 else RowPartition.mod(sum(sizes), len(sizes)))
+    partition = (
+        RowPartition.from_sizes(sizes)
+        if placement == "offsets"
+        else RowPartition.mod(sum(sizes), len(sizes))
+    )
     rows = np.arange(partition.num_rows)
-    for found, wanted in zip(parts.assign(partition, tf.constant(rows)),
-                             partition.locate(rows)):
+    for found, wanted in zip(
+        parts.assign(partition, tf.constant(rows)), partition.locate(rows)
+    ):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -30,7 +36,8 @@ def test_the_last_of_equal_ids_is_found(ids):
     last = {row: place for place, row in enumerate(ids)}
     np.testing.assert_array_equal(
         parts.last_of_equal(tf.constant(ids, tf.int32)),
-        [last[row] for row in ids])
+        [last[row] for row in ids],
+    )
 
 
 def test_one_op_of_ours_serves_shards_on_this_cpu(values):
@@ -48,13 +55,15 @@ def test_one_op_of_ours_serves_shards_on_this_cpu(values):
 
 def test_each_device_is_served_by_one_op(values):
     table = ShardedVariable.create(
-        values, num_shards=5, devices=["CPU:0", "CPU:1"])
+        values, num_shards=5, devices=["CPU:0", "CPU:1"]
+    )
     found = parts.parts_of(table._shards())
     assert [list(part.numbers) for part in found] == [[0, 2, 4], [1, 3]]
     assert all(part.is_fused for part in found)
     for ids in ([9, 0, 4, 9], [], [[1, 2], [3, 8]]):
         np.testing.assert_array_equal(
-            table.sparse_read(ids), values[np.array(ids, int)])
+            table.sparse_read(ids), values[np.array(ids, int)]
+        )
 
 
 def test_xla_compiles_lookups_and_scatters(values, sizes):
@@ -66,7 +75,8 @@ def test_xla_compiles_lookups_and_scatters(values, sizes):
         return table.sparse_read(ids)
 
     np.testing.assert_array_equal(
-        step(tf.constant([9, 0, 4])), values[[9, 0, 4]] + 1)
+        step(tf.constant([9, 0, 4])), values[[9, 0, 4]] + 1
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3), (1, 1, 2)])
@@ -75,7 +85,8 @@ def test_ids_have_any_shape(values, sizes, shape):
     ids = np.random.default_rng(1).integers(0, 10, shape)
     unknown = tf.function(
         lambda ids: table.sparse_read(ids, name="read"),
-        input_signature=[tf.TensorSpec(None, tf.int64)])
+        input_signature=[tf.TensorSpec(None, tf.int64)],
+    )
     for rows in (table.sparse_read(ids), unknown(ids)):
         np.testing.assert_array_equal(rows, values[ids])
     table.scatter_add(tf.IndexedSlices(np.ones((*shape, 2)), ids))
@@ -88,11 +99,14 @@ def test_ids_have_any_shape(values, sizes, shape):
 def test_reading_a_row_outside_is_refused_by_name(values, sizes, bad_id):
     table = make_table(values, sizes)
     with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match=f"Id {bad_id} .* is outside table 'emb' with 10 rows"):
+        tf.errors.InvalidArgumentError,
+        match=f"Id {bad_id} .* is outside table 'emb' with 10 rows",
+    ):
         table.sparse_read([0, bad_id, 3])
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=rf"Id {bad_id} \(ids\[1\]\) is outside table"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=rf"Id {bad_id} \(ids\[1\]\) is outside table",
+    ):
         tf.function(table.sparse_read)(tf.constant([0, bad_id, 3]))
 
 
@@ -102,11 +116,12 @@ def test_writing_a_row_outside_writes_nothing(values, sizes, verb, bad_id):
     table = make_table(values, sizes)
 
     def write(ids):
-        getattr(table, verb)(tf.IndexedSlices(np.full([3, 2], 7.), ids))
+        getattr(table, verb)(tf.IndexedSlices(np.full([3, 2], 7.0), ids))
 
     for call in (write, tf.function(write)):
-        with pytest.raises(tf.errors.InvalidArgumentError,
-                           match="outside table"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="outside table"
+        ):
             call(tf.constant([0, bad_id, 3]))
         np.testing.assert_array_equal(table.numpy(), values)
 
@@ -117,11 +132,14 @@ def test_writing_other_shapes_writes_nothing(values, sizes, shape):
     with pytest.raises(ValueError, match="table 'emb' must have shape"):
         table.scatter_add(tf.IndexedSlices(np.ones(shape), [0, 5, 9]))
     unknown = tf.function(
-        lambda delta: table.scatter_add(
-            tf.IndexedSlices(delta, [0, 5, 9])) is None,
-        input_signature=[tf.TensorSpec(None, tf.float32)])
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match="for table 'emb' must"):
+        lambda delta: (
+            table.scatter_add(tf.IndexedSlices(delta, [0, 5, 9])) is None
+        ),
+        input_signature=[tf.TensorSpec(None, tf.float32)],
+    )
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="for table 'emb' must"
+    ):
         unknown(np.ones(shape, np.float32))
     np.testing.assert_array_equal(table.numpy(), values)
 
@@ -133,38 +151,47 @@ def test_ids_of_another_dtype_are_refused(values, ids):
 
 
 def test_large_int64_ids_are_not_cut_to_int32(values):
-    with pytest.raises(tf.errors.InvalidArgumentError,
-                       match=f"Id {2**32 + 1} .* is outside"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"Id {2**32 + 1} .* is outside"
+    ):
         make_table(values, [4, 6]).sparse_read(np.array([2**32 + 1]))
 
 
 def test_a_scatter_takes_indexed_slices_only(values):
     with pytest.raises(TypeError, match="tf.IndexedSlices.*table 'emb'"):
-        make_table(values, [4, 6]).scatter_add(7.)
+        make_table(values, [4, 6]).scatter_add(7.0)
 
 
 def test_repeated_ids_all_count(values, sizes):
     table = make_table(values, sizes)
     table.scatter_add(tf.IndexedSlices(tf.ones([5, 2]), [9, 9, 0, 9, 0]))
     np.testing.assert_array_equal(
-        (table.numpy() - values)[:, 0], [2, *[0] * 8, 3])
+        (table.numpy() - values)[:, 0], [2, *[0] * 8, 3]
+    )
 
 
 @pytest.mark.parametrize(("axis", "num_plans"), [(0, 1), (1, 2)])
-@pytest.mark.parametrize("call", [
-    lambda table, ids: tf.gather(table, ids),
-    lambda table, ids: tf.nn.embedding_lookup(table, ids),
-    lambda table, ids: table.sparse_read(ids),
-    lambda table, ids: table.scatter_add(
-        tf.IndexedSlices(tf.ones([2, 2]), ids)),
-], ids=["gather", "embedding_lookup", "sparse_read", "scatter_add"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda table, ids: tf.gather(table, ids),
+        lambda table, ids: tf.nn.embedding_lookup(table, ids),
+        lambda table, ids: table.sparse_read(ids),
+        lambda table, ids: table.scatter_add(
+            tf.IndexedSlices(tf.ones([2, 2]), ids)
+        ),
+    ],
+    ids=["gather", "embedding_lookup", "sparse_read", "scatter_add"],
+)
 def test_a_call_is_planned_once(monkeypatch, values, call, axis, num_plans):
     # With columns in two shards, each is a table of its own.
     plans = []
     original = parts.parts_of
     monkeypatch.setattr(
-        parts, "parts_of",
-        lambda shards: plans.append(shards) or original(shards))
+        parts,
+        "parts_of",
+        lambda shards: plans.append(shards) or original(shards),
+    )
     table = ShardedVariable.create(values, num_shards=2, axis=axis)
     call(table, tf.constant([3, 0]))
     assert len(plans) == num_plans

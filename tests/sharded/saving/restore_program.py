@@ -18,7 +18,8 @@ SHAPE = (1 << 17, 128)  # 64 MiB.
 def make(value, **options):
     """A table full of `value`, made shard by shard."""
     return ShardedVariable.create(
-        tf.constant_initializer(value), SHAPE, **options)
+        tf.constant_initializer(value), SHAPE, **options
+    )
 
 
 def main():
@@ -26,10 +27,12 @@ def main():
     # The first restore of a process sets TensorFlow up.
     small = ShardedVariable.create(tf.ones([8, 4]), **options)
     tf.train.Checkpoint(table=small).read(
-        tf.train.Checkpoint(table=small).write(path + "_small"))
+        tf.train.Checkpoint(table=small).write(path + "_small")
+    )
     table = make(1.0, **options)
     extra = peak_memory.extra_bytes(
-        lambda: tf.train.Checkpoint(table=table).read(path).assert_consumed())
+        lambda: tf.train.Checkpoint(table=table).read(path).assert_consumed()
+    )
     for shard in table.variables:
         tf.debugging.assert_equal(shard, 3.0)
     print(extra / 2**20)

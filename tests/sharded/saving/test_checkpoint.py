@@ -26,20 +26,27 @@ def value_of(table):
     return table.numpy()
 
 
-KINDS = [(make_table, [10]), (make_table, [4, 3, 3]),
-         (make_table, [1, 2, 0, 7]), (one_variable, None),
-         (tensorflows_own, [5, 5])]
+KINDS = [
+    (make_table, [10]),
+    (make_table, [4, 3, 3]),
+    (make_table, [1, 2, 0, 7]),
+    (one_variable, None),
+    (tensorflows_own, [5, 5]),
+]
 kinds = pytest.mark.parametrize(
-    "kind", KINDS, ids=["one", "even", "uneven", "variable", "tensorflow's"])
+    "kind", KINDS, ids=["one", "even", "uneven", "variable", "tensorflow's"]
+)
 into = pytest.mark.parametrize(
-    "target", KINDS, ids=["one", "even", "uneven", "variable", "tensorflow's"])
+    "target", KINDS, ids=["one", "even", "uneven", "variable", "tensorflow's"]
+)
 
 
 @kinds
 @into
 def test_any_table_restores_into_any_other(values, tmp_path, kind, target):
     path = tf.train.Checkpoint(table=kind[0](values, kind[1])).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     restored = target[0](np.zeros_like(values), target[1])
     tf.train.Checkpoint(table=restored).read(path).assert_consumed()
     np.testing.assert_array_equal(value_of(restored), values)
@@ -48,16 +55,17 @@ def test_any_table_restores_into_any_other(values, tmp_path, kind, target):
 @kinds
 def test_the_file_has_one_tensor(values, tmp_path, kind):
     path = tf.train.Checkpoint(table=kind[0](values, kind[1])).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     name = "table/.ATTRIBUTES/VARIABLE_VALUE"
     assert dict(tf.train.list_variables(path))[name] == [10, 2]
     np.testing.assert_array_equal(tf.train.load_variable(path, name), values)
 
 
-def test_a_table_made_after_the_restore_gets_its_value(
-        values, sizes, tmp_path):
+def test_a_table_made_after_the_restore_gets_its_value(values, sizes, tmp_path):
     path = tf.train.Checkpoint(table=make_table(values, [4, 6])).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     checkpoint = tf.train.Checkpoint()
     status = checkpoint.read(path)
     checkpoint.table = make_table(np.zeros_like(values), sizes)
@@ -76,7 +84,8 @@ def test_a_table_made_after_the_restore_gets_its_value(
 def test_a_manager_keeps_and_restores_the_newest(values, sizes, tmp_path):
     table = make_table(values, sizes)
     manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(table=table), str(tmp_path), max_to_keep=2)
+        tf.train.Checkpoint(table=table), str(tmp_path), max_to_keep=2
+    )
     for _ in range(3):
         table.assign_add(np.ones((10, 2)))
         manager.save()
@@ -86,7 +95,8 @@ def test_a_manager_keeps_and_restores_the_newest(values, sizes, tmp_path):
 
 
 def test_asynchronous_checkpoints_hold_the_value_at_the_save(
-        values, sizes, tmp_path):
+    values, sizes, tmp_path
+):
     table = make_table(values, sizes)
     checkpoint = tf.train.Checkpoint(table=table)
     options = tf.train.CheckpointOptions(enable_async=True)
@@ -97,23 +107,35 @@ def test_asynchronous_checkpoints_hold_the_value_at_the_save(
         checkpoint.sync()
         np.testing.assert_array_equal(
             tf.train.load_variable(path, "table/.ATTRIBUTES/VARIABLE_VALUE"),
-            values * factor)
+            values * factor,
+        )
 
 
-@pytest.mark.parametrize("other", [
-    np.ones((9, 2), np.float32), np.ones((10, 3), np.float32),
-    np.ones((20,), np.float32), np.ones((10, 2), np.float64)],
-    ids=["rows", "dim", "rank", "dtype"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.ones((9, 2), np.float32),
+        np.ones((10, 3), np.float32),
+        np.ones((20,), np.float32),
+        np.ones((10, 2), np.float64),
+    ],
+    ids=["rows", "dim", "rank", "dtype"],
+)
 def test_another_shape_or_dtype_is_refused_and_nothing_is_restored(
-        values, tmp_path, other):
+    values, tmp_path, other
+):
     path = tf.train.Checkpoint(
-        first=tf.Variable(5.), table=make_table(values, [4, 6])).write(
-            str(tmp_path / "c"))
-    first = tf.Variable(0.)
+        first=tf.Variable(5.0), table=make_table(values, [4, 6])
+    ).write(str(tmp_path / "c"))
+    first = tf.Variable(0.0)
     table = ShardedVariable.create(other, num_shards=3, name="ads")
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             r"Table 'ads' must be restored from a tensor of shape .*"
-            r"Received: shape \[10, 2\], dtype float32 \('table/")):
+            r"Received: shape \[10, 2\], dtype float32 \('table/"
+        ),
+    ):
         tf.train.Checkpoint(first=first, table=table).read(path)
     np.testing.assert_array_equal(table.numpy(), other)
     assert first.numpy() == 0
@@ -121,8 +143,9 @@ def test_another_shape_or_dtype_is_refused_and_nothing_is_restored(
 
 def test_a_truncated_checkpoint_is_refused(values, tmp_path):
     path = tf.train.Checkpoint(table=make_table(values, [4, 6])).write(
-        str(tmp_path / "c"))
-    data, = tmp_path.glob("c.data*")
+        str(tmp_path / "c")
+    )
+    (data,) = tmp_path.glob("c.data*")
     data.write_bytes(data.read_bytes()[:-20])
     table = make_table(np.zeros_like(values), [5, 5])
     with pytest.raises((tf.errors.OpError, IndexError), match="less bytes"):
@@ -147,25 +170,34 @@ SHIFTS = {"first": 100, "plain": 200, "last": 300}
 def written(values, tmp_path, kind):
     """A file of two tables and a variable, each with numbers of its own."""
     make, sizes = kind
-    return tf.train.Checkpoint(**{
-        name: (one_variable if name == "plain" else make)(
-            values + shift, sizes)
-        for name, shift in SHIFTS.items()}).write(str(tmp_path / "c"))
+    return tf.train.Checkpoint(
+        **{
+            name: (one_variable if name == "plain" else make)(
+                values + shift, sizes
+            )
+            for name, shift in SHIFTS.items()
+        }
+    ).write(str(tmp_path / "c"))
 
 
 @pytest.mark.parametrize("part", ["first", "plain", "last"])
 @pytest.mark.parametrize("late", [False, True])
 @kinds
-@pytest.mark.parametrize("mine", [
-    {"num_shards": 3}, {"placement": "mod", "num_shards": 3}, {"axis": 1},
-    {}], ids=str)
+@pytest.mark.parametrize(
+    "mine",
+    [{"num_shards": 3}, {"placement": "mod", "num_shards": 3}, {"axis": 1}, {}],
+    ids=str,
+)
 def test_nothing_is_restored_from_a_damaged_file(
-        values, tmp_path, kind, mine, late, part):
+    values, tmp_path, kind, mine, late, part
+):
     path = written(values, tmp_path, kind)
     damage(path, (values + SHIFTS[part])[8:])  # Behind its first rows.
-    made = {"first": ShardedVariable.create(values, **mine),
-            "plain": tf.Variable(values),
-            "last": ShardedVariable.create(values, **mine)}
+    made = {
+        "first": ShardedVariable.create(values, **mine),
+        "plain": tf.Variable(values),
+        "last": ShardedVariable.create(values, **mine),
+    }
     if late:
         # What is made behind the restore is restored as it comes.
         root = tf.train.Checkpoint()
@@ -174,7 +206,8 @@ def test_nothing_is_restored_from_a_damaged_file(
             if name != part:
                 setattr(root, name, table)
                 np.testing.assert_array_equal(
-                    table.numpy(), values + SHIFTS[name])
+                    table.numpy(), values + SHIFTS[name]
+                )
         with pytest.raises(tf.errors.DataLossError):
             setattr(root, part, made[part])
         del status
@@ -189,13 +222,15 @@ def test_nothing_is_restored_from_a_damaged_file(
 def test_a_graph_that_restores_a_damaged_file_has_written_nothing(tmp_path):
     values = np.arange(20, dtype=np.float32).reshape(10, 2)
     path = tf.train.Checkpoint(table=make_table(values, [3, 3, 4])).write(
-        str(tmp_path / "c"))
+        str(tmp_path / "c")
+    )
     table = make_table(np.zeros_like(values), [4, 6])
 
     @tf.function
     def restore():
         found = checkpoint.saveables(
-            table._own_shards, "table/.ATTRIBUTES/VARIABLE_VALUE")
+            table._own_shards, "table/.ATTRIBUTES/VARIABLE_VALUE"
+        )
         checkpoint.fetch_in_turn(found, path)
         found[0].restore([tf.zeros([1, 1])], None)
 
@@ -210,12 +245,14 @@ def test_a_graph_that_restores_a_damaged_file_has_written_nothing(tmp_path):
 
 @pytest.mark.parametrize("shape", [(0, 2), (5, 0), (0,)])
 @pytest.mark.parametrize("options", [{"num_shards": 3}, {"placement": "mod"}])
-def test_a_table_without_elements_is_written_and_read(
-        tmp_path, shape, options):
+def test_a_table_without_elements_is_written_and_read(tmp_path, shape, options):
     values = np.zeros(shape, np.float32)
     table = ShardedVariable.create(values, **options)
     path = tf.train.Checkpoint(table=table).write(tmp_path / "empty")
-    for target in (table, tf.Variable(values),
-                   ShardedVariable.create(values, num_shards=2)):
+    for target in (
+        table,
+        tf.Variable(values),
+        ShardedVariable.create(values, num_shards=2),
+    ):
         tf.train.Checkpoint(table=target).read(path).assert_consumed()
         assert value_of(target).shape == shape

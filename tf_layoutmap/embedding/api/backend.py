@@ -212,8 +212,9 @@ class EngineBackend(Backend, Protocol):
           marks: Float32 of `mark_shape`.
         """
 
-    def evict_keys(self, table: int, keys: tf.Tensor, *,
-                   expired: bool) -> tf.Tensor:
+    def evict_keys(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
         """Takes rows of keys of an open table away.
 
         Args:

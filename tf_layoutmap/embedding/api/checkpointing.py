@@ -11,13 +11,15 @@ from tf_layoutmap.embedding.api import restore_checks
 from tf_layoutmap.embedding.api.state import EmbeddingState
 
 if TYPE_CHECKING:
+
     class _Trackable:  # What the methods are mixed into.
         _deferred_dependencies: dict[str, list[Any]]
 
         def _maybe_initialize_trackable(self) -> None: ...
 
         def _trackable_children(
-            self, save_type: str = ..., **kwargs: Any) -> dict[str, Any]: ...
+            self, save_type: str = ..., **kwargs: Any
+        ) -> dict[str, Any]: ...
 else:
     _Trackable = object
 
@@ -54,7 +56,8 @@ class CheckpointHooks(_Trackable):
                 "A TPUEmbedding must be built before the first asynchronous "
                 "save of its checkpoint, which copies only the variables that "
                 "there are by then; call `build` before, or make another "
-                "tf.train.Checkpoint.")
+                "tf.train.Checkpoint."
+            )
 
     def _checkpoint_adapter(self, path):
         # A restore asks this before it writes anything: the one moment to
@@ -76,7 +79,8 @@ class CheckpointHooks(_Trackable):
         if waiting:
             latest = max(waiting, key=lambda one: one.checkpoint.restore_uid)
             restore_checks.check_shapes(
-                latest.checkpoint.save_path_string, "_variables", variables)
+                latest.checkpoint.save_path_string, "_variables", variables
+            )
 
     def _load_variables(self):
         """Sends the variables to the TPU, as of TensorFlow's class.

@@ -93,7 +93,8 @@ class LayerAccess:
         self._state.check_can_step("call")
         self._state.check_optimizers(
             f"Layer {layer!r} in a training step",
-            "make the layer with `trainable=False`")
+            "make the layer with `trainable=False`",
+        )
 
     def open(self, inputs: Any, weights: Any) -> tuple[Follow, list[tf.Tensor]]:
         """Opens a lookup of the host engine, which gradients may follow.
@@ -140,8 +141,9 @@ class LayerAccess:
         else:
             self._embedding.build()
             self._embedding.flush()
-        return [self._embedding._variables[table.name]
-                for table in self.spec.tables]
+        return [
+            self._embedding._variables[table.name] for table in self.spec.tables
+        ]
 
     def load_variables(self):
         """Lets the steps use what was written to `variables()`."""

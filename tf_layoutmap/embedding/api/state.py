@@ -39,9 +39,10 @@ class EmbeddingState:
         """Refuses steps for a TPU that is not there, and in an export."""
         if self.is_refused:
             raise RuntimeError(
-                f"`{method}` is not valid when TPUEmbedding(engine=\"tpu\") is "
+                f'`{method}` is not valid when TPUEmbedding(engine="tpu") is '
                 "not created under a TPUStrategy; leave `engine` out to step "
-                "on the host.")
+                "on the host."
+            )
         if not self.backend.is_on_tpu:
             _check_not_exported(method)
 
@@ -51,7 +52,8 @@ class EmbeddingState:
         if not self.backend.is_built:
             raise RuntimeError(
                 f"`{method}` needs a built TPUEmbedding; call `enqueue` or "
-                "`build` first.")
+                "`build` first."
+            )
 
     def check_optimizers(self, what: str, to_serve: str):
         """Refuses updates where a table only serves.
@@ -66,7 +68,8 @@ class EmbeddingState:
                     f"{what} needs an optimizer for every table; table "
                     f"{table.name!r} has none. Pass `optimizer=` when the "
                     "TPUEmbedding is made, or to the TableConfig; to serve "
-                    f"only, {to_serve}.")
+                    f"only, {to_serve}."
+                )
 
     def check_training(self, training: Any):
         """Refuses what is no bool, and a true one where tables only serve.
@@ -78,7 +81,8 @@ class EmbeddingState:
         if not isinstance(training, bool):
             raise TypeError(
                 "Argument `training` must be a bool or a bool tensor. "
-                f"Received: {training!r}.")
+                f"Received: {training!r}."
+            )
         if training:
             self.check_optimizers("`enqueue(training=True)`", FORWARD_STEPS)
 
@@ -88,7 +92,8 @@ class EmbeddingState:
         if self.backend.is_on_tpu:
             raise RuntimeError(
                 f"`{method}` is of the host engine; a TPU keeps its steps to "
-                "itself.")
+                "itself."
+            )
         return cast(EngineBackend, self.backend)
 
 
@@ -98,4 +103,5 @@ def _check_not_exported(method: str):
         raise RuntimeError(
             f"`{method}` cannot be exported: a SavedModel must load without "
             "tf_layoutmap. Serve by `serving_embedding_lookup`, and keep "
-            "functions that train out of the attributes of what is saved.")
+            "functions that train out of the attributes of what is saved."
+        )

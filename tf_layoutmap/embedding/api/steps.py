@@ -22,8 +22,12 @@ class StepMethods:
 
     @_as_written
     def enqueue(
-        self, features: Any, weights: Any = None, training: Any = True,
-        name: str | None = None, device: str | None = None,
+        self,
+        features: Any,
+        weights: Any = None,
+        training: Any = True,
+        name: str | None = None,
+        device: str | None = None,
     ):
         """Hands over the ids of one step.
 
@@ -90,7 +94,8 @@ class StepMethods:
         """
         self._state.check_built("dequeue")
         return tf.nest.pack_sequence_as(
-            self._state.feature_config, self._state.backend.dequeue(name))
+            self._state.feature_config, self._state.backend.dequeue(name)
+        )
 
     @_as_written
     def apply_gradients(self, gradients: Any, name: str | None = None):
@@ -120,8 +125,8 @@ class StepMethods:
         self._state.check_built("apply_gradients")
         self._state.check_optimizers("`apply_gradients`", FORWARD_STEPS)
         structure.check_same(
-            gradients, "gradients", self._state.feature_config,
-            "feature_config")
+            gradients, "gradients", self._state.feature_config, "feature_config"
+        )
         self._state.backend.apply(tf.nest.flatten(gradients), name)
 
     @property

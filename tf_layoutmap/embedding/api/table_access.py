@@ -37,8 +37,10 @@ class TableAccess:
             except while a SavedModel is made; all shards go into it.
         """
         self._make_readable("embedding_tables")
-        return {one: self._variables[spec.name][tables.PARAMETERS]
-                for one, spec in self._tables()}
+        return {
+            one: self._variables[spec.name][tables.PARAMETERS]
+            for one, spec in self._tables()
+        }
 
     @property
     def slot_variables(self) -> dict[Any, dict[str, Any]]:
@@ -48,12 +50,15 @@ class TableAccess:
           RuntimeError: As of `embedding_tables`.
         """
         self._make_readable("slot_variables")
-        return {one: {name: slot
-                      for name, slot in self._variables[spec.name].items()
-                      if name not in (tables.PARAMETERS,
-                                      tables.ROUNDING_STEPS)
-                      and name not in vocabulary_state.NAMES}
-                for one, spec in self._tables()}
+        return {
+            one: {
+                name: slot
+                for name, slot in self._variables[spec.name].items()
+                if name not in (tables.PARAMETERS, tables.ROUNDING_STEPS)
+                and name not in vocabulary_state.NAMES
+            }
+            for one, spec in self._tables()
+        }
 
     @property
     def vocabularies(self) -> dict[str, vocabulary_state.Vocabulary]:
@@ -64,14 +69,19 @@ class TableAccess:
         backend = cast(EngineBackend, self._state.backend)
         return {
             spec.name: vocabulary_state.Vocabulary(
-                spec.vocabulary.settings, spec.title or spec.name,
-                {name: variable for name, variable
-                 in self._variables[spec.name].items()
-                 if name in vocabulary_state.NAMES},
+                spec.vocabulary.settings,
+                spec.title or spec.name,
+                {
+                    name: variable
+                    for name, variable in self._variables[spec.name].items()
+                    if name in vocabulary_state.NAMES
+                },
                 functools.partial(backend.evict_keys, number),
-                functools.partial(self._resize, number))
+                functools.partial(self._resize, number),
+            )
             for number, spec in enumerate(self._state.spec.tables)
-            if spec.vocabulary is not None}
+            if spec.vocabulary is not None
+        }
 
     def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
         """Gives a table another capacity; see `Vocabulary.resize`."""
@@ -81,9 +91,15 @@ class TableAccess:
         self._state.spec = found.spec
         # Trackable as the first ones: a checkpoint finds the new variables.
         self._variables = {**self._variables, spec.name: found.variables}
-        return spec.vocabulary.settings, {
-            name: variable for name, variable in found.variables.items()
-            if name in vocabulary_state.NAMES}, found.conversion
+        return (
+            spec.vocabulary.settings,
+            {
+                name: variable
+                for name, variable in found.variables.items()
+                if name in vocabulary_state.NAMES
+            },
+            found.conversion,
+        )
 
     @_as_written
     def flush(self):
@@ -137,7 +153,8 @@ class TableAccess:
             raise RuntimeError(
                 f"Unable to retrieve `{what}` under TPUStrategy: the rows are "
                 "on the TPU. Save a checkpoint, and restore it into a "
-                "TPUEmbedding that was created under another strategy.")
+                "TPUEmbedding that was created under another strategy."
+            )
         self._state.check_built(what)
 
     def _tables(self):

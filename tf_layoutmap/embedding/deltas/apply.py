@@ -14,7 +14,8 @@ from tf_layoutmap.vocabulary import checkpoint_parts
 
 
 def apply_deltas(
-    base: str | os.PathLike[str], directory: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
 ) -> str:
     """Writes the checkpoint that a base and its deltas make up.
@@ -46,21 +47,30 @@ def apply_deltas(
     deltas = chain.read(directory, base)
     target = checkpoint_parts.prefix_of(
         os.path.join(directory, f"full-{chain.name_of(len(deltas))}")
-        if target is None else target)
+        if target is None
+        else target
+    )
     if checkpoint_parts.is_same(base, target):
-        raise ValueError(_checks.message(
-            "target", "another prefix than `base`", target))
+        raise ValueError(
+            _checks.message("target", "another prefix than `base`", target)
+        )
     for delta in deltas:
         if checkpoint_parts.is_same(delta.tensors, target):
-            raise ValueError(_checks.message(
-                "target", "another prefix than that of a delta", target,
-                delta.path))
+            raise ValueError(
+                _checks.message(
+                    "target",
+                    "another prefix than that of a delta",
+                    target,
+                    delta.path,
+                )
+            )
     checkpoint_parts.write(target, _tensors(base, deltas))
     return target
 
 
 def _tensors(
-    base: str, deltas: list[chain.Delta],
+    base: str,
+    deltas: list[chain.Delta],
 ) -> Iterator[tuple[str, Any]]:
     reader = base_file.reader_of(base)
     tables = {}
@@ -69,9 +79,16 @@ def _tensors(
         for table, of_table in meta.tables.items():
             prefix, saved_as = meta.in_base(table)
             for name in of_table["variables"]:
-                tables[prefix + restore_checks.key_of(
-                    base_file.ATTRIBUTE, saved_as, name)] = table, name
+                tables[
+                    prefix
+                    + restore_checks.key_of(base_file.ATTRIBUTE, saved_as, name)
+                ] = table, name
     for key in sorted(reader.get_variable_to_shape_map()):
-        yield key, (
-            base_file.read(reader, key, deltas, *tables[key])
-            if key in tables else base_file.read_tensor(reader, key))
+        yield (
+            key,
+            (
+                base_file.read(reader, key, deltas, *tables[key])
+                if key in tables
+                else base_file.read_tensor(reader, key)
+            ),
+        )

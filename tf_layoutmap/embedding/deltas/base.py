@@ -34,7 +34,8 @@ def reader_of(base: str) -> Any:
     except (tf.errors.OpError, ValueError) as error:
         raise ValueError(
             "Argument `base` must be the prefix of a checkpoint of "
-            f"TensorFlow. Received: base={base!r} ({error}).") from None
+            f"TensorFlow. Received: base={base!r} ({error})."
+        ) from None
 
 
 def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
@@ -55,25 +56,47 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     wanted = {
         restore_checks.key_of(ATTRIBUTE, table, name): list(variable.shape)
         for table, by_name in variables.items()
-        for name, variable in by_name.items()}
+        for name, variable in by_name.items()
+    }
     first = next(iter(wanted))
-    prefixes = [key.removesuffix(first) for key in shapes
-                if key.endswith(first)
-                and key.removesuffix(first)[-1:] in ("", "/")]
-    fitting = [prefix for prefix in prefixes if all(
-        shapes.get(prefix + key) == shape for key, shape in wanted.items())]
-    below = fitting if root is None else [
-        prefix for prefix in fitting if _object_at(root, prefix) is embedding]
+    prefixes = [
+        key.removesuffix(first)
+        for key in shapes
+        if key.endswith(first) and key.removesuffix(first)[-1:] in ("", "/")
+    ]
+    fitting = [
+        prefix
+        for prefix in prefixes
+        if all(
+            shapes.get(prefix + key) == shape for key, shape in wanted.items()
+        )
+    ]
+    below = (
+        fitting
+        if root is None
+        else [
+            prefix
+            for prefix in fitting
+            if _object_at(root, prefix) is embedding
+        ]
+    )
     if len(below) == 1:
         return below[0]
     problem = (
         "several times; argument `root`, the object that was saved, says which "
-        "they are" if below else "below another object than `root`" if fitting
-        else "not as they are now" if prefixes else "not")
+        "they are"
+        if below
+        else "below another object than `root`"
+        if fitting
+        else "not as they are now"
+        if prefixes
+        else "not"
+    )
     raise ValueError(
         "Argument `base` must be a checkpoint that holds the embedding, once. "
         f"Received: base={base!r}, where tables {sorted(variables)} are "
-        f"{problem}.")
+        f"{problem}."
+    )
 
 
 def _object_at(root: Any, prefix: str) -> Any:
@@ -82,7 +105,8 @@ def _object_at(root: Any, prefix: str) -> Any:
     for name in prefix.removesuffix("/").split("/") if prefix else ():
         # As TensorFlow has written the name of an attribute.
         local_name = re.sub(
-            r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name)
+            r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name
+        )
         found = tf.train.TrackableView(found).children(found).get(local_name)
         if found is None:
             return None
@@ -90,7 +114,11 @@ def _object_at(root: Any, prefix: str) -> Any:
 
 
 def read(
-    base: Any, key: str, deltas: Sequence[Delta], table: str, name: str,
+    base: Any,
+    key: str,
+    deltas: Sequence[Delta],
+    table: str,
+    name: str,
 ) -> Array:
     """Returns a variable as it is after deltas.
 
@@ -107,7 +135,8 @@ def read(
     value = np.array(read_tensor(base, key))
     for delta in deltas:
         value = _written(
-            value, tf.train.load_checkpoint(delta.tensors), table, name)
+            value, tf.train.load_checkpoint(delta.tensors), table, name
+        )
     return value
 
 
@@ -122,7 +151,8 @@ def read_tensor(base: Any, key: str) -> Any:
     except (tf.errors.OpError, IndexError, RuntimeError) as error:
         raise ValueError(
             f"Tensor {key!r} cannot be read from the base, which was cut or "
-            f"altered: {error}.") from None
+            f"altered: {error}."
+        ) from None
 
 
 def _written(value: Array, delta: Any, table: str, name: str) -> Array:
@@ -135,7 +165,8 @@ def _written(value: Array, delta: Any, table: str, name: str) -> Array:
         value.reshape(-1)[rows[is_lane]] = changed[is_lane]
     elif name == state.SKETCH:
         value.reshape(-1, SKETCH_CELLS)[
-            delta.get_tensor(f"{table}/{SKETCH_ROWS}")] = changed
+            delta.get_tensor(f"{table}/{SKETCH_ROWS}")
+        ] = changed
     elif value.ndim == 2:
         value[delta.get_tensor(f"{table}/{ROWS}")] = changed
     else:

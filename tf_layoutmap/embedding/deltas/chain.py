@@ -59,7 +59,8 @@ def read(directory: str, base: str) -> list[Delta]:
     if not os.path.isdir(directory):
         raise ValueError(
             "Argument `directory` must be a directory with deltas. Received: "
-            f"directory={directory!r}.")
+            f"directory={directory!r}."
+        )
     expected = fingerprint(base)
     found: list[Delta] = []
     for name in sorted(os.listdir(directory)):
@@ -69,22 +70,26 @@ def read(directory: str, base: str) -> list[Delta]:
         if number != sequence:
             raise ValueError(
                 f"Deltas must follow each other without a gap. Received: delta "
-                f"{number} after {len(found)} (directory {directory!r}).")
+                f"{number} after {len(found)} (directory {directory!r})."
+            )
         path = os.path.join(directory, name)
         meta = _read_meta(path)
         if meta.sequence != number:
             raise ValueError(
                 f"{path!r} must hold delta {number}. Received: delta "
                 f"{meta.sequence}"
-                + (" once more." if meta.sequence < number else "."))
+                + (" once more." if meta.sequence < number else ".")
+            )
         if meta.base != expected:
             raise ValueError(
                 f"Delta {number} must be of base {base!r}. Received: one of "
-                f"another checkpoint ({path!r}).")
+                f"another checkpoint ({path!r})."
+            )
         if meta.previous != (found[-1].meta.seal if found else ""):
             raise ValueError(
                 f"Delta {number} must continue delta {number - 1} of its "
-                f"directory. Received: one that continues another ({path!r}).")
+                f"directory. Received: one that continues another ({path!r})."
+            )
         _check_files(path, meta)
         found.append(Delta(path, meta))
     return found
@@ -103,7 +108,8 @@ def fingerprint(base: str) -> str:
     except OSError as error:
         raise ValueError(
             "Argument `base` must be the prefix of a checkpoint of "
-            f"TensorFlow. Received: base={base!r} ({error}).") from None
+            f"TensorFlow. Received: base={base!r} ({error})."
+        ) from None
 
 
 def checksum(path: str) -> str:
@@ -133,13 +139,16 @@ def _check_files(path: str, meta: Meta) -> None:
         if not os.path.isfile(file):
             raise ValueError(
                 f"Delta {meta.sequence} must have the file {file!r}. "
-                "Received: none.")
+                "Received: none."
+            )
         num_bytes = os.path.getsize(file)
         if num_bytes != expected["num_bytes"]:
             raise ValueError(
                 f"{file!r} must have {expected['num_bytes']} bytes. Received: "
-                f"{num_bytes}; it was cut or altered.")
+                f"{num_bytes}; it was cut or altered."
+            )
         if checksum(file) != expected["sha256"]:
             raise ValueError(
                 f"{file!r} must have the checksum that {meta_file.FILE!r} "
-                "says. Received: another one; it was altered.")
+                "says. Received: another one; it was altered."
+            )

@@ -27,12 +27,13 @@ def differing_rows(stored: Array, variable: Any) -> Array:
     found, first = [], 0
     for shard in shards_of(variable):
         now = shard.numpy()
-        rows = _bits(now) != _bits(stored[first:first + len(now)])
+        rows = _bits(now) != _bits(stored[first : first + len(now)])
         # Of a vocabulary each lane of a bucket is a row.
         is_lane = now.dtype in (np.int64, np.int32)
         different = rows.ravel() if is_lane else rows.any(1)
-        found.append(np.flatnonzero(different) + first * (
-            now.shape[1] if is_lane else 1))
+        found.append(
+            np.flatnonzero(different) + first * (now.shape[1] if is_lane else 1)
+        )
         first += len(now)
     return np.concatenate(found)
 

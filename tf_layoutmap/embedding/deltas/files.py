@@ -30,7 +30,9 @@ def remove_leftovers(directory: str) -> None:
 
 
 def write(
-    directory: str, sequence: int, tensors: Mapping[str, np.ndarray[Any, Any]],
+    directory: str,
+    sequence: int,
+    tensors: Mapping[str, np.ndarray[Any, Any]],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
     """Writes a delta aside, waits until the disk has it, and renames it.
@@ -54,18 +56,26 @@ def write(
                 prefix=os.path.join(new, chain.TENSORS),
                 tensor_names=list(tensors),
                 shape_and_slices=[""] * len(tensors),
-                tensors=list(tensors.values()))
-        meta = make_meta({
-            name: {"num_bytes": os.path.getsize(os.path.join(new, name)),
-                   "sha256": chain.checksum(os.path.join(new, name))}
-            for name in sorted(os.listdir(new))})
-        with open(os.path.join(new, meta_file.FILE), "w",
-                  encoding="utf-8") as file:
+                tensors=list(tensors.values()),
+            )
+        meta = make_meta(
+            {
+                name: {
+                    "num_bytes": os.path.getsize(os.path.join(new, name)),
+                    "sha256": chain.checksum(os.path.join(new, name)),
+                }
+                for name in sorted(os.listdir(new))
+            }
+        )
+        with open(
+            os.path.join(new, meta_file.FILE), "w", encoding="utf-8"
+        ) as file:
             file.write(meta.to_json())
         operations.sync_tree(new)
         if os.path.exists(path):
             raise FileExistsError(
-                f"{path!r} is there already: another writer has written it.")
+                f"{path!r} is there already: another writer has written it."
+            )
         os.rename(new, path)
         operations.sync(directory)
     return Delta(path, meta)

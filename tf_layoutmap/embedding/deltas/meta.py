@@ -75,18 +75,22 @@ def from_json(text: str, where: str) -> Meta:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{where!r} must be what tlm.DeltaWriter has written. Received: "
-            "a file that was cut or altered.") from None
+            "a file that was cut or altered."
+        ) from None
     if version not in FORMATS:
         raise ValueError(
             f"{where!r} must be of format {FORMATS[0]} or {FORMATS[1]}, which "
-            f"this version reads. Received: format {version!r}.")
+            f"this version reads. Received: format {version!r}."
+        )
     if seal != _seal(found):
         raise ValueError(
             f"{where!r} must be what tlm.DeltaWriter has written. Received: "
-            "a file that was altered, its seal is of another one.")
+            "a file that was altered, its seal is of another one."
+        )
     return Meta(**found)
 
 
 def _seal(found: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(
-        found, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(found, sort_keys=True).encode()
+    ).hexdigest()

@@ -43,18 +43,27 @@ def embeddings_of(embedding: Any) -> list[Any]:
     for one in given:
         inner = getattr(one, "embedding", one)
         if not isinstance(inner, TableAccess):
-            raise TypeError(_checks.message(
-                "embedding", "a tlm.TPUEmbedding, a tlm.layers.TPUEmbedding, a "
-                "tlm.layers.ShardedEmbedding with an open vocabulary, or a "
-                "list of them", embedding))
+            raise TypeError(
+                _checks.message(
+                    "embedding",
+                    "a tlm.TPUEmbedding, a tlm.layers.TPUEmbedding, a "
+                    "tlm.layers.ShardedEmbedding with an open vocabulary, or a "
+                    "list of them",
+                    embedding,
+                )
+            )
         if any(inner is other for other in found):
-            raise ValueError(_checks.message(
-                "embedding", "embeddings that each come once", embedding))
+            raise ValueError(
+                _checks.message(
+                    "embedding", "embeddings that each come once", embedding
+                )
+            )
         inner._state.require_host("DeltaWriter")
         found.append(inner)
     if not found:
-        raise ValueError(_checks.message(
-            "embedding", "at least one embedding", embedding))
+        raise ValueError(
+            _checks.message("embedding", "at least one embedding", embedding)
+        )
     return found
 
 
@@ -80,8 +89,9 @@ class Watched:
             label = prefix if self.is_of_several else ""
             for table, by_name in one._variables.items():
                 self.tables[label + table] = Table(table, prefix, by_name)
-            backend = cast(EngineBackend, one._state.require_host(
-                "DeltaWriter"))
+            backend = cast(
+                EngineBackend, one._state.require_host("DeltaWriter")
+            )
             self._parts.append((backend, backend.watch_changes(), label))
         self._num_replaced = self._count_replaced()
 
@@ -93,7 +103,9 @@ class Watched:
     def was_replaced(self) -> bool:
         """Whether all values may have been replaced since the last call."""
         before, self._num_replaced = (
-            self._num_replaced, self._count_replaced())
+            self._num_replaced,
+            self._count_replaced(),
+        )
         return before != self._num_replaced
 
     def take(self, also: Mapping[str, Array], found: dict[str, Any]) -> None:
@@ -108,10 +120,14 @@ class Watched:
           RuntimeError: As of `EngineChanges.take`.
         """
         for _, changes, label in self._parts:
-            own = {table.removeprefix(label): rows
-                   for table, rows in also.items() if table.startswith(label)}
-            found.update({label + table: one
-                          for table, one in changes.take(own).items()})
+            own = {
+                table.removeprefix(label): rows
+                for table, rows in also.items()
+                if table.startswith(label)
+            }
+            found.update(
+                {label + table: one for table, one in changes.take(own).items()}
+            )
 
     def _count_replaced(self) -> int:
         return sum(changes.num_replaced for _, changes, _ in self._parts)

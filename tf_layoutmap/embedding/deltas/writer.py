@@ -57,8 +57,14 @@ class DeltaWriter:
     writer of the same base and directory, which goes on.
     """
 
-    def __init__(self, embedding: Any, directory: str | os.PathLike[str], *,
-                 base: str | os.PathLike[str], root: Any = None):
+    def __init__(
+        self,
+        embedding: Any,
+        directory: str | os.PathLike[str],
+        *,
+        base: str | os.PathLike[str],
+        root: Any = None,
+    ):
         """Compares the tables with the base and the deltas that there are.
 
         What differs is written with the next delta. One variable at a time is
@@ -87,16 +93,20 @@ class DeltaWriter:
         self._base = checkpoint_parts.prefix_of(base)
         inner = watched.embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
-        prefixes = [base_file.find_prefix(self._base, one, root)
-                    for one in inner]
-        for path in (*checkpoint_parts.data_files(self._base),
-                     f"{self._base}.index"):
+        prefixes = [
+            base_file.find_prefix(self._base, one, root) for one in inner
+        ]
+        for path in (
+            *checkpoint_parts.data_files(self._base),
+            f"{self._base}.index",
+        ):
             operations.sync(path)
         os.makedirs(self._directory, exist_ok=True)
         files.remove_leftovers(self._directory)
         self._deltas = chain.read(self._directory, self._base)
         self._thread = futures.ThreadPoolExecutor(
-            1, thread_name_prefix="tlm-deltas")
+            1, thread_name_prefix="tlm-deltas"
+        )
         self._writing: futures.Future[Delta] | None = None
         # By table: rows to write besides those that are noted, the counts of
         # keys without a row, and the step, as the last delta has them.
@@ -119,8 +129,12 @@ class DeltaWriter:
         """Those that are complete, in their order."""
         return list(self._deltas)
 
-    def write(self, *, wait: bool = True, compare: bool = False,
-              ) -> Delta | None:
+    def write(
+        self,
+        *,
+        wait: bool = True,
+        compare: bool = False,
+    ) -> Delta | None:
         """Writes what changed since the delta before.
 
         Steps wait while the changed rows are copied, at one moment and in
@@ -152,8 +166,7 @@ class DeltaWriter:
             self._watched.take(self._also, found)
         finally:
             # Until they are on the disk.
-            self._also.update(
-                {table: one.rows for table, one in found.items()})
+            self._also.update({table: one.rows for table, one in found.items()})
         self._writing = self._thread.submit(self._write, found)
         return self.finish() if wait else None
 
@@ -174,29 +187,41 @@ class DeltaWriter:
         tables: dict[str, dict[str, Any]] = {}
         sketches, steps = {}, {}
         for table, one in found.items():
-            tables[table] = {"num_rows": len(one.rows),
-                             "variables": [*one.values, *one.whole]}
+            tables[table] = {
+                "num_rows": len(one.rows),
+                "variables": [*one.values, *one.whole],
+            }
             if self._watched.is_of_several:
                 of_base = self._watched.tables[table]
-                tables[table].update(
-                    table=of_base.name, prefix=of_base.prefix)
+                tables[table].update(table=of_base.name, prefix=of_base.prefix)
             if state.NUMBERS in one.whole:
                 steps[table] = int(one.whole[state.NUMBERS][0])
                 tables[table].update(
-                    from_step=self._steps[table], to_step=steps[table])
+                    from_step=self._steps[table], to_step=steps[table]
+                )
             parts = {base_file.ROWS: one.rows, **one.values, **one.whole}
             if state.SKETCH in parts:
                 sketches[table] = parts[state.SKETCH]
-                parts.update(_changed_cells(
-                    self._sketches[table], sketches[table]))
-            tensors.update({f"{table}/{name}": value
-                            for name, value in parts.items()})
+                parts.update(
+                    _changed_cells(self._sketches[table], sketches[table])
+                )
+            tensors.update(
+                {f"{table}/{name}": value for name, value in parts.items()}
+            )
         sequence = len(self._deltas) + 1
         delta = files.write(
-            self._directory, sequence, tensors, lambda of_files: Meta(
-                sequence, self._fingerprint, self._prefix,
-                self._deltas[-1].meta.seal if self._deltas else "", tables,
-                of_files))
+            self._directory,
+            sequence,
+            tensors,
+            lambda of_files: Meta(
+                sequence,
+                self._fingerprint,
+                self._prefix,
+                self._deltas[-1].meta.seal if self._deltas else "",
+                tables,
+                of_files,
+            ),
+        )
         self._deltas.append(delta)
         self._sketches, self._steps, self._also = sketches, steps, {}
         return delta
@@ -205,10 +230,11 @@ class DeltaWriter:
         """Finds the rows that are not as base and deltas have them."""
         for table, one in self._watched.tables.items():
             rows = [self._also.get(table, np.zeros([0], np.int64))]
-            rows += [compare.differing_rows(
-                self._stored(table, name), variable)
+            rows += [
+                compare.differing_rows(self._stored(table, name), variable)
                 for name, variable in one.variables.items()
-                if compare.has_rows(name)]
+                if compare.has_rows(name)
+            ]
             self._also[table] = np.unique(np.concatenate(rows))
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
@@ -218,19 +244,23 @@ class DeltaWriter:
                 "The deltas in a directory must all be of the same tables, "
                 f"which are {sorted(before)} so far. Received: "
                 f"{sorted(self._watched.tables)} (directory "
-                f"{self._directory!r}).")
+                f"{self._directory!r})."
+            )
 
     def _stored(self, table: str, name: str) -> Array:
         of_base = self._watched.tables[table]
         key = of_base.prefix + restore_checks.key_of(
-            base_file.ATTRIBUTE, of_base.name, name)
+            base_file.ATTRIBUTE, of_base.name, name
+        )
         return base_file.read(
-            base_file.reader_of(self._base), key, self._deltas, table, name)
+            base_file.reader_of(self._base), key, self._deltas, table, name
+        )
 
 
 def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
     """The counts of keys without a row, where they changed."""
-    before, after = (one.reshape(-1, base_file.SKETCH_CELLS)
-                     for one in (before, after))
+    before, after = (
+        one.reshape(-1, base_file.SKETCH_CELLS) for one in (before, after)
+    )
     rows = np.flatnonzero((before != after).any(1))
     return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}

@@ -39,14 +39,19 @@ class Group:
         self.size = int(strategy.num_replicas_in_sync)
         if len(strategy.extended.worker_devices) != 1:
             raise NotImplementedError(
-                "Argument `over_processes` must be \"copied\" where a process "
+                'Argument `over_processes` must be "copied" where a process '
                 "has several devices: the parts of a table belong to "
-                "processes of one replica. Received: \"divided\" with the "
-                f"devices {strategy.extended.worker_devices}.")
+                'processes of one replica. Received: "divided" with the '
+                f"devices {strategy.extended.worker_devices}."
+            )
         # Not under a name of its own in the interface of strategies.
-        self.rank = int(strategy.run(
-            lambda: tf.distribute.get_replica_context()
-            .replica_id_in_sync_group))
+        self.rank = int(
+            strategy.run(
+                lambda: (
+                    tf.distribute.get_replica_context().replica_id_in_sync_group
+                )
+            )
+        )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensors of all processes, one after the other.
@@ -57,11 +62,15 @@ class Group:
         launcher = self._launcher
         with tf.device(_tf_private.device_of_collectives(launcher)):
             return _tf_private.all_gather(
-                tensor, timeout=TIMEOUT_SECONDS,
-                **_tf_private.collective_arguments(launcher))
+                tensor,
+                timeout=TIMEOUT_SECONDS,
+                **_tf_private.collective_arguments(launcher),
+            )
 
     def exchange(
-        self, blocks: Sequence[tf.Tensor], sizes: tf.Tensor,
+        self,
+        blocks: Sequence[tf.Tensor],
+        sizes: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Sends each process its block, and returns what came from each.
 
@@ -75,15 +84,24 @@ class Group:
         """
         dtype = blocks[0].dtype
         largest = tf.maximum(tf.reduce_max(sizes), 1)
-        padded = tf.stack([
-            tf.pad(tf.bitcast(one, tf.int32) if dtype in _INT32 else one,
-                   [[0, largest - tf.size(one, tf.int64)]])
-            for one in blocks])
+        padded = tf.stack(
+            [
+                tf.pad(
+                    tf.bitcast(one, tf.int32) if dtype in _INT32 else one,
+                    [[0, largest - tf.size(one, tf.int64)]],
+                )
+                for one in blocks
+            ]
+        )
         launcher = self._launcher
         with tf.device(_tf_private.device_of_collectives(launcher)):
             received = _tf_private.all_to_all(
-                padded, timeout=TIMEOUT_SECONDS,
-                **_tf_private.collective_arguments(launcher))
+                padded,
+                timeout=TIMEOUT_SECONDS,
+                **_tf_private.collective_arguments(launcher),
+            )
         received = tf.ensure_shape(received, [self.size, None])
-        return [tf.bitcast(received[other, :sizes[other, self.rank]], dtype)
-                for other in range(self.size)]
+        return [
+            tf.bitcast(received[other, : sizes[other, self.rank]], dtype)
+            for other in range(self.size)
+        ]

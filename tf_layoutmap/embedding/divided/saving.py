@@ -75,12 +75,18 @@ def whole(table: Gathered) -> tf.Tensor | None:
     return tf.concat([rows for _, rows in found], 0) if found else None
 
 
-def save(original: Callable[..., Any], saver: Any, file_prefix: Any,
-         checkpoint_number: Any = None, session: Any = None,
-         options: Any = None) -> Any:
+def save(
+    original: Callable[..., Any],
+    saver: Any,
+    file_prefix: Any,
+    checkpoint_number: Any = None,
+    session: Any = None,
+    options: Any = None,
+) -> Any:
     """Saves as `original` does, and divided tables part by part."""
     if not tf.executing_eagerly() or not isinstance(
-            file_prefix, (str, os.PathLike)):
+        file_prefix, (str, os.PathLike)
+    ):
         return original(saver, file_prefix, checkpoint_number, session, options)
     target = os.fspath(file_prefix)
     if checkpoint_number:
@@ -92,9 +98,12 @@ def save(original: Callable[..., Any], saver: Any, file_prefix: Any,
             parts.try_to(original, saver, parts.aside, None, session, options)
         finally:
             _noted.tables = None
-        parts.expect(sum(
-            table.dtype.size * table.shape.num_elements()
-            for table, _ in found))
+        parts.expect(
+            sum(
+                table.dtype.size * table.shape.num_elements()
+                for table, _ in found
+            )
+        )
         for table, key in found:
             parts.add(table, key)
         return parts.become(target)
@@ -144,7 +153,8 @@ class _Parts:
             return
         for first, rows in table.gather():
             self._slices.append(
-                (key, table.slice_spec(first, known_size(rows, 0)), rows))
+                (key, table.slice_spec(first, known_size(rows, 0)), rows)
+            )
             self._num_bytes += rows.dtype.size * int(tf.size(rows))
             if self._num_bytes >= self._most_bytes:
                 self._flush()
@@ -161,8 +171,10 @@ class _Parts:
             raise self._error
         with tf.device("/cpu:0"):
             tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=self._prefixes, destination_prefix=target,
-                delete_old_dirs=False)
+                checkpoint_prefixes=self._prefixes,
+                destination_prefix=target,
+                delete_old_dirs=False,
+            )
             return tf.constant(target)
 
     def remove(self) -> None:
@@ -175,7 +187,12 @@ class _Parts:
         self._slices, self._num_bytes = [], 0
         self._prefixes.append(f"{self.aside}-{len(self._prefixes)}")
         with tf.device("/cpu:0"):
-            self.try_to(functools.partial(
-                tf.raw_ops.SaveV2, prefix=self._prefixes[-1],
-                tensor_names=list(names), shape_and_slices=list(specs),
-                tensors=list(values)))
+            self.try_to(
+                functools.partial(
+                    tf.raw_ops.SaveV2,
+                    prefix=self._prefixes[-1],
+                    tensor_names=list(names),
+                    shape_and_slices=list(specs),
+                    tensors=list(values),
+                )
+            )

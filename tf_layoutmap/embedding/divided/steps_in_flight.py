@@ -38,4 +38,5 @@ class StepsInFlight(step_queues.StepQueues[Step]):
         """Starts without steps."""
         super().__init__(
             "With tables that are divided among processes, the calls of a "
-            "step are made in one tf.function.")
+            "step are made in one tf.function."
+        )

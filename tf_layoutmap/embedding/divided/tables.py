@@ -35,9 +35,14 @@ class DividedTable(_tf_private.Trackable):
         none, one row that nobody asks for.
     """
 
-    def __init__(self, name: str, block: Any, cut: partition.RowPartition,
-                 rank: int,
-                 gather: Callable[[Any], Iterator[tuple[int, tf.Tensor]]]):
+    def __init__(
+        self,
+        name: str,
+        block: Any,
+        cut: partition.RowPartition,
+        rank: int,
+        gather: Callable[[Any], Iterator[tuple[int, tf.Tensor]]],
+    ):
         """Takes the variable of this process.
 
         Args:
@@ -51,16 +56,21 @@ class DividedTable(_tf_private.Trackable):
         self.shape = tf.TensorShape([cut.num_rows, known_size(block, 1)])
         self.dtype = tf.as_dtype(block.dtype)
         self.cut = cut
-        first, size = ((cut.offsets[rank], cut.sizes[rank])
-                       if rank < cut.num_shards else (cut.num_rows, 0))
+        first, size = (
+            (cut.offsets[rank], cut.sizes[rank])
+            if rank < cut.num_shards
+            else (cut.num_rows, 0)
+        )
         self.rows = range(first, first + size)
         self.block = block
         self._gather = gather
         self._restored_rows: _Rows | None = None
 
     def __repr__(self) -> str:
-        return (f"<DividedTable {self.name!r} shape={tuple(self.shape)} "
-                f"dtype={self.dtype.name} rows={self.rows}>")
+        return (
+            f"<DividedTable {self.name!r} shape={tuple(self.shape)} "
+            f"dtype={self.dtype.name} rows={self.rows}>"
+        )
 
     def numpy(self) -> Any:
         """Refuses, as every use of its value does.
@@ -71,8 +81,9 @@ class DividedTable(_tf_private.Trackable):
         raise NotImplementedError(
             f"Table {self.name!r} is divided among processes, and none has "
             "all of its rows. Save a checkpoint and restore it into a "
-            "TPUEmbedding of one process, or with over_processes=\"copied\", "
-            "which exports too; `block` is what this process has.")
+            'TPUEmbedding of one process, or with over_processes="copied", '
+            "which exports too; `block` is what this process has."
+        )
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         """Refuses; see `numpy`."""
@@ -97,8 +108,11 @@ class DividedTable(_tf_private.Trackable):
         """Returns how a checkpoint calls `count` rows from `first` on."""
         shape = self.shape.as_list()
         return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-            full_name=self.name, full_shape=shape, var_offset=[first, 0],
-            var_shape=[count, shape[1]]).spec
+            full_name=self.name,
+            full_shape=shape,
+            var_offset=[first, 0],
+            var_shape=[count, shape[1]],
+        ).spec
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         # It is one tensor, and not that of its block.
@@ -122,7 +136,8 @@ class DividedTable(_tf_private.Trackable):
             "Tables that are divided among processes cannot be saved "
             "asynchronously: the processes meet in a save. Leave "
             "`experimental_enable_async_checkpoint` out (table "
-            f"{self.name!r}).")
+            f"{self.name!r})."
+        )
 
 
 class _Rows(_tf_private.SaveableObject):
@@ -135,8 +150,12 @@ class _Rows(_tf_private.SaveableObject):
 
     def _spec(self, slice_spec: str):
         return _tf_private.SaveSpec(
-            self._value, slice_spec, self._key, self._table.dtype,
-            self._table.block.device)
+            self._value,
+            slice_spec,
+            self._key,
+            self._table.dtype,
+            self._table.block.device,
+        )
 
     def _value(self) -> tf.Tensor | None:
         self._refuse_saved_model()
@@ -152,8 +171,11 @@ class _Rows(_tf_private.SaveableObject):
     def read_own(self):
         """Lets the restore read the rows of this process only."""
         rows = self._table.rows
-        self.specs = [self._spec(self._table.slice_spec(
-            rows.start, len(rows)))] if rows else []
+        self.specs = (
+            [self._spec(self._table.slice_spec(rows.start, len(rows)))]
+            if rows
+            else []
+        )
 
     def restore(self, restored_tensors, restored_shapes):
         del restored_shapes
@@ -183,17 +205,23 @@ class DividedTables:
         """
         group = self._group
         found = tables.create_tables(
-            spec, partition.FixedShardsPartitioner(group.size),
-            only=group.rank)
+            spec, partition.FixedShardsPartitioner(group.size), only=group.rank
+        )
         for table in spec.tables:
             cut = partition.RowPartition.div(
-                table.num_rows, min(group.size, table.num_rows))
+                table.num_rows, min(group.size, table.num_rows)
+            )
             for name, variable in found[table.name].items():
                 if name != tables.ROUNDING_STEPS:
                     found[table.name][name] = DividedTable(
-                        table.name if name == tables.PARAMETERS
+                        table.name
+                        if name == tables.PARAMETERS
                         else f"{table.name}/{name}",
-                        variable, cut, group.rank, self._gather)
+                        variable,
+                        cut,
+                        group.rank,
+                        self._gather,
+                    )
         return found
 
     def _gather(self, table: DividedTable) -> Iterator[tuple[int, tf.Tensor]]:
@@ -202,20 +230,25 @@ class DividedTables:
         rows_at_once = max(1, _CHUNK // known_size(table.block, 1))
         for first in range(0, max(sizes), rows_at_once):
             size = min(rows_at_once, max(sizes) - first)
-            own = table.block[first:first + size]
+            own = table.block[first : first + size]
             missing = size - int(own.shape[0])
             # float32 holds 16 bits as they are, and collectives take it.
-            found = self._all_gather(tf.cast(
-                tf.pad(own, [[0, missing], [0, 0]]), tf.float32))
+            found = self._all_gather(
+                tf.cast(tf.pad(own, [[0, missing], [0, 0]]), tf.float32)
+            )
             if self._group.rank == 0:
-                for shard, begin in enumerate(range(
-                        0, len(sizes) * size, size)):
+                for shard, begin in enumerate(
+                    range(0, len(sizes) * size, size)
+                ):
                     count = min(size, max(0, sizes[shard] - first))
                     if count:
-                        yield table.cut.offsets[shard] + first, tf.cast(
-                            found[begin:begin + count], table.dtype)
+                        yield (
+                            table.cut.offsets[shard] + first,
+                            tf.cast(found[begin : begin + count], table.dtype),
+                        )
 
     @tf.function(reduce_retracing=True)
     def _all_gather(self, rows: tf.Tensor) -> tf.Tensor:
-        return self._strategy.experimental_local_results(self._strategy.run(
-            self._group.all_gather, (rows,)))[0]
+        return self._strategy.experimental_local_results(
+            self._strategy.run(self._group.all_gather, (rows,))
+        )[0]

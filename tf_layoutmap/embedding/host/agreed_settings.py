@@ -24,8 +24,9 @@ from tf_layoutmap.embedding.spec import config
 _OWN = ("initializer", "on_evict", "first_values")
 
 
-def describe(spec: config.EmbeddingSpec,
-             arguments: dict[str, Any]) -> list[tuple[str, str]]:
+def describe(
+    spec: config.EmbeddingSpec, arguments: dict[str, Any]
+) -> list[tuple[str, str]]:
     """Returns what must be the same, in order: what it is, and its value.
 
     Args:
@@ -33,26 +34,37 @@ def describe(spec: config.EmbeddingSpec,
       arguments: Other arguments of `TPUEmbedding`, by name; `over_processes`
         among them.
     """
-    found = [(f"argument `{name}`", _text(value))
-             for name, value in arguments.items()]
+    found = [
+        (f"argument `{name}`", _text(value))
+        for name, value in arguments.items()
+    ]
     found.append(("tables", _text([one.name for one in spec.tables])))
     found.append(("features", _text([one.name for one in spec.features])))
     for table in spec.tables:
         found += _fields(f"of table {table.name!r}", table)
         if arguments["over_processes"] == "divided":
             # Each process draws its own part.
-            found.append((f"`initializer` of table {table.name!r}",
-                          _initializer(table.initializer)))
+            found.append(
+                (
+                    f"`initializer` of table {table.name!r}",
+                    _initializer(table.initializer),
+                )
+            )
     for feature in spec.features:
         where = f"of feature {feature.name!r}"
-        found += [(f"`table` {where}", spec.table_of(feature).name),
-                  (f"`max_sequence_length` {where}",
-                   _text(feature.max_sequence_length))]
+        found += [
+            (f"`table` {where}", spec.table_of(feature).name),
+            (
+                f"`max_sequence_length` {where}",
+                _text(feature.max_sequence_length),
+            ),
+        ]
     return found
 
 
-def check(strategy: tf.distribute.Strategy,
-          settings: Sequence[tuple[str, str]]) -> None:
+def check(
+    strategy: tf.distribute.Strategy, settings: Sequence[tuple[str, str]]
+) -> None:
     """Compares the settings of all processes, which all call it.
 
     Args:
@@ -71,7 +83,8 @@ def check(strategy: tf.distribute.Strategy,
                     "A TPUEmbedding must be the same in all processes of a "
                     f"MultiWorkerMirroredStrategy. Received: {what}: "
                     f"{first.get(what, 'none')} in process 0, "
-                    f"{other.get(what, 'none')} in process {number}.")
+                    f"{other.get(what, 'none')} in process {number}."
+                )
 
 
 def _fields(where: str, value: Any) -> list[tuple[str, str]]:
@@ -111,10 +124,15 @@ def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     @tf.function
     def told() -> Any:
         def of_replica():
-            return [multi_process_gather.all_gather(tf.constant(one))
-                    for one in ([len(values)], values)]
-        return [strategy.experimental_local_results(one)[0]
-                for one in strategy.run(of_replica)]
+            return [
+                multi_process_gather.all_gather(tf.constant(one))
+                for one in ([len(values)], values)
+            ]
+
+        return [
+            strategy.experimental_local_results(one)[0]
+            for one in strategy.run(of_replica)
+        ]
 
     sizes, values_of_all = (one.numpy() for one in told())
     texts = np.split(values_of_all.astype(np.uint8), np.cumsum(sizes)[:-1])

@@ -39,10 +39,15 @@ class HostBackend:
     checks_shapes = True
 
     def __init__(
-        self, feature_config: Any, spec: config.EmbeddingSpec,
-        strategy_replicas: replicas.Replicas, *,
-        partitioner: tables.Partitioner | None, is_pipelined: bool,
-        out_of_range: str, rounding_seed: int,
+        self,
+        feature_config: Any,
+        spec: config.EmbeddingSpec,
+        strategy_replicas: replicas.Replicas,
+        *,
+        partitioner: tables.Partitioner | None,
+        is_pipelined: bool,
+        out_of_range: str,
+        rounding_seed: int,
     ):
         """Takes the checked arguments of `TPUEmbedding`."""
         self._feature_config = feature_config
@@ -54,7 +59,8 @@ class HostBackend:
         self._rounding_seed = rounding_seed
         self._shapes = host_shapes.StepShapes(spec)
         self._reader = batches.BatchReader(
-            feature_config, strategy_replicas, self._shapes)
+            feature_config, strategy_replicas, self._shapes
+        )
         self._modes = forward_only.StepModes()
         self.engine: host_engine.HostEngine | None = None
         self._variables: dict[str, dict[str, Any]] = {}
@@ -78,7 +84,8 @@ class HostBackend:
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
         self._shapes.samples.declare_arguments(
-            self._feature_config, shapes, batch_size)
+            self._feature_config, shapes, batch_size
+        )
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables."""
@@ -91,18 +98,25 @@ class HostBackend:
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             multi_process_engine.agree_on_first_values(
-                variables, self._replicas.strategy)
+                variables, self._replicas.strategy
+            )
             self.engine = multi_process_engine.WorkerEngine(
-                spec, variables, self._replicas, **options)
+                spec, variables, self._replicas, **options
+            )
         else:
             self.engine = host_engine.HostEngine(
-                spec, variables,
-                num_replicas=self._replicas.num_replicas, **options)
+                spec,
+                variables,
+                num_replicas=self._replicas.num_replicas,
+                **options,
+            )
 
     def _engine_options(self) -> dict[str, Any]:
-        return {"is_pipelined": self._is_pipelined,
-                "out_of_range": self._out_of_range,
-                "rounding_seed": self._rounding_seed}
+        return {
+            "is_pipelined": self._is_pipelined,
+            "out_of_range": self._out_of_range,
+            "rounding_seed": self._rounding_seed,
+        }
 
     def resize(self, table: int, capacity: int) -> Any:
         """Gives a vocabulary another capacity; see `Vocabulary.resize`."""
@@ -115,12 +129,14 @@ class HostBackend:
             engine.retire(
                 f"The vocabulary of table {name!r} was resized: functions "
                 "that were traced before must be traced anew, Keras models be "
-                "compiled again, and a tlm.DeltaWriter made of a new base")
+                "compiled again, and a tlm.DeltaWriter made of a new base"
+            )
         except tf.errors.FailedPreconditionError:
             raise RuntimeError(
                 "A vocabulary cannot be resized while steps are in flight; "
                 "finish them, or call `reset` to forget them (table "
-                f"{name!r}).") from None
+                f"{name!r})."
+            ) from None
         old = self._variables[name]
         try:
             with resizing.scope_of(old):
@@ -128,9 +144,12 @@ class HostBackend:
                 variables = {**self._variables, name: found.variables}
                 made = host_engine.HostEngine(
                     resizing.with_capacity(
-                        self._shapes.fix_spec(), table, capacity), variables,
+                        self._shapes.fix_spec(), table, capacity
+                    ),
+                    variables,
                     num_replicas=self._replicas.num_replicas,
-                    **self._engine_options())
+                    **self._engine_options(),
+                )
                 # Before the old table is emptied: `on_evict` may raise.
                 made.tell_dropped(table, found.dropped)
         except BaseException:
@@ -153,7 +172,8 @@ class HostBackend:
                 "MultiWorkerMirroredStrategy: a process that does so alone has "
                 "other rows than the others from then on. `ttl_steps` lets "
                 "keys go in all of them; tlm.convert_vocabularies gives a "
-                "checkpoint another capacity.")
+                "checkpoint another capacity."
+            )
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -165,8 +185,10 @@ class HostBackend:
             # The processes meet in a step, which only a replica can take.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
-                    self.read(features, weights, None), training, name),
-                (batch.features, batch.weights))
+                    self.read(features, weights, None), training, name
+                ),
+                (batch.features, batch.weights),
+            )
             return
         training = self._modes.enqueued(name, training)
         if self._spec.has_open_tables:
@@ -186,20 +208,27 @@ class HostBackend:
             return
         if len(steps) == self._replicas.num_replicas:
             self._started.enqueue_keys(
-                training, [inputs for _, inputs in steps])
+                training, [inputs for _, inputs in steps]
+            )
             return
         if self._replicas.current() is None:
             raise ValueError(
                 "Argument `device` must be None where tables have open "
                 "vocabularies: the batches of all replicas decide together "
-                "which keys get rows.")
+                "which keys get rows."
+            )
         replica_step.merged(
-            self._replicas.strategy, steps[0][1],
+            self._replicas.strategy,
+            steps[0][1],
             lambda all_steps, is_training: self._started.enqueue_keys(
-                is_training, all_steps), training)
+                is_training, all_steps
+            ),
+            training,
+        )
 
-    def evict_keys(self, table: int, keys: tf.Tensor, *,
-                   expired: bool) -> tf.Tensor:
+    def evict_keys(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
         """Takes rows of keys away; see `OpenTables`."""
         self._refuse_in_processes("evict")
         return self._started.evict_keys(table, keys, expired=expired)
@@ -209,9 +238,11 @@ class HostBackend:
         if self._replicas.has_processes:
             raise NotImplementedError(
                 "Changes of tables cannot be written under a strategy of "
-                "several processes, each of which has all tables.")
+                "several processes, each of which has all tables."
+            )
         self._changes = changes.Changes(
-            self._spec, self._variables, self._started.handle)
+            self._spec, self._variables, self._started.handle
+        )
         return self._changes
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
@@ -219,7 +250,8 @@ class HostBackend:
         replica = self._replicas.require_current("dequeue")
         self._modes.dequeued(name)
         activations = self._shapes.shape_all_activations(
-            self._started.dequeue(replica))
+            self._started.dequeue(replica)
+        )
         self._shapes.note_dequeued(replica, activations)
         return activations
 
@@ -229,14 +261,17 @@ class HostBackend:
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(replica, gradients)
         self._started.apply(
-            replica, flat, step_gradients.hyperparameters(self._spec.tables))
+            replica, flat, step_gradients.hyperparameters(self._spec.tables)
+        )
 
     def is_in_program(self) -> bool:
         """False: the host has none."""
         return False
 
     def open(
-        self, features: Any, weights: Any,
+        self,
+        features: Any,
+        weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
         """Looks up outside of the order of steps.
 
@@ -246,23 +281,31 @@ class HostBackend:
         """
         replica = self._replicas.require_current("call")
         lookup = self._started.open(
-            replica, self._reader.read_features(features, weights))
+            replica, self._reader.read_features(features, weights)
+        )
         return lookup, self._shapes.shape_all_activations(
-            self._started.look_up(replica, lookup))
+            self._started.look_up(replica, lookup)
+        )
 
     def follow(
-        self, lookup: Any, gradients: Sequence[tf.Tensor],
+        self,
+        lookup: Any,
+        gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark."""
         return self._started.follow(
-            self._replicas.require_current("gradient"), lookup,
-            self._shapes.flat_gradients_of_call(gradients))
+            self._replicas.require_current("gradient"),
+            lookup,
+            self._shapes.flat_gradients_of_call(gradients),
+        )
 
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks stands for."""
         self._started.apply_followed(
-            self._replicas.require_current("apply"), marks,
-            step_gradients.hyperparameters(self._spec.tables))
+            self._replicas.require_current("apply"),
+            marks,
+            step_gradients.hyperparameters(self._spec.tables),
+        )
 
     def flush(self) -> None:
         """Lands the update that pipelining holds back, if there is one."""
@@ -286,8 +329,7 @@ class HostBackend:
             self.flush()
 
     def before_async_copy(self) -> None:
-        """Lands what pipelining holds back, in the function that copies too.
-        """
+        """Lands what pipelining holds back, in the function that copies too."""
         self.flush()
 
     def before_restore(self) -> None:
@@ -303,7 +345,8 @@ class HostBackend:
                 "A checkpoint cannot be restored while steps are in flight; "
                 "finish them, or call `reset` to forget them. Pending by "
                 f"replica: {found['pending']}, awaiting gradients: "
-                f"{found['awaiting']}.")
+                f"{found['awaiting']}."
+            )
         if not self._is_pipelined and any(found["open"] + found["followed"]):
             # Lookups without gradients, of rows that are replaced now.
             self._started.reset()

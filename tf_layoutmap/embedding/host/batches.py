@@ -35,7 +35,9 @@ class BatchReader:
     """Reads batches of one embedding."""
 
     def __init__(
-        self, feature_config: Any, strategy_replicas: replicas.Replicas,
+        self,
+        feature_config: Any,
+        strategy_replicas: replicas.Replicas,
         shapes: host_shapes.StepShapes,
     ):
         """Takes what the batches must fit.
@@ -49,8 +51,9 @@ class BatchReader:
         self._replicas = strategy_replicas
         self._shapes = shapes
 
-    def read(self, features: Any, weights: Any,
-             device: str | None) -> Batch | BatchOfProcesses:
+    def read(
+        self, features: Any, weights: Any, device: str | None
+    ) -> Batch | BatchOfProcesses:
         """Returns a batch that can be enqueued.
 
         Args:
@@ -63,14 +66,21 @@ class BatchReader:
           TypeError: Structures differ in types, or ids are not integers.
           ValueError: Structures, sizes, ranks or weights do not match.
         """
-        if (self._replicas.has_processes and device is None
-                and tf.distribute.in_cross_replica_context()):
+        if (
+            self._replicas.has_processes
+            and device is None
+            and tf.distribute.in_cross_replica_context()
+        ):
             return BatchOfProcesses(features, weights)
         # All are read before the first goes in: half a step cannot pair.
-        return Batch([
-            (replica, self.read_features(features, weights))
-            for replica, features, weights in self._split(
-                features, weights, device)])
+        return Batch(
+            [
+                (replica, self.read_features(features, weights))
+                for replica, features, weights in self._split(
+                    features, weights, device
+                )
+            ]
+        )
 
     def _split(self, features, weights, device):
         """Replica, features and weights of each step to enqueue."""
@@ -79,32 +89,44 @@ class BatchReader:
             if replica is not None and self._replicas.num_replicas > 1:
                 raise ValueError(
                     "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
+                    f"Received: device={device!r}."
+                )
             return [(self._replicas.of_device(device), features, weights)]
         if replica is not None:
             return [(replica, features, weights)]
-        return list(zip(
-            range(self._replicas.num_replicas),
-            self._replicas.split(features, "features"),
-            self._replicas.split(weights, "weights")))
+        return list(
+            zip(
+                range(self._replicas.num_replicas),
+                self._replicas.split(features, "features"),
+                self._replicas.split(weights, "weights"),
+            )
+        )
 
     def read_features(self, features: Any, weights: Any) -> StepInputs:
         """Returns the inputs of one replica, in the order of the features."""
         if packed_ids.is_packed(features, self._feature_config):
             packed = packed_ids.read(features, weights, self._feature_config)
-            if not (self._replicas.has_processes or
-                    self._shapes.has_open_tables):
+            if not (
+                self._replicas.has_processes or self._shapes.has_open_tables
+            ):
                 return self._shapes.check_packed(packed)
             # Processes gather, and keys get rows, feature by feature.
             ids, factors = packed_ids.unpack(
-                self._shapes.samples.features, packed)
-            return [self._shapes.read_input(index, *one)
-                    for index, one in enumerate(zip(ids, factors))]
+                self._shapes.samples.features, packed
+            )
+            return [
+                self._shapes.read_input(index, *one)
+                for index, one in enumerate(zip(ids, factors))
+            ]
         structure.check_same(
-            features, "features", self._feature_config, "feature_config")
+            features, "features", self._feature_config, "feature_config"
+        )
         flat_weights = structure.flatten_weights(
-            weights, self._feature_config, like="feature_config")
+            weights, self._feature_config, like="feature_config"
+        )
         return [
             self._shapes.read_input(index, value, weight)
-            for index, (value, weight) in enumerate(zip(
-                tf.nest.flatten(features), flat_weights))]
+            for index, (value, weight) in enumerate(
+                zip(tf.nest.flatten(features), flat_weights)
+            )
+        ]

@@ -16,8 +16,11 @@ from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]
 # Of a vocabulary: one value for each row, and those that are copied whole.
-LANES = {state.KEYS: tf.int64, state.LAST_STEPS: tf.int32,
-         state.COUNTS: tf.int32}
+LANES = {
+    state.KEYS: tf.int64,
+    state.LAST_STEPS: tf.int32,
+    state.COUNTS: tf.int32,
+}
 WHOLE = (state.SKETCH, state.SKETCH_SUMS, state.NUMBERS, tables.ROUNDING_STEPS)
 
 
@@ -45,8 +48,12 @@ class Changes:
       num_replaced: How often all values may have been replaced.
     """
 
-    def __init__(self, spec: config.EmbeddingSpec,
-                 variables: dict[str, dict[str, Any]], engine: tf.Tensor):
+    def __init__(
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+        engine: tf.Tensor,
+    ):
         """Begins to watch; whoever watched before is refused from now on.
 
         Args:
@@ -84,15 +91,23 @@ class Changes:
         try:
             with tf.device(self._engine.device):
                 found = _ops.take_changes(
-                    engine=self._engine, watch=self._watch,
-                    also=[tf.constant(also.get(one.name, ()), tf.int64)
-                          for one in self._spec.tables],
-                    shards=_handles(shards), slots=_handles(slots),
-                    lanes=_handles(lanes), whole=_handles(whole),
+                    engine=self._engine,
+                    watch=self._watch,
+                    also=[
+                        tf.constant(also.get(one.name, ()), tf.int64)
+                        for one in self._spec.tables
+                    ],
+                    shards=_handles(shards),
+                    slots=_handles(slots),
+                    lanes=_handles(lanes),
+                    whole=_handles(whole),
                     open_tables=[
-                        number for number, one in enumerate(self._spec.tables)
-                        if one.vocabulary is not None],
-                    Tvalues=[*dtypes, *(one.dtype for one in whole)])
+                        number
+                        for number, one in enumerate(self._spec.tables)
+                        if one.vocabulary is not None
+                    ],
+                    Tvalues=[*dtypes, *(one.dtype for one in whole)],
+                )
         except tf.errors.FailedPreconditionError as error:
             raise RuntimeError(error.message) from None
         return self._by_table([one.numpy() for one in found])
@@ -106,7 +121,8 @@ class Changes:
             if table.vocabulary is not None:
                 names += LANES
             by_table[table.name] = TableChanges(
-                rows, {name: next(rest) for name in names}, {})
+                rows, {name: next(rest) for name in names}, {}
+            )
         for table in self._spec.tables:
             for name in _whole(self._variables[table.name]):
                 by_table[table.name].whole[name] = next(rest)
@@ -114,8 +130,9 @@ class Changes:
 
 
 def _slots(table: config.TableSpec) -> list[str]:
-    return [slot.name for slot in (
-        table.optimizer.slots if table.optimizer else ())]
+    return [
+        slot.name for slot in (table.optimizer.slots if table.optimizer else ())
+    ]
 
 
 def _whole(by_name: Mapping[str, Any]) -> dict[str, Any]:

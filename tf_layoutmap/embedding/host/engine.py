@@ -44,11 +44,17 @@ class HostEngine:
     """
 
     def __init__(
-        self, spec: config.EmbeddingSpec,
-        variables: dict[str, dict[str, Any]], *, num_replicas: int,
-        is_pipelined: bool = False, out_of_range: str = "error",
-        rounding_seed: int = 0, first_rows: Sequence[int] = (),
-        tells_evicted: bool = True, in_processes: bool = False,
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+        *,
+        num_replicas: int,
+        is_pipelined: bool = False,
+        out_of_range: str = "error",
+        rounding_seed: int = 0,
+        first_rows: Sequence[int] = (),
+        tells_evicted: bool = True,
+        in_processes: bool = False,
     ):
         """Creates the engine, eagerly, on the host.
 
@@ -74,24 +80,32 @@ class HostEngine:
         self._slots = []
         self._rounding_steps = []
         for table in spec.tables:
-            self._shards.extend(tables.shards_of(
-                variables[table.name][tables.PARAMETERS]))
+            self._shards.extend(
+                tables.shards_of(variables[table.name][tables.PARAMETERS])
+            )
             for slot in table.optimizer.slots if table.optimizer else ():
                 self._slots.extend(
-                    tables.shards_of(variables[table.name][slot.name]))
+                    tables.shards_of(variables[table.name][slot.name])
+                )
             if tables.ROUNDING_STEPS in variables[table.name]:
                 self._rounding_steps.append(
-                    variables[table.name][tables.ROUNDING_STEPS])
+                    variables[table.name][tables.ROUNDING_STEPS]
+                )
         self._keys = open_tables.OpenTables(
-            spec, variables, tells=tells_evicted, in_processes=in_processes)
+            spec, variables, tells=tells_evicted, in_processes=in_processes
+        )
         with tf.device(tables.HOST):
             self._handle = _ops.create_host_engine(
                 num_replicas=num_replicas,
                 pipelined=is_pipelined,
                 table_first_rows=list(first_rows),
                 **op_arguments.config_attrs(
-                    spec, variables, out_of_range=out_of_range,
-                    rounding_seed=rounding_seed))
+                    spec,
+                    variables,
+                    out_of_range=out_of_range,
+                    rounding_seed=rounding_seed,
+                ),
+            )
         freed_gradients.free_with([self._handle])
 
     @property
@@ -100,7 +114,9 @@ class HostEngine:
         return self._handle
 
     def enqueue(
-        self, replica: int, training: Any,
+        self,
+        replica: int,
+        training: Any,
         features: StepInputs,
     ):
         """Hands the ids of one step over."""
@@ -109,10 +125,12 @@ class HostEngine:
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
                 training=tf.convert_to_tensor(training, tf.bool),
-                **op_arguments.batch_inputs(features))
+                **op_arguments.batch_inputs(features),
+            )
 
     def enqueue_keys(
-        self, training: Any,
+        self,
+        training: Any,
         steps: Sequence[Sequence[feature_inputs.FeatureIds]],
     ):
         """Hands the step of all replicas over, where tables are open.
@@ -127,15 +145,18 @@ class HostEngine:
                 engine=self._handle,
                 training=tf.convert_to_tensor(training, tf.bool),
                 **op_arguments.batch_inputs(inputs, of_keys=True),
-                **self._keys.arguments(inputs))
+                **self._keys.arguments(inputs),
+            )
             self._keys.tell(self._handle, evicted)
 
-    def evict_keys(self, table: int, keys: tf.Tensor, *,
-                   expired: bool) -> tf.Tensor:
+    def evict_keys(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
         """Takes rows of keys away; see `OpenTables`."""
         with tf.device(self._handle.device):
             return self._keys.evict_keys(
-                self._handle, table, keys, expired=expired)
+                self._handle, table, keys, expired=expired
+            )
 
     def tell_dropped(self, table: int, values: Sequence[Any]):
         """Passes on which keys a smaller vocabulary has no place for."""
@@ -150,10 +171,13 @@ class HostEngine:
             return _ops.dequeue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
-                **self._what_to_look_up())
+                **self._what_to_look_up(),
+            )
 
     def apply(
-        self, replica: int, gradients: Sequence[tf.Tensor],
+        self,
+        replica: int,
+        gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
         """Applies the gradients of the step dequeued last.
@@ -169,10 +193,13 @@ class HostEngine:
                 replica=tf.cast(replica, tf.int32),
                 gradients=list(gradients),
                 hyperparameters=list(hyperparameters),
-                **self._variables_to_update())
+                **self._variables_to_update(),
+            )
 
     def open(
-        self, replica: int, features: StepInputs,
+        self,
+        replica: int,
+        features: StepInputs,
     ) -> OpenLookup:
         """Opens a lookup, which gradients may follow or not."""
         engine = self._handle
@@ -183,26 +210,34 @@ class HostEngine:
         with tf.device(self._handle.device):
             # Packed batches of keys were unpacked when they were read.
             if self._spec.has_open_tables and not isinstance(
-                    features, packed_ids.PackedIds):
+                features, packed_ids.PackedIds
+            ):
                 token, evicted = _ops.open_keys(
                     **arguments,
                     **op_arguments.batch_inputs(features, of_keys=True),
-                    **self._keys.arguments(features))
+                    **self._keys.arguments(features),
+                )
                 self._keys.tell(engine, evicted)
             else:
                 token = _ops.open_step(
-                    **arguments, **op_arguments.batch_inputs(features))
+                    **arguments, **op_arguments.batch_inputs(features)
+                )
         return OpenLookup(engine, {replica: token})
 
     def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
         """Returns the activations of an open lookup, one per feature."""
         with tf.device(self._handle.device):
             return _ops.look_up_step(
-                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
-                token=lookup.tokens[replica], **self._what_to_look_up())
+                engine=lookup.engine,
+                replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica],
+                **self._what_to_look_up(),
+            )
 
     def follow(
-        self, replica: int, lookup: OpenLookup,
+        self,
+        replica: int,
+        lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps gradients of a lookup until they are applied, or expire.
@@ -213,19 +248,27 @@ class HostEngine:
         """
         with tf.device(self._handle.device):
             return _ops.follow_step(
-                engine=lookup.engine, replica=tf.cast(replica, tf.int32),
-                token=lookup.tokens[replica], gradients=list(gradients))
+                engine=lookup.engine,
+                replica=tf.cast(replica, tf.int32),
+                token=lookup.tokens[replica],
+                gradients=list(gradients),
+            )
 
     def apply_followed(
-        self, replica: int, marks: tf.Tensor,
+        self,
+        replica: int,
+        marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
         """Applies what the marks of all replicas stand for, as one update."""
         with tf.device(self._handle.device):
             return _ops.apply_followed(
-                engine=self._handle, replica=tf.cast(replica, tf.int32),
-                marks=marks, hyperparameters=list(hyperparameters),
-                **self._variables_to_update())
+                engine=self._handle,
+                replica=tf.cast(replica, tf.int32),
+                marks=marks,
+                hyperparameters=list(hyperparameters),
+                **self._variables_to_update(),
+            )
 
     def land(self, replica: int = 0, *, always: bool = True):
         """Lands the update that pipelining holds back, if there is one.
@@ -236,17 +279,24 @@ class HostEngine:
         """
         with tf.device(self._handle.device):
             return _ops.land_update(
-                engine=self._handle, replica=tf.cast(replica, tf.int32),
-                always=always, **self._variables_to_update())
+                engine=self._handle,
+                replica=tf.cast(replica, tf.int32),
+                always=always,
+                **self._variables_to_update(),
+            )
 
     def _what_to_look_up(self) -> dict[str, Any]:
-        return {"shards": _handles(self._shards),
-                **op_arguments.activation_attrs(self._spec)}
+        return {
+            "shards": _handles(self._shards),
+            **op_arguments.activation_attrs(self._spec),
+        }
 
     def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
-        return {"shards": _handles(self._shards),
-                "slots": _handles(self._slots),
-                "rounding_steps": _handles(self._rounding_steps)}
+        return {
+            "shards": _handles(self._shards),
+            "slots": _handles(self._slots),
+            "rounding_steps": _handles(self._rounding_steps),
+        }
 
     def retire(self, why: str):
         """Refuses every later call, as `why` says; none if it is empty.

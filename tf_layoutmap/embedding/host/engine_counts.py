@@ -11,7 +11,12 @@ from tf_layoutmap.embedding.spec import config
 
 # Of each feature, in the engine's order.
 _FEATURE_COUNTS = (
-    "num_samples", "num_ids", "num_dropped", "num_clipped", "num_truncated")
+    "num_samples",
+    "num_ids",
+    "num_dropped",
+    "num_clipped",
+    "num_truncated",
+)
 
 
 def describe(engine: tf.Tensor, spec: config.EmbeddingSpec) -> dict[str, Any]:
@@ -34,19 +39,27 @@ def describe(engine: tf.Tensor, spec: config.EmbeddingSpec) -> dict[str, Any]:
         "features": {
             feature.name: dict(zip(_FEATURE_COUNTS, counts))
             for feature, counts in zip(
-                spec.features, found.feature_counts.numpy().tolist())},
+                spec.features, found.feature_counts.numpy().tolist()
+            )
+        },
         "tables": {
             table.name: _describe_table(table, *counts)
             for table, counts in zip(
-                spec.tables, found.table_counts.numpy().tolist())}}
+                spec.tables, found.table_counts.numpy().tolist()
+            )
+        },
+    }
 
 
-def _describe_table(table: config.TableSpec, num_lookups: int,
-                    num_unique_rows: int) -> dict[str, Any]:
+def _describe_table(
+    table: config.TableSpec, num_lookups: int, num_unique_rows: int
+) -> dict[str, Any]:
     return {
         "num_bytes": table.num_bytes,
         "num_slot_bytes": table.num_slot_bytes,
         "num_lookups": num_lookups,
         "num_unique_rows": num_unique_rows,
         "unique_ratio": (
-            num_unique_rows / num_lookups if num_lookups else None)}
+            num_unique_rows / num_lookups if num_lookups else None
+        ),
+    }

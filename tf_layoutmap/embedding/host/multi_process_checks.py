@@ -17,7 +17,8 @@ from tf_layoutmap.embedding.variables import tables
 
 
 def check_ids(
-    spec: config.EmbeddingSpec, features: Sequence[feature_inputs.FeatureIds],
+    spec: config.EmbeddingSpec,
+    features: Sequence[feature_inputs.FeatureIds],
     process: int,
 ) -> list[tf.Operation]:
     """Returns checks that ids of a process are rows of their tables.
@@ -40,18 +41,30 @@ def check_ids(
         first = tf.argmax(tf.concat([is_bad, [True]], 0))
         # There may be no id at all.
         which = tf.gather(tf.concat([ids, [0]], 0), first)
-        checks.append(tf.debugging.Assert(
-            ~tf.reduce_any(is_bad), [tf.strings.join([
-                f"Process {process}: feature {feature.name}, sample ",
-                tf.strings.as_string(_sample_of(inputs, first)), ": id ",
-                tf.strings.as_string(which),
-                f" is outside table {spec.table_of(feature).name} with "
-                f"{num_rows} rows"])]))
+        checks.append(
+            tf.debugging.Assert(
+                ~tf.reduce_any(is_bad),
+                [
+                    tf.strings.join(
+                        [
+                            f"Process {process}: feature {feature.name}, "
+                            "sample ",
+                            tf.strings.as_string(_sample_of(inputs, first)),
+                            ": id ",
+                            tf.strings.as_string(which),
+                            f" is outside table {spec.table_of(feature).name} "
+                            f"with {num_rows} rows",
+                        ]
+                    )
+                ],
+            )
+        )
     return [one for one in checks if one is not None]
 
 
 def check_modes(
-    modes: Sequence[tf.Tensor], num_local: int,
+    modes: Sequence[tf.Tensor],
+    num_local: int,
 ) -> list[tf.Operation]:
     """Returns a check that all replicas train, or none does.
 
@@ -64,17 +77,29 @@ def check_modes(
     """
     values = tf.stack(modes)
     other = tf.argmax(values != values[0])
-    check = tf.debugging.Assert(~tf.reduce_any(values != values[0]), [
-        tf.strings.join([
-            "All replicas must enqueue a step with the same `training`. "
-            "Process 0 has ", tf.strings.as_string(values[0]), ", process ",
-            tf.strings.as_string(other // num_local), " ",
-            tf.strings.as_string(tf.gather(values, other)), "."])])
+    check = tf.debugging.Assert(
+        ~tf.reduce_any(values != values[0]),
+        [
+            tf.strings.join(
+                [
+                    "All replicas must enqueue a step with the same "
+                    "`training`. Process 0 has ",
+                    tf.strings.as_string(values[0]),
+                    ", process ",
+                    tf.strings.as_string(other // num_local),
+                    " ",
+                    tf.strings.as_string(tf.gather(values, other)),
+                    ".",
+                ]
+            )
+        ],
+    )
     return [] if check is None else [check]
 
 
-def _sample_of(inputs: feature_inputs.FeatureIds,
-               index: tf.Tensor) -> tf.Tensor:
+def _sample_of(
+    inputs: feature_inputs.FeatureIds, index: tf.Tensor
+) -> tf.Tensor:
     """Returns the sample of an id, by its position among the ids."""
     splits = tf.cast(inputs.splits, tf.int64)
     if splits.shape.rank == 2:  # Indices of a sparse tensor.
@@ -82,8 +107,12 @@ def _sample_of(inputs: feature_inputs.FeatureIds,
     if splits.shape[0] == 0:  # Dense.
         num_ids = tf.maximum(tf.size(inputs.ids, tf.int64), 1)
         return index * tf.cast(inputs.num_samples, tf.int64) // num_ids
-    return tf.searchsorted(
-        splits, index[tf.newaxis], side="right", out_type=tf.int64)[0] - 1
+    return (
+        tf.searchsorted(
+            splits, index[tf.newaxis], side="right", out_type=tf.int64
+        )[0]
+        - 1
+    )
 
 
 class RestoreCounter:
@@ -96,7 +125,8 @@ class RestoreCounter:
         with tf.init_scope(), tf.device(tables.HOST):
             # One of this process, whatever the strategy.
             self._count = _tf_private.ResourceVariable(
-                0, dtype=tf.int64, trainable=False, name="num_restores")
+                0, dtype=tf.int64, trainable=False, name="num_restores"
+            )
 
     def add_one(self):
         """Counts a restore."""
@@ -108,7 +138,8 @@ class RestoreCounter:
 
 
 def check_restores(
-    counts: tf.Tensor, num_local: int,
+    counts: tf.Tensor,
+    num_local: int,
 ) -> list[tf.Operation]:
     """Returns a check that all replicas tell the same number of restores.
 
@@ -119,9 +150,21 @@ def check_restores(
     is_other = counts != counts[0]
     other = tf.argmax(is_other)
     text = tf.strings.as_string
-    check = tf.debugging.Assert(~tf.reduce_any(is_other), [tf.strings.join([
-        "A checkpoint must be restored in all processes, or their tables "
-        "differ. Process 0 has restored ", text(counts[0]),
-        " times, process ", text(other // num_local), " ",
-        text(tf.gather(counts, other)), " times."])])
+    check = tf.debugging.Assert(
+        ~tf.reduce_any(is_other),
+        [
+            tf.strings.join(
+                [
+                    "A checkpoint must be restored in all processes, or their "
+                    "tables differ. Process 0 has restored ",
+                    text(counts[0]),
+                    " times, process ",
+                    text(other // num_local),
+                    " ",
+                    text(tf.gather(counts, other)),
+                    " times.",
+                ]
+            )
+        ],
+    )
     return [] if check is None else [check]

@@ -18,8 +18,11 @@ StepInputs = Sequence[feature_inputs.FeatureIds] | packed_ids.PackedIds
 
 
 def config_attrs(
-    spec: config.EmbeddingSpec, variables: dict[str, dict[str, Any]], *,
-    out_of_range: str, rounding_seed: int,
+    spec: config.EmbeddingSpec,
+    variables: dict[str, dict[str, Any]],
+    *,
+    out_of_range: str,
+    rounding_seed: int,
 ) -> dict[str, Any]:
     """Returns the attrs that say which tables and features there are.
 
@@ -34,9 +37,13 @@ def config_attrs(
         shards = tables.shards_of(variables[table.name][tables.PARAMETERS])
         counts.append(len(shards))
         offsets.extend(_offsets(shards))
-        placements.append("div" if table.vocabulary is None else
-                          RowPartition.from_sizes(
-                              [known_size(one) for one in shards]).placement)
+        placements.append(
+            "div"
+            if table.vocabulary is None
+            else RowPartition.from_sizes(
+                [known_size(one) for one in shards]
+            ).placement
+        )
     return {
         "table_names": [one.title or one.name for one in spec.tables],
         "table_num_rows": [one.num_rows for one in spec.tables],
@@ -46,17 +53,21 @@ def config_attrs(
         "table_offsets": offsets,
         "table_optimizers": [
             one.optimizer.name if one.optimizer else "none"
-            for one in spec.tables],
+            for one in spec.tables
+        ],
         "feature_names": [one.name for one in spec.features],
         "feature_tables": [one.table for one in spec.features],
         "feature_combiners": [
-            spec.table_of(one).combiner for one in spec.features],
+            spec.table_of(one).combiner for one in spec.features
+        ],
         "feature_max_sequence_lengths": [
-            one.max_sequence_length for one in spec.features],
+            one.max_sequence_length for one in spec.features
+        ],
         "out_of_range": out_of_range,
         "table_dtypes": [tf.as_dtype(one.dtype) for one in spec.tables],
         "rounding_seed": rounding_seed,
-        **_quantization(spec.tables)}
+        **_quantization(spec.tables),
+    }
 
 
 def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
@@ -65,29 +76,38 @@ def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
     return {
         "num_features": len(features),
         "dims": [spec.table_of(one).dim for one in features],
-        "max_sequence_lengths": [
-            one.max_sequence_length for one in features]}
+        "max_sequence_lengths": [one.max_sequence_length for one in features],
+    }
 
 
-def batch_inputs(features: StepInputs, *,
-                 of_keys: bool = False) -> dict[str, Any]:
+def batch_inputs(
+    features: StepInputs, *, of_keys: bool = False
+) -> dict[str, Any]:
     """Returns the inputs of an op that takes the ids of a batch."""
     if isinstance(features, packed_ids.PackedIds):
         return {
-            "ids": [features.ids], "splits": [tf.zeros([0], tf.int64)],
+            "ids": [features.ids],
+            "splits": [tf.zeros([0], tf.int64)],
             "num_samples": tf.reshape(
-                tf.cast(features.num_samples, tf.int64), [1]),
+                tf.cast(features.num_samples, tf.int64), [1]
+            ),
             "weights": [features.weights],
-            "packed": True, "mark": features.mark}
+            "packed": True,
+            "mark": features.mark,
+        }
     if not of_keys:
         feature_inputs.unify_id_types(features)
     return {
-        "ids": [tf.cast(one.ids, tf.int64) if of_keys else one.ids
-                for one in features],
+        "ids": [
+            tf.cast(one.ids, tf.int64) if of_keys else one.ids
+            for one in features
+        ],
         "splits": [tf.cast(one.splits, tf.int64) for one in features],
         "num_samples": tf.stack(
-            [tf.cast(one.num_samples, tf.int64) for one in features]),
-        "weights": [one.weights for one in features]}
+            [tf.cast(one.num_samples, tf.int64) for one in features]
+        ),
+        "weights": [one.weights for one in features],
+    }
 
 
 def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
@@ -101,8 +121,13 @@ def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
     """The attrs that say how rows are rounded, 0 buckets where they are not."""
     if all(one.quantization is None for one in specs):
         return {}
-    found = [one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
-             for one in specs]
-    return {"table_num_buckets": [one.num_buckets for one in found],
-            "table_limits": [limit for one in found
-                             for limit in (one.lower, one.upper)]}
+    found = [
+        one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
+        for one in specs
+    ]
+    return {
+        "table_num_buckets": [one.num_buckets for one in found],
+        "table_limits": [
+            limit for one in found for limit in (one.lower, one.upper)
+        ],
+    }

@@ -18,9 +18,14 @@ from tf_layoutmap.vocabulary import evicted, key_tensors, state
 class OpenTables:
     """The open tables of one embedding, as arguments of ops."""
 
-    def __init__(self, spec: config.EmbeddingSpec,
-                 variables: dict[str, dict[str, Any]], *, tells: bool = True,
-                 in_processes: bool = False):
+    def __init__(
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+        *,
+        tells: bool = True,
+        in_processes: bool = False,
+    ):
         """Takes what `tables.create_tables` made of the spec.
 
         Args:
@@ -31,8 +36,11 @@ class OpenTables:
         """
         self._spec = spec
         self._in_processes = in_processes
-        found = [(number, table) for number, table in enumerate(spec.tables)
-                 if table.vocabulary is not None]
+        found = [
+            (number, table)
+            for number, table in enumerate(spec.tables)
+            if table.vocabulary is not None
+        ]
         self._numbers = [number for number, _ in found]
         self._state, self._shards, self._slots = [], [], []
         slot_values = []
@@ -48,8 +56,10 @@ class OpenTables:
                 slot_values.append(slot.initial_value)
             self._slots.extend(slots)
             self._of_table[number] = {
-                "state": state.in_order_of_ops(by_name), "shards": shards,
-                "slots": slots}
+                "state": state.in_order_of_ops(by_name),
+                "shards": shards,
+                "slots": slots,
+            }
         settings = [table.vocabulary.settings for _, table in found]
         values = [table.vocabulary.first_values for _, table in found]
         policies = [one.policy() for one in settings]
@@ -58,28 +68,42 @@ class OpenTables:
             "has_unknown_row": [one.unknown == "row" for one in settings],
             "admissions": [one["admission"] for one in policies],
             "evictions": [one["evict"] for one in policies],
-            "policies": [number for one in policies for number in
-                         one["policy"]],
+            "policies": [
+                number for one in policies for number in one["policy"]
+            ],
             "first_values": [one.kind for one in values],
             "first_limits": [limit for one in values for limit in one.limits],
             "first_seeds": [one.seed for one in values],
-            "slot_values": slot_values}
+            "slot_values": slot_values,
+        }
         self._dtypes = {number: _row_dtypes(table) for number, table in found}
         # Of those tables that tell which keys go, in their order.
         self._tellers = {
             number: evicted.teller(
-                table.vocabulary.settings.on_evict, table.name,
-                [slot.name for slot in (
-                    table.optimizer.slots if table.optimizer else ())])
+                table.vocabulary.settings.on_evict,
+                table.name,
+                [
+                    slot.name
+                    for slot in (
+                        table.optimizer.slots if table.optimizer else ()
+                    )
+                ],
+            )
             for number, table in found
-            if tells and table.vocabulary.settings.on_evict is not None}
+            if tells and table.vocabulary.settings.on_evict is not None
+        }
         self._attrs.update(
             telling=[self._numbers.index(number) for number in self._tellers],
-            Tevicted=[dtype for number in self._tellers
-                      for dtype in (tf.int64, *self._dtypes[number])])
+            Tevicted=[
+                dtype
+                for number in self._tellers
+                for dtype in (tf.int64, *self._dtypes[number])
+            ],
+        )
 
     def arguments(
-        self, inputs: Sequence[feature_inputs.FeatureIds],
+        self,
+        inputs: Sequence[feature_inputs.FeatureIds],
     ) -> dict[str, Any]:
         """Returns the arguments of a step, besides its batch.
 
@@ -89,12 +113,16 @@ class OpenTables:
         Raises:
           ValueError: If features of one table have integers and strings.
         """
-        return {"state": _handles(self._state),
-                "shards": _handles(self._shards),
-                "slots": _handles(self._slots),
-                "key_kinds": [kind_of_keys(self._spec, number, inputs)
-                              for number in self._numbers],
-                **self._attrs}
+        return {
+            "state": _handles(self._state),
+            "shards": _handles(self._shards),
+            "slots": _handles(self._slots),
+            "key_kinds": [
+                kind_of_keys(self._spec, number, inputs)
+                for number in self._numbers
+            ],
+            **self._attrs,
+        }
 
     def tell(self, engine: tf.Tensor, values: Sequence[tf.Tensor]) -> None:
         """Calls `on_evict` with the keys that a step has evicted.
@@ -113,16 +141,25 @@ class OpenTables:
             first = 0
             for number, teller in self._tellers.items():
                 size = 1 + len(self._dtypes[number])
-                teller(*arrays[first:first + size])
+                teller(*arrays[first : first + size])
                 first += size
 
         self._tell_or_take_back(
-            tell_all, values, engine, "The step was not enqueued",
-            state=self._state, shards=self._shards, slots=self._slots)
+            tell_all,
+            values,
+            engine,
+            "The step was not enqueued",
+            state=self._state,
+            shards=self._shards,
+            slots=self._slots,
+        )
 
     def _tell_or_take_back(
-        self, tell: Callable[..., None], values: Sequence[tf.Tensor],
-        engine: tf.Tensor, outcome: str,
+        self,
+        tell: Callable[..., None],
+        values: Sequence[tf.Tensor],
+        engine: tf.Tensor,
+        outcome: str,
         **variables: Sequence[tf.Variable],
     ) -> None:
         """Calls `tell` with arrays; if it raises, undoes the engine's last op.
@@ -134,11 +171,15 @@ class OpenTables:
           outcome: What to say of the op that is undone.
           **variables: As the op got them: `state`, `shards`, `slots`.
         """
+
         def take_back(why: Any, *, raises: bool) -> None:
             _ops.take_back_keys(
-                engine=engine, why=why, raises=raises,
+                engine=engine,
+                why=why,
+                raises=raises,
                 in_processes=self._in_processes,
-                **{name: _handles(each) for name, each in variables.items()})
+                **{name: _handles(each) for name, each in variables.items()},
+            )
 
         if tf.executing_eagerly():
             try:
@@ -152,22 +193,27 @@ class OpenTables:
             try:
                 tell(*(one.numpy() for one in tensors))
             except BaseException as error:
-                return (f"{_failed(error)}. {outcome}.\n"
-                        + "".join(traceback.format_exception(error)))
+                return f"{_failed(error)}. {outcome}.\n" + "".join(
+                    traceback.format_exception(error)
+                )
             return ""
 
         # Ordered by the engine: a dequeue that follows sees a step that stays.
-        take_back(tf.py_function(
-            _tf_private.kept_by_graphs(why_not), values, tf.string),
-            raises=True)
+        take_back(
+            tf.py_function(
+                _tf_private.kept_by_graphs(why_not), values, tf.string
+            ),
+            raises=True,
+        )
 
     def tell_table(self, table: int, values: Sequence[Any]) -> None:
         """The same of one table: keys, rows and slot variables."""
         if table in self._tellers:
             self._tellers[table](*values)
 
-    def evict_keys(self, engine: tf.Tensor, table: int, keys: tf.Tensor, *,
-                   expired: bool) -> tf.Tensor:
+    def evict_keys(
+        self, engine: tf.Tensor, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
         """Takes the rows of keys of one table away; see `Vocabulary`.
 
         Args:
@@ -181,19 +227,31 @@ class OpenTables:
         """
         settings = self._spec.tables[table].vocabulary.settings
         found = _ops.evict_keys(
-            engine=engine, keys=keys, expired=expired, table=table,
+            engine=engine,
+            keys=keys,
+            expired=expired,
+            table=table,
             Tvalues=self._dtypes[table],
-            **{name: _handles(variables) for name, variables
-               in self._of_table[table].items()}, **settings.policy())
+            **{
+                name: _handles(variables)
+                for name, variables in self._of_table[table].items()
+            },
+            **settings.policy(),
+        )
         if table in self._tellers:
             self._tell_or_take_back(
-                self._tellers[table], [found.evicted, *found.values], engine,
-                "No key was evicted", **self._of_table[table])
+                self._tellers[table],
+                [found.evicted, *found.values],
+                engine,
+                "No key was evicted",
+                **self._of_table[table],
+            )
         return found.evicted
 
 
 def kind_of_keys(
-    spec: config.EmbeddingSpec, table: int,
+    spec: config.EmbeddingSpec,
+    table: int,
     inputs: Sequence[feature_inputs.FeatureIds],
 ) -> int:
     """Returns what the keys of a table are made of, in a batch.
@@ -207,15 +265,18 @@ def kind_of_keys(
       ValueError: If features of it have integers and strings.
     """
     features = spec.features
-    kinds = {one.kind: features[number % len(features)].name
-             for number, one in enumerate(inputs)
-             if features[number % len(features)].table == table}
+    kinds = {
+        one.kind: features[number % len(features)].name
+        for number, one in enumerate(inputs)
+        if features[number % len(features)].table == table
+    }
     if len(kinds) > 1:
         raise ValueError(
             "Features of one open table must all have integers or all "
             f"have strings. Received: {key_tensors.KINDS[1]} of "
             f"{kinds[1]!r}, {key_tensors.KINDS[2]} of {kinds[2]!r} (table "
-            f"{spec.tables[table].name!r}).")
+            f"{spec.tables[table].name!r})."
+        )
     return next(iter(kinds))
 
 

@@ -36,7 +36,9 @@ class Resized:
 
 
 def with_capacity(
-    spec: config.EmbeddingSpec, table: int, capacity: int,
+    spec: config.EmbeddingSpec,
+    table: int,
+    capacity: int,
 ) -> config.EmbeddingSpec:
     """Returns the spec with another capacity of one vocabulary.
 
@@ -44,17 +46,20 @@ def with_capacity(
       TypeError, ValueError: As of `OpenVocabulary`.
     """
     old = spec.tables[table]
-    settings = dataclasses.replace(
-        old.vocabulary.settings, capacity=capacity)
+    settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)
     found = list(spec.tables)
     found[table] = dataclasses.replace(
-        old, num_rows=settings.num_rows,
-        vocabulary=dataclasses.replace(old.vocabulary, settings=settings))
+        old,
+        num_rows=settings.num_rows,
+        vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
+    )
     return dataclasses.replace(spec, tables=tuple(found))
 
 
 def resize(
-    spec: config.EmbeddingSpec, table: int, old: Mapping[str, Any],
+    spec: config.EmbeddingSpec,
+    table: int,
+    old: Mapping[str, Any],
     partitioner: tables.Partitioner | None,
 ) -> Resized:
     """Makes the variables of a table for the capacity of a spec.
@@ -71,8 +76,12 @@ def resize(
     one = spec.tables[table]
     keys = _whole(old[state.KEYS])
     moved = moved_rows.move(
-        keys, _whole(old[state.LAST_STEPS]), _whole(old[state.COUNTS]),
-        _whole(old[state.NUMBERS]), one.vocabulary.settings)
+        keys,
+        _whole(old[state.LAST_STEPS]),
+        _whole(old[state.COUNTS]),
+        _whole(old[state.NUMBERS]),
+        one.vocabulary.settings,
+    )
     variables = tables.create_table(one, partitioner)
     dropped = [keys.ravel()[moved.dropped]]
     for name, variable in variables.items():
@@ -88,7 +97,7 @@ def resize(
                 shard.assign(value)
                 continue
             size = shards.known_size(shard)
-            shard.assign(value[first:first + size])
+            shard.assign(value[first : first + size])
             first += size
     return Resized(spec, variables, moved.conversion, dropped)
 
@@ -102,8 +111,10 @@ def empty(old: Mapping[str, Any]) -> None:
     for variable in old.values():
         for shard in tables.shards_of(variable):
             tf.raw_ops.AssignVariableOp(
-                resource=shard.handle, validate_shape=False,
-                value=tf.zeros([0, *shard.shape[1:]], shard.dtype))
+                resource=shard.handle,
+                validate_shape=False,
+                value=tf.zeros([0, *shard.shape[1:]], shard.dtype),
+            )
 
 
 def scope_of(variables: Mapping[str, Any]) -> Any:

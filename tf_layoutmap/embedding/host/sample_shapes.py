@@ -32,17 +32,20 @@ class SampleShapes:
         # Sizes of samples behind the first dimension, which later steps must
         # have too; unknown until the feature, `build` or an input tells.
         self._inner: list[tuple[int, ...] | None] = [
-            None if one.output_shape is None else
-            cast("tuple[int, ...]", one.output_shape[1:])
-            for one in features]
+            None
+            if one.output_shape is None
+            else cast("tuple[int, ...]", one.output_shape[1:])
+            for one in features
+        ]
 
     def fix(self) -> tuple[config.FeatureSpec, ...]:
         """Returns the features for the engine, which keeps them."""
         self._is_fixed = True
         return tuple(self.features)
 
-    def declare_arguments(self, feature_config: Any, shapes: Any,
-                          batch_size: int | None):
+    def declare_arguments(
+        self, feature_config: Any, shapes: Any, batch_size: int | None
+    ):
         """Declares what `build` was told, if anything.
 
         Args:
@@ -51,7 +54,8 @@ class SampleShapes:
           batch_size: Of every feature, or None.
         """
         declared = build_shapes.read_arguments(
-            feature_config, self._given, shapes, batch_size)
+            feature_config, self._given, shapes, batch_size
+        )
         if declared is not None:
             self._declare(declared)
 
@@ -70,14 +74,22 @@ class SampleShapes:
                 shape = build_shapes.merge(feature.output_shape, shape)
             declared.append(shape)
         if self._declared is not None:
-            before, now = ([_count(one) for one in shapes] for shapes in (
-                self._declared, declared))
+            before, now = (
+                [_count(one) for one in shapes]
+                for shapes in (self._declared, declared)
+            )
             if before != now:
                 raise ValueError(
                     "`build` was called with per-replica batch sizes "
-                    f"{before}. Received: {now}.")
-        self._take({index: shape[1:] for index, shape in enumerate(declared)
-                    if self._given[index].output_shape is None})
+                    f"{before}. Received: {now}."
+                )
+        self._take(
+            {
+                index: shape[1:]
+                for index, shape in enumerate(declared)
+                if self._given[index].output_shape is None
+            }
+        )
         self._declared = declared
 
     def take(self, index: int, inner: Shape):
@@ -133,13 +145,16 @@ class SampleShapes:
                     f"Input {name!r} must have sizes above 0 that are known "
                     "while tracing, but for the first and the last; give its "
                     "FeatureConfig an `output_shape`, or `build` its shape. "
-                    f"Received: {list(inner)} between them.")
+                    f"Received: {list(inner)} between them."
+                )
         elif len(inner) != len(known) or any(
-                one not in (None, other) for one, other in zip(inner, known)):
+            one not in (None, other) for one, other in zip(inner, known)
+        ):
             raise ValueError(
                 f"Input {name!r} must have samples of shape "
                 f"{['?', *known]}, as its FeatureConfig, `build` or the first "
-                f"step said. Received: {['?', *inner]}.")
+                f"step said. Received: {['?', *inner]}."
+            )
 
     def _check_sequence(self, index: int, inner: Shape):
         """Refuses more dimensions where the engine has sequences already."""
@@ -149,7 +164,8 @@ class SampleShapes:
                 f"Input {feature.name!r} of a sequence feature must be of rank "
                 "2, as when the engine was made; for more dimensions call "
                 "`build` with its shape before the first step. Received: "
-                f"samples of shape {['?', *inner]}.")
+                f"samples of shape {['?', *inner]}."
+            )
 
     def _settle(self, index: int, inner: Shape):
         """Takes the sizes of the first input."""
@@ -160,9 +176,13 @@ class SampleShapes:
         if inner and feature.is_sequence:
             logging.warning(
                 "`max_sequence_length` of feature %s is ignored for inputs of "
-                "rank %d: ids are combined.", feature.name, 2 + len(inner))
+                "rank %d: ids are combined.",
+                feature.name,
+                2 + len(inner),
+            )
             self.features[index] = dataclasses.replace(
-                feature, max_sequence_length=0)
+                feature, max_sequence_length=0
+            )
 
 
 def _count(shape: Shape) -> int | None:

@@ -47,7 +47,10 @@ class StepShapes:
         return self._spec.has_open_tables
 
     def read_input(
-        self, index: int, value: Any, weight: Any,
+        self,
+        index: int,
+        value: Any,
+        weight: Any,
     ) -> feature_inputs.FeatureIds:
         """Returns the input of feature `index` as the engine takes it.
 
@@ -59,25 +62,30 @@ class StepShapes:
             another shape than declared.
         """
         feature = self._spec.features[index]
-        read = (feature_inputs.read_feature
-                if self._spec.table_of(feature).vocabulary is None
-                else feature_inputs.read_keys)
+        read = (
+            feature_inputs.read_feature
+            if self._spec.table_of(feature).vocabulary is None
+            else feature_inputs.read_keys
+        )
         inputs = read(feature, value, weight)
         if feature.is_sequence:
             if self.samples.combines_places(index) and not inputs.inner_shape:
                 inputs = sample_positions.fill_sequences(
-                    feature, inputs, feature.max_sequence_length)
+                    feature, inputs, feature.max_sequence_length
+                )
         elif isinstance(value, tf.RaggedTensor):
             shape = self.samples.known(index)
             if shape is not None and len(shape) > 1:
                 inputs = sample_positions.fill(feature, inputs, shape)
         self.samples.take(index, inputs.inner_shape)
         inputs.num_samples = self._check_num_samples(
-            index, self.samples.num_samples(index), inputs.num_samples)
+            index, self.samples.num_samples(index), inputs.num_samples
+        )
         return inputs
 
     def check_packed(
-        self, packed: packed_ids.PackedIds,
+        self,
+        packed: packed_ids.PackedIds,
     ) -> packed_ids.PackedIds:
         """Returns a packed batch, whose samples have no inner dimensions.
 
@@ -88,23 +96,29 @@ class StepShapes:
         num_samples = packed.num_samples
         # The same size is declared of most features: it is checked once.
         for expected, index in {
-                self.samples.num_samples(index): index for index in
-                reversed(range(len(self._spec.features)))}.items():
+            self.samples.num_samples(index): index
+            for index in reversed(range(len(self._spec.features)))
+        }.items():
             num_samples = self._check_num_samples(index, expected, num_samples)
         return dataclasses.replace(packed, num_samples=num_samples)
 
-    def _check_num_samples(self, index: int, expected: int | None,
-                           num_samples: Any) -> Any:
+    def _check_num_samples(
+        self, index: int, expected: int | None, num_samples: Any
+    ) -> Any:
         """Returns the number of samples, which must be the expected one."""
         if expected is None:
             return num_samples
-        message = (f"Input {self._spec.features[index].name!r} must have "
-                   f"{expected} samples, as `build` or its FeatureConfig "
-                   "was told.")
+        message = (
+            f"Input {self._spec.features[index].name!r} must have "
+            f"{expected} samples, as `build` or its FeatureConfig "
+            "was told."
+        )
         if not isinstance(num_samples, int):
             check = tf.debugging.assert_equal(
                 tf.cast(num_samples, tf.int64),
-                tf.constant(expected, tf.int64), message)
+                tf.constant(expected, tf.int64),
+                message,
+            )
             with tf.control_dependencies([] if check is None else [check]):
                 return tf.identity(num_samples)
         if num_samples != expected:
@@ -112,21 +126,26 @@ class StepShapes:
         return num_samples
 
     def shape_all_activations(
-        self, activations: Sequence[tf.Tensor],
+        self,
+        activations: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns what the engine gave, `[num_samples, ...]`, in shape."""
-        return [self._shape_activations(index, one)
-                for index, one in enumerate(activations)]
+        return [
+            self._shape_activations(index, one)
+            for index, one in enumerate(activations)
+        ]
 
     def _shape_activations(self, index: int, activations: tf.Tensor):
         inner = self.samples.inner(index)
         shape = self._activation_shape(index)
         if inner:
             activations = tf.reshape(
-                activations, [-1, *inner, activations.shape[-1]])
+                activations, [-1, *inner, activations.shape[-1]]
+            )
         found = activations.shape
         if found.rank == shape.rank and all(
-                size in (None, known) for size, known in zip(shape, found)):
+            size in (None, known) for size, known in zip(shape, found)
+        ):
             return activations  # An operation less, for each feature.
         return tf.ensure_shape(activations, shape)
 
@@ -137,11 +156,14 @@ class StepShapes:
         first = self.samples.num_samples(index)
         if first is not None:
             first //= math.prod(inner)
-        return tf.TensorShape([first, *inner, *positions,
-                               self._spec.table_of(feature).dim])
+        return tf.TensorShape(
+            [first, *inner, *positions, self._spec.table_of(feature).dim]
+        )
 
     def flat_gradients(
-        self, replica: int, gradients: Sequence[Any],
+        self,
+        replica: int,
+        gradients: Sequence[Any],
     ) -> list[tf.Tensor]:
         """Returns the gradients of the step dequeued last, as the core wants.
 
@@ -150,23 +172,37 @@ class StepShapes:
           gradients: One per feature; None for zeros.
         """
         return [
-            self._flatten(index, step_gradients.zero_gradient(
-                self._spec.features[index],
-                self._dequeued_shape(replica, index)))
-            if gradient is None else self._flat_gradient(index, gradient)
-            for index, gradient in enumerate(gradients)]
+            self._flatten(
+                index,
+                step_gradients.zero_gradient(
+                    self._spec.features[index],
+                    self._dequeued_shape(replica, index),
+                ),
+            )
+            if gradient is None
+            else self._flat_gradient(index, gradient)
+            for index, gradient in enumerate(gradients)
+        ]
 
     def flat_gradients_of_call(
-        self, gradients: Sequence[tf.Tensor],
+        self,
+        gradients: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns the gradients of a lookup out of the order of steps."""
-        return [self._flat_gradient(index, gradient)
-                for index, gradient in enumerate(gradients)]
+        return [
+            self._flat_gradient(index, gradient)
+            for index, gradient in enumerate(gradients)
+        ]
 
     def _flat_gradient(self, index: int, gradient: Any) -> tf.Tensor:
-        return self._flatten(index, step_gradients.read_gradient(
-            self._spec.features[index], gradient,
-            self._activation_shape(index)))
+        return self._flatten(
+            index,
+            step_gradients.read_gradient(
+                self._spec.features[index],
+                gradient,
+                self._activation_shape(index),
+            ),
+        )
 
     def _flatten(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
         if not self.samples.inner(index):
@@ -177,9 +213,12 @@ class StepShapes:
         """Remembers the sizes of the step that a replica has dequeued."""
         sizes = [
             one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
-            for one in activations]
+            for one in activations
+        ]
         self._dequeued[replica] = (
-            next(_tf_private.graphs_around(), None), sizes)
+            next(_tf_private.graphs_around(), None),
+            sizes,
+        )
 
     def _dequeued_shape(self, replica: int, index: int) -> list[Any]:
         """Returns the activations' shape, of sizes and scalar tensors.
@@ -195,7 +234,8 @@ class StepShapes:
                     "The gradient of feature "
                     f"{self._spec.features[index].name!r} is None and its "
                     "number of samples is not known here; pass zeros, or "
-                    "give `build` the batch size.")
+                    "give `build` the batch size."
+                )
             shape[0] = num_samples[index]
         return shape
 

@@ -28,41 +28,83 @@ svg text { font: 11px system-ui, sans-serif; fill: #5b6472; }
 
 def feature_rows(report: Any) -> list[list[str]]:
     """Returns a head and one row of text per feature."""
-    rows = [["feature", "table", "samples", "ids", "distinct", "ids/sample",
-             "longest", "empty", "padding waste", "unique ratio",
-             "out of range"]]
+    rows = [
+        [
+            "feature",
+            "table",
+            "samples",
+            "ids",
+            "distinct",
+            "ids/sample",
+            "longest",
+            "empty",
+            "padding waste",
+            "unique ratio",
+            "out of range",
+        ]
+    ]
     for name, one in report.features.items():
         outside = f"{one['num_out_of_range']:,}"
         if one["num_out_of_range"]:
-            outside += (f" ({one['lowest_out_of_range']:,} to "
-                        f"{one['highest_out_of_range']:,})")
-        rows.append([
-            name, one["table"], f"{one['num_samples']:,}",
-            f"{one['num_ids']:,}", f"{one['num_distinct']:,}",
-            f"{one['mean_ids_per_sample']:.2f}",
-            f"{one['max_ids_per_sample']:,}", f"{one['num_empty']:,}",
-            f"{one['padding_waste']:.1%}", f"{one['unique_ratio']:.1%}",
-            outside])
+            outside += (
+                f" ({one['lowest_out_of_range']:,} to "
+                f"{one['highest_out_of_range']:,})"
+            )
+        rows.append(
+            [
+                name,
+                one["table"],
+                f"{one['num_samples']:,}",
+                f"{one['num_ids']:,}",
+                f"{one['num_distinct']:,}",
+                f"{one['mean_ids_per_sample']:.2f}",
+                f"{one['max_ids_per_sample']:,}",
+                f"{one['num_empty']:,}",
+                f"{one['padding_waste']:.1%}",
+                f"{one['unique_ratio']:.1%}",
+                outside,
+            ]
+        )
     return rows
 
 
 def table_rows(report: Any) -> list[list[str]]:
     """Returns a head and one row of text per table."""
-    rows = [["table", "rows", "dim", "rows seen", "lookups", "hottest row",
-             "hottest 100", "memory", "slot variables"]]
+    rows = [
+        [
+            "table",
+            "rows",
+            "dim",
+            "rows seen",
+            "lookups",
+            "hottest row",
+            "hottest 100",
+            "memory",
+            "slot variables",
+        ]
+    ]
     for name, one in report.tables.items():
-        rows.append([
-            name, f"{one['num_rows']:,}", str(one["dim"]),
-            f"{one['num_distinct']:,} keys" if "proposal" in one else
-            f"{one['num_distinct']:,} ({one['coverage']:.1%})",
-            f"{one['num_lookups']:,}", f"{one['share_of_hottest'][1]:.1%}",
-            f"{one['share_of_hottest'][100]:.1%}", _bytes(one["num_bytes"]),
-            _bytes(one["num_slot_bytes"])])
+        rows.append(
+            [
+                name,
+                f"{one['num_rows']:,}",
+                str(one["dim"]),
+                f"{one['num_distinct']:,} keys"
+                if "proposal" in one
+                else f"{one['num_distinct']:,} ({one['coverage']:.1%})",
+                f"{one['num_lookups']:,}",
+                f"{one['share_of_hottest'][1]:.1%}",
+                f"{one['share_of_hottest'][100]:.1%}",
+                _bytes(one["num_bytes"]),
+                _bytes(one["num_slot_bytes"]),
+            ]
+        )
     return rows
 
 
-def in_parts(rows: Sequence[Sequence[str]], width: int) -> list[
-        list[list[str]]]:
+def in_parts(
+    rows: Sequence[Sequence[str]], width: int
+) -> list[list[list[str]]]:
     """Divides the columns of a table, so that each part fits a terminal.
 
     >>> in_parts([["name", "ids", "rows"], ["a", "1", "2"]], 17)
@@ -85,26 +127,43 @@ def in_parts(rows: Sequence[Sequence[str]], width: int) -> list[
         if parts[-1] and taken + size > width:
             parts.append([])
         parts[-1].append(column)
-    return [[[row[0], *(row[column] for column in part)] for row in rows]
-            for part in parts]
+    return [
+        [[row[0], *(row[column] for column in part)] for row in rows]
+        for part in parts
+    ]
 
 
 def page(report: Any) -> str:
     """Returns the page."""
-    optimizers = list(next(iter(report.tables.values()))[
-        "bytes_by_optimizer"])
+    optimizers = list(next(iter(report.tables.values()))["bytes_by_optimizer"])
     memory = [["table", *optimizers]] + [
-        [name, *(_bytes(one["bytes_by_optimizer"][optimizer])
-                 for optimizer in optimizers)]
-        for name, one in report.tables.items()]
+        [
+            name,
+            *(
+                _bytes(one["bytes_by_optimizer"][optimizer])
+                for optimizer in optimizers
+            ),
+        ]
+        for name, one in report.tables.items()
+    ]
     skew = "".join(
-        svg_plots.line(f"{name}: lookups by rank of the row",
-                       one["lookups_by_rank"], "rank of the row", "lookups")
-        for name, one in report.tables.items())
+        svg_plots.line(
+            f"{name}: lookups by rank of the row",
+            one["lookups_by_rank"],
+            "rank of the row",
+            "lookups",
+        )
+        for name, one in report.tables.items()
+    )
     sizes = "".join(
-        svg_plots.bars(f"{name}: samples by number of ids",
-                       one["samples_by_size"], "ids in a sample", "samples")
-        for name, one in report.features.items())
+        svg_plots.bars(
+            f"{name}: samples by number of ids",
+            one["samples_by_size"],
+            "ids in a sample",
+            "samples",
+        )
+        for name, one in report.features.items()
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>Ids</title><style>{_STYLE}</style></head><body>"
@@ -114,21 +173,37 @@ def page(report: Any) -> str:
         f"<h2>Tables</h2>{_table(table_rows(report))}{skew}"
         f"{_open_tables(report)}"
         "<h2>Memory with slot variables, by optimizer</h2>"
-        f"{_table(memory)}</body></html>\n")
+        f"{_table(memory)}</body></html>\n"
+    )
 
 
 def proposal_rows(report: Any) -> list[list[str]]:
     """Returns a head and one row of text per table whose ids are keys."""
-    rows = [["table", "capacity", "min_count", "keys with a row",
-             "lookups served", "at most", "keys in all"]]
+    rows = [
+        [
+            "table",
+            "capacity",
+            "min_count",
+            "keys with a row",
+            "lookups served",
+            "at most",
+            "keys in all",
+        ]
+    ]
     for name, one in report.tables.items():
         proposal = one.get("proposal")
         if proposal is not None:
-            rows.append([
-                name, f"{proposal['capacity']:,}", str(proposal["min_count"]),
-                f"{proposal['num_keys']:,}", f"{proposal['share_served']:.1%}",
-                f"{proposal['share_served_at_most']:.1%}",
-                f"{one['num_distinct']:,}"])
+            rows.append(
+                [
+                    name,
+                    f"{proposal['capacity']:,}",
+                    str(proposal["min_count"]),
+                    f"{proposal['num_keys']:,}",
+                    f"{proposal['share_served']:.1%}",
+                    f"{proposal['share_served_at_most']:.1%}",
+                    f"{one['num_distinct']:,}",
+                ]
+            )
     return rows
 
 
@@ -144,23 +219,31 @@ def _open_tables(report: Any) -> str:
             continue
         plots += svg_plots.curves(
             f"{name}: share of lookups served, by rows",
-            {f"from {count}": points
-             for count, points in one["served_by_rows"].items()}, "rows",
+            {
+                f"from {count}": points
+                for count, points in one["served_by_rows"].items()
+            },
+            "rows",
             "lookups served",
-            (proposal["num_keys"], proposal["share_served"]))
+            (proposal["num_keys"], proposal["share_served"]),
+        )
     return (
         "<h2>Open vocabularies</h2><p>A lookup is served if it finds a row "
         "that an earlier batch has given to its key. The lines are for keys "
         "that get one from their first, second, ... occurrence on "
         "(min_count), and for rows that those with the most lookups keep; the "
-        f"circle is what is proposed.</p>{_table(rows)}{plots}")
+        f"circle is what is proposed.</p>{_table(rows)}{plots}"
+    )
 
 
 def _bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else (
-                f"{count:.1f} {unit}")
+            return (
+                f"{count:.0f} {unit}"
+                if unit == "B"
+                else (f"{count:.1f} {unit}")
+            )
         count /= 1024
     return f"{count:.1f} TiB"
 
@@ -170,9 +253,13 @@ def _table(rows: Sequence[Sequence[str]], bad: int | None = None) -> str:
     head = "".join(f"<th>{html.escape(one)}</th>" for one in rows[0])
     body = ""
     for row in rows[1:]:
-        marked = None if bad is None or row[bad] == "0" else (
-            bad % len(row))
-        body += "<tr>" + "".join(
-            f"<td{' class=bad' * (i == marked)}>{html.escape(one)}</td>"
-            for i, one in enumerate(row)) + "</tr>"
+        marked = None if bad is None or row[bad] == "0" else (bad % len(row))
+        body += (
+            "<tr>"
+            + "".join(
+                f"<td{' class=bad' * (i == marked)}>{html.escape(one)}</td>"
+                for i, one in enumerate(row)
+            )
+            + "</tr>"
+        )
     return f"<div><table><tr>{head}</tr>{body}</table></div>"

@@ -16,7 +16,8 @@ class RowCounts:
     def add(self, rows: np.ndarray, counts: np.ndarray):
         """Adds `counts[i]` lookups of `rows[i]`."""
         all_rows, positions = np.unique(
-            np.concatenate([self._rows, rows]), return_inverse=True)
+            np.concatenate([self._rows, rows]), return_inverse=True
+        )
         totals = np.zeros(len(all_rows), np.int64)
         np.add.at(totals, positions, np.concatenate([self._counts, counts]))
         self._rows, self._counts = all_rows, totals
@@ -83,8 +84,12 @@ class FeatureCounts:
         self._unique_in_batches = 0
         self.samples_of_size = RowCounts()
 
-    def add(self, ids: np.ndarray, sizes: np.ndarray,
-            positions: np.ndarray | None = None):
+    def add(
+        self,
+        ids: np.ndarray,
+        sizes: np.ndarray,
+        positions: np.ndarray | None = None,
+    ):
         """Adds a batch.
 
         Args:
@@ -97,14 +102,19 @@ class FeatureCounts:
         self.num_samples += len(sizes)
         self.num_ids += len(ids)
         self.num_empty += int((sizes == 0).sum())
-        inside = np.ones(len(ids), bool) if self._num_rows is None else (
-            ids >= 0) & (ids < self._num_rows)
+        inside = (
+            np.ones(len(ids), bool)
+            if self._num_rows is None
+            else (ids >= 0) & (ids < self._num_rows)
+        )
         outside = ids[~inside]
         if len(outside):
             self.num_out_of_range += len(outside)
-            known = [one for one in (self.lowest_out_of_range,
-                                     self.highest_out_of_range)
-                     if one is not None]
+            known = [
+                one
+                for one in (self.lowest_out_of_range, self.highest_out_of_range)
+                if one is not None
+            ]
             self.lowest_out_of_range = min([*known, int(outside.min())])
             self.highest_out_of_range = max([*known, int(outside.max())])
         rows, counts = np.unique(ids[inside], return_counts=True)
@@ -116,8 +126,10 @@ class FeatureCounts:
         # Each batch is as wide as its longest sample, or as a sequence is.
         width = self._length or int(sizes.max())
         filled = int(
-            (positions < width).sum() if self._length and positions is not None
-            else np.minimum(sizes, width).sum())
+            (positions < width).sum()
+            if self._length and positions is not None
+            else np.minimum(sizes, width).sum()
+        )
         self.num_truncated += len(ids) - filled
         self._num_filled += filled
         self._num_places += width * len(sizes)

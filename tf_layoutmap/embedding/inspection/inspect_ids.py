@@ -26,8 +26,13 @@ from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 # Slot variables of each optimizer: so many times the rows again.
-_NUM_SLOTS = {"SGD": 0, "Adagrad": 1, "AdagradMomentum": 2, "Adam": 2,
-              "FTRL": 2}
+_NUM_SLOTS = {
+    "SGD": 0,
+    "Adagrad": 1,
+    "AdagradMomentum": 2,
+    "Adam": 2,
+    "FTRL": 2,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,21 +68,25 @@ class IdReport:
 
         console = console or rich_console.Console()
         for title, rows in (
-                ("Features", html_report.feature_rows(self)),
-                ("Tables", html_report.table_rows(self)),
-                ("Open vocabularies", html_report.proposal_rows(self))):
+            ("Features", html_report.feature_rows(self)),
+            ("Tables", html_report.table_rows(self)),
+            ("Open vocabularies", html_report.proposal_rows(self)),
+        ):
             if len(rows) == 1:
                 continue
             parts = html_report.in_parts(rows, console.width)
             for part in parts:
                 shown = rich_table.Table(
-                    title=title if part is parts[0] else f"{title}, continued")
+                    title=title if part is parts[0] else f"{title}, continued"
+                )
                 for number, name in enumerate(part[0]):
                     # A name may take two lines, a number is in one.
                     shown.add_column(
-                        name, justify="right" if number else "left",
+                        name,
+                        justify="right" if number else "left",
                         no_wrap=number > 0 and len(part[0]) > 2,
-                        overflow="fold")
+                        overflow="fold",
+                    )
                 for row in part[1:]:
                     shown.add_row(*row)
                 console.print(shown)
@@ -101,8 +110,12 @@ class IdReport:
 
 
 def inspect_ids(
-    dataset: Iterable[Any], feature_config: Any, *, optimizer: Any = None,
-    max_batches: int | None = None, open_tables: Iterable[Any] = (),
+    dataset: Iterable[Any],
+    feature_config: Any,
+    *,
+    optimizer: Any = None,
+    max_batches: int | None = None,
+    open_tables: Iterable[Any] = (),
     kept_share: float = 0.95,
 ) -> IdReport:
     """Reads a dataset and tells how its ids use the tables.
@@ -167,13 +180,22 @@ def inspect_ids(
     named = structure.flatten_with_paths(feature_config)
     spec, table_configs = config.read_feature_config(named, optimizer)
     if not isinstance(kept_share, int | float) or not 0 <= kept_share <= 1:
-        raise ValueError(_checks.message(
-            "kept_share", "a number in [0, 1]", kept_share))
-    keys = {config.index_of_table(one, spec, table_configs, "open_tables"):
-            key_counts.KeyCounts() for one in open_tables}
-    features = [id_counts.FeatureCounts(
-        None if one.table in keys else spec.table_of(one).num_rows,
-        one.max_sequence_length) for one in spec.features]
+        raise ValueError(
+            _checks.message("kept_share", "a number in [0, 1]", kept_share)
+        )
+    keys = {
+        config.index_of_table(
+            one, spec, table_configs, "open_tables"
+        ): key_counts.KeyCounts()
+        for one in open_tables
+    }
+    features = [
+        id_counts.FeatureCounts(
+            None if one.table in keys else spec.table_of(one).num_rows,
+            one.max_sequence_length,
+        )
+        for one in spec.features
+    ]
     num_batches = 0
     for batch in dataset:
         if max_batches is not None and num_batches >= max_batches:
@@ -182,9 +204,11 @@ def inspect_ids(
         batch = _features_of(batch, feature_config)
         found: dict[int, list[np.ndarray]] = {table: [] for table in keys}
         for feature, counts, value in zip(
-                spec.features, features, tf.nest.flatten(batch)):
+            spec.features, features, tf.nest.flatten(batch)
+        ):
             ids, sizes, positions = _read_ids(
-                feature, value, feature.table in keys)
+                feature, value, feature.table in keys
+            )
             counts.add(ids, sizes, positions)
             if feature.table in keys:
                 found[feature.table].append(ids)
@@ -192,20 +216,32 @@ def inspect_ids(
             keys[table].add(np.concatenate(ids_of_step))
     return IdReport(
         num_batches,
-        {one.name: _describe_feature(spec, one, counts)
-         for one, counts in zip(spec.features, features)},
-        {table.name: _describe_open_table(
-            table, keys[index], kept_share) if index in keys else
-         _describe_table(table, _joined([
-             counts for one, counts in zip(spec.features, features)
-             if one.table == index]))
-         for index, table in enumerate(spec.tables)})
+        {
+            one.name: _describe_feature(spec, one, counts)
+            for one, counts in zip(spec.features, features)
+        },
+        {
+            table.name: _describe_open_table(table, keys[index], kept_share)
+            if index in keys
+            else _describe_table(
+                table,
+                _joined(
+                    [
+                        counts
+                        for one, counts in zip(spec.features, features)
+                        if one.table == index
+                    ]
+                ),
+            )
+            for index, table in enumerate(spec.tables)
+        },
+    )
 
 
 def _features_of(batch: Any, feature_config: Any) -> Any:
     if isinstance(batch, tuple) and not (
-            isinstance(feature_config, tuple)
-            and len(batch) == len(feature_config)):
+        isinstance(feature_config, tuple) and len(batch) == len(feature_config)
+    ):
         batch = batch[0]
     structure.check_same(batch, "dataset", feature_config, "feature_config")
     return batch
@@ -219,32 +255,41 @@ def _read_ids(feature: config.FeatureSpec, value: Any, of_keys: bool):
     elif isinstance(value, tf.SparseTensor):
         shape = value.dense_shape.numpy()[:-1]
         positions = value.indices.numpy()[:, -1]
-        samples = np.ravel_multi_index(
-            value.indices.numpy()[:, :-1].T, shape) if len(
-                value.indices) else np.zeros([0], np.int64)
-        ids, sizes = value.values, np.bincount(
-            samples, minlength=int(np.prod(shape)))
+        samples = (
+            np.ravel_multi_index(value.indices.numpy()[:, :-1].T, shape)
+            if len(value.indices)
+            else np.zeros([0], np.int64)
+        )
+        ids, sizes = (
+            value.values,
+            np.bincount(samples, minlength=int(np.prod(shape))),
+        )
     else:
         ids = tf.convert_to_tensor(value)
         per_sample = ids.shape[-1] if ids.shape.rank > 1 else 1
-        sizes = np.full(math.prod(known_sizes(ids)[:-1]) if ids.shape.rank > 1
-                        else len(ids), per_sample)
+        sizes = np.full(
+            math.prod(known_sizes(ids)[:-1])
+            if ids.shape.rank > 1
+            else len(ids),
+            per_sample,
+        )
         ids = tf.reshape(ids, [-1])
     if of_keys:
         ids, _ = key_tensors.of_tensor(ids)
     if not ids.dtype.is_integer:
         raise TypeError(
             f"Ids of feature {feature.name!r} must be integers"
-            f"{' or strings' * of_keys}. Received: {ids.dtype.name}.")
+            f"{' or strings' * of_keys}. Received: {ids.dtype.name}."
+        )
     return ids.numpy(), np.asarray(sizes), positions
 
 
 def _describe_feature(spec, feature, counts) -> dict[str, Any]:
-    sizes = dict(zip(*(
-        one.tolist() for one in counts.samples_of_size.items())))
+    sizes = dict(zip(*(one.tolist() for one in counts.samples_of_size.items())))
     return {
         "table": spec.table_of(feature).name,
-        "num_samples": counts.num_samples, "num_ids": counts.num_ids,
+        "num_samples": counts.num_samples,
+        "num_ids": counts.num_ids,
         "num_distinct": counts.rows.num_distinct,
         "num_empty": counts.num_empty,
         "num_truncated": counts.num_truncated,
@@ -252,8 +297,8 @@ def _describe_feature(spec, feature, counts) -> dict[str, Any]:
         "lowest_out_of_range": counts.lowest_out_of_range,
         "highest_out_of_range": counts.highest_out_of_range,
         "mean_ids_per_sample": (
-            counts.num_ids / counts.num_samples if counts.num_samples
-            else 0.0),
+            counts.num_ids / counts.num_samples if counts.num_samples else 0.0
+        ),
         "max_ids_per_sample": max(sizes, default=0),
         "padding_waste": counts.padding_waste,
         "unique_ratio": counts.unique_ratio,
@@ -273,28 +318,37 @@ def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
     """The same of a table with the vocabulary that is proposed."""
     found = key_counts.describe(keys, kept_share)
     if found["proposal"] is not None:
-        table = dataclasses.replace(table, num_rows=OpenVocabulary(
-            found["proposal"]["capacity"]).num_rows)
+        table = dataclasses.replace(
+            table,
+            num_rows=OpenVocabulary(found["proposal"]["capacity"]).num_rows,
+        )
     rows = id_counts.RowCounts()
     rows.add(*keys.items())
-    return {**_describe_table(table, rows),
-            # A key of 8 bytes, a step and a count of 4.
-            "num_key_bytes": 16 * table.num_rows, **found}
+    return {
+        **_describe_table(table, rows),
+        # A key of 8 bytes, a step and a count of 4.
+        "num_key_bytes": 16 * table.num_rows,
+        **found,
+    }
 
 
 def _describe_table(table, rows) -> dict[str, Any]:
     num_bytes = 4 * table.num_rows * table.dim
     return {
-        "num_rows": table.num_rows, "dim": table.dim,
-        "num_bytes": num_bytes, "num_slot_bytes": table.num_slot_bytes,
-        "bytes_by_optimizer": {name: num_bytes * (1 + count)
-                               for name, count in _NUM_SLOTS.items()},
-        "num_lookups": rows.total, "num_distinct": rows.num_distinct,
+        "num_rows": table.num_rows,
+        "dim": table.dim,
+        "num_bytes": num_bytes,
+        "num_slot_bytes": table.num_slot_bytes,
+        "bytes_by_optimizer": {
+            name: num_bytes * (1 + count) for name, count in _NUM_SLOTS.items()
+        },
+        "num_lookups": rows.total,
+        "num_distinct": rows.num_distinct,
         "coverage": rows.num_distinct / table.num_rows,
         "hottest_rows": rows.hottest(10),
         "share_of_hottest": {
-            count: rows.share_of_hottest(count)
-            for count in (1, 10, 100, 1000)},
+            count: rows.share_of_hottest(count) for count in (1, 10, 100, 1000)
+        },
         "lookups_by_rank": _by_rank(rows.descending()),
     }
 

@@ -115,17 +115,30 @@ class KeyCounts:
             return None
         most = self.share_served(1)
         min_count = max(
-            one for one in MIN_COUNTS
-            if one == 1 or (len(self.served(one)) and
-                            self.share_served(one) >= kept_share * most))
+            one
+            for one in MIN_COUNTS
+            if one == 1
+            or (
+                len(self.served(one))
+                and self.share_served(one) >= kept_share * most
+            )
+        )
         num_keys = len(self.served(min_count))
-        return Proposal(math.ceil(num_keys / LOAD), min_count, num_keys,
-                        self.share_served(min_count), most)
+        return Proposal(
+            math.ceil(num_keys / LOAD),
+            min_count,
+            num_keys,
+            self.share_served(min_count),
+            most,
+        )
 
 
 def describe(counts: KeyCounts, kept_share: float) -> dict[str, Any]:
     """Returns the proposal and the curves as plain values."""
     proposal = counts.propose(kept_share)
-    return {"proposal": proposal and dataclasses.asdict(proposal),
-            "served_by_rows": {one: curve for one in MIN_COUNTS
-                               if (curve := counts.curve(one))}}
+    return {
+        "proposal": proposal and dataclasses.asdict(proposal),
+        "served_by_rows": {
+            one: curve for one in MIN_COUNTS if (curve := counts.curve(one))
+        },
+    }

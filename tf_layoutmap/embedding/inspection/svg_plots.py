@@ -15,8 +15,9 @@ _COLOURS = ("#1a66c2", "#b3561a", "#3c7d3f", "#7a4ba8", "#8a6d00")
 Tick = tuple[float, str]
 
 
-def line(caption: str, points: Sequence[tuple[int, int]], x_name: str,
-         y_name: str) -> str:
+def line(
+    caption: str, points: Sequence[tuple[int, int]], x_name: str, y_name: str
+) -> str:
     """A line through points on two logarithmic axes.
 
     Args:
@@ -28,21 +29,29 @@ def line(caption: str, points: Sequence[tuple[int, int]], x_name: str,
     if not points:
         return ""
     x_high, y_high = points[-1][0], points[0][1]
-    placed = [_place(_on_log_axis(x, x_high), _on_log_axis(y, y_high))
-              for x, y in points]
+    placed = [
+        _place(_on_log_axis(x, x_high), _on_log_axis(y, y_high))
+        for x, y in points
+    ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-    marks = (f'<polyline points="{path}" fill="none" stroke="{_BLUE}" '
-             'stroke-width="2"/>')
+    marks = (
+        f'<polyline points="{path}" fill="none" stroke="{_BLUE}" '
+        'stroke-width="2"/>'
+    )
     if len(points) == 1:
-        marks = (f'<circle cx="{placed[0][0]:.1f}" cy="{placed[0][1]:.1f}" '
-                 f'r="3" fill="{_BLUE}"/>')
+        marks = (
+            f'<circle cx="{placed[0][0]:.1f}" cy="{placed[0][1]:.1f}" '
+            f'r="3" fill="{_BLUE}"/>'
+        )
     return _figure(
-        caption, marks, (f"{x_name} (log scale)", log_ticks(x_high)),
-        (f"{y_name} (log scale)", log_ticks(y_high)))
+        caption,
+        marks,
+        (f"{x_name} (log scale)", log_ticks(x_high)),
+        (f"{y_name} (log scale)", log_ticks(y_high)),
+    )
 
 
-def bars(caption: str, counts: dict[int, int], x_name: str,
-         y_name: str) -> str:
+def bars(caption: str, counts: dict[int, int], x_name: str, y_name: str) -> str:
     """A bar per size; many sizes are put together, 40 bars at most.
 
     Args:
@@ -61,20 +70,31 @@ def bars(caption: str, counts: dict[int, int], x_name: str,
     for i, count in enumerate(heights):
         left, top = _place(i / len(heights), count / max(heights))
         right, bottom = _place((i + 0.9) / len(heights), 0)
-        marks += (f'<rect x="{left:.1f}" y="{top:.1f}" '
-                  f'width="{right - left:.1f}" height="{bottom - top:.1f}" '
-                  f'fill="{_BLUE}"/>')
+        marks += (
+            f'<rect x="{left:.1f}" y="{top:.1f}" '
+            f'width="{right - left:.1f}" height="{bottom - top:.1f}" '
+            f'fill="{_BLUE}"/>'
+        )
     # Below the middle of a bar of one size, or where the bar of it begins.
     shift = 0.45 if per_bar == 1 else 0
-    x_ticks = [((size / per_bar + shift) / len(heights), f"{size:,}")
-               for size in _round_numbers(max(counts))]
-    y_ticks = [(count / max(heights), _short(count))
-               for count in _round_numbers(max(heights))]
+    x_ticks = [
+        ((size / per_bar + shift) / len(heights), f"{size:,}")
+        for size in _round_numbers(max(counts))
+    ]
+    y_ticks = [
+        (count / max(heights), _short(count))
+        for count in _round_numbers(max(heights))
+    ]
     return _figure(caption, marks, (x_name, x_ticks), (y_name, y_ticks))
 
 
-def curves(caption: str, lines: Mapping[str, Sequence[tuple[int, float]]],
-           x_name: str, y_name: str, marked: tuple[int, float] | None) -> str:
+def curves(
+    caption: str,
+    lines: Mapping[str, Sequence[tuple[int, float]]],
+    x_name: str,
+    y_name: str,
+    marked: tuple[int, float] | None,
+) -> str:
     """Lines of shares against numbers on a logarithmic axis.
 
     Args:
@@ -98,21 +118,28 @@ def curves(caption: str, lines: Mapping[str, Sequence[tuple[int, float]]],
             continue
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, points))
         x, y = place(points[-1])
-        marks += (f'<polyline points="{path}" fill="none" stroke="{colour}" '
-                  f'stroke-width="2"/><circle cx="{x:.1f}" cy="{y:.1f}" r="3" '
-                  f'fill="{colour}"/><circle cx="{left + 4:.0f}" '
-                  f'cy="{_HEIGHT + 10}" r="4" fill="{colour}"/>'
-                  f'<text x="{left + 12:.0f}" y="{_HEIGHT + 14}">'
-                  f"{html.escape(name)}</text>")
+        marks += (
+            f'<polyline points="{path}" fill="none" stroke="{colour}" '
+            f'stroke-width="2"/><circle cx="{x:.1f}" cy="{y:.1f}" r="3" '
+            f'fill="{colour}"/><circle cx="{left + 4:.0f}" '
+            f'cy="{_HEIGHT + 10}" r="4" fill="{colour}"/>'
+            f'<text x="{left + 12:.0f}" y="{_HEIGHT + 14}">'
+            f"{html.escape(name)}</text>"
+        )
         left += 24 + 7 * len(name)
     if marked is not None:
         x, y = place(marked)
-        marks += (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" '
-                  'stroke="#1c2330" stroke-width="1.5"/>')
+        marks += (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" '
+            'stroke="#1c2330" stroke-width="1.5"/>'
+        )
     return _figure(
-        caption, marks, (f"{x_name} (log scale)", log_ticks(x_high)),
+        caption,
+        marks,
+        (f"{x_name} (log scale)", log_ticks(x_high)),
         (y_name, [(share / 4, f"{share / 4:.0%}") for share in range(5)]),
-        height=_HEIGHT + 24)
+        height=_HEIGHT + 24,
+    )
 
 
 def log_ticks(high: int) -> list[Tick]:
@@ -127,8 +154,12 @@ def log_ticks(high: int) -> list[Tick]:
     """
     num_powers = math.floor(math.log10(high)) + 1
     if num_powers <= 2:
-        numbers = [factor * 10**power for power in range(num_powers)
-                   for factor in (1, 2, 5) if factor * 10**power <= high]
+        numbers = [
+            factor * 10**power
+            for power in range(num_powers)
+            for factor in (1, 2, 5)
+            if factor * 10**power <= high
+        ]
     else:
         step = math.ceil(num_powers / 5)
         numbers = [10**power for power in range(0, num_powers, step)]
@@ -163,12 +194,19 @@ def _short(number: int) -> str:
 
 def _place(x: float, y: float) -> tuple[float, float]:
     """Where a point of the unit square is drawn."""
-    return (_LEFT + x * (_WIDTH - _LEFT - 12),
-            _HEIGHT - _BOTTOM - y * (_HEIGHT - _BOTTOM - 12))
+    return (
+        _LEFT + x * (_WIDTH - _LEFT - 12),
+        _HEIGHT - _BOTTOM - y * (_HEIGHT - _BOTTOM - 12),
+    )
 
 
-def _figure(caption: str, marks: str, x_axis: tuple[str, Sequence[Tick]],
-            y_axis: tuple[str, Sequence[Tick]], height: int = _HEIGHT) -> str:
+def _figure(
+    caption: str,
+    marks: str,
+    x_axis: tuple[str, Sequence[Tick]],
+    y_axis: tuple[str, Sequence[Tick]],
+    height: int = _HEIGHT,
+) -> str:
     """A plot with two axes, of which each has a name and labels."""
     caption = html.escape(caption)
     return (
@@ -176,28 +214,37 @@ def _figure(caption: str, marks: str, x_axis: tuple[str, Sequence[Tick]],
         f'<svg width="{_WIDTH}" height="{height}" role="img" '
         f'aria-label="{caption}">{_x_axis(*x_axis)}{_y_axis(*y_axis)}'
         f'<path d="M{_LEFT} 6V{_HEIGHT - _BOTTOM}H{_WIDTH - 6}" fill="none" '
-        f'stroke="#8a93a3"/>{marks}</svg></figure>')
+        f'stroke="#8a93a3"/>{marks}</svg></figure>'
+    )
 
 
 def _x_axis(name: str, ticks: Sequence[Tick]) -> str:
     found = ""
     for at, label in ticks:
         x, y = _place(at, 0)
-        found += (f'<path d="M{x:.1f} {y:.0f}v4" stroke="#8a93a3"/>'
-                  f'<text x="{x:.1f}" y="{y + 17:.0f}" '
-                  f'text-anchor="middle">{label}</text>')
+        found += (
+            f'<path d="M{x:.1f} {y:.0f}v4" stroke="#8a93a3"/>'
+            f'<text x="{x:.1f}" y="{y + 17:.0f}" '
+            f'text-anchor="middle">{label}</text>'
+        )
     x, y = _place(0.5, 0)
-    return (f'{found}<text x="{x:.0f}" y="{y + 36:.0f}" '
-            f'text-anchor="middle">{html.escape(name)}</text>')
+    return (
+        f'{found}<text x="{x:.0f}" y="{y + 36:.0f}" '
+        f'text-anchor="middle">{html.escape(name)}</text>'
+    )
 
 
 def _y_axis(name: str, ticks: Sequence[Tick]) -> str:
     found = ""
     for at, label in ticks:
         x, y = _place(0, at)
-        found += (f'<path d="M{x:.0f} {y:.1f}H{_WIDTH - 6}" '
-                  f'stroke="#e3e7ee"/><text x="{x - 6:.0f}" y="{y + 4:.1f}" '
-                  f'text-anchor="end">{label}</text>')
+        found += (
+            f'<path d="M{x:.0f} {y:.1f}H{_WIDTH - 6}" '
+            f'stroke="#e3e7ee"/><text x="{x - 6:.0f}" y="{y + 4:.1f}" '
+            f'text-anchor="end">{label}</text>'
+        )
     _, y = _place(0, 0.5)
-    return (f'{found}<text transform="translate(12 {y:.0f}) rotate(-90)" '
-            f'text-anchor="middle">{html.escape(name)}</text>')
+    return (
+        f'{found}<text transform="translate(12 {y:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{html.escape(name)}</text>'
+    )

@@ -17,8 +17,9 @@ _FETCHED_EPOCH = 2
 class AppliedClosures:
     """The records of one embedding's servers, one for each server."""
 
-    def __init__(self, applied: Sequence[Any],
-                 fetched_steps: Sequence[Any] = ()):
+    def __init__(
+        self, applied: Sequence[Any], fetched_steps: Sequence[Any] = ()
+    ):
         """Initializes from the variables that the ops of a step write.
 
         Args:
@@ -51,8 +52,9 @@ class AppliedClosures:
         for variable in self._fetched_steps:
             if variable.numpy()[_FETCHED_EPOCH] == epoch:
                 _write(variable, [_FETCHED_EPOCH], [next_epoch])
-        return [_move(variable, epoch, next_epoch)
-                for variable in self._applied]
+        return [
+            _move(variable, epoch, next_epoch) for variable in self._applied
+        ]
 
 
 def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
@@ -64,7 +66,8 @@ def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
     # The first closure of `epoch` may have been applied between the read and
     # the write. The attempt of a closure is unique, so the window differs.
     if before[_EPOCH] != epoch and np.array_equal(
-            before[_WINDOW:], state[_WINDOW:]):
+        before[_WINDOW:], state[_WINDOW:]
+    ):
         # The window is that of an older epoch, whose numbers were others.
         places = [_BASE, *range(_WINDOW, SIZE)]
         _write(variable, places, [0] * len(places))
@@ -74,5 +77,6 @@ def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
 
 
 def _write(variable: Any, places: Sequence[int], values: Sequence[int]):
-    variable.scatter_nd_update([[one] for one in places],
-                               np.asarray(values, np.int64))
+    variable.scatter_nd_update(
+        [[one] for one in places], np.asarray(values, np.int64)
+    )

@@ -37,10 +37,16 @@ class ServersBackend:
     checks_shapes = True
 
     def __init__(
-        self, feature_config: Any, spec: config.EmbeddingSpec,
-        strategy_replicas: replicas.Replicas, *,
-        partitioner: tables.Partitioner | None, is_pipelined: bool,
-        out_of_range: str, rounding_seed: int, wire_dtype: str,
+        self,
+        feature_config: Any,
+        spec: config.EmbeddingSpec,
+        strategy_replicas: replicas.Replicas,
+        *,
+        partitioner: tables.Partitioner | None,
+        is_pipelined: bool,
+        out_of_range: str,
+        rounding_seed: int,
+        wire_dtype: str,
     ):
         """Takes the checked arguments of `TPUEmbedding`.
 
@@ -52,25 +58,32 @@ class ServersBackend:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
                 "under ParameterServerStrategy, whose workers overlap their "
-                "steps as it is. Received: True.")
-        telling = [one.name for one in spec.tables if one.vocabulary and
-                   one.vocabulary.settings.on_evict is not None]
+                "steps as it is. Received: True."
+            )
+        telling = [
+            one.name
+            for one in spec.tables
+            if one.vocabulary and one.vocabulary.settings.on_evict is not None
+        ]
         if telling:
             raise NotImplementedError(
                 "Argument `on_evict` of tlm.OpenVocabulary must be None under "
                 "ParameterServerStrategy: keys go in the calls of workers, "
                 "which cannot call back into this program. Received: it for "
-                f"tables {telling}.")
+                f"tables {telling}."
+            )
         self._feature_config = feature_config
         self._spec = spec
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._wire_dtype = wire_dtype
         self._tables = server_tables.ServerTables(
-            strategy_replicas.strategy, partitioner)
+            strategy_replicas.strategy, partitioner
+        )
         self._shapes = host_shapes.StepShapes(spec)
         self._reader = batches.BatchReader(
-            feature_config, strategy_replicas, self._shapes)
+            feature_config, strategy_replicas, self._shapes
+        )
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._steps = steps_in_flight.StepsInFlight()
         self._lookups = lookups.Lookups()
@@ -95,7 +108,8 @@ class ServersBackend:
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
         self._shapes.samples.declare_arguments(
-            self._feature_config, shapes, batch_size)
+            self._feature_config, shapes, batch_size
+        )
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables, on the servers."""
@@ -104,12 +118,19 @@ class ServersBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Groups the variables by server."""
-        kind = (key_step_ops.KeyStepOps if self._spec.has_open_tables
-                else step_ops.StepOps)
+        kind = (
+            key_step_ops.KeyStepOps
+            if self._spec.has_open_tables
+            else step_ops.StepOps
+        )
         self._ops = kind(
-            self._shapes.fix_spec(), variables, self._devices,
+            self._shapes.fix_spec(),
+            variables,
+            self._devices,
             out_of_range=self._out_of_range,
-            rounding_seed=self._rounding_seed, wire_dtype=self._wire_dtype)
+            rounding_seed=self._rounding_seed,
+            wire_dtype=self._wire_dtype,
+        )
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -121,17 +142,20 @@ class ServersBackend:
             raise ValueError(
                 "Argument `training` must be a Python bool under "
                 "ParameterServerStrategy, where a step is part of the "
-                f"function that enqueues it. Received: {training!r}.")
+                f"function that enqueues it. Received: {training!r}."
+            )
         self._modes.enqueued(name, training)
         if training:
             closures.note_enqueued()
-        (_, inputs), = batch.steps
+        ((_, inputs),) = batch.steps
         # A traced step that nothing applies is forward-only.
         plan, requests = self._started.begin(
-            inputs, None if training and not tf.executing_eagerly()
-            else training)
+            inputs,
+            None if training and not tf.executing_eagerly() else training,
+        )
         self._steps.enqueue(
-            steps_in_flight.Step(plan, plan, requests, training))
+            steps_in_flight.Step(plan, plan, requests, training)
+        )
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -140,7 +164,8 @@ class ServersBackend:
         step.fetched = self._started.fetch(step.requests)
         step.plan = self._started.placed(step.plan, step.fetched)
         activations = self._shapes.shape_all_activations(
-            self._started.combine(step.plan, step.fetched))
+            self._started.combine(step.plan, step.fetched)
+        )
         self._shapes.note_dequeued(0, activations)
         return activations
 
@@ -151,16 +176,21 @@ class ServersBackend:
         step = self._steps.take_dequeued()
         self._started.train(step.begun)
         self._started.apply(
-            step.plan, step.fetched, flat,
+            step.plan,
+            step.fetched,
+            flat,
             step_gradients.hyperparameters(self._spec.tables),
-            closures.token_to_apply(self._started.applied_closures))
+            closures.token_to_apply(self._started.applied_closures),
+        )
 
     def is_in_program(self) -> bool:
         """False: servers have none."""
         return False
 
     def open(
-        self, features: Any, weights: Any,
+        self,
+        features: Any,
+        weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
         """Looks up outside of the order of steps, as a layer does."""
         inputs = self._reader.read_features(features, weights)
@@ -168,15 +198,19 @@ class ServersBackend:
         fetched = self._started.fetch(requests)
         plan = self._started.placed(plan, fetched)
         activations = self._shapes.shape_all_activations(
-            self._started.combine(plan, fetched))
+            self._started.combine(plan, fetched)
+        )
         return self._lookups.open(plan, fetched), activations
 
     def follow(
-        self, lookup: Any, gradients: Sequence[tf.Tensor],
+        self,
+        lookup: Any,
+        gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Keeps the gradients of a lookup; returns their mark, all 1."""
         self._lookups.follow(
-            lookup, self._shapes.flat_gradients_of_call(gradients))
+            lookup, self._shapes.flat_gradients_of_call(gradients)
+        )
         return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
@@ -186,18 +220,24 @@ class ServersBackend:
         # They are one number, which the gradients are multiplied with.
         factor = tf.reshape(marks, [-1])[0]
         is_step = tf.debugging.assert_none_equal(
-            factor, 0.0, message="Gradients of tables on servers must not be "
-            "multiplied by 0 before they are applied.")
+            factor,
+            0.0,
+            message="Gradients of tables on servers must not be "
+            "multiplied by 0 before they are applied.",
+        )
         with tf.control_dependencies([] if is_step is None else [is_step]):
             factor = tf.identity(factor)
         self._started.apply(
-            lookup.plan, lookup.fetched,
+            lookup.plan,
+            lookup.fetched,
             [one * factor for one in lookup.gradients],
             step_gradients.hyperparameters(self._spec.tables),
-            closures.token_to_apply(self._started.applied_closures))
+            closures.token_to_apply(self._started.applied_closures),
+        )
 
-    def evict_keys(self, table: int, keys: tf.Tensor, *,
-                   expired: bool) -> tf.Tensor:
+    def evict_keys(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
         """Takes rows of keys away; see `Vocabulary`."""
         assert isinstance(self._ops, key_step_ops.KeyStepOps)
         return self._ops.evict_keys(table, keys, expired=expired)
@@ -212,7 +252,8 @@ class ServersBackend:
             "`resize` of a vocabulary on parameter servers must not be called; "
             "tlm.convert_vocabularies gives a checkpoint another capacity. "
             f"Received: capacity {capacity} (table "
-            f"{self._spec.tables[table].name!r}).")
+            f"{self._spec.tables[table].name!r})."
+        )
 
     def watch_changes(self) -> Any:
         """Refuses: nothing notes which rows the servers write."""
@@ -241,18 +282,27 @@ class ServersBackend:
             "held": False,
             "wire_dtype": self._wire_dtype,
             "staleness": {
-                "mean": (sum(one.staleness_sum for one in counts.values())
-                         / num_updates if num_updates else 0.0),
-                "max": max(one.staleness_max for one in counts.values())},
-            "num_repeated": max(
-                one.num_repeated for one in counts.values()),
+                "mean": (
+                    sum(one.staleness_sum for one in counts.values())
+                    / num_updates
+                    if num_updates
+                    else 0.0
+                ),
+                "max": max(one.staleness_max for one in counts.values()),
+            },
+            "num_repeated": max(one.num_repeated for one in counts.values()),
             "servers": {
                 device: {"num_updates": one.num_updates}
-                for device, one in counts.items()},
+                for device, one in counts.items()
+            },
             "tables": {
-                one.name: {"num_bytes": one.num_bytes,
-                           "num_slot_bytes": one.num_slot_bytes}
-                for one in self._spec.tables}}
+                one.name: {
+                    "num_bytes": one.num_bytes,
+                    "num_slot_bytes": one.num_slot_bytes,
+                }
+                for one in self._spec.tables
+            },
+        }
 
     def before_read(self) -> None:
         """Nothing to do: the variables are what steps use."""
@@ -271,7 +321,8 @@ class ServersBackend:
             raise RuntimeError(
                 "A checkpoint cannot be restored while steps are in flight; "
                 "finish them, or call `reset` to forget them. Pending: "
-                f"{num_pending}, awaiting gradients: {awaits}.")
+                f"{num_pending}, awaiting gradients: {awaits}."
+            )
 
     def note_restore(self) -> None:
         """Nothing to do: one process restores."""
@@ -286,4 +337,5 @@ class ServersBackend:
 def _needs_host(what: str) -> NotImplementedError:
     return NotImplementedError(
         f"{what} needs the host engine; the tables of this TPUEmbedding are "
-        "on parameter servers.")
+        "on parameter servers."
+    )

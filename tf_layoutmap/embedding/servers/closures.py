@@ -47,8 +47,11 @@ def begin(numbers: tf.Tensor) -> Closure:
     """
     # Each run of the function asks for the time once.
     attempt = tf.bitcast(tf.timestamp(), tf.int64)
-    closure = Closure(tf.concat(
-        [tf.cast(numbers, tf.int64), tf.reshape(attempt, [1])], axis=0))
+    closure = Closure(
+        tf.concat(
+            [tf.cast(numbers, tf.int64), tf.reshape(attempt, [1])], axis=0
+        )
+    )
     setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, closure)
     return closure
 

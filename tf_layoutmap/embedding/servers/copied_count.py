@@ -38,12 +38,14 @@ class CopiedCount(_tf_private.Trackable):
             raise RuntimeError(
                 "Tables on servers can be saved and compared while no step "
                 "is under way: call `join` of the coordinator first. Received: "
-                f"shards of one table after {sorted(values)} updates.")
+                f"shards of one table after {sorted(values)} updates."
+            )
         return tf.constant(values.pop(), tf.int64).numpy()
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {_tf_private.VARIABLE_VALUE_KEY:
-                tf.constant(self.numpy(), tf.int64)}
+        return {
+            _tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
+        }
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         value = restored[_tf_private.VARIABLE_VALUE_KEY]

@@ -42,19 +42,34 @@ class _KeyServer:
     state: list[Any] = dataclasses.field(default_factory=list)
     slots: list[Any] = dataclasses.field(default_factory=list)
     attrs: dict[str, list[Any]] = dataclasses.field(
-        default_factory=lambda: {name: [] for name in (
-            "open_pieces", "first_buckets", "vocabulary_buckets",
-            "has_unknown_row", "optimizers", "admissions", "evictions",
-            "policies", "first_values", "first_limits", "first_seeds",
-            "slot_values")})
+        default_factory=lambda: {
+            name: []
+            for name in (
+                "open_pieces",
+                "first_buckets",
+                "vocabulary_buckets",
+                "has_unknown_row",
+                "optimizers",
+                "admissions",
+                "evictions",
+                "policies",
+                "first_values",
+                "first_limits",
+                "first_seeds",
+                "slot_values",
+            )
+        }
+    )
 
 
 class KeyStepOps(step_ops.StepOps):
     """The steps of one embedding with open tables over its servers."""
 
     def __init__(
-        self, spec: config.EmbeddingSpec,
-        variables: dict[str, dict[str, Any]], devices: list[list[str]],
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+        devices: list[list[str]],
         **options: Any,
     ):
         """Groups the variables by server.
@@ -66,23 +81,32 @@ class KeyStepOps(step_ops.StepOps):
           **options: As of `StepOps`.
         """
         super().__init__(spec, variables, devices, **options)
-        self._open = [number for number, one in enumerate(spec.tables)
-                      if one.vocabulary is not None]
+        self._open = [
+            number
+            for number, one in enumerate(spec.tables)
+            if one.vocabulary is not None
+        ]
         self._variables = variables
         self._key_servers = []
         for server in self.servers:
             with tf.device(server.device):
-                keys = _KeyServer(_tf_private.ResourceVariable(
-                    tf.zeros([FETCHED_SIZE], tf.int64), trainable=False,
-                    name="steps_fetched"))
+                keys = _KeyServer(
+                    _tf_private.ResourceVariable(
+                        tf.zeros([FETCHED_SIZE], tf.int64),
+                        trainable=False,
+                        name="steps_fetched",
+                    )
+                )
             self._key_servers.append(keys)
-            for place, (number, shard) in enumerate(zip(
-                    server.tables, server.numbers)):
+            for place, (number, shard) in enumerate(
+                zip(server.tables, server.numbers)
+            ):
                 if number in self._open:
                     self._add_keys(keys, place, number, shard)
 
-    def _add_keys(self, server: _KeyServer, place: int, number: int,
-                  shard: int) -> None:
+    def _add_keys(
+        self, server: _KeyServer, place: int, number: int, shard: int
+    ) -> None:
         table = self.spec.tables[number]
         by_name = self._variables[table.name]
         settings = table.vocabulary.settings
@@ -94,25 +118,27 @@ class KeyStepOps(step_ops.StepOps):
             server.slots.append(tables.shards_of(by_name[slot.name])[shard])
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
         for name, found in {
-                "open_pieces": [place],
-                "first_buckets": [_first_bucket(by_name, shard)],
-                "vocabulary_buckets": [settings.num_buckets],
-                "has_unknown_row": [settings.unknown == "row"
-                                    and shard + 1 == num_shards],
-                "optimizers": [
-                    table.optimizer.name if table.optimizer else "none"],
-                "admissions": [policy["admission"]],
-                "evictions": [policy["evict"]],
-                "policies": policy["policy"],
-                "first_values": [values.kind],
-                "first_limits": values.limits,
-                "first_seeds": [values.seed],
-                "slot_values": [slot.initial_value for slot in slots],
+            "open_pieces": [place],
+            "first_buckets": [_first_bucket(by_name, shard)],
+            "vocabulary_buckets": [settings.num_buckets],
+            "has_unknown_row": [
+                settings.unknown == "row" and shard + 1 == num_shards
+            ],
+            "optimizers": [table.optimizer.name if table.optimizer else "none"],
+            "admissions": [policy["admission"]],
+            "evictions": [policy["evict"]],
+            "policies": policy["policy"],
+            "first_values": [values.kind],
+            "first_limits": values.limits,
+            "first_seeds": [values.seed],
+            "slot_values": [slot.initial_value for slot in slots],
         }.items():
             server.attrs[name].extend(found)
 
     def begin(
-        self, features: op_arguments.StepInputs, training: bool | None,
+        self,
+        features: op_arguments.StepInputs,
+        training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a step, and what to ask each server.
 
@@ -127,13 +153,19 @@ class KeyStepOps(step_ops.StepOps):
         attrs = {name: value for name, value in self._plan_attrs.items()}
         return _ops.plan_keys(
             **op_arguments.batch_inputs(inputs, of_keys=True),
-            token=closures.token_to_fetch(), training=bool(training),
+            token=closures.token_to_fetch(),
+            training=bool(training),
             open_tables=self._open,
-            key_kinds=[open_tables.kind_of_keys(self.spec, number, inputs)
-                       for number in self._open],
+            key_kinds=[
+                open_tables.kind_of_keys(self.spec, number, inputs)
+                for number in self._open
+            ],
             has_unknown_row=[
                 self.spec.tables[number].vocabulary.settings.unknown == "row"
-                for number in self._open], **attrs)
+                for number in self._open
+            ],
+            **attrs,
+        )
 
     def train(self, begun: tf.Tensor) -> None:
         """Lets a step of the function being traced admit keys.
@@ -143,25 +175,34 @@ class KeyStepOps(step_ops.StepOps):
         """
         if not tf.executing_eagerly():
             _tf_private.set_op_attr(
-                begun.op, "training", tf.compat.v1.AttrValue(b=True))
+                begun.op, "training", tf.compat.v1.AttrValue(b=True)
+            )
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Finds keys and reads rows, in one call of each server."""
         fetched = []
         for server, keys, request in zip(
-                self.servers, self._key_servers, requests):
+            self.servers, self._key_servers, requests
+        ):
             with tf.device(server.device):
-                fetched.append(_ops.fetch_keys(
-                    shards=step_ops.handles(server.shards),
-                    slots=step_ops.handles(keys.slots),
-                    state=step_ops.handles(keys.state),
-                    fetched_steps=keys.fetched_steps.handle,
-                    applied=server.applied.handle, request=request,
-                    **keys.attrs, **self._describe(server)))
+                fetched.append(
+                    _ops.fetch_keys(
+                        shards=step_ops.handles(server.shards),
+                        slots=step_ops.handles(keys.slots),
+                        state=step_ops.handles(keys.state),
+                        fetched_steps=keys.fetched_steps.handle,
+                        applied=server.applied.handle,
+                        request=request,
+                        **keys.attrs,
+                        **self._describe(server),
+                    )
+                )
         return fetched
 
     def placed(
-        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+        self,
+        plan: tf.Tensor,
+        fetched: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Returns the plan with the rows that the servers found."""
         return _ops.place_keys(plan=plan, fetched=list(fetched))
@@ -174,10 +215,12 @@ class KeyStepOps(step_ops.StepOps):
             for place in np.flatnonzero(records[::_RECORD] == ticket):
                 if ticket:
                     keys.fetched_steps.scatter_nd_update(
-                        [[_NUM_COUNTS + _RECORD * int(place)]], [0])
+                        [[_NUM_COUNTS + _RECORD * int(place)]], [0]
+                    )
 
-    def evict_keys(self, table: int, keys: tf.Tensor, *,
-                   expired: bool) -> tf.Tensor:
+    def evict_keys(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
         """Takes rows of keys of one table away, as `Backend.evict_keys`."""
         keys = tf.reshape(keys, [-1])
         if not expired:
@@ -193,8 +236,9 @@ class KeyStepOps(step_ops.StepOps):
         is_key = once != bucket_layout.EMPTY_KEY
         return tf.boolean_mask(once, (found == once) & is_key)
 
-    def _evict(self, table: int, keys: tf.Tensor, *, expired: bool,
-               only_check: bool) -> tf.Tensor:
+    def _evict(
+        self, table: int, keys: tf.Tensor, *, expired: bool, only_check: bool
+    ) -> tf.Tensor:
         one = self.spec.tables[table]
         settings = one.vocabulary.settings
         by_name = self._variables[one.name]
@@ -204,15 +248,21 @@ class KeyStepOps(step_ops.StepOps):
                 if (table, shard) not in zip(server.tables, server.numbers):
                     continue
                 with tf.device(server.device):
-                    gone.append(_ops.evict_server_keys(
-                        state=step_ops.handles(
-                            _state_of_shard(by_name, shard)),
-                        fetched_steps=key_server.fetched_steps.handle,
-                        keys=keys, table=one.name, expired=expired,
-                        only_check=only_check,
-                        first_bucket=_first_bucket(by_name, shard),
-                        vocabulary_buckets=settings.num_buckets,
-                        **settings.policy()))
+                    gone.append(
+                        _ops.evict_server_keys(
+                            state=step_ops.handles(
+                                _state_of_shard(by_name, shard)
+                            ),
+                            fetched_steps=key_server.fetched_steps.handle,
+                            keys=keys,
+                            table=one.name,
+                            expired=expired,
+                            only_check=only_check,
+                            first_bucket=_first_bucket(by_name, shard),
+                            vocabulary_buckets=settings.num_buckets,
+                            **settings.policy(),
+                        )
+                    )
         return tf.concat(gone, axis=0)
 
     def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
@@ -222,8 +272,14 @@ class KeyStepOps(step_ops.StepOps):
 def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
     """The variables of a shard's keys, as the ops take them."""
     found = []
-    for name in (state.KEYS, state.LAST_STEPS, state.COUNTS, state.SKETCH,
-                 state.SKETCH_SUMS, state.NUMBERS):
+    for name in (
+        state.KEYS,
+        state.LAST_STEPS,
+        state.COUNTS,
+        state.SKETCH,
+        state.SKETCH_SUMS,
+        state.NUMBERS,
+    ):
         variable = by_name.get(name)
         if isinstance(variable, divided_numbers.DividedNumbers):
             found.append(variable.copies[shard])
@@ -235,4 +291,5 @@ def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
 def _first_bucket(by_name: dict[str, Any], shard: int) -> int:
     shards = tables.shards_of(by_name[tables.PARAMETERS])
     return sum(known_size(one) for one in shards[:shard]) // (
-        bucket_layout.KEYS_PER_BUCKET)
+        bucket_layout.KEYS_PER_BUCKET
+    )

@@ -54,7 +54,8 @@ class Lookups:
             raise NotImplementedError(
                 "A layer with tables on parameter servers must be called once "
                 "in a training step: give it the features of both calls under "
-                "names of their own.")
+                "names of their own."
+            )
         lookup.gradients = gradients
 
     def take(self) -> Lookup:
@@ -68,18 +69,21 @@ class Lookups:
         if lookup is None or not lookup.gradients:
             raise RuntimeError(
                 "There are no gradients of tables on parameter servers to "
-                "apply; call the layer inside the tape, once per step.")
+                "apply; call the layer inside the tape, once per step."
+            )
         if not all(map(_is_known_here, (lookup.plan, *lookup.gradients))):
             raise RuntimeError(
                 "A layer with tables on parameter servers must be called in "
                 "the function that applies its gradients: its lookup is a part "
                 "of the step. Received: a call inside of a tf.function of its "
                 "own; remove `@tf.function` from what calls the layer, such as "
-                "`call` of the model, in a training step.")
+                "`call` of the model, in a training step."
+            )
         return lookup
 
 
 def _is_known_here(tensor: tf.Tensor) -> bool:
     """Whether a tensor is of the function being traced, or one around it."""
     return not tf.is_symbolic_tensor(tensor) or any(
-        graph is tensor.graph for graph in _tf_private.graphs_around())
+        graph is tensor.graph for graph in _tf_private.graphs_around()
+    )

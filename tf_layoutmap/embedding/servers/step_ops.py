@@ -57,9 +57,14 @@ class StepOps:
     """The steps of one embedding over its servers."""
 
     def __init__(
-        self, spec: config.EmbeddingSpec,
-        variables: dict[str, dict[str, Any]], devices: list[list[str]], *,
-        out_of_range: str, rounding_seed: int, wire_dtype: str,
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+        devices: list[list[str]],
+        *,
+        out_of_range: str,
+        rounding_seed: int,
+        wire_dtype: str,
     ):
         """Groups the variables by server.
 
@@ -81,16 +86,25 @@ class StepOps:
             for shard, device in enumerate(devices[number]):
                 index = self._index_of(device)
                 shard_servers.append(index)
-                self._add(self.servers[index], number, shard, first_row,
-                          variables[table.name])
+                self._add(
+                    self.servers[index],
+                    number,
+                    shard,
+                    first_row,
+                    variables[table.name],
+                )
                 first_row += known_size(shards[shard])
         self._plan_attrs = {
             "num_servers": len(self.servers),
             "shard_servers": shard_servers,
             "wire_dtype": tf.as_dtype(wire_dtype),
             **op_arguments.config_attrs(
-                spec, variables, out_of_range=out_of_range,
-                rounding_seed=rounding_seed)}
+                spec,
+                variables,
+                out_of_range=out_of_range,
+                rounding_seed=rounding_seed,
+            ),
+        }
 
     @property
     def devices(self) -> list[str]:
@@ -102,41 +116,59 @@ class StepOps:
         """The records of the servers."""
         return applied_closures.AppliedClosures(
             [one.applied for one in self.servers],
-            [variable for one in self.servers
-             for variable in self._fetched_steps(one)])
+            [
+                variable
+                for one in self.servers
+                for variable in self._fetched_steps(one)
+            ],
+        )
 
     def _index_of(self, device: str) -> int:
         if device not in self.devices:
             with tf.device(device):
                 applied = _tf_private.ResourceVariable(
                     tf.zeros([applied_closures.SIZE], tf.int64),
-                    trainable=False, name="closures_applied")
+                    trainable=False,
+                    name="closures_applied",
+                )
             self.servers.append(Server(device, applied))
         return self.devices.index(device)
 
-    def _add(self, server: Server, number: int, shard: int, first_row: int,
-             variables: dict[str, Any]):
+    def _add(
+        self,
+        server: Server,
+        number: int,
+        shard: int,
+        first_row: int,
+        variables: dict[str, Any],
+    ):
         table = self.spec.tables[number]
         server.tables.append(number)
         server.numbers.append(shard)
         server.first_rows.append(first_row)
         server.shards.append(
-            tables.shards_of(variables[tables.PARAMETERS])[shard])
+            tables.shards_of(variables[tables.PARAMETERS])[shard]
+        )
         for slot in table.optimizer.slots if table.optimizer else ():
             server.slots.append(tables.shards_of(variables[slot.name])[shard])
         if tables.ROUNDING_STEPS in variables:
             server.rounding_steps.append(
-                variables[tables.ROUNDING_STEPS].copies[shard])
+                variables[tables.ROUNDING_STEPS].copies[shard]
+            )
 
     def plan(
-        self, features: op_arguments.StepInputs,
+        self,
+        features: op_arguments.StepInputs,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Checks a batch; returns its plan, and what to ask each server."""
         return _ops.plan_step(
-            **op_arguments.batch_inputs(features), **self._plan_attrs)
+            **op_arguments.batch_inputs(features), **self._plan_attrs
+        )
 
     def begin(
-        self, features: op_arguments.StepInputs, training: bool | None,
+        self,
+        features: op_arguments.StepInputs,
+        training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a step, and what to ask each server.
 
@@ -156,7 +188,9 @@ class StepOps:
         """
 
     def placed(
-        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+        self,
+        plan: tf.Tensor,
+        fetched: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Returns the plan for `combine` and `apply`.
 
@@ -175,24 +209,35 @@ class StepOps:
         fetched = []
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
-                fetched.append(_ops.fetch_rows(
-                    shards=handles(server.shards),
-                    applied=server.applied.handle, request=request,
-                    **self._describe(server)))
+                fetched.append(
+                    _ops.fetch_rows(
+                        shards=handles(server.shards),
+                        applied=server.applied.handle,
+                        request=request,
+                        **self._describe(server),
+                    )
+                )
         return fetched
 
     def combine(
-        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+        self,
+        plan: tf.Tensor,
+        fetched: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns the activations, one per feature."""
         return _ops.combine_rows(
-            plan=plan, fetched=list(fetched),
-            **op_arguments.activation_attrs(self.spec))
+            plan=plan,
+            fetched=list(fetched),
+            **op_arguments.activation_attrs(self.spec),
+        )
 
     def apply(
-        self, plan: tf.Tensor, fetched: Sequence[tf.Tensor],
+        self,
+        plan: tf.Tensor,
+        fetched: Sequence[tf.Tensor],
         gradients: Sequence[tf.Tensor],
-        hyperparameters: Sequence[tf.Tensor], token: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+        token: tf.Tensor,
     ):
         """Updates the rows of a step, in one call of each server.
 
@@ -204,8 +249,12 @@ class StepOps:
           token: int64 `[3]` of the closure.
         """
         requests = _ops.fold_gradients(
-            plan=plan, fetched=list(fetched), gradients=list(gradients),
-            hyperparameters=list(hyperparameters), token=token)
+            plan=plan,
+            fetched=list(fetched),
+            gradients=list(gradients),
+            hyperparameters=list(hyperparameters),
+            token=token,
+        )
         for server, request in zip(self.servers, requests):
             specs = [self.spec.tables[one] for one in server.tables]
             with tf.device(server.device):
@@ -215,15 +264,20 @@ class StepOps:
                     rounding_steps=handles(server.rounding_steps),
                     fetched_steps=handles(self._fetched_steps(server)),
                     applied=server.applied.handle,
-                    request=request, table_numbers=server.tables,
+                    request=request,
+                    table_numbers=server.tables,
                     first_rows=server.first_rows,
-                    optimizers=[one.optimizer.name if one.optimizer else "none"
-                                for one in specs],
+                    optimizers=[
+                        one.optimizer.name if one.optimizer else "none"
+                        for one in specs
+                    ],
                     num_hyperparameters=[
-                        1 + len(one.optimizer.constants) if one.optimizer
-                        else 0 for one in specs],
+                        1 + len(one.optimizer.constants) if one.optimizer else 0
+                        for one in specs
+                    ],
                     rounding_seed=self._rounding_seed,
-                    **self._describe(server))
+                    **self._describe(server),
+                )
 
     def count(self) -> dict[str, Counts]:
         """Returns what each server has counted, by its device."""
@@ -240,9 +294,11 @@ class StepOps:
 
     def _describe(self, server: Server) -> dict[str, Any]:
         specs = [self.spec.tables[one] for one in server.tables]
-        return {"tables": [one.name for one in specs],
-                "dims": [one.dim for one in specs],
-                "dtypes": [tf.as_dtype(one.dtype) for one in specs]}
+        return {
+            "tables": [one.name for one in specs],
+            "dims": [one.dim for one in specs],
+            "dtypes": [tf.as_dtype(one.dtype) for one in specs],
+        }
 
 
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:

@@ -39,8 +39,10 @@ class StepsInFlight(step_queues.StepQueues[Step]):
 
     def __init__(self):
         """Starts without steps."""
-        super().__init__("Over parameter servers the calls of a step are made "
-                         "in one tf.function, or all eagerly in one thread.")
+        super().__init__(
+            "Over parameter servers the calls of a step are made "
+            "in one tf.function, or all eagerly in one thread."
+        )
         # Closures that are no tf.function run in threads of the coordinator.
         self._eager = threading.local()
 
@@ -51,12 +53,16 @@ class StepsInFlight(step_queues.StepQueues[Step]):
           RuntimeError: If there is none, or the one before waits.
         """
         queue = self._queue()
-        if queue.pending and tf.executing_eagerly() and (
-                queue.last is not None and queue.last.training):
+        if (
+            queue.pending
+            and tf.executing_eagerly()
+            and (queue.last is not None and queue.last.training)
+        ):
             raise RuntimeError(
                 "`dequeue`: the step before still awaits its gradients; call "
                 "`apply_gradients` first, or enqueue with training=False if "
-                "there will be none.")
+                "there will be none."
+            )
         return super().dequeue()
 
     def take_dequeued(self) -> Step:
@@ -68,7 +74,8 @@ class StepsInFlight(step_queues.StepQueues[Step]):
         last = self._queue().last
         if last is not None and not last.training:
             raise RuntimeError(
-                "`apply_gradients` must not follow `enqueue(training=False)`.")
+                "`apply_gradients` must not follow `enqueue(training=False)`."
+            )
         return super().take_dequeued()
 
     def reset(self):
@@ -85,7 +92,8 @@ class StepsInFlight(step_queues.StepQueues[Step]):
         """Returns the eager steps pending here, and whether one awaits."""
         queue = self._queue()
         return len(queue.pending), (
-            queue.last is not None and queue.last.training)
+            queue.last is not None and queue.last.training
+        )
 
     def _queue(self) -> step_queues.Queue[Step]:
         if not tf.executing_eagerly():

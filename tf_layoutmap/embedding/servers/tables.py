@@ -37,23 +37,31 @@ class ServerTables:
         # Its steps do not work without.
         _strategies.note_our_ops(strategy)
         # By number: names would put the tenth server before the second.
-        devices = [tf.DeviceSpec.from_string(one.name) for one in
-                   tf.config.list_logical_devices("CPU")]
+        devices = [
+            tf.DeviceSpec.from_string(one.name)
+            for one in tf.config.list_logical_devices("CPU")
+        ]
         tasks = sorted({one.task for one in devices if one.job == "ps"})
         if not tasks:
             raise ValueError(
-                "A ParameterServerStrategy must have servers, job \"ps\". "
-                "Received: none.")
-        self.devices = [f"/job:ps/replica:0/task:{task}/device:CPU:0"
-                        for task in tasks]
+                'A ParameterServerStrategy must have servers, job "ps". '
+                "Received: none."
+            )
+        self.devices = [
+            f"/job:ps/replica:0/task:{task}/device:CPU:0" for task in tasks
+        ]
         self.partitioner = (
-            partitioner or _tf_private.variable_partitioner_of(strategy) or
-            partition.MinSizePartitioner(
-                _MIN_SHARD_BYTES, max_shards=len(tasks)))
+            partitioner
+            or _tf_private.variable_partitioner_of(strategy)
+            or partition.MinSizePartitioner(
+                _MIN_SHARD_BYTES, max_shards=len(tasks)
+            )
+        )
         self._placement = placement.Placement(len(tasks))
 
     def create(
-        self, spec: config.EmbeddingSpec,
+        self,
+        spec: config.EmbeddingSpec,
     ) -> tuple[dict[str, dict[str, Any]], list[list[str]]]:
         """Creates the variables of all tables.
 
@@ -65,26 +73,39 @@ class ServerTables:
 
         def place(table: config.TableSpec, cut: partition.RowPartition):
             row_bytes = (table.num_bytes + table.num_slot_bytes) // max(
-                table.num_rows, 1)
-            devices.append([self.devices[one] for one in self._placement.place(
-                size * row_bytes for size in cut.sizes)])
+                table.num_rows, 1
+            )
+            devices.append(
+                [
+                    self.devices[one]
+                    for one in self._placement.place(
+                        size * row_bytes for size in cut.sizes
+                    )
+                ]
+            )
             return devices[-1]
 
         variables = tables.create_tables(spec, self.partitioner, place=place)
         for table, where in zip(spec.tables, devices):
             if tables.ROUNDING_STEPS in variables[table.name]:
                 variables[table.name][tables.ROUNDING_STEPS] = (
-                    copied_count.CopiedCount([
-                        _create_count(table, device) for device in where]))
+                    copied_count.CopiedCount(
+                        [_create_count(table, device) for device in where]
+                    )
+                )
             if table.vocabulary is not None:
                 variables[table.name].update(
                     vocabulary_variables.create_variables(
-                        table.vocabulary.settings, table.name, where))
+                        table.vocabulary.settings, table.name, where
+                    )
+                )
         return variables, devices
 
 
 def _create_count(table: config.TableSpec, device: str):
     with tf.device(device):
         return _tf_private.ResourceVariable(
-            tf.constant(0, tf.int64), trainable=False,
-            name=f"{table.name}/{tables.ROUNDING_STEPS}")
+            tf.constant(0, tf.int64),
+            trainable=False,
+            name=f"{table.name}/{tables.ROUNDING_STEPS}",
+        )

@@ -15,7 +15,9 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 
 def create_variables(
-    vocabulary: OpenVocabulary, table: str, devices: Sequence[str],
+    vocabulary: OpenVocabulary,
+    table: str,
+    devices: Sequence[str],
 ) -> dict[str, Any]:
     """Creates the variables of a vocabulary without keys.
 
@@ -36,37 +38,58 @@ def create_variables(
     per_segment = num_buckets // bucket_layout.num_segments(num_buckets)
     segments = [size // per_segment for size in buckets]
 
-    def by_shard(name: str, sizes: Sequence[int], row_shape: Sequence[int],
-                 value: int, dtype: tf.DType) -> list[tf.Variable]:
+    def by_shard(
+        name: str,
+        sizes: Sequence[int],
+        row_shape: Sequence[int],
+        value: int,
+        dtype: tf.DType,
+    ) -> list[tf.Variable]:
         shards = []
         for shard, (size, device) in enumerate(zip(sizes, devices)):
             with tf.device(device):  # What fills it, too: nothing is sent.
-                shards.append(_tf_private.ResourceVariable(
-                    tf.fill([size, *row_shape], tf.constant(value, dtype)),
-                    trainable=False, name=f"{table}/{name}" + (
-                        f"/part_{shard}" if len(devices) > 1 else ""),
-                    distribute_strategy=table_variable.strategy_in_scope()))
+                shards.append(
+                    _tf_private.ResourceVariable(
+                        tf.fill([size, *row_shape], tf.constant(value, dtype)),
+                        trainable=False,
+                        name=f"{table}/{name}"
+                        + (f"/part_{shard}" if len(devices) > 1 else ""),
+                        distribute_strategy=table_variable.strategy_in_scope(),
+                    )
+                )
         return shards
 
     def as_one(name: str, *arguments: Any) -> Any:
         shards = by_shard(name, *arguments)
-        return shards[0] if len(shards) == 1 else ShardedVariable(
-            shards, name=f"{table}/{name}")
+        return (
+            shards[0]
+            if len(shards) == 1
+            else ShardedVariable(shards, name=f"{table}/{name}")
+        )
 
     lanes = [bucket_layout.KEYS_PER_BUCKET]
     variables = {
-        state.KEYS: as_one(state.KEYS, buckets, lanes,
-                           bucket_layout.EMPTY_KEY, tf.int64),
-        state.LAST_STEPS: as_one(
-            state.LAST_STEPS, buckets, lanes, 0, tf.int32),
-        state.COUNTS: as_one(state.COUNTS, buckets, lanes, 0, tf.int32)}
+        state.KEYS: as_one(
+            state.KEYS, buckets, lanes, bucket_layout.EMPTY_KEY, tf.int64
+        ),
+        state.LAST_STEPS: as_one(state.LAST_STEPS, buckets, lanes, 0, tf.int32),
+        state.COUNTS: as_one(state.COUNTS, buckets, lanes, 0, tf.int32),
+    }
     if vocabulary.has_sketch:
         shape = bucket_layout.sketch_shape(num_buckets)
         variables[state.SKETCH] = as_one(
-            state.SKETCH, segments, shape[1:], 0, tf.uint8)
+            state.SKETCH, segments, shape[1:], 0, tf.uint8
+        )
         variables[state.SKETCH_SUMS] = as_one(
-            state.SKETCH_SUMS, segments, [], 0, tf.int64)
-    variables[state.NUMBERS] = divided_numbers.DividedNumbers(by_shard(
-        state.NUMBERS, [len(state.NUMBERS_HELD)] * len(devices), [], 0,
-        tf.int64))
+            state.SKETCH_SUMS, segments, [], 0, tf.int64
+        )
+    variables[state.NUMBERS] = divided_numbers.DividedNumbers(
+        by_shard(
+            state.NUMBERS,
+            [len(state.NUMBERS_HELD)] * len(devices),
+            [],
+            0,
+            tf.int64,
+        )
+    )
     return variables

@@ -135,7 +135,9 @@ class EmbeddingSpec:
 
 
 def read_feature_config(
-    named_features: Sequence[tuple[str, Any]], optimizer: Any, *,
+    named_features: Sequence[tuple[str, Any]],
+    optimizer: Any,
+    *,
     takes_slot_fn: bool = False,
 ) -> tuple[EmbeddingSpec, list[Any]]:
     """Reads a flattened feature config.
@@ -156,30 +158,37 @@ def read_feature_config(
     if not named_features:
         raise ValueError(
             "Argument `feature_config` must hold at least one FeatureConfig. "
-            "Received an empty structure.")
+            "Received an empty structure."
+        )
     configs: list[Any] = []
     features: list[FeatureSpec] = []
     for path, feature in named_features:
-        if not (hasattr(feature, "table")
-                and hasattr(feature, "max_sequence_length")):
+        if not (
+            hasattr(feature, "table")
+            and hasattr(feature, "max_sequence_length")
+        ):
             raise TypeError(
                 "Argument `feature_config` must be a nested structure of "
                 "tf.tpu.experimental.embedding.FeatureConfig. Received: "
-                f"{type(feature)} at path {path!r}.")
+                f"{type(feature)} at path {path!r}."
+            )
         # By identity: two equal configs are still two tables.
         known = [one is feature.table for one in configs]
         if not any(known):
             configs.append(feature.table)
             known.append(True)
         features.append(_read_feature(path, feature, known.index(True)))
-    tables = [_read_table(config, index, optimizer, takes_slot_fn)
-              for index, config in enumerate(configs)]
+    tables = [
+        _read_table(config, index, optimizer, takes_slot_fn)
+        for index, config in enumerate(configs)
+    ]
     _check_unique_names(tables)
     return EmbeddingSpec(tuple(tables), tuple(features)), configs
 
 
-def index_of_table(key: Any, spec: EmbeddingSpec,
-                   table_configs: Sequence[Any], argument: str) -> int:
+def index_of_table(
+    key: Any, spec: EmbeddingSpec, table_configs: Sequence[Any], argument: str
+) -> int:
     """Returns which table of a spec a key of a mapping means.
 
     Args:
@@ -196,7 +205,8 @@ def index_of_table(key: Any, spec: EmbeddingSpec,
             return index
     raise ValueError(
         f"Argument `{argument}` must name tables of the feature config, "
-        f"{[table.name for table in spec.tables]}. Received: {key!r}.")
+        f"{[table.name for table in spec.tables]}. Received: {key!r}."
+    )
 
 
 def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
@@ -204,75 +214,103 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
     output_shape = getattr(feature, "output_shape", None)
     # FeatureConfig keeps an unset shape as a TensorShape of unknown rank.
     if output_shape is None or getattr(output_shape, "rank", None) is None:
-        return FeatureSpec(name, table, int(feature.max_sequence_length),
-                           None, feature.validate_weights_and_indices)
+        return FeatureSpec(
+            name,
+            table,
+            int(feature.max_sequence_length),
+            None,
+            feature.validate_weights_and_indices,
+        )
     shape = tuple(output_shape.as_list())
     if not shape or None in shape[1:] or 0 in shape[1:]:
         raise ValueError(
             "`output_shape` of a FeatureConfig must have at least one "
             "dimension, and only the first may be unknown. Received: "
-            f"output_shape={output_shape} (feature {name!r}).")
+            f"output_shape={output_shape} (feature {name!r})."
+        )
     # A shape says where each id goes, as TensorFlow has it: ragged ids of
     # fewer samples are spread over it, without `max_sequence_length`.
-    return FeatureSpec(name, table, 0, shape,
-                       feature.validate_weights_and_indices)
+    return FeatureSpec(
+        name, table, 0, shape, feature.validate_weights_and_indices
+    )
 
 
-def _read_table(config: Any, index: int, optimizer: Any,
-                takes_slot_fn: bool) -> TableSpec:
+def _read_table(
+    config: Any, index: int, optimizer: Any, takes_slot_fn: bool
+) -> TableSpec:
     name = f"table_{index}" if config.name is None else config.name
     where = f"(table {name!r})"
     if not isinstance(name, str) or not name:
         raise ValueError(
             "The name of a TableConfig must be a non-empty string. "
-            f"Received: name={name!r}.")
+            f"Received: name={name!r}."
+        )
     if getattr(config, "layout", None) is not None:
         raise ValueError(
             "The host engine does not support `layout` of a TableConfig, "
             "which divides a table over SparseCores; leave it out. Received: "
-            f"{config.layout!r} {where}.")
+            f"{config.layout!r} {where}."
+        )
     if getattr(config, "dtype", "float32") != "float32":
         raise ValueError(
             "A TableConfig must be float32; `table_dtypes` of TPUEmbedding "
             "says otherwise where rows shall take 16 bits. "
-            f"Received: dtype={config.dtype!r} {where}.")
+            f"Received: dtype={config.dtype!r} {where}."
+        )
     if config.combiner not in COMBINERS:
         raise ValueError(
             f"The combiner of a TableConfig must be one of {COMBINERS}. "
-            f"Received: combiner={config.combiner!r} {where}.")
+            f"Received: combiner={config.combiner!r} {where}."
+        )
     own = config.optimizer
     return TableSpec(
-        name=name, num_rows=int(config.vocabulary_size), dim=int(config.dim),
-        combiner=config.combiner, initializer=config.initializer,
+        name=name,
+        num_rows=int(config.vocabulary_size),
+        dim=int(config.dim),
+        combiner=config.combiner,
+        initializer=config.initializer,
         optimizer=optimizer_specs.read_optimizer(
-            optimizer if own is None else own, table=name,
-            takes_slot_fn=takes_slot_fn),
+            optimizer if own is None else own,
+            table=name,
+            takes_slot_fn=takes_slot_fn,
+        ),
         quantization=_read_quantization(
-            getattr(config, "quantization_config", None), where),
-        title=getattr(config, TITLE, ""))
+            getattr(config, "quantization_config", None), where
+        ),
+        title=getattr(config, TITLE, ""),
+    )
 
 
 def _read_quantization(quantization: Any, where: str):
     if quantization is None:
         return None
     limits = quantization.lower, quantization.upper
-    if not all(isinstance(one, numbers.Real) and math.isfinite(one)
-               for one in limits) or not limits[0] < limits[1]:
+    if (
+        not all(
+            isinstance(one, numbers.Real) and math.isfinite(one)
+            for one in limits
+        )
+        or not limits[0] < limits[1]
+    ):
         raise ValueError(
             "The limits of a QuantizationConfig must be finite, `lower` below "
-            f"`upper`. Received: {quantization!r} {where}.")
+            f"`upper`. Received: {quantization!r} {where}."
+        )
     num_buckets = quantization.num_buckets
     if not isinstance(num_buckets, int) or not (
-            2 <= num_buckets <= _MAX_NUM_BUCKETS):
+        2 <= num_buckets <= _MAX_NUM_BUCKETS
+    ):
         raise ValueError(
             "`num_buckets` of a QuantizationConfig must be an int in [2, "
-            f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}.")
+            f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}."
+        )
     # TensorFlow's threads compute with zero instead of anything smaller.
     if (limits[1] - limits[0]) / (num_buckets - 1) < _SMALLEST_FLOAT32:
         raise ValueError(
             "The limits of a QuantizationConfig must be at least "
             f"{_SMALLEST_FLOAT32:.2e} * (num_buckets - 1) apart. Received: "
-            f"{quantization!r} {where}.")
+            f"{quantization!r} {where}."
+        )
     return QuantizationSpec(float(limits[0]), float(limits[1]), num_buckets)
 
 
@@ -283,5 +321,6 @@ def _check_unique_names(tables: Sequence[TableSpec]):
             raise ValueError(
                 "Tables must have unique names; a TableConfig without one is "
                 "called `table_{i}` by its position. Multiple tables with name "
-                f"{table.name!r} found.")
+                f"{table.name!r} found."
+            )
         seen.add(table.name)

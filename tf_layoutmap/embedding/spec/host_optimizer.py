@@ -17,7 +17,9 @@ class HostOptimizer:
     slot_variable_creation_fn = None  # The engine creates them.
 
     def __init__(
-        self, learning_rate: LearningRate, *,
+        self,
+        learning_rate: LearningRate,
+        *,
         use_gradient_accumulation: bool = True,
         clip_weight_min: float | None = None,
         clip_weight_max: float | None = None,
@@ -45,7 +47,8 @@ class HostOptimizer:
         self.clip_weight_max = clip_weight_max
         self.weight_decay_factor = weight_decay_factor
         self.multiply_weight_decay_factor_by_learning_rate = (
-            multiply_weight_decay_factor_by_learning_rate)
+            multiply_weight_decay_factor_by_learning_rate
+        )
         if isinstance(clipvalue, tuple):
             self.clip_gradient_min, self.clip_gradient_max = clipvalue
         elif clipvalue is None:

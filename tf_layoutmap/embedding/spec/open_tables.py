@@ -26,8 +26,10 @@ class OpenTableSpec:
 
 
 def with_vocabularies(
-    spec: config.EmbeddingSpec, table_configs: Sequence[Any],
-    vocabularies: Any, settings_class: type,
+    spec: config.EmbeddingSpec,
+    table_configs: Sequence[Any],
+    vocabularies: Any,
+    settings_class: type,
     read_initializer: Any,
 ) -> config.EmbeddingSpec:
     """Returns the spec with the vocabularies that a user asks for.
@@ -51,37 +53,49 @@ def with_vocabularies(
     if not isinstance(vocabularies, Mapping):
         raise TypeError(
             "Argument `vocabularies` must be a mapping from names of tables "
-            f"to tlm.OpenVocabulary. Received: {vocabularies!r}.")
+            f"to tlm.OpenVocabulary. Received: {vocabularies!r}."
+        )
     tables = list(spec.tables)
     seen: dict[int, str] = {}
     by_table = cast("Mapping[Any, Any]", vocabularies)
     for key, settings in by_table.items():
-        index = config.index_of_table(
-            key, spec, table_configs, "vocabularies")
+        index = config.index_of_table(key, spec, table_configs, "vocabularies")
         table = tables[index]
         if not isinstance(settings, settings_class):
             raise TypeError(
                 "Argument `vocabularies` must hold tlm.OpenVocabulary. "
-                f"Received: {settings!r} (table {table.name!r}).")
+                f"Received: {settings!r} (table {table.name!r})."
+            )
         if table.vocabulary is not None:
             raise ValueError(
                 "Argument `vocabularies` must name a table once. Received: "
-                f"table {table.name!r} by its name and by its TableConfig.")
+                f"table {table.name!r} by its name and by its TableConfig."
+            )
         if id(settings) in seen:
             raise ValueError(
                 "Each table must have a tlm.OpenVocabulary of its own, as its "
                 "keys and rows are one. Received: the same for tables "
-                f"{seen[id(settings)]!r} and {table.name!r}.")
+                f"{seen[id(settings)]!r} and {table.name!r}."
+            )
         seen[id(settings)] = table.name
         if table.num_rows != settings.capacity:
             raise ValueError(
                 "The `vocabulary_size` of a TableConfig must be the "
                 "`capacity` of its tlm.OpenVocabulary. Received: "
                 f"{table.num_rows} and {settings.capacity} (table "
-                f"{table.name!r}).")
+                f"{table.name!r})."
+            )
         tables[index] = dataclasses.replace(
-            table, num_rows=settings.num_rows, vocabulary=OpenTableSpec(
-                settings, read_initializer(
-                    table.initializer, seed=settings.seed, table=table.name,
-                    dtype=table.dtype)))
+            table,
+            num_rows=settings.num_rows,
+            vocabulary=OpenTableSpec(
+                settings,
+                read_initializer(
+                    table.initializer,
+                    seed=settings.seed,
+                    table=table.name,
+                    dtype=table.dtype,
+                ),
+            ),
+        )
     return dataclasses.replace(spec, tables=tuple(tables))

@@ -44,19 +44,24 @@ class Settings:
         self.kind = type(optimizer).__name__
         self.where = where
 
-    def number(self, name: str, requirement: str,
-               holds: Callable[[float], bool]) -> float:
+    def number(
+        self, name: str, requirement: str, holds: Callable[[float], bool]
+    ) -> float:
         """Returns a finite number for which `holds` is true.
 
         Raises:
           ValueError: If it is something else; `requirement` is told.
         """
         value = getattr(self._optimizer, name)
-        if not _is_number(value) or not math.isfinite(value) or (
-                not holds(value)):
+        if (
+            not _is_number(value)
+            or not math.isfinite(value)
+            or (not holds(value))
+        ):
             raise ValueError(
                 f"`{name}` of {self.kind} must be a finite number"
-                f"{requirement}. Received: {name}={value!r} {self.where}.")
+                f"{requirement}. Received: {name}={value!r} {self.where}."
+            )
         return float(value)
 
     def is_set(self, name: str) -> bool:
@@ -69,7 +74,8 @@ class Settings:
         if value is not None and not isinstance(value, bool):
             raise ValueError(
                 f"`{name}` of {self.kind} must be a bool. Received: "
-                f"{name}={value!r} {self.where}.")
+                f"{name}={value!r} {self.where}."
+            )
         return float(bool(value))
 
     def limits(self, low: str, high: str) -> tuple[float, float]:
@@ -85,12 +91,14 @@ class Settings:
             if not _is_number(value) or math.isnan(value):
                 raise ValueError(
                     f"`{name}` of {self.kind} must be a number or None. "
-                    f"Received: {name}={value!r} {self.where}.")
+                    f"Received: {name}={value!r} {self.where}."
+                )
             found.append(float(value))
         if found[0] > found[1]:
             raise ValueError(
                 f"`{low}` of {self.kind} must not be above `{high}`. "
-                f"Received: {found[0]} and {found[1]} {self.where}.")
+                f"Received: {found[0]} and {found[1]} {self.where}."
+            )
         return found[0], found[1]
 
 
@@ -108,7 +116,8 @@ def _above_0(settings: Settings, name: str) -> float:
 
 def _decay(settings: Settings, name: str) -> float:
     return settings.number(
-        name, " of at least 0 and below 1", lambda x: 0 <= x < 1)
+        name, " of at least 0 and below 1", lambda x: 0 <= x < 1
+    )
 
 
 Rule = tuple[str, tuple[SlotSpec, ...], tuple[float, ...]]
@@ -125,63 +134,91 @@ def _read_adagrad(settings: Settings) -> Rule:
 
 
 def _read_adagrad_momentum(settings: Settings) -> Rule:
-    return ("adagrad_momentum",
-            (SlotSpec("accumulators", 0.0), SlotSpec("momenta", 0.0)),
-            (_at_least_0(settings, "momentum"),
-             settings.flag("use_nesterov"),
-             _above_0(settings, "exponent"),
-             settings.number("beta2", " of at least 0 and at most 1",
-                             lambda x: 0 <= x <= 1),
-             _above_0(settings, "epsilon")))
+    return (
+        "adagrad_momentum",
+        (SlotSpec("accumulators", 0.0), SlotSpec("momenta", 0.0)),
+        (
+            _at_least_0(settings, "momentum"),
+            settings.flag("use_nesterov"),
+            _above_0(settings, "exponent"),
+            settings.number(
+                "beta2", " of at least 0 and at most 1", lambda x: 0 <= x <= 1
+            ),
+            _above_0(settings, "epsilon"),
+        ),
+    )
 
 
 def _read_adam(settings: Settings) -> Rule:
-    return ("adam",
-            (SlotSpec("momenta", 0.0), SlotSpec("velocities", 0.0)),
-            (_decay(settings, "beta_1"),
-             _decay(settings, "beta_2"),
-             _above_0(settings, "epsilon"),
-             settings.flag("sum_inside_sqrt"),
-             settings.flag("lazy_adam")))
+    return (
+        "adam",
+        (SlotSpec("momenta", 0.0), SlotSpec("velocities", 0.0)),
+        (
+            _decay(settings, "beta_1"),
+            _decay(settings, "beta_2"),
+            _above_0(settings, "epsilon"),
+            settings.flag("sum_inside_sqrt"),
+            settings.flag("lazy_adam"),
+        ),
+    )
 
 
 def _read_ftrl(settings: Settings) -> Rule:
-    initial = (_at_least_0 if settings.flag("allow_zero_accumulator")
-               else _above_0)(settings, "initial_accumulator_value")
-    return ("ftrl",
-            (SlotSpec("accumulators", initial), SlotSpec("linears", 0.0)),
-            (settings.number("learning_rate_power", " of at most 0",
-                             lambda x: x <= 0),
-             _at_least_0(settings, "l1_regularization_strength"),
-             _at_least_0(settings, "l2_regularization_strength"),
-             _at_least_0(settings, "beta"),
-             settings.flag("multiply_linear_by_learning_rate")))
+    initial = (
+        _at_least_0 if settings.flag("allow_zero_accumulator") else _above_0
+    )(settings, "initial_accumulator_value")
+    return (
+        "ftrl",
+        (SlotSpec("accumulators", initial), SlotSpec("linears", 0.0)),
+        (
+            settings.number(
+                "learning_rate_power", " of at most 0", lambda x: x <= 0
+            ),
+            _at_least_0(settings, "l1_regularization_strength"),
+            _at_least_0(settings, "l2_regularization_strength"),
+            _at_least_0(settings, "beta"),
+            settings.flag("multiply_linear_by_learning_rate"),
+        ),
+    )
 
 
 def _read_rowwise_adagrad(settings: Settings) -> Rule:
     initial = _at_least_0(settings, "initial_accumulator_value")
-    return ("rowwise_adagrad",
-            (SlotSpec("accumulators", initial, is_per_row=True),),
-            (_above_0(settings, "epsilon"),))
+    return (
+        "rowwise_adagrad",
+        (SlotSpec("accumulators", initial, is_per_row=True),),
+        (_above_0(settings, "epsilon"),),
+    )
 
 
 def _read_lamb(settings: Settings) -> Rule:
-    return ("lamb",
-            (SlotSpec("momenta", 0.0), SlotSpec("velocities", 0.0),
-             SlotSpec("steps", 0.0, is_per_row=True)),
-            (_decay(settings, "beta_1"),
-             _decay(settings, "beta_2"),
-             _above_0(settings, "epsilon"),
-             _at_least_0(settings, "weight_decay")))
+    return (
+        "lamb",
+        (
+            SlotSpec("momenta", 0.0),
+            SlotSpec("velocities", 0.0),
+            SlotSpec("steps", 0.0, is_per_row=True),
+        ),
+        (
+            _decay(settings, "beta_1"),
+            _decay(settings, "beta_2"),
+            _above_0(settings, "epsilon"),
+            _at_least_0(settings, "weight_decay"),
+        ),
+    )
 
 
 # By class name, so that a subclass, which may mean another rule, has none.
 READERS: dict[str, Callable[[Settings], Rule]] = {
-    "SGD": _read_sgd, "Adagrad": _read_adagrad,
-    "AdagradMomentum": _read_adagrad_momentum, "Adam": _read_adam,
+    "SGD": _read_sgd,
+    "Adagrad": _read_adagrad,
+    "AdagradMomentum": _read_adagrad_momentum,
+    "Adam": _read_adam,
     "FTRL": _read_ftrl,
     # Those of ours, which a TPU does not have.
-    "RowwiseAdagrad": _read_rowwise_adagrad, "LAMB": _read_lamb}
+    "RowwiseAdagrad": _read_rowwise_adagrad,
+    "LAMB": _read_lamb,
+}
 
 
 def read_modifiers(settings: Settings) -> tuple[float, ...]:
@@ -202,8 +239,13 @@ def read_modifiers(settings: Settings) -> tuple[float, ...]:
         raise ValueError(
             f"`clipvalue` of {settings.kind} must be None with "
             "use_gradient_accumulation=False: the sum that would be clipped "
-            f"is never formed. Received: {clip_gradient} {settings.where}.")
+            f"is never formed. Received: {clip_gradient} {settings.where}."
+        )
     if (clip_gradient, clip_weight, decay, accumulate) == (
-            unlimited, unlimited, 0.0, 1.0):
+        unlimited,
+        unlimited,
+        0.0,
+        1.0,
+    ):
         return ()
     return (*clip_gradient, decay, by_rate, *clip_weight, accumulate)

@@ -23,8 +23,13 @@ from tf_layoutmap.embedding.spec.optimizer_readers import (
 )
 
 # What a TPU optimizer has and a Keras optimizer of the same class name lacks.
-_MARKS = ("learning_rate", "use_gradient_accumulation", "clip_weight_min",
-          "clip_gradient_min", "weight_decay_factor")
+_MARKS = (
+    "learning_rate",
+    "use_gradient_accumulation",
+    "clip_weight_min",
+    "clip_gradient_min",
+    "weight_decay_factor",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +59,10 @@ class OptimizerSpec:
 
 
 def read_optimizer(
-    optimizer: Any, *, table: str, takes_slot_fn: bool = False,
+    optimizer: Any,
+    *,
+    table: str,
+    takes_slot_fn: bool = False,
 ) -> OptimizerSpec | None:
     """Reads one `tf.tpu.experimental.embedding` optimizer.
 
@@ -80,48 +88,66 @@ def read_optimizer(
         raise ValueError(
             "The optimizer of a table must be an object, such as "
             f"{optimizer.__name__}(learning_rate=0.1). Received: the class "
-            f"{optimizer.__name__} {where}.")
+            f"{optimizer.__name__} {where}."
+        )
     if not all(hasattr(optimizer, mark) for mark in _MARKS):
         raise ValueError(
             f"{type(optimizer)} is an unsupported optimizer class; pass an "
             "instance of a class of tf.tpu.experimental.embedding, such as "
-            f"SGD or Adagrad {where}.")
+            f"SGD or Adagrad {where}."
+        )
     reader = READERS.get(kind)
     if reader is None:
         raise ValueError(
             f"The host engine supports the optimizers {sorted(READERS)}. "
-            f"Received: {kind} {where}.")
-    if not takes_slot_fn and getattr(
-            optimizer, "slot_variable_creation_fn", None) is not None:
+            f"Received: {kind} {where}."
+        )
+    if (
+        not takes_slot_fn
+        and getattr(optimizer, "slot_variable_creation_fn", None) is not None
+    ):
         raise ValueError(
             "The host engine creates slot variables itself, with the shards "
             f"of their table; `slot_variable_creation_fn` of {kind} must be "
             f"None. Received: {optimizer.slot_variable_creation_fn!r} "
-            f"{where}.")
+            f"{where}."
+        )
     settings = Settings(optimizer, where)
     rate = _read_learning_rate(optimizer, where)
     name, slots, constants = reader(settings)
     spec = OptimizerSpec(
-        name, rate, slots, constants + read_modifiers(settings),
-        bool(settings.flag("use_gradient_accumulation")))
+        name,
+        rate,
+        slots,
+        constants + read_modifiers(settings),
+        bool(settings.flag("use_gradient_accumulation")),
+    )
     _check_combinations(optimizer, spec, where)
     return spec
 
 
 def _check_combinations(optimizer: Any, spec: OptimizerSpec, where: str):
     """Raises for settings that are fine alone and not together."""
-    if spec.name == "adam" and not optimizer.lazy_adam and (
-            not optimizer.use_gradient_accumulation):
+    if (
+        spec.name == "adam"
+        and not optimizer.lazy_adam
+        and (not optimizer.use_gradient_accumulation)
+    ):
         raise ValueError(
             "Adam with lazy_adam=False moves each row once per step, so it "
             "must have use_gradient_accumulation=True. Received: "
-            f"use_gradient_accumulation=False {where}.")
-    if spec.name == "ftrl" and spec.learning_rate == 0 and (
-            not optimizer.multiply_linear_by_learning_rate):
+            f"use_gradient_accumulation=False {where}."
+        )
+    if (
+        spec.name == "ftrl"
+        and spec.learning_rate == 0
+        and (not optimizer.multiply_linear_by_learning_rate)
+    ):
         raise ValueError(
             "FTRL divides by its learning rate, which must be above 0 unless "
             "multiply_linear_by_learning_rate=True. Received: "
-            f"learning_rate={spec.learning_rate} {where}.")
+            f"learning_rate={spec.learning_rate} {where}."
+        )
 
 
 def _read_learning_rate(optimizer: Any, where: str):
@@ -132,11 +158,13 @@ def _read_learning_rate(optimizer: Any, where: str):
     if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
         raise ValueError(
             "A learning rate must be a number or a callable without "
-            f"arguments. Received: learning_rate={rate!r} {where}.")
+            f"arguments. Received: learning_rate={rate!r} {where}."
+        )
     if not math.isfinite(rate) or rate < 0:
         raise ValueError(
             "A learning rate must be finite and at least 0. "
-            f"Received: learning_rate={rate!r} {where}.")
+            f"Received: learning_rate={rate!r} {where}."
+        )
     return float(rate)
 
 

@@ -15,7 +15,8 @@ TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def with_dtypes(
-    spec: config.EmbeddingSpec, table_configs: Sequence[Any],
+    spec: config.EmbeddingSpec,
+    table_configs: Sequence[Any],
     table_dtypes: Any,
 ) -> config.EmbeddingSpec:
     """Returns the spec with the dtypes that a user asks for.
@@ -42,21 +43,31 @@ def with_dtypes(
         by_table = cast("Mapping[Any, Any]", table_dtypes)
         for key, dtype in by_table.items():
             index = config.index_of_table(
-                key, spec, table_configs, "table_dtypes")
+                key, spec, table_configs, "table_dtypes"
+            )
             found[index] = _read_dtype(
-                dtype, f" (table {spec.tables[index].name!r})")
-    return dataclasses.replace(spec, tables=tuple(
-        dataclasses.replace(table, dtype=dtype)
-        for table, dtype in zip(spec.tables, found)))
+                dtype, f" (table {spec.tables[index].name!r})"
+            )
+    return dataclasses.replace(
+        spec,
+        tables=tuple(
+            dataclasses.replace(table, dtype=dtype)
+            for table, dtype in zip(spec.tables, found)
+        ),
+    )
 
 
 def _read_dtype(dtype: Any, where: str) -> str:
-    name = {"half": "float16"}.get(dtype, dtype) if isinstance(
-        dtype, str) else getattr(dtype, "name", None)
+    name = (
+        {"half": "float16"}.get(dtype, dtype)
+        if isinstance(dtype, str)
+        else getattr(dtype, "name", None)
+    )
     if name not in TABLE_DTYPES:
         raise ValueError(
             f"Argument `table_dtypes` must hold one of {TABLE_DTYPES}. "
-            f"Received: {dtype!r}{where}.")
+            f"Received: {dtype!r}{where}."
+        )
     return name
 
 
@@ -66,8 +77,9 @@ def read_seed(seed: Any) -> int:
     Raises:
       ValueError: If it is something else.
     """
-    if not isinstance(seed, int) or not -2**63 <= seed < 2**63:
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise ValueError(
             "Argument `rounding_seed` must be an int of 64 bits. "
-            f"Received: {seed!r}.")
+            f"Received: {seed!r}."
+        )
     return seed

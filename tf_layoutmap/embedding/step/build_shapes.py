@@ -19,8 +19,12 @@ def is_known(shape: Shape) -> TypeGuard[tuple[int, ...]]:
 
 
 def read_arguments(
-    feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
-    batch_size: int | None, *, has_positions: bool = False,
+    feature_config: Any,
+    features: Sequence[config.FeatureSpec],
+    shapes: Any,
+    batch_size: int | None,
+    *,
+    has_positions: bool = False,
 ) -> list[Shape] | None:
     """Reads the arguments of `build`; None when they say nothing.
 
@@ -39,24 +43,35 @@ def read_arguments(
     """
     if isinstance(shapes, int) and not isinstance(shapes, bool):
         shapes, batch_size = None, shapes
+
     def of(feature: config.FeatureSpec, sizes: Shape) -> Shape:
         return with_positions(feature, sizes) if has_positions else sizes
 
     if shapes is not None:
-        return [of(feature, sizes) for feature, sizes in zip(
-            features, read(feature_config, features, shapes))]
+        return [
+            of(feature, sizes)
+            for feature, sizes in zip(
+                features, read(feature_config, features, shapes)
+            )
+        ]
     if batch_size is None:
         return None
-    if not isinstance(batch_size, int) or isinstance(
-            batch_size, bool) or batch_size < 1:
+    if (
+        not isinstance(batch_size, int)
+        or isinstance(batch_size, bool)
+        or batch_size < 1
+    ):
         raise ValueError(
             "A per-replica batch size must be an int of at least 1. "
-            f"Received: {batch_size!r}.")
+            f"Received: {batch_size!r}."
+        )
     return [one.output_shape or of(one, (batch_size,)) for one in features]
 
 
 def read(
-    feature_config: Any, features: Sequence[config.FeatureSpec], shapes: Any,
+    feature_config: Any,
+    features: Sequence[config.FeatureSpec],
+    shapes: Any,
 ) -> list[Shape]:
     """Reads the input shapes of one replica.
 
@@ -77,13 +92,15 @@ def read(
     """
     found = []
     for feature, shape in zip(
-            features, _flatten(feature_config, features, shapes)):
+        features, _flatten(feature_config, features, shapes)
+    ):
         shape = tf.TensorShape(shape)
         if not shape.rank:
             raise ValueError(
                 "A per-replica input shape must be [num_samples] or [..., ids "
-                f"per sample]. Received: {shape} (feature {feature.name!r}).")
-        found.append(tuple(shape.as_list()[:max(shape.rank - 1, 1)]))
+                f"per sample]. Received: {shape} (feature {feature.name!r})."
+            )
+        found.append(tuple(shape.as_list()[: max(shape.rank - 1, 1)]))
     return found
 
 
@@ -98,8 +115,13 @@ def with_positions(feature: config.FeatureSpec, sizes: Shape) -> Shape:
     return sizes
 
 
-def check(feature: config.FeatureSpec, known: Shape, new: Shape, *,
-          may_be_ragged: bool = True):
+def check(
+    feature: config.FeatureSpec,
+    known: Shape,
+    new: Shape,
+    *,
+    may_be_ragged: bool = True,
+):
     """Holds the shape of an input to the one that is known.
 
     Args:
@@ -116,13 +138,15 @@ def check(feature: config.FeatureSpec, known: Shape, new: Shape, *,
         _check_positions(feature, known, new)
         return
     if len(new) != len(known) or any(
-            None not in (one, other) and one != other
-            for one, other in zip(known, new)):
+        None not in (one, other) and one != other
+        for one, other in zip(known, new)
+    ):
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its output "
             f"shape is {list(known)}, by its FeatureConfig, `build` or the "
             "first step, for each replica. Received an input for output shape "
-            f"{list(new)}.")
+            f"{list(new)}."
+        )
 
 
 def merge(known: Shape | None, new: Shape) -> Shape:
@@ -131,8 +155,9 @@ def merge(known: Shape | None, new: Shape) -> Shape:
         return new
     if len(known) != len(new):
         return known
-    return tuple(other if one is None else one
-                 for one, other in zip(known, new))
+    return tuple(
+        other if one is None else one for one, other in zip(known, new)
+    )
 
 
 def _check_positions(feature, known: Shape, new: Shape):
@@ -144,29 +169,36 @@ def _check_positions(feature, known: Shape, new: Shape):
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its number "
             f"of samples must divide the {positions} positions of output shape "
-            f"{list(known)}. Received: {given} samples.")
+            f"{list(known)}. Received: {given} samples."
+        )
 
 
 def _flatten(feature_config, features, shapes) -> list[Any]:
     leaves = tf.nest.flatten(shapes)
-    if isinstance(shapes, (list, tuple)) and leaves and all(
-            isinstance(one, tf.TensorShape) for one in leaves):
+    if (
+        isinstance(shapes, (list, tuple))
+        and leaves
+        and all(isinstance(one, tf.TensorShape) for one in leaves)
+    ):
         # Only the order says which is whose, so names must not contradict.
         if not _has_mapping(shapes):
             if len(leaves) != len(features):
                 raise ValueError(
                     "Argument `per_replica_input_shapes` must have one shape "
                     f"for each of the {len(features)} features. Received "
-                    f"{len(leaves)}: {shapes}.")
+                    f"{len(leaves)}: {shapes}."
+                )
             return leaves
     try:
         return tf.__internal__.nest.flatten_up_to(
-            feature_config, shapes, check_types=False)
+            feature_config, shapes, check_types=False
+        )
     except (TypeError, ValueError, KeyError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             "Argument `per_replica_input_shapes` must have the structure of "
-            f"`feature_config`. Received: {shapes}.") from error
+            f"`feature_config`. Received: {shapes}."
+        ) from error
 
 
 def _has_mapping(structure: Any) -> bool:

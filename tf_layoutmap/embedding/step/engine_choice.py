@@ -29,27 +29,29 @@ def choose(engine: str, strategy: tf.distribute.Strategy) -> str:
     if engine not in ENGINES:
         raise ValueError(
             f"Argument `engine` must be one of {ENGINES}. "
-            f"Received: engine={engine!r}.")
+            f"Received: engine={engine!r}."
+        )
     on_tpu = is_tpu(strategy)
     if engine == "host" and on_tpu:
         raise ValueError(
-            "Argument `engine` must be \"auto\" or \"tpu\" under TPUStrategy: "
+            'Argument `engine` must be "auto" or "tpu" under TPUStrategy: '
             "a TPU's program cannot call the host engine. Received: "
-            f"engine={engine!r}.")
+            f"engine={engine!r}."
+        )
     if _strategies.on_servers(strategy):
         if engine != "auto":
             raise ValueError(
-                "Argument `engine` must be \"auto\" under "
+                'Argument `engine` must be "auto" under '
                 "ParameterServerStrategy, where the tables are on its servers."
-                f" Received: engine={engine!r}.")
+                f" Received: engine={engine!r}."
+            )
         return "servers"
     if engine == "auto":
         return "tpu" if on_tpu else "host"
     return engine
 
 
-def check_over_processes(over_processes: str, order: str,
-                         has_processes: bool):
+def check_over_processes(over_processes: str, order: str, has_processes: bool):
     """Refuses what is none of `OVER_PROCESSES` or `ORDERS`, or needs processes.
 
     Raises:
@@ -58,24 +60,30 @@ def check_over_processes(over_processes: str, order: str,
     if over_processes not in OVER_PROCESSES:
         raise ValueError(
             f"Argument `over_processes` must be one of {OVER_PROCESSES}. "
-            f"Received: over_processes={over_processes!r}.")
+            f"Received: over_processes={over_processes!r}."
+        )
     if order not in ORDERS:
         raise ValueError(
             f"Argument `order` must be one of {ORDERS}. "
-            f"Received: order={order!r}.")
+            f"Received: order={order!r}."
+        )
     if order != "exact" and over_processes != "divided":
         raise ValueError(
-            "Argument `order` must be \"exact\" unless over_processes="
-            f"\"divided\". Received: order={order!r}.")
+            'Argument `order` must be "exact" unless over_processes='
+            f'"divided". Received: order={order!r}.'
+        )
     if over_processes != "copied" and not has_processes:
         raise ValueError(
-            "Argument `over_processes` must be \"copied\" unless under "
+            'Argument `over_processes` must be "copied" unless under '
             "MultiWorkerMirroredStrategy, whose processes tables are divided "
             f"among. Received: over_processes={over_processes!r} under "
-            f"{type(tf.distribute.get_strategy()).__name__}.")
+            f"{type(tf.distribute.get_strategy()).__name__}."
+        )
 
 
 def is_tpu(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy is a TPUStrategy, of the new or the old class."""
-    return isinstance(strategy, (
-        tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy))
+    return isinstance(
+        strategy,
+        (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
+    )

@@ -20,8 +20,15 @@ from tf_layoutmap.embedding.step import feature_weights
 from tf_layoutmap.vocabulary import key_tensors
 
 # Types that int64 holds without loss.
-_ID_TYPES = (tf.int64, tf.int32, tf.int16, tf.int8,
-             tf.uint32, tf.uint16, tf.uint8)
+_ID_TYPES = (
+    tf.int64,
+    tf.int32,
+    tf.int16,
+    tf.int8,
+    tf.uint32,
+    tf.uint16,
+    tf.uint8,
+)
 
 
 @dataclasses.dataclass
@@ -54,7 +61,9 @@ class FeatureIds:
 
 
 def read_feature(
-    feature: config.FeatureSpec, value: Any, weight: Any,
+    feature: config.FeatureSpec,
+    value: Any,
+    weight: Any,
 ) -> FeatureIds:
     """Reads the input of one feature.
 
@@ -77,21 +86,28 @@ def read_feature(
     if weight is not None and feature.is_sequence:
         raise ValueError(
             f"Weight specified for sequence feature {feature.name!r}, which "
-            "has no combiner to use it; pass None.")
+            "has no combiner to use it; pass None."
+        )
     if isinstance(value, tf.SparseTensor):
         return _read_sparse(feature, value, weight)
     if isinstance(value, tf.RaggedTensor):
         return _read_ragged(feature, value, weight)
-    if tf.is_tensor(value) or isinstance(value, tf.Variable) or (
-            hasattr(value, "__array__")):
+    if (
+        tf.is_tensor(value)
+        or isinstance(value, tf.Variable)
+        or (hasattr(value, "__array__"))
+    ):
         return _read_dense(feature, tf.convert_to_tensor(value), weight)
     raise ValueError(
         f"Input {feature.name!r} is of unknown type {type(value)}; pass a "
-        "tf.Tensor, tf.SparseTensor or tf.RaggedTensor.")
+        "tf.Tensor, tf.SparseTensor or tf.RaggedTensor."
+    )
 
 
 def read_keys(
-    feature: config.FeatureSpec, value: Any, weight: Any,
+    feature: config.FeatureSpec,
+    value: Any,
+    weight: Any,
 ) -> FeatureIds:
     """Reads the input of a feature whose ids are keys, as `read_feature`.
 
@@ -114,7 +130,8 @@ def _read_dense(feature, value, weight) -> FeatureIds:
     if weight is not None:
         raise ValueError(
             f"Weight specified for dense input {feature.name!r}; only a "
-            "tf.SparseTensor or tf.RaggedTensor has weights.")
+            "tf.SparseTensor or tf.RaggedTensor has weights."
+        )
     check_id_type(feature, value.dtype)
     # The last dimension is always the one that is reduced, so [B, K] has K
     # ids per sample and [B, 1] is the same as [B].
@@ -122,13 +139,18 @@ def _read_dense(feature, value, weight) -> FeatureIds:
         raise ValueError(
             f"Dense input {feature.name!r} must be of shape [num_samples] or "
             "[..., ids per sample]. Received: shape "
-            f"{value.shape}.")
-    sizes = [_dimension(value, axis)
-             for axis in range(max(value.shape.rank - 1, 1))]
+            f"{value.shape}."
+        )
+    sizes = [
+        _dimension(value, axis) for axis in range(max(value.shape.rank - 1, 1))
+    ]
     return FeatureIds(
-        ids=tf.reshape(value, [-1]), splits=tf.zeros([0], tf.int64),
-        num_samples=_product(sizes), weights=_no_weights(),
-        inner_shape=_inner_shape(sizes))
+        ids=tf.reshape(value, [-1]),
+        splits=tf.zeros([0], tf.int64),
+        num_samples=_product(sizes),
+        weights=_no_weights(),
+        inner_shape=_inner_shape(sizes),
+    )
 
 
 def _read_weighted(feature, value, weight, kind, attribute):
@@ -137,10 +159,10 @@ def _read_weighted(feature, value, weight, kind, attribute):
     if weight is None:
         return positions, _no_weights()
     feature_weights.check_type(feature, value, weight, kind)
-    weights = feature_weights.read_values(
-        feature, value.values, weight.values)
+    weights = feature_weights.read_values(feature, value.values, weight.values)
     return feature_weights.same_positions(
-        feature, attribute, positions, getattr(weight, attribute)), weights
+        feature, attribute, positions, getattr(weight, attribute)
+    ), weights
 
 
 def _read_sparse(feature, value, weight) -> FeatureIds:
@@ -149,26 +171,36 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
     if rank < 2:
         raise ValueError(
             f"Sparse input {feature.name!r} must be of rank 2 or more, [..., "
-            f"ids per sample]. Received: shape {value.shape}.")
+            f"ids per sample]. Received: shape {value.shape}."
+        )
     indices, weights = _read_weighted(
-        feature, value, weight, tf.SparseTensor, "indices")
+        feature, value, weight, tf.SparseTensor, "indices"
+    )
     sizes = [
-        value.dense_shape[axis] if value.shape.rank is None
-        or value.shape[axis] is None else value.shape[axis]
-        for axis in range(rank - 1)]
+        value.dense_shape[axis]
+        if value.shape.rank is None or value.shape[axis] is None
+        else value.shape[axis]
+        for axis in range(rank - 1)
+    ]
     if rank > 2:
         indices = _flat_samples(feature, indices, sizes)
-    return FeatureIds(ids=value.values, splits=indices,
-                      num_samples=_product(sizes), weights=weights,
-                      inner_shape=_inner_shape(sizes))
+    return FeatureIds(
+        ids=value.values,
+        splits=indices,
+        num_samples=_product(sizes),
+        weights=weights,
+        inner_shape=_inner_shape(sizes),
+    )
 
 
 def _flat_samples(feature, indices, sizes):
     """Indices `[num_ids, 2]` of the samples numbered through all axes."""
     outside = tf.debugging.assert_less(
-        indices[:, :-1], tf.stack([tf.cast(size, tf.int64) for size in sizes]),
+        indices[:, :-1],
+        tf.stack([tf.cast(size, tf.int64) for size in sizes]),
         f"The indices of sparse input {feature.name!r} must be inside its "
-        "shape.")
+        "shape.",
+    )
     with tf.control_dependencies(feature_weights.ops_only([outside])):
         samples = indices[:, 0]
     for axis, size in enumerate(sizes[1:], 1):
@@ -181,13 +213,19 @@ def _read_ragged(feature, value, weight) -> FeatureIds:
     if value.ragged_rank != 1 or value.values.shape.rank != 1:
         raise ValueError(
             f"Ragged input {feature.name!r} must be of rank 2, [num_samples, "
-            f"(ids)]. Received: shape {value.shape}.")
+            f"(ids)]. Received: shape {value.shape}."
+        )
     row_splits, weights = _read_weighted(
-        feature, value, weight, tf.RaggedTensor, "row_splits")
+        feature, value, weight, tf.RaggedTensor, "row_splits"
+    )
     row_splits = tf.cast(row_splits, tf.int64)
     num_samples = _dimension(row_splits, 0) - 1
-    return FeatureIds(ids=value.values, splits=row_splits,
-                      num_samples=num_samples, weights=weights)
+    return FeatureIds(
+        ids=value.values,
+        splits=row_splits,
+        num_samples=num_samples,
+        weights=weights,
+    )
 
 
 def _no_weights() -> tf.Tensor:
@@ -217,10 +255,13 @@ def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
         return
     advice = ""
     if dtype == tf.string:
-        advice = (" With `vocabularies={table: tlm.OpenVocabulary(capacity)}` "
-                  "a table takes strings, and any integers.")
+        advice = (
+            " With `vocabularies={table: tlm.OpenVocabulary(capacity)}` "
+            "a table takes strings, and any integers."
+        )
     elif dtype.is_floating:
         advice = " Convert whole numbers by tf.cast(ids, tf.int64)."
     raise TypeError(
         f"Ids of feature {feature.name!r} must be integers of a type that "
-        f"int64 holds. Received: {dtype.name}.{advice}")
+        f"int64 holds. Received: {dtype.name}.{advice}"
+    )

@@ -20,17 +20,20 @@ def check(feature: config.FeatureSpec, value: Any, weight: Any):
     _check_values(feature, value.values, weight.values)
 
 
-def check_type(feature: config.FeatureSpec, value: Any, weight: Any,
-               expected: type):
+def check_type(
+    feature: config.FeatureSpec, value: Any, weight: Any, expected: type
+):
     """Raises a ValueError unless weights are of the kind of the ids."""
     if not isinstance(weight, expected):
         raise ValueError(
             f"Weight for {feature.name!r} is of type {type(weight)}, which "
-            f"does not match type input which is {type(value).__name__}.")
+            f"does not match type input which is {type(value).__name__}."
+        )
 
 
-def read_values(feature: config.FeatureSpec, ids: tf.Tensor,
-                values: tf.Tensor) -> tf.Tensor:
+def read_values(
+    feature: config.FeatureSpec, ids: tf.Tensor, values: tf.Tensor
+) -> tf.Tensor:
     """Returns weights `[num_ids]` of numbers as float32."""
     _check_values(feature, ids, values)
     return tf.cast(values, tf.float32)
@@ -41,12 +44,14 @@ def _check_values(feature, ids, values):
     if not (dtype.is_floating or dtype.is_integer):
         raise TypeError(
             f"Weights of feature {feature.name!r} must be numbers. "
-            f"Received: {dtype.name}.")
+            f"Received: {dtype.name}."
+        )
     if not ids.shape.is_compatible_with(values.shape):
         raise ValueError(
             f"Weights of feature {feature.name!r} must be one for each id. "
             f"Received: ids of shape {ids.shape}, weights of shape "
-            f"{values.shape}.")
+            f"{values.shape}."
+        )
 
 
 def same_positions(feature, what, positions, weight_positions):
@@ -65,15 +70,21 @@ def same_positions(feature, what, positions, weight_positions):
         return positions
     checks = [
         tf.debugging.assert_equal(
-            tf.shape(positions), tf.shape(weight_positions),
+            tf.shape(positions),
+            tf.shape(weight_positions),
             f"Weights of feature {feature.name!r} must have as many {what} "
-            "as its ids."),
+            "as its ids.",
+        ),
     ]
     with tf.control_dependencies(ops_only(checks)):
-        checks = [tf.debugging.assert_equal(
-            tf.cast(positions, tf.int64), tf.cast(weight_positions, tf.int64),
-            f"Weights of feature {feature.name!r} must have the {what} of "
-            "its ids.")]
+        checks = [
+            tf.debugging.assert_equal(
+                tf.cast(positions, tf.int64),
+                tf.cast(weight_positions, tf.int64),
+                f"Weights of feature {feature.name!r} must have the {what} of "
+                "its ids.",
+            )
+        ]
     with tf.control_dependencies(ops_only(checks)):
         return tf.identity(positions)
 

@@ -33,8 +33,7 @@ class _Calls:
     def update(self):
         """Writes what is known by now."""
         if self.is_forward is not None:
-            self.is_forward.assign(
-                self.is_dequeued and not self.is_applied)
+            self.is_forward.assign(self.is_dequeued and not self.is_applied)
 
 
 class StepModes:
@@ -62,7 +61,8 @@ class StepModes:
             return training
         self._update(calls)
         return tf.logical_and(
-            training, tf.logical_not(calls.is_forward.read_value()))
+            training, tf.logical_not(calls.is_forward.read_value())
+        )
 
     def dequeued(self, name: str | None):
         """Notes a `dequeue` of this name."""
@@ -85,7 +85,8 @@ class StepModes:
             raise RuntimeError(
                 "`apply_gradients` must not follow `enqueue(training=False)`: "
                 "a TPU would wait forever. Enqueue with training=True, or "
-                f"under another name. Received: name={name!r}.")
+                f"under another name. Received: name={name!r}."
+            )
         calls.is_applied = True
         self._update(calls)
 
@@ -104,7 +105,8 @@ class StepModes:
         with tf.init_scope(), tf.device("/device:CPU:0"):
             # Of no strategy: one for all replicas.
             return _tf_private.ResourceVariable(
-                False, trainable=False, name="is_forward")
+                False, trainable=False, name="is_forward"
+            )
 
     def _update(self, calls: _Calls):
         with tf.init_scope():
@@ -117,6 +119,7 @@ def _outermost_function():
         return None
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None and hasattr(
-            graph.outer_graph, "outer_graph"):
+        graph.outer_graph, "outer_graph"
+    ):
         graph = graph.outer_graph
     return graph

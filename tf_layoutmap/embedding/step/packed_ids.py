@@ -57,7 +57,8 @@ def is_packed(value: Any, feature_config: Any) -> bool:
     if not tf.nest.is_nested(feature_config) or tf.nest.is_nested(value):
         return False
     return isinstance(value, (tf.Tensor, tf.Variable)) or (
-        hasattr(value, "__array__"))
+        hasattr(value, "__array__")
+    )
 
 
 def read(features: Any, weights: Any, feature_config: Any) -> PackedIds:
@@ -72,24 +73,29 @@ def read(features: Any, weights: Any, feature_config: Any) -> PackedIds:
     ids = tf.convert_to_tensor(features)
     columns = None if ids.shape.rank != 2 else ids.shape[1]
     if ids.shape.rank not in (None, 2) or (
-            columns is not None and columns < 1 + len(paths)):
+        columns is not None and columns < 1 + len(paths)
+    ):
         raise ValueError(
             "Argument `features` must have the structure of `feature_config`, "
             f"whose leaves are {paths}, or be a batch that `tlm.pack` made of "
             f"them: [num_samples, {1 + len(paths)} or more]. Received: a "
-            f"tensor of shape {ids.shape}.")
+            f"tensor of shape {ids.shape}."
+        )
     if ids.dtype != tf.int64:
         raise TypeError(
             "A packed batch must be of int64, as `tlm.pack` makes it. "
-            f"Received: {ids.dtype.name}.")
+            f"Received: {ids.dtype.name}."
+        )
     factors = tf.zeros([0], tf.float32)
     if weights is not None:
         if tf.nest.is_nested(weights) or not ids.shape.is_compatible_with(
-                getattr(weights, "shape", tf.TensorShape([]))):
+            getattr(weights, "shape", tf.TensorShape([]))
+        ):
             raise ValueError(
                 "Argument `weights` of a packed batch must be what `tlm.pack` "
                 f"returned with it, of shape {ids.shape}. Received: "
-                f"{weights!r}.")
+                f"{weights!r}."
+            )
         factors = tf.ensure_shape(tf.cast(weights, tf.float32), [None, None])
     num_samples = ids.shape[0] if ids.shape.rank == 2 else None
     if num_samples is None:
@@ -106,28 +112,38 @@ def stand_ins(packed: PackedIds, num_features: int) -> list[tf.RaggedTensor]:
 
 
 def unpack(
-    specs: Sequence[config.FeatureSpec], packed: PackedIds,
+    specs: Sequence[config.FeatureSpec],
+    packed: PackedIds,
 ) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
     """Returns ids and weights of each feature, by stock operations only.
 
     A packed batch of other features is an `InvalidArgumentError` when it runs.
     """
     num_samples, num_columns = tf.unstack(tf.shape(packed.ids, tf.int64))
-    sizes = packed.ids[:, 1:1 + len(specs)]
+    sizes = packed.ids[:, 1 : 1 + len(specs)]
     ends = 1 + len(specs) + tf.cumsum(sizes, axis=1)
     names = [one.name for one in specs]
-    with _held_to([
+    with _held_to(
+        [
             tf.debugging.assert_equal(
-                packed.ids[:, 0], tf.constant(packed.mark, tf.int64),
+                packed.ids[:, 0],
+                tf.constant(packed.mark, tf.int64),
                 "A packed batch must have been packed from a structure with "
                 "the paths of this embedding's feature_config, whose features "
-                f"are {names}."),
+                f"are {names}.",
+            ),
             tf.debugging.assert_non_negative(
-                sizes, "A packed batch: the numbers of ids of its features "
-                "must be at least 0."),
+                sizes,
+                "A packed batch: the numbers of ids of its features "
+                "must be at least 0.",
+            ),
             tf.debugging.assert_less_equal(
-                ends, num_columns, "A packed batch: all ids must be in its "
-                "columns.")]):
+                ends,
+                num_columns,
+                "A packed batch: all ids must be in its columns.",
+            ),
+        ]
+    ):
         ends += tf.range(num_samples)[:, tf.newaxis] * num_columns
         starts = ends - sizes
     ids, weights = [], []
@@ -136,15 +152,27 @@ def unpack(
         # Samples that are known while tracing stay known.
         if isinstance(packed.num_samples, int):
             places.row_splits.set_shape([packed.num_samples + 1])
-        found = places.with_values(tf.gather(
-            tf.reshape(packed.ids, [-1]), places.values))
-        factors = places.with_values(tf.gather(
-            tf.reshape(packed.weights, [-1]), places.values)
-            ) if packed.is_weighted else None
+        found = places.with_values(
+            tf.gather(tf.reshape(packed.ids, [-1]), places.values)
+        )
+        factors = (
+            places.with_values(
+                tf.gather(tf.reshape(packed.weights, [-1]), places.values)
+            )
+            if packed.is_weighted
+            else None
+        )
         if factors is not None and spec.is_sequence:
-            with _held_to([tf.debugging.assert_equal(
-                    factors.values, 1.0, f"Feature {spec.name!r}: a sequence "
-                    "feature takes no weights.")]):
+            with _held_to(
+                [
+                    tf.debugging.assert_equal(
+                        factors.values,
+                        1.0,
+                        f"Feature {spec.name!r}: a sequence "
+                        "feature takes no weights.",
+                    )
+                ]
+            ):
                 found = found.with_values(tf.identity(found.values))
             factors = None
         ids.append(found)

@@ -11,8 +11,9 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.step import feature_inputs, packed_ids, structure
 
 
-def pack(features: Any, weights: Any = None, *,
-         num_columns: int | None = None) -> Any:
+def pack(
+    features: Any, weights: Any = None, *, num_columns: int | None = None
+) -> Any:
     """Packs the ids of all features of a batch into one tensor.
 
     `enqueue` of `tlm.TPUEmbedding` and the layer `tlm.layers.TPUEmbedding`
@@ -58,24 +59,33 @@ def pack(features: Any, weights: Any = None, *,
         raise ValueError(
             "Argument `features` must be a structure of at least one feature; "
             "a single tensor needs no packing. Received: "
-            f"{features!r}.")
+            f"{features!r}."
+        )
     named = structure.flatten_with_paths(features)
     paths = [path for path, _ in named]
     inputs = [
-        _read(path, value, weight) for (path, value), weight in zip(
-            named, structure.flatten_weights(
-                weights, features, like="features"))]
+        _read(path, value, weight)
+        for (path, value), weight in zip(
+            named, structure.flatten_weights(weights, features, like="features")
+        )
+    ]
     found = _ops.pack_ids(
         ids=[tf.cast(one.ids, tf.int64) for one in inputs],
         splits=[one.splits for one in inputs],
         num_samples=tf.stack(
-            [tf.cast(one.num_samples, tf.int64) for one in inputs]),
+            [tf.cast(one.num_samples, tf.int64) for one in inputs]
+        ),
         weights=[one.weights for one in inputs],
-        names=paths, mark=packed_ids.mark_of(paths),
+        names=paths,
+        mark=packed_ids.mark_of(paths),
         num_columns=num_columns or _known_columns(inputs) or 0,
-        weighted=weights is not None)
-    known = [one.static_num_samples for one in inputs
-             if one.static_num_samples is not None]
+        weighted=weights is not None,
+    )
+    known = [
+        one.static_num_samples
+        for one in inputs
+        if one.static_num_samples is not None
+    ]
     # Of a batch whose size is known while tracing, it stays known.
     packed = tf.ensure_shape(found.packed, [known[0] if known else None, None])
     if weights is None:
@@ -88,8 +98,11 @@ def _known_columns(inputs: list[feature_inputs.FeatureIds]) -> int | None:
     columns = 1 + len(inputs)
     for one in inputs:
         size = one.ids.shape[0]
-        if one.splits.shape != [0] or size is None or (
-                not one.static_num_samples):
+        if (
+            one.splits.shape != [0]
+            or size is None
+            or (not one.static_num_samples)
+        ):
             return None
         columns += size // one.static_num_samples
     return columns
@@ -115,4 +128,5 @@ def _read(path: str, value: Any, weight: Any) -> feature_inputs.FeatureIds:
 def _wrong_rank(path: str, value: Any) -> ValueError:
     return ValueError(
         f"Feature {path!r} of a packed batch must be of shape [num_samples] "
-        f"or [num_samples, ids per sample]. Received: shape {value.shape}.")
+        f"or [num_samples, ids per sample]. Received: shape {value.shape}."
+    )

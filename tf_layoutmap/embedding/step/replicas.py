@@ -35,10 +35,12 @@ class Replicas:
         self.num_replicas = self.strategy.num_replicas_in_sync
         # Whether other processes have replicas too.
         self.has_processes = isinstance(
-            self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            self.strategy, tf.distribute.MultiWorkerMirroredStrategy
+        )
         # Whether workers take the steps, each its own.
-        self.is_on_servers = (
-            not self._is_default and _strategies.on_servers(self.strategy))
+        self.is_on_servers = not self._is_default and _strategies.on_servers(
+            self.strategy
+        )
 
     @property
     def is_first_process(self) -> bool:
@@ -48,7 +50,8 @@ class Replicas:
             return True
         jobs = resolver.cluster_spec().jobs
         return resolver.task_id in (0, None) and (
-            resolver.task_type == "chief" or "chief" not in jobs)
+            resolver.task_type == "chief" or "chief" not in jobs
+        )
 
     def handled_by(self, replica: int) -> list[int]:
         """Returns the replicas whose steps a replica's calls carry out here.
@@ -84,7 +87,8 @@ class Replicas:
                 "where steps that a ClusterCoordinator schedules on workers "
                 "cannot reach it. Make it in `strategy.scope()`, and its "
                 "tables are on the servers. Received: a step in the scope of "
-                f"{type(tf.distribute.get_strategy()).__name__}.")
+                f"{type(tf.distribute.get_strategy()).__name__}."
+            )
         context = tf.distribute.get_replica_context()
         if context is None:
             return None
@@ -92,7 +96,8 @@ class Replicas:
             raise RuntimeError(
                 "Under MultiWorkerMirroredStrategy, TPUEmbedding must be used "
                 "in a tf.function: its processes exchange ids and gradients "
-                "by operations that have no eager form.")
+                "by operations that have no eager form."
+            )
         if context.strategy is self.strategy:
             # A constant tensor while a function is traced.
             return int(tf.get_static_value(context.replica_id_in_sync_group))
@@ -101,7 +106,8 @@ class Replicas:
                 "TPUEmbedding must be used in replicas of the strategy it was "
                 f"created under, {type(self.strategy).__name__}; create it "
                 "in `strategy.scope()`. Received a call from a replica of "
-                f"{type(context.strategy).__name__}.")
+                f"{type(context.strategy).__name__}."
+            )
         return None
 
     def require_current(self, method: str) -> int:
@@ -117,7 +123,8 @@ class Replicas:
             return 0
         raise RuntimeError(
             f"`{method}` must be called inside `strategy.run`, once by each "
-            f"of the {self.num_replicas} replicas.")
+            f"of the {self.num_replicas} replicas."
+        )
 
     def of_device(self, device: str) -> int:
         """Returns the replica whose device is named, as in `enqueue(device=)`.
@@ -129,22 +136,31 @@ class Replicas:
             raise ValueError(
                 "Argument `device` must be None under "
                 "ParameterServerStrategy, where a step is that of the worker "
-                f"that takes it. Received: device={device!r}.")
+                f"that takes it. Received: device={device!r}."
+            )
         if self.has_processes:
             raise ValueError(
                 "Argument `device` must be None under "
                 "MultiWorkerMirroredStrategy, where all processes enqueue a "
-                f"step together. Received: device={device!r}.")
+                f"step together. Received: device={device!r}."
+            )
         wanted = tf.DeviceSpec.from_string(device)
         # The default strategy has no list of devices: its steps are the host's.
-        devices = (_HOST,) if self._is_default else (
-            self.strategy.extended.worker_devices)
-        found = [replica for replica, name in enumerate(devices)
-                 if _names(wanted, tf.DeviceSpec.from_string(name))]
+        devices = (
+            (_HOST,)
+            if self._is_default
+            else (self.strategy.extended.worker_devices)
+        )
+        found = [
+            replica
+            for replica, name in enumerate(devices)
+            if _names(wanted, tf.DeviceSpec.from_string(name))
+        ]
         if len(found) != 1:
             raise ValueError(
                 "Argument `device` must name one device of the strategy, "
-                f"which has {tuple(devices)}. Received: device={device!r}.")
+                f"which has {tuple(devices)}. Received: device={device!r}."
+            )
         return found[0]
 
     def split(self, values: Any | None, argument: str) -> list[Any]:
@@ -155,10 +171,14 @@ class Replicas:
         """
         if values is None:
             return [None] * self.num_replicas
-        leaves = [self._local_values(path, leaf, argument)
-                  for path, leaf in structure.flatten_with_paths(values)]
-        return [tf.nest.pack_sequence_as(values, [leaf[i] for leaf in leaves])
-                for i in range(self.num_replicas)]
+        leaves = [
+            self._local_values(path, leaf, argument)
+            for path, leaf in structure.flatten_with_paths(values)
+        ]
+        return [
+            tf.nest.pack_sequence_as(values, [leaf[i] for leaf in leaves])
+            for i in range(self.num_replicas)
+        ]
 
     def _local_values(self, path: str, leaf: Any, argument: str):
         if leaf is None:
@@ -169,7 +189,8 @@ class Replicas:
                 f"Outside `strategy.run`, argument `{argument}` must hold one "
                 f"value for each of the {self.num_replicas} replicas "
                 "(tf.distribute.DistributedValues), or `device` must say "
-                f"whose it is. Received: {type(leaf)} at path {path!r}.")
+                f"whose it is. Received: {type(leaf)} at path {path!r}."
+            )
         return parts
 
 
@@ -177,17 +198,27 @@ def _names(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
     """Whether each part that `wanted` states is so in `device`."""
     return all(
         getattr(wanted, part) in (None, getattr(device, part))
-        for part in ("job", "replica", "task", "device_type", "device_index"))
+        for part in ("job", "replica", "task", "device_type", "device_index")
+    )
 
 
 def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
-    if not is_default and not isinstance(strategy, (
-            tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy,
-            tf.distribute.MultiWorkerMirroredStrategy)
-            ) and not engine_choice.is_tpu(strategy) and (
-                not _strategies.on_servers(strategy)):
+    if (
+        not is_default
+        and not isinstance(
+            strategy,
+            (
+                tf.distribute.OneDeviceStrategy,
+                tf.distribute.MirroredStrategy,
+                tf.distribute.MultiWorkerMirroredStrategy,
+            ),
+        )
+        and not engine_choice.is_tpu(strategy)
+        and (not _strategies.on_servers(strategy))
+    ):
         raise NotImplementedError(
             "TPUEmbedding supports the default strategy, OneDeviceStrategy, "
             "MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy and "
             "ParameterServerStrategy. Received: "
-            f"{type(strategy).__name__}.")
+            f"{type(strategy).__name__}."
+        )

@@ -15,7 +15,8 @@ from tf_layoutmap.embedding.step import build_shapes, feature_inputs
 
 
 def fill(
-    feature: config.FeatureSpec, found: feature_inputs.FeatureIds,
+    feature: config.FeatureSpec,
+    found: feature_inputs.FeatureIds,
     shape: tuple[int | None, ...],
 ) -> feature_inputs.FeatureIds:
     """Lays ragged samples out over a shape.
@@ -41,7 +42,8 @@ def fill(
         raise ValueError(
             f"Ragged input {feature.name!r} with an output_shape of several "
             "dimensions must have sizes that are known while tracing. "
-            f"Received: output_shape={shape}, {given} samples.")
+            f"Received: output_shape={shape}, {given} samples."
+        )
     positions = math.prod(shape)
     found.inner_shape = tuple(shape[1:])
     if given == positions:
@@ -50,19 +52,23 @@ def fill(
         raise ValueError(
             f"Ragged input {feature.name!r} must have a number of samples that "
             f"divides the {positions} positions of output_shape={shape}. "
-            f"Received: {given} samples.")
+            f"Received: {given} samples."
+        )
     if found.weights.shape[0] != 0:
         raise ValueError(
             f"Weight specified for feature {feature.name!r}, whose samples are "
             f"sequences of output_shape={shape}: no combiner would use it; "
-            "pass None.")
+            "pass None."
+        )
     _cut(feature, found, positions // given)
     found.num_samples = positions
     return found
 
 
 def fill_sequences(
-    feature: config.FeatureSpec, found: feature_inputs.FeatureIds, length: int,
+    feature: config.FeatureSpec,
+    found: feature_inputs.FeatureIds,
+    length: int,
 ) -> feature_inputs.FeatureIds:
     """Makes `length` samples of each, one for each position.
 
@@ -100,23 +106,35 @@ def _samples_and_positions(feature, found):
         samples, positions = tf.unstack(found.splits, 2, axis=1)
         message = (
             f"Feature {feature.name!r}: the indices of a sparse input must be "
-            "inside its shape, and ascend; see tf.sparse.reorder.")
+            "inside its shape, and ascend; see tf.sparse.reorder."
+        )
         ascends = (samples[1:] > samples[:-1]) | (
-            (samples[1:] == samples[:-1]) & (positions[1:] > positions[:-1]))
+            (samples[1:] == samples[:-1]) & (positions[1:] > positions[:-1])
+        )
         inside = (samples >= 0) & (samples < num_samples) & (positions >= 0)
-        return samples, positions, [
-            tf.debugging.Assert(tf.reduce_all(ascends), [message]),
-            tf.debugging.Assert(tf.reduce_all(inside), [message])]
+        return (
+            samples,
+            positions,
+            [
+                tf.debugging.Assert(tf.reduce_all(ascends), [message]),
+                tf.debugging.Assert(tf.reduce_all(inside), [message]),
+            ],
+        )
     numbers = tf.range(num_ids)
     if found.splits.shape[0] == 0:
         per_sample = tf.math.floordiv(num_ids, tf.maximum(num_samples, 1))
-        return (tf.repeat(tf.range(num_samples), per_sample),
-                numbers % tf.maximum(per_sample, 1), [])
+        return (
+            tf.repeat(tf.range(num_samples), per_sample),
+            numbers % tf.maximum(per_sample, 1),
+            [],
+        )
     samples = tf.repeat(
-        tf.range(num_samples), found.splits[1:] - found.splits[:-1])
+        tf.range(num_samples), found.splits[1:] - found.splits[:-1]
+    )
     check = tf.debugging.assert_equal(
         tf.stack([found.splits[0], tf.size(samples, tf.int64)]),
         tf.stack([tf.constant(0, tf.int64), num_ids]),
         f"Feature {feature.name!r}: row_splits must start with 0 and end with "
-        "the number of ids.")
+        "the number of ids.",
+    )
     return samples, numbers - tf.gather(found.splits, samples), [check]

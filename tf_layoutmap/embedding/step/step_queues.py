@@ -29,7 +29,8 @@ class Queue(Generic[StepT]):
     """
 
     pending: collections.deque[StepT] = dataclasses.field(
-        default_factory=collections.deque)
+        default_factory=collections.deque
+    )
     last: StepT | None = None
 
 
@@ -58,7 +59,8 @@ class StepQueues(Generic[StepT]):
         if not queue.pending:
             raise RuntimeError(
                 "`dequeue` needs an enqueued step; call `enqueue` first. "
-                + self._order)
+                + self._order
+            )
         queue.last = queue.pending.popleft()
         return queue.last
 
@@ -72,7 +74,8 @@ class StepQueues(Generic[StepT]):
         if queue.last is None:
             raise RuntimeError(
                 "`apply_gradients` needs a dequeued step; call `enqueue` and "
-                "`dequeue` first. " + self._order)
+                "`dequeue` first. " + self._order
+            )
         step, queue.last = queue.last, None
         return step
 

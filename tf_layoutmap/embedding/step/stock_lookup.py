@@ -17,8 +17,12 @@ from tf_layoutmap.sharded.routing import assertions
 
 
 def look_up(
-    feature: config.FeatureSpec, table: config.TableSpec, rows: Any,
-    value: Any, weight: Any, out_of_range: str,
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    rows: Any,
+    value: Any,
+    weight: Any,
+    out_of_range: str,
     rows_of_keys: Callable[[tf.Tensor, int], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Returns the activations of one feature.
@@ -46,7 +50,8 @@ def look_up(
         raise ValueError(
             f"Table {table.name!r} must be of shape "
             f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
-            f"{feature.name!r}).")
+            f"{feature.name!r})."
+        )
     ids = tf.cast(found.ids, tf.int64)
     if rows_of_keys is not None:
         ids, out_of_range = rows_of_keys(ids, found.kind), "error"
@@ -61,25 +66,35 @@ def look_up(
         is_used = (ids >= 0) & (ids < table.num_rows)
     if feature.is_sequence and not found.inner_shape:
         kept, indices = stock_parts.kept_in_sequence(
-            feature, samples,
-            stock_parts.positions_of(feature, found, samples), is_used)
+            feature,
+            samples,
+            stock_parts.positions_of(feature, found, samples),
+            is_used,
+        )
         activations = stock_parts.in_sequence(
-            feature, table, indices, _gather(table, rows, tf.gather(ids, kept)),
-            num_samples)
+            feature,
+            table,
+            indices,
+            _gather(table, rows, tf.gather(ids, kept)),
+            num_samples,
+        )
     else:
         weights = found.weights if weight is not None else None
         if is_used is not None:
-            ids, samples = (tf.boolean_mask(one, is_used)
-                            for one in (ids, samples))
+            ids, samples = (
+                tf.boolean_mask(one, is_used) for one in (ids, samples)
+            )
             if weights is not None:
                 weights = tf.boolean_mask(weights, is_used)
         activations = stock_parts.combine(
-            table, _gather(table, rows, ids), samples, num_samples, weights)
+            table, _gather(table, rows, ids), samples, num_samples, weights
+        )
     return in_shape(feature, table, value, found, activations)
 
 
-def read(feature: config.FeatureSpec, value: Any, weight: Any,
-         of_keys: bool = False) -> feature_inputs.FeatureIds:
+def read(
+    feature: config.FeatureSpec, value: Any, weight: Any, of_keys: bool = False
+) -> feature_inputs.FeatureIds:
     """Reads an input, ragged samples laid out over positions of a shape."""
     read = feature_inputs.read_keys if of_keys else feature_inputs.read_feature
     found = read(feature, value, weight)
@@ -92,8 +107,11 @@ def read(feature: config.FeatureSpec, value: Any, weight: Any,
 
 
 def in_shape(
-    feature: config.FeatureSpec, table: config.TableSpec, value: Any,
-    found: feature_inputs.FeatureIds, activations: tf.Tensor,
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    value: Any,
+    found: feature_inputs.FeatureIds,
+    activations: tf.Tensor,
 ) -> tf.Tensor:
     """Divides the samples into the dimensions they came in.
 
@@ -116,7 +134,8 @@ def in_shape(
         raise ValueError(
             f"Input {feature.name!r} must have sizes that are known while "
             "tracing, but for the first and the last. Received: "
-            f"{list(found.inner_shape)} between them.")
+            f"{list(found.inner_shape)} between them."
+        )
     shape = [-1, *found.inner_shape, table.dim]
     activations = tf.reshape(activations, shape)
     if feature.output_shape is None:
@@ -134,17 +153,22 @@ def _checked_ids(feature, table, ids):
     message = (
         f"Feature {feature.name!r}: ids must be in [0, {table.num_rows}), the "
         f"rows of table {table.name!r}; `out_of_range` says how others are "
-        "handled.")
+        "handled."
+    )
     if tf.executing_eagerly():
         outside = (ids < 0) | (ids >= table.num_rows)
         assertions.require(
-            ~tf.reduce_any(outside), message, " Received: ",
-            tf.boolean_mask(ids, outside))
+            ~tf.reduce_any(outside),
+            message,
+            " Received: ",
+            tf.boolean_mask(ids, outside),
+        )
         return ids
     checks = [
         tf.debugging.assert_non_negative(ids, message),
         tf.debugging.assert_less(
-            ids, tf.constant(table.num_rows, tf.int64), message),
+            ids, tf.constant(table.num_rows, tf.int64), message
+        ),
     ]
     with tf.control_dependencies(checks):
         return tf.identity(ids)

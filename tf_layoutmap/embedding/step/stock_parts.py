@@ -9,8 +9,10 @@ from tf_layoutmap.embedding.step import feature_inputs
 
 
 def samples_of(
-    feature: config.FeatureSpec, found: feature_inputs.FeatureIds,
-    ids: tf.Tensor, num_samples: tf.Tensor,
+    feature: config.FeatureSpec,
+    found: feature_inputs.FeatureIds,
+    ids: tf.Tensor,
+    num_samples: tf.Tensor,
 ) -> tf.Tensor:
     """Returns which sample each id belongs to: `[num_ids]` int64."""
     if found.splits.shape.rank == 2:
@@ -20,20 +22,26 @@ def samples_of(
         check = tf.debugging.assert_non_negative(
             samples[1:] - samples[:-1],
             f"Feature {feature.name!r}: a sparse input must be in row-major "
-            "order; see tf.sparse.reorder.")
+            "order; see tf.sparse.reorder.",
+        )
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(samples)
     if found.splits.shape[0] == 0:
         per_sample = tf.math.floordiv(
-            tf.size(ids, tf.int64), tf.maximum(num_samples, 1))
+            tf.size(ids, tf.int64), tf.maximum(num_samples, 1)
+        )
         return tf.repeat(tf.range(num_samples), per_sample)
     return tf.repeat(
-        tf.range(num_samples), found.splits[1:] - found.splits[:-1])
+        tf.range(num_samples), found.splits[1:] - found.splits[:-1]
+    )
 
 
 def combine(
-    table: config.TableSpec, found: tf.Tensor, samples: tf.Tensor,
-    num_samples: tf.Tensor, weights: tf.Tensor | None,
+    table: config.TableSpec,
+    found: tf.Tensor,
+    samples: tf.Tensor,
+    num_samples: tf.Tensor,
+    weights: tf.Tensor | None,
 ) -> tf.Tensor:
     """Returns the sum of gain times row over the ids of each sample.
 
@@ -53,34 +61,45 @@ def combine(
         weights = tf.math.divide_no_nan(weights, tf.gather(total, samples))
     elif table.combiner == "sqrtn":
         squares = tf.math.unsorted_segment_sum(
-            tf.square(weights), samples, num_samples)
+            tf.square(weights), samples, num_samples
+        )
         weights = tf.math.divide_no_nan(
-            weights, tf.gather(tf.sqrt(squares), samples))
+            weights, tf.gather(tf.sqrt(squares), samples)
+        )
     return tf.math.unsorted_segment_sum(
-        found * weights[:, tf.newaxis], samples, num_samples)
+        found * weights[:, tf.newaxis], samples, num_samples
+    )
 
 
 def positions_of(
-    feature: config.FeatureSpec, found: feature_inputs.FeatureIds,
+    feature: config.FeatureSpec,
+    found: feature_inputs.FeatureIds,
     samples: tf.Tensor,
 ) -> tf.Tensor:
     """Returns where each id of a sequence stands: `[num_ids]` int64."""
     if found.splits.shape.rank != 2:
         return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
-            tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
+            tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
+        )
     positions = found.splits[:, 1]
-    message = (f"Feature {feature.name!r}: the positions of a sequence in a "
-               "sparse input must be at least 0 and ascend; see "
-               "tf.sparse.reorder.")
+    message = (
+        f"Feature {feature.name!r}: the positions of a sequence in a "
+        "sparse input must be at least 0 and ascend; see "
+        "tf.sparse.reorder."
+    )
     is_later = (samples[1:] > samples[:-1]) | (positions[1:] > positions[:-1])
-    checks = [tf.debugging.assert_non_negative(positions, message),
-              tf.debugging.Assert(tf.reduce_all(is_later), [message])]
+    checks = [
+        tf.debugging.assert_non_negative(positions, message),
+        tf.debugging.Assert(tf.reduce_all(is_later), [message]),
+    ]
     with tf.control_dependencies([one for one in checks if one is not None]):
         return tf.identity(positions)
 
 
 def kept_in_sequence(
-    feature: config.FeatureSpec, samples: tf.Tensor, positions: tf.Tensor,
+    feature: config.FeatureSpec,
+    samples: tf.Tensor,
+    positions: tf.Tensor,
     is_used: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns which ids are kept, and their samples and positions.
@@ -95,17 +114,25 @@ def kept_in_sequence(
         is_kept &= is_used
     kept = tf.where(is_kept)[:, 0]
     return kept, tf.stack(
-        [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1)
+        [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1
+    )
 
 
 def in_sequence(
-    feature: config.FeatureSpec, table: config.TableSpec, indices: tf.Tensor,
-    found: tf.Tensor, num_samples: tf.Tensor,
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    indices: tf.Tensor,
+    found: tf.Tensor,
+    num_samples: tf.Tensor,
 ) -> tf.Tensor:
     """Returns rows at their positions, and zeros where there is no row."""
-    shape = tf.stack([num_samples,
-                      tf.constant(feature.max_sequence_length, tf.int64),
-                      tf.constant(table.dim, tf.int64)])
+    shape = tf.stack(
+        [
+            num_samples,
+            tf.constant(feature.max_sequence_length, tf.int64),
+            tf.constant(table.dim, tf.int64),
+        ]
+    )
     return tf.scatter_nd(indices, found, shape)
 
 
@@ -118,7 +145,8 @@ def rounded(table: config.TableSpec, found: tf.Tensor) -> tf.Tensor:
     lower = tf.constant(quantization.lower, tf.float32)
     upper = tf.constant(quantization.upper, tf.float32)
     quantum = (upper - lower) / tf.cast(
-        quantization.num_buckets - 1, tf.float32)
+        quantization.num_buckets - 1, tf.float32
+    )
     clipped = tf.clip_by_value(found, lower, upper)
     bucket = tf.floor((clipped - lower) / quantum + 0.5)
     return bucket * quantum + lower

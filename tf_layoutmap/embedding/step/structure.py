@@ -15,8 +15,10 @@ def flatten_with_paths(structure: Any) -> list[tuple[str, Any]]:
     [('a', 3), ('b/0', 1), ('b/1', 2)]
     """
     paths = tf.__internal__.nest.yield_flat_paths(structure)
-    return [("/".join(str(step) for step in path), leaf)
-            for path, leaf in zip(paths, tf.nest.flatten(structure))]
+    return [
+        ("/".join(str(step) for step in path), leaf)
+        for path, leaf in zip(paths, tf.nest.flatten(structure))
+    ]
 
 
 def check_same(structure: Any, argument: str, expected: Any, like: str):
@@ -33,7 +35,8 @@ def check_same(structure: Any, argument: str, expected: Any, like: str):
             f"Argument `{argument}` must have the structure of `{like}`, "
             f"{_drawn(expected)}, whose leaves are {_paths(expected)}. "
             f"Received: {_drawn(structure)}, with leaves "
-            f"{_paths(structure)}.{_advice(structure)}") from None
+            f"{_paths(structure)}.{_advice(structure)}"
+        ) from None
 
 
 def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
@@ -47,10 +50,13 @@ def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
 def _advice(structure: Any) -> str:
     """What to do about a list of numbers, which is a structure, too."""
     is_list = tf.nest.is_nested(structure) and any(
-        isinstance(one, int | float | str)
-        for one in tf.nest.flatten(structure))
-    return (" A list is a structure, not a tensor: write tf.constant([...])."
-            if is_list else "")
+        isinstance(one, int | float | str) for one in tf.nest.flatten(structure)
+    )
+    return (
+        " A list is a structure, not a tensor: write tf.constant([...])."
+        if is_list
+        else ""
+    )
 
 
 def _paths(structure: Any) -> list[str]:
@@ -61,7 +67,8 @@ def _drawn(structure: Any) -> str:
     """The structure with its types, and `.` for each leaf."""
     if isinstance(structure, Mapping):
         inside = ", ".join(
-            f"{key!r}: {_drawn(one)}" for key, one in structure.items())
+            f"{key!r}: {_drawn(one)}" for key, one in structure.items()
+        )
         text = f"{{{inside}}}"
         plain = dict
     elif isinstance(structure, list | tuple):

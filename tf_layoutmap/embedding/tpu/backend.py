@@ -41,8 +41,13 @@ class TPUBackend:
     # Programs switch it off.
     checks_shapes = True
 
-    def __init__(self, feature_config: Any, tpu: TPUSpec,
-                 strategy_replicas: replicas.Replicas, is_pipelined: bool):
+    def __init__(
+        self,
+        feature_config: Any,
+        tpu: TPUSpec,
+        strategy_replicas: replicas.Replicas,
+        is_pipelined: bool,
+    ):
         """Reads the strategy in scope, a TPUStrategy."""
         self._feature_config = feature_config
         self._tpu = tpu
@@ -51,8 +56,12 @@ class TPUBackend:
         self._is_pipelined = is_pipelined
         self._shapes = tpu_shapes.OutputShapes(tpu.spec.features)
         self._reader = batches.BatchReader(
-            feature_config, tpu.spec.features, strategy_replicas, self._cores,
-            self._shapes)
+            feature_config,
+            tpu.spec.features,
+            strategy_replicas,
+            self._cores,
+            self._shapes,
+        )
         self._modes = forward_only.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
         self._sync = sync.Sync()
@@ -80,8 +89,12 @@ class TPUBackend:
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Takes the arguments of `build`."""
         incoming = build_shapes.read_arguments(
-            self._feature_config, self._spec.features, shapes, batch_size,
-            has_positions=True)
+            self._feature_config,
+            self._spec.features,
+            shapes,
+            batch_size,
+            has_positions=True,
+        )
         if not self.is_built:
             self._shapes.settle(incoming)
         elif incoming is not None:
@@ -97,12 +110,16 @@ class TPUBackend:
             raise RuntimeError(
                 "TPU is already initialized for embeddings: by another "
                 "TPUEmbedding, of which a TPU holds one. Initialize the TPU "
-                "system again to make another.")
+                "system again to make another."
+            )
         proto = create_config(
-            self._tpu, self._shapes.settled(), num_hosts=self._cores.num_hosts,
+            self._tpu,
+            self._shapes.settled(),
+            num_hosts=self._cores.num_hosts,
             num_replicas=self._cores.num_replicas,
             num_cores_per_replica=self._cores.num_cores_per_replica,
-            is_pipelined=self._is_pipelined)
+            is_pipelined=self._is_pipelined,
+        )
         # One line each: a long configuration does not fit into one message.
         for line in ("TPU embedding configuration:", *str(proto).splitlines()):
             logging.info("%s", line)
@@ -117,18 +134,26 @@ class TPUBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Sends the variables, which may hold restored values by now."""
-        self._sync.start(transfer.Transfer(
-            self._tpu, self._configured, self._cores.hosts, variables))
+        self._sync.start(
+            transfer.Transfer(
+                self._tpu, self._configured, self._cores.hosts, variables
+            )
+        )
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
         if not self.checks_shapes and not self.is_built:
             raise ValueError(
                 "Without a check of shapes at each `enqueue`, call `build` "
-                "with the shapes of one replica's inputs first.")
+                "with the shapes of one replica's inputs first."
+            )
         return self._reader.read(
-            features, weights, device, checks_shapes=self.checks_shapes,
-            settles_shapes=not self.is_built)
+            features,
+            weights,
+            device,
+            checks_shapes=self.checks_shapes,
+            settles_shapes=not self.is_built,
+        )
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Hands over what `read` returned."""
@@ -137,15 +162,22 @@ class TPUBackend:
             values, given = batch.steps[0]
             # The mode is two constants and a choice even of a Python bool:
             # the compiler looks for them to correct a wrong one.
-            replicate_context.run_on_host(lambda: self._enqueue_on(
-                None, values, given, name,
-                tf.where(training, "train", "inference")))
+            replicate_context.run_on_host(
+                lambda: self._enqueue_on(
+                    None,
+                    values,
+                    given,
+                    name,
+                    tf.where(training, "train", "inference"),
+                )
+            )
             return
         mode = _mode(training)
         if batch.device is not None:
             values, given = batch.steps[0]
-            self._enqueue_on(self._cores.named(batch.device), values, given,
-                             name, mode)
+            self._enqueue_on(
+                self._cores.named(batch.device), values, given, name, mode
+            )
             return
         for replica, (values, given) in enumerate(batch.steps):
             for part, core in enumerate(self._cores.of_replica(replica)):
@@ -161,16 +193,19 @@ class TPUBackend:
         self._modes.applied(name)
         checked = []
         for feature, gradient, shape in zip(
-                self._spec.features, gradients, self._gradient_shapes()):
+            self._spec.features, gradients, self._gradient_shapes()
+        ):
             if gradient is None:
                 gradient = step_gradients.zero_gradient(feature, shape)
             gradient = step_gradients.read_gradient(
-                feature, gradient, tf.TensorShape(shape))
+                feature, gradient, tf.TensorShape(shape)
+            )
             # One whose static shape was lost gets it back.
             checked.append(tf.reshape(gradient, shape))
         rates = [
             step_gradients.ask_learning_rate(rate, self._table_with(rate))
-            for rate in self._tpu.learning_rates]
+            for rate in self._tpu.learning_rates
+        ]
         tpu_ops.send(checked, rates, self._configured, name)
 
     def is_in_program(self) -> bool:
@@ -203,34 +238,45 @@ class TPUBackend:
         """Brings the host copies up to date."""
         self._sync.retrieve()
 
-    def _enqueue_on(self, core: cores.Core | None, values, weights, name,
-                    mode, part: int | None = None):
+    def _enqueue_on(
+        self,
+        core: cores.Core | None,
+        values,
+        weights,
+        name,
+        mode,
+        part: int | None = None,
+    ):
         """Enqueues on the host of a core; None in a TPU's program."""
         # A device scope of None would undo that of the caller.
         with tf.device(core.host) if core else contextlib.nullcontext():
             if isinstance(values, packed_ids.PackedIds):
-                values, weights = packed_ids.unpack(
-                    self._spec.features, values)
+                values, weights = packed_ids.unpack(self._spec.features, values)
             num_cores = self._cores.num_cores_per_replica
             if part is not None and num_cores:
                 values = [_part(one, part, num_cores) for one in values]
                 weights = [_part(one, part, num_cores) for one in weights]
             lists = enqueue_lists.read_lists(
-                self._spec.features, values, weights)
+                self._spec.features, values, weights
+            )
             checks = id_checks.check_ids(self._spec, lists.ids) if core else []
             with tf.control_dependencies(checks):
                 tpu_ops.enqueue(
-                    lists, mode=mode, ordinal=core.ordinal if core else -1,
+                    lists,
+                    mode=mode,
+                    ordinal=core.ordinal if core else -1,
                     combiners=[one.combiner for one in self._spec.tables],
-                    name=name)
+                    name=name,
+                )
 
     def _gradient_shapes(self) -> list[list[int]]:
         num_cores = self._cores.num_cores_per_replica or 1
         return [
-            [shape[0] * num_cores, *shape[1:],
-             self._spec.table_of(feature).dim]
+            [shape[0] * num_cores, *shape[1:], self._spec.table_of(feature).dim]
             for feature, shape in zip(
-                self._spec.features, self._shapes.settled())]
+                self._spec.features, self._shapes.settled()
+            )
+        ]
 
     def _table_with(self, rate):
         for table, optimizer in zip(self._spec.tables, self._tpu.optimizers):

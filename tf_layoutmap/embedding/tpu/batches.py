@@ -41,8 +41,11 @@ class BatchReader:
     """Reads batches of one embedding."""
 
     def __init__(
-        self, feature_config: Any, features: Sequence[config.FeatureSpec],
-        strategy_replicas: replicas.Replicas, strategy_cores: cores.Cores,
+        self,
+        feature_config: Any,
+        features: Sequence[config.FeatureSpec],
+        strategy_replicas: replicas.Replicas,
+        strategy_cores: cores.Cores,
         shapes: tpu_shapes.OutputShapes,
     ):
         """Takes what the batches must fit.
@@ -60,8 +63,15 @@ class BatchReader:
         self._cores = strategy_cores
         self._shapes = shapes
 
-    def read(self, features: Any, weights: Any, device: str | None, *,
-             checks_shapes: bool, settles_shapes: bool) -> Batch:
+    def read(
+        self,
+        features: Any,
+        weights: Any,
+        device: str | None,
+        *,
+        checks_shapes: bool,
+        settles_shapes: bool,
+    ) -> Batch:
         """Returns a batch that can be enqueued.
 
         Args:
@@ -79,15 +89,18 @@ class BatchReader:
         is_packed = self._is_packed(features)
         if not is_packed:
             structure.check_same(
-                features, "features", self._feature_config, "feature_config")
+                features, "features", self._feature_config, "feature_config"
+            )
             if weights is not None:
                 structure.check_same(
-                    weights, "weights", self._feature_config, "feature_config")
+                    weights, "weights", self._feature_config, "feature_config"
+                )
         in_program = replicate_context.is_in_tpu_program()
         steps = self._split(features, weights, device, in_program)
         if checks_shapes:
-            self._check_shapes([values for values, _ in steps],
-                               device is None, settles_shapes)
+            self._check_shapes(
+                [values for values, _ in steps], device is None, settles_shapes
+            )
         for values, given in steps:
             named = self._named_tensors(values)
             replicate_context.check_on_host(named)
@@ -102,14 +115,19 @@ class BatchReader:
     def _is_packed(self, features):
         """Whether it is a packed batch, or one for each replica."""
         return not tf.nest.is_nested(features) and all(
-            packed_ids.is_packed(one, self._feature_config) for one in
-            self._replicas.strategy.experimental_local_results(features))
+            packed_ids.is_packed(one, self._feature_config)
+            for one in self._replicas.strategy.experimental_local_results(
+                features
+            )
+        )
 
     def _named_tensors(self, values: Inputs) -> list[tuple[str, Any]]:
         if isinstance(values, packed_ids.PackedIds):
             return [("packed", values.given)]
-        return [(feature.name, value)
-                for feature, value in zip(self._features, values)]
+        return [
+            (feature.name, value)
+            for feature, value in zip(self._features, values)
+        ]
 
     def _split(self, features, weights, device, in_program) -> list[Step]:
         """Flat inputs and weights of each replica that enqueues here."""
@@ -117,11 +135,14 @@ class BatchReader:
             if in_program and device is not None:
                 raise ValueError(
                     "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}.")
+                    f"Received: device={device!r}."
+                )
             steps = [(features, weights)]
         else:
-            steps = zip(self._replicas.split(features, "features"),
-                        self._replicas.split(weights, "weights"))
+            steps = zip(
+                self._replicas.split(features, "features"),
+                self._replicas.split(weights, "weights"),
+            )
         return [self._flatten(*step) for step in steps]
 
     def _flatten(self, features, weights) -> Step:
@@ -130,21 +151,26 @@ class BatchReader:
                 raise ValueError(
                     "A replica of several cores (SPMD) does not take a packed "
                     "batch: its samples cannot be divided among them. Pass "
-                    "the features as tf.SparseTensors.")
+                    "the features as tf.SparseTensors."
+                )
             return packed_ids.read(
-                features, weights, self._feature_config), None
+                features, weights, self._feature_config
+            ), None
         values = [
             enqueue_lists.convert(feature, value)
-            for feature, value in zip(
-                self._features, tf.nest.flatten(features))]
+            for feature, value in zip(self._features, tf.nest.flatten(features))
+        ]
         if self._cores.num_cores_per_replica and any(
-                isinstance(one, tf.RaggedTensor) for one in values):
+            isinstance(one, tf.RaggedTensor) for one in values
+        ):
             raise ValueError(
                 "A replica of several cores (SPMD) does not take a "
                 "tf.RaggedTensor: its samples cannot be divided among them. "
-                "Pass `to_sparse()` of it.")
+                "Pass `to_sparse()` of it."
+            )
         flat_weights = structure.flatten_weights(
-            weights, self._feature_config, like="feature_config")
+            weights, self._feature_config, like="feature_config"
+        )
         return values, flat_weights
 
     def _check_shapes(self, values_of_replicas, is_divided, settles_shapes):
@@ -154,9 +180,10 @@ class BatchReader:
                 values = packed_ids.stand_ins(values, len(self._features))
             incoming = [
                 tpu_shapes.of_input(feature, value, num_cores)
-                for feature, value in zip(self._features, values)]
+                for feature, value in zip(self._features, values)
+            ]
             if settles_shapes:
                 self._shapes.settle(incoming)
             self._shapes.check(
-                incoming,
-                [isinstance(one, tf.RaggedTensor) for one in values])
+                incoming, [isinstance(one, tf.RaggedTensor) for one in values]
+            )

@@ -35,8 +35,10 @@ class TPUSpec:
 
 
 def read_spec(
-    spec: config.EmbeddingSpec, feature_configs: Sequence[Any],
-    table_configs: Sequence[Any], optimizer: Any,
+    spec: config.EmbeddingSpec,
+    feature_configs: Sequence[Any],
+    table_configs: Sequence[Any],
+    optimizer: Any,
 ) -> TPUSpec:
     """Collects what the frozen specs leave out.
 
@@ -50,37 +52,49 @@ def read_spec(
       ValueError: If a table has no optimizer or more rows than an id can
         name.
     """
-    optimizers = [optimizer if one.optimizer is None else one.optimizer
-                  for one in table_configs]
+    optimizers = [
+        optimizer if one.optimizer is None else one.optimizer
+        for one in table_configs
+    ]
     learning_rates: list[Callable[[], Any]] = []
     for table, one in zip(spec.tables, optimizers):
         if one is None:
             raise ValueError(
                 f"{type(None)} is an unsupported optimizer class; under "
                 "TPUStrategy every table needs an optimizer of "
-                f"tf.tpu.experimental.embedding (table {table.name!r}).")
+                f"tf.tpu.experimental.embedding (table {table.name!r})."
+            )
         if isinstance(one, host_optimizer.HostOptimizer):
             raise ValueError(
                 f"{type(one).__name__} is an optimizer of the host engine; a "
                 "TPU has no such rule. Under TPUStrategy use one of "
-                f"tf.tpu.experimental.embedding (table {table.name!r}).")
+                f"tf.tpu.experimental.embedding (table {table.name!r})."
+            )
         if table.num_rows > MAX_NUM_ROWS:
             raise ValueError(
                 "A TPU holds ids in 32 bits, so a table must have at most "
                 f"{MAX_NUM_ROWS} rows. Received: "
-                f"{table.num_rows} (table {table.name!r}).")
+                f"{table.num_rows} (table {table.name!r})."
+            )
         rate = one.learning_rate
         if callable(rate) and rate not in learning_rates:
             learning_rates.append(rate)
     return TPUSpec(
-        spec, tuple(optimizers), tuple(one.name for one in feature_configs),
+        spec,
+        tuple(optimizers),
+        tuple(one.name for one in feature_configs),
         tuple(one.quantization_config for one in table_configs),
-        learning_rates)
+        learning_rates,
+    )
 
 
 def create_config(
-    tpu: TPUSpec, output_shapes: Sequence[Sequence[int]], *, num_hosts: int,
-    num_replicas: int, num_cores_per_replica: int | None,
+    tpu: TPUSpec,
+    output_shapes: Sequence[Sequence[int]],
+    *,
+    num_hosts: int,
+    num_replicas: int,
+    num_cores_per_replica: int | None,
     is_pipelined: bool,
 ) -> tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration:  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
     """Returns the configuration proto.
@@ -102,12 +116,15 @@ def create_config(
         descriptor.dimension = table.dim
         parameters = descriptor.optimization_parameters
         optimizer_protos.write_parameters(
-            parameters, tpu.optimizers[index], tpu.learning_rates)
+            parameters, tpu.optimizers[index], tpu.learning_rates
+        )
         if tpu.quantizations[index]:
             optimizer_protos.write_quantization(
-                parameters, tpu.quantizations[index])
+                parameters, tpu.quantizations[index]
+            )
     for feature, name, shape in zip(
-            tpu.spec.features, tpu.feature_names, output_shapes):
+        tpu.spec.features, tpu.feature_names, output_shapes
+    ):
         descriptor = found.feature_descriptor.add()
         if name:
             descriptor.name = name

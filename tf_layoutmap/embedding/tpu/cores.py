@@ -47,19 +47,23 @@ class Cores:
         self.num_replicas = strategy.num_replicas_in_sync
         assignment = getattr(extended, "_device_assignment", None)
         self.num_cores_per_replica = (
-            assignment.num_cores_per_replica if assignment else None)
+            assignment.num_cores_per_replica if assignment else None
+        )
         self.num_hosts = extended.num_hosts
         self._of_replicas = [
             [core_of(device) for device in devices]
             for devices in _devices_of_replicas(
-                extended, self.num_cores_per_replica)]
+                extended, self.num_cores_per_replica
+            )
+        ]
         self.hosts = _hosts_of(extended.worker_devices)
         # Of an emulated TPU, whose cores have other names too.
         self._tpu_name_of = getattr(extended, "tpu_name_of", None)
         if len(self.hosts) != self.num_hosts:
             raise RuntimeError(
                 f"The strategy must have devices on each of its "
-                f"{self.num_hosts} hosts. Received: hosts {self.hosts}.")
+                f"{self.num_hosts} hosts. Received: hosts {self.hosts}."
+            )
 
     def of_replica(self, replica: int) -> list[Core]:
         """Returns the cores of one replica, in the order of its parts."""
@@ -77,14 +81,16 @@ class Cores:
             raise ValueError(
                 "Argument `device` of `enqueue` must name a TPU core under "
                 "TPUStrategy, as '/task:0/device:TPU:2'. Received: Non-TPU "
-                f"device {device!r}.")
+                f"device {device!r}."
+            )
         return core_of(device)
 
 
 def core_of(device: str) -> Core:
     """Returns the core of a device string."""
-    return Core(device, tf.DeviceSpec.from_string(device).device_index,
-                _host_of(device))
+    return Core(
+        device, tf.DeviceSpec.from_string(device).device_index, _host_of(device)
+    )
 
 
 def _devices_of_replicas(extended: Any, num_cores: int | None):

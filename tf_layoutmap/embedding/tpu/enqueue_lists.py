@@ -47,7 +47,8 @@ def convert(feature: config.FeatureSpec, value: Any) -> Any:
         if not (isinstance(value, tf.Variable) or hasattr(value, "__array__")):
             raise ValueError(
                 f"Input {feature.name!r} is of unknown type {type(value)}; "
-                "pass a tf.Tensor, tf.SparseTensor or tf.RaggedTensor.")
+                "pass a tf.Tensor, tf.SparseTensor or tf.RaggedTensor."
+            )
         value = tf.convert_to_tensor(value)
     feature_inputs.check_id_type(feature, value.dtype)
     return value
@@ -65,16 +66,19 @@ def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
     if feature.is_sequence:
         raise ValueError(
             f"Weight specified for sequence feature {feature.name!r}, which "
-            "has no combiner to use it; pass None.")
+            "has no combiner to use it; pass None."
+        )
     if isinstance(value, tf.Tensor):
         raise ValueError(
             f"Weight specified for dense input {feature.name!r}; only a "
-            "tf.SparseTensor or tf.RaggedTensor has weights.")
+            "tf.SparseTensor or tf.RaggedTensor has weights."
+        )
     feature_weights.check(feature, value, weight)
 
 
 def read_lists(
-    features: Sequence[config.FeatureSpec], values: Sequence[Any],
+    features: Sequence[config.FeatureSpec],
+    values: Sequence[Any],
     weights: Sequence[Any],
 ) -> EnqueueLists:
     """Reads the checked inputs of one core."""
@@ -92,8 +96,8 @@ def read_lists(
         found.splits.append(tf.cast(splits, tf.int32))
         found.ids.append(tf.cast(ids, tf.int64))
         found.weights.append(
-            no_weights if weight is None
-            else tf.cast(weight.values, tf.float32))
+            no_weights if weight is None else tf.cast(weight.values, tf.float32)
+        )
     return found
 
 
@@ -103,7 +107,8 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
             raise ValueError(
                 "A TPU holds the indices of a sparse tensor in 32 bits. "
                 f"Received: shape {value.shape}, axis {axis} (input "
-                f"{feature.name!r}).")
+                f"{feature.name!r})."
+            )
     indices = tf.cast(value.indices, tf.int32)
     if value.shape.rank == 2:
         if feature.is_sequence:
@@ -113,6 +118,8 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     elif feature.is_sequence:
         logging.warning(
             "`max_sequence_length` of feature %s is ignored: its input is of "
-            "rank %d, and sequences are of rank 2.", feature.name,
-            value.shape.rank)
+            "rank %d, and sequences are of rank 2.",
+            feature.name,
+            value.shape.rank,
+        )
     return indices

@@ -35,13 +35,22 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
             # Of no ids the lowest is the largest int64.
             is_inside = tf.logical_or(
                 tf.equal(tf.size(one), 0),
-                tf.logical_and(lowest >= 0, highest < table.num_rows))
+                tf.logical_and(lowest >= 0, highest < table.num_rows),
+            )
             # The raw op: tf.debugging.Assert would put a branch around it,
             # which waits for every stateful operation before it.
-            checks.append(tf.raw_ops.Assert(
-                condition=is_inside, data=[
-                    f"Feature {feature.name!r}: ids must be in [0, "
-                    f"{table.num_rows}), the rows of table {table.name!r}. "
-                    "Received ids from", lowest, "to", highest],
-                summarize=3))
+            checks.append(
+                tf.raw_ops.Assert(
+                    condition=is_inside,
+                    data=[
+                        f"Feature {feature.name!r}: ids must be in [0, "
+                        f"{table.num_rows}), the rows of table {table.name!r}. "
+                        "Received ids from",
+                        lowest,
+                        "to",
+                        highest,
+                    ],
+                    summarize=3,
+                )
+            )
     return [one for one in checks if one is not None]

@@ -23,6 +23,7 @@ def is_initialized() -> bool:
 
 def configure(config: bytes):
     """Initializes the TPU for an embedding."""
+
     def initialize():
         with tf.device(_SYSTEM):
             tf.raw_ops.ConfigureTPUEmbedding(config=config)
@@ -30,8 +31,14 @@ def configure(config: bytes):
     tf.function(initialize, autograph=False)()
 
 
-def enqueue(lists: EnqueueLists, *, mode: Any, ordinal: int,
-            combiners: Sequence[str], name: str | None):
+def enqueue(
+    lists: EnqueueLists,
+    *,
+    mode: Any,
+    ordinal: int,
+    combiners: Sequence[str],
+    name: str | None,
+):
     """Hands the ids of one core over, from its host.
 
     Args:
@@ -43,27 +50,37 @@ def enqueue(lists: EnqueueLists, *, mode: Any, ordinal: int,
     """
     op = tf.raw_ops.EnqueueTPUEmbeddingArbitraryTensorBatch(
         sample_indices_or_row_splits=lists.splits,
-        embedding_indices=lists.ids, aggregation_weights=lists.weights,
-        mode_override=mode, device_ordinal=ordinal,
-        combiners=list(combiners))
+        embedding_indices=lists.ids,
+        aggregation_weights=lists.weights,
+        mode_override=mode,
+        device_ordinal=ordinal,
+        combiners=list(combiners),
+    )
     _set_name(op, name)
 
 
 def receive(num_features: int, config: bytes, name: str | None):
     """Returns the activations of the oldest step, one tensor per feature."""
     found = tf.raw_ops.RecvTPUEmbeddingActivations(
-        num_outputs=num_features, config=config)
+        num_outputs=num_features, config=config
+    )
     if not tf.executing_eagerly():
         _set_name(found[0].op, name)
     return list(found)
 
 
-def send(gradients: Sequence[tf.Tensor], learning_rates: Sequence[tf.Tensor],
-         config: bytes, name: str | None):
+def send(
+    gradients: Sequence[tf.Tensor],
+    learning_rates: Sequence[tf.Tensor],
+    config: bytes,
+    name: str | None,
+):
     """Sends the gradients of a step, one tensor per feature."""
     op = tf.raw_ops.SendTPUEmbeddingGradients(
-        inputs=list(gradients), learning_rates=list(learning_rates),
-        config=config)
+        inputs=list(gradients),
+        learning_rates=list(learning_rates),
+        config=config,
+    )
     _set_name(op, name)
 
 

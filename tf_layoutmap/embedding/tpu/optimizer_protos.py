@@ -39,7 +39,8 @@ class Rule:
     def retrieve(self) -> Callable[..., Any]:
         """The operation that brings a shard back."""
         return getattr(
-            tf.raw_ops, f"RetrieveTPUEmbedding{self.op_name}Parameters")
+            tf.raw_ops, f"RetrieveTPUEmbedding{self.op_name}Parameters"
+        )
 
 
 def rule_of(optimizer: Any) -> Rule:
@@ -48,7 +49,9 @@ def rule_of(optimizer: Any) -> Rule:
 
 
 def write_parameters(
-    parameters: Any, optimizer: Any, learning_rates: list[Callable[[], Any]],
+    parameters: Any,
+    optimizer: Any,
+    learning_rates: list[Callable[[], Any]],
 ):
     """Writes one optimizer into an `OptimizationParameters` proto.
 
@@ -63,11 +66,20 @@ def write_parameters(
     else:
         parameters.learning_rate.constant = rate
     parameters.gradient_accumulation_status = (
-        _ENABLED if optimizer.use_gradient_accumulation else _DISABLED)
-    _write_limits(parameters, "clipping_limits",
-                  optimizer.clip_weight_min, optimizer.clip_weight_max)
-    _write_limits(parameters, "gradient_clipping_limits",
-                  optimizer.clip_gradient_min, optimizer.clip_gradient_max)
+        _ENABLED if optimizer.use_gradient_accumulation else _DISABLED
+    )
+    _write_limits(
+        parameters,
+        "clipping_limits",
+        optimizer.clip_weight_min,
+        optimizer.clip_weight_max,
+    )
+    _write_limits(
+        parameters,
+        "gradient_clipping_limits",
+        optimizer.clip_gradient_min,
+        optimizer.clip_gradient_max,
+    )
     if optimizer.weight_decay_factor:
         parameters.weight_decay_factor = optimizer.weight_decay_factor
         if optimizer.multiply_weight_decay_factor_by_learning_rate:
@@ -75,7 +87,8 @@ def write_parameters(
     # The optimizer has a bool and the proto an enum of the same two numbers;
     # protobuf 7.34 takes no bool for it.
     parameters.low_dimensional_packing_status = int(
-        bool(optimizer.low_dimensional_packing_status))
+        bool(optimizer.low_dimensional_packing_status)
+    )
     rule_of(optimizer).write(parameters, optimizer)
 
 
@@ -138,8 +151,8 @@ _RULES = {
     "SGD": Rule("StochasticGradientDescent", (), _write_sgd),
     "Adagrad": Rule("Adagrad", ("accumulators",), _write_adagrad),
     "AdagradMomentum": Rule(
-        "AdagradMomentum", ("accumulators", "momenta"),
-        _write_adagrad_momentum),
+        "AdagradMomentum", ("accumulators", "momenta"), _write_adagrad_momentum
+    ),
     "Adam": Rule("ADAM", ("momenta", "velocities"), _write_adam),
     "FTRL": Rule("FTRL", ("accumulators", "linears"), _write_ftrl),
 }

@@ -21,8 +21,10 @@ _is_emulated: Callable[[Any], bool] | None = None
 _input_device_of: Callable[[str], str] | None = None
 
 
-def set_emulated(is_emulated: Callable[[Any], bool] | None,
-                 input_device_of: Callable[[str], str] | None = None):
+def set_emulated(
+    is_emulated: Callable[[Any], bool] | None,
+    input_device_of: Callable[[str], str] | None = None,
+):
     """Lets an emulation say what its programs are; None takes it back.
 
     Args:
@@ -51,7 +53,8 @@ def is_in_tpu_program() -> bool:
             "to `strategy.run`, not in control flow or a tf.function inside "
             "it: it could not be taken out of the TPU's program. The current "
             f"graph {here} does not match graph {graph}, which contains the "
-            "TPUReplicateContext.")
+            "TPUReplicateContext."
+        )
     return True
 
 
@@ -60,8 +63,7 @@ def _is_replicated(graph: Any) -> bool:
         return True
     context = _tf_private.control_flow_context_of(graph)
     while context is not None:
-        if isinstance(context,
-                      _tf_private.tpu_replication.TPUReplicateContext):
+        if isinstance(context, _tf_private.tpu_replication.TPUReplicateContext):
             return True
         context = context.outer_context
     return False
@@ -90,7 +92,8 @@ def check_direct_inputs(named_values: Sequence[tuple[str, Any]]):
                 "`_tpu_input_identity` attr. A dynamic batch size can cause "
                 "this: pass tf.distribute.RunOptions("
                 "experimental_enable_dynamic_batch_size=False) to "
-                "`strategy.run`; or a Keras layer that casts its inputs.")
+                "`strategy.run`; or a Keras layer that casts its inputs."
+            )
 
 
 def _is_program_input(op: tf.Operation) -> bool:
@@ -115,7 +118,8 @@ def check_on_host(named_values: Sequence[tuple[str, Any]]):
                         f"device {device}; the ids of `enqueue` must be on "
                         "the host. Distribute the dataset with "
                         "tf.distribute.InputOptions("
-                        "experimental_fetch_to_device=False).")
+                        "experimental_fetch_to_device=False)."
+                    )
 
 
 def _devices_of(tensor: tf.Tensor) -> list[str]:
@@ -125,7 +129,8 @@ def _devices_of(tensor: tf.Tensor) -> list[str]:
         return [tensor.device or ""]
     source = tensor.op
     if source.type == "Identity" and (
-            source.inputs[0].op.type == "TPUReplicatedInput"):
+        source.inputs[0].op.type == "TPUReplicatedInput"
+    ):
         return [one.device for one in source.inputs[0].op.inputs]
     return [tensor.device]
 

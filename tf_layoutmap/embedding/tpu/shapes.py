@@ -22,7 +22,8 @@ class OutputShapes:
     def __init__(self, features: Sequence[config.FeatureSpec]):
         self._features = features
         self._shapes: list[Shape | None] = [
-            one.output_shape for one in features]
+            one.output_shape for one in features
+        ]
 
     @property
     def shapes(self) -> list[Shape]:
@@ -43,7 +44,8 @@ class OutputShapes:
             self.check(incoming)
             self._shapes = [
                 build_shapes.merge(known, new)
-                for known, new in zip(self._shapes, incoming)]
+                for known, new in zip(self._shapes, incoming)
+            ]
         for feature, shape in zip(self._features, self._shapes):
             if shape is None or None in shape:
                 raise ValueError(
@@ -52,10 +54,12 @@ class OutputShapes:
                     "enqueue inputs with a known batch size (batch a dataset "
                     "with drop_remainder=True), give the FeatureConfig an "
                     "`output_shape`, or call `build` with the shapes of one "
-                    "replica's inputs.")
+                    "replica's inputs."
+                )
 
-    def check(self, incoming: Sequence[Shape],
-              is_ragged: Sequence[bool] | None = None):
+    def check(
+        self, incoming: Sequence[Shape], is_ragged: Sequence[bool] | None = None
+    ):
         """Holds the shapes of one step to what is known.
 
         Args:
@@ -66,17 +70,23 @@ class OutputShapes:
         Raises:
           ValueError: If a shape contradicts.
         """
-        for index, (feature, known, new) in enumerate(zip(
-                self._features, self._shapes, incoming)):
+        for index, (feature, known, new) in enumerate(
+            zip(self._features, self._shapes, incoming)
+        ):
             if known is None:
                 continue
             build_shapes.check(
-                feature, known, new,
-                may_be_ragged=is_ragged is None or is_ragged[index])
+                feature,
+                known,
+                new,
+                may_be_ragged=is_ragged is None or is_ragged[index],
+            )
 
 
 def of_input(
-    feature: config.FeatureSpec, value: Any, num_cores: int | None,
+    feature: config.FeatureSpec,
+    value: Any,
+    num_cores: int | None,
 ) -> Shape:
     """Returns the output shape of one input of a replica.
 
@@ -99,7 +109,8 @@ def of_input(
         raise ValueError(
             f"{kind} input {feature.name!r} must be of a known rank of "
             f"{at_least}{'' if kind == 'Ragged' else ' or more'} under "
-            f"TPUStrategy. Received: shape {value.shape}.")
+            f"TPUStrategy. Received: shape {value.shape}."
+        )
     sizes = tuple(value.shape.as_list())
     if kind == "Dense":
         if rank > 1 and sizes[-1] != 1:
@@ -107,18 +118,21 @@ def of_input(
                 f"Dense input {feature.name!r} of rank 2 or more must have 1 "
                 "as its last dimension, which is combined; pass several ids "
                 "per sample as a tf.RaggedTensor or tf.SparseTensor. "
-                f"Received: shape {value.shape}.")
+                f"Received: shape {value.shape}."
+            )
         if feature.is_sequence:
             raise ValueError(
                 f"Input {feature.name!r} of a sequence feature must be a "
                 "tf.RaggedTensor or tf.SparseTensor under TPUStrategy. "
-                f"Received: a dense tensor of shape {value.shape}.")
-    sizes = sizes[:max(rank - 1, 1)]
+                f"Received: a dense tensor of shape {value.shape}."
+            )
+    sizes = sizes[: max(rank - 1, 1)]
     if num_cores and sizes[0] is not None:
         if sizes[0] % num_cores:
             raise ValueError(
                 f"The samples of input {feature.name!r} must divide evenly "
                 f"among the {num_cores} cores of a replica. Received: "
-                f"{sizes[0]} samples.")
+                f"{sizes[0]} samples."
+            )
         sizes = (sizes[0] // num_cores, *sizes[1:])
     return build_shapes.with_positions(feature, sizes)

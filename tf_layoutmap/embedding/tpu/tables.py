@@ -40,12 +40,15 @@ class HostCopy(ShardedVariable):
                 saveable.watch(self._watcher)
             return found
 
-        return {key: functools.partial(watched, factory)
-                for key, factory in factories.items()}
+        return {
+            key: functools.partial(watched, factory)
+            for key, factory in factories.items()
+        }
 
 
 def create_tables(
-    tpu: TPUSpec, hosts: Sequence[str],
+    tpu: TPUSpec,
+    hosts: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
     """Creates the variables of all tables.
 
@@ -62,10 +65,14 @@ def create_tables(
       ValueError: If an initializer gives another shape, or
         `slot_variable_creation_fn` other slots; both name the table.
     """
-    with tf.variable_creator_scope(sharded_variable_creator(hosts)), (
-            tf.name_scope("")):
-        return {table.name: _create_table(table, optimizer)
-                for table, optimizer in zip(tpu.spec.tables, tpu.optimizers)}
+    with (
+        tf.variable_creator_scope(sharded_variable_creator(hosts)),
+        tf.name_scope(""),
+    ):
+        return {
+            table.name: _create_table(table, optimizer)
+            for table, optimizer in zip(tpu.spec.tables, tpu.optimizers)
+        }
 
 
 def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
@@ -85,30 +92,42 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
 
     def create(next_creator, **keywords):
         name, shape, dtype, initializer = extract_variable_info(keywords)
-        cut = partition.RowPartition.div(
-            shape[0], min(len(hosts), shape[0]))
+        cut = partition.RowPartition.div(shape[0], min(len(hosts), shape[0]))
         initializer = initial_value.for_shards(
-            initializer, shape, dtype, cut.num_shards, name)
+            initializer, shape, dtype, cut.num_shards, name
+        )
         shards = []
         for shard in range(cut.num_shards):
             with tf.device(hosts[shard]):
-                shards.append(next_creator(**{
-                    **keywords,
-                    # No strategy may make copies of it for its replicas.
-                    "skip_mirrored_creator": True,
-                    "name": f"{name}_{shard}",
-                    "shape": (cut.sizes[shard], *shape[1:]),
-                    "dtype": dtype,
-                    "initial_value": functools.partial(
-                        initial_value.of_shard, initializer, shape, dtype,
-                        cut, shard, name)}))
+                shards.append(
+                    next_creator(
+                        **{
+                            **keywords,
+                            # Strategies must not copy it for their replicas.
+                            "skip_mirrored_creator": True,
+                            "name": f"{name}_{shard}",
+                            "shape": (cut.sizes[shard], *shape[1:]),
+                            "dtype": dtype,
+                            "initial_value": functools.partial(
+                                initial_value.of_shard,
+                                initializer,
+                                shape,
+                                dtype,
+                                cut,
+                                shard,
+                                name,
+                            ),
+                        }
+                    )
+                )
         return HostCopy(shards, name=name)
 
     return create
 
 
-def extract_variable_info(keywords: dict[str, Any]) -> tuple[
-        str, tuple[int, ...], tf.DType, Callable[..., Any]]:
+def extract_variable_info(
+    keywords: dict[str, Any],
+) -> tuple[str, tuple[int, ...], tf.DType, Callable[..., Any]]:
     """Returns what a variable creator was asked for.
 
     Args:
@@ -126,7 +145,8 @@ def extract_variable_info(keywords: dict[str, Any]) -> tuple[
     found = keywords.get("initial_value")
     shape, dtype = keywords.get("shape"), keywords.get("dtype")
     if isinstance(found, functools.partial) and (
-            "shape" in found.keywords or found.args):
+        "shape" in found.keywords or found.args
+    ):
         bound = dict(found.keywords)
         dtype = bound.pop("dtype", dtype)
         shape = bound.pop("shape", None)
@@ -136,7 +156,8 @@ def extract_variable_info(keywords: dict[str, Any]) -> tuple[
         if args:
             raise ValueError(
                 "Unable to extract initializer function and shape from "
-                f"{found}; give it the shape as its only positional argument.")
+                f"{found}; give it the shape as its only positional argument."
+            )
         found = functools.partial(found.func, **bound) if bound else found.func
     if not callable(found) or shape is None:
         raise ValueError(
@@ -144,10 +165,15 @@ def extract_variable_info(keywords: dict[str, Any]) -> tuple[
             f"{keywords.get('initial_value')}; a table that is divided over "
             "hosts needs a callable of a shape as its initial value, or a "
             "functools.partial with `shape` and `dtype`, so that each shard "
-            "can be made on its own.")
+            "can be made on its own."
+        )
     shape = tuple(cast("list[int]", tf.TensorShape(shape).as_list()))
-    return (keywords.get("name") or "Variable", shape,
-            tf.as_dtype(dtype or tf.float32), bind_shape(found, shape))
+    return (
+        keywords.get("name") or "Variable",
+        shape,
+        tf.as_dtype(dtype or tf.float32),
+        bind_shape(found, shape),
+    )
 
 
 def _create_table(table: config.TableSpec, optimizer: Any) -> dict[str, Any]:
@@ -156,24 +182,33 @@ def _create_table(table: config.TableSpec, optimizer: Any) -> dict[str, Any]:
     assert table.optimizer is not None  # As `rule_of` found one.
     initializers = [
         tf.constant_initializer(slot.initial_value)
-        for slot in table.optimizer.slots]
+        for slot in table.optimizer.slots
+    ]
 
     def create(name: str, initializer: Callable[..., Any]):
         # The TPU trains it; no tape and no other optimizer may find it.
         return tf.Variable(
-            functools.partial(initializer, shape), shape=shape,
-            dtype=tf.float32, trainable=False, name=name)
+            functools.partial(initializer, shape),
+            shape=shape,
+            dtype=tf.float32,
+            trainable=False,
+            name=name,
+        )
 
     parameters = create(table.name, table.initializer)
     by_user = getattr(optimizer, "slot_variable_creation_fn", None)
     if by_user is None:
-        slots = {name: create(f"{table.name}/{name}", initializer)
-                 for name, initializer in zip(rule.slots, initializers)}
+        slots = {
+            name: create(f"{table.name}/{name}", initializer)
+            for name, initializer in zip(rule.slots, initializers)
+        }
     else:
         slots = by_user(parameters, list(rule.slots), initializers)
         _check_slots(slots, rule.slots, parameters, table)
-    return {PARAMETERS: parameters,
-            **{name: slots[name] for name in rule.slots}}
+    return {
+        PARAMETERS: parameters,
+        **{name: slots[name] for name in rule.slots},
+    }
 
 
 def _check_slots(slots, names, parameters, table):
@@ -181,12 +216,17 @@ def _check_slots(slots, names, parameters, table):
         raise ValueError(
             "`slot_variable_creation_fn` must return a dict of the slot "
             f"variables {list(names)}. Received: {slots!r} (table "
-            f"{table.name!r}).")
+            f"{table.name!r})."
+        )
     for name, one in slots.items():
-        if not isinstance(one, HostCopy) or one.shape != parameters.shape or (
-                len(one.variables) != len(parameters.variables)):
+        if (
+            not isinstance(one, HostCopy)
+            or one.shape != parameters.shape
+            or (len(one.variables) != len(parameters.variables))
+        ):
             raise ValueError(
                 "`slot_variable_creation_fn` must create each slot variable "
                 "by tf.Variable with a callable of a shape, so that it is "
                 f"divided as its table. Received: {one!r} for {name!r} "
-                f"(table {table.name!r}).")
+                f"(table {table.name!r})."
+            )

@@ -20,8 +20,13 @@ from tf_layoutmap.embedding.variables import tables
 class Transfer:
     """Copies between the variables on the hosts and the TPU."""
 
-    def __init__(self, tpu: TPUSpec, config: bytes, hosts: Sequence[str],
-                 variables: Mapping[str, Mapping[str, Any]]):
+    def __init__(
+        self,
+        tpu: TPUSpec,
+        config: bytes,
+        hosts: Sequence[str],
+        variables: Mapping[str, Mapping[str, Any]],
+    ):
         """Takes what `tpu_engine.tables.create_tables` created.
 
         Args:
@@ -43,24 +48,37 @@ class Transfer:
         for number, host in enumerate(self._hosts):
             with tf.device(host):
                 for table, optimizer in zip(
-                        self._tpu.spec.tables, self._tpu.optimizers):
+                    self._tpu.spec.tables, self._tpu.optimizers
+                ):
                     rule = optimizer_protos.rule_of(optimizer)
                     by_name = self._variables[table.name]
                     names = [tables.PARAMETERS, *rule.slots]
-                    yield rule, number, {
-                        name: tables.shards_of(by_name[name])
-                        for name in names}, {
+                    yield (
+                        rule,
+                        number,
+                        {
+                            name: tables.shards_of(by_name[name])
+                            for name in names
+                        },
+                        {
                             "table_name": table.name,
                             "num_shards": len(self._hosts),
-                            "shard_id": number, "config": config}
+                            "shard_id": number,
+                            "config": config,
+                        },
+                    )
                     # A long string: the first operation alone carries it.
                     config = ""
 
     def _load(self):
         for rule, number, shards, attrs in self._each_shard():
-            rule.load(**attrs, **{
-                name: _read_shard(one, number)
-                for name, one in shards.items()})
+            rule.load(
+                **attrs,
+                **{
+                    name: _read_shard(one, number)
+                    for name, one in shards.items()
+                },
+            )
 
     def _retrieve(self):
         for rule, number, shards, attrs in self._each_shard():

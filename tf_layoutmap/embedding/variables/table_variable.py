@@ -24,9 +24,15 @@ HOST = "/device:CPU:0"
 
 
 def create(
-    table: config.TableSpec, name: str, initializer: Callable[..., Any],
-    cut: partition.RowPartition, *, dim: int, trainable: bool,
-    dtype: str = "float32", devices: Sequence[str] | None = None,
+    table: config.TableSpec,
+    name: str,
+    initializer: Callable[..., Any],
+    cut: partition.RowPartition,
+    *,
+    dim: int,
+    trainable: bool,
+    dtype: str = "float32",
+    devices: Sequence[str] | None = None,
     only: int | None = None,
 ) -> Any:
     """Returns a variable of a table: its rows, or one of its slots.
@@ -53,16 +59,28 @@ def create(
     """
     shape = (table.num_rows, dim)
     bound = initial_value.for_shards(
-        bind_shape(initializer, shape), shape, tf.float32, cut.num_shards,
-        table.name)
+        bind_shape(initializer, shape),
+        shape,
+        tf.float32,
+        cut.num_shards,
+        table.name,
+    )
     creators = _users_creators() if devices is None and only is None else []
     if only is not None:
         return _make_only(
-            table, name, bound, cut, only, dim=dim, trainable=trainable,
-            dtype=dtype)
+            table,
+            name,
+            bound,
+            cut,
+            only,
+            dim=dim,
+            trainable=trainable,
+            dtype=dtype,
+        )
 
     is_drawn_there = devices is not None and initial_value.is_drawn_anywhere(
-        initializer, tf.float32)
+        initializer, tf.float32
+    )
     drawn = []
     if devices is not None and is_drawn_there:
         # All servers at the same time: asked one by one, each would be waited
@@ -70,50 +88,96 @@ def create(
         with tf.experimental.async_scope():
             for shard, device in enumerate(devices):
                 with tf.device(device):
-                    drawn.append(initial_value.of_shard(
-                        bound, shape, tf.float32, cut, shard, table.name))
+                    drawn.append(
+                        initial_value.of_shard(
+                            bound, shape, tf.float32, cut, shard, table.name
+                        )
+                    )
     found = []
     for shard, part in enumerate(_names(name, cut.num_shards)):
         value = functools.partial(
-            initial_value.of_shard, bound, shape, tf.float32, cut, shard,
-            table.name)
+            initial_value.of_shard,
+            bound,
+            shape,
+            tf.float32,
+            cut,
+            shard,
+            table.name,
+        )
         if is_drawn_there:
             value = functools.partial(drawn.__getitem__, shard)
-        asked = value if cut.num_shards > 1 else _as_tensorflow_asks(
-            initializer, shape)
-        made = shards_of(_chain(creators, functools.partial(
-            _make, table, dtype, {id(asked): value},
-            None if devices is None else devices[shard], is_drawn_there))(
-                initial_value=asked, trainable=trainable, name=part,
+        asked = (
+            value
+            if cut.num_shards > 1
+            else _as_tensorflow_asks(initializer, shape)
+        )
+        made = shards_of(
+            _chain(
+                creators,
+                functools.partial(
+                    _make,
+                    table,
+                    dtype,
+                    {id(asked): value},
+                    None if devices is None else devices[shard],
+                    is_drawn_there,
+                ),
+            )(
+                initial_value=asked,
+                trainable=trainable,
+                name=part,
                 dtype=tf.float32,
-                shape=tf.TensorShape([cut.sizes[shard], dim])))
+                shape=tf.TensorShape([cut.sizes[shard], dim]),
+            )
+        )
         if cut.num_shards > 1 and len(made) > 1:
             raise ValueError(
                 "A variable creator must not divide a table that a "
                 f"partitioner divides. Received: {len(made)} shards of "
-                f"{part!r} (table {table.name!r}).")
+                f"{part!r} (table {table.name!r})."
+            )
         found.extend(made)
     if creators:
         _check(table, found, shape, dtype)
     return found[0] if len(found) == 1 else ShardedVariable(found, name=name)
 
 
-def _make_only(table: config.TableSpec, name: str, initializer, cut, only: int,
-               *, dim: int, trainable: bool, dtype: str) -> Any:
+def _make_only(
+    table: config.TableSpec,
+    name: str,
+    initializer,
+    cut,
+    only: int,
+    *,
+    dim: int,
+    trainable: bool,
+    dtype: str,
+) -> Any:
     """One shard of a table, or a row that stands for none."""
     own = None
     for shard in range(cut.num_shards):
         if shard != only and initial_value.skip_shard(initializer, tf.float32):
             continue
         value = initial_value.of_shard(
-            initializer, (table.num_rows, dim), tf.float32, cut, shard,
-            table.name)
+            initializer,
+            (table.num_rows, dim),
+            tf.float32,
+            cut,
+            shard,
+            table.name,
+        )
         if shard == only:
             own = value
     return _make(
-        table, dtype, {}, None, False,
+        table,
+        dtype,
+        {},
+        None,
+        False,
         tf.zeros([1, dim]) if own is None else own,
-        name=f"{name}/part_{only}", trainable=trainable)
+        name=f"{name}/part_{only}",
+        trainable=trainable,
+    )
 
 
 def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
@@ -122,13 +186,16 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
     Raises:
       ValueError: If a variable creator divided them differently.
     """
-    cuts = [[known_size(one) for one in shards_of(variable)]
-            for variable in (rows, slot)]
+    cuts = [
+        [known_size(one) for one in shards_of(variable)]
+        for variable in (rows, slot)
+    ]
     if cuts[0] != cuts[1]:
         raise ValueError(
             "Variable creators must divide a slot variable as they divide its "
             f"table, in shards of {cuts[0]} rows. Received: {cuts[1]} "
-            f"(table {table.name!r}).")
+            f"(table {table.name!r})."
+        )
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
@@ -176,11 +243,14 @@ def _users_creators() -> list[Callable[..., Any]]:
     A strategy's makes copies for its replicas, or puts a table elsewhere; a
     function's makes a variable that waits for its value.
     """
-    stack = _tf_private.variable_creators_of(
-        tf.compat.v1.get_default_graph())
-    return [creator for _, creator in stack
-            if not getattr(creator, "__module__", "").startswith(
-                _tf_private.OWN_CREATORS)]
+    stack = _tf_private.variable_creators_of(tf.compat.v1.get_default_graph())
+    return [
+        creator
+        for _, creator in stack
+        if not getattr(creator, "__module__", "").startswith(
+            _tf_private.OWN_CREATORS
+        )
+    ]
 
 
 def _chain(creators, make):
@@ -189,9 +259,18 @@ def _chain(creators, make):
     return make
 
 
-def _make(table, stored_as, values: dict[int, Any], device: str | None,
-          is_drawn_there: bool, initial_value: Any = None, shape=None,
-          name=None, trainable=None, **unused):
+def _make(
+    table,
+    stored_as,
+    values: dict[int, Any],
+    device: str | None,
+    is_drawn_there: bool,
+    initial_value: Any = None,
+    shape=None,
+    name=None,
+    trainable=None,
+    **unused,
+):
     """Makes a variable; what the first of all creators has for the next."""
     del unused
     found = values.get(id(initial_value), initial_value)
@@ -203,12 +282,16 @@ def _make(table, stored_as, values: dict[int, Any], device: str | None,
             raise ValueError(
                 "A variable creator must give an initial value of the shape "
                 f"it asks for, {tuple(shape)}. Received: {tuple(rows.shape)} "
-                f"(table {table.name!r}).")
+                f"(table {table.name!r})."
+            )
         rows = _in_dtype(table, rows, stored_as)
     with _device(device):
         return _tf_private.ResourceVariable(
-            rows, trainable=trainable, name=name,
-            distribute_strategy=strategy_in_scope())
+            rows,
+            trainable=trainable,
+            name=name,
+            distribute_strategy=strategy_in_scope(),
+        )
 
 
 def _device(device: str | None):
@@ -217,10 +300,11 @@ def _device(device: str | None):
 
 
 def _in_dtype(
-    table: config.TableSpec, rows: tf.Tensor, dtype: str,
+    table: config.TableSpec,
+    rows: tf.Tensor,
+    dtype: str,
 ) -> tf.Tensor:
-    """The first rows of a table, rounded to the nearest where it has 16 bits.
-    """
+    """Returns initial rows, rounded to nearest for 16-bit tables."""
     if dtype == "float32":
         return rows
     found = tf.cast(rows, dtype)
@@ -228,12 +312,17 @@ def _in_dtype(
         raise ValueError(
             f"The first rows of a table in {dtype} must be at most "
             f"{tf.as_dtype(dtype).max} in magnitude. Received: "
-            f"{float(tf.reduce_max(tf.abs(rows)))} (table {table.name!r}).")
+            f"{float(tf.reduce_max(tf.abs(rows)))} (table {table.name!r})."
+        )
     return found
 
 
-def _check(table: config.TableSpec, shards: Sequence[Any],
-           shape: tuple[int, ...], dtype: str):
+def _check(
+    table: config.TableSpec,
+    shards: Sequence[Any],
+    shape: tuple[int, ...],
+    dtype: str,
+):
     """Refuses what creators gave and the engine cannot work with."""
     where = f"(table {table.name!r})"
     for one in shards:
@@ -241,21 +330,26 @@ def _check(table: config.TableSpec, shards: Sequence[Any],
             raise TypeError(
                 "Variable creators must give a tf.Variable, or what has its "
                 "shards as `variables`, made by the creator they are given. "
-                f"Received: {one!r} {where}.")
+                f"Received: {one!r} {where}."
+            )
     with tf.device(HOST):
         host = tf.constant(0).device
     devices = {one.device for one in shards}
     if devices != {host}:
         raise ValueError(
             "Variable creators must leave a table on the device of the host "
-            f"engine, {host}. Received: {sorted(devices)} {where}.")
+            f"engine, {host}. Received: {sorted(devices)} {where}."
+        )
     shapes = [tuple(one.shape) for one in shards]
-    if (sum(rows for rows, *_ in shapes) != shape[0]
-            or any(one[1:] != shape[1:] for one in shapes)):
+    if sum(rows for rows, *_ in shapes) != shape[0] or any(
+        one[1:] != shape[1:] for one in shapes
+    ):
         raise ValueError(
             "Variable creators must give contiguous rows that make up the "
-            f"shape {shape}. Received: {shapes} {where}.")
+            f"shape {shape}. Received: {shapes} {where}."
+        )
     if any(one.dtype != tf.as_dtype(dtype) for one in shards):
         raise ValueError(
             f"Variable creators must give variables of dtype {dtype}. "
-            f"Received: {[one.dtype.name for one in shards]} {where}.")
+            f"Received: {[one.dtype.name for one in shards]} {where}."
+        )

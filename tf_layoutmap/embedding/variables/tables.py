@@ -24,8 +24,14 @@ from tf_layoutmap.embedding.variables.table_variable import HOST, shards_of
 from tf_layoutmap.sharded import creation_progress
 from tf_layoutmap.vocabulary import bucket_layout
 
-__all__ = ["HOST", "PARAMETERS", "ROUNDING_STEPS", "Partitioner",
-           "create_tables", "shards_of"]
+__all__ = [
+    "HOST",
+    "PARAMETERS",
+    "ROUNDING_STEPS",
+    "Partitioner",
+    "create_tables",
+    "shards_of",
+]
 
 PARAMETERS = "parameters"
 # Of a table with 16-bit rows: how often it was updated. The rounding depends
@@ -39,8 +45,11 @@ Place = Callable[[config.TableSpec, partition.RowPartition], Sequence[str]]
 
 
 def create_tables(
-    spec: config.EmbeddingSpec, partitioner: Partitioner | None, *,
-    place: Place | None = None, only: int | None = None,
+    spec: config.EmbeddingSpec,
+    partitioner: Partitioner | None,
+    *,
+    place: Place | None = None,
+    only: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Creates the variables of all tables.
 
@@ -71,87 +80,131 @@ def create_tables(
         all name the table.
     """
     variables = {}
-    with (tf.device(HOST), tf.name_scope(""),
-          creation_progress.shown(sum(map(_num_bytes, spec.tables)))):
+    with (
+        tf.device(HOST),
+        tf.name_scope(""),
+        creation_progress.shown(sum(map(_num_bytes, spec.tables))),
+    ):
         for table in spec.tables:
             num_shards = _num_shards(
-                table, partitioner, by_segment=place is not None)
+                table, partitioner, by_segment=place is not None
+            )
             variables[table.name] = _create_table(
-                table, num_shards, place, only)
+                table, num_shards, place, only
+            )
     freed_gradients.free_with_variables(
-        part for made in variables.values() for value in made.values()
-        for part in shards_of(value))
+        part
+        for made in variables.values()
+        for value in made.values()
+        for part in shards_of(value)
+    )
     return variables
 
 
 def _num_bytes(table: config.TableSpec) -> int:
     """First values that are made; those of 16-bit rows are rounded later."""
     slots = table.optimizer.slots if table.optimizer else ()
-    return 4 * table.num_rows * (
-        table.dim + sum(slot.dim(table.dim) for slot in slots))
+    return (
+        4
+        * table.num_rows
+        * (table.dim + sum(slot.dim(table.dim) for slot in slots))
+    )
 
 
 def create_table(
-    table: config.TableSpec, partitioner: Partitioner | None,
+    table: config.TableSpec,
+    partitioner: Partitioner | None,
 ) -> dict[str, Any]:
     """Creates the variables of one table; see `create_tables`."""
     with tf.device(HOST), tf.name_scope(""):
         return _create_table(table, _num_shards(table, partitioner), None)
 
 
-def _num_shards(table: config.TableSpec, partitioner, *,
-                by_segment: bool = False) -> int:
+def _num_shards(
+    table: config.TableSpec, partitioner, *, by_segment: bool = False
+) -> int:
     if partitioner is None:
         return 1
-    parts = [int(part) for part in partitioner(
-        shape=tf.TensorShape([table.num_rows, table.dim]), dtype=tf.float32)]
+    parts = [
+        int(part)
+        for part in partitioner(
+            shape=tf.TensorShape([table.num_rows, table.dim]), dtype=tf.float32
+        )
+    ]
     if len(parts) != 2 or parts[1] != 1 or parts[0] < 1:
         raise ValueError(
             "Argument `partitioner` must cut a table along its rows only, "
             "[num_shards, 1]. Received: "
-            f"{parts} (table {table.name!r}).")
+            f"{parts} (table {table.name!r})."
+        )
     # A shard without rows has nothing to hold.
     if table.vocabulary is None:
         return min(parts[0], table.num_rows)
     num_buckets = table.vocabulary.settings.num_buckets
-    return min(parts[0], bucket_layout.num_segments(num_buckets)
-               if by_segment else num_buckets)
+    return min(
+        parts[0],
+        bucket_layout.num_segments(num_buckets) if by_segment else num_buckets,
+    )
 
 
-def _create_table(table: config.TableSpec, num_shards: int,
-                  place: Place | None, only: int | None = None):
+def _create_table(
+    table: config.TableSpec,
+    num_shards: int,
+    place: Place | None,
+    only: int | None = None,
+):
     settings = table.vocabulary and table.vocabulary.settings
     if settings is None:
         cut = partition.RowPartition.div(table.num_rows, num_shards)
     else:
         # A server must have all places that a key may have.
-        buckets = (bucket_layout.bucket_partition if place is None
-                   else bucket_layout.segment_partition)
+        buckets = (
+            bucket_layout.bucket_partition
+            if place is None
+            else bucket_layout.segment_partition
+        )
         cut = bucket_layout.row_partition(
-            buckets(settings.num_buckets, num_shards))
+            buckets(settings.num_buckets, num_shards)
+        )
     devices = None if place is None else place(table, cut)
     # The engine trains a table that has an optimizer; a tape and a second
     # optimizer must not find it among the trainable variables.
     rows = table_variable.create(
-        table, table.name,
+        table,
+        table.name,
         # Rows of an open table get their values with their keys.
         table.initializer if settings is None else tf.zeros_initializer(),
-        cut, dim=table.dim, trainable=table.optimizer is None,
-        dtype=table.dtype, devices=devices, only=only)
+        cut,
+        dim=table.dim,
+        trainable=table.optimizer is None,
+        dtype=table.dtype,
+        devices=devices,
+        only=only,
+    )
     variables = {PARAMETERS: rows}
     for slot in table.optimizer.slots if table.optimizer else ():
         variables[slot.name] = table_variable.create(
-            table, f"{table.name}/{slot.name}",
-            tf.constant_initializer(slot.initial_value), cut,
-            dim=slot.dim(table.dim), trainable=False, devices=devices,
-            only=only)
+            table,
+            f"{table.name}/{slot.name}",
+            tf.constant_initializer(slot.initial_value),
+            cut,
+            dim=slot.dim(table.dim),
+            trainable=False,
+            devices=devices,
+            only=only,
+        )
         table_variable.check_same_cut(table, rows, variables[slot.name])
     if table.is_half and table.optimizer is not None:
         variables[ROUNDING_STEPS] = _tf_private.ResourceVariable(
-            tf.constant(0, tf.int64), trainable=False,
+            tf.constant(0, tf.int64),
+            trainable=False,
             name=f"{table.name}/{ROUNDING_STEPS}",
-            distribute_strategy=table_variable.strategy_in_scope())
+            distribute_strategy=table_variable.strategy_in_scope(),
+        )
     if settings is not None and place is None:
-        variables.update(vocabulary_variables.create_variables(
-            settings, table.name, num_shards))
+        variables.update(
+            vocabulary_variables.create_variables(
+                settings, table.name, num_shards
+            )
+        )
     return variables

@@ -14,7 +14,9 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 
 def create_variables(
-    vocabulary: OpenVocabulary, table: str, num_shards: int,
+    vocabulary: OpenVocabulary,
+    table: str,
+    num_shards: int,
 ) -> dict[str, Any]:
     """Creates the variables of a vocabulary without keys.
 
@@ -32,31 +34,45 @@ def create_variables(
     def by_bucket(name, value, dtype):
         shards = [
             # Buckets are read at random, as rows are.
-            _variable(new_rows.fill(
-                (size, bucket_layout.KEYS_PER_BUCKET), value, dtype),
-                f"{table}/{name}" + (
-                    f"/part_{shard}" if num_shards > 1 else ""))
-            for shard, size in enumerate(cut.sizes)]
-        return shards[0] if num_shards == 1 else ShardedVariable(
-            shards, name=f"{table}/{name}")
+            _variable(
+                new_rows.fill(
+                    (size, bucket_layout.KEYS_PER_BUCKET), value, dtype
+                ),
+                f"{table}/{name}"
+                + (f"/part_{shard}" if num_shards > 1 else ""),
+            )
+            for shard, size in enumerate(cut.sizes)
+        ]
+        return (
+            shards[0]
+            if num_shards == 1
+            else ShardedVariable(shards, name=f"{table}/{name}")
+        )
 
     variables = {
         state.KEYS: by_bucket(state.KEYS, bucket_layout.EMPTY_KEY, tf.int64),
         state.LAST_STEPS: by_bucket(state.LAST_STEPS, 0, tf.int32),
-        state.COUNTS: by_bucket(state.COUNTS, 0, tf.int32)}
+        state.COUNTS: by_bucket(state.COUNTS, 0, tf.int32),
+    }
     if vocabulary.has_sketch:
         shape = bucket_layout.sketch_shape(vocabulary.num_buckets)
         variables[state.SKETCH] = _variable(
-            tf.zeros(shape, tf.uint8), f"{table}/{state.SKETCH}")
+            tf.zeros(shape, tf.uint8), f"{table}/{state.SKETCH}"
+        )
         variables[state.SKETCH_SUMS] = _variable(
-            tf.zeros(shape[:1], tf.int64), f"{table}/{state.SKETCH_SUMS}")
+            tf.zeros(shape[:1], tf.int64), f"{table}/{state.SKETCH_SUMS}"
+        )
     variables[state.NUMBERS] = _variable(
         tf.zeros([len(state.NUMBERS_HELD)], tf.int64),
-        f"{table}/{state.NUMBERS}")
+        f"{table}/{state.NUMBERS}",
+    )
     return variables
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:
     return _tf_private.ResourceVariable(
-        value, trainable=False, name=name,
-        distribute_strategy=table_variable.strategy_in_scope())
+        value,
+        trainable=False,
+        name=name,
+        distribute_strategy=table_variable.strategy_in_scope(),
+    )

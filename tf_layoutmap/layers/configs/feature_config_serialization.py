@@ -12,13 +12,23 @@ from tf_layoutmap.layers.configs.keras_rs_configs import CutFeatureConfig
 from tf_layoutmap.layers.configs.scheduled_rate import ScheduledRate
 
 _tpu = tf.tpu.experimental.embedding
-_OPTIMIZERS = {one.__name__: one for one in (
-    _tpu.SGD, _tpu.Adagrad, _tpu.AdagradMomentum, _tpu.Adam, _tpu.FTRL,
-    optimizers.RowwiseAdagrad, optimizers.LAMB)}
+_OPTIMIZERS = {
+    one.__name__: one
+    for one in (
+        _tpu.SGD,
+        _tpu.Adagrad,
+        _tpu.AdagradMomentum,
+        _tpu.Adam,
+        _tpu.FTRL,
+        optimizers.RowwiseAdagrad,
+        optimizers.LAMB,
+    )
+}
 
 
-def to_config(feature_config: Any, optimizer: Any,
-              capacities: Mapping[str, int]) -> dict[str, Any]:
+def to_config(
+    feature_config: Any, optimizer: Any, capacities: Mapping[str, int]
+) -> dict[str, Any]:
     """Returns plain values that `from_config` understands.
 
     Initializers that Keras cannot save are left out: the rows come from the
@@ -36,31 +46,42 @@ def to_config(feature_config: Any, optimizer: Any,
 
     def write(structure):
         if isinstance(structure, dict):
-            return {"dict": {key: write(one)
-                             for key, one in structure.items()}}
+            return {"dict": {key: write(one) for key, one in structure.items()}}
         if isinstance(structure, (list, tuple)):
-            return {type(structure).__name__: [write(one)
-                                               for one in structure]}
+            return {type(structure).__name__: [write(one) for one in structure]}
         if not any(one is structure.table for one in tables):
             tables.append(structure.table)
-        [table] = [number for number, one in enumerate(tables)
-                   if one is structure.table]
+        [table] = [
+            number
+            for number, one in enumerate(tables)
+            if one is structure.table
+        ]
         shape = structure.output_shape
         max_ids = getattr(structure, "max_ids", None)
-        return {"feature": {
-            **({} if max_ids is None else {"max_ids": max_ids}),
-            "table": table, "name": structure.name,
-            "max_sequence_length": structure.max_sequence_length,
-            "validate_weights_and_indices":
-                structure.validate_weights_and_indices,
-            "output_shape": None if shape.rank is None else shape.as_list()}}
+        return {
+            "feature": {
+                **({} if max_ids is None else {"max_ids": max_ids}),
+                "table": table,
+                "name": structure.name,
+                "max_sequence_length": structure.max_sequence_length,
+                "validate_weights_and_indices": structure.validate_weights_and_indices,  # noqa: E501
+                "output_shape": None if shape.rank is None else shape.as_list(),
+            }
+        }
 
     features = write(feature_config)
-    return {"features": features,
-            "tables": [
-                {**_write_table(one, optimizer),
-                 "vocabulary_size": capacities.get(
-                     one.name, one.vocabulary_size)} for one in tables]}
+    return {
+        "features": features,
+        "tables": [
+            {
+                **_write_table(one, optimizer),
+                "vocabulary_size": capacities.get(
+                    one.name, one.vocabulary_size
+                ),
+            }
+            for one in tables
+        ],
+    }
 
 
 def from_config(saved: dict[str, Any]) -> Any:
@@ -82,14 +103,18 @@ def from_config(saved: dict[str, Any]) -> Any:
 def _write_table(table: Any, optimizer: Any) -> dict[str, Any]:
     quantization = table.quantization_config
     return {
-        "vocabulary_size": table.vocabulary_size, "dim": table.dim,
-        "combiner": table.combiner, "name": table.name,
+        "vocabulary_size": table.vocabulary_size,
+        "dim": table.dim,
+        "combiner": table.combiner,
+        "name": table.name,
         "initializer": _write_initializer(table.initializer),
         "optimizer": _write_optimizer(
-            optimizer if table.optimizer is None else table.optimizer),
-        "quantization_config": None if quantization is None else
-            [quantization.num_buckets, quantization.lower,
-             quantization.upper]}
+            optimizer if table.optimizer is None else table.optimizer
+        ),
+        "quantization_config": None
+        if quantization is None
+        else [quantization.num_buckets, quantization.lower, quantization.upper],
+    }
 
 
 def _read_table(saved: dict[str, Any]) -> Any:
@@ -98,18 +123,22 @@ def _read_table(saved: dict[str, Any]) -> Any:
         kind, written = saved["optimizer"]
         settings: dict[str, Any] = {
             name: tuple(one) if isinstance(one, list) else one
-            for name, one in written.items()}
+            for name, one in written.items()
+        }
         rate = settings.get("learning_rate")
         if isinstance(rate, dict):
             settings["learning_rate"] = ScheduledRate(
-                keras.optimizers.schedules.deserialize(rate["schedule"]))
+                keras.optimizers.schedules.deserialize(rate["schedule"])
+            )
         saved["optimizer"] = _OPTIMIZERS[kind](**settings)
     if saved["initializer"] is not None:
         saved["initializer"] = keras.initializers.deserialize(
-            saved["initializer"])
+            saved["initializer"]
+        )
     if saved["quantization_config"] is not None:
         saved["quantization_config"] = _tpu.QuantizationConfig(
-            *saved["quantization_config"])
+            *saved["quantization_config"]
+        )
     return _tpu.TableConfig(**saved)
 
 
@@ -127,16 +156,20 @@ def _write_optimizer(optimizer: Any) -> Any:
         raise ValueError(
             "A model with a dynamic learning rate cannot be saved with its "
             "configuration; use `save_weights`, or a learning rate that is a "
-            f"number. Received: learning_rate={optimizer.learning_rate!r}.")
+            f"number. Received: learning_rate={optimizer.learning_rate!r}."
+        )
     names = set(inspect.signature(type(optimizer)).parameters)
     if isinstance(optimizer, optimizers.HostOptimizer):
-        names |= set(inspect.signature(
-            optimizers.HostOptimizer).parameters)
-    settings = {name: getattr(optimizer, name) for name in sorted(names)
-                if hasattr(optimizer, name)}
+        names |= set(inspect.signature(optimizers.HostOptimizer).parameters)
+    settings = {
+        name: getattr(optimizer, name)
+        for name in sorted(names)
+        if hasattr(optimizer, name)
+    }
     if isinstance(rate, ScheduledRate):
         settings["learning_rate"] = {
-            "schedule": keras.optimizers.schedules.serialize(rate.schedule)}
+            "schedule": keras.optimizers.schedules.serialize(rate.schedule)
+        }
     clip = (optimizer.clip_gradient_min, optimizer.clip_gradient_max)
     if clip != (None, None):
         settings["clipvalue"] = list(clip)

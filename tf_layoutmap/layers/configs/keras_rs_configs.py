@@ -21,18 +21,33 @@ _tpu = tf.tpu.experimental.embedding
 # must be as Keras has them by default: the rule has no such thing.
 _RULES = {
     "SGD": (_tpu.SGD, (), {"momentum": 0.0, "nesterov": False}),
-    "Adagrad": (_tpu.Adagrad, ("initial_accumulator_value",),
-                {"epsilon": 1e-7}),
+    "Adagrad": (
+        _tpu.Adagrad,
+        ("initial_accumulator_value",),
+        {"epsilon": 1e-7},
+    ),
     "Adam": (_tpu.Adam, ("beta_1", "beta_2", "epsilon"), {"amsgrad": False}),
-    "Ftrl": (_tpu.FTRL, (
-        "learning_rate_power", "initial_accumulator_value",
-        "l1_regularization_strength", "l2_regularization_strength", "beta"),
-        {"l2_shrinkage_regularization_strength": 0.0}),
+    "Ftrl": (
+        _tpu.FTRL,
+        (
+            "learning_rate_power",
+            "initial_accumulator_value",
+            "l1_regularization_strength",
+            "l2_regularization_strength",
+            "beta",
+        ),
+        {"l2_shrinkage_regularization_strength": 0.0},
+    ),
 }
 _BY_NAME = {name.lower(): name for name in _RULES}
 # Of every Keras optimizer: what no table's rule does.
-_NOT_DONE = {"clipnorm": None, "global_clipnorm": None, "use_ema": False,
-             "loss_scale_factor": None, "gradient_accumulation_steps": None}
+_NOT_DONE = {
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "use_ema": False,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
 
 
 class CutFeatureConfig(_tpu.FeatureConfig):
@@ -73,8 +88,11 @@ def read(feature_config: Any) -> Any:
             return feature
         max_ids = _max_ids(feature)
         facts = {"table": table_of(feature), "name": feature.name}
-        return (_tpu.FeatureConfig(**facts) if max_ids is None else
-                CutFeatureConfig(**facts, max_ids=max_ids))
+        return (
+            _tpu.FeatureConfig(**facts)
+            if max_ids is None
+            else CutFeatureConfig(**facts, max_ids=max_ids)
+        )
 
     return tf.nest.map_structure(read_one, feature_config)
 
@@ -94,8 +112,11 @@ def cut(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
         # Of the right width: to cut them, too, XLA would have to compile
         # slices of ragged tensors, which it cannot.
         return _to_ragged(
-            tf.convert_to_tensor(ids), tf.convert_to_tensor(weights), max_ids,
-            where)
+            tf.convert_to_tensor(ids),
+            tf.convert_to_tensor(weights),
+            max_ids,
+            where,
+        )
     if max_ids is None:
         return ids, weights
     if isinstance(ids, tf.SparseTensor):
@@ -117,22 +138,27 @@ def _check_width(ids, max_ids, where):
     if width not in (None, max_ids):
         raise ValueError(
             f"A dense input must have {max_ids} ids per sample, the last of "
-            f"its `input_shape`. Received: shape {tuple(ids.shape)} {where}.")
+            f"its `input_shape`. Received: shape {tuple(ids.shape)} {where}."
+        )
 
 
 def _to_ragged(ids, weights, max_ids, where):
     """Dense ids and weights, `[num_samples]` or `[num_samples, n]`."""
     if ids.shape.rank not in (1, 2) or not ids.shape.is_compatible_with(
-            weights.shape):
+        weights.shape
+    ):
         raise ValueError(
             "Weights of dense ids must have their shape, [num_samples] or "
             "[num_samples, ids per sample]. Received: ids of shape "
-            f"{ids.shape}, weights of shape {weights.shape} {where}.")
+            f"{ids.shape}, weights of shape {weights.shape} {where}."
+        )
     if max_ids is not None:
         _check_width(ids, max_ids, where)
     check = tf.debugging.assert_equal(
-        tf.shape(ids), tf.shape(weights),
-        f"Weights of dense ids must have their shape {where}.")
+        tf.shape(ids),
+        tf.shape(weights),
+        f"Weights of dense ids must have their shape {where}.",
+    )
     with tf.control_dependencies([] if check is None else [check]):
         weights = tf.identity(weights)
     if ids.shape.rank == 1:
@@ -145,12 +171,14 @@ def _cut_sparse(feature, ids, weights, max_ids):
     """The first ids of each sample, at any positions in it."""
     samples = ids.indices[:, 0]
     positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
-        tf.searchsorted(samples, samples, side="left", out_type=tf.int64))
+        tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
+    )
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
         # All of them are compared with the ids, before any is left out.
         checked = feature_weights.same_positions(
-            feature, "indices", ids.indices, weights.indices)
+            feature, "indices", ids.indices, weights.indices
+        )
         with tf.control_dependencies([checked]):
             kept = tf.identity(kept)
         weights = tf.sparse.retain(weights, kept)
@@ -160,14 +188,15 @@ def _cut_sparse(feature, ids, weights, max_ids):
 def _max_ids(feature) -> int | None:
     """Ids per sample, after a check that the shapes go together."""
     given, wanted = tuple(feature.input_shape), tuple(feature.output_shape)
-    samples = given[:max(len(given) - 1, 1)]
+    samples = given[: max(len(given) - 1, 1)]
     if not given or wanted != (*samples, feature.table.embedding_dim):
         raise ValueError(
             "`output_shape` must be `input_shape` with the table's "
             "`embedding_dim` in place of the ids of a sample, "
             f"{(*samples, feature.table.embedding_dim)}. Received: "
             f"input_shape={given}, output_shape={wanted} (feature "
-            f"{feature.name!r}).")
+            f"{feature.name!r})."
+        )
     return given[-1] if len(given) > 1 else None
 
 
@@ -181,12 +210,16 @@ def _read_table(table):
             "tables of this layer are on the host, with optimizers of their "
             'own. One of "default_device" is a tlm.layers.ShardedEmbedding '
             "with optimizer=None. Received: "
-            f"placement={table.placement!r} {where}.")
+            f"placement={table.placement!r} {where}."
+        )
     return _tpu.TableConfig(
-        vocabulary_size=table.vocabulary_size, dim=table.embedding_dim,
+        vocabulary_size=table.vocabulary_size,
+        dim=table.embedding_dim,
         initializer=keras.initializers.get(table.initializer),
         optimizer=read_optimizer(table.optimizer, where),
-        combiner=table.combiner, name=table.name)
+        combiner=table.combiner,
+        name=table.name,
+    )
 
 
 def read_optimizer(optimizer: Any, where: str) -> Any:
@@ -207,17 +240,20 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
         if optimizer.lower() not in _BY_NAME:
             raise ValueError(
                 f"The optimizer of a table must be one of {list(_BY_NAME)}. "
-                f"Received: optimizer={optimizer!r} {where}.")
+                f"Received: optimizer={optimizer!r} {where}."
+            )
         return _RULES[_BY_NAME[optimizer.lower()]][0]()
     # Not a subclass: AdamW is one of Adam.
     name = type(optimizer).__name__
     if not isinstance(optimizer, keras.optimizers.Optimizer) or (
-            type(optimizer) is not getattr(keras.optimizers, name, None)
-            or name not in _RULES):
+        type(optimizer) is not getattr(keras.optimizers, name, None)
+        or name not in _RULES
+    ):
         raise TypeError(
             "The optimizer of a table must be a keras.optimizers "
             f"{', '.join(_RULES)}, the name of one, or one of "
-            f"tf.tpu.experimental.embedding. Received: {optimizer!r} {where}.")
+            f"tf.tpu.experimental.embedding. Received: {optimizer!r} {where}."
+        )
     rule, settings, absent = _RULES[name]
     for setting, default in {**_NOT_DONE, **absent}.items():
         value = getattr(optimizer, setting)
@@ -225,22 +261,27 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
             raise ValueError(
                 f"`{setting}` of a table's optimizer must be {default!r}; "
                 f"the TPU's {rule.__name__} has no such setting. Received: "
-                f"{setting}={value!r} {where}.")
+                f"{setting}={value!r} {where}."
+            )
     return rule(
-        _read_rate(optimizer, where), clipvalue=optimizer.clipvalue,
-        weight_decay_factor=optimizer.weight_decay, **{
-            setting: getattr(optimizer, setting) for setting in settings})
+        _read_rate(optimizer, where),
+        clipvalue=optimizer.clipvalue,
+        weight_decay_factor=optimizer.weight_decay,
+        **{setting: getattr(optimizer, setting) for setting in settings},
+    )
 
 
 def _read_rate(optimizer, where):
     given = _keras_private.learning_rate_of(optimizer)
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
         return ScheduledRate(given)
-    rate = given if callable(given) else (
-        optimizer.get_config()["learning_rate"])
+    rate = (
+        given if callable(given) else (optimizer.get_config()["learning_rate"])
+    )
     if not callable(rate) and not isinstance(rate, float):
         raise ValueError(
             "The learning rate of a table's optimizer must be a number, a "
             "callable without arguments or a schedule of keras.optimizers. "
-            f"Received: {rate!r} {where}.")
+            f"Received: {rate!r} {where}."
+        )
     return rate

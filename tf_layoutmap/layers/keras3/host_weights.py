@@ -28,14 +28,20 @@ class TableWeight(TrainsItself, keras.Variable):
     # On a mesh; a layout map asks before there is one.
     pads_rows = True
 
-    def __init__(self, make_table: Callable[[], ShardedVariable],
-                 shape: tuple[int, int], *, optimizer: RowOptimizer,
-                 name: str = "embeddings"):
+    def __init__(
+        self,
+        make_table: Callable[[], ShardedVariable],
+        shape: tuple[int, int],
+        *,
+        optimizer: RowOptimizer,
+        name: str = "embeddings",
+    ):
         """Calls `make_table`, or lets Keras do so later while it traces."""
         self._make_table = make_table
         self._optimizer = optimizer
-        super().__init__(make_table, shape=shape, dtype="float32",
-                         autocast=False, name=name)
+        super().__init__(
+            make_table, shape=shape, dtype="float32", autocast=False, name=name
+        )
 
     def _initialize_with_initializer(self, initializer):
         del initializer
@@ -43,8 +49,9 @@ class TableWeight(TrainsItself, keras.Variable):
         # By this name optimizers tell variables from each other.
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
-            self._optimizer.create_slots(servers_table.table_of(
-                self._value, self._optimizer._spec))
+            self._optimizer.create_slots(
+                servers_table.table_of(self._value, self._optimizer._spec)
+            )
 
     @property
     def table(self) -> ShardedVariable | None:
@@ -94,10 +101,12 @@ class TableWeight(TrainsItself, keras.Variable):
         self._value._copy_trackable_to_cpu(object_map)
         object_map[self] = object_map[self._value]
 
-    def _export_to_saved_model_graph(self, object_map, tensor_map, options,
-                                     **kwargs):
+    def _export_to_saved_model_graph(
+        self, object_map, tensor_map, options, **kwargs
+    ):
         handles = self._value._export_to_saved_model_graph(
-            object_map, tensor_map, options, **kwargs)
+            object_map, tensor_map, options, **kwargs
+        )
         object_map[self] = object_map[self._value]
         return handles
 
@@ -113,8 +122,15 @@ class ShardWeight(ShardOfTable, keras.Variable):
     what comes must be the sum.
     """
 
-    def __init__(self, make_table: Callable[[], ShardedVariable], shard: int,
-                 shape: tuple[int, int], *, dtype: str, is_whole: bool):
+    def __init__(
+        self,
+        make_table: Callable[[], ShardedVariable],
+        shard: int,
+        shape: tuple[int, int],
+        *,
+        dtype: str,
+        is_whole: bool,
+    ):
         """Takes the variable of `shard`; may call `make_table` later.
 
         Args:
@@ -128,8 +144,13 @@ class ShardWeight(ShardOfTable, keras.Variable):
         self._make_table = make_table
         self._shard = shard
         self._summed = None
-        super().__init__(make_table, shape=shape, dtype=dtype,
-                         autocast=False, name=f"embeddings_{shard}")
+        super().__init__(
+            make_table,
+            shape=shape,
+            dtype=dtype,
+            autocast=False,
+            name=f"embeddings_{shard}",
+        )
 
     def _initialize_with_initializer(self, initializer):
         del initializer
@@ -153,7 +174,9 @@ class ShardWeight(ShardOfTable, keras.Variable):
             whole_table_rules.refuse_whole_weights(
                 optimizer,
                 (keras.optimizers.Adafactor, keras.optimizers.Lamb),
-                f"weight {self.path!r}", _muon_setting(optimizer, self.path))
+                f"weight {self.path!r}",
+                _muon_setting(optimizer, self.path),
+            )
         return super().value
 
     @property
@@ -168,8 +191,9 @@ class ShardWeight(ShardOfTable, keras.Variable):
 def _muon_setting(optimizer: Any, path: str) -> str | None:
     """The setting by which Muon would orthogonalize a table, if it does."""
     if not isinstance(optimizer, keras.optimizers.Muon) or (
-            optimizer.exclude_embeddings or
-            any(re.search(one, path) for one in optimizer.exclude_layers)):
+        optimizer.exclude_embeddings
+        or any(re.search(one, path) for one in optimizer.exclude_layers)
+    ):
         return None
     return "Muon(exclude_embeddings=False)"
 
@@ -183,7 +207,8 @@ class _SummedGradient(ShardedVariableGradient):
             return gradient
         rows, positions = tf.unique(gradient.indices)
         values = tf.math.unsorted_segment_sum(
-            gradient.values, positions, tf.size(rows))
+            gradient.values, positions, tf.size(rows)
+        )
         return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 

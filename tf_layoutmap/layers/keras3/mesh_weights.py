@@ -25,9 +25,16 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
     pads_rows = True
 
-    def __init__(self, context: MeshContext, owner: Any,
-                 initializer: Callable[..., Any], shape: tuple[int, int], *,
-                 optimizer: RowOptimizer, name: str = "embeddings"):
+    def __init__(
+        self,
+        context: MeshContext,
+        owner: Any,
+        initializer: Callable[..., Any],
+        shape: tuple[int, int],
+        *,
+        optimizer: RowOptimizer,
+        name: str = "embeddings",
+    ):
         """Waits for its value like all weights of `context`.
 
         Args:
@@ -40,8 +47,9 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         """
         _belong(self, context, owner)
         self._optimizer = optimizer
-        super().__init__(initializer, shape=shape, dtype="float32",
-                         autocast=False, name=name)
+        super().__init__(
+            initializer, shape=shape, dtype="float32", autocast=False, name=name
+        )
         for variable in optimizer.variables:
             move_state.move_variable(variable, context)
         optimizer.create_slots(MeshTable(self))
@@ -50,22 +58,28 @@ class MeshTableWeight(TrainsItself, MeshVariable):
     def value(self) -> Any:
         """The DVariable; made here if this is the first need of it."""
         # The first that an optimizer's `build` asks for.
-        steps = getattr(_keras_private.applying_optimizer(),
-                        "gradient_accumulation_steps", None)
+        steps = getattr(
+            _keras_private.applying_optimizer(),
+            "gradient_accumulation_steps",
+            None,
+        )
         if steps:
             raise ValueError(
                 "The model's optimizer must not accumulate gradients of a "
                 "table that trains itself on a mesh; use bigger batches, or "
                 "optimizer=None. Received: "
-                f"gradient_accumulation_steps={steps} (weight {self.path!r}).")
+                f"gradient_accumulation_steps={steps} (weight {self.path!r})."
+            )
         return super().value
 
     def assign(self, value: Any) -> Any:
         """Takes a step inside an optimizer's `apply`; else writes `value`."""
-        if (_keras_private.applying_optimizer() is not None
-                and isinstance(self._value, PaddedVariable)
-                and isinstance(value, tf.Tensor)):
-            value = value[:self.shape[0]]  # Not that of the padding.
+        if (
+            _keras_private.applying_optimizer() is not None
+            and isinstance(self._value, PaddedVariable)
+            and isinstance(value, tf.Tensor)
+        ):
+            value = value[: self.shape[0]]  # Not that of the padding.
         return super().assign(value)
 
     def _write(self, value: Any) -> Any:
@@ -92,16 +106,29 @@ class MeshTable:
         """Starts a slot variable anew."""
         slot.fill(value)
 
-    def update(self, slots: Sequence[MeshVariable], ids: tf.Tensor,
-               gradients: tf.Tensor, *, optimizer: str,
-               hyperparameters: tf.Tensor) -> None:
+    def update(
+        self,
+        slots: Sequence[MeshVariable],
+        ids: tf.Tensor,
+        gradients: tf.Tensor,
+        *,
+        optimizer: str,
+        hyperparameters: tf.Tensor,
+    ) -> None:
         """Takes one step, as `HostTable.update`."""
         weight = self._weight
         sharded_rows.update(
-            weight.value, [slot.value for slot in slots], ids, gradients,
-            optimizer=optimizer, name=weight.path, num_rows=weight.shape[0],
+            weight.value,
+            [slot.value for slot in slots],
+            ids,
+            gradients,
+            optimizer=optimizer,
+            name=weight.path,
+            num_rows=weight.shape[0],
             hyperparameters=dtensor.relayout(
-                hyperparameters, dtensor.Layout.replicated(weight.mesh, 1)))
+                hyperparameters, dtensor.Layout.replicated(weight.mesh, 1)
+            ),
+        )
 
 
 class _Slot(MeshVariable):
@@ -112,9 +139,14 @@ class _Slot(MeshVariable):
     def __init__(self, table: MeshTableWeight, name: str, initial: float):
         _belong(self, table._mesh_context, table._mesh_owner)
         self._slot_of = table
-        super().__init__(keras.initializers.Constant(initial),
-                         shape=table.shape, dtype="float32", trainable=False,
-                         autocast=False, name=name)
+        super().__init__(
+            keras.initializers.Constant(initial),
+            shape=table.shape,
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+            name=name,
+        )
 
     # The layout of the table, which is known when both get their values.
     @property
@@ -130,9 +162,10 @@ class _Slot(MeshVariable):
         if self._value is None:
             self._initializer = keras.initializers.Constant(value)
             return
-        shards = [tf.fill(shard.shape, tf.cast(value, shard.dtype))
-                  for shard in dtensor.unpack(
-                      transfer.read_divided(self._value))]
+        shards = [
+            tf.fill(shard.shape, tf.cast(value, shard.dtype))
+            for shard in dtensor.unpack(transfer.read_divided(self._value))
+        ]
         self._value.assign(dtensor.pack(shards, self._value.layout))
 
 
@@ -150,14 +183,20 @@ def layout_problems(layer: Any, axes: tuple[str | None, ...]) -> list[str]:
         return []  # Said for every variable.
     rows_divided, columns_divided = (axis is not None for axis in axes)
     if layer.optimizer is None:
-        return [] if not rows_divided else [
-            f"{named} with optimizer=None would gather the table on each "
-            "device: give it an optimizer of its own, such as "
-            f"optimizer=\"adagrad\", or use {(None, axes[0])}"]
+        return (
+            []
+            if not rows_divided
+            else [
+                f"{named} with optimizer=None would gather the table on each "
+                "device: give it an optimizer of its own, such as "
+                f'optimizer="adagrad", or use {(None, axes[0])}'
+            ]
+        )
     if rows_divided and not columns_divided:
         return []
     return [
         f"{named} has an optimizer of its own, which trains tables whose "
         "rows are divided and whose columns are whole: set the key "
-        f"\"{layer.name}.embeddings\" to a layout such as (\"model\", "
-        "None), or use optimizer=None"]
+        f'"{layer.name}.embeddings" to a layout such as ("model", '
+        "None), or use optimizer=None"
+    ]

@@ -38,8 +38,9 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
             `keras.optimizers.schedules.LearningRateSchedule` as well.
           name: Name of the optimizer.
         """
-        super().__init__(learning_rate=spec.learning_rate,
-                         name=name or f"row_{spec.name}")
+        super().__init__(
+            learning_rate=spec.learning_rate, name=name or f"row_{spec.name}"
+        )
         self._spec = spec
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -49,8 +50,11 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     def _scalars(self) -> list[keras.Variable]:
         # Keras lists slot variables of a mesh with them, others not.
         slots = self.slots.values()
-        return [variable for variable in self.variables
-                if not any(variable is slot for slot in slots)]
+        return [
+            variable
+            for variable in self.variables
+            if not any(variable is slot for slot in slots)
+        ]
 
     def _rate_config(self) -> Any:
         return keras.optimizers.Optimizer.get_config(self)["learning_rate"]

@@ -54,7 +54,8 @@ class TrainsItself(TakesGradients):
             return self._write(value)
         scale = optimizer.loss_scale_factor
         self._optimizer.update(
-            value if scale is None else _divide(value, scale))
+            value if scale is None else _divide(value, scale)
+        )
         return value
 
     def missing_gradient(self) -> str:
@@ -74,37 +75,51 @@ class TrainsItself(TakesGradients):
         scale = optimizer.loss_scale_factor
         self._optimizer.accumulate(
             gradient if scale is None else _divide(gradient, scale),
-            steps, is_last)
+            steps,
+            is_last,
+        )
 
 
 def _divide(gradient: Any, divisor: float) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient / divisor
-    return tf.IndexedSlices(gradient.values / divisor, gradient.indices,
-                            gradient.dense_shape)
+    return tf.IndexedSlices(
+        gradient.values / divisor, gradient.indices, gradient.dense_shape
+    )
 
 
-def overwrites(original: Callable[..., Any], optimizer: Any,
-               variable: Any) -> bool:
+def overwrites(
+    original: Callable[..., Any], optimizer: Any, variable: Any
+) -> bool:
     """Whether a loss scale stays in what a variable receives.
 
     `LossScaleOptimizer` takes what a variable with `overwrite_with_gradient`
     receives for a value.
     """
     return not isinstance(variable, TakesGradients) and (
-        original(optimizer, variable))
+        original(optimizer, variable)
+    )
 
 
-def check_finite(original: Callable[..., Any], optimizer: Any,
-                 grads: Any) -> Any:
+def check_finite(
+    original: Callable[..., Any], optimizer: Any, grads: Any
+) -> Any:
     """Looks for NaN in slices as they are, not in all of their variable."""
     return original(
-        optimizer, [grad.values if isinstance(grad, tf.IndexedSlices) else grad
-                    for grad in grads])
+        optimizer,
+        [
+            grad.values if isinstance(grad, tf.IndexedSlices) else grad
+            for grad in grads
+        ],
+    )
 
 
-def filter_empty(original: Callable[..., Any], optimizer: Any, grads: Any,
-                 trainable_variables: Any) -> Any:
+def filter_empty(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any,
+) -> Any:
     """Refuses a step without a gradient for a table.
 
     Keras leaves it out, with a warning at most.
@@ -116,8 +131,13 @@ def filter_empty(original: Callable[..., Any], optimizer: Any, grads: Any,
     return original(optimizer, grads, variables)
 
 
-def add_variable(original: Callable[..., Any], optimizer: Any,
-                 reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+def add_variable(
+    original: Callable[..., Any],
+    optimizer: Any,
+    reference_variable: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Makes no accumulator of gradients as large as a table."""
     if not isinstance(reference_variable, TrainsItself):
         return original(optimizer, reference_variable, *args, **kwargs)
@@ -125,8 +145,12 @@ def add_variable(original: Callable[..., Any], optimizer: Any,
     return optimizer.add_variable((), name="unused")
 
 
-def overwrite_or_accumulate(original: Callable[..., Any], optimizer: Any,
-                            grads: Any, trainable_variables: Any) -> Any:
+def overwrite_or_accumulate(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any,
+) -> Any:
     """Leaves the gradients that an optimizer accumulates to a table itself.
 
     Keras would keep the largest of several.
@@ -140,6 +164,5 @@ def overwrite_or_accumulate(original: Callable[..., Any], optimizer: Any,
                 variable.accumulate(gradient, steps, is_last)
             else:
                 rest.append((gradient, variable))
-        grads, trainable_variables = (
-            map(list, zip(*rest)) if rest else ([], []))
+        grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])
     return original(optimizer, grads, trainable_variables)

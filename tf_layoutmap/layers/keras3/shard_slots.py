@@ -36,11 +36,13 @@ class _JoinedList(_tf_private.Trackable):
         self._whole_of = whole_of
         self._maybe_initialize_trackable()
 
-    def _trackable_children(self, save_type: str = "checkpoint",
-                            **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
         children = {}
         for number, one in enumerate(
-                slot_tables.join(self._variables, self._whole_of)):
+            slot_tables.join(self._variables, self._whole_of)
+        ):
             if isinstance(one, slot_tables.SlotTable):
                 one = one.whole
             if isinstance(one, _tf_private.Trackable):
@@ -79,13 +81,19 @@ class _JoinedList(_tf_private.Trackable):
 class _ShardSlots:
     """What an optimizer that trains shards of tables knows of them."""
 
-    def __init__(self, optimizer: Any, tables: dict[int, ShardedVariable],
-                 shards: dict[int, int]):
+    def __init__(
+        self,
+        optimizer: Any,
+        tables: dict[int, ShardedVariable],
+        shards: dict[int, int],
+    ):
         """Takes the table and the number of each weight, by its `id`."""
         self._tables = tables
         self._shards = shards
-        self._slots = {id(table): slot_tables.SlotTables(table)
-                       for table in tables.values()}
+        self._slots = {
+            id(table): slot_tables.SlotTables(table)
+            for table in tables.values()
+        }
         self._lists: dict[str, tuple[Any, _JoinedList]] = {}
         self._weight: Any = None
         self._held: dict[str, Any] = {}
@@ -120,21 +128,27 @@ class _ShardSlots:
         if self._weight is not None:
             weight = id(self._weight)
             self._slots[id(self._tables[weight])].add(
-                self._shards[weight], variable)
+                self._shards[weight], variable
+            )
         self.joined.restore_deferred()
 
     def children(self, children: dict[str, Any]) -> dict[str, Any]:
         """Returns the optimizer's children for a checkpoint."""
-        return {name: self._join(name, child)
-                if isinstance(child, list | tuple) and any(
-                    self._whole_of(one) is not None for one in child)
-                else child for name, child in children.items()}
+        return {
+            name: self._join(name, child)
+            if isinstance(child, list | tuple)
+            and any(self._whole_of(one) is not None for one in child)
+            else child
+            for name, child in children.items()
+        }
 
     def _join(self, name: str, variables: Any) -> _JoinedList:
         # Checkpoints ask several times, and tell objects by their identity.
         if name not in self._lists or self._lists[name][0] is not variables:
             self._lists[name] = (
-                variables, _JoinedList(variables, self._whole_of))
+                variables,
+                _JoinedList(variables, self._whole_of),
+            )
         return self._lists[name][1]
 
     def _whole_of(self, variable: Any) -> Any | None:
@@ -142,8 +156,9 @@ class _ShardSlots:
         return slot_tables.slot_table_of(variable) if whole is None else whole
 
 
-def _shards_of_tables(variables: Sequence[Any]) -> tuple[
-        dict[int, ShardedVariable], dict[int, int]]:
+def _shards_of_tables(
+    variables: Sequence[Any],
+) -> tuple[dict[int, ShardedVariable], dict[int, int]]:
     """Returns table and number of each shard in `variables`, by `id`.
 
     Of a table that is there in part nothing is joined.
@@ -152,15 +167,18 @@ def _shards_of_tables(variables: Sequence[Any]) -> tuple[
     shards_of: dict[int, set[int]] = {}
     for weight in weights:
         shards_of.setdefault(id(weight.table), set()).add(weight.shard)
-    joined = [weight for weight in weights
-              if len(weight.table.variables) == len(
-                  shards_of[id(weight.table)])]
-    return ({id(weight): weight.table for weight in joined},
-            {id(weight): weight.shard for weight in joined})
+    joined = [
+        weight
+        for weight in weights
+        if len(weight.table.variables) == len(shards_of[id(weight.table)])
+    ]
+    return (
+        {id(weight): weight.table for weight in joined},
+        {id(weight): weight.shard for weight in joined},
+    )
 
 
-def build(original: Callable[..., Any], optimizer: Any,
-          variables: Any) -> Any:
+def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     """Builds an optimizer, knowing the shards among its variables."""
     tables, shards = _shards_of_tables(variables)
     if not tables:
@@ -174,17 +192,26 @@ def build(original: Callable[..., Any], optimizer: Any,
     return None
 
 
-def add_variable(original: Callable[..., Any], optimizer: Any,
-                 reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+def add_variable(
+    original: Callable[..., Any],
+    optimizer: Any,
+    reference_variable: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Makes a slot variable, of a shard where `reference_variable` is one."""
     slots = _slots_of(optimizer)
-    with (contextlib.nullcontext() if slots is None
-          else slots.made_for(reference_variable)):
+    with (
+        contextlib.nullcontext()
+        if slots is None
+        else slots.made_for(reference_variable)
+    ):
         return original(optimizer, reference_variable, *args, **kwargs)
 
 
-def track_variable(original: Callable[..., Any], optimizer: Any,
-                   variable: Any) -> None:
+def track_variable(
+    original: Callable[..., Any], optimizer: Any, variable: Any
+) -> None:
     """Tracks a variable of an optimizer, which may be a slot of a shard."""
     original(optimizer, variable)
     slots = _slots_of(optimizer)
@@ -192,8 +219,12 @@ def track_variable(original: Callable[..., Any], optimizer: Any,
         slots.track(variable)
 
 
-def trackable_children(original: Callable[..., Any], optimizer: Any,
-                       save_type: str = "checkpoint", **kwargs: Any) -> Any:
+def trackable_children(
+    original: Callable[..., Any],
+    optimizer: Any,
+    save_type: str = "checkpoint",
+    **kwargs: Any,
+) -> Any:
     """What a checkpoint finds in an optimizer: slots of shards joined."""
     children = original(optimizer, save_type, **kwargs)
     slots = _slots_of(optimizer)
@@ -202,16 +233,18 @@ def trackable_children(original: Callable[..., Any], optimizer: Any,
     return slots.children(children)
 
 
-def save_own_variables(original: Callable[..., Any], optimizer: Any,
-                       store: Any) -> Any:
+def save_own_variables(
+    original: Callable[..., Any], optimizer: Any, store: Any
+) -> Any:
     """Writes an optimizer's variables to a file, slots of shards joined."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
     return slot_tables.save(optimizer.variables, store)
 
 
-def load_own_variables(original: Callable[..., Any], optimizer: Any,
-                       store: Any) -> Any:
+def load_own_variables(
+    original: Callable[..., Any], optimizer: Any, store: Any
+) -> Any:
     """Reads an optimizer's variables from a file, slots of shards joined."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
@@ -225,5 +258,7 @@ def _slots_of(optimizer: Any) -> _ShardSlots | None:
 
 
 def _is_joined(optimizer: Any) -> bool:
-    return any(slot_tables.slot_table_of(one) is not None
-               for one in optimizer.variables)
+    return any(
+        slot_tables.slot_table_of(one) is not None
+        for one in optimizer.variables
+    )

@@ -99,7 +99,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if inputs is None or isinstance(inputs, Mapping):
             raise TypeError(
                 "Ids must be one tensor. Received: "
-                f"{type(inputs).__name__} (layer {self.name!r}).")
+                f"{type(inputs).__name__} (layer {self.name!r})."
+            )
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
@@ -116,14 +117,20 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             self._build_on_mesh(context, owner, shape)
         elif self.optimizer:
             self._embeddings = TableWeight(
-                self._make_table, shape, optimizer=self.optimizer)
+                self._make_table, shape, optimizer=self.optimizer
+            )
         else:
             sizes = RowPartition.div(self.input_dim, self.num_shards).sizes
             self._shard_weights = [
-                ShardWeight(self._make_table, shard, (size, self.output_dim),
-                            dtype=self.variable_dtype,
-                            is_whole=len(sizes) == 1)
-                for shard, size in enumerate(sizes)]
+                ShardWeight(
+                    self._make_table,
+                    shard,
+                    (size, self.output_dim),
+                    dtype=self.variable_dtype,
+                    is_whole=len(sizes) == 1,
+                )
+                for shard, size in enumerate(sizes)
+            ]
             self._rule_shards()
         for weight in self._trainable_variables:
             weight.trainable = self.trainable
@@ -135,7 +142,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "A table with an open vocabulary is on the host, not on a "
                 "mesh: build the layer outside of `layout_map_scope`, or "
                 "train a tlm.TPUEmbedding in a loop of your own. Received: "
-                f"layer {self.name!r} in a scope.")
+                f"layer {self.name!r} in a scope."
+            )
         table.build()
         self._marks = StepWeight(table)
 
@@ -144,47 +152,64 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         last = self._shard_weights[-1]
         if self.embeddings_regularizer is not None:
             last.regularizer = whole_table_rules.WholeTableRegularizer(
-                self.embeddings_regularizer, self._make_table)
+                self.embeddings_regularizer, self._make_table
+            )
         if self.embeddings_constraint is not None:
             last.constraint = whole_table_rules.WholeTableConstraint(
-                self.embeddings_constraint, self._make_table)
+                self.embeddings_constraint, self._make_table
+            )
 
-    def _build_on_mesh(self, context: Any, owner: Any,
-                       shape: tuple[int, int]) -> None:
+    def _build_on_mesh(
+        self, context: Any, owner: Any, shape: tuple[int, int]
+    ) -> None:
         if self._is_cut_by_hand:
             raise ValueError(
                 "Arguments `num_shards` and `partitioner` must be None on a "
                 "mesh, where the LayoutMap cuts tables. Received: "
-                f"num_shards={self.num_shards} (layer {self.name!r}).")
+                f"num_shards={self.num_shards} (layer {self.name!r})."
+            )
         if self.optimizer and (
-                self.embeddings_regularizer or self.embeddings_constraint):
+            self.embeddings_regularizer or self.embeddings_constraint
+        ):
             raise ValueError(
                 "Arguments `embeddings_regularizer` and "
                 "`embeddings_constraint` must be None on a mesh for a table "
                 "with an optimizer of its own; use optimizer=None. Received: "
                 f"{self.embeddings_regularizer!r} and "
-                f"{self.embeddings_constraint!r} (layer {self.name!r}).")
+                f"{self.embeddings_constraint!r} (layer {self.name!r})."
+            )
         initializer = self._whole_table_initializer(context.init)
         if self.optimizer:
             self._embeddings = mesh_weights.MeshTableWeight(
-                context, owner, initializer, shape, optimizer=self.optimizer)
+                context, owner, initializer, shape, optimizer=self.optimizer
+            )
         else:
             self._embeddings = self.add_weight(
-                shape, initializer, name="embeddings", autocast=False,
+                shape,
+                initializer,
+                name="embeddings",
+                autocast=False,
                 regularizer=self.embeddings_regularizer,
-                constraint=self.embeddings_constraint)
+                constraint=self.embeddings_constraint,
+            )
 
     def _whole_table_initializer(self, init: str) -> Callable[..., Any]:
         initializer = self.embeddings_initializer
         if init == "sharded" and isinstance(
-                initializer, keras.initializers.Initializer):
+            initializer, keras.initializers.Initializer
+        ):
             return initializer
 
         # As a table in one shard asks for it: the same bits.
         def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
             return initial_value.of_shard(
-                initializer, tuple(shape), tf.as_dtype(dtype),
-                RowPartition.div(shape[0], 1), 0, self.name)
+                initializer,
+                tuple(shape),
+                tf.as_dtype(dtype),
+                RowPartition.div(shape[0], 1),
+                0,
+                self.name,
+            )
 
         return whole
 
@@ -198,8 +223,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             return None
         # As Keras makes int32 of it, which TensorFlow's operations take.
         if seed.dtype != tf.int32:
-            seed = tf.cast(
-                tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+            seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
         return seed
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
@@ -234,14 +258,18 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         keras_version_guard.refuse_tf_keras(self, inputs)
 
     def _call_on_mesh(self, inputs: Any) -> Any:
-        ids = tf.convert_to_tensor(inputs) if not isinstance(
-            inputs, tf.RaggedTensor | tf.SparseTensor) else inputs
+        ids = (
+            tf.convert_to_tensor(inputs)
+            if not isinstance(inputs, tf.RaggedTensor | tf.SparseTensor)
+            else inputs
+        )
         if not isinstance(ids, tf.Tensor) or not ids.dtype.is_integer:
             raise TypeError(
                 "On a mesh, ids must be a dense tensor of integers; declare "
                 'them, as by keras.Input(shape, dtype="int64"). Received: '
                 f"{type(inputs).__name__} of {ids.dtype.name} (layer "
-                f"{self.name!r}).")
+                f"{self.name!r})."
+            )
         ids = self._ids(ids)
         stand_in = stand_ins.of(self)
         if stand_in is not None:
@@ -250,20 +278,26 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             # Keras is only after the shape.
             rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))
         elif _tf_private.in_save_context() or (
-                not ids.shape.is_fully_defined()):
+            not ids.shape.is_fully_defined()
+        ):
             # DTensor compiles no sizes that it does not know: an export.
             rows = stock_lookup.gather(
-                [self._variable_on_mesh()], ids, self.name, self.input_dim)
+                [self._variable_on_mesh()], ids, self.name, self.input_dim
+            )
         elif self.optimizer:
             rows = embedding_rows.lookup(self._embeddings, ids)
         else:
             rows = stock_lookup.gather_with_dense_gradient(
-                self._embeddings.value, ids)
+                self._embeddings.value, ids
+            )
         return tf.cast(rows, self.compute_dtype)
 
     def _variable_on_mesh(self) -> Any:
-        return (self._embeddings.divided_value if self.optimizer else
-                self._embeddings.value)
+        return (
+            self._embeddings.divided_value
+            if self.optimizer
+            else self._embeddings.value
+        )
 
     # Shapes and masks, as of keras.layers.Embedding.
 
@@ -283,13 +317,16 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def compute_output_spec(self, inputs: Any) -> Any:
         """Returns the same as a `KerasTensor`."""
         return keras.KerasTensor(
-            self.compute_output_shape(inputs.shape), dtype=self.compute_dtype,
-            ragged=getattr(inputs, "ragged", False))
+            self.compute_output_shape(inputs.shape),
+            dtype=self.compute_dtype,
+            ragged=getattr(inputs, "ragged", False),
+        )
 
     # Saving: one table.
 
-    def _trackable_children(self, save_type: str = "checkpoint",
-                            **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
         # The weights or the table, and not both: they are the same rows.
         if self._table is not None and not self.optimizer:

@@ -37,11 +37,13 @@ class SlotTable:
     def whole(self) -> ShardedVariable | None:
         """One table of them; None while some are missing."""
         if self._whole is None and len(self._parts) == len(
-                self._table.variables):
+            self._table.variables
+        ):
             self._whole = ShardedVariable(
                 [part.value for _, part in sorted(self._parts.items())],
                 name=f"slots of {self._table.name}",
-                placement=self._table.partition)
+                placement=self._table.partition,
+            )
         return self._whole
 
 
@@ -55,8 +57,7 @@ class SlotTables:
 
     def add(self, shard: int, variable: Any) -> None:
         """Takes a slot variable of `shard`; each shard's in the same order."""
-        kind = next((kind for kind in self._kinds if not kind.has(shard)),
-                    None)
+        kind = next((kind for kind in self._kinds if not kind.has(shard)), None)
         if kind is None:
             kind = SlotTable(self._table)
             self._kinds.append(kind)
@@ -68,8 +69,10 @@ def slot_table_of(variable: Any) -> SlotTable | None:
     return getattr(variable, "__dict__", {}).get(_ATTRIBUTE)
 
 
-def join(variables: Iterable[Any],
-         whole_of: Callable[[Any], Any | None] = slot_table_of) -> list[Any]:
+def join(
+    variables: Iterable[Any],
+    whole_of: Callable[[Any], Any | None] = slot_table_of,
+) -> list[Any]:
     """Returns `variables`, with parts replaced by what they are parts of.
 
     Args:
@@ -106,8 +109,10 @@ def load(variables: Iterable[Any], store: Any) -> bool:
     Raises:
       ValueError: An array has another shape. Nothing is changed.
     """
-    joined = [_complete(one) if isinstance(one, SlotTable) else one
-              for one in join(variables)]
+    joined = [
+        _complete(one) if isinstance(one, SlotTable) else one
+        for one in join(variables)
+    ]
     if len(store.keys()) != len(joined):
         return False
     for number, one in enumerate(joined):
@@ -126,7 +131,8 @@ def skipped(optimizer: Any, store: Any) -> str:
         f"The saved optimizer must have {len(join(optimizer.variables))} "
         "variables, slot variables of a table's shards counted as one, to be "
         f"loaded. Received: {len(store.keys())}; optimizer "
-        f"{optimizer.name!r} goes on as it is.")
+        f"{optimizer.name!r} goes on as it is."
+    )
 
 
 def _complete(slots: SlotTable) -> ShardedVariable:
@@ -135,5 +141,6 @@ def _complete(slots: SlotTable) -> ShardedVariable:
         raise RuntimeError(
             "An optimizer must have the slot variables of all shards of a "
             "table when it is saved or loaded; build it with all of the "
-            "layer's weights.")
+            "layer's weights."
+        )
     return whole

@@ -22,8 +22,12 @@ class StepWeight(TakesGradients, keras.Variable):
         self._steps = steps
         # Of a callable: Keras may be tracing, and make the value later.
         super().__init__(
-            keras.initializers.Zeros(), shape=steps.mark_shape,
-            name="marks", dtype="float32", autocast=False)
+            keras.initializers.Zeros(),
+            shape=steps.mark_shape,
+            name="marks",
+            dtype="float32",
+            autocast=False,
+        )
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -37,7 +41,8 @@ class StepWeight(TakesGradients, keras.Variable):
     def missing_gradient(self) -> str:
         """Returns what to say where a step brings no gradient."""
         return missing_gradients.message(
-            self._steps.layer_name, self._steps.table_names)
+            self._steps.layer_name, self._steps.table_names
+        )
 
     def assign(self, value: Any) -> Any:
         """Takes a step inside an optimizer's `apply`; else refuses.
@@ -48,15 +53,17 @@ class StepWeight(TakesGradients, keras.Variable):
         """
         optimizer = _keras_private.applying_optimizer()
         if optimizer is None:
-            raise RuntimeError(missing_gradients.tables_are_no_weights(
-                self._steps.layer_name))
+            raise RuntimeError(
+                missing_gradients.tables_are_no_weights(self._steps.layer_name)
+            )
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise ValueError(
                 "The model's optimizer must not accumulate gradients: the "
                 "tables have optimizers of their own, which take each as a "
                 f"step. Received: gradient_accumulation_steps={steps} (layer "
-                f"{self._steps.layer_name!r}).")
+                f"{self._steps.layer_name!r})."
+            )
         scale = optimizer.loss_scale_factor
         self._steps.apply(value if scale is None else value / scale)
         return value

@@ -83,16 +83,21 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         embedding_arguments.check_inputs(inputs, self.name)
         return super().__call__(inputs, *args, **kwargs)
 
-    def call(self, inputs: Any, weights: Any = None,
-             training: bool | None = None) -> Any:
+    def call(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
         if not _keras_private.is_abstract():
             return super().call(inputs, weights, training)
-        if (self._steps.is_on_tpu or self._steps.access.is_divided
-                or self._steps.is_packed(inputs)):
+        if (
+            self._steps.is_on_tpu
+            or self._steps.access.is_divided
+            or self._steps.is_packed(inputs)
+        ):
             return self._cast(self._steps.zeros(inputs))
         # `fit` of several replicas traces with the mean of their ids.
         inputs = tf.nest.map_structure(
-            lambda ids: tf.cast(ids, tf.int64), inputs)
+            lambda ids: tf.cast(ids, tf.int64), inputs
+        )
         return self._cast(self._steps.look_up(inputs, weights))
 
     call.__doc__ = TPUEmbeddingCore.call.__doc__
@@ -103,10 +108,15 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     def _refuse_other_keras(self, inputs: Any) -> None:
         keras_version_guard.refuse_tf_keras(self, inputs)
 
-    def compute_output_spec(self, inputs: Any, weights: Any = None,
-                            training: bool | None = None) -> Any:
+    def compute_output_spec(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
         """Returns the activations as `KerasTensor`s."""
         del weights, training
-        return tf.nest.pack_sequence_as(self._steps.feature_config, [
-            keras.KerasTensor(shape, dtype=self.compute_dtype)
-            for shape in self._steps.output_shapes(inputs)])
+        return tf.nest.pack_sequence_as(
+            self._steps.feature_config,
+            [
+                keras.KerasTensor(shape, dtype=self.compute_dtype)
+                for shape in self._steps.output_shapes(inputs)
+            ],
+        )

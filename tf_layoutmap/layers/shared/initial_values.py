@@ -44,18 +44,21 @@ class Draw:
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=self.seed)
         low, high = (int(one) for one in counter.numpy())
         moved = low + (high << 64) + first * counts
-        counter = tf.constant(
-            [moved % 2**64, (moved >> 64) % 2**64], tf.uint64)
+        counter = tf.constant([moved % 2**64, (moved >> 64) % 2**64], tf.uint64)
         drawn = getattr(tf.raw_ops, op)(
-            shape=tf.constant([skipped + num_rows * dim], tf.int64), key=key,
-            counter=counter, alg=tf.raw_ops.StatelessRandomGetAlg(),
-            dtype=tf.float32)
+            shape=tf.constant([skipped + num_rows * dim], tf.int64),
+            key=key,
+            counter=counter,
+            alg=tf.raw_ops.StatelessRandomGetAlg(),
+            dtype=tf.float32,
+        )
         drawn = drawn[skipped:] * self.scale + self.offset
         return tf.reshape(drawn, [num_rows, dim])
 
 
 def draw_of(
-    kinds: Any, initializer: Any,
+    kinds: Any,
+    initializer: Any,
     stateless_seed: Callable[[Any], tf.Tensor | None],
 ) -> Draw | None:
     """Returns the random numbers of one of Keras' initializers, if known.
@@ -69,7 +72,8 @@ def draw_of(
     known = {
         kinds.RandomUniform: ("uniform", "minval", "maxval"),
         kinds.RandomNormal: ("normal", "mean", "stddev"),
-        kinds.TruncatedNormal: ("truncated_normal", "mean", "stddev")}
+        kinds.TruncatedNormal: ("truncated_normal", "mean", "stddev"),
+    }
     # Not of a subclass, which may draw otherwise.
     if type(initializer) not in known:
         return None
@@ -77,15 +81,18 @@ def draw_of(
     if seed is None:
         return None
     distribution, *names = known[type(initializer)]
-    first, second = (tf.constant(getattr(initializer, name), tf.float32)
-                     for name in names)
+    first, second = (
+        tf.constant(getattr(initializer, name), tf.float32) for name in names
+    )
     if distribution == "uniform":
         return Draw(distribution, seed, second - first, first)
     return Draw(distribution, seed, second, first)
 
 
 def of_one_table(
-    initializer: Callable[..., Any], shape: tuple[int, int], dtype: tf.DType,
+    initializer: Callable[..., Any],
+    shape: tuple[int, int],
+    dtype: tf.DType,
     draw_of: Callable[[Any], Draw | None],
 ) -> Callable[..., Any]:
     """Returns what gives each shard its rows of the whole table's values.
@@ -111,8 +118,13 @@ def of_one_table(
 class _OneTable:
     """Draws at the first shard; a whole table is let go at the last one."""
 
-    def __init__(self, initializer: Any, shape: tuple[int, int],
-                 dtype: tf.DType, draw_of: Callable[[Any], Draw | None]):
+    def __init__(
+        self,
+        initializer: Any,
+        shape: tuple[int, int],
+        dtype: tf.DType,
+        draw_of: Callable[[Any], Draw | None],
+    ):
         self._initializer = initializer
         self._shape = shape
         self._dtype = dtype
@@ -123,8 +135,11 @@ class _OneTable:
 
     def is_drawn(self) -> bool:
         """Whether TensorFlow's operations draw each shard where it is."""
-        if not self._is_asked and self._dtype == tf.float32 and (
-                tf.executing_eagerly()):
+        if (
+            not self._is_asked
+            and self._dtype == tf.float32
+            and (tf.executing_eagerly())
+        ):
             self._draw = self._draw_of(self._initializer)
         self._is_asked = True
         return self._draw is not None
@@ -136,8 +151,9 @@ class _OneTable:
             return self._draw.rows(start, num_rows, self._shape[1])
         if self._whole is None:
             self._whole = tf.convert_to_tensor(
-                self._initializer(self._shape, dtype=self._dtype))
-        rows = self._whole[start:start + num_rows]
+                self._initializer(self._shape, dtype=self._dtype)
+            )
+        rows = self._whole[start : start + num_rows]
         if start + num_rows == self._shape[0]:
             self._whole = None
         return rows

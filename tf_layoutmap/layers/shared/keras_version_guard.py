@@ -26,10 +26,14 @@ def refuse_tf_keras(layer: Any, inputs: Any) -> None:
     from tf_layoutmap import _tf_keras_private
 
     context = _tf_keras_private.call_context()
-    _refuse(layer, inputs, tf_keras.__internal__.KerasTensor,
-            context.layer if context.in_call else None,
-            own=("Keras 3", "tlm.layers"),
-            other=("tf_keras", "tlm.layers.tf_keras"))
+    _refuse(
+        layer,
+        inputs,
+        tf_keras.__internal__.KerasTensor,
+        context.layer if context.in_call else None,
+        own=("Keras 3", "tlm.layers"),
+        other=("tf_keras", "tlm.layers.tf_keras"),
+    )
 
 
 def refuse_keras(layer: Any, inputs: Any) -> None:
@@ -38,13 +42,25 @@ def refuse_keras(layer: Any, inputs: Any) -> None:
     Raises:
       RuntimeError: It is.
     """
-    _refuse(layer, inputs, keras.KerasTensor, _keras_private.calling_layer(),
-            own=("tf_keras", "tlm.layers.tf_keras"),
-            other=("Keras 3", "tlm.layers"))
+    _refuse(
+        layer,
+        inputs,
+        keras.KerasTensor,
+        _keras_private.calling_layer(),
+        own=("tf_keras", "tlm.layers.tf_keras"),
+        other=("Keras 3", "tlm.layers"),
+    )
 
 
-def _refuse(layer: Any, inputs: Any, symbolic: type, calling_layer: Any, *,
-            own: tuple[str, str], other: tuple[str, str]) -> None:
+def _refuse(
+    layer: Any,
+    inputs: Any,
+    symbolic: type,
+    calling_layer: Any,
+    *,
+    own: tuple[str, str],
+    other: tuple[str, str],
+) -> None:
     """Raises if the other Keras version calls, or made the inputs.
 
     Args:
@@ -65,4 +81,5 @@ def _refuse(layer: Any, inputs: Any, symbolic: type, calling_layer: Any, *,
     raise RuntimeError(
         f"{own[1]}.{name} is for {own[0]}; a {other[0]} model takes "
         f"{other[1]}.{name}, or would not train it. Received: {caller} "
-        f"(layer {layer.name!r}).")
+        f"(layer {layer.name!r})."
+    )

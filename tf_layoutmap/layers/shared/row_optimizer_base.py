@@ -16,10 +16,11 @@ from tf_layoutmap.embedding.spec.optimizer_specs import (
 from tf_layoutmap.layers.shared.row_optimizer_saving import RowOptimizerSaving
 from tf_layoutmap.sharded.routing import checks
 
-_DEFAULTS = {"sgd": tf.tpu.experimental.embedding.SGD,
-             "adagrad": tf.tpu.experimental.embedding.Adagrad}
-_TAKEN = ('None, "sgd", "adagrad" or a tf.tpu.experimental.embedding '
-          "optimizer")
+_DEFAULTS = {
+    "sgd": tf.tpu.experimental.embedding.SGD,
+    "adagrad": tf.tpu.experimental.embedding.Adagrad,
+}
+_TAKEN = 'None, "sgd", "adagrad" or a tf.tpu.experimental.embedding optimizer'
 
 
 class RowUpdates(RowOptimizerSaving):
@@ -62,27 +63,32 @@ class RowUpdates(RowOptimizerSaving):
                 raise ValueError(
                     "Argument `optimizer` must not belong to another layer: "
                     f"its slot variables do. Received: {optimizer.name!r} "
-                    f"({where}).")
+                    f"({where})."
+                )
             return optimizer
         if isinstance(optimizer, str):
             name = _checks.check_one_of(
-                "optimizer", optimizer, tuple(_DEFAULTS), where=where)
+                "optimizer", optimizer, tuple(_DEFAULTS), where=where
+            )
             optimizer = _DEFAULTS[name]()
         if isinstance(optimizer, cls._keras.optimizers.Optimizer):
             raise TypeError(
                 f"Argument `optimizer` must be {_TAKEN}; Keras' optimizers "
                 "work on whole weights, and train the table of a layer with "
                 f"optimizer=None. Received: {type(optimizer).__name__} "
-                f"({where}).")
+                f"({where})."
+            )
         if isinstance(optimizer, HostOptimizer):
             raise ValueError(
                 "Argument `optimizer` must be a rule whose slot variables "
                 "have the shape of the table. Received: "
                 f"{type(optimizer).__name__} ({where}). It trains tables of "
-                "TPUEmbedding.")
+                "TPUEmbedding."
+            )
         if not hasattr(optimizer, "use_gradient_accumulation"):
-            raise TypeError(_checks.message(
-                "optimizer", _TAKEN, optimizer, where))
+            raise TypeError(
+                _checks.message("optimizer", _TAKEN, optimizer, where)
+            )
         rate = optimizer.learning_rate
         if isinstance(rate, cls._schedule()):
             # The engine would call it without a step; here steps are counted.
@@ -90,19 +96,22 @@ class RowUpdates(RowOptimizerSaving):
             optimizer.learning_rate = 1.0
         spec = read_optimizer(optimizer, table=layer)
         assert spec is not None  # As the optimizer is not.
-        return cast("Any", cls)(dataclasses.replace(
-            spec, learning_rate=rate if callable(rate) else float(rate)))
+        return cast("Any", cls)(
+            dataclasses.replace(
+                spec, learning_rate=rate if callable(rate) else float(rate)
+            )
+        )
 
     @classmethod
     def _schedule(cls) -> type:
         return cls._keras.optimizers.schedules.LearningRateSchedule
 
     def _asked_rule(self) -> OptimizerSpec:
-        """The rule for an engine, which asks for the learning rate each time.
-        """
+        """Returns the rule for an engine, which reads its learning rate."""
         return dataclasses.replace(
             self._spec,
-            learning_rate=lambda: tf.cast(self.learning_rate, tf.float32))
+            learning_rate=lambda: tf.cast(self.learning_rate, tf.float32),
+        )
 
     # Slot variables.
 
@@ -114,16 +123,20 @@ class RowUpdates(RowOptimizerSaving):
         return self._own_slots()
 
     def _own_slots(self) -> dict[str, Any]:
-        return {slot.name: getattr(self, slot.name)
-                for slot in self._spec.slots if hasattr(self, slot.name)}
+        return {
+            slot.name: getattr(self, slot.name)
+            for slot in self._spec.slots
+            if hasattr(self, slot.name)
+        }
 
     def create_slots(self, table: Any) -> None:
         """Makes the slot variables of `table`, a `HostTable` or `MeshTable`."""
         self._table = table
         for slot in self._spec.slots:
             # An attribute, because those are what a checkpoint holds.
-            setattr(self, slot.name,
-                    table.new_slot(slot.name, slot.initial_value))
+            setattr(
+                self, slot.name, table.new_slot(slot.name, slot.initial_value)
+            )
 
     # Steps.
 
@@ -144,19 +157,27 @@ class RowUpdates(RowOptimizerSaving):
             raise RuntimeError(
                 "A table with an optimizer of its own cannot be trained in a "
                 "function that XLA compiles, which has no kernel for its step; "
-                f"use jit_compile=False (table {self._table.name!r}).")
+                f"use jit_compile=False (table {self._table.name!r})."
+            )
         ids, values = _rows_of(gradient)
         learning_rate = tf.cast(self.learning_rate, tf.float32)
         self._table.update(
-            list(self.slots.values()), ids, values,
-            optimizer=self._spec.name, hyperparameters=tf.stack(
-                [learning_rate, *self._spec.constants]))
+            list(self.slots.values()),
+            ids,
+            values,
+            optimizer=self._spec.name,
+            hyperparameters=tf.stack([learning_rate, *self._spec.constants]),
+        )
         if self.row_constraint is not None:
             self._table.constrain(ids, self.row_constraint)
         self.iterations.assign_add(1)
 
-    def accumulate(self, gradient: tf.IndexedSlices | tf.Tensor, steps: int,
-                   is_last: tf.Tensor) -> None:
+    def accumulate(
+        self,
+        gradient: tf.IndexedSlices | tf.Tensor,
+        steps: int,
+        is_last: tf.Tensor,
+    ) -> None:
         """Keeps a gradient, or takes one step with the mean of `steps`.
 
         What is kept are the rows of the batches, not a table of zeros.
@@ -175,10 +196,10 @@ class RowUpdates(RowOptimizerSaving):
                 "The model's optimizer must not accumulate gradients over "
                 "parameter servers: those of a table are applied where they "
                 "are made. Received: gradient_accumulation_steps="
-                f"{steps} (table {self._table.name!r}).")
+                f"{steps} (table {self._table.name!r})."
+            )
         ids, values = _rows_of(gradient)
-        kept_ids, kept = self._keep_gradients(
-            cast("int", values.shape[-1]))
+        kept_ids, kept = self._keep_gradients(cast("int", values.shape[-1]))
         ids = tf.concat([kept_ids, tf.cast(ids, tf.int64)], axis=0)
         values = tf.concat([kept, values], axis=0)
 
@@ -191,22 +212,32 @@ class RowUpdates(RowOptimizerSaving):
     def _keep_gradients(self, dim: int) -> tuple[tf.Variable, tf.Variable]:
         """Returns ids and gradients of before; makes the variables first."""
         ids, gradients = (
-            self._accumulated_ids, self._accumulated_gradients_of_ids)
+            self._accumulated_ids,
+            self._accumulated_gradients_of_ids,
+        )
         if ids is not None and gradients is not None:
             return ids, gradients
         with tf.init_scope(), tf.device("/device:CPU:0"):
             # Attributes, so that a checkpoint holds them.
             ids = self._accumulated_ids = tf.Variable(
-                tf.zeros([0], tf.int64), shape=[None], trainable=False,
-                name="accumulated_ids")
+                tf.zeros([0], tf.int64),
+                shape=[None],
+                trainable=False,
+                name="accumulated_ids",
+            )
             gradients = self._accumulated_gradients_of_ids = tf.Variable(
-                tf.zeros([0, dim]), shape=[None, dim], trainable=False,
-                name="accumulated_gradients_of_ids")
+                tf.zeros([0, dim]),
+                shape=[None, dim],
+                trainable=False,
+                name="accumulated_gradients_of_ids",
+            )
         return ids, gradients
 
     def _set_accumulated(self, ids: Any, values: Any) -> tf.Tensor:
         kept_ids, kept = (
-            self._accumulated_ids, self._accumulated_gradients_of_ids)
+            self._accumulated_ids,
+            self._accumulated_gradients_of_ids,
+        )
         assert kept_ids is not None and kept is not None
         kept_ids.assign(ids)
         kept.assign(values)
@@ -221,11 +252,13 @@ class RowUpdates(RowOptimizerSaving):
         raise RuntimeError(
             f"{self.name!r} trains the table of its own layer only, by itself; "
             "give `compile` an optimizer for the other weights, such as "
-            '"adam".')
+            '"adam".'
+        )
 
 
-def _rows_of(gradient: tf.IndexedSlices | tf.Tensor) -> tuple[
-        tf.Tensor, tf.Tensor]:
+def _rows_of(
+    gradient: tf.IndexedSlices | tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns ids, and a float32 gradient for each."""
     if isinstance(gradient, tf.IndexedSlices):
         return gradient.indices, tf.cast(gradient.values, tf.float32)
@@ -239,7 +272,8 @@ def refuse_constraint(name: str) -> None:
             "Argument `embeddings_constraint` must be None on parameter "
             "servers for a table with an optimizer of its own: a step that "
             f"runs again would not count once. Received: one of layer {name!r}"
-            ".")
+            "."
+        )
 
 
 def refuse_replicas(name: str) -> None:
@@ -250,4 +284,5 @@ def refuse_replicas(name: str) -> None:
         raise RuntimeError(
             "A ShardedEmbedding must be trained by one replica; "
             "tlm.TPUEmbedding trains tables with several. Received: "
-            f"{replicas} replicas ({name!r}).")
+            f"{replicas} replicas ({name!r})."
+        )

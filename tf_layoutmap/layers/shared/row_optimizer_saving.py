@@ -67,12 +67,15 @@ class RowOptimizerSaving:
             raise ValueError(
                 f"The saved state of {self.name!r} must hold {sorted(names)}. "
                 f"Received: {sorted(found)}. Load it into a layer with the "
-                "optimizer it was saved with.")
+                "optimizer it was saved with."
+            )
         for name in found - kept:
             # One of another shape must not be found when others are written.
             table_weights_file.check(
-                store, name,
-                slots[name] if name in slots else scalars[int(name)])
+                store,
+                name,
+                slots[name] if name in slots else scalars[int(name)],
+            )
         if kept:
             values = store["accumulated_gradients"][...]
             self._keep_gradients(values.shape[-1])
@@ -84,8 +87,7 @@ class RowOptimizerSaving:
             self.iterations.assign(0)
             for slot in self._spec.slots:
                 if slot.name in slots:
-                    self._table.fill_slot(
-                        slots[slot.name], slot.initial_value)
+                    self._table.fill_slot(slots[slot.name], slot.initial_value)
             return
         for name, slot in slots.items():
             table_weights_file.load(store, name, slot)
@@ -95,22 +97,30 @@ class RowOptimizerSaving:
     def get_config(self) -> dict[str, Any]:
         """Returns plain values that `from_config` understands."""
         return {
-            "name": self.name, "rule": self._spec.name,
+            "name": self.name,
+            "rule": self._spec.name,
             "learning_rate": self._rate_config(),
             "slots": {s.name: s.initial_value for s in self._spec.slots},
-            "constants": list(self._spec.constants)}
+            "constants": list(self._spec.constants),
+        }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any],
-                    custom_objects: Any = None) -> Any:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Any:
         """Makes an optimizer from what `get_config` returned."""
         rate = config["learning_rate"]
         if isinstance(rate, dict):
             rate = cls._keras.optimizers.schedules.deserialize(
-                rate, custom_objects=custom_objects)
+                rate, custom_objects=custom_objects
+            )
         spec = OptimizerSpec(
-            config["rule"], rate,
-            slots=tuple(SlotSpec(name, initial)
-                        for name, initial in config["slots"].items()),
-            constants=tuple(config["constants"]))
+            config["rule"],
+            rate,
+            slots=tuple(
+                SlotSpec(name, initial)
+                for name, initial in config["slots"].items()
+            ),
+            constants=tuple(config["constants"]),
+        )
         return cast("Any", cls)(spec, name=config["name"])

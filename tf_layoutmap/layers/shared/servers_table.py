@@ -18,8 +18,11 @@ from tf_layoutmap.sharded import ShardedVariable
 
 def table_of(variable: ShardedVariable, rule: OptimizerSpec) -> HostTable:
     """Returns the table as it is trained where the strategy in scope has it."""
-    return (ServersTable(variable, rule) if _strategies.on_servers() else
-            HostTable(variable))
+    return (
+        ServersTable(variable, rule)
+        if _strategies.on_servers()
+        else HostTable(variable)
+    )
 
 
 class ServersTable(HostTable):
@@ -40,14 +43,24 @@ class ServersTable(HostTable):
         shards = []
         for part, shard in enumerate(self._variable.variables):
             with tf.device(shard.device):
-                shards.append(_tf_private.ResourceVariable(
-                    tf.fill(shard.shape, initial), trainable=False,
-                    name=f"{name}/part_{part}"))
+                shards.append(
+                    _tf_private.ResourceVariable(
+                        tf.fill(shard.shape, initial),
+                        trainable=False,
+                        name=f"{name}/part_{part}",
+                    )
+                )
         return ShardedVariable(shards, name=name)
 
-    def update(self, slots: Sequence[ShardedVariable], ids: tf.Tensor,
-               gradients: tf.Tensor, *, optimizer: str,
-               hyperparameters: tf.Tensor) -> None:
+    def update(
+        self,
+        slots: Sequence[ShardedVariable],
+        ids: tf.Tensor,
+        gradients: tf.Tensor,
+        *,
+        optimizer: str,
+        hyperparameters: tf.Tensor,
+    ) -> None:
         """Takes one step on the rows of `ids`, those of equal ids summed."""
         del optimizer
         if self._ops is None:
@@ -55,23 +68,53 @@ class ServersTable(HostTable):
                 self._ops = self._make_ops(slots)
         ids = tf.cast(ids, tf.int64)
         # Each gradient row is a sample of its own, with one id.
-        plan, requests = self._ops.plan([feature_inputs.FeatureIds(
-            ids, tf.zeros([0], tf.int64), tf.size(ids, tf.int64),
-            tf.zeros([0]))])
-        self._ops.apply(plan, self._ops.fetch(requests), [gradients],
-                        [hyperparameters],
-                        closures.token_to_apply(self._ops.applied_closures))
+        plan, requests = self._ops.plan(
+            [
+                feature_inputs.FeatureIds(
+                    ids,
+                    tf.zeros([0], tf.int64),
+                    tf.size(ids, tf.int64),
+                    tf.zeros([0]),
+                )
+            ]
+        )
+        self._ops.apply(
+            plan,
+            self._ops.fetch(requests),
+            [gradients],
+            [hyperparameters],
+            closures.token_to_apply(self._ops.applied_closures),
+        )
 
     def _make_ops(self, slots: Sequence[ShardedVariable]) -> step_ops.StepOps:
         table = self._variable
         spec = config.EmbeddingSpec(
-            (config.TableSpec(
-                self.name, table.partition.num_rows, int(table.shape[1] or 0),
-                "sum", initializer=tf.zeros, optimizer=self._rule),),
-            (config.FeatureSpec(self.name, 0, 0),))
-        variables = {self.name: {tables.PARAMETERS: table, **{
-            slot.name: variable
-            for slot, variable in zip(self._rule.slots, slots)}}}
+            (
+                config.TableSpec(
+                    self.name,
+                    table.partition.num_rows,
+                    int(table.shape[1] or 0),
+                    "sum",
+                    initializer=tf.zeros,
+                    optimizer=self._rule,
+                ),
+            ),
+            (config.FeatureSpec(self.name, 0, 0),),
+        )
+        variables = {
+            self.name: {
+                tables.PARAMETERS: table,
+                **{
+                    slot.name: variable
+                    for slot, variable in zip(self._rule.slots, slots)
+                },
+            }
+        }
         return step_ops.StepOps(
-            spec, variables, [[one.device for one in table.variables]],
-            out_of_range="error", rounding_seed=0, wire_dtype="float32")
+            spec,
+            variables,
+            [[one.device for one in table.variables]],
+            out_of_range="error",
+            rounding_seed=0,
+            wire_dtype="float32",
+        )

@@ -43,14 +43,20 @@ class EmbeddingCore(LayerBase):
     # Of a layer with an open vocabulary, instead of `_table`.
     _key_table: key_table.KeyTable | None
 
-    def __init__(self, input_dim: int | OpenVocabulary, output_dim: int, *,
-                 num_shards: int | None = None,
-                 partitioner: Callable[..., list[int]] | None = None,
-                 embeddings_initializer: Any = "uniform",
-                 embeddings_regularizer: Any = None,
-                 embeddings_constraint: Any = None,
-                 optimizer: Any = None, mask_zero: bool = False,
-                 **kwargs: Any):
+    def __init__(
+        self,
+        input_dim: int | OpenVocabulary,
+        output_dim: int,
+        *,
+        num_shards: int | None = None,
+        partitioner: Callable[..., list[int]] | None = None,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        optimizer: Any = None,
+        mask_zero: bool = False,
+        **kwargs: Any,
+    ):
         """Makes the layer.
 
         Args:
@@ -97,34 +103,51 @@ class EmbeddingCore(LayerBase):
         self.supports_jit = False
         where = f"layer {self.name!r}"
         settings = input_dim if isinstance(input_dim, OpenVocabulary) else None
-        self.input_dim = settings.num_rows if settings else _checks.check_int(
-            "input_dim", input_dim, lowest=1, where=where)
+        self.input_dim = (
+            settings.num_rows
+            if settings
+            else _checks.check_int(
+                "input_dim", input_dim, lowest=1, where=where
+            )
+        )
         self.output_dim = _checks.check_int(
-            "output_dim", output_dim, lowest=1, where=where)
+            "output_dim", output_dim, lowest=1, where=where
+        )
         # A shard holds whole buckets of keys.
         self.num_shards = embedding_arguments.count_shards(
-            num_shards, partitioner,
+            num_shards,
+            partitioner,
             settings.num_buckets if settings else self.input_dim,
-            (self.input_dim, self.output_dim), self.variable_dtype, where)
+            (self.input_dim, self.output_dim),
+            self.variable_dtype,
+            where,
+        )
         self._is_cut_by_hand = not num_shards is partitioner is None
         self.embeddings_initializer = self._keras.initializers.get(
-            embeddings_initializer)
+            embeddings_initializer
+        )
         self.optimizer = self._row_optimizer.read(optimizer, self.name)
         self.embeddings_regularizer = whole_table_rules.check_callable(
             "embeddings_regularizer",
-            self._keras.regularizers.get(embeddings_regularizer), where)
+            self._keras.regularizers.get(embeddings_regularizer),
+            where,
+        )
         self.embeddings_constraint = whole_table_rules.check_callable(
             "embeddings_constraint",
-            self._keras.constraints.get(embeddings_constraint), where)
+            self._keras.constraints.get(embeddings_constraint),
+            where,
+        )
         if self.optimizer:
             whole_table_rules.check_by_row(self.embeddings_constraint, where)
             vars(self.optimizer)["row_constraint"] = self.embeddings_constraint
         if self.optimizer and self.variable_dtype != "float32":
             raise ValueError(
                 "Argument `optimizer` must be None unless variables are "
-                f"float32. Received: {self.variable_dtype} ({where}).")
+                f"float32. Received: {self.variable_dtype} ({where})."
+            )
         self.mask_zero = _checks.check_type(
-            "mask_zero", mask_zero, bool, "a bool", where=where)
+            "mask_zero", mask_zero, bool, "a bool", where=where
+        )
         self.supports_masking = self.mask_zero
         if settings is not None:
             self._open(settings)
@@ -133,19 +156,35 @@ class EmbeddingCore(LayerBase):
         """Makes the embedding of a table that takes ids as they come."""
         where = f"layer {self.name!r} with an open vocabulary"
         if self.optimizer is None:
-            raise ValueError(_checks.message(
-                "optimizer", "given: a row that changes hands takes its slot "
-                "variables with it, which the model's optimizer would keep",
-                None, where))
+            raise ValueError(
+                _checks.message(
+                    "optimizer",
+                    "given: a row that changes hands takes its slot "
+                    "variables with it, which the model's optimizer would keep",
+                    None,
+                    where,
+                )
+            )
         for name in ("embeddings_regularizer", "embeddings_constraint"):
             if getattr(self, name) is not None:
-                raise ValueError(_checks.message(
-                    name, "None; `activity_regularizer` sees what a call looks "
-                    "up", getattr(self, name), where))
+                raise ValueError(
+                    _checks.message(
+                        name,
+                        "None; `activity_regularizer` sees what a call looks "
+                        "up",
+                        getattr(self, name),
+                        where,
+                    )
+                )
         table = key_table.KeyTable(
-            self.name, settings, self.output_dim,
-            initializer=self.embeddings_initializer, optimizer=self.optimizer,
-            num_shards=self.num_shards, mask_zero=self.mask_zero)
+            self.name,
+            settings,
+            self.output_dim,
+            initializer=self.embeddings_initializer,
+            optimizer=self.optimizer,
+            num_shards=self.num_shards,
+            mask_zero=self.mask_zero,
+        )
         vars(self)["_key_table"] = table
         vars(self.optimizer)["_engine_slots"] = lambda: table.slots
         self._track_embedding(table.embedding)
@@ -179,7 +218,8 @@ class EmbeddingCore(LayerBase):
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
-                    name=f"{self.name}/embeddings")
+                    name=f"{self.name}/embeddings",
+                )
         return table
 
     def _first_values(self) -> Callable[..., Any]:
@@ -187,13 +227,17 @@ class EmbeddingCore(LayerBase):
         initializer = self.embeddings_initializer
         simple = self._keras.initializers
         if not isinstance(initializer, simple.Initializer) or isinstance(
-                initializer, simple.Zeros | simple.Ones):
+            initializer, simple.Zeros | simple.Ones
+        ):
             return initializer
         return initial_values.of_one_table(
-            initializer, (self.input_dim, self.output_dim),
+            initializer,
+            (self.input_dim, self.output_dim),
             tf.as_dtype(self.variable_dtype),
             lambda initializer: initial_values.draw_of(
-                self._keras.initializers, initializer, self._stateless_seed))
+                self._keras.initializers, initializer, self._stateless_seed
+            ),
+        )
 
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
         """The seed of its next numbers, `[2]` int32; None if not known."""
@@ -207,7 +251,8 @@ class EmbeddingCore(LayerBase):
         if self._table is None:
             raise AttributeError(
                 f"The table of layer {self.name!r} is made when the layer is "
-                "built; call the layer, or `build`, first.")
+                "built; call the layer, or `build`, first."
+            )
         return self._table
 
     @property
@@ -222,7 +267,8 @@ class EmbeddingCore(LayerBase):
         if not self.built:
             raise AttributeError(
                 f"The vocabulary of layer {self.name!r} is made when the layer "
-                "is built; call the layer, or `build`, first.")
+                "is built; call the layer, or `build`, first."
+            )
         return self._key_table.vocabulary
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
@@ -255,7 +301,8 @@ class EmbeddingCore(LayerBase):
             # with floats for all inputs.
             return tf.zeros(
                 tf.concat([tf.shape(inputs), [self.output_dim]], 0),
-                self.compute_dtype)
+                self.compute_dtype,
+            )
         ids = self._ids(inputs)
         if self._key_table is not None:
             return self._rows_of_keys(ids)
@@ -266,9 +313,12 @@ class EmbeddingCore(LayerBase):
 
     def _rows_of_keys(self, keys: tf.Tensor) -> tf.Tensor:
         assert self._key_table is not None
-        return tf.cast(self._key_table.look_up(
-            keys, self._marks_variable(), is_trained=self.trainable),
-            self.compute_dtype)
+        return tf.cast(
+            self._key_table.look_up(
+                keys, self._marks_variable(), is_trained=self.trainable
+            ),
+            self.compute_dtype,
+        )
 
     def _is_traced_for_shapes(self) -> bool:
         """Whether a call returns zeros, because only its shape is used."""
@@ -290,17 +340,23 @@ class EmbeddingCore(LayerBase):
         if isinstance(inputs, tf.SparseTensor):
             raise TypeError(
                 "Ids must be a dense or a ragged tensor. Received: a "
-                f"tf.SparseTensor (layer {self.name!r}).")
+                f"tf.SparseTensor (layer {self.name!r})."
+            )
         if self._key_table is not None:
             return key_table.read_keys(inputs, self.name)
-        return embedding_arguments.read_ids(
-            inputs, self.input_dim, self.name)
+        return embedding_arguments.read_ids(inputs, self.input_dim, self.name)
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
-        if (self.optimizer and self.embeddings_regularizer is not None
-                and not _tf_private.in_save_context()):
-            self.add_loss(whole_table_rules.loss_of_rows(
-                self.embeddings_regularizer, self.embeddings, ids))
+        if (
+            self.optimizer
+            and self.embeddings_regularizer is not None
+            and not _tf_private.in_save_context()
+        ):
+            self.add_loss(
+                whole_table_rules.loss_of_rows(
+                    self.embeddings_regularizer, self.embeddings, ids
+                )
+            )
         if self.optimizer or not _tf_private.in_save_context():
             return self.embeddings.sparse_read(ids)
         # An exported model holds the weights that Keras lists: each shard.
@@ -326,14 +382,16 @@ class EmbeddingCore(LayerBase):
         if not self.built:
             raise ValueError(
                 f"Layer {self.name!r} must be built before weights are "
-                "loaded; call the model, or `build`, first.")
+                "loaded; call the model, or `build`, first."
+            )
         if self._key_table is not None:
             self._key_table.load(store)
             return
         if sorted(store.keys()) != ["0"]:
             raise ValueError(
                 f"The saved weights of layer {self.name!r} must be one "
-                f"table. Received: {sorted(store.keys())}.")
+                f"table. Received: {sorted(store.keys())}."
+            )
         table_weights_file.load(store, "0", self.embeddings)
 
     def get_config(self) -> dict[str, Any]:
@@ -341,19 +399,25 @@ class EmbeddingCore(LayerBase):
         return {
             **super().get_config(),
             "input_dim": (
-                self.input_dim if self._key_table is None else
-                dataclasses.asdict(self._key_table.settings)),
+                self.input_dim
+                if self._key_table is None
+                else dataclasses.asdict(self._key_table.settings)
+            ),
             "output_dim": self.output_dim,
             "num_shards": self.num_shards,
             "embeddings_initializer": self._keras.initializers.serialize(
-                self.embeddings_initializer),
+                self.embeddings_initializer
+            ),
             "embeddings_regularizer": self._keras.regularizers.serialize(
-                self.embeddings_regularizer),
+                self.embeddings_regularizer
+            ),
             "embeddings_constraint": self._keras.constraints.serialize(
-                self.embeddings_constraint),
+                self.embeddings_constraint
+            ),
             "optimizer": (
-                self.optimizer and
-                self._keras.saving.serialize_keras_object(self.optimizer)),
+                self.optimizer
+                and self._keras.saving.serialize_keras_object(self.optimizer)
+            ),
             "mask_zero": self.mask_zero,
         }
 
@@ -365,5 +429,4 @@ class EmbeddingCore(LayerBase):
             optimizer = cls._keras.saving.deserialize_keras_object(optimizer)
         if isinstance(input_dim, dict):
             input_dim = OpenVocabulary(**input_dim)
-        return cls(**{
-            **config, "input_dim": input_dim, "optimizer": optimizer})
+        return cls(**{**config, "input_dim": input_dim, "optimizer": optimizer})

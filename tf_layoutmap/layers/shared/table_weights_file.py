@@ -27,7 +27,8 @@ def save(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
         dtype = np.float32  # HDF5 knows no bfloat16, but all of its numbers.
     if np.dtype(dtype).kind == "f":  # Else Keras helps.
         dataset = _keras_private.h5_dataset(
-            store, key, tuple(known_sizes(table)), dtype)
+            store, key, tuple(known_sizes(table)), dtype
+        )
     if dataset is None:
         store[key] = table.numpy()
         return
@@ -35,8 +36,9 @@ def save(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
         dataset[index] = shard().astype(dtype, copy=False)
 
 
-def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
-        tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
+def _shards(
+    table: ShardedVariable | MeshVariable,
+) -> Iterator[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
     """Yields where each shard is, and a function that copies it."""
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
@@ -50,8 +52,10 @@ def _shards(table: ShardedVariable | MeshVariable) -> Iterator[
         return
     indices = transfer.slices_of_devices(table.shape, layout)
     # Each shard once, however many devices hold it.
-    shards = {tuple((s.start, s.stop) for s in index): (index, shard)
-              for index, shard in zip(indices, dtensor.unpack(value))}
+    shards = {
+        tuple((s.start, s.stop) for s in index): (index, shard)
+        for index, shard in zip(indices, dtensor.unpack(value))
+    }
     for index, shard in shards.values():
         # What is behind the rows of the table is padding.
         size = index[0].stop - index[0].start
@@ -67,14 +71,22 @@ def load(store: Any, key: str, table: ShardedVariable | MeshVariable) -> None:
     value = _checked(store, key, table)
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
-            shard.assign(tf.cast(
-                value[start:start + known_size(shard)], shard.dtype))
+            shard.assign(
+                tf.cast(value[start : start + known_size(shard)], shard.dtype)
+            )
         return
     shards = transfer.unique_shards(table.shape, table.layout)
     variable = table.divided_value
-    variable.assign(tf.cast(transfer.packed(
-        shards, (np.array(value[shard.slices], order="C")
-                 for shard in shards), table.layout), variable.dtype))
+    variable.assign(
+        tf.cast(
+            transfer.packed(
+                shards,
+                (np.array(value[shard.slices], order="C") for shard in shards),
+                table.layout,
+            ),
+            variable.dtype,
+        )
+    )
 
 
 def check(store: Any, key: str, variable: Any) -> None:
@@ -96,9 +108,13 @@ def _checked(store: Any, key: str, variable: Any) -> Any:
     if value is None or "dtype" in value.attrs:
         value = store[key]
     if tuple(value.shape) != tuple(variable.shape):
-        kind = ("Table" if isinstance(variable, ShardedVariable | MeshVariable)
-                else "Variable")
+        kind = (
+            "Table"
+            if isinstance(variable, ShardedVariable | MeshVariable)
+            else "Variable"
+        )
         raise ValueError(
             f"{kind} {variable.name!r} must be loaded from an array of shape "
-            f"{tuple(variable.shape)}. Received: shape {tuple(value.shape)}.")
+            f"{tuple(variable.shape)}. Received: shape {tuple(value.shape)}."
+        )
     return value

@@ -16,7 +16,10 @@ from tf_layoutmap.vocabulary.state import Vocabulary
 
 
 def read_feature_config(
-    feature_config: Any, feature_configs: Any, table_stacking: Any, layer: str,
+    feature_config: Any,
+    feature_configs: Any,
+    table_stacking: Any,
+    layer: str,
 ) -> Any:
     """Returns the one of two names that was used, after keras-rs' checks.
 
@@ -29,13 +32,18 @@ def read_feature_config(
             "Argument `feature_config` must be given, once; "
             "`feature_configs` is another name of it. Received: "
             f"feature_config={feature_config!r}, "
-            f"feature_configs={feature_configs!r} (layer {layer!r}).")
-    names = [table_stacking] if isinstance(table_stacking, str) else (
-        tf.nest.flatten(table_stacking))
+            f"feature_configs={feature_configs!r} (layer {layer!r})."
+        )
+    names = (
+        [table_stacking]
+        if isinstance(table_stacking, str)
+        else (tf.nest.flatten(table_stacking))
+    )
     if not all(isinstance(one, str) for one in names):
         raise ValueError(
             'Argument `table_stacking` must be "auto", or names of tables. '
-            f"Received: {table_stacking!r} (layer {layer!r}).")
+            f"Received: {table_stacking!r} (layer {layer!r})."
+        )
     return feature_configs if feature_config is None else feature_config
 
 
@@ -49,13 +57,23 @@ class TPUEmbeddingCore(LayerBase):
 
     _steps: EmbeddingSteps
 
-    def __init__(self, feature_config: Any = None, optimizer: Any = None, *,
-                 feature_configs: Any = None, table_stacking: Any = "auto",
-                 partitioner: Any = None, out_of_range: str = "error",
-                 table_dtypes: Any = None, rounding_seed: int = 0,
-                 vocabularies: Any = None, wire_dtype: str = "float32",
-                 over_processes: str = "copied", order: str = "exact",
-                 **kwargs: Any):
+    def __init__(
+        self,
+        feature_config: Any = None,
+        optimizer: Any = None,
+        *,
+        feature_configs: Any = None,
+        table_stacking: Any = "auto",
+        partitioner: Any = None,
+        out_of_range: str = "error",
+        table_dtypes: Any = None,
+        rounding_seed: int = 0,
+        vocabularies: Any = None,
+        wire_dtype: str = "float32",
+        over_processes: str = "copied",
+        order: str = "exact",
+        **kwargs: Any,
+    ):
         """Makes the layer.
 
         Args:
@@ -91,12 +109,20 @@ class TPUEmbeddingCore(LayerBase):
         # Ids must not become float16.
         super().__init__(**{"autocast": False, **kwargs})
         self._steps = EmbeddingSteps(
-            self.name, read_feature_config(
-                feature_config, feature_configs, table_stacking, self.name),
-            optimizer, partitioner=partitioner, out_of_range=out_of_range,
-            table_dtypes=table_dtypes, rounding_seed=rounding_seed,
-            vocabularies=vocabularies, wire_dtype=wire_dtype,
-            over_processes=over_processes, order=order)
+            self.name,
+            read_feature_config(
+                feature_config, feature_configs, table_stacking, self.name
+            ),
+            optimizer,
+            partitioner=partitioner,
+            out_of_range=out_of_range,
+            table_dtypes=table_dtypes,
+            rounding_seed=rounding_seed,
+            vocabularies=vocabularies,
+            wire_dtype=wire_dtype,
+            over_processes=over_processes,
+            order=order,
+        )
         # An attribute of the layer: so that a checkpoint finds the tables.
         self.embedding = self._steps.embedding
 
@@ -105,8 +131,9 @@ class TPUEmbeddingCore(LayerBase):
         self._refuse_other_keras(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
-    def call(self, inputs: Any, weights: Any = None,
-             training: bool | None = None) -> Any:
+    def call(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
         """Returns the activations of all features.
 
         Args:
@@ -124,7 +151,8 @@ class TPUEmbeddingCore(LayerBase):
         marks_variable = self._marks_variable()
         if self.trainable and marks.may_be_recorded(marks_variable, training):
             activations = self._steps.start(
-                tf.convert_to_tensor(marks_variable), inputs, weights)
+                tf.convert_to_tensor(marks_variable), inputs, weights
+            )
         else:
             activations = self._steps.look_up(inputs, weights)
         return self._cast(activations)
@@ -143,8 +171,10 @@ class TPUEmbeddingCore(LayerBase):
         Each is a tensor `[num_rows, dim]`, a copy: for big tables
         `embedding_tables` is better.
         """
-        return {config.name: tf.convert_to_tensor(rows)
-                for config, rows in self.embedding_tables.items()}
+        return {
+            config.name: tf.convert_to_tensor(rows)
+            for config, rows in self.embedding_tables.items()
+        }
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
@@ -157,7 +187,8 @@ class TPUEmbeddingCore(LayerBase):
 
     def _cast(self, activations: Any) -> Any:
         return tf.nest.map_structure(
-            lambda one: tf.cast(one, self.compute_dtype), activations)
+            lambda one: tf.cast(one, self.compute_dtype), activations
+        )
 
     def save_own_variables(self, store: Any) -> None:
         """Writes tables and slot variables, each as one array."""
@@ -173,7 +204,8 @@ class TPUEmbeddingCore(LayerBase):
         if not self.built:
             raise ValueError(
                 f"Layer {self.name!r} must be built before weights are "
-                "loaded; call the model, or `build`, first.")
+                "loaded; call the model, or `build`, first."
+            )
         tpu_embedding_weights_file.load(self.embedding, store, layer=self.name)
 
     def get_config(self) -> dict[str, Any]:
@@ -186,16 +218,24 @@ class TPUEmbeddingCore(LayerBase):
         return {
             **super().get_config(),
             "feature_config": feature_config_serialization.to_config(
-                self._steps.feature_config, self._steps.optimizer,
+                self._steps.feature_config,
+                self._steps.optimizer,
                 # A vocabulary may have been resized since.
-                {table.name: table.vocabulary.settings.capacity
-                 for table in tables if table.vocabulary is not None}),
+                {
+                    table.name: table.vocabulary.settings.capacity
+                    for table in tables
+                    if table.vocabulary is not None
+                },
+            ),
             "out_of_range": self._steps.out_of_range,
             "table_dtypes": {table.name: table.dtype for table in tables},
             "rounding_seed": self._steps.rounding_seed,
             "vocabularies": {
                 table.name: dataclasses.asdict(table.vocabulary.settings)
-                for table in tables if table.vocabulary is not None} or None,
+                for table in tables
+                if table.vocabulary is not None
+            }
+            or None,
         }
 
     @classmethod
@@ -203,8 +243,12 @@ class TPUEmbeddingCore(LayerBase):
         """Makes a layer from what `get_config` returned."""
         config = dict(config)
         features = feature_config_serialization.from_config(
-            config.pop("feature_config"))
+            config.pop("feature_config")
+        )
         vocabularies = {
-            name: OpenVocabulary(**settings) for name, settings in
-            (config.pop("vocabularies", None) or {}).items()}
+            name: OpenVocabulary(**settings)
+            for name, settings in (
+                config.pop("vocabularies", None) or {}
+            ).items()
+        }
         return cls(features, vocabularies=vocabularies or None, **config)

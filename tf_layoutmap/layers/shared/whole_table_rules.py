@@ -11,8 +11,11 @@ from tf_layoutmap import _checks
 class WholeTableRegularizer:
     """Of one shard, which stands for all: the loss of the whole table."""
 
-    def __init__(self, regularizer: Callable[[tf.Tensor], tf.Tensor],
-                 make_table: Callable[[], Any]):
+    def __init__(
+        self,
+        regularizer: Callable[[tf.Tensor], tf.Tensor],
+        make_table: Callable[[], Any],
+    ):
         """Takes the regularizer; `make_table` returns the table."""
         self._regularizer = regularizer
         self._make_table = make_table
@@ -29,8 +32,11 @@ class WholeTableConstraint:
     table.
     """
 
-    def __init__(self, constraint: Callable[[tf.Tensor], tf.Tensor],
-                 make_table: Callable[[], Any]):
+    def __init__(
+        self,
+        constraint: Callable[[tf.Tensor], tf.Tensor],
+        make_table: Callable[[], Any],
+    ):
         """Takes the constraint; `make_table` returns the table."""
         self._constraint = constraint
         self._make_table = make_table
@@ -38,15 +44,17 @@ class WholeTableConstraint:
     def __call__(self, shard: Any) -> tf.Tensor:
         del shard
         table = self._make_table()
-        values = tf.split(self._constraint(tf.convert_to_tensor(table)),
-                          table.partition.sizes)
+        values = tf.split(
+            self._constraint(tf.convert_to_tensor(table)), table.partition.sizes
+        )
         for variable, value in zip(table.variables[:-1], values):
             variable.assign(value)
         return values[-1]
 
 
-def loss_of_rows(regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any,
-                 ids: tf.Tensor) -> tf.Tensor:
+def loss_of_rows(
+    regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
+) -> tf.Tensor:
     """Returns the loss of the rows of `ids`, each counted once."""
     distinct, _ = tf.unique(tf.reshape(ids, [-1]))
     return regularizer(table.sparse_read(distinct))
@@ -65,11 +73,14 @@ def check_by_row(constraint: Any, where: str) -> None:
             "Argument `embeddings_constraint` must treat each row by itself "
             "where the table has an optimizer of its own, which constrains the "
             "rows of a batch only: use axis=1. Received: "
-            f"{type(constraint).__name__} with axis={axis!r} ({where}).")
+            f"{type(constraint).__name__} with axis={axis!r} ({where})."
+        )
 
 
 def refuse_whole_weights(
-    optimizer: Any, kinds: type | tuple[type, ...], where: str,
+    optimizer: Any,
+    kinds: type | tuple[type, ...],
+    where: str,
     setting: str | None = None,
 ) -> None:
     """Refuses an optimizer that would take each shard for a whole weight.
@@ -93,12 +104,14 @@ def refuse_whole_weights(
             "A model's optimizer that computes with a weight as a whole "
             "trains a table in one shard only; use num_shards=1, "
             "`global_clipnorm`, or an optimizer of the layer's own. Received: "
-            f"{setting} ({where}).")
+            f"{setting} ({where})."
+        )
 
 
 def check_callable(argument: str, value: Any, where: str) -> Any:
     """Returns `value`, None or a callable."""
     if value is not None and not callable(value):
-        raise TypeError(_checks.message(
-            argument, "None or callable", value, where))
+        raise TypeError(
+            _checks.message(argument, "None or callable", value, where)
+        )
     return value

@@ -12,8 +12,9 @@ from tf_layoutmap.embedding.step import packed_ids, structure
 Shape = tuple[int | None, ...]
 
 
-def of_inputs(spec: config.EmbeddingSpec, feature_config: Any,
-              inputs: Any) -> list[Shape]:
+def of_inputs(
+    spec: config.EmbeddingSpec, feature_config: Any, inputs: Any
+) -> list[Shape]:
     """Returns the shape of each feature's activations.
 
     Nothing is computed: a step must not be enqueued for it.
@@ -29,16 +30,18 @@ def of_inputs(spec: config.EmbeddingSpec, feature_config: Any,
     """
     if is_packed(feature_config, inputs):
         # Each feature has its samples.
-        return [_of_input(spec, feature, (inputs.shape[0], None))
-                for feature in spec.features]
+        return [
+            _of_input(spec, feature, (inputs.shape[0], None))
+            for feature in spec.features
+        ]
     structure.check_same(inputs, "inputs", feature_config, "feature_config")
     return [
         _of_input(spec, feature, tuple(value.shape))
-        for feature, value in zip(spec.features, tf.nest.flatten(inputs))]
+        for feature, value in zip(spec.features, tf.nest.flatten(inputs))
+    ]
 
 
-def zeros(spec: config.EmbeddingSpec, feature_config: Any,
-          inputs: Any) -> Any:
+def zeros(spec: config.EmbeddingSpec, feature_config: Any, inputs: Any) -> Any:
     """Returns zeros in the shape of the activations, without a step.
 
     Args:
@@ -53,26 +56,37 @@ def zeros(spec: config.EmbeddingSpec, feature_config: Any,
     values = tf.nest.flatten(inputs)
     if is_packed(feature_config, inputs):
         values *= len(shapes)
-    return tf.nest.pack_sequence_as(feature_config, [
-        tf.zeros([_size(value, axis) if size is None else size
-                  for axis, size in enumerate(shape)])
-        for shape, value in zip(shapes, values)])
+    return tf.nest.pack_sequence_as(
+        feature_config,
+        [
+            tf.zeros(
+                [
+                    _size(value, axis) if size is None else size
+                    for axis, size in enumerate(shape)
+                ]
+            )
+            for shape, value in zip(shapes, values)
+        ],
+    )
 
 
 def is_packed(feature_config: Any, inputs: Any) -> bool:
     """Whether an input is a packed batch, or what stands for one."""
     return packed_ids.is_packed(inputs, feature_config) or (
-        tf.nest.is_nested(feature_config) and not tf.nest.is_nested(inputs)
+        tf.nest.is_nested(feature_config)
+        and not tf.nest.is_nested(inputs)
         and not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor))
-        and len(getattr(inputs, "shape", ())) == 2)
+        and len(getattr(inputs, "shape", ())) == 2
+    )
 
 
-def _of_input(spec: config.EmbeddingSpec, feature: config.FeatureSpec,
-              shape: Shape) -> Shape:
+def _of_input(
+    spec: config.EmbeddingSpec, feature: config.FeatureSpec, shape: Shape
+) -> Shape:
     dim = spec.table_of(feature).dim
     if feature.output_shape is not None:
         return (*feature.output_shape, dim)
-    samples = shape[:max(len(shape) - 1, 1)]
+    samples = shape[: max(len(shape) - 1, 1)]
     positions = [feature.max_sequence_length] * feature.is_sequence
     return (*samples, *positions, dim)
 

@@ -42,8 +42,15 @@ class KeyTable:
     """
 
     def __init__(
-        self, layer: str, settings: OpenVocabulary, dim: int, *,
-        initializer: Any, optimizer: Any, num_shards: int, mask_zero: bool,
+        self,
+        layer: str,
+        settings: OpenVocabulary,
+        dim: int,
+        *,
+        initializer: Any,
+        optimizer: Any,
+        num_shards: int,
+        mask_zero: bool,
     ):
         """Makes the embedding; `build` makes its variables.
 
@@ -60,12 +67,15 @@ class KeyTable:
           ValueError: If values of the initializer cannot be drawn by key.
           NotImplementedError: On a TPU, and of several processes.
         """
-        if isinstance(tf.distribute.get_strategy(),
-                      tf.distribute.MultiWorkerMirroredStrategy):
+        if isinstance(
+            tf.distribute.get_strategy(),
+            tf.distribute.MultiWorkerMirroredStrategy,
+        ):
             raise NotImplementedError(
                 "tlm.layers.ShardedEmbedding with an open vocabulary must not "
                 "be made under MultiWorkerMirroredStrategy; train a "
-                f"tlm.TPUEmbedding there. Received: layer {layer!r}.")
+                f"tlm.TPUEmbedding there. Received: layer {layer!r}."
+            )
         self._settings = settings
         self.layer_name = layer
         self.table_names: list[str] = []
@@ -75,22 +85,29 @@ class KeyTable:
         self._mask_zero = mask_zero
         # With the layer's name in the message.
         first_values.read_initializer(
-            initializer, seed=settings.seed, table=layer)
+            initializer, seed=settings.seed, table=layer
+        )
         # Two layers must not start with the same values.
         own_seed = hashlib.sha256(f"{settings.seed}/{layer}".encode())
-        own_settings = dataclasses.replace(settings, seed=int.from_bytes(
-            own_seed.digest()[:8], "little", signed=True))
+        own_settings = dataclasses.replace(
+            settings,
+            seed=int.from_bytes(own_seed.digest()[:8], "little", signed=True),
+        )
         if settings.on_evict is not None:
             own_settings = dataclasses.replace(
                 own_settings,
-                on_evict=evicted.under_name(settings.on_evict, layer))
+                on_evict=evicted.under_name(settings.on_evict, layer),
+            )
         table = _tpu.TableConfig(
-            settings.capacity, dim, initializer, combiner="sum", name=_TABLE)
+            settings.capacity, dim, initializer, combiner="sum", name=_TABLE
+        )
         setattr(table, config.TITLE, f"{layer}/{_TABLE}")
         self.embedding = TPUEmbedding(
-            _tpu.FeatureConfig(table, name=layer), optimizer._asked_rule(),
+            _tpu.FeatureConfig(table, name=layer),
+            optimizer._asked_rule(),
             partitioner=partitioners.FixedShardsPartitioner(num_shards),
-            vocabularies={_TABLE: own_settings})
+            vocabularies={_TABLE: own_settings},
+        )
         self._access = LayerAccess(self.embedding)
         self._config = table
 
@@ -123,14 +140,19 @@ class KeyTable:
         found = self.embedding.vocabularies[_TABLE]
         found.name = self.layer_name
         found.settings = dataclasses.replace(
-            found.settings, seed=self._settings.seed,
-            on_evict=self._settings.on_evict)
+            found.settings,
+            seed=self._settings.seed,
+            on_evict=self._settings.on_evict,
+        )
         return found
 
     # A lookup.
 
     def look_up(
-        self, keys: tf.Tensor, marks_variable: tf.Variable, *,
+        self,
+        keys: tf.Tensor,
+        marks_variable: tf.Variable,
+        *,
         is_trained: bool,
     ) -> tf.Tensor:
         """Returns the rows of keys.
@@ -150,15 +172,19 @@ class KeyTable:
         if self._mask_zero:
             is_key = is_no_padding(ids)
             # A sample for each place, which has one id or none.
-            splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(
-                tf.cast(is_key, tf.int64))], axis=0)
+            splits = tf.concat(
+                [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
+                axis=0,
+            )
             ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-                tf.boolean_mask(ids, is_key), splits, validate=False)
+                tf.boolean_mask(ids, is_key), splits, validate=False
+            )
         if is_trained and marks.may_be_recorded(marks_variable, None):
             self._access.check_can_train(self.layer_name)
             follow, found = self._access.open(ids, None)
-            rows, = marks.connect(
-                follow, tf.convert_to_tensor(marks_variable), found, 1)
+            (rows,) = marks.connect(
+                follow, tf.convert_to_tensor(marks_variable), found, 1
+            )
         else:
             watched_tables.watch(self.embedding)
             rows = self.embedding(ids)
@@ -200,15 +226,18 @@ class KeyTable:
             raise ValueError(
                 f"Layer {self.layer_name!r} with an open vocabulary must be "
                 "loaded from one with an open vocabulary. Received: a table "
-                "whose ids are rows.")
+                "whose ids are rows."
+            )
         tpu_embedding_weights_file.load(
-            self.embedding, store, layer=self.layer_name)
+            self.embedding, store, layer=self.layer_name
+        )
 
 
 def is_no_padding(ids: Any) -> tf.Tensor:
     """Whether each id is neither 0 nor the empty string."""
-    return tf.not_equal(ids, "" if ids.dtype == tf.string else tf.zeros(
-        [], ids.dtype))
+    return tf.not_equal(
+        ids, "" if ids.dtype == tf.string else tf.zeros([], ids.dtype)
+    )
 
 
 def read_keys(inputs: Any, layer: str) -> tf.Tensor:
@@ -225,4 +254,5 @@ def read_keys(inputs: Any, layer: str) -> tf.Tensor:
     raise TypeError(
         "Ids of an open vocabulary must be integers that int64 holds, or "
         'strings; declare them, as by keras.Input(shape, dtype="int64"). '
-        f"Received: dtype {keys.dtype.name} (layer {layer!r}).")
+        f"Received: dtype {keys.dtype.name} (layer {layer!r})."
+    )

@@ -25,12 +25,15 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
     # where no tape records.
     _tf_private.variable_accessed(weight)
     return _tf_private.could_possibly_record() and (
-        _tf_private.should_record_backprop([tf.convert_to_tensor(weight)]))
+        _tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
+    )
 
 
 def connect(
-    follow: Callable[[Sequence[tf.Tensor]], tf.Tensor], step: tf.Tensor,
-    activations: Sequence[tf.Tensor], num_replicas: int,
+    follow: Callable[[Sequence[tf.Tensor]], tf.Tensor],
+    step: tf.Tensor,
+    activations: Sequence[tf.Tensor],
+    num_replicas: int,
 ) -> list[tf.Tensor]:
     """Returns the activations as something that depends on the step.
 
@@ -45,13 +48,16 @@ def connect(
       The same activations. The gradient of `step` is the mark, or not finite
       where a gradient is not.
     """
+
     @tf.custom_gradient
     def connected(step, *activations):
         def gradient(*gradients):
             gradients = [tf.convert_to_tensor(one) for one in gradients]
             mark = follow(gradients)
-            one_or_nan = _mean_of_replicas(1 + tf.add_n([
-                tf.reduce_sum(one * 0) for one in gradients]), num_replicas)
+            one_or_nan = _mean_of_replicas(
+                1 + tf.add_n([tf.reduce_sum(one * 0) for one in gradients]),
+                num_replicas,
+            )
             mark = tf.where(mark == 0, 0.0, mark * one_or_nan)
             return mark, *[None] * len(gradients)
 
@@ -68,5 +74,9 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """
     if num_replicas == 1:
         return value
-    return tf.distribute.get_replica_context().all_reduce(
-        tf.distribute.ReduceOp.SUM, value) / num_replicas
+    return (
+        tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, value
+        )
+        / num_replicas
+    )

@@ -13,7 +13,8 @@ def message(layer: str, tables: Sequence[str]) -> str:
       tables: Names of its tables; none if the layer is the table.
     """
     what = f"Layer {layer!r}" + (
-        f" (tables {', '.join(map(repr, tables))})" if tables else "")
+        f" (tables {', '.join(map(repr, tables))})" if tables else ""
+    )
     traced = " (call the layer there with training=True)" * bool(tables)
     return (
         f"{what} got no gradient in this training step, so its tables would "
@@ -24,7 +25,8 @@ def message(layer: str, tables: Sequence[str]) -> str:
         f"first called outside of the tape{traced}. For a step without this "
         "layer leave its weight out of what the optimizer is given; for tables "
         "that are not to be trained set `trainable = False` of the layer "
-        "before `compile`.")
+        "before `compile`."
+    )
 
 
 def tables_are_no_weights(layer: str) -> str:
@@ -33,4 +35,5 @@ def tables_are_no_weights(layer: str) -> str:
         f"The tables of layer {layer!r} are no weights of Keras: `get_weights` "
         "has not got them, so `set_weights`, and EarlyStopping with "
         "restore_best_weights=True, would leave them as they are. Use "
-        "`save_weights` and `load_weights`, or ModelCheckpoint.")
+        "`save_weights` and `load_weights`, or ModelCheckpoint."
+    )

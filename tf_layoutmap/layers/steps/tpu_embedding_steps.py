@@ -37,10 +37,21 @@ class EmbeddingSteps:
     by their order only; there each step has one call.
     """
 
-    def __init__(self, layer: str, feature_config: Any, optimizer: Any, *,
-                 partitioner: Any, out_of_range: str, table_dtypes: Any,
-                 rounding_seed: int, vocabularies: Any, wire_dtype: str,
-                 over_processes: str, order: str):
+    def __init__(
+        self,
+        layer: str,
+        feature_config: Any,
+        optimizer: Any,
+        *,
+        partitioner: Any,
+        out_of_range: str,
+        table_dtypes: Any,
+        rounding_seed: int,
+        vocabularies: Any,
+        wire_dtype: str,
+        over_processes: str,
+        order: str,
+    ):
         """Makes the embedding; `build` of it makes the tables.
 
         Args:
@@ -60,27 +71,38 @@ class EmbeddingSteps:
         self._layer = layer
         feature_config = keras_rs_configs.read(feature_config)
         optimizer = keras_rs_configs.read_optimizer(
-            optimizer, f"(layer {layer!r})")
+            optimizer, f"(layer {layer!r})"
+        )
         self.feature_config = feature_config
         self.optimizer = optimizer
         self.out_of_range = out_of_range
         self.embedding = TPUEmbedding(
-            feature_config, optimizer, partitioner=partitioner,
-            out_of_range=out_of_range, table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed, vocabularies=vocabularies,
-            wire_dtype=wire_dtype, over_processes=over_processes, order=order)
+            feature_config,
+            optimizer,
+            partitioner=partitioner,
+            out_of_range=out_of_range,
+            table_dtypes=table_dtypes,
+            rounding_seed=rounding_seed,
+            vocabularies=vocabularies,
+            wire_dtype=wire_dtype,
+            over_processes=over_processes,
+            order=order,
+        )
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
         self._schedules = [
-            table.optimizer.learning_rate for table in self.spec.tables
-            if table.optimizer is not None and isinstance(
-                table.optimizer.learning_rate, ScheduledRate)]
+            table.optimizer.learning_rate
+            for table in self.spec.tables
+            if table.optimizer is not None
+            and isinstance(table.optimizer.learning_rate, ScheduledRate)
+        ]
         if self._schedules and self.is_on_tpu:
             raise ValueError(
                 "The learning rate of a table on a TPU must be a number or a "
                 "callable without arguments; a schedule is for the host "
                 f"engine. Received: {self._schedules[0].schedule!r} (layer "
-                f"{layer!r}).")
+                f"{layer!r})."
+            )
         # Of a TPU, by replica: the call that a tape may ask for gradients,
         # and these.
         self._latest_call: dict[int, object] = {}
@@ -102,8 +124,10 @@ class EmbeddingSteps:
             # Of no strategy: one for all replicas. An attribute of the
             # embedding, so that checkpoints have it.
             self.embedding.schedule_updates = _tf_private.ResourceVariable(
-                tf.constant(0, tf.int64), trainable=False,
-                name="schedule_updates")
+                tf.constant(0, tf.int64),
+                trainable=False,
+                name="schedule_updates",
+            )
         for schedule in self._schedules:
             schedule.updates = self.embedding.schedule_updates
 
@@ -154,24 +178,30 @@ class EmbeddingSteps:
             self.access.require_replica("call")
             inputs, weights = self._cut(inputs, weights)
             self.embedding.enqueue(
-                inputs, weights, training=False, name=self._layer)
+                inputs, weights, training=False, name=self._layer
+            )
             return self.embedding.dequeue(name=self._layer)
         if self.access.is_divided:
             return tf.nest.pack_sequence_as(
                 self.feature_config,
-                self.access.look_up(*self._cut(inputs, weights)))
+                self.access.look_up(*self._cut(inputs, weights)),
+            )
         inputs, weights = self._cut(*self._unpacked(inputs, weights))
         watched_tables.watch(self.embedding)
         return serving_embedding_lookup(
-            inputs, weights, self.embedding.embedding_tables,
-            self.feature_config, out_of_range=self.out_of_range,
-            vocabularies=self.embedding.vocabularies)
+            inputs,
+            weights,
+            self.embedding.embedding_tables,
+            self.feature_config,
+            out_of_range=self.out_of_range,
+            vocabularies=self.embedding.vocabularies,
+        )
 
     def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
-        """Returns the shape of each feature's activations, from its input's.
-        """
+        """Returns the shape of each feature's activations, from its input's."""
         return activation_shapes.of_inputs(
-            self.spec, self.feature_config, inputs)
+            self.spec, self.feature_config, inputs
+        )
 
     def is_packed(self, inputs: Any) -> bool:
         """Whether it is a packed batch, or what stands for one."""
@@ -224,26 +254,31 @@ class EmbeddingSteps:
         if not self.is_on_tpu:
             self.access.apply_marks(sum_of_marks)
             if self._schedules and self.access.is_last_here(
-                    self.access.require_replica("apply")):
+                self.access.require_replica("apply")
+            ):
                 self.embedding.schedule_updates.assign_add(1)
             return
         if not self.access.is_in_program():
             raise ValueError(
                 "The model's optimizer must be applied in every step on a "
                 "TPU, which waits for the gradients: a loss scale, which may "
-                "skip one, is not for it; use the policy \"mixed_bfloat16\" "
-                f"(layer {self._layer!r}).")
+                'skip one, is not for it; use the policy "mixed_bfloat16" '
+                f"(layer {self._layer!r})."
+            )
         gradients = self._gradients.pop(
-            self.access.require_replica("apply"), None)
+            self.access.require_replica("apply"), None
+        )
         if gradients is None:
             raise RuntimeError(
                 f"Layer {self._layer!r} has no gradients to apply; call it "
-                "inside the tape, once per step.")
+                "inside the tape, once per step."
+            )
         self.embedding.apply_gradients(
             tf.nest.pack_sequence_as(
-                self.feature_config,
-                [one * sum_of_marks for one in gradients]),
-            name=self._layer)
+                self.feature_config, [one * sum_of_marks for one in gradients]
+            ),
+            name=self._layer,
+        )
 
     def _unpacked(self, inputs, weights):
         """Ids and weights in the structure of the feature config."""
@@ -251,10 +286,14 @@ class EmbeddingSteps:
             return inputs, weights
         ids, factors = packed_ids.unpack(
             self.spec.features,
-            packed_ids.read(inputs, weights, self.feature_config))
-        return (tf.nest.pack_sequence_as(self.feature_config, ids),
-                None if weights is None else
-                tf.nest.pack_sequence_as(self.feature_config, factors))
+            packed_ids.read(inputs, weights, self.feature_config),
+        )
+        return (
+            tf.nest.pack_sequence_as(self.feature_config, ids),
+            None
+            if weights is None
+            else tf.nest.pack_sequence_as(self.feature_config, factors),
+        )
 
     def _cut(self, inputs, weights):
         features = dict(structure.flatten_with_paths(self.feature_config))
@@ -269,11 +308,16 @@ class EmbeddingSteps:
             keras_rs_configs.cut(features.get(path), ids, weight)
             for (path, ids), weight in zip(
                 structure.flatten_with_paths(inputs),
-                structure.flatten_weights(weights, inputs, like="inputs"))]
+                structure.flatten_weights(weights, inputs, like="inputs"),
+            )
+        ]
         flat, flat_weights = zip(*pairs)
-        return (tf.nest.pack_sequence_as(inputs, flat),
-                None if weights is None else
-                tf.nest.pack_sequence_as(inputs, flat_weights))
+        return (
+            tf.nest.pack_sequence_as(inputs, flat),
+            None
+            if weights is None
+            else tf.nest.pack_sequence_as(inputs, flat_weights),
+        )
 
     def _of_last_call(self, replica):
         """What keeps the gradients of a TPU's step until it is applied."""
@@ -284,7 +328,8 @@ class EmbeddingSteps:
                 raise RuntimeError(
                     f"Layer {self._layer!r} must be called once in a "
                     "training step on a TPU; give it the features of both "
-                    "calls under names of their own.")
+                    "calls under names of their own."
+                )
             self._gradients[replica] = gradients
             return tf.ones([])
 

@@ -24,8 +24,9 @@ def save(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
         store[key] = values.view(np.uint16) if _is_half(variable) else values
 
 
-def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
-         layer: str):
+def load(
+    embedding: TPUEmbedding, store: MutableMapping[str, Any], *, layer: str
+):
     """Reads what `save` of any number of shards wrote.
 
     Args:
@@ -41,7 +42,8 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
     if set(store.keys()) != set(variables):
         raise ValueError(
             f"The saved weights of layer {layer!r} must hold "
-            f"{sorted(variables)}. Received: {sorted(store.keys())}.")
+            f"{sorted(variables)}. Received: {sorted(store.keys())}."
+        )
     for key, variable in variables.items():
         saved = tuple(store[key].shape)
         if key.endswith(f".{state.KEYS}") and saved != tuple(variable.shape):
@@ -51,17 +53,22 @@ def load(embedding: TPUEmbedding, store: MutableMapping[str, Any], *,
                 f"one with as much. Received: room for {math.prod(saved)} "
                 "keys. Load into a layer of the saved capacity, then call "
                 "`resize` of its vocabulary; or convert a tf.train.Checkpoint "
-                "by tlm.convert_vocabularies.")
+                "by tlm.convert_vocabularies."
+            )
     for key, variable in variables.items():
         if tuple(store[key].shape) != tuple(variable.shape):
             raise ValueError(
                 f"Weight {key!r} of layer {layer!r} must be of shape "
                 f"{tuple(variable.shape)}. Received: "
-                f"{tuple(store[key].shape)}.")
+                f"{tuple(store[key].shape)}."
+            )
     for key, variable in variables.items():
         values = store[key][...]
-        variable.assign(values.view(variable.dtype.as_numpy_dtype)
-                        if _is_half(variable) else values)
+        variable.assign(
+            values.view(variable.dtype.as_numpy_dtype)
+            if _is_half(variable)
+            else values
+        )
     LayerAccess(embedding).load_variables()
 
 

@@ -20,8 +20,10 @@ def watch(embedding: TPUEmbedding) -> None:
     graph: Any = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or not hasattr(graph, "watch_variable"):
         return
-    read = [*embedding.embedding_tables.values(), *(
-        one.key_variable for one in embedding.vocabularies.values())]
+    read = [
+        *embedding.embedding_tables.values(),
+        *(one.key_variable for one in embedding.vocabularies.values()),
+    ]
     for table in read:
         if isinstance(table, ShardedVariable):
             graph.watch_variable(table)

@@ -6,7 +6,8 @@ try:
     import tf_keras as _tf_keras  # noqa: F401
 except ModuleNotFoundError as _error:
     _missing = _requirements.not_installed(
-        "tf_layoutmap.layers.tf_keras", _error)
+        "tf_layoutmap.layers.tf_keras", _error
+    )
     if _missing is None:
         raise
     raise _missing from None
@@ -17,7 +18,11 @@ from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.tf_keras.vocabulary_logger import VocabularyLogger
 
 __all__ = [
-    "RowOptimizer", "ShardedEmbedding", "TPUEmbedding", "VocabularyLogger"]
+    "RowOptimizer",
+    "ShardedEmbedding",
+    "TPUEmbedding",
+    "VocabularyLogger",
+]
 
 
 def __dir__() -> list[str]:

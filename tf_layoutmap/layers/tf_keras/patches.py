@@ -38,13 +38,17 @@ class SelfTrained:
         raise NotImplementedError
 
     def missing_tables(self) -> str | None:
-        """Which tables of its layer a list of weights does not have, if any.
-        """
+        """Which tables of its layer a list of weights does not have, if any."""
         return None
 
 
-def add_variable(original: Callable[..., Any], optimizer: Any,
-                 model_variable: Any, *args: Any, **kwargs: Any) -> Any:
+def add_variable(
+    original: Callable[..., Any],
+    optimizer: Any,
+    model_variable: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Makes no slot variables for a weight that trains itself."""
     if not isinstance(model_variable, SelfTrained):
         _refuse_late_slots(optimizer, model_variable)
@@ -53,8 +57,13 @@ def add_variable(original: Callable[..., Any], optimizer: Any,
     return optimizer.add_variable([], name="unused")
 
 
-def apply_gradients(original: Callable[..., Any], optimizer: Any,
-                    grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_gradients(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Hands gradients of tables over; applies all others."""
     pairs = list(grads_and_vars)
     _refuse_whole_weights(optimizer, pairs)
@@ -62,33 +71,52 @@ def apply_gradients(original: Callable[..., Any], optimizer: Any,
         return original(optimizer, pairs, *args, **kwargs)
     with tf.init_scope():
         optimizer.build([variable for _, variable in pairs])
-    return _divide(optimizer, functools.partial(original, optimizer), pairs,
-                   optimizer.iterations.assign_add, *args, **kwargs)
+    return _divide(
+        optimizer,
+        functools.partial(original, optimizer),
+        pairs,
+        optimizer.iterations.assign_add,
+        *args,
+        **kwargs,
+    )
 
 
-def legacy_apply_gradients(original: Callable[..., Any], optimizer: Any,
-                           grads_and_vars: Any, *args: Any,
-                           **kwargs: Any) -> Any:
+def legacy_apply_gradients(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """The same, of tf_keras' early optimizers."""
     pairs = list(grads_and_vars)
     _refuse_whole_weights(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
     # What it returns must be of one kind: it is a branch of `tf.cond`.
-    count = functools.partial(optimizer.iterations.assign_add,
-                              read_value=tf.executing_eagerly())
-    return _divide(optimizer, functools.partial(original, optimizer), pairs,
-                   count, *args, **kwargs)
+    count = functools.partial(
+        optimizer.iterations.assign_add, read_value=tf.executing_eagerly()
+    )
+    return _divide(
+        optimizer,
+        functools.partial(original, optimizer),
+        pairs,
+        count,
+        *args,
+        **kwargs,
+    )
 
 
-def finalize(original: Callable[..., Any], optimizer: Any,
-             var_list: Any) -> None:
+def finalize(
+    original: Callable[..., Any], optimizer: Any, var_list: Any
+) -> None:
     """Writes averages into weights that have one."""
     original(optimizer, _without_self_trained(var_list))
 
 
-def legacy_create(original: Callable[..., Any], optimizer: Any,
-                  var_list: Any) -> None:
+def legacy_create(
+    original: Callable[..., Any], optimizer: Any, var_list: Any
+) -> None:
     """Makes slot variables for weights that need them."""
     original(optimizer, _without_self_trained(var_list))
 
@@ -97,14 +125,14 @@ def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
     """Refuses .h5 files of old for tables that are no weights."""
     weights = original(layer)
     for one in weights:
-        missing = (one.missing_tables() if isinstance(one, SelfTrained)
-                   else None)
+        missing = one.missing_tables() if isinstance(one, SelfTrained) else None
         if missing is not None:
             raise NotImplementedError(
                 f"A table {missing} is not supported in the .h5 files of old; "
                 "save to a checkpoint, by save_format='tf', or to .weights.h5 "
                 "or .keras if it is not divided among processes. Received: "
-                f"layer {layer.name!r}.")
+                f"layer {layer.name!r}."
+            )
     return weights
 
 
@@ -112,8 +140,14 @@ def _without_self_trained(variables: Any) -> list[Any]:
     return [one for one in variables if not isinstance(one, SelfTrained)]
 
 
-def _divide(optimizer: Any, apply: Callable[..., Any], pairs: list[Any],
-            count: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _divide(
+    optimizer: Any,
+    apply: Callable[..., Any],
+    pairs: list[Any],
+    count: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     own = [pair for pair in pairs if isinstance(pair[1], SelfTrained)]
     others = [pair for pair in pairs if not isinstance(pair[1], SelfTrained)]
     for gradient, variable in own:
@@ -150,8 +184,10 @@ def _refuse_whole_weights(optimizer, pairs) -> None:
         table = _table_in_shards(variable)
         if table is not None:
             whole_table_rules.refuse_whole_weights(
-                optimizer, tf_keras.optimizers.Adafactor,
-                f"table {table.name!r}")
+                optimizer,
+                tf_keras.optimizers.Adafactor,
+                f"table {table.name!r}",
+            )
 
 
 def _table_in_shards(variable) -> ShardedVariable | None:
@@ -174,4 +210,5 @@ def _refuse_late_slots(optimizer, model_variable) -> None:
         "checkpoint is restored: the slot variables of a table in shards "
         "cannot be restored when they are made afterwards. Received: a "
         f"restored optimizer {optimizer.name!r} that is not built (table "
-        f"{table.name!r}).")
+        f"{table.name!r})."
+    )

@@ -34,8 +34,11 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         if not callable(self._rate):
             with tf.init_scope():
                 self._rate = tf.Variable(
-                    self._rate, dtype=tf.float32, trainable=False,
-                    name="learning_rate")
+                    self._rate,
+                    dtype=tf.float32,
+                    trainable=False,
+                    name="learning_rate",
+                )
 
     @property
     def learning_rate(self) -> Any:
@@ -49,11 +52,13 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         if not isinstance(self._rate, tf.Variable):
             raise TypeError(
                 "The learning rate must be a number to be set. It is "
-                f"{self._rate!r} ({self.name!r}).")
+                f"{self._rate!r} ({self.name!r})."
+            )
         self._rate.assign(value)
 
-    def apply_gradients(self, grads_and_vars: Any, *args: Any,
-                        **kwargs: Any) -> None:
+    def apply_gradients(
+        self, grads_and_vars: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """Refused, as `build`."""
         self.build(grads_and_vars)
 
@@ -70,9 +75,11 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
             return tf_keras.optimizers.schedules.serialize(self._rate)
         return float(self.learning_rate)
 
-    def _trackable_children(self, save_type: str = "checkpoint",
-                            **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
         # Not those of the base class, which it lists once: whoever made a
         # checkpoint before the layer was built would never see its slots.
-        return super(_tf_keras_private.BaseOptimizer,
-                     self)._trackable_children(save_type, **kwargs)
+        return super(_tf_keras_private.BaseOptimizer, self)._trackable_children(
+            save_type, **kwargs
+        )

@@ -74,7 +74,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
                 "On a mesh, tables belong to models of Keras 3; use "
                 "tlm.layers.ShardedEmbedding, or build this layer outside of "
                 f"`layout_map_scope`. Received: layer {self.name!r} of "
-                "tf_keras.")
+                "tf_keras."
+            )
         if self._key_table is not None:
             with tf.init_scope():
                 self._key_table.build()
@@ -91,7 +92,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         self.__dict__["_shards"] = tf.Module()
         self._shards.variables_in_order = table.variables
         self._trainable_weights.extend(
-            [table] if self.optimizer else table.variables)
+            [table] if self.optimizer else table.variables
+        )
         if not self.optimizer:
             self._rule_shards()
         super().build(input_shape)
@@ -100,21 +102,26 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         """Hands the constraint to one shard, which does it for all."""
         if self.embeddings_regularizer is not None:
             regularizer = whole_table_rules.WholeTableRegularizer(
-                self.embeddings_regularizer, self._make_table)
+                self.embeddings_regularizer, self._make_table
+            )
             self.add_loss(lambda: regularizer(None))
         if self.embeddings_constraint is not None:
             _tf_private.set_constraint(
                 self._make_table().variables[-1],
                 whole_table_rules.WholeTableConstraint(
-                    self.embeddings_constraint, self._make_table))
+                    self.embeddings_constraint, self._make_table
+                ),
+            )
 
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
         return _tf_keras_private.stateless_seed_of(initializer)
 
     def _is_traced_for_shapes(self) -> bool:
         # A layer in a functional model is looked up by ids of its dtype.
-        return (super()._is_traced_for_shapes()
-                or _tf_keras_private.is_building_a_model())
+        return (
+            super()._is_traced_for_shapes()
+            or _tf_keras_private.is_building_a_model()
+        )
 
     def _marks_variable(self) -> tf.Variable:
         return self._marks
@@ -122,8 +129,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _exported_shards(self) -> list[tf.Variable]:
         return list(self._shards.variables_in_order)
 
-    def _trackable_children(self, save_type: str = "checkpoint",
-                            **kwargs: Any) -> dict[str, Any]:
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
         if save_type != "checkpoint" and self.built and not self.optimizer:
             # The weights or the table, and not both: they are the same rows.

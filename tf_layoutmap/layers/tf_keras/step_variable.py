@@ -24,13 +24,17 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
 
     @classmethod
     def create(
-        cls, steps: key_table.KeyTable | EmbeddingSteps,
+        cls,
+        steps: key_table.KeyTable | EmbeddingSteps,
     ) -> "StepVariable":
         """Makes the weight, in the strategy of the caller."""
         with tf.device(steps.variable_device):
             found = cls(
-                tf.zeros(steps.mark_shape), name="marks", trainable=True,
-                distribute_strategy=strategy_in_scope())
+                tf.zeros(steps.mark_shape),
+                name="marks",
+                trainable=True,
+                distribute_strategy=strategy_in_scope(),
+            )
         found.steps = steps
         return found
 
@@ -41,21 +45,24 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
           RuntimeError: It has none.
         """
         if self.missing_tables() is not None:
-            raise RuntimeError(missing_gradients.tables_are_no_weights(
-                self.steps.layer_name))
+            raise RuntimeError(
+                missing_gradients.tables_are_no_weights(self.steps.layer_name)
+            )
         return super().assign(value, *args, **kwargs)
 
     def missing_gradient(self) -> str:
         """Returns what to say where a step brings no gradient."""
         return missing_gradients.message(
-            self.steps.layer_name, self.steps.table_names)
+            self.steps.layer_name, self.steps.table_names
+        )
 
     def missing_tables(self) -> str | None:
         """Which tables of the layer are no weights that tf_keras knows."""
         if isinstance(self.steps, key_table.KeyTable):
             return "with an open vocabulary"
-        return ("divided among processes"
-                if self.steps.access.is_divided else None)
+        return (
+            "divided among processes" if self.steps.access.is_divided else None
+        )
 
     def train(self, gradient: tf.Tensor) -> None:
         """Lets the tables take their step; the optimizer calls this."""
@@ -70,11 +77,13 @@ class StepVariable(SelfTrained, _tf_private.ResourceVariable):
         """
         num_replicas = self.steps.num_replicas
         if num_replicas > 1 and not getattr(
-                optimizer, "_is_wrapped_by_loss_scale_optimizer", False):
+            optimizer, "_is_wrapped_by_loss_scale_optimizer", False
+        ):
             raise NotImplementedError(
                 "A model with a TPUEmbedding layer leaves it to its optimizer "
                 "to sum the gradients of replicas: call `apply_gradients` "
                 "without `skip_gradients_aggregation=True` or "
                 "`experimental_aggregate_gradients=False`. Received: optimizer "
-                f"{type(optimizer).__name__} (weight {self.name!r}).")
+                f"{type(optimizer).__name__} (weight {self.name!r})."
+            )
         self.steps.apply(gradient / num_replicas)

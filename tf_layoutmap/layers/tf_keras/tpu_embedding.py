@@ -45,20 +45,23 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         if self._steps.is_on_tpu:
             raise NotImplementedError(
                 f"Layer {self.name!r} does not train on a TPU in tf_keras; "
-                "tlm.layers.TPUEmbedding of Keras 3 does.")
+                "tlm.layers.TPUEmbedding of Keras 3 does."
+            )
         with tf.init_scope():
             self._steps.build()
             marks = StepVariable.create(self._steps)
         self._marks = marks
         super().build(input_shape)
 
-    def call(self, inputs: Any, weights: Any = None,
-             training: bool | None = None) -> Any:
+    def call(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
         # Divided tables are looked up by all processes, in a step. A subclassed
         # model that is loaded is built with floats for all inputs.
         if _tf_keras_private.is_building_a_model() or (
-                self._steps.access.is_divided
-                and _tf_keras_private.is_only_for_shapes()):
+            self._steps.access.is_divided
+            and _tf_keras_private.is_only_for_shapes()
+        ):
             return self._cast(self._steps.zeros(inputs))
         return super().call(inputs, weights, training)
 

@@ -44,4 +44,3 @@ class TrainedTable(SelfTrained, ShardedVariable):
         """The same: a table takes its gradients as they come."""
         del optimizer
         self.train(gradient)
-

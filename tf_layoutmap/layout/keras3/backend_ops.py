@@ -18,8 +18,12 @@ from tf_layoutmap.layout.variables import gathered_reads
 dtensor = tf.experimental.dtensor
 
 
-def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
-           **options: Any) -> Any:
+def einsum(
+    original: Callable[..., Any],
+    subscripts: str,
+    *operands: Any,
+    **options: Any,
+) -> Any:
     """`keras.ops.einsum`; in layers on a mesh, TensorFlow's own.
 
     Keras computes most of them as matrix products of reshaped operands. DTensor
@@ -34,44 +38,60 @@ def einsum(original: Callable[..., Any], subscripts: str, *operands: Any,
     # Any option keeps Keras from its matrix products; this is the default.
     options = {"optimize": "greedy", **options}
     subscripts = einsum_axes.spelled_out(
-        subscripts, [len(x.shape) for x in operands])
+        subscripts, [len(x.shape) for x in operands]
+    )
     divided = None
     # In a function whose weights are gathered, nothing is sharded.
-    if trace_context.traced_for_mesh() and len(operands) == 2 and (
-            gathered_reads.now() is None):
+    if (
+        trace_context.traced_for_mesh()
+        and len(operands) == 2
+        and (gathered_reads.now() is None)
+    ):
         divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
         return original(subscripts, *operands, **options)
     *of_operands, of_result = divided
     pinned = [
-        x if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, context)
+        x
+        if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, context)
         else pinning.divided(tf.convert_to_tensor(x), context.mesh, axes)
-        for x, axes in zip(operands, of_operands)]
+        for x, axes in zip(operands, of_operands)
+    ]
     with tf.name_scope(tf_ops.DIVIDED_ALIKE):
         result = original(subscripts, *pinned, **options)
     return pinning.divided(result, context.mesh, of_result)
 
 
-def _axes_of_product(subscripts: str, operands: tuple[Any, ...],
-                     context: Any) -> tuple[Any, ...] | None:
+def _axes_of_product(
+    subscripts: str, operands: tuple[Any, ...], context: Any
+) -> tuple[Any, ...] | None:
     """Returns the axes of both operands and the result, for a weight."""
     number = int(isinstance(operands[1], MeshVariable))
     weight, other = operands[number], operands[1 - number]
     if not isinstance(weight, MeshVariable):
         return None
     size = other.shape[0] if len(other.shape) else None
-    is_cut = context.batch_dim is not None and size is not None and (
-        size % context.mesh.dim_size(context.batch_dim) == 0)
+    is_cut = (
+        context.batch_dim is not None
+        and size is not None
+        and (size % context.mesh.dim_size(context.batch_dim) == 0)
+    )
     return einsum_axes.axes_of_product(
-        subscripts, number, _axes_in_layers(weight, context),
-        context.batch_dim if is_cut else None)
+        subscripts,
+        number,
+        _axes_in_layers(weight, context),
+        context.batch_dim if is_cut else None,
+    )
 
 
-def _axes_in_layers(weight: MeshVariable,
-                    context: Any) -> tuple[str | None, ...]:
+def _axes_in_layers(
+    weight: MeshVariable, context: Any
+) -> tuple[str | None, ...]:
     """Returns what divides what a layer reads: see `MeshVariable.value`."""
-    return tuple(None if axis == context.batch_dim else axis
-                 for axis in axes_of_layout(weight.layout))
+    return tuple(
+        None if axis == context.batch_dim else axis
+        for axis in axes_of_layout(weight.layout)
+    )
 
 
 def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
@@ -81,14 +101,18 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
     cannot divide that unless it is the last dimension.
     """
     shape = getattr(x2, "shape", ())
-    if trace_context.traced_for_mesh() and len(shape) > 1 and (
-            len(shape) - list(shape).count(1) == 1):
+    if (
+        trace_context.traced_for_mesh()
+        and len(shape) > 1
+        and (len(shape) - list(shape).count(1) == 1)
+    ):
         x1, x2 = x2, x1
     return original(x1, x2)
 
 
-def repeat(original: Callable[..., Any], x: Any, repeats: Any,
-           axis: int | None = None) -> Any:
+def repeat(
+    original: Callable[..., Any], x: Any, repeats: Any, axis: int | None = None
+) -> Any:
     """`keras.ops.repeat`; on a mesh of samples that are not divided.
 
     DTensor does not tile what it divides, as the heads of GroupQueryAttention.
@@ -104,15 +128,28 @@ def repeat(original: Callable[..., Any], x: Any, repeats: Any,
 def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
     """Returns `x` divided as batches are, unless that divides `axis`."""
     batch_dim = trace_context.batch_dim_of_trace()
-    is_cut = (batch_dim is not None and axis not in (None, 0, -x.shape.rank)
-              and (x.shape[0] or 1) % mesh.dim_size(batch_dim) == 0)
-    return pinning.divided(x, mesh, [
-        batch_dim if is_cut and dim == 0 else None
-        for dim in range(x.shape.rank)])
+    is_cut = (
+        batch_dim is not None
+        and axis not in (None, 0, -x.shape.rank)
+        and (x.shape[0] or 1) % mesh.dim_size(batch_dim) == 0
+    )
+    return pinning.divided(
+        x,
+        mesh,
+        [
+            batch_dim if is_cut and dim == 0 else None
+            for dim in range(x.shape.rank)
+        ],
+    )
 
 
-def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
-        k: Any = 0, dtype: str | None = None) -> Any:
+def eye(
+    original: Callable[..., Any],
+    N: Any,  # noqa: N803
+    M: Any = None,  # noqa: N803
+    k: Any = 0,
+    dtype: str | None = None,
+) -> Any:
     """`keras.ops.eye`; on a mesh, by comparing row and column numbers.
 
     DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
@@ -123,4 +160,5 @@ def eye(original: Callable[..., Any], N: Any, M: Any = None,  # noqa: N803
     rows = tf.range(N)[:, tf.newaxis]
     columns = tf.range(N if M is None else M)[tf.newaxis, :]
     return pinning.whole(
-        tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh)
+        tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh
+    )

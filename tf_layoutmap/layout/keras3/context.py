@@ -38,7 +38,8 @@ class Registry:
 
 
 _registries: "weakref.WeakKeyDictionary[Any, Registry]" = (
-    weakref.WeakKeyDictionary())
+    weakref.WeakKeyDictionary()
+)
 _registries_lock = threading.Lock()
 
 
@@ -71,12 +72,14 @@ class MeshContext:
         found = (ref() for ref in self.registry.pending)
         return [v for v in found if v is not None and v._value is None]
 
-    def assign_layouts(self, variables: Iterable[Any]) -> (
-            list[assignments.LayoutAssignment]):
+    def assign_layouts(
+        self, variables: Iterable[Any]
+    ) -> list[assignments.LayoutAssignment]:
         """Returns which layout each of `variables` gets in today's models."""
         with self.registry.lock:
             return assignments.assign(
-                self.layout_map, variables, ObjectPaths(self.registry.layers))
+                self.layout_map, variables, ObjectPaths(self.registry.layers)
+            )
 
     def planned_layout(self, variable: Any) -> Layout:
         """Returns the layout that a pending variable will get."""
@@ -114,13 +117,20 @@ class MeshContext:
         variable = assigned.variable
         with tf.init_scope():
             value = initial_values.initial_value(
-                variable._initializer, tuple(variable._shape),
-                variable._dtype, assigned.settled_layout(),
-                variable._mesh_context.init)
+                variable._initializer,
+                tuple(variable._shape),
+                variable._dtype,
+                assigned.settled_layout(),
+                variable._mesh_context.init,
+            )
             variable._value = initial_values.make_variable(
-                value, name=variable.name, trainable=getattr(
-                    variable, "_made_trainable", variable.trainable),
-                shape=tuple(variable._shape))
+                value,
+                name=variable.name,
+                trainable=getattr(
+                    variable, "_made_trainable", variable.trainable
+                ),
+                shape=tuple(variable._shape),
+            )
         variable._initializer = None
         self.registry.note(assigned)
 
@@ -132,22 +142,36 @@ class MeshContext:
         registry = self.registry
         with registry.lock:
             layers = list(registry.layers)
-            if not layers or self._pending() or not all(
-                    layer.built for layer in layers if "built" in vars(layer)):
+            if (
+                not layers
+                or self._pending()
+                or not all(
+                    layer.built for layer in layers if "built" in vars(layer)
+                )
+            ):
                 return
-            unused = [key for key in self.layout_map
-                      if key not in registry.matched | registry.warned]
+            unused = [
+                key
+                for key in self.layout_map
+                if key not in registry.matched | registry.warned
+            ]
             registry.warned.update(unused)
         if not unused:
             return
         sentence = "; ".join(
-            f"key {key!r} " + (
+            f"key {key!r} "
+            + (
                 "matches only variables that an earlier key matches"
-                if key in registry.shadowed else "matches no variable")
-            for key in unused)
-        sentence = (f"The LayoutMap has keys without effect: {sentence}. See "
-                    "layout_map.explain(model) for the names of the "
-                    "variables.")
+                if key in registry.shadowed
+                else "matches no variable"
+            )
+            for key in unused
+        )
+        sentence = (
+            f"The LayoutMap has keys without effect: {sentence}. See "
+            "layout_map.explain(model) for the names of the "
+            "variables."
+        )
         if self.layout_map.strict:
             raise ValueError(sentence)
         warnings.warn(sentence, LayoutMapWarning, stacklevel=3)
@@ -169,8 +193,13 @@ def active_context() -> MeshContext | None:
     if stack:
         return stack[-1]
     standing = getattr(_active, "standing", None)
-    return standing if standing is not None else getattr(
-        keras.distribution.distribution(), "_context_if_set_in_keras", None)
+    return (
+        standing
+        if standing is not None
+        else getattr(
+            keras.distribution.distribution(), "_context_if_set_in_keras", None
+        )
+    )
 
 
 def set_standing_context(context: MeshContext | None) -> None:
@@ -206,14 +235,18 @@ def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
     made under a scope keeps it when it is built later; else the open scope.
     """
     callers = _keras_private.name_scope_callers()
-    context = next((h for h in map(context_of, callers) if h is not None),
-                active_context())
+    context = next(
+        (h for h in map(context_of, callers) if h is not None), active_context()
+    )
     if context is None:
         return None, None, False
     owner = callers[0] if callers else None
     is_layer = isinstance(owner, keras.layers.Layer)
-    return (context, weakref.ref(owner) if is_layer else None,
-            owner is not None and not is_layer)
+    return (
+        context,
+        weakref.ref(owner) if is_layer else None,
+        owner is not None and not is_layer,
+    )
 
 
 def context_of_model(model: Any) -> MeshContext | None:

@@ -27,28 +27,44 @@ def axis_of(variable: Any) -> str | None:
     None also for what our kernels do not support: other ranks and dtypes, and
     columns that are divided too.
     """
-    if (not isinstance(variable, MeshVariable | dtensor.DVariable) or
-            len(variable.shape) != 2 or
-            tf.as_dtype(variable.dtype) != tf.float32):
+    if (
+        not isinstance(variable, MeshVariable | dtensor.DVariable)
+        or len(variable.shape) != 2
+        or tf.as_dtype(variable.dtype) != tf.float32
+    ):
         return None
     rows, columns = variable.layout.sharding_specs
-    if rows == dtensor.UNSHARDED or columns != dtensor.UNSHARDED or (
-            not policies.available()):
+    if (
+        rows == dtensor.UNSHARDED
+        or columns != dtensor.UNSHARDED
+        or (not policies.available())
+    ):
         return None
     return rows
 
 
-def embedding_call(original: Callable[..., Any], layer: Any, inputs: Any,
-                   *args: Any, **kwargs: Any) -> Any:
+def embedding_call(
+    original: Callable[..., Any],
+    layer: Any,
+    inputs: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`keras.layers.Embedding.call` that does not gather the table."""
     weight = vars(layer).get("_embeddings")
-    if (not isinstance(weight, MeshVariable) or _keras_private.is_abstract() or
-            layer.lora_enabled or layer.quantization_mode is not None or
-            not isinstance(inputs, tf.Tensor) or axis_of(weight) is None or
-            # DTensor compiles no sizes that it does not know: an export.
-            _tf_private.in_save_context() or
-            not inputs.shape.is_fully_defined() or
-            gathered_reads.now() is not None):
+    if (
+        not isinstance(weight, MeshVariable)
+        or _keras_private.is_abstract()
+        or layer.lora_enabled
+        or layer.quantization_mode is not None
+        or not isinstance(inputs, tf.Tensor)
+        or axis_of(weight) is None
+        or
+        # DTensor compiles no sizes that it does not know: an export.
+        _tf_private.in_save_context()
+        or not inputs.shape.is_fully_defined()
+        or gathered_reads.now() is not None
+    ):
         return original(layer, inputs, *args, **kwargs)
     ids = inputs
     if ids.dtype not in (tf.int32, tf.int64):
@@ -67,10 +83,14 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     """
     # Whole before it is flattened: DTensor does not reshape every layout.
     ids = dtensor.relayout(
-        ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank))
+        ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank)
+    )
     rows = sharded_rows.lookup(
-        weight.divided_value, tf.reshape(ids, [-1]), name=weight.path,
-        num_rows=weight.shape[0])
+        weight.divided_value,
+        tf.reshape(ids, [-1]),
+        name=weight.path,
+        num_rows=weight.shape[0],
+    )
     return tf.reshape(rows, [*ids.shape, weight.shape[1]])
 
 
@@ -82,17 +102,27 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
       slices: What to add, equal rows summed.
       sign: 1 or -1.
     """
-    table = (variable.divided_value if isinstance(variable, MeshVariable)
-             else variable)
+    table = (
+        variable.divided_value
+        if isinstance(variable, MeshVariable)
+        else variable
+    )
     # A step of gradient descent with the learning rate 1.
     sharded_rows.update(
-        table, [], slices.indices, tf.cast(slices.values, tf.float32) * -sign,
-        optimizer="sgd", hyperparameters=dtensor.relayout(
-            tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)))
+        table,
+        [],
+        slices.indices,
+        tf.cast(slices.values, tf.float32) * -sign,
+        optimizer="sgd",
+        hyperparameters=dtensor.relayout(
+            tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)
+        ),
+    )
 
 
-def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Mesh,
-           axis: str) -> tf.Tensor:
+def gather(
+    table: tf.Tensor, ids: tf.Tensor, mesh: Mesh, axis: str
+) -> tf.Tensor:
     """Returns rows of a tensor whose rows `axis` of `mesh` divides.
 
     Args:
@@ -108,17 +138,22 @@ def gather(table: tf.Tensor, ids: tf.Tensor, mesh: Mesh,
     num_rows, dim = known_sizes(table)
     size = num_rows // num_shards
     by_shard = dtensor.Layout(
-        [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh)
+        [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
+    )
     shards = dtensor.relayout(
-        tf.reshape(table, [num_shards, size, dim]), by_shard)
+        tf.reshape(table, [num_shards, size, dim]), by_shard
+    )
     ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
     starts = tf.range(num_shards, dtype=ids.dtype) * size
     local = ids[tf.newaxis, :] - starts[:, tf.newaxis]
     is_owner = (local >= 0) & (local < size)
-    rows = tf.gather(shards, tf.clip_by_value(local, 0, size - 1), axis=1,
-                     batch_dims=1)
+    rows = tf.gather(
+        shards, tf.clip_by_value(local, 0, size - 1), axis=1, batch_dims=1
+    )
     rows = dtensor.relayout(
         tf.where(is_owner[:, :, tf.newaxis], rows, tf.zeros_like(rows)),
-        by_shard)
+        by_shard,
+    )
     return dtensor.relayout(
-        tf.reduce_sum(rows, axis=0), dtensor.Layout.replicated(mesh, 2))
+        tf.reduce_sum(rows, axis=0), dtensor.Layout.replicated(mesh, 2)
+    )

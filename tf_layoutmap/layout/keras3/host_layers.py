@@ -23,16 +23,21 @@ from tf_layoutmap.layout.mesh.thread_value import ThreadValue
 _SPLIT = "_layoutmap_host_layers"
 
 # Layers that DTensor has no operations for, whatever their inputs are.
-_LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup,
-            keras.layers.TextVectorization, keras.layers.Hashing,
-            keras.layers.HashedCrossing)
+_LOOKUPS = (
+    keras.layers.StringLookup,
+    keras.layers.IntegerLookup,
+    keras.layers.TextVectorization,
+    keras.layers.Hashing,
+    keras.layers.HashedCrossing,
+)
 
 # Layers that have weights, none of them trained, once they were adapted.
 _ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
 
 # The split of the model that this thread runs, and the results of the host.
 _given: ThreadValue[tuple[HostLayers | None, list[Any]]] = ThreadValue(
-    (None, []))
+    (None, [])
+)
 
 
 class HostLayers:
@@ -65,12 +70,14 @@ class HostLayers:
           inputs: What the model is called with, from the host.
         """
         results: Any = self._on_host(
-            self.functional._standardize_inputs(inputs))
+            self.functional._standardize_inputs(inputs)
+        )
         return list(results)
 
 
-def given(split: HostLayers | None,
-          results: list[Any]) -> AbstractContextManager[None]:
+def given(
+    split: HostLayers | None, results: list[Any]
+) -> AbstractContextManager[None]:
     """While open, calls of the model of `split` use these results.
 
     Args:
@@ -84,7 +91,8 @@ def of_model(model: Any) -> HostLayers | None:
     """Returns the layers of `model` that run on the host; None without one."""
     functional = getattr(model, "_functional", model)
     if not isinstance(functional, _keras_private.Functional) or (
-            not _is_called_once(model)):
+        not _is_called_once(model)
+    ):
         return None
     found = vars(functional)
     if _SPLIT not in found:
@@ -96,13 +104,20 @@ def of_model(model: Any) -> HostLayers | None:
 def weights_of(model: Any) -> list[Any]:
     """Returns the weights of the layers of `model` that run on the host."""
     split = of_model(model)
-    return [] if split is None else [
-        weight for layer in split.layers
-        for weight in getattr(layer, "variables", ())]
+    return (
+        []
+        if split is None
+        else [
+            weight
+            for layer in split.layers
+            for weight in getattr(layer, "variables", ())
+        ]
+    )
 
 
-def run_through_graph(original: Any, model: Any, inputs: Any,
-                      *args: Any, **kwargs: Any) -> Any:
+def run_through_graph(
+    original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Runs a Functional model; on a mesh with the given results of the host."""
     split, results = _given.get()
     if split is None or split.functional is not model:
@@ -119,11 +134,19 @@ def _is_called_once(model: Any) -> bool:
     return all(
         getattr(getattr(model, name), "__func__", None) is getattr(kind, name)
         for kind, names in (
-            (keras.Sequential if isinstance(model, keras.Sequential)
-             else _keras_private.Functional, ("call",)),
-            (keras.Model, ("train_step", "test_step", "predict_step",
-                           "compute_loss")))
-        for name in names)
+            (
+                keras.Sequential
+                if isinstance(model, keras.Sequential)
+                else _keras_private.Functional,
+                ("call",),
+            ),
+            (
+                keras.Model,
+                ("train_step", "test_step", "predict_step", "compute_loss"),
+            ),
+        )
+        for name in names
+    )
 
 
 def _split(functional: Any) -> HostLayers | None:
@@ -140,8 +163,9 @@ def _split(functional: Any) -> HostLayers | None:
                 layers.append(node.operation)
                 on_host.update(map(id, node.outputs))
             else:
-                used.update((id(x), x) for x in node.input_tensors
-                            if id(x) in on_host)
+                used.update(
+                    (id(x), x) for x in node.input_tensors if id(x) in on_host
+                )
     used.update((id(x), x) for x in functional.outputs if id(x) in on_host)
     if not layers or any(_is_string(x) for x in used.values()):
         return None
@@ -159,13 +183,19 @@ def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
     layer, inputs = node.operation, node.input_tensors
     weights = getattr(layer, "weights", [])
     if any(isinstance(weight, MeshVariable) for weight in weights) or any(
-            id(x) not in on_host for x in inputs):
+        id(x) not in on_host for x in inputs
+    ):
         return False
     if weights:
         return isinstance(layer, _ADAPTED)
-    return isinstance(layer, _LOOKUPS) or any(map(_is_string, inputs)) or (
-        isinstance(layer, keras.layers.CategoryEncoding) and
-        all(id(x) in computed for x in inputs))
+    return (
+        isinstance(layer, _LOOKUPS)
+        or any(map(_is_string, inputs))
+        or (
+            isinstance(layer, keras.layers.CategoryEncoding)
+            and all(id(x) in computed for x in inputs)
+        )
+    )
 
 
 def _is_string(x: Any) -> bool:

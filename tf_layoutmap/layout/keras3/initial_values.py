@@ -29,9 +29,11 @@ dtensor = tf.experimental.dtensor
 # same bits, and cut up.
 INITS = ("sharded", "host")
 
-_CONSTANTS = {keras.initializers.Zeros: lambda _: 0,
-              keras.initializers.Ones: lambda _: 1,
-              keras.initializers.Constant: lambda i: i.value}
+_CONSTANTS = {
+    keras.initializers.Zeros: lambda _: 0,
+    keras.initializers.Ones: lambda _: 1,
+    keras.initializers.Constant: lambda i: i.value,
+}
 
 # A function per (initializer, shape, dtype, layout), shared by all weights
 # that differ in their seed alone: compiling one takes 50 to 100 ms.
@@ -49,8 +51,13 @@ class SeedArgument(keras.random.SeedGenerator):
         return self._seed
 
 
-def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
-                  dtype: str, layout: Layout, init: str) -> Any:
+def initial_value(
+    initializer: Callable[..., Any],
+    shape: tuple[int, ...],
+    dtype: str,
+    layout: Layout,
+    init: str,
+) -> Any:
     """Returns the first value of a variable, on the mesh of `layout`.
 
     Args:
@@ -68,13 +75,17 @@ def initial_value(initializer: Callable[..., Any], shape: tuple[int, ...],
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None and np.ndim(constant(initializer)) == 0:
         return _filled(constant(initializer), shape, dtype, layout)
-    if init == "sharded" and not layout.is_fully_replicated() and (
-            type(initializer).__module__.startswith("keras.")):
+    if (
+        init == "sharded"
+        and not layout.is_fully_replicated()
+        and (type(initializer).__module__.startswith("keras."))
+    ):
         value = _drawn_on_mesh(initializer, shape, dtype, layout)
         if value is not None:
             return value
     return transfer.padded_to_mesh(
-        on_host(lambda: initializer(shape, dtype=dtype)), layout)
+        on_host(lambda: initializer(shape, dtype=dtype)), layout
+    )
 
 
 def on_host(make: Callable[[], Any]) -> Any:
@@ -86,10 +97,12 @@ def on_host(make: Callable[[], Any]) -> Any:
         return tf.convert_to_tensor(value)
 
 
-def _filled(value: Any, shape: tuple[int, ...], dtype: str,
-            layout: Layout) -> Any:
+def _filled(
+    value: Any, shape: tuple[int, ...], dtype: str, layout: Layout
+) -> Any:
     local = shard_shapes.local_shape(
-        axes_of_layout(layout), shape, mesh_sizes(layout.mesh))
+        axes_of_layout(layout), shape, mesh_sizes(layout.mesh)
+    )
     with tf.device("CPU:0"):
         value = tf.cast(value, dtype)
     components = []
@@ -99,16 +112,20 @@ def _filled(value: Any, shape: tuple[int, ...], dtype: str,
     return dtensor.pack(components, layout)
 
 
-def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
-                   layout: Layout) -> Any:
+def _drawn_on_mesh(
+    initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
+) -> Any:
     """Draws each shard on its device; None if DTensor cannot."""
     if not isinstance(initializer, _keras_private.RandomInitializer) or (
-            isinstance(initializer, _keras_private.Orthogonal)):
+        isinstance(initializer, _keras_private.Orthogonal)
+    ):
         return None
     padded = shard_shapes.padded_rows(
-        axes_of_layout(layout), shape, mesh_sizes(layout.mesh))
+        axes_of_layout(layout), shape, mesh_sizes(layout.mesh)
+    )
     if padded != shape and isinstance(
-            initializer, keras.initializers.VarianceScaling):
+        initializer, keras.initializers.VarianceScaling
+    ):
         return None  # Its variance would be that of another shape.
     shape = padded
     seed = initializer.seed
@@ -123,11 +140,17 @@ def _drawn_on_mesh(initializer: Any, shape: tuple[int, ...], dtype: str,
         return dtensor.call_with_layout(draw, layout, seed)
 
 
-def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
-                   layout: Layout) -> Callable[..., Any]:
+def _draw_function(
+    initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
+) -> Callable[..., Any]:
     config = {k: v for k, v in initializer.get_config().items() if k != "seed"}
-    key = (type(initializer), json.dumps(config, sort_keys=True, default=repr),
-           shape, dtype, layout.to_string())
+    key = (
+        type(initializer),
+        json.dumps(config, sort_keys=True, default=repr),
+        shape,
+        dtype,
+        layout.to_string(),
+    )
     with _drawn_lock:
         if key not in _drawn:
             template = copy.copy(initializer)
@@ -146,8 +169,13 @@ def _draw_function(initializer: Any, shape: tuple[int, ...], dtype: str,
         return _drawn[key]
 
 
-def make_variable(value: Any, *, name: str, trainable: bool,
-                  shape: tuple[int, ...] | None = None) -> Any:
+def make_variable(
+    value: Any,
+    *,
+    name: str,
+    trainable: bool,
+    shape: tuple[int, ...] | None = None,
+) -> Any:
     """Returns a `dtensor.DVariable` that starts as the DTensor `value`.
 
     Args:
@@ -159,5 +187,6 @@ def make_variable(value: Any, *, name: str, trainable: bool,
     """
     if shape is not None and shape != tuple(value.shape):
         return PaddedVariable.of(
-            value, shape[0], name=name, trainable=trainable)
+            value, shape[0], name=name, trainable=trainable
+        )
     return StoredVariable(value, name=name, trainable=trainable)

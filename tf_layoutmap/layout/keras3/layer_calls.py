@@ -26,8 +26,9 @@ def on_host() -> AbstractContextManager[None]:
     return _is_inside.set_to(True)
 
 
-def call(original: Callable[..., Any], layer: Any, *args: Any,
-         **kwargs: Any) -> Any:
+def call(
+    original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Calls `layer`, after moving inputs from the host to its mesh.
 
     With any input from the host, the outputs are replicated, so that they
@@ -50,14 +51,24 @@ def call(original: Callable[..., Any], layer: Any, *args: Any,
     if split is not None:
         with on_host():
             results = split.compute(args[0])
-    with _is_inside.set_to(True), trace_context.default_mesh(context.mesh), (
-            eager_operations.strictly(context.layout_map.strict)):
+    with (
+        _is_inside.set_to(True),
+        trace_context.default_mesh(context.mesh),
+        eager_operations.strictly(context.layout_map.strict),
+    ):
         if from_host:
             # Devices do not exchange strings, which no layer on the mesh uses.
-            args, kwargs, results = cast(Any, keras.tree.map_structure(
-                lambda x: x if split is not None and _is_string(x)
-                else batches.replicated(x, context.mesh),
-                (args, kwargs, results)))
+            args, kwargs, results = cast(
+                Any,
+                keras.tree.map_structure(
+                    lambda x: (
+                        x
+                        if split is not None and _is_string(x)
+                        else batches.replicated(x, context.mesh)
+                    ),
+                    (args, kwargs, results),
+                ),
+            )
         with host_layers.given(split, results):
             outputs = original(layer, *args, **kwargs)
         if from_host:
@@ -69,8 +80,9 @@ def _is_string(x: Any) -> bool:
     return tf.is_tensor(x) and x.dtype == tf.string
 
 
-def _traced(original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any,
-            kwargs: Any) -> Any:
+def _traced(
+    original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any, kwargs: Any
+) -> Any:
     """Calls `layer` in a function; keeps some layers batch-parallel.
 
     DTensor convolves whole kernels over whole images, and unrolls time over
@@ -79,32 +91,17 @@ def _traced(original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any,
     """
     # Outside of it, the graph may be an export, which serves anywhere.
     if not isinstance(layer, layer_limits.BATCH_PARALLEL) or (
-            not trace_context.traced_for_mesh()):
+        not trace_context.traced_for_mesh()
+    ):
         return original(layer, *args, **kwargs)
     # TimeDistributed works with time in front, where the batch axis is lost.
-    pin = (pinning.whole if isinstance(layer, keras.layers.TimeDistributed)
-           else pinning.whole_samples)
-    args, kwargs = cast(Any, keras.tree.map_structure(
-        lambda x: pin(x, mesh), (args, kwargs)))
+    pin = (
+        pinning.whole
+        if isinstance(layer, keras.layers.TimeDistributed)
+        else pinning.whole_samples
+    )
+    args, kwargs = cast(
+        Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
+    )
     outputs = original(layer, *args, **kwargs)
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -29,6 +29,7 @@ def _on_host(value: Any) -> Any:
     # Without a LoRA part it is the variable itself, which knows how to be
     # saved.
     if isinstance(value, keras.Variable | tf.Variable) or (
-            not pinning.on_mesh(value)):
+        not pinning.on_mesh(value)
+    ):
         return value
     return transfer.to_host(value)

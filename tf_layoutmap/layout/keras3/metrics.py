@@ -16,8 +16,9 @@ from tf_layoutmap.layout.mesh import pinning, trace_context, transfer
 dtensor = tf.experimental.dtensor
 
 
-def update_state(original: Callable[..., Any], metrics: Any, *args: Any,
-                 **kwargs: Any) -> Any:
+def update_state(
+    original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Updates compiled metrics with whole samples.
 
     A rank among classes, the largest say, needs all classes of a sample.
@@ -25,14 +26,17 @@ def update_state(original: Callable[..., Any], metrics: Any, *args: Any,
     mesh = trace_context.mesh_of_trace()
     if mesh is not None:
         batch_dim = trace_context.batch_dim_of_trace()
-        args, kwargs = cast(Any, keras.tree.map_structure(
-            lambda x: pinning.like_a_batch(x, mesh, batch_dim),
-            (args, kwargs)))
+        args, kwargs = cast(
+            Any,
+            keras.tree.map_structure(
+                lambda x: pinning.like_a_batch(x, mesh, batch_dim),
+                (args, kwargs),
+            ),
+        )
     return original(metrics, *args, **kwargs)
 
 
-def ctc_loss(original: Callable[..., Any], *args: Any,
-             **kwargs: Any) -> Any:
+def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Connectionist temporal classification, of the whole batch.
 
     It scatters into a tensor of the size of the batch, which DTensor cuts
@@ -40,14 +44,23 @@ def ctc_loss(original: Callable[..., Any], *args: Any,
     """
     mesh = trace_context.mesh_of_trace()
     if mesh is not None:
-        args, kwargs = cast(Any, keras.tree.map_structure(
-            lambda x: pinning.whole(x, mesh), (args, kwargs)))
+        args, kwargs = cast(
+            Any,
+            keras.tree.map_structure(
+                lambda x: pinning.whole(x, mesh), (args, kwargs)
+            ),
+        )
     loss = original(*args, **kwargs)
     return loss if mesh is None else pinning.whole(loss, mesh)
 
 
-def one_hot(original: Callable[..., Any], x: Any, num_classes: Any,
-            axis: int = -1, **kwargs: Any) -> Any:
+def one_hot(
+    original: Callable[..., Any],
+    x: Any,
+    num_classes: Any,
+    axis: int = -1,
+    **kwargs: Any,
+) -> Any:
     """`keras.ops.one_hot`, with all classes of a sample on one device.
 
     Compared with predictions whose classes are divided, these would be divided,
@@ -55,12 +68,21 @@ def one_hot(original: Callable[..., Any], x: Any, num_classes: Any,
     """
     mesh = trace_context.mesh_of_trace()
     out = original(x, num_classes, axis=axis, **kwargs)
-    return out if mesh is None or axis != -1 else keras.tree.map_structure(
-        lambda o: pinning.whole_samples(o, mesh), out)
+    return (
+        out
+        if mesh is None or axis != -1
+        else keras.tree.map_structure(
+            lambda o: pinning.whole_samples(o, mesh), out
+        )
+    )
 
 
-def scatter(original: Callable[..., Any], indices: Any, values: Any,
-            shape: tuple[int, ...]) -> Any:
+def scatter(
+    original: Callable[..., Any],
+    indices: Any,
+    values: Any,
+    shape: tuple[int, ...],
+) -> Any:
     """`keras.ops.scatter`, as sums by the number of the cell.
 
     An index outside the shape is an error, as without a mesh.
@@ -68,9 +90,16 @@ def scatter(original: Callable[..., Any], indices: Any, values: Any,
     mesh = trace_context.mesh_of_trace()
     indices = tf.convert_to_tensor(indices)
     values = tf.convert_to_tensor(values)
-    if mesh is None or not all(isinstance(size, int) for size in shape) or (
-            indices.shape.rank != 2 or indices.shape[-1] != len(shape) or
-            values.shape.rank != 1 or not values.dtype.is_numeric):
+    if (
+        mesh is None
+        or not all(isinstance(size, int) for size in shape)
+        or (
+            indices.shape.rank != 2
+            or indices.shape[-1] != len(shape)
+            or values.shape.rank != 1
+            or not values.dtype.is_numeric
+        )
+    ):
         return original(indices, values, shape)
     indices = pinning.whole(tf.cast(indices, tf.int64), mesh)
     values = pinning.whole(values, mesh)
@@ -85,11 +114,13 @@ def scatter(original: Callable[..., Any], indices: Any, values: Any,
         if not np.all(transfer.to_host(is_inside)):
             raise ValueError(
                 f"Argument `indices` must be inside the shape {shape}. "
-                f"Received: {transfer.to_host(indices).tolist()}.")
+                f"Received: {transfer.to_host(indices).tolist()}."
+            )
     else:
         cells = tf.where(is_inside, cells, num_cells)
     return tf.reshape(
-        tf.math.unsorted_segment_sum(values, cells, num_cells), shape)
+        tf.math.unsorted_segment_sum(values, cells, num_cells), shape
+    )
 
 
 # DTensor has no ReverseV2 and no MatrixDiagPartV3: metrics like AUC need
@@ -101,8 +132,11 @@ def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:
     if not trace_context.traced_for_mesh():
         return original(x, axis=axis)
     x = tf.convert_to_tensor(x)
-    axes = range(x.shape.rank) if axis is None else (
-        [axis] if isinstance(axis, int) else axis)
+    axes = (
+        range(x.shape.rank)
+        if axis is None
+        else ([axis] if isinstance(axis, int) else axis)
+    )
     if any(x.shape[a] is None for a in axes):
         return original(x, axis=axis)
     for a in axes:

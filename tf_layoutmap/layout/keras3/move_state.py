@@ -19,7 +19,8 @@ def move_variable(variable: Any, context: MeshContext) -> None:
     The variable stays the same object; what is on a mesh already stays.
     """
     if isinstance(variable, MeshVariable) or type(variable) is not (
-            keras.Variable):
+        keras.Variable
+    ):
         return
     variable.__class__ = MeshVariable
     variable._mesh_context = context
@@ -35,8 +36,10 @@ def move_variable(variable: Any, context: MeshContext) -> None:
         with tf.device(value.device):
             value = value.read_value()
         variable._value = initial_values.make_variable(
-            transfer.to_mesh(value, layout), name=variable.name,
-            trainable=variable.trainable)
+            transfer.to_mesh(value, layout),
+            name=variable.name,
+            trainable=variable.trainable,
+        )
 
 
 def move_model_state(model: Any, context: MeshContext) -> None:
@@ -56,7 +59,8 @@ def move_model_state(model: Any, context: MeshContext) -> None:
                 "All weights of a model must be placed on one mesh. Received: "
                 f"variable {variable.path!r}, which was built outside "
                 "layout_map_scope, while others are on a mesh. Make its "
-                "layer under the scope.")
+                "layer under the scope."
+            )
         move_variable(variable, context)
     for variable in model.metrics_variables:
         move_variable(variable, context)

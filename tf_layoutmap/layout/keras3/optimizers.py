@@ -16,16 +16,18 @@ from tf_layoutmap.layout.variables import all_or_nothing
 dtensor = tf.experimental.dtensor
 
 
-def build(original: Callable[..., Any], optimizer: Any,
-          variables: Iterable[Any]) -> Any:
+def build(
+    original: Callable[..., Any], optimizer: Any, variables: Iterable[Any]
+) -> Any:
     """Builds, after moving counters and learning rate to the mesh.
 
     The slot variables are made by the original: Keras passes them the layout
     of their weight, and `_mesh_context` places the others on the mesh.
     """
     variables = list(variables)
-    context = next((context_of(v) for v in variables
-                 if isinstance(v, MeshVariable)), None)
+    context = next(
+        (context_of(v) for v in variables if isinstance(v, MeshVariable)), None
+    )
     if context is not None:
         vars(optimizer)["_mesh_context"] = context
         for variable in optimizer._variables:
@@ -33,38 +35,62 @@ def build(original: Callable[..., Any], optimizer: Any,
     return original(optimizer, variables)
 
 
-def apply(original: Callable[..., Any], optimizer: Any, grads: Any,
-          trainable_variables: Any = None) -> Any:
+def apply(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any = None,
+) -> Any:
     """Applies gradients, eagerly under the mesh of the variables."""
-    variables = (optimizer._trainable_variables if trainable_variables is None
-                 else list(trainable_variables))
-    context = next((context_of(v) for v in variables
-                 if isinstance(v, MeshVariable)), None)
-    scope = (trace_context.default_mesh(context.mesh)
-             if context is not None and tf.executing_eagerly()
-             else nullcontext())
+    variables = (
+        optimizer._trainable_variables
+        if trainable_variables is None
+        else list(trainable_variables)
+    )
+    context = next(
+        (context_of(v) for v in variables if isinstance(v, MeshVariable)), None
+    )
+    scope = (
+        trace_context.default_mesh(context.mesh)
+        if context is not None and tf.executing_eagerly()
+        else nullcontext()
+    )
     if context is not None:
-        grads = [_like_its_weight(_with_static_shape(g, v), v)
-                 for g, v in zip(grads, variables)]
+        grads = [
+            _like_its_weight(_with_static_shape(g, v), v)
+            for g, v in zip(grads, variables)
+        ]
     mesh = None if context is None else context.mesh
-    with scope, _applying(context, variables), all_or_nothing.applying(
-            mesh, grads) as grads:
+    with (
+        scope,
+        _applying(context, variables),
+        all_or_nothing.applying(mesh, grads) as grads,
+    ):
         return original(
-            optimizer, grads,
-            None if trainable_variables is None else variables)
+            optimizer, grads, None if trainable_variables is None else variables
+        )
 
 
 # The context of the weights, and the axis that divides rows, by their shape.
 _now: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
-    (None, {}))
+    (None, {})
+)
 
 
-def _applying(context: Any, variables: Iterable[Any],
-              ) -> AbstractContextManager[None]:
+def _applying(
+    context: Any,
+    variables: Iterable[Any],
+) -> AbstractContextManager[None]:
     # Slot variables have the layout and the shape of their weight.
-    axes = {} if context is None else {
-        tuple(v.shape): axis for v in variables
-        if (axis := embedding_rows.axis_of(v)) is not None}
+    axes = (
+        {}
+        if context is None
+        else {
+            tuple(v.shape): axis
+            for v in variables
+            if (axis := embedding_rows.axis_of(v)) is not None
+        }
+    )
     return _now.set_to((context, axes))
 
 
@@ -76,22 +102,35 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     update has no such rows: divisors of optimizers are above zero.
     """
     context, axes = _now.get()
-    if (context is None or
-            not isinstance(dividend, tf.IndexedSlices) or
-            len(getattr(divisor, "shape", ())) == 0):
+    if (
+        context is None
+        or not isinstance(dividend, tf.IndexedSlices)
+        or len(getattr(divisor, "shape", ())) == 0
+    ):
         return original(dividend, divisor)
     divisor = tf.convert_to_tensor(divisor)
     axis = axes.get(tuple(divisor.shape))
-    divisor = (tf.gather(divisor, dividend.indices) if axis is None else
-               embedding_rows.gather(
-                   divisor, dividend.indices, context.mesh, axis))
+    divisor = (
+        tf.gather(divisor, dividend.indices)
+        if axis is None
+        else embedding_rows.gather(
+            divisor, dividend.indices, context.mesh, axis
+        )
+    )
     return tf.IndexedSlices(
-        original(dividend.values, divisor), dividend.indices,
-        dividend.dense_shape)
+        original(dividend.values, divisor),
+        dividend.indices,
+        dividend.dense_shape,
+    )
 
 
-def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
-                 variable: Any, learning_rate: Any) -> Any:
+def adagrad_step(
+    original: Callable[..., Any],
+    optimizer: Any,
+    gradient: Any,
+    variable: Any,
+    learning_rate: Any,
+) -> Any:
     """One step of Adagrad; on divided rows, of the rows of the gradient.
 
     Keras takes the root of the whole accumulator and then some of its rows;
@@ -103,8 +142,11 @@ def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
     ids = gradient.indices
     sums = optimizer._accumulators[optimizer._get_variable_index(variable)]
     embedding_rows.add(sums, tf.IndexedSlices(tf.square(rows), ids), 1)
-    steps = tf.cast(learning_rate, rows.dtype) * rows / tf.sqrt(
-        embedding_rows.lookup(sums, ids) + optimizer.epsilon)
+    steps = (
+        tf.cast(learning_rate, rows.dtype)
+        * rows
+        / tf.sqrt(embedding_rows.lookup(sums, ids) + optimizer.epsilon)
+    )
     return embedding_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
 
 
@@ -114,31 +156,35 @@ def adagrad_step(original: Callable[..., Any], optimizer: Any, gradient: Any,
 # numbers stay those of Keras without a mesh.
 
 
-def assign_add(original: Callable[..., Any], optimizer: Any, variable: Any,
-               value: Any) -> Any:
+def assign_add(
+    original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
+) -> Any:
     """Adds, rows of a sparse value too."""
     if _is_rows_of_divided(variable, value):
         return embedding_rows.add(variable, value, 1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
 
-def assign_sub(original: Callable[..., Any], optimizer: Any, variable: Any,
-               value: Any) -> Any:
+def assign_sub(
+    original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
+) -> Any:
     """Subtracts, rows of a sparse value too."""
     if _is_rows_of_divided(variable, value):
         return embedding_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
 
-def assign(original: Callable[..., Any], optimizer: Any, variable: Any,
-           value: Any) -> Any:
+def assign(
+    original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
+) -> Any:
     """Assigns; refuses single rows."""
     if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
         raise ValueError(
             f"Optimizer {optimizer.name!r} overwrites single rows of variable "
             f"{variable.name!r}, which DTensor cannot do to a variable on a "
             "mesh. Use an optimizer that adds its updates, such as Adam, "
-            "Adagrad or SGD.")
+            "Adagrad or SGD."
+        )
     return original(optimizer, variable, value)
 
 
@@ -147,14 +193,17 @@ def _on_mesh(variable: Any) -> bool:
 
 
 def _is_rows_of_divided(variable: Any, value: Any) -> bool:
-    return (isinstance(value, tf.IndexedSlices) and
-            embedding_rows.axis_of(variable) is not None)
+    return (
+        isinstance(value, tf.IndexedSlices)
+        and embedding_rows.axis_of(variable) is not None
+    )
 
 
 def _dense_for_mesh(variable: Any, value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
         return tf.math.unsorted_segment_sum(
-            value.values, value.indices, variable.shape[0])
+            value.values, value.indices, variable.shape[0]
+        )
     return value
 
 
@@ -171,7 +220,8 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
         rows = tf.reshape(rows, [count, *variable.shape[1:]])
         indices = tf.reshape(indices, [count])
     return tf.IndexedSlices(
-        rows, indices, tf.constant(variable.shape.as_list(), tf.int64))
+        rows, indices, tf.constant(variable.shape.as_list(), tf.int64)
+    )
 
 
 def _like_its_weight(gradient: Any, variable: Any) -> Any:
@@ -181,7 +231,8 @@ def _like_its_weight(gradient: Any, variable: Any) -> Any:
     some operations cannot be divided as the optimizer's sums are.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
-            gradient, tf.Tensor):
+        gradient, tf.Tensor
+    ):
         return gradient
     return dtensor.relayout(gradient, variable.layout)
 

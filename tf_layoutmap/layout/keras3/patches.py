@@ -12,8 +12,9 @@ from tf_layoutmap.layout.keras3.context import (
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 
-def init_variable(original: Callable[..., Any], variable: Any, *args: Any,
-                  **kwargs: Any) -> None:
+def init_variable(
+    original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+) -> None:
     """Makes a `MeshVariable` of what is created under a layout map."""
     # Not by `__new__`: once a class had one of its own, Python never again
     # makes its instances as before, even when it is deleted.
@@ -29,8 +30,9 @@ def init_variable(original: Callable[..., Any], variable: Any, *args: Any,
     original(variable, *args, **kwargs)
 
 
-def new_layer(original: Callable[..., Any], cls: type, *args: Any,
-              **kwargs: Any) -> Any:
+def new_layer(
+    original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any
+) -> Any:
     """Makes a layer that belongs to the open scope."""
     layer = original(cls, *args, **kwargs)
     context = active_context()

@@ -26,8 +26,9 @@ _thread = threading.local()
 class _Step(MeshStep):
     """One step of a Keras 3 model on its mesh."""
 
-    def map_structure(self, function: Callable[[Any], Any],
-                      structure: Any) -> Any:
+    def map_structure(
+        self, function: Callable[[Any], Any], structure: Any
+    ) -> Any:
         return keras.tree.map_structure(function, structure)
 
     def __call__(self, batch: Any) -> Any:
@@ -59,6 +60,7 @@ class _Step(MeshStep):
 
 def _over_iterator(step: _Step) -> Callable[[Any], Any]:
     """Returns a function that takes the batches of one call from `fit`."""
+
     def function(iterator: Any) -> Any:
         logs = None
         for _ in range(step.model.steps_per_execution):
@@ -76,12 +78,14 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
 
 def _over_batches(step: _Step) -> Callable[[Iterable[Any]], Any]:
     """Returns a function that predicts some batches."""
+
     def function(several: Iterable[Any]) -> Any:
         outputs = [step(step.checks.agreed(batch)) for batch in several]
         if len(outputs) == 1:
             return outputs[0]
         return keras.tree.map_structure(
-            lambda *parts: tf.concat(parts, axis=0), *outputs)
+            lambda *parts: tf.concat(parts, axis=0), *outputs
+        )
 
     return function
 
@@ -101,7 +105,8 @@ def _check_no_context_is_open(model: Any, kind: str, is_new: bool) -> None:
             f"it cannot {kind} on {context.mesh.dim_names} of size "
             f"{context.mesh.shape()}. Make it after set_distribution (or "
             "inside the scope); or, to go on without a mesh, compile and use "
-            "it after set_distribution(None) (or outside the scope).")
+            "it after set_distribution(None) (or outside the scope)."
+        )
 
 
 def _context_of_run(model: Any) -> Any:
@@ -114,22 +119,29 @@ def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
     """Returns what Keras iterates over; it does not say for which model."""
     data = original(epochs)
     if getattr(_thread, "is_on_mesh", False) and isinstance(
-            epochs.data_adapter, _keras_private.ArrayDataAdapter):
+        epochs.data_adapter, _keras_private.ArrayDataAdapter
+    ):
         return autotuning.without_autotuning(data)
     return data
 
 
 make_train_function, make_test_function = (
     step_functions.maker(
-        kind, _context_of_run,
+        kind,
+        _context_of_run,
         lambda model, context, kind=kind: _over_iterator(
-            _Step(model, context, kind)),
-        _check_no_context_is_open)
-    for kind in ("train", "test"))
+            _Step(model, context, kind)
+        ),
+        _check_no_context_is_open,
+    )
+    for kind in ("train", "test")
+)
 make_predict_function = step_functions.maker(
-    "predict", _context_of_run,
+    "predict",
+    _context_of_run,
     lambda model, context: _over_batches(_Step(model, context, "predict")),
-    _check_no_context_is_open)
+    _check_no_context_is_open,
+)
 
 
 def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
@@ -142,8 +154,9 @@ def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
     return keras.tree.map_structure(batches.to_host_tensor, results)
 
 
-def _build_for_training(model: Any, batch: Any,
-                        step: Callable[..., Any]) -> None:
+def _build_for_training(
+    model: Any, batch: Any, step: Callable[..., Any]
+) -> None:
     # A step of its own need not call the model, nor know the batch as (x, y):
     # what it uses is built while it is traced.
     own_step = not _is_of_keras(step)
@@ -166,10 +179,19 @@ def _build_for_predict(model: Any, batch: Any) -> None:
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     _keras_private.compute_output_spec(
-        model, keras.tree.map_structure(
-            lambda v: None if v is None else keras.KerasTensor(
-                v.shape, keras.backend.standardize_dtype(v.dtype)), x),
-        training=False)
+        model,
+        keras.tree.map_structure(
+            lambda v: (
+                None
+                if v is None
+                else keras.KerasTensor(
+                    v.shape, keras.backend.standardize_dtype(v.dtype)
+                )
+            ),
+            x,
+        ),
+        training=False,
+    )
 
 
 def _without_optional(x: Any) -> Any:

@@ -44,10 +44,19 @@ class MeshVariable(keras.Variable):
     # Whether padding is added where the mesh does not divide its rows.
     pads_rows = False
 
-    def __init__(self, initializer: Any, shape: Any = None, dtype: Any = None,
-                 *args: Any, **kwargs: Any):
-        if (not callable(initializer) and not isinstance(initializer, str) and
-                not _keras_private.in_stateless_scope()):
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ):
+        if (
+            not callable(initializer)
+            and not isinstance(initializer, str)
+            and not _keras_private.in_stateless_scope()
+        ):
             value = self._host_constant(initializer, dtype)
             shape, dtype = value.shape, dtype or value.dtype
             initializer = _Constant(value)
@@ -63,7 +72,8 @@ class MeshVariable(keras.Variable):
             return self._convert_to_tensor(value, dtype=dtype)
 
     def _initialize_with_initializer(
-            self, initializer: Callable[..., Any]) -> None:
+        self, initializer: Callable[..., Any]
+    ) -> None:
         self._value, self._initializer = None, initializer
         self._mesh_context.add_variable(self)
 
@@ -84,25 +94,31 @@ class MeshVariable(keras.Variable):
         value = super().value
         if self._value is None:
             return value
-        own_trace.needs_mesh(self._value.layout.mesh,
-                             self._mesh_context.layout_map.strict)
+        own_trace.needs_mesh(
+            self._value.layout.mesh, self._mesh_context.layout_map.strict
+        )
         if _keras_private.calling_layer() is None:
             return value
         reads = gathered_reads.now()
         if reads is not None:
             return tf.cast(reads.read(self._value), value.dtype)
         if not trace_context.traced_for_mesh() or isinstance(
-                self._value, PaddedVariable):
+            self._value, PaddedVariable
+        ):
             return value
         divided_by = {*self._value.layout.sharding_specs} - {dtensor.UNSHARDED}
-        axes = divided_by if self._is_gathered() else (
-            divided_by & {self._mesh_context.batch_dim})
+        axes = (
+            divided_by
+            if self._is_gathered()
+            else (divided_by & {self._mesh_context.batch_dim})
+        )
         if not axes:
             return value
         # Otherwise DTensor meets one axis in two dimensions of a product, which
         # it refuses or takes for pairs. The gradient is scattered again.
         return gathered_reads.gathered_along(
-            axes, tf.convert_to_tensor(value), self._value.layout)
+            axes, tf.convert_to_tensor(value), self._value.layout
+        )
 
     def _is_gathered(self) -> bool:
         """Whether the layer that it belongs to needs it whole."""
@@ -161,7 +177,8 @@ class MeshVariable(keras.Variable):
             # A host value is cut up on the host: under the mesh it would
             # become a whole copy on every device.
             if not pinning.on_mesh(value) and not isinstance(
-                    value, MeshVariable):
+                value, MeshVariable
+            ):
                 with tf.device("CPU:0"):
                     value = self._convert_to_tensor(value, dtype=self._dtype)
             return super().assign(value)
@@ -177,8 +194,9 @@ class MeshVariable(keras.Variable):
             if isinstance(self._concrete_value(), PaddedVariable):
                 return self._add_on_host(value, sign)
             value = self._to_own_layout(value)
-        return self.assign(self.value + value if sign > 0
-                           else self.value - value)
+        return self.assign(
+            self.value + value if sign > 0 else self.value - value
+        )
 
     def _add_on_host(self, value: Any, sign: int) -> Any:
         """Adds where rows are, without the padding that the mesh needs."""
@@ -191,8 +209,7 @@ class MeshVariable(keras.Variable):
         if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)
         layout = self.layout
-        if pinning.on_mesh(value) and isinstance(
-                self._value, PaddedVariable):
+        if pinning.on_mesh(value) and isinstance(self._value, PaddedVariable):
             value = transfer.to_host(value)
         if pinning.on_mesh(value):
             if dtensor.fetch_layout(value) == layout:
@@ -200,10 +217,13 @@ class MeshVariable(keras.Variable):
             return dtensor.relayout(value, layout)
         with tf.device("CPU:0"):
             value = tf.broadcast_to(
-                tf.cast(self._convert_to_tensor(value), self._dtype),
-                self.shape)
-        return (transfer.padded_to_mesh(value, layout) if self.pads_rows else
-                transfer.to_mesh(value, layout))
+                tf.cast(self._convert_to_tensor(value), self._dtype), self.shape
+            )
+        return (
+            transfer.padded_to_mesh(value, layout)
+            if self.pads_rows
+            else transfer.to_mesh(value, layout)
+        )
 
     def _direct_assign(self, value: Any) -> None:
         target = self._concrete_value()
@@ -214,9 +234,14 @@ class MeshVariable(keras.Variable):
         elif gathered_reads.now() is not None:
             value = dtensor.relayout(
                 # Or DTensor would divide what the value is computed from.
-                pinning.whole(value, self.mesh), target.layout)
-        elif (tf.is_symbolic_tensor(value) and trace_context.traced_for_mesh()
-              and self._mesh_context.batch_dim in target.layout.sharding_specs):
+                pinning.whole(value, self.mesh),
+                target.layout,
+            )
+        elif (
+            tf.is_symbolic_tensor(value)
+            and trace_context.traced_for_mesh()
+            and self._mesh_context.batch_dim in target.layout.sharding_specs
+        ):
             # It was gathered when it was read.
             value = dtensor.relayout(value, target.layout)
         target.assign(tf.cast(value, target.dtype))
@@ -238,7 +263,8 @@ class MeshVariable(keras.Variable):
         raise TypeError(
             f"A variable on a mesh is not copied. Received: variable "
             f"{self.path!r}. Clone the model under layout_map_scope and use "
-            "set_weights.")
+            "set_weights."
+        )
 
 
 # Keras names unnamed variables after their class, and names are what patterns

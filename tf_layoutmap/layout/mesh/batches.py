@@ -18,8 +18,11 @@ def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
     or without a `batch_dim`.
     """
     rank = len(shape)
-    if batch_dim is not None and rank > 0 and (
-            shape[0] % mesh.dim_size(batch_dim) == 0):
+    if (
+        batch_dim is not None
+        and rank > 0
+        and (shape[0] % mesh.dim_size(batch_dim) == 0)
+    ):
         return dtensor.Layout.batch_sharded(mesh, batch_dim, rank)
     return dtensor.Layout.replicated(mesh, rank)
 
@@ -39,14 +42,14 @@ def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
         raise TypeError(
             "A batch for a model on a mesh is made of dense tensors. "
             f"Received: {type(x).__name__} of shape {x.shape}. Use "
-            "`.to_tensor()` or tf.sparse.to_dense.")
+            "`.to_tensor()` or tf.sparse.to_dense."
+        )
     if not tf.is_tensor(x):
         x = np.asarray(x)
     if tf.as_dtype(x.dtype) == tf.string and dtensor.num_clients() == 1:
         # Devices could not exchange parts of it.
         batch_dim = None
-    return transfer.to_mesh(
-        x, layout_of_batch(x.shape, mesh, batch_dim))
+    return transfer.to_mesh(x, layout_of_batch(x.shape, mesh, batch_dim))
 
 
 def to_host_tensor(x: Any) -> Any:
@@ -62,7 +65,8 @@ def to_host_tensor(x: Any) -> Any:
 def is_host_value(x: Any) -> bool:
     """Whether `x` is an array or a tensor that is not on a mesh."""
     return isinstance(x, np.ndarray) or (
-        isinstance(x, tf.Tensor) and not pinning.on_mesh(x))
+        isinstance(x, tf.Tensor) and not pinning.on_mesh(x)
+    )
 
 
 def replicated(x: Any, mesh: Mesh) -> Any:
@@ -74,7 +78,8 @@ def replicated(x: Any, mesh: Mesh) -> Any:
     with tf.device("CPU:0"):
         tensor = tf.convert_to_tensor(x)
     moved = dtensor.copy_to_mesh(
-        tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank))
+        tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank)
+    )
     mask = getattr(x, "_keras_mask", None)
     if mask is not None:
         moved._keras_mask = replicated(mask, mesh)
@@ -89,4 +94,5 @@ def readable(x: Any) -> Any:
     if layout.is_fully_replicated():
         return x
     return dtensor.relayout(
-        x, dtensor.Layout.replicated(layout.mesh, layout.rank))
+        x, dtensor.Layout.replicated(layout.mesh, layout.rank)
+    )

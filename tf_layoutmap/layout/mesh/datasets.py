@@ -18,8 +18,10 @@ import tensorflow as tf
 from tf_layoutmap.layout.mesh.layouts import is_own
 
 
-def iterate(original: Callable[[Any], Any],
-            dataset: tf.experimental.dtensor.DTensorDataset) -> Any:
+def iterate(
+    original: Callable[[Any], Any],
+    dataset: tf.experimental.dtensor.DTensorDataset,
+) -> Any:
     """Returns an iterator over batches, each of which comes once."""
     if not is_own(dataset._mesh):
         return original(dataset)
@@ -27,7 +29,8 @@ def iterate(original: Callable[[Any], Any],
     clients = dataset._mesh.size // (dataset.num_global_replicas * per_client)
     dataset._num_clients_per_replica = clients
     dataset._partition_offset = (
-        tf.experimental.dtensor.client_id() % clients * per_client)
+        tf.experimental.dtensor.client_id() % clients * per_client
+    )
     iterator = original(dataset)
     length = int(dataset._batched_dataset.cardinality())
     if length >= 0:

@@ -38,9 +38,12 @@ def list_devices(device_type: str | None = None) -> list[str]:
         return list_devices("cpu")
     _checks.check_type("device_type", device_type, str, "a string or None")
     kind = _checks.check_one_of(
-        "device_type", device_type.lower(), ("cpu", "gpu", "tpu"))
-    return [f"{kind}:{device.name.split(':')[-1]}"
-            for device in tf.config.list_logical_devices(kind.upper())]
+        "device_type", device_type.lower(), ("cpu", "gpu", "tpu")
+    )
+    return [
+        f"{kind}:{device.name.split(':')[-1]}"
+        for device in tf.config.list_logical_devices(kind.upper())
+    ]
 
 
 class DevicesInAGrid(Protocol):
@@ -83,7 +86,8 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
     if len(shape) == 0 or len(axis_names) == 0:
         raise ValueError(
             "Shape and axis_names cannot be empty: a DeviceMesh needs at "
-            f"least one axis. {received}")
+            f"least one axis. {received}"
+        )
     for size in shape:
         _checks.check_int("shape", size, lowest=1)
     for name in axis_names:
@@ -91,21 +95,30 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
     if len(shape) != len(axis_names):
         raise ValueError(
             "Shape and axis_names should have same size: a DeviceMesh needs "
-            f"one axis name for each axis of `shape`. {received}")
+            f"one axis name for each axis of `shape`. {received}"
+        )
     if len(set(axis_names)) < len(axis_names):
-        raise ValueError(_checks.message(
-            "axis_names", "different from each other", axis_names))
+        raise ValueError(
+            _checks.message(
+                "axis_names", "different from each other", axis_names
+            )
+        )
     if dtensor.UNSHARDED in axis_names:
-        raise ValueError(_checks.message(
-            "axis_names", f"other than {dtensor.UNSHARDED!r}, DTensor's "
-            "word for no axis", axis_names))
+        raise ValueError(
+            _checks.message(
+                "axis_names",
+                f"other than {dtensor.UNSHARDED!r}, DTensor's word for no axis",
+                axis_names,
+            )
+        )
     if devices.size != math.prod(shape):
         raise ValueError(
             "Shape does not match the number of devices: a DeviceMesh of "
             f"shape {tuple(shape)} has {math.prod(shape)} devices. Received: "
             f"{devices.size} devices ({', '.join(map(str, devices.flat))}). "
             "For more devices of one CPU see "
-            "tf.config.set_logical_device_configuration.")
+            "tf.config.set_logical_device_configuration."
+        )
 
 
 def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
@@ -130,20 +143,23 @@ def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
 def check_mesh(argument: str, mesh: Any) -> Any:
     """Returns `mesh` if `to_dtensor_mesh` takes it, else a TypeError."""
     if isinstance(mesh, Mesh) or all(
-            hasattr(mesh, name) for name in ("shape", "axis_names",
-                                             "devices")):
+        hasattr(mesh, name) for name in ("shape", "axis_names", "devices")
+    ):
         return mesh
-    raise TypeError(_checks.message(
-        argument, "a DeviceMesh or a dtensor.Mesh", mesh))
+    raise TypeError(
+        _checks.message(argument, "a DeviceMesh or a dtensor.Mesh", mesh)
+    )
 
 
-def _make(shape: Sequence[int], axis_names: Sequence[str],
-          devices: np.ndarray) -> Mesh:
+def _make(
+    shape: Sequence[int], axis_names: Sequence[str], devices: np.ndarray
+) -> Mesh:
     dims = list(zip(axis_names, map(int, shape)))
     names = [str(device).upper() for device in devices.flat]
     if dtensor.num_clients() > 1:
         return dtensor.create_distributed_mesh(
-            dims, device_type=names[0].split(":")[0])
+            dims, device_type=names[0].split(":")[0]
+        )
     return dtensor.create_mesh(dims, devices=names)
 
 

@@ -20,24 +20,31 @@ _STRINGS = "tf_type.string"
 
 _IN_THE_DATA = (
     "{} belongs in the input: make the layer outside the scope and use "
-    "dataset.map(lambda x, y: (layer(x), y)).")
+    "dataset.map(lambda x, y: (layer(x), y))."
+)
 
 # What in Keras uses an op that DTensor lacks, and what to do instead.
-_LOOPS = ("The gradient of a loop needs it whose number of steps depends on "
-          "values: make it a Python int.")
+_LOOPS = (
+    "The gradient of a loop needs it whose number of steps depends on "
+    "values: make it a Python int."
+)
 _REMEDIES = {
     "EmptyTensorList": _LOOPS,
     "TensorListReserve": _LOOPS,
     "PyFunc": "tf.numpy_function needs it: call it in dataset.map.",
     "EagerPyFunc": "tf.py_function needs it: call it in dataset.map.",
-    **{op: _IN_THE_DATA.format(what) for op, what in {
-        "LookupTableFindV2": "A lookup of strings or integers",
-        "AsString": "Hashing",
-        "StringToHashBucketFast": "Hashing",
-        "StringToHashBucketStrong": "Hashing",
-        "StringLower": "TextVectorization",
-        "StaticRegexReplace": "TextVectorization",
-        "StringSplitV2": "TextVectorization"}.items()},
+    **{
+        op: _IN_THE_DATA.format(what)
+        for op, what in {
+            "LookupTableFindV2": "A lookup of strings or integers",
+            "AsString": "Hashing",
+            "StringToHashBucketFast": "Hashing",
+            "StringToHashBucketStrong": "Hashing",
+            "StringLower": "TextVectorization",
+            "StaticRegexReplace": "TextVectorization",
+            "StringSplitV2": "TextVectorization",
+        }.items()
+    },
 }
 
 
@@ -54,8 +61,9 @@ class LayoutMapWarning(UserWarning):
 
 
 @contextmanager
-def explained(model: Any, kind: str,
-              graph: Callable[[], Any] = lambda: None) -> Iterator[None]:
+def explained(
+    model: Any, kind: str, graph: Callable[[], Any] = lambda: None
+) -> Iterator[None]:
     """Raises TensorFlow's errors about missing ops as one that explains.
 
     Args:
@@ -88,8 +96,13 @@ def layer_of(name: str, model: Any) -> str | None:
     for scope in reversed(name.split("/")[:-1]):
         # TensorFlow numbers scopes that it enters again, so that dense_1
         # may be `dense` as well.
-        found = sorted({f"{one!r}" for one in names if re.fullmatch(
-            re.escape(one) + r"(_\d+)?", scope)})
+        found = sorted(
+            {
+                f"{one!r}"
+                for one in names
+                if re.fullmatch(re.escape(one) + r"(_\d+)?", scope)
+            }
+        )
         if found:
             return " or ".join(found)
     return None
@@ -106,8 +119,10 @@ def finding_of(error: str) -> str | None:
     if _COMPILER not in error:
         return None
     # The position in the user's code comes first, then the finding.
-    finding = error.partition(" error: ")[2].partition("\n")[0] or (
-        error.partition("\n")[0])
+    finding = (
+        error.partition(" error: ")[2].partition("\n")[0]
+        or (error.partition("\n")[0])
+    )
     return textwrap.shorten(_PLACE.sub("", finding), 160)
 
 
@@ -120,29 +135,38 @@ def _where(op: str, model: Any, graph: Any) -> str:
     return ""
 
 
-def _sentence(error: str, model: Any, kind: str,
-              graph: Callable[[], Any]) -> str | None:
+def _sentence(
+    error: str, model: Any, kind: str, graph: Callable[[], Any]
+) -> str | None:
     if _STRINGS in error:
         return (
             "A step on a mesh takes numbers; devices do not exchange strings. "
             f"Received: a string tensor, while model {model.name!r} was to "
             f"{kind}. Look strings up on the host, before the step: call "
             "StringLookup, TextVectorization or FeatureSpace in dataset.map, "
-            "and give the model their results.")
+            "and give the model their results."
+        )
     lacking = _LACKS.search(error)
     if lacking is not None:
         op = lacking.group(1)
         remedy = _REMEDIES.get(
-            op, "Replace the layer, loss or metric that uses it.")
-        return (f"DTensor has no {op} operation on a mesh; model "
-                f"{model.name!r} needs one{_where(op, model, graph())} to "
-                f"{kind}. {remedy}")
-    return _refusal(error, f"as the layouts of model {model.name!r} ask for; "
-                    f"it needs one to {kind}")
+            op, "Replace the layer, loss or metric that uses it."
+        )
+        return (
+            f"DTensor has no {op} operation on a mesh; model "
+            f"{model.name!r} needs one{_where(op, model, graph())} to "
+            f"{kind}. {remedy}"
+        )
+    return _refusal(
+        error,
+        f"as the layouts of model {model.name!r} ask for; "
+        f"it needs one to {kind}",
+    )
 
 
-def of_function(name: str, error: str, why: str,
-                is_strict: bool) -> UnsupportedByDTensorError:
+def of_function(
+    name: str, error: str, why: str, is_strict: bool
+) -> UnsupportedByDTensorError:
     """Returns the error of a function of a user that DTensor refuses.
 
     Args:
@@ -152,14 +176,17 @@ def of_function(name: str, error: str, why: str,
       is_strict: Whether it was not to be computed whole.
     """
     refusal = _refusal(
-        error, f"as the layouts of weights ask for; function {name!r} needs "
-        "one") or (
-            f"DTensor cannot divide what function {name!r} computes: {why}.")
-    return UnsupportedByDTensorError(refusal + (
-        " A LayoutMap with strict=False lets every device compute it whole."
-        if is_strict else
-        " It cannot compute it whole either: call it on a model without a "
-        "mesh, with these weights."))
+        error, f"as the layouts of weights ask for; function {name!r} needs one"
+    ) or (f"DTensor cannot divide what function {name!r} computes: {why}.")
+    return UnsupportedByDTensorError(
+        refusal
+        + (
+            " A LayoutMap with strict=False lets every device compute it whole."
+            if is_strict
+            else " It cannot compute it whole either: call it on a model "
+            "without a mesh, with these weights."
+        )
+    )
 
 
 def _refusal(error: str, of_what: str) -> str | None:
@@ -173,4 +200,5 @@ def _refusal(error: str, of_what: str) -> str | None:
         "Leave the "
         "dimension that the operation works along unsharded in the layout of "
         "the layer before it, or, in a layer, loss or metric of your own, "
-        "give its input a layout with tlm.distribution.distribute_tensor.")
+        "give its input a layout with tlm.distribution.distribute_tensor."
+    )

@@ -33,8 +33,10 @@ def switched_off() -> Iterator[None]:
     if before is not getattr(_thread, "before", None):
         _thread.before = before
         _thread.without = (
-            before if _is_configured()
-            else _tf_private.options_without_graph_optimizer(before))
+            before
+            if _is_configured()
+            else _tf_private.options_without_graph_optimizer(before)
+        )
     _tf_private.set_function_call_options(_thread.without)
     try:
         yield

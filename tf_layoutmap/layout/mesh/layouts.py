@@ -40,8 +40,10 @@ def is_own(mesh: Mesh) -> bool:
 
 def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:
     """Returns the mesh axis of each dimension, None where it is whole."""
-    return tuple(None if spec == dtensor.UNSHARDED else spec
-                 for spec in layout.sharding_specs)
+    return tuple(
+        None if spec == dtensor.UNSHARDED else spec
+        for spec in layout.sharding_specs
+    )
 
 
 def mesh_sizes(mesh: Mesh) -> dict[str, int]:

@@ -59,8 +59,10 @@ def needs_mesh(mesh: Mesh, is_strict: bool) -> None:
       TraceAgain: The function is traced as for one device.
     """
     if _now.get()[0] is Stage.UNKNOWN and not (
-            tf.executing_eagerly() or _tf_private.in_save_context() or
-            trace_context.mesh_of_operation() is not None):
+        tf.executing_eagerly()
+        or _tf_private.in_save_context()
+        or trace_context.mesh_of_operation() is not None
+    ):
         raise TraceAgain(mesh, is_strict)
 
 

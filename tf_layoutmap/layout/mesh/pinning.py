@@ -54,13 +54,15 @@ def divided(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     @tf.custom_gradient
     def pinned(x: Any) -> Any:
         return _relayout(x, specs, mesh), (
-            lambda dy: _relayout(dy, specs, mesh))
+            lambda dy: _relayout(dy, specs, mesh)
+        )
 
     return pinned(x)
 
 
-def keeping_rows(pin: Callable[[Any, Mesh | None], Any], x: Any,
-                 mesh: Mesh | None) -> Any:
+def keeping_rows(
+    pin: Callable[[Any, Mesh | None], Any], x: Any, mesh: Mesh | None
+) -> Any:
     """Returns `pin(x, mesh)`, whose gradient stays `tf.IndexedSlices`.
 
     DTensor's gradient of a relayout converts rows to a dense tensor, in which
@@ -79,8 +81,11 @@ def keeping_rows(pin: Callable[[Any, Mesh | None], Any], x: Any,
     @tf.custom_gradient
     def pinned(x: Any) -> Any:
         def gradient(dy: Any) -> Any:
-            return dy if isinstance(dy, tf.IndexedSlices) else (
-                dtensor.relayout_like(dy, x))
+            return (
+                dy
+                if isinstance(dy, tf.IndexedSlices)
+                else (dtensor.relayout_like(dy, x))
+            )
 
         return pin(x, mesh), gradient
 
@@ -91,18 +96,29 @@ def keeping_rows(pin: Callable[[Any, Mesh | None], Any], x: Any,
 
 def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
-    return _pinned(x, mesh, lambda size: (
-        batch_dim if batch_dim is not None and size is not None and
-        mesh is not None and size % mesh.dim_size(batch_dim) == 0
-        else dtensor.UNSHARDED))
+    return _pinned(
+        x,
+        mesh,
+        lambda size: (
+            batch_dim
+            if batch_dim is not None
+            and size is not None
+            and mesh is not None
+            and size % mesh.dim_size(batch_dim) == 0
+            else dtensor.UNSHARDED
+        ),
+    )
 
 
 def on_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh."""
     # The name first, which is fast: every eager slice is asked this.
-    return (tf.is_tensor(value) and not tf.is_symbolic_tensor(value) and
-            DEVICE in (getattr(value, "device", None) or "") and
-            dtensor.is_dtensor(value))
+    return (
+        tf.is_tensor(value)
+        and not tf.is_symbolic_tensor(value)
+        and DEVICE in (getattr(value, "device", None) or "")
+        and dtensor.is_dtensor(value)
+    )
 
 
 def on_own_mesh(value: Any) -> bool:
@@ -115,17 +131,20 @@ def _can_be_pinned(x: Any) -> bool:
     # In `dtensor.call_with_layout` every eager result gets the same layout: a
     # relayout to another one fails.
     return tf.is_symbolic_tensor(x) or (
-        tf.executing_eagerly() and on_mesh(x) and
-        not _tf_private.has_output_layout())
+        tf.executing_eagerly()
+        and on_mesh(x)
+        and not _tf_private.has_output_layout()
+    )
 
 
-def _pinned(x: Any, mesh: Mesh | None,
-            first: Callable[[int | None], str]) -> Any:
+def _pinned(
+    x: Any, mesh: Mesh | None, first: Callable[[int | None], str]
+) -> Any:
     if not _can_be_pinned(x) or not x.shape.rank:
         return x
     pinned = _relayout(
-        x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)],
-        mesh)
+        x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh
+    )
     for name in _NOTES:
         note = getattr(x, name, None)
         if note is not None and pinned is not x:
@@ -136,9 +155,13 @@ def _pinned(x: Any, mesh: Mesh | None,
 def _relayout(x: Any, axes: Sequence[str], mesh: Mesh | None) -> Any:
     if not tf.is_symbolic_tensor(x):
         now = dtensor.fetch_layout(x)
-        mesh, axes = now.mesh, [
-            was if axis == dtensor.MATCH else axis
-            for was, axis in zip(now.sharding_specs, axes)]
+        mesh, axes = (
+            now.mesh,
+            [
+                was if axis == dtensor.MATCH else axis
+                for was, axis in zip(now.sharding_specs, axes)
+            ],
+        )
         if axes == now.sharding_specs:
             return x
     return dtensor.relayout(x, dtensor.Layout(axes, mesh))

@@ -28,7 +28,9 @@ def prepare_process(mesh: Mesh | None = None) -> None:
             "device keeps errors of operations in queues; an error of a step "
             "can then end the process. Make the tlm.LayoutMap, or call "
             "tlm.layout.to_mesh, before the first operation of "
-            "tf.experimental.dtensor.", stacklevel=3)
+            "tf.experimental.dtensor.",
+            stacklevel=3,
+        )
     engine.ensure("mesh")
     engine.ensure("checkpoints")
     engine.ensure("memory")

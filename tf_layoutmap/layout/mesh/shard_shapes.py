@@ -8,8 +8,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 
-def axes_problems(axes: Sequence[str | None],
-                  mesh: Mapping[str, int]) -> list[str]:
+def axes_problems(
+    axes: Sequence[str | None], mesh: Mapping[str, int]
+) -> list[str]:
     """Returns what is wrong with `axes` on `mesh`, for any tensor.
 
     >>> axes_problems((None, "modle"), {"batch": 2, "model": 2})
@@ -23,18 +24,21 @@ mean 'model'?"]
             hint = f": did you mean {close[0]!r}?" if close else ""
             problems.append(
                 f"mesh axis {axis!r} is unknown; the mesh has "
-                f"{', '.join(map(repr, mesh))}{hint}")
+                f"{', '.join(map(repr, mesh))}{hint}"
+            )
         elif list(axes).count(axis) > 1:
             dims = [i for i, a in enumerate(axes) if a == axis]
             problems.append(
                 f"mesh axis {axis!r} shards dimensions "
                 f"{' and '.join(map(str, dims))}; an axis shards one "
-                "dimension at most")
+                "dimension at most"
+            )
     return problems
 
 
-def fit_problems(axes: Sequence[str | None], shape: Sequence[int],
-                 mesh: Mapping[str, int]) -> list[str]:
+def fit_problems(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
+) -> list[str]:
     """Returns what keeps a tensor of `shape` from having the layout `axes`.
 
     >>> fit_problems((None, "model"), (4, 5), {"model": 2})
@@ -44,9 +48,11 @@ divide: use a multiple of 2 (next: 6), or leave the dimension unsharded"]
     problems = axes_problems(axes, mesh)
     if len(axes) != len(shape):
         hint = suggest_axes(axes, len(shape))
-        return [*problems,
-                f"the layout has rank {len(axes)}, the variable has rank "
-                f"{len(shape)}: use {hint}"]
+        return [
+            *problems,
+            f"the layout has rank {len(axes)}, the variable has rank "
+            f"{len(shape)}: use {hint}",
+        ]
     for dim, (axis, size) in enumerate(zip(axes, shape)):
         parts = mesh.get(axis, 1) if axis is not None else 1
         if size % parts:
@@ -54,7 +60,8 @@ divide: use a multiple of 2 (next: 6), or leave the dimension unsharded"]
                 f"dimension {dim} has size {size}, which mesh axis {axis!r} "
                 f"of size {parts} does not divide: use a multiple of {parts} "
                 f"(next: {-(-size // parts) * parts}), or leave the "
-                "dimension unsharded")
+                "dimension unsharded"
+            )
     return problems
 
 
@@ -68,12 +75,13 @@ def suggest_axes(axes: Sequence[str | None], rank: int) -> str:
     >>> suggest_axes(("model",), 3)
     "(None, None, 'model')"
     """
-    kept = tuple(axes)[max(len(axes) - rank, 0):]
+    kept = tuple(axes)[max(len(axes) - rank, 0) :]
     return repr((None,) * (rank - len(kept)) + kept)
 
 
-def local_shape(axes: Sequence[str | None], shape: Sequence[int],
-                mesh: Mapping[str, int]) -> tuple[int, ...]:
+def local_shape(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
+) -> tuple[int, ...]:
     """Returns the shape that one device holds.
 
     Where an axis does not divide a size, devices hold padding, too.
@@ -83,12 +91,15 @@ def local_shape(axes: Sequence[str | None], shape: Sequence[int],
     >>> local_shape(("model", None), (5, 6), {"model": 2})
     (3, 6)
     """
-    return tuple(-(-size // (mesh[axis] if axis is not None else 1))
-                 for axis, size in zip(axes, shape))
+    return tuple(
+        -(-size // (mesh[axis] if axis is not None else 1))
+        for axis, size in zip(axes, shape)
+    )
 
 
-def padded_rows(axes: Sequence[str | None], shape: Sequence[int],
-                mesh: Mapping[str, int]) -> tuple[int, ...]:
+def padded_rows(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
+) -> tuple[int, ...]:
     """Returns `shape` with as many rows as the first axis divides.
 
     >>> padded_rows(("model", None), (5, 6), {"model": 2})
@@ -101,8 +112,9 @@ def padded_rows(axes: Sequence[str | None], shape: Sequence[int],
     return (-(-shape[0] // parts) * parts, *shape[1:])
 
 
-def padding_problems(axes: Sequence[str | None], shape: Sequence[int],
-                     mesh: Mapping[str, int]) -> list[str]:
+def padding_problems(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
+) -> list[str]:
     """Returns what keeps a table from being padded to divide its rows.
 
     >>> padding_problems(("model", None), (9, 6), {"model": 8})
@@ -124,12 +136,16 @@ divide it with padding: use 13 at least, or leave the dimension unsharded"]
     return [
         f"dimension 0 has size {rows}, too few for mesh axis {axis!r} of "
         f"size {parts} to divide it with padding: use {enough} at least, or "
-        "leave the dimension unsharded"]
+        "leave the dimension unsharded"
+    ]
 
 
-def shard_slices(axes: Sequence[str | None], shape: Sequence[int],
-                 mesh: Mapping[str, int],
-                 location: Mapping[str, int]) -> tuple[slice, ...]:
+def shard_slices(
+    axes: Sequence[str | None],
+    shape: Sequence[int],
+    mesh: Mapping[str, int],
+    location: Mapping[str, int],
+) -> tuple[slice, ...]:
     """Returns what of a tensor belongs to the device at `location`.
 
     >>> shard_slices((None, "model"), (4, 6), {"model": 2}, {"model": 1})

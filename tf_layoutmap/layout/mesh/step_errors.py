@@ -35,8 +35,9 @@ def errors_once(mesh: Mesh) -> Iterator[None]:
         # While a function is traced, nothing runs.
         again = queued_error(mesh) if tf.executing_eagerly() else None
         if isinstance(error, tf.errors.CancelledError) and (
-                again is not None and
-                not isinstance(again, tf.errors.CancelledError)):
+            again is not None
+            and not isinstance(again, tf.errors.CancelledError)
+        ):
             raise again from error
         raise
 
@@ -67,7 +68,8 @@ def _probe_of(mesh: Mesh) -> Any:
         if key not in probes:
             probes[key] = dtensor.pack(
                 [np.zeros([1], np.float32)] * mesh.num_local_devices(),
-                dtensor.Layout.replicated(mesh, 1))
+                dtensor.Layout.replicated(mesh, 1),
+            )
         return probes[key]
 
 
@@ -80,8 +82,11 @@ def complete_groups(mesh: Mesh) -> None:
     key = mesh.to_string()
     # Several processes would have to do this at the same time.
     complete = _tf_private.kept_with_device("complete_groups")
-    if key in complete or mesh.num_local_devices() < mesh.size or (
-            mesh.size == 1 or not tf.executing_eagerly()):
+    if (
+        key in complete
+        or mesh.num_local_devices() < mesh.size
+        or (mesh.size == 1 or not tf.executing_eagerly())
+    ):
         return
     complete[key] = True
     names = mesh.dim_names
@@ -91,13 +96,18 @@ def complete_groups(mesh: Mesh) -> None:
     @tf.function(autograph=False)
     def sums(x: Any) -> Any:
         axes = range(len(names))
-        return [tf.reduce_sum(x, some) for n in range(1, len(names) + 1)
-                for some in itertools.combinations(axes, n)]
+        return [
+            tf.reduce_sum(x, some)
+            for n in range(1, len(names) + 1)
+            for some in itertools.combinations(axes, n)
+        ]
 
     with dtensor.default_mesh(mesh):
-        for total in sums(dtensor.pack(
-                [np.zeros([1] * len(shape), np.float32)] * mesh.size,
-                layout)):
+        for total in sums(
+            dtensor.pack(
+                [np.zeros([1] * len(shape), np.float32)] * mesh.size, layout
+            )
+        ):
             dtensor.unpack(total)[0].numpy()
 
 
@@ -107,11 +117,19 @@ def reset_device(original: Callable[..., None], is_async: bool) -> None:
     original(is_async=False)
 
 
-def copy_to_mesh(original: Callable[..., Any], tensor: Any, layout: Layout,
-                 *args: Any, **kwargs: Any) -> Any:
+def copy_to_mesh(
+    original: Callable[..., Any],
+    tensor: Any,
+    layout: Layout,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
-    if tf.executing_eagerly() and is_own(layout.mesh) and (
-            not _tf_private.has_output_layout()):
+    if (
+        tf.executing_eagerly()
+        and is_own(layout.mesh)
+        and (not _tf_private.has_output_layout())
+    ):
         # Of a step whose results nobody has read: raised here, as the copy
         # would, but the next one is made.
         error = queued_error(layout.mesh)

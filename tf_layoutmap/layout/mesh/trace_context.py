@@ -37,8 +37,11 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     prepare_process(mesh)
     error = None
     step_errors.complete_groups(mesh)
-    with (dtensor.default_mesh(mesh), graph_optimizer.switched_off(),
-          _now.set_to((mesh, batch_dim))):
+    with (
+        dtensor.default_mesh(mesh),
+        graph_optimizer.switched_off(),
+        _now.set_to((mesh, batch_dim)),
+    ):
         try:
             yield
         except BaseException as raised:
@@ -87,5 +90,7 @@ def batches_undivided() -> contextlib.AbstractContextManager[None]:
 def _of_a_dataset() -> bool:
     """Whether a function of `tf.data` is traced: it runs on the host."""
     # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
-    return any(getattr(graph, "name", "").startswith("Dataset_")
-               for graph in _tf_private.graphs_around())
+    return any(
+        getattr(graph, "name", "").startswith("Dataset_")
+        for graph in _tf_private.graphs_around()
+    )

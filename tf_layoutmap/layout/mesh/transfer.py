@@ -20,8 +20,10 @@ dtensor = tf.experimental.dtensor
 def slices_of_devices(shape: Any, layout: Layout) -> list[tuple[slice, ...]]:
     """Returns what each local device holds of a tensor of `shape`."""
     axes, sizes = axes_of_layout(layout), mesh_sizes(layout.mesh)
-    return [shard_shapes.shard_slices(axes, shape, sizes, location)
-            for location in layout.mesh.local_device_locations()]
+    return [
+        shard_shapes.shard_slices(axes, shape, sizes, location)
+        for location in layout.mesh.local_device_locations()
+    ]
 
 
 class Shard(NamedTuple):
@@ -66,10 +68,19 @@ def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:
       parts: The value of each shard. Those with fewer rows get padding.
       layout: `dtensor.Layout` of the result.
     """
-    size = max((shard.slices[0].stop - shard.slices[0].start
-                for shard in shards if shard.slices), default=0)
-    part_of = {device: _padded(part, size) for shard, part in zip(shards, parts)
-               for device in shard.devices}
+    size = max(
+        (
+            shard.slices[0].stop - shard.slices[0].start
+            for shard in shards
+            if shard.slices
+        ),
+        default=0,
+    )
+    part_of = {
+        device: _padded(part, size)
+        for shard, part in zip(shards, parts)
+        for device in shard.devices
+    }
     return dtensor.pack([part_of[i] for i in range(len(part_of))], layout)
 
 
@@ -123,7 +134,8 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
     tensor = value if tf.is_tensor(value) else np.asarray(value)
     shards = unique_shards(tensor.shape, layout)
     return packed(
-        shards, (_part(tensor, shard.slices) for shard in shards), layout)
+        shards, (_part(tensor, shard.slices) for shard in shards), layout
+    )
 
 
 def check_fits(layout: Layout, shape: Any) -> None:
@@ -133,7 +145,8 @@ def check_fits(layout: Layout, shape: Any) -> None:
     if problems:
         raise ValueError(
             f"Layout {axes} does not fit a tensor of shape {shape}: "
-            f"{'; '.join(problems)}.")
+            f"{'; '.join(problems)}."
+        )
 
 
 def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
@@ -171,8 +184,11 @@ def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
     except tf.errors.UnimplementedError:
         # TensorFlow reads tensors to make constants of functions, too, and
         # captures what cannot be read.
-        if not tf.executing_eagerly() or not on_mesh(tensor) or (
-                dtensor.fetch_layout(tensor).is_fully_replicated()):
+        if (
+            not tf.executing_eagerly()
+            or not on_mesh(tensor)
+            or (dtensor.fetch_layout(tensor).is_fully_replicated())
+        ):
             raise
     return to_host(tensor)
 
@@ -183,20 +199,20 @@ def read_divided(variable: Any) -> Any:
     return read()
 
 
-def _to_host(tensor: Any, layout: Layout,
-             shape: tuple[int, ...]) -> np.ndarray:
+def _to_host(tensor: Any, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
     mesh = layout.mesh
     if layout.is_fully_replicated():
         return _array(dtensor.unpack(tensor)[0])
     if mesh.num_local_devices() < mesh.size:
         whole = dtensor.relayout(
-            tensor, dtensor.Layout.replicated(mesh, layout.rank))
+            tensor, dtensor.Layout.replicated(mesh, layout.rank)
+        )
         return _array(dtensor.unpack(whole)[0])
     parts = dtensor.unpack(tensor)
     out = np.empty(shape, tensor.dtype.as_numpy_dtype)
     for shard in unique_shards(shape, layout):
         part = out[shard.slices]
-        part[...] = parts[shard.devices[0]].numpy()[:len(part)]
+        part[...] = parts[shard.devices[0]].numpy()[: len(part)]
     return out
 
 

@@ -18,8 +18,11 @@ dtensor = tf.experimental.dtensor
 
 # What a layer has made itself, in Keras 3 and in tf_keras.
 _LISTS_OF_LAYERS = (
-    "_trainable_variables", "_non_trainable_variables",
-    "_trainable_weights", "_non_trainable_weights")
+    "_trainable_variables",
+    "_non_trainable_variables",
+    "_trainable_weights",
+    "_non_trainable_weights",
+)
 
 
 class Names(Protocol):
@@ -78,8 +81,13 @@ class LayoutAssignment:
         return self.layout
 
 
-def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
-           owners: Iterable[Any] | None = None) -> list[LayoutAssignment]:
+def assign(
+    layout_map: Any,
+    variables: Iterable[Any],
+    paths: Names,
+    *,
+    owners: Iterable[Any] | None = None,
+) -> list[LayoutAssignment]:
     """Returns the layout of each of `variables`, in their order.
 
     Args:
@@ -92,9 +100,11 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
     sizes = mesh_sizes(mesh)
     made: dict[tuple[str | None, ...], Layout] = {}
     assigned = []
-    owned = (zip(variables, ((owner, False) for owner in owners))
-             if owners is not None else
-             ((variable, owner_of(variable)) for variable in variables))
+    owned = (
+        zip(variables, ((owner, False) for owner in owners))
+        if owners is not None
+        else ((variable, owner_of(variable)) for variable in variables)
+    )
     for variable, (owner, is_state) in owned:
         names = paths.of_variable(variable, owner)
         shape = tuple(variable.shape)
@@ -109,43 +119,57 @@ def assign(layout_map: Any, variables: Iterable[Any], paths: Names, *,
             # A TensorLayout, given to `add_weight`.
             axes = tuple(given.axes)
             if given.device_mesh is not None and (
-                    device_mesh.to_dtensor_mesh(given.device_mesh) != mesh):
+                device_mesh.to_dtensor_mesh(given.device_mesh) != mesh
+            ):
                 problems.append(
                     "the layout it was given is on another mesh than the "
-                    "LayoutMap's")
+                    "LayoutMap's"
+                )
         elif match is None:
             axes = (None,) * len(shape)
         else:
             value = layout_map[match.pattern]
             axes = tuple(layout_map.axes_of(value))
             problems += _match_problems(layout_map, match)
-        if (getattr(variable, "pads_rows", False)
-                and dtensor.num_clients() == 1):
+        if getattr(variable, "pads_rows", False) and dtensor.num_clients() == 1:
             problems += shard_shapes.padding_problems(axes, shape, sizes)
             problems += shard_shapes.fit_problems(
-                axes, shard_shapes.padded_rows(axes, shape, sizes), sizes)
+                axes, shard_shapes.padded_rows(axes, shape, sizes), sizes
+            )
         else:
             problems += shard_shapes.fit_problems(axes, shape, sizes)
         if owner is not None:
             problems += layer_limits.weight_problems(
-                owner, variable, axes, layout_map.strict)
+                owner, variable, axes, layout_map.strict
+            )
         layout, held = None, 0
         if not problems:
             layout = made.get(axes)
             if layout is None:
                 layout = made[axes] = dtensor.Layout(
-                    [dtensor.UNSHARDED if a is None else a for a in axes],
-                    mesh)
+                    [dtensor.UNSHARDED if a is None else a for a in axes], mesh
+                )
             held = num_bytes(
-                shard_shapes.local_shape(axes, shape, sizes), variable._dtype)
-        assigned.append(LayoutAssignment(
-            variable, names, match and match.pattern,
-            match.shadowed if match else (), axes, layout, held, problems))
+                shard_shapes.local_shape(axes, shape, sizes), variable._dtype
+            )
+        assigned.append(
+            LayoutAssignment(
+                variable,
+                names,
+                match and match.pattern,
+                match.shadowed if match else (),
+                axes,
+                layout,
+                held,
+                problems,
+            )
+        )
     return assigned
 
 
-def _find(layout_map: Any, variable: Any, owner: Any, names: list[str],
-          paths: Names) -> key_matching.Match | None:
+def _find(
+    layout_map: Any, variable: Any, owner: Any, names: list[str], paths: Names
+) -> key_matching.Match | None:
     """Returns the key that a variable selects.
 
     In a name without the name of an inner model, a pattern is looked for only
@@ -156,8 +180,9 @@ def _find(layout_map: Any, variable: Any, owner: Any, names: list[str],
     others = paths.all_names()
     aliases = paths.aliases(variable, owner)
     if aliases and not any(key in layout_map for key in keys):
-        match = layout_map.find([key for key in keys if key not in aliases],
-                                names_of_others=others)
+        match = layout_map.find(
+            [key for key in keys if key not in aliases], names_of_others=others
+        )
         if match is not None:
             return match
     return layout_map.find(keys, names_of_others=others)
@@ -174,8 +199,10 @@ def owner_of(variable: Any) -> tuple[Any, bool]:
     State is what users do not name: seeds, metrics, optimizer counters.
     """
     reference = getattr(variable, "_mesh_owner", None)
-    return (None if reference is None else reference(),
-            getattr(variable, "_mesh_is_state", False))
+    return (
+        None if reference is None else reference(),
+        getattr(variable, "_mesh_is_state", False),
+    )
 
 
 def layers_of_variables(model: Any) -> dict[int, Any]:
@@ -206,7 +233,9 @@ def refuse(assigned: Iterable[LayoutAssignment]) -> None:
         f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"
         f"{'' if p.pattern is None else f' from key {p.pattern!r}'}: "
         f"{'; '.join(p.problems)}."
-        for p in assigned if p.problems]
+        for p in assigned
+        if p.problems
+    ]
     if lines:
         shown = lines[:20]
         if len(lines) > len(shown):
@@ -214,4 +243,5 @@ def refuse(assigned: Iterable[LayoutAssignment]) -> None:
         raise ValueError(
             f"The LayoutMap does not fit {len(lines)} variable"
             f"{'s' if len(lines) > 1 else ''}; nothing was allocated:\n"
-            + "\n".join(shown))
+            + "\n".join(shown)
+        )

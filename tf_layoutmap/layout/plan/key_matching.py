@@ -60,14 +60,22 @@ class PatternTable:
         """
         _checks.check_type("key", pattern, str, "a string")
         if pattern in self._compiled:
-            raise ValueError(_checks.message(
-                "key", "new; it already exists in the LayoutMap", pattern))
+            raise ValueError(
+                _checks.message(
+                    "key", "new; it already exists in the LayoutMap", pattern
+                )
+            )
         try:
             self._compiled[pattern] = re.compile(pattern)
         except re.error as error:
-            raise ValueError(_checks.message(
-                "key", "a regular expression; escape a plain name with "
-                f"re.escape ({error})", pattern)) from error
+            raise ValueError(
+                _checks.message(
+                    "key",
+                    "a regular expression; escape a plain name with "
+                    f"re.escape ({error})",
+                    pattern,
+                )
+            ) from error
         self._any = None
 
     def remove(self, pattern: str) -> None:
@@ -90,13 +98,18 @@ class PatternTable:
             # Groups would be numbered anew, and flags reach beyond their own.
             plain = not any(
                 p.groups or p.flags != re.UNICODE
-                for p in self._compiled.values())
-            self._any = re.compile("|".join(
-                f"(?:{p})" for p in self._compiled) if plain else "(?s:.*)")
+                for p in self._compiled.values()
+            )
+            self._any = re.compile(
+                "|".join(f"(?:{p})" for p in self._compiled)
+                if plain
+                else "(?s:.*)"
+            )
         return self._any
 
-    def find(self, keys: Sequence[str], *,
-             names_of_others: Container[str] = ()) -> Match | None:
+    def find(
+        self, keys: Sequence[str], *, names_of_others: Container[str] = ()
+    ) -> Match | None:
         """Returns the pattern for a variable that has all of `keys`.
 
         A pattern equal to one of the keys is taken; else the first pattern,
@@ -130,8 +143,11 @@ class PatternTable:
         if not fitting:
             return None
         pattern, key = fitting[0] if exact is None else (exact, exact)
-        return Match(pattern, key, tuple(
-            other for other, _ in fitting if other != pattern))
+        return Match(
+            pattern,
+            key,
+            tuple(other for other, _ in fitting if other != pattern),
+        )
 
 
 def refuse_two(match: Match) -> None:
@@ -144,7 +160,8 @@ def refuse_two(match: Match) -> None:
         raise ValueError(
             f"A strict LayoutMap gives each key to one pattern. Received: key "
             f"{match.key!r}, matched by {patterns}. Narrow the patterns until "
-            "one is left, or use strict=False: then the first one is taken.")
+            "one is left, or use strict=False: then the first one is taken."
+        )
 
 
 def refuse_two_as_keras(match: Match) -> None:
@@ -154,4 +171,5 @@ def refuse_two_as_keras(match: Match) -> None:
             f"Path {match.key!r} matches multiple layout specification keys: "
             f"{[match.pattern, *match.shadowed]}. Please make sure each "
             "tensor/variable path only matches at most one layout "
-            "specification key in the LayoutMap.")
+            "specification key in the LayoutMap."
+        )

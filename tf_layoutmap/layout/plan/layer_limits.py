@@ -12,32 +12,48 @@ import tensorflow as tf
 from tf_layoutmap import _keras_private
 
 _DEPTHWISE = (
-    keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D,
-    keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+)
 CONVOLUTIONS = (
-    keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D,
-    keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose, *_DEPTHWISE)
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    *_DEPTHWISE,
+)
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
 
 # Layers that DTensor computes correctly on whole samples only; `call` of
 # `keras3/layer_calls.py` pins their inputs and outputs.
 BATCH_PARALLEL = (
-    *CONVOLUTIONS, keras.layers.RNN, *_GATED_CELLS,
-    keras.layers.SimpleRNNCell, keras.layers.TimeDistributed,
+    *CONVOLUTIONS,
+    keras.layers.RNN,
+    *_GATED_CELLS,
+    keras.layers.SimpleRNNCell,
+    keras.layers.TimeDistributed,
     keras.layers.Bidirectional,
-    keras.layers.MaxPooling1D, keras.layers.MaxPooling2D,
-    keras.layers.MaxPooling3D, keras.layers.AveragePooling1D,
-    keras.layers.AveragePooling2D, keras.layers.AveragePooling3D)
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D,
+    keras.layers.AveragePooling3D,
+)
 
 
 def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
     """Whether `layer` is one of `kinds` of Keras 3, or of tf_keras."""
     return isinstance(layer, kinds) or any(
-        base.__module__.startswith("tf_keras.") and
-        base.__name__ in {kind.__name__ for kind in kinds}
-        for base in type(layer).__mro__)
+        base.__module__.startswith("tf_keras.")
+        and base.__name__ in {kind.__name__ for kind in kinds}
+        for base in type(layer).__mro__
+    )
 
 
 def gathers_weights(layer: Any) -> bool:
@@ -49,12 +65,14 @@ def gathers_weights(layer: Any) -> bool:
     if isinstance(layer, _tf_keras_embedding()):
         layout = getattr(layer.embeddings, "layout", None)
         return layout is not None and (
-            layout.sharding_specs[0] != tf.experimental.dtensor.UNSHARDED)
+            layout.sharding_specs[0] != tf.experimental.dtensor.UNSHARDED
+        )
     return is_kind(layer, CONVOLUTIONS + _GATED)
 
 
-def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
-                    strict: bool) -> list[str]:
+def weight_problems(
+    layer: Any, variable: Any, axes: tuple[str | None, ...], strict: bool
+) -> list[str]:
     """Returns why `layer` cannot use `variable` with the layout `axes`.
 
     Args:
@@ -64,23 +82,27 @@ def weight_problems(layer: Any, variable: Any, axes: tuple[str | None, ...],
       strict: Whether weights must not be gathered for a layer.
     """
     if not strict and is_kind(
-            layer, (*CONVOLUTIONS, *_GATED, keras.layers.Embedding)):
+        layer, (*CONVOLUTIONS, *_GATED, keras.layers.Embedding)
+    ):
         return []
     if is_kind(layer, CONVOLUTIONS) and any(axes):
         return [
             f"DTensor convolves with whole kernels only; leave all weights "
             f"of {_named(layer)} unsharded: use {(None,) * len(axes)}, and "
-            "shard the Dense layers"]
+            "shard the Dense layers"
+        ]
     if is_kind(layer, _GATED_CELLS) and axes and axes[-1] is not None:
         whole = (*axes[:-1], None)
         return [
             f"{_named(layer)} splits the last dimension of its weights into "
-            f"gates, which DTensor cannot do to a sharded one: use {whole}"]
+            f"gates, which DTensor cannot do to a sharded one: use {whole}"
+        ]
     if isinstance(layer, _tf_keras_embedding()) and axes[0] is not None:
         return [
             f"DTensor cannot look rows up where they are divided; divide the "
             f"columns of {_named(layer)}: use {(None, axes[0])}, or the "
-            "Embedding of Keras 3, whose rows can be divided"]
+            "Embedding of Keras 3, whose rows can be divided"
+        ]
     # Layers of ours check their own weights.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)

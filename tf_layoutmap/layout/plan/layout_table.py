@@ -31,8 +31,13 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     # Whether a name that two keys match is refused, strict or not.
     _refuses_two = False
 
-    def __init__(self, mesh: Mesh | None = None, *, match: str = "match",
-                 strict: bool = False):
+    def __init__(
+        self,
+        mesh: Mesh | None = None,
+        *,
+        match: str = "match",
+        strict: bool = False,
+    ):
         """Makes an empty map.
 
         Args:
@@ -48,8 +53,11 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         """
         if mesh is not None:
             _checks.check_type(
-                "mesh", mesh, dtensor.Mesh,
-                "a tf.experimental.dtensor.Mesh or None")
+                "mesh",
+                mesh,
+                dtensor.Mesh,
+                "a tf.experimental.dtensor.Mesh or None",
+            )
         prepare_process(mesh)
         self._default_mesh = mesh
         # As `_check_layout` returns them.
@@ -62,9 +70,12 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         """Whether a name that two keys match is refused."""
         return self._strict
 
-    def find(self, keys: collections.abc.Sequence[str], *,
-             names_of_others: collections.abc.Container[str] = ()) -> (
-                 key_matching.Match | None):
+    def find(
+        self,
+        keys: collections.abc.Sequence[str],
+        *,
+        names_of_others: collections.abc.Container[str] = (),
+    ) -> key_matching.Match | None:
         """Returns which stored key a variable with these names selects.
 
         Args:
@@ -109,8 +120,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         elif self._refuses_two:
             key_matching.refuse_two_as_keras(match)
 
-    def _names_to_match(self, path: str, names: collections.abc.Sequence[str]
-                       ) -> collections.abc.Sequence[str]:
+    def _names_to_match(
+        self, path: str, names: collections.abc.Sequence[str]
+    ) -> collections.abc.Sequence[str]:
         """Returns by which of its names a variable is looked up.
 
         Args:
@@ -121,8 +133,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return names
 
     def __setitem__(
-            self, key: str,
-            layout: Layout | collections.abc.Sequence[str | None]) -> None:
+        self, key: str, layout: Layout | collections.abc.Sequence[str | None]
+    ) -> None:
         """Stores `layout` under the name or pattern `key`.
 
         Args:
@@ -139,7 +151,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             raise ValueError(
                 f"{key} already exists in the LayoutMap with value "
                 f"{self._layouts[key]}. Please make sure to not use "
-                "duplicated keys, or delete it first to set it anew.")
+                "duplicated keys, or delete it first to set it anew."
+            )
         layout = self._check_layout(key, layout)
         self._patterns.add(key)
         self._layouts[key] = layout
@@ -158,8 +171,10 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return key in self._layouts
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{key!r}: {self.axes_of(value)!r}"
-                           for key, value in self._layouts.items())
+        inside = ", ".join(
+            f"{key!r}: {self.axes_of(value)!r}"
+            for key, value in self._layouts.items()
+        )
         return f"{type(self).__name__}({{{inside}}})"
 
     # Two maps with equal layouts are still two maps.
@@ -201,8 +216,11 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         Raises:
           ValueError: There is none, or layouts of several meshes.
         """
-        meshes = {} if self._default_mesh is None else {
-            self._default_mesh.to_string(): (self._default_mesh, "mesh")}
+        meshes = (
+            {}
+            if self._default_mesh is None
+            else {self._default_mesh.to_string(): (self._default_mesh, "mesh")}
+        )
         for key, value in self._layouts.items():
             mesh = self._mesh_of(value)
             if mesh is not None:
@@ -211,12 +229,14 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             raise ValueError(
                 "A LayoutMap needs a mesh to replicate variables on. "
                 "Received: no mesh and no layouts. Make it with "
-                "LayoutMap(mesh=mesh).")
+                "LayoutMap(mesh=mesh)."
+            )
         if len(meshes) > 1:
             raise ValueError(
                 "A LayoutMap puts all variables on one mesh. Received: "
                 f"{len(meshes)} meshes, at "
-                f"{', '.join(repr(key) for _, key in meshes.values())}.")
+                f"{', '.join(repr(key) for _, key in meshes.values())}."
+            )
         return next(iter(meshes.values()))[0]
 
     def axes_of(self, value: Any) -> tuple[str | None, ...]:
@@ -234,28 +254,33 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             raise LayoutTypeError(
                 f"{layout!r} should be a dtensor.Layout, or a tuple of axis "
                 f"names of the mesh, got {type(layout).__name__} "
-                f"(key {key!r}).")
+                f"(key {key!r})."
+            )
         prepare_process(layout.mesh)
         return layout
 
-    def _layout_of_axes(self, key: Any,
-                        axes: collections.abc.Sequence[Any]) -> Layout:
+    def _layout_of_axes(
+        self, key: Any, axes: collections.abc.Sequence[Any]
+    ) -> Layout:
         mesh = self._default_mesh
         if mesh is None:
             raise LayoutTypeError(
                 f"{axes!r} should be a dtensor.Layout in a LayoutMap without a "
                 f"mesh (key {key!r}). Make the map with LayoutMap(mesh=mesh) "
-                "to set tuples of axis names.")
+                "to set tuples of axis names."
+            )
         specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
         for axis in specs:
             if axis != dtensor.UNSHARDED and axis not in mesh.dim_names:
                 raise LayoutTypeError(
                     "A layout given as a tuple has, for each dimension, one of "
                     f"the mesh axes {mesh.dim_names} or None. Received: "
-                    f"{axis!r} in {axes!r} (key {key!r}).")
+                    f"{axis!r} in {axes!r} (key {key!r})."
+                )
         try:
             return dtensor.Layout(specs, mesh)
         except ValueError as error:
             raise LayoutTypeError(
                 f"{axes!r} is no layout on mesh axes {mesh.dim_names} (key "
-                f"{key!r}). {error}") from error
+                f"{key!r}). {error}"
+            ) from error

@@ -9,20 +9,39 @@ import keras
 from tf_layoutmap import _keras_private
 
 # Caches that Keras keeps of what other attributes hold, and back references.
-_SKIPPED = frozenset((
-    "_functional", "_inbound_nodes", "_layers", "_losses", "_metrics",
-    "_non_trainable_variables", "_operations", "_operations_by_depth",
-    "_nodes", "_nodes_by_depth", "_outbound_nodes", "_seed_generators",
-    "_tracked", "_tracker", "_trainable_variables", "_compile_metrics",
-    "_compile_loss", "_auto_config", "_build_shapes_dict", "optimizer"))
+_SKIPPED = frozenset(
+    (
+        "_functional",
+        "_inbound_nodes",
+        "_layers",
+        "_losses",
+        "_metrics",
+        "_non_trainable_variables",
+        "_operations",
+        "_operations_by_depth",
+        "_nodes",
+        "_nodes_by_depth",
+        "_outbound_nodes",
+        "_seed_generators",
+        "_tracked",
+        "_tracker",
+        "_trainable_variables",
+        "_compile_metrics",
+        "_compile_loss",
+        "_auto_config",
+        "_build_shapes_dict",
+        "optimizer",
+    )
+)
 _SKIPPED_PREFIXES = ("_self_", "_unconditional", "_mesh_")
 _MAX_DEPTH = 4
 # A layer shared along very many ways is known by the first of them.
 _MAX_PATHS = 32
 
 
-def _walk(name: str, value: Any, kinds: Any, depth: int = 0) -> (
-        Iterator[tuple[str, Any]]):
+def _walk(
+    name: str, value: Any, kinds: Any, depth: int = 0
+) -> Iterator[tuple[str, Any]]:
     """Yields what an attribute holds of `kinds`, in lists and dicts too."""
     if isinstance(value, kinds):
         yield name, value
@@ -41,8 +60,8 @@ def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
     """
     for name, value in list(vars(layer).items()):
         if isinstance(value, (*kinds, list, tuple, dict)) and (
-                name not in _SKIPPED and
-                not name.startswith(_SKIPPED_PREFIXES)):
+            name not in _SKIPPED and not name.startswith(_SKIPPED_PREFIXES)
+        ):
             yield from _walk(name.lstrip("_"), value, kinds)
 
 
@@ -54,8 +73,8 @@ def _is_ready(layer: Any) -> bool:
     """
     own = vars(layer)
     return "_tracker" in own and (
-        "_operations" in own or
-        not isinstance(layer, _keras_private.Functional))
+        "_operations" in own or not isinstance(layer, _keras_private.Functional)
+    )
 
 
 def _by_name(layer: Any) -> bool:
@@ -95,12 +114,15 @@ class ObjectPaths:
             self._layers[id(layer)] = layer
             for edge, child in self._children(layer):
                 self._parents.setdefault(id(child), []).append(
-                    (id(layer), edge))
+                    (id(layer), edge)
+                )
                 if id(child) not in self._layers:
                     todo.append(child)
         self._model_names = {
-            layer.name for layer in self._layers.values()
-            if isinstance(layer, keras.Model)}
+            layer.name
+            for layer in self._layers.values()
+            if isinstance(layer, keras.Model)
+        }
 
     def _children(self, layer: Any) -> Iterator[tuple[str, Any]]:
         if _by_name(layer):
@@ -120,8 +142,9 @@ class ObjectPaths:
         """
         return self._of_layer(id(layer), layer, (), restarts)
 
-    def _of_layer(self, key: int, layer: Any, seen: tuple,
-                  restarts: bool) -> list[str]:
+    def _of_layer(
+        self, key: int, layer: Any, seen: tuple, restarts: bool
+    ) -> list[str]:
         if (key, restarts) in self._paths:
             return self._paths[key, restarts]
         paths: dict[str, None] = {}
@@ -129,7 +152,8 @@ class ObjectPaths:
             if parent in seen:
                 continue
             for path in self._of_layer(
-                    parent, self._layers[parent], (*seen, key), restarts):
+                parent, self._layers[parent], (*seen, key), restarts
+            ):
                 paths[_join(path, edge)] = None
         for name in self._restarts.get(key, ()) if restarts else ():
             paths[name] = None
@@ -162,19 +186,26 @@ class ObjectPaths:
         """
         full = self._names(variable, owner, aliases=False)
         named = self._full_names()
-        return [name for name in self._names(variable, owner, aliases=True)
-                if name in full or named.get(name, set()) <= {id(variable)}]
+        return [
+            name
+            for name in self._names(variable, owner, aliases=True)
+            if name in full or named.get(name, set()) <= {id(variable)}
+        ]
 
     def aliases(self, variable: Any, owner: Any) -> set[str]:
         """Returns those of the names that leave out a model's name."""
         return {*self._names(variable, owner, aliases=True)} - {
-            *self._names(variable, owner, aliases=False)}
+            *self._names(variable, owner, aliases=False)
+        }
 
     def all_names(self) -> Collection[str]:
         """Returns all names of the variables of all layers."""
         if self._all is None:
-            self._all = {name for held, layer in self._held()
-                         for name in self.of_variable(held, layer)}
+            self._all = {
+                name
+                for held, layer in self._held()
+                for name in self.of_variable(held, layer)
+            }
         return self._all
 
     def _full_names(self) -> dict[str, set[int]]:

@@ -33,8 +33,10 @@ class UnevenDataWarning(UserWarning):
 
 
 def set_process_checks(
-        *, every_step: bool = False,
-        deadline_seconds: float = messages.DEADLINE_SECONDS) -> None:
+    *,
+    every_step: bool = False,
+    deadline_seconds: float = messages.DEADLINE_SECONDS,
+) -> None:
     """Sets what the processes of a mesh compare, and how long they wait.
 
     In every process before each step of `fit`, `evaluate` and `predict`: which
@@ -92,26 +94,31 @@ class ProcessChecks(StepExchange):
 
     def agreed(self, batch: Any) -> Any:
         """Returns a batch, cut to what all processes have; as above."""
-        if not self.is_on or any(map(
-                pinning.on_mesh, tf.nest.flatten(batch))):
+        if not self.is_on or any(map(pinning.on_mesh, tf.nest.flatten(batch))):
             return batch
         self._is_full = self._is_new or _options["every_step"]
         state.awaited = self
         self.count_step()
         leaves = shared_batches.leaves(batch)
         message = {
-            "kind": self.kind, "step": self.step, "is_full": self._is_full,
+            "kind": self.kind,
+            "step": self.step,
+            "is_full": self._is_full,
             "times_set": digest.times_set(self.model),
-            "batch": digest.of_batch(leaves)}
+            "batch": digest.of_batch(leaves),
+        }
         size = compare.batch_size(message["batch"])
         if self.batch_dim is not None and (
-                size is None or size % self.mesh.dim_size(self.batch_dim)):
+            size is None or size % self.mesh.dim_size(self.batch_dim)
+        ):
             # It would be replicated, so all processes must have the same.
-            message["contents"] = [digest.checksum(np.asarray(x))
-                                   for _, x in leaves if x is not None]
+            message["contents"] = [
+                digest.checksum(np.asarray(x))
+                for _, x in leaves
+                if x is not None
+            ]
         try:
-            found = self.exchange(
-                "step", message, f"before {self.here()}")
+            found = self.exchange("step", message, f"before {self.here()}")
         except messages.ProcessEndedError as error:
             self._stop_with_others(error)
         self.refuse(compare.step_difference(found))
@@ -133,28 +140,44 @@ class ProcessChecks(StepExchange):
         model = self.model
         optimizer = getattr(model, "optimizer", None)
         weights = list(model.weights)
-        found = self.exchange("model", {
-            "weight": digest.of_weights(weights),
-            "optimizer": digest.of_optimizer(optimizer),
-            "loss": digest.of_loss(getattr(model, "loss", None)),
-            "values": digest.of_values(
-                weights + digest.variables_of(optimizer)),
-        }, f"comparing model {model.name!r} before {self.here()}")
+        found = self.exchange(
+            "model",
+            {
+                "weight": digest.of_weights(weights),
+                "optimizer": digest.of_optimizer(optimizer),
+                "loss": digest.of_loss(getattr(model, "loss", None)),
+                "values": digest.of_values(
+                    weights + digest.variables_of(optimizer)
+                ),
+            },
+            f"comparing model {model.name!r} before {self.here()}",
+        )
         for number, other in enumerate(found):
             for kind in ("weight", "optimizer", "loss"):
-                self.refuse(compare.list_difference(
-                    kind, found[0][kind], other[kind], number))
-        self.refuse(compare.parts_difference(
-            "variable", [other["values"] for other in found]))
+                self.refuse(
+                    compare.list_difference(
+                        kind, found[0][kind], other[kind], number
+                    )
+                )
+        self.refuse(
+            compare.parts_difference(
+                "variable", [other["values"] for other in found]
+            )
+        )
         self._is_new = False
 
     def _stop_with_others(self, error: ProcessError) -> NoReturn:
         if self.kind == "predict":
             raise ProcessError(
                 f"{error} Give all processes the same number of batches to "
-                "predict.") from None
-        warnings.warn(f"{error} All stop together; the batches that are left "
-                      "are not used.", UnevenDataWarning, stacklevel=3)
+                "predict."
+            ) from None
+        warnings.warn(
+            f"{error} All stop together; the batches that are left "
+            "are not used.",
+            UnevenDataWarning,
+            stacklevel=3,
+        )
         self._stop()
 
     def _stop(self) -> NoReturn:
@@ -164,33 +187,60 @@ class ProcessChecks(StepExchange):
     def _common_size(self, found: list[dict[str, Any]]) -> int | None:
         """Returns the samples that all processes take; None for all."""
         sizes = [compare.batch_size(other["batch"]) for other in found]
-        if len(set(sizes)) == 1 and len(
-                {str(other.get("contents")) for other in found}) == 1:
+        if (
+            len(set(sizes)) == 1
+            and len({str(other.get("contents")) for other in found}) == 1
+        ):
             return None
-        number = next((n for n, size in enumerate(sizes)
-                       if size != sizes[0]), 1)
-        had = (f"process 0 has {sizes[0]} samples and process {number} has "
-               f"{sizes[number]}, at {self.here()}")
+        number = next(
+            (n for n, size in enumerate(sizes) if size != sizes[0]), 1
+        )
+        had = (
+            f"process 0 has {sizes[0]} samples and process {number} has "
+            f"{sizes[number]}, at {self.here()}"
+        )
         known = [size for size in sizes if size is not None]
-        if self.kind == "predict" or self.batch_dim is None or (
-                len(known) < len(sizes)):
+        if (
+            self.kind == "predict"
+            or self.batch_dim is None
+            or (len(known) < len(sizes))
+        ):
             raise ProcessError(
                 f"The processes cannot share a batch of which {had}. Give all "
-                "of them the same samples.")
+                "of them the same samples."
+            )
         parts = self.mesh.dim_size(self.batch_dim)
         size = min(known) // parts * parts
         warnings.warn(
             f"The last samples of a batch are left out, of which {had}: all "
             f"processes take the first {size}, which the batch axis of size "
-            f"{parts} divides.", UnevenDataWarning, stacklevel=3)
+            f"{parts} divides.",
+            UnevenDataWarning,
+            stacklevel=3,
+        )
         if size == 0:
             self._stop()
         return size
 
     def _compare_contents(self, leaves: list[tuple[str, Any]]) -> None:
         """Refuses other values in parts that several processes hold."""
-        mine = [[path, {} if x is None else digest.of_contents(
-            x, batches.layout_of_batch(x.shape, self.mesh, self.batch_dim))]
-            for path, x in leaves]
-        self.refuse(compare.parts_difference("batch", self.exchange(
-            "values", mine, f"comparing batches before {self.here()}")))
+        mine = [
+            [
+                path,
+                {}
+                if x is None
+                else digest.of_contents(
+                    x,
+                    batches.layout_of_batch(x.shape, self.mesh, self.batch_dim),
+                ),
+            ]
+            for path, x in leaves
+        ]
+        self.refuse(
+            compare.parts_difference(
+                "batch",
+                self.exchange(
+                    "values", mine, f"comparing batches before {self.here()}"
+                ),
+            )
+        )

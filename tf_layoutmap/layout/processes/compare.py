@@ -35,23 +35,31 @@ evaluating'
     """
     first = found[0]
     for number, other in enumerate(found):
-        if any(other.get(name) != first.get(name)
-               for name in ("kind", "step")):
-            return (f"process 0 is before step {first['step']} of "
-                    f"{DOES[first['kind']]}, process {number} before step "
-                    f"{other['step']} of {DOES[other['kind']]}")
+        if any(other.get(name) != first.get(name) for name in ("kind", "step")):
+            return (
+                f"process 0 is before step {first['step']} of "
+                f"{DOES[first['kind']]}, process {number} before step "
+                f"{other['step']} of {DOES[other['kind']]}"
+            )
         if other.get("is_full") != first.get("is_full"):
-            return (f"process 0 compares {_all(first)} in this step, process "
-                    f"{number} {_all(other)}: set_process_checks was called "
-                    "with other arguments, or the model is new in one of them")
+            return (
+                f"process 0 compares {_all(first)} in this step, process "
+                f"{number} {_all(other)}: set_process_checks was called "
+                "with other arguments, or the model is new in one of them"
+            )
         if other.get("times_set") != first.get("times_set"):
-            return (f"weights or settings of the model were assigned, loaded "
-                    f"or restored {first['times_set']} times in process 0 and "
-                    f"{other['times_set']} times in process {number}: do it "
-                    "in all processes")
+            return (
+                f"weights or settings of the model were assigned, loaded "
+                f"or restored {first['times_set']} times in process 0 and "
+                f"{other['times_set']} times in process {number}: do it "
+                "in all processes"
+            )
         difference = list_difference(
-            "batch", _without_samples(first.get("batch", ())),
-            _without_samples(other.get("batch", ())), number)
+            "batch",
+            _without_samples(first.get("batch", ())),
+            _without_samples(other.get("batch", ())),
+            number,
+        )
         if difference is not None:
             return difference
     return None
@@ -62,12 +70,15 @@ def _all(message: Mapping[str, Any]) -> str:
 
 
 def _without_samples(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    return [[path, dtype, shape if not shape else ["samples", *shape[1:]]]
-            for path, dtype, shape in batch]
+    return [
+        [path, dtype, shape if not shape else ["samples", *shape[1:]]]
+        for path, dtype, shape in batch
+    ]
 
 
-def list_difference(kind: str, first: Sequence[Any], other: Sequence[Any],
-                    number: int) -> str | None:
+def list_difference(
+    kind: str, first: Sequence[Any], other: Sequence[Any], number: int
+) -> str | None:
     """Returns the first entry that process 0 and another do not share.
 
     >>> list_difference("weight", [["kernel", [2]]], [["kernel", [3]]], 1)
@@ -77,17 +88,24 @@ def list_difference(kind: str, first: Sequence[Any], other: Sequence[Any],
     """
     for mine, theirs in zip(first, other):
         if mine[0] != theirs[0]:
-            return (f"{kind} {mine[0]} of process 0 is {theirs[0]} in process "
-                    f"{number}")
+            return (
+                f"{kind} {mine[0]} of process 0 is {theirs[0]} in process "
+                f"{number}"
+            )
         if mine != theirs:
-            return (f"{kind} {mine[0]} is {_words(mine)} in process 0 and "
-                    f"{_words(theirs)} in process {number}")
+            return (
+                f"{kind} {mine[0]} is {_words(mine)} in process 0 and "
+                f"{_words(theirs)} in process {number}"
+            )
     if len(first) == len(other):
         return None
-    shorter, longer, holder = ((other, first, 0) if len(first) > len(other)
-                               else (first, other, number))
-    return (f"{kind} {longer[len(shorter)][0]} is in process {holder} and not "
-            f"in process {number if holder == 0 else 0}")
+    shorter, longer, holder = (
+        (other, first, 0) if len(first) > len(other) else (first, other, number)
+    )
+    return (
+        f"{kind} {longer[len(shorter)][0]} is in process {holder} and not "
+        f"in process {number if holder == 0 else 0}"
+    )
 
 
 def _words(entry: Sequence[Any]) -> str:
@@ -113,8 +131,11 @@ part 0:2 that both hold'
             for part, checksum in parts.items():
                 before, known = owner.setdefault(part, (number, checksum))
                 if checksum != known:
-                    where = f", in the part {part} that both hold" if (
-                        part) else ""
-                    return (f"{kind} {path} has other values in process "
-                            f"{number} than in process {before}{where}")
+                    where = (
+                        f", in the part {part} that both hold" if (part) else ""
+                    )
+                    return (
+                        f"{kind} {path} has other values in process "
+                        f"{number} than in process {before}{where}"
+                    )
     return None

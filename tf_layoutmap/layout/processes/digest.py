@@ -20,9 +20,12 @@ _NUM_VALUES = 4096
 
 def of_batch(leaves: list[tuple[str, Any]]) -> list[list[Any]]:
     """Returns `[path, dtype, shape]` of each tensor of a batch."""
-    return [[path, "None", None] if x is None else
-            [path, tf.as_dtype(x.dtype).name, [int(s) for s in x.shape]]
-            for path, x in leaves]
+    return [
+        [path, "None", None]
+        if x is None
+        else [path, tf.as_dtype(x.dtype).name, [int(s) for s in x.shape]]
+        for path, x in leaves
+    ]
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -48,11 +51,15 @@ def of_weights(weights: Iterable[Any]) -> list[list[Any]]:
     found = []
     for one in weights:
         value = on_mesh(one)
-        found.append([
-            name_of(one), tf.as_dtype(one.dtype).name,
-            [int(s) for s in one.shape],
-            [] if value is None else list(value.layout.sharding_specs),
-            "trainable" if one.trainable else "not trainable"])
+        found.append(
+            [
+                name_of(one),
+                tf.as_dtype(one.dtype).name,
+                [int(s) for s in one.shape],
+                [] if value is None else list(value.layout.sharding_specs),
+                "trainable" if one.trainable else "not trainable",
+            ]
+        )
     return found
 
 
@@ -67,21 +74,37 @@ def of_optimizer(optimizer: Any) -> list[list[Any]]:
         return []
     # Keras numbers names within a process.
     return [["class", type(optimizer).__name__]] + sorted(
-        [name, plain(value)] for name, value in
-        optimizer.get_config().items() if name != "name")
+        [name, plain(value)]
+        for name, value in optimizer.get_config().items()
+        if name != "name"
+    )
 
 
 def of_loss(loss: Any) -> list[list[Any]]:
     """Returns the losses of `compile` in words."""
-    return [["function", plain(tf.nest.map_structure(
-        lambda one: one if isinstance(one, str | None) else getattr(
-            one, "__name__", type(one).__name__), loss))]]
+    return [
+        [
+            "function",
+            plain(
+                tf.nest.map_structure(
+                    lambda one: (
+                        one
+                        if isinstance(one, str | None)
+                        else getattr(one, "__name__", type(one).__name__)
+                    ),
+                    loss,
+                )
+            ),
+        ]
+    ]
 
 
 def times_set(model: Any) -> int:
     """Returns how often weights and optimizer were set outside of a step."""
-    variables = [*model.weights, *variables_of(
-        getattr(model, "optimizer", None))]
+    variables = [
+        *model.weights,
+        *variables_of(getattr(model, "optimizer", None)),
+    ]
     return sum(getattr(on_mesh(v), "times_set", 0) for v in variables)
 
 
@@ -102,8 +125,7 @@ def of_values(variables: Iterable[Any]) -> list[list[Any]]:
     for one in variables:
         value = on_mesh(one)
         is_shared = value is not None and shares_parts(value.layout)
-        found.append([name_of(one), _sums_of_parts(value)
-                      if is_shared else {}])
+        found.append([name_of(one), _sums_of_parts(value) if is_shared else {}])
     return found
 
 
@@ -120,8 +142,7 @@ def _sums_of_parts(variable: Any) -> dict[str, int]:
 def shares_parts(layout: Layout) -> bool:
     """Whether another process holds a part that this one holds, too."""
     mesh = layout.mesh
-    axes = [axis for axis in layout.sharding_specs
-            if axis != dtensor.UNSHARDED]
+    axes = [axis for axis in layout.sharding_specs if axis != dtensor.UNSHARDED]
     here: dict[tuple, int] = {}
     for location in mesh.local_device_locations():
         part = tuple(location[axis] for axis in axes)
@@ -137,8 +158,10 @@ def of_contents(x: Any, layout: Layout) -> dict[str, int]:
     if not shares_parts(layout):
         return {}
     value = np.asarray(x)
-    return {_text(shard): checksum(value[shard.slices])
-            for shard in transfer.unique_shards(value.shape, layout)}
+    return {
+        _text(shard): checksum(value[shard.slices])
+        for shard in transfer.unique_shards(value.shape, layout)
+    }
 
 
 def _text(shard: transfer.Shard) -> str:

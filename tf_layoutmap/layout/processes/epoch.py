@@ -20,8 +20,7 @@ def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
     Keras counts steps where it knows how many there are, and then asks for no
     further batch: the others are told here that there is none.
     """
-    before = (getattr(state, "step", None),
-              getattr(state, "awaited", None))
+    before = (getattr(state, "step", None), getattr(state, "awaited", None))
     state.step, state.awaited, state.is_stopped = 0, None, False
     try:
         with original(data):

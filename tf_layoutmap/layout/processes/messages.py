@@ -48,17 +48,26 @@ class ProcessEndedError(ProcessError):
 def set_deadline(seconds: float) -> None:
     """Sets how long a process waits for the message of another."""
     global _deadline_seconds
-    if isinstance(seconds, bool) or not isinstance(
-            seconds, numbers.Real) or not 0 < seconds < float("inf"):
-        raise ValueError(_checks.message(
-            "deadline_seconds", "a number of seconds above 0", seconds))
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, numbers.Real)
+        or not 0 < seconds < float("inf")
+    ):
+        raise ValueError(
+            _checks.message(
+                "deadline_seconds", "a number of seconds above 0", seconds
+            )
+        )
     _deadline_seconds = float(seconds)
 
 
 def is_possible(mesh: Mesh) -> bool:
     """Whether `mesh` is on several processes that can send messages."""
-    return (mesh.num_local_devices() < mesh.size and
-            dtensor.num_clients() > 1 and _tf_private.has_coordination())
+    return (
+        mesh.num_local_devices() < mesh.size
+        and dtensor.num_clients() > 1
+        and _tf_private.has_coordination()
+    )
 
 
 def send(kind: str, body: Any) -> int:
@@ -92,27 +101,34 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
         raise ProcessError(
             f"Process {me} cannot reach the others, {what}: one of them has "
             f"ended or failed ({error.message.partition(chr(10))[0]}). Start "
-            "all processes again, from a checkpoint.") from error
+            "all processes again, from a checkpoint."
+        ) from error
     until = time.monotonic() + _deadline_seconds
     # As the others read it.
-    found = [[kind, json.loads(json.dumps(body))] if client == me else
-             json.loads(_wait(number, client, until, what))
-             for client in range(dtensor.num_clients())]
+    found = [
+        [kind, json.loads(json.dumps(body))]
+        if client == me
+        else json.loads(_wait(number, client, until, what))
+        for client in range(dtensor.num_clients())
+    ]
     _forget_before(number)
     for client, (their_kind, their_body) in enumerate(found):
         if their_kind == ENDED:
             raise ProcessEndedError(
                 f"Process {client} has no further batch where process {me} "
-                f"is, {what}.")
+                f"is, {what}."
+            )
         if their_kind == FAILED:
             raise ProcessError(
                 f"Process {client} failed where process {me} is, {what}: "
-                f"{their_body}")
+                f"{their_body}"
+            )
         if their_kind != kind:
             raise ProcessError(
                 f"Process {client} is not where process {me} is, {what}: they "
                 "run different programs, or one of them has caught an error "
-                "that the other does not know of.")
+                "that the other does not know of."
+            )
     return [their_body for _, their_body in found]
 
 
@@ -135,11 +151,13 @@ def fail(why: str) -> None:
             if client == dtensor.client_id():
                 continue
             try:
-                _tf_private.cluster_value(_key(number, client), max(
-                    until - time.monotonic(), 0.001))
+                _tf_private.cluster_value(
+                    _key(number, client), max(until - time.monotonic(), 0.001)
+                )
             except tf.errors.DeadlineExceededError:
                 _tf_private.abort_cluster(
-                    f"Process {dtensor.client_id()} failed: {why}")
+                    f"Process {dtensor.client_id()} failed: {why}"
+                )
                 return
 
 
@@ -148,20 +166,24 @@ def _wait(number: int, client: int, until: float, what: str) -> str:
         left = max(until - time.monotonic(), 0.001)
         try:
             return _tf_private.cluster_value(
-                _key(number, client), min(left, _SLICE_SECONDS))
+                _key(number, client), min(left, _SLICE_SECONDS)
+            )
         except tf.errors.DeadlineExceededError:
             if time.monotonic() < until:
                 continue
             reason = f"within {_deadline_seconds:g} s"
         except tf.errors.OpError as error:
-            reason = (f"({type(error).__name__}: "
-                      f"{error.message.partition(chr(10))[0]})")
+            reason = (
+                f"({type(error).__name__}: "
+                f"{error.message.partition(chr(10))[0]})"
+            )
         sentence = (
             f"Process {client} of {dtensor.num_clients()} did not come to "
             f"where process {dtensor.client_id()} is, {what}, {reason}. It "
             "has ended, hangs, or runs another program: see what it printed. "
             "tlm.distribution.set_process_checks(deadline_seconds=...) "
-            "changes how long a process is waited for.")
+            "changes how long a process is waited for."
+        )
         _replace(number, FAILED, sentence)
         raise ProcessError(sentence)
 

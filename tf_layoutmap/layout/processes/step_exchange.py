@@ -20,8 +20,9 @@ _ABORTED = "Collective ops is aborted by:"
 class StepExchange:
     """One kind of step of a model, and what processes say about it."""
 
-    def __init__(self, model: Any, mesh: Mesh, batch_dim: str | None,
-                 kind: str):
+    def __init__(
+        self, model: Any, mesh: Mesh, batch_dim: str | None, kind: str
+    ):
         self.model = model
         self.mesh = mesh
         self.batch_dim = batch_dim
@@ -55,7 +56,8 @@ class StepExchange:
                     "Another process failed and ended "
                     f"{self.here()} of this one, {dtensor.client_id()}: "
                     f"{_why_aborted(error)} Start all processes again, from a "
-                    "checkpoint.") from error
+                    "checkpoint."
+                ) from error
             if awaited is not None:
                 messages.fail(messages.first_line(error))
             raise
@@ -87,7 +89,8 @@ class StepExchange:
         state.awaited = None
         raise ProcessError(
             f"The processes that train model {self.model.name!r} do not do "
-            f"the same, at {self.here()}: {difference}.")
+            f"the same, at {self.here()}: {difference}."
+        )
 
 
 def _why_aborted(error: Exception) -> str:

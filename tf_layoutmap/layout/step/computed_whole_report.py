@@ -42,12 +42,15 @@ class ComputedWhole:
     def __str__(self) -> str:
         times = f"{self.count} " if self.count > 1 else ""
         where = f" in layer {self.layer}" if self.layer else ""
-        return (f"{times}{self.operation}{where} ({self.why}; "
-                f"{self.bytes_per_device / 1024:.1f} KiB per device)")
+        return (
+            f"{times}{self.operation}{where} ({self.why}; "
+            f"{self.bytes_per_device / 1024:.1f} KiB per device)"
+        )
 
 
-def find(graph: Any, model: Any,
-         why_refused: Callable[[str], str | None]) -> tuple[ComputedWhole, ...]:
+def find(
+    graph: Any, model: Any, why_refused: Callable[[str], str | None]
+) -> tuple[ComputedWhole, ...]:
     """Returns what every device computes whole in the graph of a step.
 
     Args:
@@ -62,8 +65,11 @@ def find(graph: Any, model: Any,
     found: dict[tuple, ComputedWhole] = {}
     for op in graph.get_operations():
         why = why_refused(op.name)
-        if why is None and missing_rules.is_computed_whole(op.type) and not all(
-                map(is_shape, op.inputs)):
+        if (
+            why is None
+            and missing_rules.is_computed_whole(op.type)
+            and not all(map(is_shape, op.inputs))
+        ):
             why = "DTensor has no rule for it"
         if why is None:
             continue
@@ -72,10 +78,16 @@ def find(graph: Any, model: Any,
         key = op.type, layer, why
         so_far = found.get(key, ComputedWhole(*key, 0, 0))
         found[key] = dataclasses.replace(
-            so_far, bytes_per_device=so_far.bytes_per_device + size,
-            count=so_far.count + 1)
-    return tuple(sorted([*found.values(), *_gathered(model)],
-                        key=lambda one: -one.bytes_per_device))
+            so_far,
+            bytes_per_device=so_far.bytes_per_device + size,
+            count=so_far.count + 1,
+        )
+    return tuple(
+        sorted(
+            [*found.values(), *_gathered(model)],
+            key=lambda one: -one.bytes_per_device,
+        )
+    )
 
 
 def all_of(reads: GatheredReads, why: str) -> ComputedWhole:
@@ -90,15 +102,22 @@ def _gathered(model: Any) -> Iterator[ComputedWhole]:
         if not layer_limits.gathers_weights(layer):
             continue
         # Those of a recurrent layer are those of its cell, too.
-        divided = [v for v in layer.weights if hasattr(v, "layout")
-                   and not v.layout.is_fully_replicated()
-                   and id(v) not in told]
+        divided = [
+            v
+            for v in layer.weights
+            if hasattr(v, "layout")
+            and not v.layout.is_fully_replicated()
+            and id(v) not in told
+        ]
         told.update(map(id, divided))
         if divided:
             yield ComputedWhole(
-                "gather of weights", repr(layer.name),
+                "gather of weights",
+                repr(layer.name),
                 "DTensor has them whole only",
-                sum(map(_num_bytes, divided)), len(divided))
+                sum(map(_num_bytes, divided)),
+                len(divided),
+            )
 
 
 def sentence(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
@@ -106,20 +125,24 @@ def sentence(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
     shown = "; ".join(map(str, found[:_SHOWN]))
     if len(found) > _SHOWN:
         shown += f"; and {len(found) - _SHOWN} more"
-    return (f"To {kind}, model {model.name!r} needs operations that DTensor "
-            f"cannot divide as the layouts ask for: {shown}.")
+    return (
+        f"To {kind}, model {model.name!r} needs operations that DTensor "
+        f"cannot divide as the layouts ask for: {shown}."
+    )
 
 
 # What the steps of a model were found to compute whole, by kind of step.
 _of_models: weakref.WeakKeyDictionary[
-    Any, dict[str, tuple[ComputedWhole, ...]]] = weakref.WeakKeyDictionary()
+    Any, dict[str, tuple[ComputedWhole, ...]]
+] = weakref.WeakKeyDictionary()
 
 
 def of_model(model: Any) -> tuple[ComputedWhole, ...]:
     """Returns what the steps of `model` that ran compute whole."""
     kinds = _of_models.get(model, {})
-    return tuple(dict.fromkeys(
-        one for kind in sorted(kinds) for one in kinds[kind]))
+    return tuple(
+        dict.fromkeys(one for kind in sorted(kinds) for one in kinds[kind])
+    )
 
 
 def note(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
@@ -132,11 +155,16 @@ def note(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
             sentence(found, model, kind) + " Every device computes them whole: "
             "the numbers are right, at the cost of this memory. "
             "layout_map.explain(model) lists them; a LayoutMap with "
-            "strict=True refuses them.", error_messages.LayoutMapWarning,
-            stacklevel=4)
+            "strict=True refuses them.",
+            error_messages.LayoutMapWarning,
+            stacklevel=4,
+        )
 
 
 def _num_bytes(x: Any) -> int:
     count, dtype = tf.TensorShape(x.shape).num_elements(), tf.as_dtype(x.dtype)
-    return 0 if count is None or dtype in (tf.resource, tf.variant) else (
-        count * dtype.size)
+    return (
+        0
+        if count is None or dtype in (tf.resource, tf.variant)
+        else (count * dtype.size)
+    )

@@ -43,15 +43,23 @@ class MeshStep:
         self.context = context
         self.kind = kind
         self.checks = ProcessChecks(
-            model, context.mesh, context.batch_dim, kind)
+            model, context.mesh, context.batch_dim, kind
+        )
         self.model_step = getattr(model, f"{kind}_step")
         self._is_prepared = False
         run = self._run_whole if kind == "train" else self.run
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
-        self._run: Any = run if model.run_eagerly else RetracedFunction(
-            lambda: tf.function(run, autograph=self.autograph), model, kind,
-            context)
+        self._run: Any = (
+            run
+            if model.run_eagerly
+            else RetracedFunction(
+                lambda: tf.function(run, autograph=self.autograph),
+                model,
+                kind,
+                context,
+            )
+        )
 
     def prepare(self, batch: Any) -> None:
         """Makes all variables of a step, before the first one is traced.
@@ -60,8 +68,9 @@ class MeshStep:
         """
         raise NotImplementedError
 
-    def map_structure(self, function: Callable[[Any], Any],
-                      structure: Any) -> Any:
+    def map_structure(
+        self, function: Callable[[Any], Any], structure: Any
+    ) -> Any:
         """Returns a structure of tensors with `function` applied to each."""
         return tf.nest.map_structure(function, structure)
 
@@ -91,11 +100,17 @@ class MeshStep:
         self.checks.compare_model()
         batch = self.with_host_results(batch)
         batch = self.map_structure(
-            lambda x: batches.to_batch(x, mesh, batch_dim), batch)
+            lambda x: batches.to_batch(x, mesh, batch_dim), batch
+        )
         with self.checks.running(), step_errors.errors_once(mesh):
-            with trace_context.default_mesh(mesh, batch_dim), (
+            with (
+                trace_context.default_mesh(mesh, batch_dim),
+                (
                     error_messages.explained(
-                        self.model, self.kind, lambda: self._graph(batch))):
+                        self.model, self.kind, lambda: self._graph(batch)
+                    )
+                ),
+            ):
                 outputs = self._run(batch)
             # Errors of a step arrive with what is read of it.
             return self.map_structure(batches.to_host_tensor, outputs)
@@ -104,12 +119,14 @@ class MeshStep:
         """Warns once of what is accepted and without effect on a mesh."""
         warned = vars(self.model).setdefault("_mesh_warned", set())
         for what, sentence in (
-                ("jit_compile", _warning_of_xla(self.model)),
-                ("batch", self._warning_of_batch(batch))):
+            ("jit_compile", _warning_of_xla(self.model)),
+            ("batch", self._warning_of_batch(batch)),
+        ):
             if sentence is not None and what not in warned:
                 warned.add(what)
-                warnings.warn(sentence, error_messages.LayoutMapWarning,
-                              stacklevel=4)
+                warnings.warn(
+                    sentence, error_messages.LayoutMapWarning, stacklevel=4
+                )
 
     def _warning_of_batch(self, batch: Any) -> str | None:
         """Returns what a batch size costs that the mesh does not divide.
@@ -120,8 +137,11 @@ class MeshStep:
         if batch_dim is None:
             return None
         count = mesh.dim_size(batch_dim)
-        sizes = [x.shape[0] for x in tf.nest.flatten(batch)
-                 if len(getattr(x, "shape", ())) > 0]
+        sizes = [
+            x.shape[0]
+            for x in tf.nest.flatten(batch)
+            if len(getattr(x, "shape", ())) > 0
+        ]
         uneven = next((size for size in sizes if size % count), None)
         if uneven is None:
             return None
@@ -130,7 +150,8 @@ class MeshStep:
             f"where their size is a multiple of {count}. Received: batches of "
             f"{uneven} samples for model {self.model.name!r}, which every "
             f"device computes in full. Use a batch size of "
-            f"{-(-uneven // count) * count}.")
+            f"{-(-uneven // count) * count}."
+        )
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`, or None without one."""
@@ -140,6 +161,8 @@ class MeshStep:
 def _warning_of_xla(model: Any) -> str | None:
     if not getattr(model, "jit_compile", None):
         return None
-    return (f"Steps on a mesh are not compiled with XLA. Received: model "
-            f"{model.name!r}, compiled with jit_compile=True, which has no "
-            "effect. Use jit_compile=False.")
+    return (
+        f"Steps on a mesh are not compiled with XLA. Received: model "
+        f"{model.name!r}, compiled with jit_compile=True, which has no "
+        "effect. Use jit_compile=False."
+    )

@@ -30,8 +30,9 @@ dtensor = tf.experimental.dtensor
 _RUN = "_layoutmap_run"
 
 
-def call(original: Callable[..., Any], function: Any, *args: Any,
-         **kwargs: Any) -> Any:
+def call(
+    original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Calls a `tf.function`; on a mesh if it reads weights that are there.
 
     Args:
@@ -67,14 +68,18 @@ def call(original: Callable[..., Any], function: Any, *args: Any,
 class _OnMesh:
     """A function for a mesh: divided as long as DTensor can do it."""
 
-    def __init__(self, original: Callable[..., Any], function: Any, mesh: Mesh,
-                 is_strict: bool):
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        function: Any,
+        mesh: Mesh,
+        is_strict: bool,
+    ):
         self._original = original
         self._function = function
         self._mesh = mesh
         self._is_strict = is_strict
-        self._name = getattr(
-            function.python_function, "__name__", "function")
+        self._name = getattr(function.python_function, "__name__", "function")
         self.copy = function
         self._reads: GatheredReads | None = None
 
@@ -83,7 +88,8 @@ class _OnMesh:
             # The user has said so, and takes results as they come.
             return self._run(args, kwargs, None)
         return tf.nest.map_structure(
-            batches.readable, self._run(args, kwargs, self._mesh))
+            batches.readable, self._run(args, kwargs, self._mesh)
+        )
 
     def _run(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if self._reads is None:
@@ -102,20 +108,25 @@ class _OnMesh:
     def _run_divided(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
             return self._original(self.copy, *args, **kwargs)
-        with trace_context.default_mesh(mesh), own_trace.at(
-                Stage.ON_MESH, self._is_strict):
+        with (
+            trace_context.default_mesh(mesh),
+            own_trace.at(Stage.ON_MESH, self._is_strict),
+        ):
             return self._original(self.copy, *args, **kwargs)
 
-    def _run_whole(self, reads: GatheredReads, function: Any, args: Any,
-                   kwargs: Any) -> Any:
+    def _run_whole(
+        self, reads: GatheredReads, function: Any, args: Any, kwargs: Any
+    ) -> Any:
         args, kwargs = retraced_function.whole_arguments(args, kwargs)
         with _mesh_only(self._mesh), own_trace.at(Stage.WHOLE), reads.applied():
             return self._original(function, *args, **kwargs)
 
-    def _run_first_time_whole(self, args: Any, kwargs: Any, why: str,
-                              error: Any) -> Any:
+    def _run_first_time_whole(
+        self, args: Any, kwargs: Any, why: str, error: Any
+    ) -> Any:
         refusal = error_messages.of_function(
-            self._name, str(error), why, self._is_strict)
+            self._name, str(error), why, self._is_strict
+        )
         if self._is_strict:
             raise refusal from error
         reads, function = GatheredReads(), self._function._clone(None)
@@ -129,7 +140,9 @@ class _OnMesh:
             f"DTensor cannot divide what function {self._name!r} computes. "
             "Every device computes "
             f"{computed_whole_report.all_of(reads, why)}.",
-            error_messages.LayoutMapWarning, stacklevel=6)
+            error_messages.LayoutMapWarning,
+            stacklevel=6,
+        )
         return outputs
 
 

@@ -25,8 +25,7 @@ class RefusedOperations:
         self.marks = Marks()
         self._why: dict[str, str] = {}
 
-    def mark(self, error: tf.errors.OpError,
-             graph: Callable[[], Any]) -> bool:
+    def mark(self, error: tf.errors.OpError, graph: Callable[[], Any]) -> bool:
         """Marks the operation that `error` stopped at.
 
         Args:
@@ -48,15 +47,19 @@ class RefusedOperations:
         if name is None and is_first:
             # The next error names it.
             return True
-        names = [op.name for op in graph.get_operations()
-                 if op.type == operation]
+        names = [
+            op.name for op in graph.get_operations() if op.type == operation
+        ]
         if name is not None:
             names = computed_whole.named_alike(name, names) or [name]
         # Otherwise DTensor stopped at an operation that it created itself,
         # which has the type of the original and no name: all of that type.
         extents = self.marks.extents
-        extent = (Extent.ALL if any(one in extents for one in names)
-                  else Extent.SAMPLES)
+        extent = (
+            Extent.ALL
+            if any(one in extents for one in names)
+            else Extent.SAMPLES
+        )
         if all(extents.get(one) == extent for one in names):
             return False
         for alike in names:
@@ -71,10 +74,14 @@ class RefusedOperations:
         shapes = _SHAPES.search(error)
         if shapes is None:
             return None
-        fitting = [op.name for op in graph.get_operations()
-                   if op.type == operation and _shapes(op) == shapes.group(1)]
-        if not fitting or len(computed_whole.named_alike(
-                fitting[0], fitting)) < len(fitting):
+        fitting = [
+            op.name
+            for op in graph.get_operations()
+            if op.type == operation and _shapes(op) == shapes.group(1)
+        ]
+        if not fitting or len(
+            computed_whole.named_alike(fitting[0], fitting)
+        ) < len(fitting):
             return None
         return fitting[0]
 
@@ -86,7 +93,10 @@ class RefusedOperations:
 def _shapes(op: Any) -> str:
     """Returns the shapes of results as the compiler writes them."""
     return ", ".join(
-        "#tf_type.shape<" + "x".join(
-            "?" if size is None else str(size) for size in x.shape) + ">"
-        if x.shape.rank is not None else "#tf_type.shape<*>"
-        for x in op.outputs)
+        "#tf_type.shape<"
+        + "x".join("?" if size is None else str(size) for size in x.shape)
+        + ">"
+        if x.shape.rank is not None
+        else "#tf_type.shape<*>"
+        for x in op.outputs
+    )

@@ -28,8 +28,9 @@ class RetracedFunction:
     function is traced anew with more of it whole, and that is told.
     """
 
-    def __init__(self, make: Callable[[], Any], model: Any, kind: str,
-                 context: Any):
+    def __init__(
+        self, make: Callable[[], Any], model: Any, kind: str, context: Any
+    ):
         """Makes the function; nothing is traced before it is called.
 
         Args:
@@ -65,14 +66,17 @@ class RetracedFunction:
                     outputs = self._function(*args, **kwargs)
             except tf.errors.OpError as error:
                 if self._is_strict or not self._may_try_again(
-                        error, functools.partial(self.graph, *args, **kwargs)):
+                    error, functools.partial(self.graph, *args, **kwargs)
+                ):
                     raise
                 self._function = self._made()
                 continue
             if self._function.experimental_get_tracing_count() > traces:
                 computed_whole_report.note(
                     self._computed_whole(self.graph(*args, **kwargs)),
-                    self.model, self.kind)
+                    self.model,
+                    self.kind,
+                )
             return outputs
 
     def _made(self) -> Any:
@@ -82,13 +86,19 @@ class RetracedFunction:
 
     @contextlib.contextmanager
     def _more_of_it_whole(self) -> Iterator[None]:
-        with self._refused.marks.applied(self._mesh), (
-                contextlib.nullcontext() if self._reads is None else
-                self._reads.applied()):
+        with (
+            self._refused.marks.applied(self._mesh),
+            (
+                contextlib.nullcontext()
+                if self._reads is None
+                else self._reads.applied()
+            ),
+        ):
             yield
 
-    def _may_try_again(self, error: tf.errors.OpError,
-                       graph: Callable[[], Any]) -> bool:
+    def _may_try_again(
+        self, error: tf.errors.OpError, graph: Callable[[], Any]
+    ) -> bool:
         """Whether the next trace has more of the function whole."""
         finding = error_messages.finding_of(str(error))
         if finding is None or self._reads is not None:
@@ -108,8 +118,13 @@ class RetracedFunction:
     def _computed_whole(self, graph: Any) -> tuple[Any, ...]:
         if self._reads is not None:
             return (computed_whole_report.all_of(self._reads, self._finding),)
-        return () if graph is None else computed_whole_report.find(
-            graph, self.model, self._refused.why)
+        return (
+            ()
+            if graph is None
+            else computed_whole_report.find(
+                graph, self.model, self._refused.why
+            )
+        )
 
     def _refuse_whole_operations(self, *args: Any, **kwargs: Any) -> None:
         graph = self.graph(*args, **kwargs)
@@ -118,9 +133,10 @@ class RetracedFunction:
         found = self._computed_whole(graph)
         if found:
             raise error_messages.UnsupportedByDTensorError(
-                computed_whole_report.sentence(found, self.model, self.kind) +
-                " A LayoutMap with strict=False lets every device compute them "
-                "whole.")
+                computed_whole_report.sentence(found, self.model, self.kind)
+                + " A LayoutMap with strict=False lets every device compute "
+                "them whole."
+            )
         self._accepted.add(graph)
 
 
@@ -133,4 +149,5 @@ def whole_arguments(args: Any, kwargs: Any) -> Any:
     """Returns arguments of a function, those on a mesh replicated."""
     return tf.nest.map_structure(
         lambda x: pinning.whole(x, None) if pinning.on_mesh(x) else x,
-        (args, kwargs))
+        (args, kwargs),
+    )

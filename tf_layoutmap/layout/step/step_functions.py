@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def maker(kind: str, context_of: Callable[[Any], Any],
-          make: Callable[[Any, Any], Any],
-          check_plain: Callable[[Any, str, bool], None] | None = None
-          ) -> Callable[..., Any]:
+def maker(
+    kind: str,
+    context_of: Callable[[Any], Any],
+    make: Callable[[Any, Any], Any],
+    check_plain: Callable[[Any, str, bool], None] | None = None,
+) -> Callable[..., Any]:
     """Returns the replacement of `make_<kind>_function`.
 
     Args:
@@ -23,13 +25,13 @@ def maker(kind: str, context_of: Callable[[Any], Any],
     """
     name = f"{kind}_function"
 
-    def make_function(original: Callable[..., Any], model: Any,
-                      force: bool = False) -> Any:
+    def make_function(
+        original: Callable[..., Any], model: Any, force: bool = False
+    ) -> Any:
         context = context_of(model)
         if context is None:
             if check_plain is not None:
-                check_plain(
-                    model, kind, force or getattr(model, name) is None)
+                check_plain(model, kind, force or getattr(model, name) is None)
             return original(model, force)
         if force or getattr(model, name) is None:
             setattr(model, name, make(model, context))

@@ -26,13 +26,17 @@ def build(model: Any, inputs: Any) -> None:
     if model.built and not any(map(is_pending, model.weights)):
         return
     if not model.built:
+
         def trace(inputs: Any) -> Any:
-            return tf_keras.layers.Layer.__call__(
-                model, inputs, training=False) if _takes_training(model) else (
-                    tf_keras.layers.Layer.__call__(model, inputs))
+            return (
+                tf_keras.layers.Layer.__call__(model, inputs, training=False)
+                if _takes_training(model)
+                else (tf_keras.layers.Layer.__call__(model, inputs))
+            )
 
         specs = tf.nest.map_structure(
-            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
+            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
+        )
         with using(model._layout_map), is_building.set_to(True):
             tf.function(trace).get_concrete_function(specs)
     mapping.map_model(model, context_of(model))
@@ -47,11 +51,14 @@ def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
     weights.
     """
     if getattr(step, "__func__", None) is getattr(
-            tf_keras.Model, f"{kind}_step"):
+        tf_keras.Model, f"{kind}_step"
+    ):
         return False
     return type(model).call is tf_keras.Model.call or any(
         isinstance(value, tf_keras.optimizers.Optimizer)
-        for name, value in vars(model).items() if name != "optimizer")
+        for name, value in vars(model).items()
+        if name != "optimizer"
+    )
 
 
 def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
@@ -62,20 +69,25 @@ def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
     """
     context = context_of(model)
     specs = tf.nest.map_structure(
-        lambda x: None if x is None else tf.TensorSpec(x.shape, x.dtype), batch)
+        lambda x: None if x is None else tf.TensorSpec(x.shape, x.dtype), batch
+    )
     updates: list[tuple[Any, list[Any]]] = []
 
     def trace(batch: Any) -> Any:
         return step(batch)
 
-    with using(model._layout_map), is_building.set_to(True), (
-            optimizers.recording(updates)):
+    with (
+        using(model._layout_map),
+        is_building.set_to(True),
+        optimizers.recording(updates),
+    ):
         tf.function(trace).get_concrete_function(specs)
     swapped = mapping.map_model(model, context)
     for optimizer, variables in updates:
         optimizers.move_to_mesh(optimizer, context.mesh)
         optimizers.build(
-            optimizer, [swapped.get(id(v), v) for v in variables], context.mesh)
+            optimizer, [swapped.get(id(v), v) for v in variables], context.mesh
+        )
     context.check_all_patterns_used()
 
 
@@ -83,8 +95,9 @@ def _takes_training(model: Any) -> bool:
     return bool(getattr(model, "_expects_training_arg", False))
 
 
-def build_model(original: Callable[..., Any], model: Any, *args: Any,
-                **kwargs: Any) -> Any:
+def build_model(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Builds from shapes; weights get their values at the end."""
     if context_of(model) is None or is_building.get():
         return original(model, *args, **kwargs)
@@ -94,8 +107,9 @@ def build_model(original: Callable[..., Any], model: Any, *args: Any,
     return result
 
 
-def call_model(original: Callable[..., Any], model: Any, *args: Any,
-               **kwargs: Any) -> Any:
+def call_model(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Calls `model`, with tensors from the host or on the mesh."""
     context = context_of(model)
     if context is None:
@@ -104,8 +118,12 @@ def call_model(original: Callable[..., Any], model: Any, *args: Any,
         # tf_keras' own call would build the weights of an inner model here.
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     flat = tf.nest.flatten((args, kwargs))
-    if any(tf_keras.backend.is_keras_tensor(x) for x in flat if
-           tf.is_tensor(x)) or is_calling.get():
+    if (
+        any(
+            tf_keras.backend.is_keras_tensor(x) for x in flat if tf.is_tensor(x)
+        )
+        or is_calling.get()
+    ):
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     inputs = args[0] if args else kwargs["inputs"]
     build(model, tf.nest.map_structure(_with_shape, inputs))
@@ -113,33 +131,42 @@ def call_model(original: Callable[..., Any], model: Any, *args: Any,
     with is_calling.set_to(True), trace_context.default_mesh(context.mesh):
         if from_host:
             args, kwargs = tf.nest.map_structure(
-                lambda x: batches.replicated(x, context.mesh),
-                (args, kwargs))
+                lambda x: batches.replicated(x, context.mesh), (args, kwargs)
+            )
         outputs = tf_keras.layers.Layer.__call__(model, *args, **kwargs)
-        return tf.nest.map_structure(
-            batches.readable, outputs) if from_host else outputs
+        return (
+            tf.nest.map_structure(batches.readable, outputs)
+            if from_host
+            else outputs
+        )
 
 
 def _with_shape(x: Any) -> Any:
     return x if tf.is_tensor(x) else np.asarray(x)
 
 
-def call_layer(original: Callable[..., Any], layer: Any, *args: Any,
-               **kwargs: Any) -> Any:
+def call_layer(
+    original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Calls a layer; on a mesh keeps some layers batch-parallel."""
     mesh = mesh_of_step.get()
-    if mesh is None or tf.executing_eagerly() or (
-            not trace_context.traced_for_mesh()):
+    if (
+        mesh is None
+        or tf.executing_eagerly()
+        or (not trace_context.traced_for_mesh())
+    ):
         return original(layer, *args, **kwargs)
     if not gathered_reads.in_such_a_layer() and (
-            gathered_reads.now() is not None or
-            layer_limits.gathers_weights(layer)):
+        gathered_reads.now() is not None or layer_limits.gathers_weights(layer)
+    ):
         with gathered_reads.of_layer():
             return call_layer(original, layer, *args, **kwargs)
     if not layer_limits.is_kind(layer, layer_limits.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     args, kwargs = tf.nest.map_structure(
-        lambda x: pinning.whole_samples(x, mesh), (args, kwargs))
+        lambda x: pinning.whole_samples(x, mesh), (args, kwargs)
+    )
     return tf.nest.map_structure(
         lambda x: pinning.whole_samples(x, mesh),
-        original(layer, *args, **kwargs))
+        original(layer, *args, **kwargs),
+    )

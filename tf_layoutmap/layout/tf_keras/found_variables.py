@@ -14,9 +14,15 @@ dtensor = tf.experimental.dtensor
 # Lists and tables that hold again what an attribute holds.
 CACHES = frozenset(_tf_keras_private.LAYOUT_MODULE._KERAS_ATTRIBUTES_TO_SKIP)
 # Optimizers, losses and metrics are no weights; penalties come in _regularize.
-_NOT_WEIGHTS = frozenset((
-    "optimizer", "compiled_loss", "compiled_metrics", "_metrics",
-    "_captured_weight_regularizer"))
+_NOT_WEIGHTS = frozenset(
+    (
+        "optimizer",
+        "compiled_loss",
+        "compiled_metrics",
+        "_metrics",
+        "_captured_weight_regularizer",
+    )
+)
 
 
 class Found:
@@ -47,8 +53,9 @@ class _Names:
     """The names of found variables, as `assignments` asks for them."""
 
     def __init__(self, found: Iterable[Found]):
-        self._all = {name for one in found
-                     for name in self.of_variable(one, None)}
+        self._all = {
+            name for one in found for name in self.of_variable(one, None)
+        }
 
     def aliases(self, found: Found, owner: Any) -> tuple[str, ...]:
         del found, owner
@@ -81,14 +88,16 @@ def find(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
         one = found.setdefault(id(variable), Found(variable))
         one.places.append((owner, path))
         if not CACHES.intersection(path):
-            one.names[".".join((*prefix, *(
-                str(part).lstrip("_") for part in path)))] = None
+            one.names[
+                ".".join((*prefix, *(str(part).lstrip("_") for part in path)))
+            ] = None
     layers = assignments.layers_of_variables(model)
     for one in found.values():
         one.owner = layers.get(id(one.variable))
     order = {id(v): i for i, v in enumerate(model.weights)}
-    return sorted(found.values(),
-                  key=lambda one: order.get(id(one.variable), len(order)))
+    return sorted(
+        found.values(), key=lambda one: order.get(id(one.variable), len(order))
+    )
 
 
 def _paths(model: Any) -> Iterator[tuple[Any, tuple, tuple, Any]]:
@@ -96,12 +105,15 @@ def _paths(model: Any) -> Iterator[tuple[Any, tuple, tuple, Any]]:
         return isinstance(x, tf.Variable)
 
     by_name = isinstance(model, tf_keras.Sequential) or hasattr(
-        model, "_nested_inputs")
-    roots = [(layer, (layer.name,)) for layer in model.layers] if (
-        by_name) else []
+        model, "_nested_inputs"
+    )
+    roots = (
+        [(layer, (layer.name,)) for layer in model.layers] if (by_name) else []
+    )
     for root, prefix in (*roots, (model, ())):
         for path, variable in root._flatten(
-                predicate=is_variable, with_path=True):
+            predicate=is_variable, with_path=True
+        ):
             yield root, prefix, path, variable
 
 
@@ -109,11 +121,14 @@ def is_pending(variable: Any) -> bool:
     """Whether `variable` has no value, or one outside of any mesh."""
     variable = getattr(variable, "_variable", variable)
     return isinstance(variable, tf.Variable) and not isinstance(
-        variable, dtensor.DVariable)
+        variable, dtensor.DVariable
+    )
 
 
-def assign_layouts(layout_map: Any, found: list[Found]) -> (
-        list[assignments.LayoutAssignment]):
+def assign_layouts(
+    layout_map: Any, found: list[Found]
+) -> list[assignments.LayoutAssignment]:
     """Returns which layout each of `found` gets; allocates nothing."""
-    return assignments.assign(layout_map, found, _Names(found),
-                              owners=[one.owner for one in found])
+    return assignments.assign(
+        layout_map, found, _Names(found), owners=[one.owner for one in found]
+    )

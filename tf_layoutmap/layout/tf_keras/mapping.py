@@ -51,11 +51,13 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
     # In the order in which the weights were made: some initializers draw from
     # one sequence of random numbers.
     for one, target in sorted(
-            zip(found, assigned, strict=True),
-            key=lambda pair: _number_of(pair[0].variable)):
+        zip(found, assigned, strict=True),
+        key=lambda pair: _number_of(pair[0].variable),
+    ):
         old = getattr(one.variable, "_variable", one.variable)
         new = swapped[id(old)] = _made(
-            old, target.settled_layout(), context.init)
+            old, target.settled_layout(), context.init
+        )
         if old is not one.variable:
             one.variable._variable = new
         else:
@@ -100,9 +102,11 @@ def _made(variable: Any, layout: Layout, init: str) -> Any:
             value = transfer.to_mesh(variable.numpy(), layout)
         else:
             value = initial_values.initial_value(
-                *_initializer(variable, init), layout, init)
+                *_initializer(variable, init), layout, init
+            )
         made = tf_keras_variable.make(
-            value, name=name, trainable=variable.trainable)
+            value, name=name, trainable=variable.trainable
+        )
         made._constraint = variable.constraint
         return made
 
@@ -118,13 +122,16 @@ def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
     if not callable(initial):
         return (lambda shape, dtype: tf.cast(initial, dtype)), shape, dtype
     drawn = initial.func if isinstance(initial, functools.partial) else None
-    if isinstance(drawn, (tf_keras.initializers.Zeros,
-                          tf_keras.initializers.Ones)) or (
-            init == "sharded" and
-            isinstance(drawn, tf_keras.initializers.Initializer)):
+    if isinstance(
+        drawn, (tf_keras.initializers.Zeros, tf_keras.initializers.Ones)
+    ) or (
+        init == "sharded"
+        and isinstance(drawn, tf_keras.initializers.Initializer)
+    ):
         same = getattr(keras.initializers, type(drawn).__name__, None)
         if same is not None and (
-                type(drawn).__module__.startswith("tf_keras.")):
+            type(drawn).__module__.startswith("tf_keras.")
+        ):
             return same.from_config(drawn.get_config()), shape, dtype
     return (lambda shape, dtype: initial()), shape, dtype
 
@@ -134,7 +141,8 @@ def _swap(found: Found, new: Any) -> None:
     # Lists first: a layer that is given an attribute appends it to its list
     # of weights, unless it stands there already.
     for root, path in sorted(
-            found.places, key=lambda p: not CACHES.intersection(p[1])):
+        found.places, key=lambda p: not CACHES.intersection(p[1])
+    ):
         holder = root
         for part in path[:-1]:
             holder = _get(holder, part)
@@ -174,9 +182,11 @@ def _move_generator(generator: Any, mesh: Mesh) -> None:
     _begin(generator)
     inner = getattr(generator, "_generator", None)
     if inner is not None and not isinstance(
-            inner._state_var, dtensor.DVariable):
+        inner._state_var, dtensor.DVariable
+    ):
         inner._state_var = tf_keras_variable.move_to_mesh(
-            inner._state_var, mesh)
+            inner._state_var, mesh
+        )
 
 
 def _refer_to(model: Any, swapped: dict[int, Any]) -> None:

@@ -33,29 +33,34 @@ def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
         slots off the mesh already.
     """
     if not isinstance(optimizer, _tf_keras_private.Optimizer) or (
-            isinstance(optimizer, _tf_keras_private.LossScaleOptimizer)):
+        isinstance(optimizer, _tf_keras_private.LossScaleOptimizer)
+    ):
         raise ValueError(
             "A tf_keras model on a mesh trains with an optimizer of "
             "tf_keras.optimizers; legacy optimizers and loss scaling keep "
             "their variables elsewhere. Received: "
             f"{type(optimizer).__module__}.{type(optimizer).__name__}. For "
-            "half precision use the policy \"mixed_bfloat16\".")
+            'half precision use the policy "mixed_bfloat16".'
+        )
     if isinstance(optimizer, tf_keras.optimizers.Nadam):
         raise ValueError(
             "The step of tf_keras.optimizers.Nadam branches, which DTensor "
-            "cannot place on a mesh. Use Adam, or the Nadam of Keras 3.")
+            "cannot place on a mesh. Use Adam, or the Nadam of Keras 3."
+        )
     if getattr(optimizer, "_mesh", None) is not None:
         return
     if getattr(optimizer, "_built", False):
         raise ValueError(
             f"Optimizer {optimizer.name!r} has trained variables that are not "
-            "on a mesh. Give the model on a mesh an optimizer of its own.")
+            "on a mesh. Give the model on a mesh an optimizer of its own."
+        )
     optimizer._mesh = mesh
     _move_variables(optimizer, mesh)
 
 
-def compile_model(original: Callable[..., Any], model: Any, *args: Any,
-                  **kwargs: Any) -> Any:
+def compile_model(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Compiles; moves the optimizer's counters to the mesh."""
     result = original(model, *args, **kwargs)
     context = context_of(model)
@@ -74,7 +79,8 @@ def _move_variables(optimizer: Any, mesh: Mesh) -> None:
                 setattr(optimizer, name, moved[id(value)])
     optimizer._variables = [
         moved.get(id(v)) or tf_keras_variable.move_to_mesh(v, mesh)
-        for v in optimizer._variables]
+        for v in optimizer._variables
+    ]
 
 
 def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
@@ -98,8 +104,13 @@ def recording(updates: list[tuple[Any, list[Any]]]) -> Iterator[None]:
         _state.updates = None
 
 
-def apply_gradients(original: Callable[..., Any], optimizer: Any,
-                    grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_gradients(
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Applies; remembers the shapes for `deduplicate`."""
     updates = getattr(_state, "updates", None)
     if updates is not None:
@@ -111,17 +122,23 @@ def apply_gradients(original: Callable[..., Any], optimizer: Any,
     _state.shapes = [v.shape for _, v in grads_and_vars]
     try:
         with all_or_nothing.applying(
-                optimizer._mesh, [g for g, _ in grads_and_vars]) as gradients:
+            optimizer._mesh, [g for g, _ in grads_and_vars]
+        ) as gradients:
             return original(
-                optimizer, list(zip(
-                    gradients, [v for _, v in grads_and_vars], strict=True)),
-                *args, **kwargs)
+                optimizer,
+                list(
+                    zip(gradients, [v for _, v in grads_and_vars], strict=True)
+                ),
+                *args,
+                **kwargs,
+            )
     finally:
         _state.shapes = None
 
 
-def deduplicate(original: Callable[..., Any], optimizer: Any,
-                gradients: Any) -> Any:
+def deduplicate(
+    original: Callable[..., Any], optimizer: Any, gradients: Any
+) -> Any:
     """Sums the rows of sparse gradients, on a mesh into dense ones.
 
     DTensor has no scatter. tf_keras' sparse rules give what its dense ones
@@ -130,8 +147,10 @@ def deduplicate(original: Callable[..., Any], optimizer: Any,
     shapes = getattr(_state, "shapes", None)
     if getattr(optimizer, "_mesh", None) is None or shapes is None:
         return original(optimizer, gradients)
-    return [_dense(gradient, shape) for gradient, shape in zip(
-        gradients, shapes, strict=True)]
+    return [
+        _dense(gradient, shape)
+        for gradient, shape in zip(gradients, shapes, strict=True)
+    ]
 
 
 def _dense(gradient: Any, shape: Any) -> Any:
@@ -139,11 +158,14 @@ def _dense(gradient: Any, shape: Any) -> Any:
         return gradient
     return tf.math.unsorted_segment_sum(
         tf.reshape(gradient.values, [-1, *shape[1:]]),
-        tf.reshape(gradient.indices, [-1]), shape[0])
+        tf.reshape(gradient.indices, [-1]),
+        shape[0],
+    )
 
 
-def update(original: Callable[..., Any], optimizer: Any,
-           grads_and_vars: Any) -> Any:
+def update(
+    original: Callable[..., Any], optimizer: Any, grads_and_vars: Any
+) -> Any:
     """Updates; keeps the moving averages, which tf_keras skips on a mesh."""
     result = original(optimizer, grads_and_vars)
     if getattr(optimizer, "_mesh", None) is None or not optimizer.use_ema:
@@ -151,7 +173,8 @@ def update(original: Callable[..., Any], optimizer: Any,
     momentum, every = optimizer.ema_momentum, optimizer.ema_overwrite_frequency
     for _, variable in grads_and_vars:
         average = optimizer._model_variables_moving_average[
-            optimizer._index_dict[optimizer._var_key(variable)]]
+            optimizer._index_dict[optimizer._var_key(variable)]
+        ]
         average.assign(momentum * average + (1 - momentum) * variable)
         if every:
             # Not tf.where: DTensor crashes on a scalar condition.
@@ -160,14 +183,20 @@ def update(original: Callable[..., Any], optimizer: Any,
     return result
 
 
-def add_slot(original: Callable[..., Any], optimizer: Any,
-             model_variable: Any, variable_name: str, shape: Any = None,
-             initial_value: Any = None) -> Any:
+def add_slot(
+    original: Callable[..., Any],
+    optimizer: Any,
+    model_variable: Any,
+    variable_name: str,
+    shape: Any = None,
+    initial_value: Any = None,
+) -> Any:
     """Makes a slot variable with the layout of its weight."""
     weight = getattr(model_variable, "_variable", model_variable)
     if not isinstance(weight, tf_keras_variable.HostReadableVariable):
-        return original(optimizer, model_variable, variable_name, shape,
-                        initial_value)
+        return original(
+            optimizer, model_variable, variable_name, shape, initial_value
+        )
     shape = weight.shape if shape is None else tf.TensorShape(shape)
     if initial_value is None:
         initial_value = np.zeros(shape, weight.dtype.as_numpy_dtype)
@@ -177,12 +206,19 @@ def add_slot(original: Callable[..., Any], optimizer: Any,
         initial_value = transfer.to_host(initial_value)
     elif callable(initial_value):
         initial_value = initial_value()
-    layout = weight.layout if initial_value.shape == weight.shape else (
-        dtensor.Layout.replicated(weight.layout.mesh,
-                                  len(initial_value.shape)))
+    layout = (
+        weight.layout
+        if initial_value.shape == weight.shape
+        else (
+            dtensor.Layout.replicated(
+                weight.layout.mesh, len(initial_value.shape)
+            )
+        )
+    )
     slot = tf_keras_variable.make(
         transfer.to_mesh(initial_value, layout),
         name=f"{variable_name}/{weight.name.removesuffix(':0')}",
-        trainable=False)
+        trainable=False,
+    )
     optimizer._variables.append(slot)
     return slot

@@ -40,11 +40,15 @@ def scope(context: Any) -> Iterator[None]:
             experimental.disable_tf_random_generator()
 
 
-def add_weight(original: Callable[..., Any], layer: Any, *args: Any,
-               **kwargs: Any) -> Any:
+def add_weight(
+    original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Makes a weight without a value while a layout map waits for its name."""
-    if isinstance(layer, tf_keras.metrics.Metric) or kwargs.get("layout") or (
-            not isinstance(_tf_keras_private.layout_map_in_use(), TfKerasMap)):
+    if (
+        isinstance(layer, tf_keras.metrics.Metric)
+        or kwargs.get("layout")
+        or (not isinstance(_tf_keras_private.layout_map_in_use(), TfKerasMap))
+    ):
         return original(layer, *args, **kwargs)
     with _tf_keras_private.lazy_init_scope():
         weight = original(layer, *args, **kwargs)
@@ -52,24 +56,24 @@ def add_weight(original: Callable[..., Any], layer: Any, *args: Any,
     return weight
 
 
-def init_model(original: Callable[..., Any], model: Any, *args: Any,
-               **kwargs: Any) -> None:
+def init_model(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> None:
     original(model, *args, **kwargs)
     context = context_of(model)
     if context is not None:
         context.registry.layers.add(model)
 
 
-def can_be_fused(original: Callable[..., Any], layer: Any,
-                 *args: Any) -> bool:
+def can_be_fused(original: Callable[..., Any], layer: Any, *args: Any) -> bool:
     # The fused operation is one that DTensor lacks, with the same result.
     on_mesh = trace_context.traced_for_mesh() or isinstance(
-        _tf_keras_private.layout_map_in_use(), TfKerasMap)
+        _tf_keras_private.layout_map_in_use(), TfKerasMap
+    )
     return not on_mesh and original(layer, *args)
 
 
-def map_model(original: Callable[..., Any], model: Any,
-              layout_map: Any) -> Any:
+def map_model(original: Callable[..., Any], model: Any, layout_map: Any) -> Any:
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
     # An inner model's weights have their names when the outer one is built.
@@ -78,30 +82,31 @@ def map_model(original: Callable[..., Any], model: Any,
     return model
 
 
-def assign_value(original: Callable[..., Any], variable: Any,
-                 value: Any) -> Any:
+def assign_value(
+    original: Callable[..., Any], variable: Any, value: Any
+) -> Any:
     if isinstance(variable, tf_keras_variable.HostReadableVariable):
         return variable.assign(value)
     return original(variable, value)
 
 
-def choose_lstm(original: Callable[..., Any], *args: Any,
-                **kwargs: Any) -> Any:
+def choose_lstm(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """tf_keras' choice of an implementation; on a mesh the standard one.
 
     It makes functions for CPUs and GPUs, among which a TensorFlow that places
     operations chooses. DTensor does not, and its compiler ends the process.
     """
     on_mesh = trace_context.traced_for_mesh()
-    chosen = _tf_keras_private.LSTM_MODULE.standard_lstm if on_mesh else (
-        original)
+    chosen = (
+        _tf_keras_private.LSTM_MODULE.standard_lstm if on_mesh else (original)
+    )
     return chosen(*args, **kwargs)
 
 
-def choose_gru(original: Callable[..., Any], *args: Any,
-               **kwargs: Any) -> Any:
+def choose_gru(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The same choice for GRU."""
     on_mesh = trace_context.traced_for_mesh()
-    chosen = _tf_keras_private.GRU_MODULE.standard_gru if on_mesh else (
-        original)
+    chosen = (
+        _tf_keras_private.GRU_MODULE.standard_gru if on_mesh else (original)
+    )
     return chosen(*args, **kwargs)

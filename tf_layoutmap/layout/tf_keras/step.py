@@ -25,8 +25,10 @@ class _Step(MeshStep):
         calls.build(self.model, x)
         if self.kind == "train" and self.model.optimizer is not None:
             optimizers.build(
-                self.model.optimizer, self.model.trainable_variables,
-                self.context.mesh)
+                self.model.optimizer,
+                self.model.trainable_variables,
+                self.context.mesh,
+            )
 
     def run(self, batch: Any) -> Any:
         outputs = self.model_step(batch)
@@ -40,6 +42,7 @@ class _Step(MeshStep):
 
 def _over_iterator(step: _Step) -> Callable[[Any], Any]:
     """Returns a function that takes the batches of one call from `fit`."""
+
     def function(iterator: Any) -> Any:
         steps = step.model._steps_per_execution
         logs = None
@@ -55,19 +58,29 @@ def _over_one_batch(step: _Step) -> Callable[[Any], Any]:
     return lambda iterator: step(step.checks.next_batch(iterator))
 
 
-def make_data(original: Callable[..., Any], handler: Any, *args: Any,
-              **kwargs: Any) -> None:
+def make_data(
+    original: Callable[..., Any], handler: Any, *args: Any, **kwargs: Any
+) -> None:
     """Makes the dataset that `fit` and its siblings iterate over."""
     original(handler, *args, **kwargs)
     if context_of(handler._model) is not None and isinstance(
-            handler._adapter, _tf_keras_private.TensorLikeDataAdapter):
+        handler._adapter, _tf_keras_private.TensorLikeDataAdapter
+    ):
         handler._dataset = autotuning.without_autotuning(handler._dataset)
 
 
 make_train_function, make_test_function = (
-    step_functions.maker(kind, context_of, lambda model, context, kind=kind: (
-        _over_iterator(_Step(model, context, kind))))
-    for kind in ("train", "test"))
+    step_functions.maker(
+        kind,
+        context_of,
+        lambda model, context, kind=kind: _over_iterator(
+            _Step(model, context, kind)
+        ),
+    )
+    for kind in ("train", "test")
+)
 make_predict_function = step_functions.maker(
-    "predict", context_of,
-    lambda model, context: _over_one_batch(_Step(model, context, "predict")))
+    "predict",
+    context_of,
+    lambda model, context: _over_one_batch(_Step(model, context, "predict")),
+)

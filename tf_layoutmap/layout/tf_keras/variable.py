@@ -23,14 +23,16 @@ class HostReadableVariable(StoredVariable):
     def value(self) -> tf.Tensor:
         """The tensor; whole in a layer that needs it so, while it is traced."""
         axes = {*self.layout.sharding_specs} - {dtensor.UNSHARDED}
-        if not axes or tf.executing_eagerly() or (
-                not gathered_reads.in_such_a_layer()):
+        if (
+            not axes
+            or tf.executing_eagerly()
+            or (not gathered_reads.in_such_a_layer())
+        ):
             return super().value()
         reads = gathered_reads.now()
         if reads is not None:
             return reads.read(self, super().value)
-        return gathered_reads.gathered_along(
-            axes, super().value(), self.layout)
+        return gathered_reads.gathered_along(axes, super().value(), self.layout)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Rows of the table; of all of it where `value` is whole."""
@@ -46,7 +48,8 @@ class HostReadableVariable(StoredVariable):
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a value from the host, cut up there, or one on the mesh."""
         if tf.executing_eagerly() and not (
-                isinstance(value, tf.Variable) or pinning.on_mesh(value)):
+            isinstance(value, tf.Variable) or pinning.on_mesh(value)
+        ):
             with tf.device("CPU:0"):
                 value = tf.convert_to_tensor(value, self.dtype)
             if value.shape == self.shape:
@@ -71,6 +74,10 @@ def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
     with tf.init_scope():
         value = transfer.to_mesh(
             variable.numpy(),
-            dtensor.Layout.replicated(mesh, variable.shape.rank))
-        return make(value, name=variable.name.removesuffix(":0"),
-                    trainable=variable.trainable)
+            dtensor.Layout.replicated(mesh, variable.shape.rank),
+        )
+        return make(
+            value,
+            name=variable.name.removesuffix(":0"),
+            trainable=variable.trainable,
+        )

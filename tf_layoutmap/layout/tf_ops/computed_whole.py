@@ -77,12 +77,19 @@ class _Trace:
     def result(self, x: Any, keeps_rows: bool) -> Any:
         """Returns an input, pinned if it is the result of a marked one."""
         _, extent = self.results.get(id(x), (None, None))
-        return x if extent is None else _pinned(
-            x, extent, self.mesh, keeps_rows)
+        return (
+            x if extent is None else _pinned(x, extent, self.mesh, keeps_rows)
+        )
 
 
-def create(original: Callable[..., Any], graph: Any, op_type: str,
-           inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+def create(
+    original: Callable[..., Any],
+    graph: Any,
+    op_type: str,
+    inputs: Sequence[Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Makes an operation of a graph; pins inputs and results of marked ones.
 
     Args:
@@ -96,19 +103,37 @@ def create(original: Callable[..., Any], graph: Any, op_type: str,
     trace = _trace.get()
     if trace is None or op_type in _NEVER:
         return original(graph, op_type, inputs, *args, **kwargs)
-    given = dict(zip(("dtypes", "input_types", "name", "attrs", "op_def",
-                      "compute_device"), args)) | kwargs
+    given = (
+        dict(
+            zip(
+                (
+                    "dtypes",
+                    "input_types",
+                    "name",
+                    "attrs",
+                    "op_def",
+                    "compute_device",
+                ),
+                args,
+            )
+        )
+        | kwargs
+    )
     name = given.get("name") or op_type
-    name = name[:-1] if name.endswith("/") else graph.unique_name(
-        name, mark_as_used=False)
+    name = (
+        name[:-1]
+        if name.endswith("/")
+        else graph.unique_name(name, mark_as_used=False)
+    )
     extent = trace.marks.extents.get(name)
     keeps_rows = op_type in _ROW_GRADIENTS
     inputs = [as_constant(trace.result(x, keeps_rows)) for x in inputs]
     if extent is not None:
         inputs = [_pinned(x, extent, trace.mesh, keeps_rows) for x in inputs]
     given["attrs"] = {
-        **(given.get("attrs") or {}), NAME_ATTRIBUTE:
-        tf.compat.v1.AttrValue(s=name.encode())}
+        **(given.get("attrs") or {}),
+        NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
+    }
     made = original(graph, op_type, inputs, **given)
     if extent is not None:
         for x in made.outputs:
@@ -123,8 +148,9 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
     # What is relaid must not be relaid for it again.
     with _trace.set_to(None):
         pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples
-        return pinning.keeping_rows(pin, x, mesh) if keeps_rows else pin(
-            x, mesh)
+        return (
+            pinning.keeping_rows(pin, x, mesh) if keeps_rows else pin(x, mesh)
+        )
 
 
 def named_alike(name: str, names: Sequence[str]) -> list[str]:
@@ -133,6 +159,7 @@ def named_alike(name: str, names: Sequence[str]) -> list[str]:
     The layers of a stack have the same operations: what is refused in one of
     them is refused in all.
     """
+
     def shape(one: str) -> str:
         return re.sub(r"_?\d+", "", one)
 

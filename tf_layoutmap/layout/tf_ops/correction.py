@@ -19,8 +19,9 @@ from tf_layoutmap.layout.mesh.layouts import is_own
 dtensor = tf.experimental.dtensor
 
 
-def correct(original: Callable[..., Any],
-            ours: Callable[..., Any]) -> Callable[..., Any]:
+def correct(
+    original: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns `original`, and on a mesh `ours(mesh, ...)`.
 
     Args:
@@ -28,13 +29,15 @@ def correct(original: Callable[..., Any],
       ours: Takes the `dtensor.Mesh` that is traced for (None eagerly), and the
         arguments of `original`.
     """
+
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             # Tensors on a mesh know theirs.
             mesh = None
             applies = any(map(_on_mesh, (*args, *kwargs.values()))) and (
-                not _tf_private.has_output_layout())
+                not _tf_private.has_output_layout()
+            )
         else:
             mesh = trace_context.mesh_of_operation()
             applies = mesh is not None and not own_trace.is_whole()

@@ -19,7 +19,8 @@ _told: set[str] = set()
 
 # They say where a tensor is to be, so that whole inputs do not help.
 _OF_DTENSOR = frozenset(
-    ("Relayout", "RelayoutLike", "CopyToMesh", "CopyToMeshGrad"))
+    ("Relayout", "RelayoutLike", "CopyToMesh", "CopyToMeshGrad")
+)
 # A variable or an iterator stays where its parts are.
 _NEVER_GATHERED = frozenset((tf.resource, tf.variant))
 
@@ -29,8 +30,9 @@ def strictly(is_strict: bool) -> AbstractContextManager[None]:
     return _is_strict.set_to(is_strict)
 
 
-def may_run_whole(message: str, operation: str | bytes,
-                  inputs: Sequence[Any]) -> bool:
+def may_run_whole(
+    message: str, operation: str | bytes, inputs: Sequence[Any]
+) -> bool:
     """Whether an operation that failed so can be run on whole inputs.
 
     Args:
@@ -43,19 +45,28 @@ def may_run_whole(message: str, operation: str | bytes,
       if an input cannot be gathered.
     """
     operation = tf.compat.as_str(operation)
-    if (_is_strict.get() or operation in _OF_DTENSOR or
-            _tf_private.has_output_layout() or
-            error_messages.finding_of(message) is None or
-            _tf_private.op_def_of(operation) is None):
+    if (
+        _is_strict.get()
+        or operation in _OF_DTENSOR
+        or _tf_private.has_output_layout()
+        or error_messages.finding_of(message) is None
+        or _tf_private.op_def_of(operation) is None
+    ):
         return False
-    divided = [x for x in inputs if pinning.on_mesh(x) and
-               not dtensor.fetch_layout(x).is_fully_replicated()]
+    divided = [
+        x
+        for x in inputs
+        if pinning.on_mesh(x)
+        and not dtensor.fetch_layout(x).is_fully_replicated()
+    ]
     return bool(divided) and not any(
-        x.dtype in _NEVER_GATHERED for x in divided)
+        x.dtype in _NEVER_GATHERED for x in divided
+    )
 
 
-def whole_inputs(message: str, operation: str,
-                 inputs: Sequence[Any]) -> list[Any] | None:
+def whole_inputs(
+    message: str, operation: str, inputs: Sequence[Any]
+) -> list[Any] | None:
     """Returns the inputs of an operation, gathered on every device.
 
     Args:
@@ -75,5 +86,7 @@ def whole_inputs(message: str, operation: str,
             f"DTensor cannot divide an eager {operation} operation "
             f"({error_messages.finding_of(message)}). Every device runs such "
             "operations on all of their inputs.",
-            error_messages.LayoutMapWarning, stacklevel=4)
+            error_messages.LayoutMapWarning,
+            stacklevel=4,
+        )
     return whole

@@ -26,12 +26,14 @@ def spelled_out(equation: str, ranks: Sequence[int]) -> str:
     hidden = {
         rank - len(term.replace("...", ""))
         for term, rank in zip(equation.partition("->")[0].split(","), ranks)
-        if "..." in term}
+        if "..." in term
+    }
     if len(hidden) != 1:
         return equation
-    free = [letter for letter in string.ascii_uppercase
-            if letter not in equation]
-    return equation.replace("...", "".join(free[:hidden.pop()]))
+    free = [
+        letter for letter in string.ascii_uppercase if letter not in equation
+    ]
+    return equation.replace("...", "".join(free[: hidden.pop()]))
 
 
 def sums_several(equation: str) -> bool:
@@ -60,7 +62,8 @@ def first_may_be_divided(equation: str) -> list[bool]:
     [True, False]
     """
     first, second = (
-        term[:1] for term in equation.partition("->")[0].split(","))
+        term[:1] for term in equation.partition("->")[0].split(",")
+    )
     return [True, first == second or not {first, second} <= _summed(equation)]
 
 
@@ -70,8 +73,9 @@ def _summed(equation: str) -> set[str]:
     return set(first).intersection(*others) - set(result)
 
 
-def axes_of_product(equation: str, number: int, axes: Sequence[str | None],
-                    first: str | None) -> tuple[Axes, Axes, Axes] | None:
+def axes_of_product(
+    equation: str, number: int, axes: Sequence[str | None], first: str | None
+) -> tuple[Axes, Axes, Axes] | None:
     """Returns the axes of both operands and of the result.
 
     Each dimension is divided as the weight's dimension of the same label.
@@ -99,15 +103,20 @@ def axes_of_product(equation: str, number: int, axes: Sequence[str | None],
         return None
     weight, other = terms[number], terms[1 - number]
     is_product_of_matrices = weight[:1] == other[-1:] and (
-        result == other[:-1] + weight[1:])
-    if is_product_of_matrices and max(
-            len(set(weight) & set(term)) for term in (other, result)) < 2:
+        result == other[:-1] + weight[1:]
+    )
+    if (
+        is_product_of_matrices
+        and max(len(set(weight) & set(term)) for term in (other, result)) < 2
+    ):
         return None
     axis_of = dict(zip(weight, axes))
     if first is not None and other and axis_of.get(other[0]) is None:
-        axis_of = {label: axis for label, axis in axis_of.items()
-                   if axis != first}
+        axis_of = {
+            label: axis for label, axis in axis_of.items() if axis != first
+        }
         axis_of[other[0]] = first
-    one, two, product = [tuple(axis_of.get(label) for label in term)
-                         for term in (*terms, result)]
+    one, two, product = [
+        tuple(axis_of.get(label) for label in term) for term in (*terms, result)
+    ]
     return one, two, product

@@ -25,8 +25,10 @@ dtensor = tf.experimental.dtensor
 # How DTensor says so: of which operation, and of which of its inputs. An
 # operation can also fail with the words of one inside of it; then it has begun,
 # and must not run again.
-_REFUSAL = re.compile(r"The op/function (\S+) got a regular tensor for input "
-                      r"(\d+) ")
+_REFUSAL = re.compile(
+    r"The op/function (\S+) got a regular tensor for input "
+    r"(\d+) "
+)
 
 # The attribute of a tensor with its copies, which live as long as it does.
 _COPIES = "_copies_on_meshes"
@@ -59,9 +61,11 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
         # operation, DTensor can say something else.
         inputs = tf.nest.flatten(args[3:])
         if _mesh_of(inputs) is None or (
-                _refused_input(error, args[1]) is None and
-                not eager_operations.may_run_whole(
-                    error.message, args[1], inputs)):
+            _refused_input(error, args[1]) is None
+            and not eager_operations.may_run_whole(
+                error.message, args[1], inputs
+            )
+        ):
             raise
     raise _tf_private.FastWayRefused
 
@@ -78,23 +82,34 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
     held = _held_by.get(operation, [])
     mesh = _mesh_of(inputs) if held else None
     if mesh is not None:
-        inputs = [packed(x, mesh) if position in held else x
-                  for position, x in enumerate(inputs)]
+        inputs = [
+            packed(x, mesh) if position in held else x
+            for position, x in enumerate(inputs)
+        ]
     while True:
         try:
             return original(*args[:3], inputs, *args[4:])
         except tf.errors.UnknownError as error:
-            whole = None if _mesh_of(inputs) is None else (
-                eager_operations.whole_inputs(
-                    error.message, operation, inputs))
+            whole = (
+                None
+                if _mesh_of(inputs) is None
+                else (
+                    eager_operations.whole_inputs(
+                        error.message, operation, inputs
+                    )
+                )
+            )
             if whole is None:
                 raise
             inputs = whole
             continue
         except tf.errors.UnimplementedError as error:
             position, mesh = _refused_input(error, operation), _mesh_of(inputs)
-            if position is None or mesh is None or pinning.on_mesh(
-                    inputs[position]):
+            if (
+                position is None
+                or mesh is None
+                or pinning.on_mesh(inputs[position])
+            ):
                 raise
         inputs = [*inputs]
         inputs[position] = packed(inputs[position], mesh)
@@ -119,7 +134,8 @@ def packed(x: Any, mesh: Mesh) -> Any:
     if mesh not in copies:
         _compare(x, mesh)
         copies[mesh] = transfer.to_mesh(
-            x, dtensor.Layout.replicated(mesh, x.shape.rank))
+            x, dtensor.Layout.replicated(mesh, x.shape.rank)
+        )
     return copies[mesh]
 
 
@@ -136,7 +152,8 @@ def _compare(x: Any, mesh: Mesh) -> None:
                 "the same in all processes, since it is whole on every device. "
                 f"Received: other values, {what}, in process {client} than in "
                 f"process {dtensor.client_id()}. Bring batches to the mesh "
-                "with tlm.layout.to_mesh, which divides them.")
+                "with tlm.layout.to_mesh, which divides them."
+            )
 
 
 def _refused_input(error: Any, operation: str | bytes) -> int | None:

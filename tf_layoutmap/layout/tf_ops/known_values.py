@@ -10,12 +10,38 @@ from tf_layoutmap.layout.mesh import pinning
 
 # What shapes are computed with: the host's, never divided, and TensorFlow must
 # be able to follow them to the static shapes of what is made with them.
-_OF_SHAPES = frozenset({
-    "Shape", "Const", "StridedSlice", "Slice", "Pack", "ConcatV2", "GatherV2",
-    "Mul", "Prod", "Cast", "Sub", "AddV2", "FloorDiv", "FloorMod", "Rank",
-    "Size", "Range", "Maximum", "Minimum", "ExpandDims", "Squeeze", "Reshape",
-    "Identity", "InvertPermutation", "BroadcastGradientArgs", "DynamicStitch",
-    "Fill", "Neg"})
+_OF_SHAPES = frozenset(
+    {
+        "Shape",
+        "Const",
+        "StridedSlice",
+        "Slice",
+        "Pack",
+        "ConcatV2",
+        "GatherV2",
+        "Mul",
+        "Prod",
+        "Cast",
+        "Sub",
+        "AddV2",
+        "FloorDiv",
+        "FloorMod",
+        "Rank",
+        "Size",
+        "Range",
+        "Maximum",
+        "Minimum",
+        "ExpandDims",
+        "Squeeze",
+        "Reshape",
+        "Identity",
+        "InvertPermutation",
+        "BroadcastGradientArgs",
+        "DynamicStitch",
+        "Fill",
+        "Neg",
+    }
+)
 
 
 def known(x: Any) -> np.ndarray | None:
@@ -28,8 +54,11 @@ def as_constant(x: Any) -> Any:
 
     DTensor must know many of them, and cannot compute all that TensorFlow can.
     """
-    if (not tf.is_symbolic_tensor(x) or
-            x.op.type in ("Const", "Placeholder") or not _is_small_integer(x)):
+    if (
+        not tf.is_symbolic_tensor(x)
+        or x.op.type in ("Const", "Placeholder")
+        or not _is_small_integer(x)
+    ):
         return x
     value = evaluated(x)
     if value is None:
@@ -48,7 +77,8 @@ def is_shape(x: Any, depth: int = 8) -> bool:
     if depth == 0 or x.op.type not in _OF_SHAPES:
         return False
     return x.op.type in ("Shape", "Rank", "Size") or all(
-        is_shape(y, depth - 1) for y in x.op.inputs)
+        is_shape(y, depth - 1) for y in x.op.inputs
+    )
 
 
 def _is_small_integer(x: Any) -> bool:
@@ -70,8 +100,10 @@ def entries(x: Any) -> list[Any] | None:
     if all(value is not None for value in static):
         return [int(value) for value in static]
     tensors = x.op.inputs if x.op.type == "Pack" else tf.unstack(x)
-    return [tensor if value is None else int(value)
-            for tensor, value in zip(tensors, static)]
+    return [
+        tensor if value is None else int(value)
+        for tensor, value in zip(tensors, static)
+    ]
 
 
 def evaluated(x: Any) -> Any:
@@ -80,7 +112,12 @@ def evaluated(x: Any) -> Any:
     More is known than by `known`: TensorFlow computes what it can for this.
     """
     if not tf.is_symbolic_tensor(x):
-        return x.numpy() if isinstance(x, tf.Tensor) and (
-            not pinning.on_mesh(x)) else x if not tf.is_tensor(x) else None
+        return (
+            x.numpy()
+            if isinstance(x, tf.Tensor) and (not pinning.on_mesh(x))
+            else x
+            if not tf.is_tensor(x)
+            else None
+        )
     value = tf.get_static_value(x)
     return _tf_private.evaluated_constant(x) if value is None else value

@@ -31,12 +31,13 @@ from tf_layoutmap.layout.tf_ops.unrolled_array import (
 MOST_STEPS = 2000
 
 
-
-
-
-def while_loop(original: Callable[..., Any], cond: Callable[..., Any],
-               body: Callable[..., Any], loop_vars: Any,
-               **options: Any) -> Any:
+def while_loop(
+    original: Callable[..., Any],
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    **options: Any,
+) -> Any:
     """`tf.while_loop`; on a mesh unrolled."""
     mesh = _mesh_now()
     if mesh is None:
@@ -62,46 +63,73 @@ def array_for_graphs(original: type, ours: Any) -> type:
 
 
 def _mesh_now() -> Mesh | None:
-    return None if tf.executing_eagerly() or own_trace.is_whole() else (
-        trace_context.mesh_of_operation())
+    return (
+        None
+        if tf.executing_eagerly() or own_trace.is_whole()
+        else (trace_context.mesh_of_operation())
+    )
 
 
-def _unrolled(mesh: Mesh, original: Callable[..., Any],
-              cond: Callable[..., Any], body: Callable[..., Any],
-              loop_vars: Any, *,
-              maximum_iterations: Any = None,
-              return_same_structure: bool = True, **options: Any) -> Any:
+def _unrolled(
+    mesh: Mesh,
+    original: Callable[..., Any],
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    *,
+    maximum_iterations: Any = None,
+    return_same_structure: bool = True,
+    **options: Any,
+) -> Any:
     most = None if maximum_iterations is None else evaluated(maximum_iterations)
     values = tf.nest.map_structure(_as_tensor, loop_vars)
-    has_arrays = any(isinstance(x, tf.TensorArray)
-                     for x in tf.nest.flatten(values))
-    more = (evaluated(cond(*values)) if maximum_iterations is None or
-            most is not None else None)
+    has_arrays = any(
+        isinstance(x, tf.TensorArray) for x in tf.nest.flatten(values)
+    )
+    more = (
+        evaluated(cond(*values))
+        if maximum_iterations is None or most is not None
+        else None
+    )
     if more is None:
         # DTensor loses layouts at the entry of a body.
         own_trace.cannot_be_divided(
-            mesh, "it does not know the number of steps of a loop")
+            mesh, "it does not know the number of steps of a loop"
+        )
         if has_arrays:
             raise error_messages.UnsupportedByDTensorError(unknown_steps())
         return original(
-            cond, body, loop_vars, maximum_iterations=maximum_iterations,
-            return_same_structure=return_same_structure, **options)
+            cond,
+            body,
+            loop_vars,
+            maximum_iterations=maximum_iterations,
+            return_same_structure=return_same_structure,
+            **options,
+        )
     steps = 0
     while more and (most is None or steps < most):
         if steps == MOST_STEPS:
             raise error_messages.UnsupportedByDTensorError(
                 f"A loop on a mesh has at most {MOST_STEPS} steps, because "
                 f"each is compiled. Received: more, {where()}. Shorten the "
-                "sequences, or take the layer out of the scope.")
+                "sequences, or take the layer out of the scope."
+            )
         after = body(*values)
         # As TensorFlow does: a body of one variable may return it bare.
         if not isinstance(after, list | tuple):
             after = [after]
         tf.nest.assert_same_structure(
-            list(values), list(after), check_types=False)
-        values = tf.nest.pack_sequence_as(values, [
-            _after(x, was) for x, was in zip(
-                tf.nest.flatten(after), tf.nest.flatten(values))])
+            list(values), list(after), check_types=False
+        )
+        values = tf.nest.pack_sequence_as(
+            values,
+            [
+                _after(x, was)
+                for x, was in zip(
+                    tf.nest.flatten(after), tf.nest.flatten(values)
+                )
+            ],
+        )
         steps += 1
         more = evaluated(cond(*values))
         if more is None:
@@ -112,13 +140,17 @@ def _unrolled(mesh: Mesh, original: Callable[..., Any],
 
 
 def _as_tensor(x: Any) -> Any:
-    return x if isinstance(x, tf.TensorArray) or _is_composite(x) else (
-        tf.convert_to_tensor(x))
+    return (
+        x
+        if isinstance(x, tf.TensorArray) or _is_composite(x)
+        else (tf.convert_to_tensor(x))
+    )
 
 
 def _is_composite(x: Any) -> bool:
     return isinstance(x, _tf_private.CompositeTensor) and not isinstance(
-        x, tf.Variable)
+        x, tf.Variable
+    )
 
 
 def _after(x: Any, before: Any) -> Any:

@@ -24,17 +24,13 @@ dtensor = tf.experimental.dtensor
 DIVIDED_ALIKE = "divided_alike"
 
 
-
-
-
-
-
-
-
-
-
-def concat(original: Callable[..., Any], mesh: Mesh | None, values: Any,
-           axis: Any, name: str | None = None) -> Any:
+def concat(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    values: Any,
+    axis: Any,
+    name: str | None = None,
+) -> Any:
     """`tf.concat`, of samples that are whole.
 
     Where what comes after divides that dimension, DTensor puts the parts of
@@ -48,7 +44,8 @@ def concat(original: Callable[..., Any], mesh: Mesh | None, values: Any,
         return tf.identity(values[0], name=name)
     # A layout can leave one dimension only as it is.
     first = not static or any(
-        static + len(getattr(x, "shape", ())) == 0 for x in values)
+        static + len(getattr(x, "shape", ())) == 0 for x in values
+    )
     pin = pinning.whole if first else pinning.whole_samples
     pinned = [pin(x, mesh) for x in values]
     return pin(original(pinned, axis, name=name), mesh)
@@ -59,13 +56,23 @@ def _with_something(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
 
     The gradient of an empty part ends the process.
     """
-    parts = [x for x in values if axis is None or not (
-        tf.is_tensor(x) and x.shape.rank and x.shape[axis] == 0)]
+    parts = [
+        x
+        for x in values
+        if axis is None
+        or not (tf.is_tensor(x) and x.shape.rank and x.shape[axis] == 0)
+    ]
     return parts or values
 
 
-def cut(original: Callable[..., Any], mesh: Mesh | None, input: Any, begin: Any,
-        size: Any, name: str | None = None) -> Any:
+def cut(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    begin: Any,
+    size: Any,
+    name: str | None = None,
+) -> Any:
     """`tf.slice`, as a strided slice where begin and size are known.
 
     Its own gradient pads, for which DTensor takes each device's part for all.
@@ -77,20 +84,32 @@ def cut(original: Callable[..., Any], mesh: Mesh | None, input: Any, begin: Any,
     if starts is None or sizes is None or not input.shape.is_fully_defined():
         x = pinning.whole(input, mesh)
         return pinning.whole(original(x, begin, size, name=name), mesh)
-    ends = [length if part == -1 else start + part for start, part, length in
-            zip(starts, sizes, input.shape)]
-    if any(not 0 <= start <= end <= length for start, end, length in
-           zip(starts, ends, input.shape)):
+    ends = [
+        length if part == -1 else start + part
+        for start, part, length in zip(starts, sizes, input.shape)
+    ]
+    if any(
+        not 0 <= start <= end <= length
+        for start, end, length in zip(starts, ends, input.shape)
+    ):
         # The original says so; a strided slice would be shorter.
         return original(input, begin, size, name=name)
     return _tf_private.gen_array_ops.strided_slice(
-        input, starts, np.array(ends, starts.dtype), np.ones_like(starts),
-        name=name)
+        input,
+        starts,
+        np.array(ends, starts.dtype),
+        np.ones_like(starts),
+        name=name,
+    )
 
 
-def sparse_cross_entropy(original: Callable[..., Any], mesh: Mesh | None,
-                         features: Any, labels: Any,
-                         name: str | None = None) -> Any:
+def sparse_cross_entropy(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    features: Any,
+    labels: Any,
+    name: str | None = None,
+) -> Any:
     """The loss of class numbers; NaN for a number that is no class.
 
     Where the classes are divided, DTensor compares each part with its labels.
@@ -105,8 +124,13 @@ def sparse_cross_entropy(original: Callable[..., Any], mesh: Mesh | None,
     return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
 
 
-def einsum(original: Callable[..., Any], mesh: Mesh | None, inputs: Any,
-           equation: str, name: str | None = None) -> Any:
+def einsum(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    inputs: Any,
+    equation: str,
+    name: str | None = None,
+) -> Any:
     """`tf.einsum`; whole samples where it sums over several dimensions.
 
     See `einsum_axes.sums_several`. And DTensor does not know ellipses.
@@ -115,19 +139,29 @@ def einsum(original: Callable[..., Any], mesh: Mesh | None, inputs: Any,
     ranks = [x.shape.rank for x in inputs]
     if None not in ranks:
         equation = einsum_axes.spelled_out(equation, ranks)
-    if (len(ranks) == 2 and "." not in equation
-            and DIVIDED_ALIKE not in tf.get_current_name_scope()
-            and einsum_axes.sums_several(equation)):
+    if (
+        len(ranks) == 2
+        and "." not in equation
+        and DIVIDED_ALIKE not in tf.get_current_name_scope()
+        and einsum_axes.sums_several(equation)
+    ):
         inputs = [
             (pinning.whole_samples if may_be else pinning.whole)(x, mesh)
             for x, may_be in zip(
-                inputs, einsum_axes.first_may_be_divided(equation))]
+                inputs, einsum_axes.first_may_be_divided(equation)
+            )
+        ]
     return original(inputs, equation, name=name)
 
 
-def bias_add(original: Callable[..., Any], mesh: Mesh | None, value: Any,
-             bias: Any, data_format: str = "NHWC",
-             name: str | None = None) -> Any:
+def bias_add(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    value: Any,
+    bias: Any,
+    data_format: str = "NHWC",
+    name: str | None = None,
+) -> Any:
     """`tf.nn.bias_add`; a sum where channels are not last.
 
     DTensor takes the last dimension for that of the channels. The result is
@@ -138,8 +172,7 @@ def bias_add(original: Callable[..., Any], mesh: Mesh | None, value: Any,
     if data_format != "NCHW" or value.shape.rank in (None, 2):
         return original(value, bias, data_format=data_format, name=name)
     # Reshaped whole: a dimension of size 1 cannot be divided.
-    bias = tf.reshape(pinning.whole(bias, mesh),
-                      [-1, *[1] * (value.shape.rank - 2)])
+    bias = tf.reshape(
+        pinning.whole(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
+    )
     return tf.add(value, bias, name=name)
-
-

@@ -18,22 +18,33 @@ from tf_layoutmap.layout.mesh import pinning
 from tf_layoutmap.layout.mesh.layouts import Mesh
 
 
-def scatter_nd(original: Callable[..., Any], mesh: Mesh | None, indices: Any,
-               updates: Any, shape: Any, **options: Any) -> Any:
+def scatter_nd(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    indices: Any,
+    updates: Any,
+    shape: Any,
+    **options: Any,
+) -> Any:
     """`tf.scatter_nd`, on each device of all of it."""
-    indices, updates = (pinning.whole(tf.convert_to_tensor(x), mesh)
-                        for x in (indices, updates))
+    indices, updates = (
+        pinning.whole(tf.convert_to_tensor(x), mesh) for x in (indices, updates)
+    )
     static = tf.get_static_value(tf.convert_to_tensor(shape))
     if static is not None and np.prod(static, dtype=np.float64) < 2**31:
         # DTensor writes shapes in int32, whatever the indices are in.
         indices = tf.cast(indices, tf.int32)
         shape = tf.constant(static, tf.int32)
-    return pinning.whole(
-        original(indices, updates, shape, **options), mesh)
+    return pinning.whole(original(indices, updates, shape, **options), mesh)
 
 
-def reverse(original: Callable[..., Any], mesh: Mesh | None, tensor: Any,
-            axis: Any, name: str | None = None) -> Any:
+def reverse(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    tensor: Any,
+    axis: Any,
+    name: str | None = None,
+) -> Any:
     """`tf.reverse`, which DTensor lacks, as a slice that goes backwards."""
     tensor = tf.convert_to_tensor(tensor)
     axes = tf.get_static_value(tf.convert_to_tensor(axis))
@@ -45,25 +56,37 @@ def reverse(original: Callable[..., Any], mesh: Mesh | None, tensor: Any,
     return tensor[tuple(slices)] if slices else tensor
 
 
-def where(original: Callable[..., Any], mesh: Mesh | None, condition: Any,
-          name: str | None = None) -> Any:
+def where(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    condition: Any,
+    name: str | None = None,
+) -> Any:
     """`tf.where` of a condition alone, as `tf.boolean_mask` asks it.
 
     Each device would count through its part, and find another number.
     """
     return original(
-        pinning.whole(tf.convert_to_tensor(condition), mesh), name=name)
+        pinning.whole(tf.convert_to_tensor(condition), mesh), name=name
+    )
 
 
-def gather(original: Callable[..., Any], mesh: Mesh | None, params: Any,
-           indices: Any, axis: Any, batch_dims: int = 0,
-           name: str | None = None) -> Any:
+def gather(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    params: Any,
+    indices: Any,
+    axis: Any,
+    batch_dims: int = 0,
+    name: str | None = None,
+) -> Any:
     """`tf.gather`; with `batch_dims`, its gradient has a shape of numbers.
 
     TensorFlow's computes the shape, and DTensor then knows no part of it.
     """
     call = functools.partial(
-        original, axis=axis, batch_dims=batch_dims, name=name)
+        original, axis=axis, batch_dims=batch_dims, name=name
+    )
     params, indices = map(tf.convert_to_tensor, (params, indices))
     if not batch_dims:
         if not indices.shape.is_fully_defined():
@@ -71,12 +94,15 @@ def gather(original: Callable[..., Any], mesh: Mesh | None, params: Any,
             params = pinning.keeping_rows(pinning.whole, params, mesh)
             indices = pinning.whole(indices, mesh)
         return call(params, indices)
-    if (tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims or
-            batch_dims < 0 or not params.shape.is_fully_defined() or
-            not indices.shape.is_fully_defined()):
+    if (
+        tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims
+        or batch_dims < 0
+        or not params.shape.is_fully_defined()
+        or not indices.shape.is_fully_defined()
+    ):
         return call(params, indices)
     num_batches = math.prod(params.shape[:batch_dims])
-    length, row = params.shape[batch_dims], params.shape[batch_dims + 1:]
+    length, row = params.shape[batch_dims], params.shape[batch_dims + 1 :]
     per_batch = math.prod(indices.shape[batch_dims:])
 
     @tf.custom_gradient
@@ -84,11 +110,15 @@ def gather(original: Callable[..., Any], mesh: Mesh | None, params: Any,
         def gradient(dy: Any) -> Any:
             starts = tf.range(num_batches, dtype=indices.dtype) * length
             positions = starts[:, tf.newaxis] + tf.reshape(
-                pinning.whole(indices, mesh), [num_batches, per_batch])
+                pinning.whole(indices, mesh), [num_batches, per_batch]
+            )
             sums = tf.math.unsorted_segment_sum(
-                tf.reshape(pinning.whole(dy, mesh),
-                           [num_batches * per_batch, *row]),
-                tf.reshape(positions, [-1]), num_batches * length)
+                tf.reshape(
+                    pinning.whole(dy, mesh), [num_batches * per_batch, *row]
+                ),
+                tf.reshape(positions, [-1]),
+                num_batches * length,
+            )
             return pinning.whole(tf.reshape(sums, params.shape), mesh), None
 
         return call(params, indices), gradient

@@ -29,8 +29,9 @@ _drawn: list[int] = []
 _in_parts = ThreadValue(False)
 
 
-def correct(original: Callable[..., Any],
-            ours: Callable[..., Any]) -> Callable[..., Any]:
+def correct(
+    original: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns `original`, and on a mesh `ours(mesh, ...)`.
 
     Unlike `correction.correct` eagerly also where no input is on a mesh, but
@@ -49,8 +50,9 @@ def correct(original: Callable[..., Any],
     return wrapper
 
 
-def correct_on_all_meshes(original: Callable[..., Any],
-                          ours: Callable[..., Any]) -> Callable[..., Any]:
+def correct_on_all_meshes(
+    original: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
     """As `correct`, for an operation that DTensor itself has no rule for.
 
     `missing_rules` enables it on meshes of the program's own as well. Eagerly
@@ -62,10 +64,12 @@ def correct_on_all_meshes(original: Callable[..., Any],
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if pinning.DEVICE not in _tf_private.current_device() or (
-                trace_context.mesh_of_operation() is not None):
+            trace_context.mesh_of_operation() is not None
+        ):
             return on_own_meshes(*args, **kwargs)
         if not tf.executing_eagerly() or any(
-                map(pinning.on_mesh, (*args, *kwargs.values()))):
+            map(pinning.on_mesh, (*args, *kwargs.values()))
+        ):
             return ours(None, *args, **kwargs)
         with tf.device("CPU:0"):
             return original(*args, **kwargs)
@@ -73,17 +77,22 @@ def correct_on_all_meshes(original: Callable[..., Any],
     return wrapper
 
 
-def uniform(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
-            **kwargs: Any) -> Any:
+def uniform(
+    original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
+) -> Any:
     """Draws with an op of ours: DTensor refuses TensorFlow's by name."""
     signature = inspect.signature(original)
-    ours = (_ops.random_uniform_int if "maxval" in signature.parameters
-            else _ops.random_uniform)
+    ours = (
+        _ops.random_uniform_int
+        if "maxval" in signature.parameters
+        else _ops.random_uniform
+    )
     return seeded(ours, mesh, **signature.bind(*args, **kwargs).arguments)
 
 
-def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
-           **kwargs: Any) -> Any:
+def seeded(
+    original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
+) -> Any:
     """Draws with the seeds that it is given, or with new ones.
 
     Without seeds every device would draw other numbers for the same tensor.
@@ -98,8 +107,9 @@ def seeded(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
     return pinning.whole(drawn, mesh)
 
 
-def stateless(original: Callable[..., Any], mesh: Mesh | None, *args: Any,
-              **kwargs: Any) -> Any:
+def stateless(
+    original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
+) -> Any:
     """Draws all numbers on every device, unless in `drawn_in_parts`."""
     if _in_parts.get():
         return original(*args, **kwargs)

@@ -24,11 +24,13 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(original).bind(*args, **kwargs)
     options = call.arguments
     steps = tf.nest.flatten(options["inputs"])[0].shape[
-        0 if options.get("time_major") else 1]
+        0 if options.get("time_major") else 1
+    ]
     lengths = options.get("input_length")
-    if (steps and steps <= loops.MOST_STEPS and
-            (lengths is None or isinstance(lengths, int))):
+    if (
+        steps
+        and steps <= loops.MOST_STEPS
+        and (lengths is None or isinstance(lengths, int))
+    ):
         options["unroll"] = True
     return original(*call.args, **call.kwargs)
-
-

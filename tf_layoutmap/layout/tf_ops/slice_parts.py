@@ -28,11 +28,18 @@ class Part:
 WHOLE = Part()
 
 
-def written_out(rank: int, begin: Sequence[Any], end: Sequence[Any],
-                strides: Sequence[Any], *, begin_mask: int = 0,
-                end_mask: int = 0, ellipsis_mask: int = 0,
-                new_axis_mask: int = 0, shrink_axis_mask: int = 0
-                ) -> tuple[list[Part], list[int]] | None:
+def written_out(
+    rank: int,
+    begin: Sequence[Any],
+    end: Sequence[Any],
+    strides: Sequence[Any],
+    *,
+    begin_mask: int = 0,
+    end_mask: int = 0,
+    ellipsis_mask: int = 0,
+    new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0,
+) -> tuple[list[Part], list[int]] | None:
     """Returns a slice with every dimension named.
 
     >>> parts, added = written_out(  # Of three dimensions, x[None, 1, 2:]
@@ -53,8 +60,11 @@ def written_out(rank: int, begin: Sequence[Any], end: Sequence[Any],
       result are new, ascending; None for what TensorFlow refuses.
     """
     dots = [i for i in range(len(strides)) if ellipsis_mask >> i & 1]
-    new = [i for i in range(len(strides))
-           if new_axis_mask >> i & 1 and i not in dots]
+    new = [
+        i
+        for i in range(len(strides))
+        if new_axis_mask >> i & 1 and i not in dots
+    ]
     missing = rank - (len(strides) - len(dots) - len(new))
     if len(dots) > 1 or missing < 0:
         return None
@@ -71,8 +81,13 @@ def written_out(rank: int, begin: Sequence[Any], end: Sequence[Any],
         elif shrink_axis_mask >> i & 1:
             parts.append(Part(step=step, index=start))
         else:
-            parts.append(Part(None if begin_mask >> i & 1 else start,
-                              None if end_mask >> i & 1 else stop, step))
+            parts.append(
+                Part(
+                    None if begin_mask >> i & 1 else start,
+                    None if end_mask >> i & 1 else stop,
+                    step,
+                )
+            )
             position += 1
     return parts + [WHOLE] * (rank - len(parts)), added
 
@@ -84,8 +99,11 @@ def counted_from_the_front(part: Part, size: int | None) -> Part:
     Part(start=5, end=8, step=1, index=None)
     """
     values = (part.start, part.end, part.step)
-    if size is None or part.index is not None or not all(
-            value is None or isinstance(value, int) for value in values):
+    if (
+        size is None
+        or part.index is not None
+        or not all(value is None or isinstance(value, int) for value in values)
+    ):
         # Of tensors that are computed nothing is known.
         return part
     start, end, step = slice(*values).indices(size)
@@ -98,17 +116,20 @@ def counted_from_the_front(part: Part, size: int | None) -> Part:
 def arguments(parts: Sequence[Part]) -> dict[str, Any]:
     """Returns the arguments of `tf.strided_slice` for such parts."""
     indexed = [part.index is not None for part in parts]
-    starts = [part.start if part.index is None else part.index
-              for part in parts]
+    starts = [
+        part.start if part.index is None else part.index for part in parts
+    ]
     return {
         "begin": [0 if start is None else start for start in starts],
         # Of an indexed dimension nobody reads it.
         "end": [0 if part.end is None else part.end for part in parts],
         "strides": [part.step for part in parts],
         "begin_mask": _bits([start is None for start in starts]),
-        "end_mask": _bits([part.end is None and not one
-                           for part, one in zip(parts, indexed)]),
-        "shrink_axis_mask": _bits(indexed)}
+        "end_mask": _bits(
+            [part.end is None and not one for part, one in zip(parts, indexed)]
+        ),
+        "shrink_axis_mask": _bits(indexed),
+    }
 
 
 def _bits(values: Sequence[bool]) -> int:

@@ -24,21 +24,28 @@ from tf_layoutmap.layout.tf_ops.slice_parts import (
 from tf_layoutmap.layout.tf_ops.unrolled_array import where
 
 
-def strided_slice(original: Callable[..., Any], mesh: Mesh | None, input: Any,
-                  begin: Any, end: Any, strides: Any, name: str | None = None,
-                  **masks: int) -> Any:
+def strided_slice(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    begin: Any,
+    end: Any,
+    strides: Any,
+    name: str | None = None,
+    **masks: int,
+) -> Any:
     """`tf.strided_slice`, each dimension named, new ones added afterwards."""
     x = tf.convert_to_tensor(input)
     written = None
     if not (_is_of_shapes(x) and _goes_forward(strides)) or (
-            masks.get("new_axis_mask")):
+        masks.get("new_axis_mask")
+    ):
         written = _written(x.shape, begin, end, strides, masks)
     if not _goes_forward(strides):
         _refuse_in_loops()
     if written is None:
         pin = _pin_of_unknown(strides, mesh)
-        return pin(original(
-            pin(x), begin, end, strides, name=name, **masks))
+        return pin(original(pin(x), begin, end, strides, name=name, **masks))
     parts, added = written
     _check_sizes(parts, x)
     if not added or any(part != WHOLE for part in parts):
@@ -60,54 +67,83 @@ def _refuse_in_loops() -> None:
             "DTensor cannot reverse a dimension in a loop whose number of "
             "steps is not known while it is traced. Received: a slice with a "
             f"negative stride {where()}. Reverse it before or after the loop, "
-            "or make the number of steps a Python int.")
+            "or make the number of steps a Python int."
+        )
 
 
 def strided_slice_gradient(
-        original: Callable[..., Any], mesh: Mesh | None, shape: Any, begin: Any,
-        end: Any, strides: Any, dy: Any, name: str | None = None,
-        **masks: int) -> Any:
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    shape: Any,
+    begin: Any,
+    end: Any,
+    strides: Any,
+    dy: Any,
+    name: str | None = None,
+    **masks: int,
+) -> Any:
     """The gradient of `strided_slice`, with the same dimensions whole."""
     sizes = known(shape)
-    written = None if sizes is None else _written(
-        sizes.tolist(), begin, end, strides, masks)
+    written = (
+        None
+        if sizes is None
+        else _written(sizes.tolist(), begin, end, strides, masks)
+    )
     if written is None:
         pin = _pin_of_unknown(strides, mesh)
-        return pin(original(
-            shape, begin, end, strides, pin(dy), name=name, **masks))
+        return pin(
+            original(shape, begin, end, strides, pin(dy), name=name, **masks)
+        )
     parts, added = written
     _check_sizes(parts, dy)
     pin = _pin_for(parts, mesh)
-    return pin(original(shape, dy=pin(_without(dy, added)), name=name,
-                        **arguments(parts)))
+    return pin(
+        original(
+            shape, dy=pin(_without(dy, added)), name=name, **arguments(parts)
+        )
+    )
 
 
 def strided_slice_update(
-        original: Callable[..., Any], mesh: Mesh | None, input: Any, begin: Any,
-        end: Any, strides: Any, value: Any, name: str | None = None,
-        **masks: int) -> Any:
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    begin: Any,
+    end: Any,
+    strides: Any,
+    value: Any,
+    name: str | None = None,
+    **masks: int,
+) -> Any:
     """`tf.raw_ops.TensorStridedSliceUpdate`, likewise."""
     x, value = tf.convert_to_tensor(input), tf.convert_to_tensor(value)
     written = _written(x.shape, begin, end, strides, masks)
     if written is None:
-        return original(
-            input, begin, end, strides, value, name=name, **masks)
+        return original(input, begin, end, strides, value, name=name, **masks)
     parts, added = written
     _check_sizes(parts, x)
     pin = _pin_for(parts, mesh)
-    return pin(original(pin(x), value=pin(_without(value, added)), name=name,
-                        **arguments(parts)))
+    return pin(
+        original(
+            pin(x),
+            value=pin(_without(value, added)),
+            name=name,
+            **arguments(parts),
+        )
+    )
 
 
-def _written(shape: Any, begin: Any, end: Any, strides: Any,
-             masks: dict[str, int]) -> tuple[list[Part], list[int]] | None:
+def _written(
+    shape: Any, begin: Any, end: Any, strides: Any, masks: dict[str, int]
+) -> tuple[list[Part], list[int]] | None:
     """Returns what is taken; None for what TensorFlow refuses."""
     shape = tf.TensorShape(shape)
     begin, end, strides = (entries(v) for v in (begin, end, strides))
     if shape.rank is None or begin is None or end is None or strides is None:
         return None
     if len({len(begin), len(end), len(strides)}) > 1 or (
-            any(isinstance(step, int) and step == 0 for step in strides)):
+        any(isinstance(step, int) and step == 0 for step in strides)
+    ):
         return None
     written = written_out(shape.rank, begin, end, strides, **masks)
     if written is None:
@@ -120,8 +156,11 @@ def _written(shape: Any, begin: Any, end: Any, strides: Any,
 
 
 def _is_inside(part: Part, size: int | None) -> bool:
-    if isinstance(part.index, int) and size is not None and (
-            not -size <= part.index < size):
+    if (
+        isinstance(part.index, int)
+        and size is not None
+        and (not -size <= part.index < size)
+    ):
         return False
     return not isinstance(part.step, int) or part.step > 0
 
@@ -129,14 +168,18 @@ def _is_inside(part: Part, size: int | None) -> bool:
 def _check_sizes(parts: list[Part], x: Any) -> None:
     """Raises a ValueError if it is not known how much is taken."""
     for axis, part in enumerate(parts):
-        computed = [value for value in (part.start, part.end, part.step)
-                    if tf.is_tensor(value) and not is_shape(value)]
+        computed = [
+            value
+            for value in (part.start, part.end, part.step)
+            if tf.is_tensor(value) and not is_shape(value)
+        ]
         if computed and part.index is None:
             raise ValueError(
                 "On a mesh, where a slice starts and ends must be known when "
                 "its function is traced: DTensor would take nothing. Use "
                 "tf.slice with a size that is known, or a mask. Received: "
-                f"{computed[0]} for dimension {axis} of {x}.")
+                f"{computed[0]} for dimension {axis} of {x}."
+            )
 
 
 def _without(x: Any, added: list[int]) -> Any:
@@ -145,9 +188,11 @@ def _without(x: Any, added: list[int]) -> Any:
 
 def _pin_for(parts: list[Part], mesh: Mesh | None) -> Callable[[Any], Any]:
     """Returns what makes whole the dimensions that are read backwards."""
+
     def is_forward(part: Part) -> bool:
         return part.index is not None or (
-            isinstance(part.step, int) and part.step > 0)
+            isinstance(part.step, int) and part.step > 0
+        )
 
     if all(map(is_forward, parts)):
         return lambda x: x

@@ -26,7 +26,8 @@ def unknown_steps() -> str:
         "DTensor cannot place a loop on a mesh whose number of steps is not "
         f"known while it is traced. Received: one {where()}. Give its input "
         "a static number of time steps (or elements), or run the layer "
-        "outside the scope.")
+        "outside the scope."
+    )
 
 
 class UnrolledArray:
@@ -35,13 +36,21 @@ class UnrolledArray:
     As in other graphs, a write gives a new array and leaves this as it was.
     """
 
-    def __init__(self, mesh: Mesh | None, dtype: Any, size: Any = None,
-                 dynamic_size: Any = None, clear_after_read: Any = None,
-                 tensor_array_name: Any = None, handle: Any = None,
-                 flow: Any = None, infer_shape: bool = True,
-                 element_shape: Any = None,
-                 colocate_with_first_write_call: bool = True,
-                 name: Any = None):
+    def __init__(
+        self,
+        mesh: Mesh | None,
+        dtype: Any,
+        size: Any = None,
+        dynamic_size: Any = None,
+        clear_after_read: Any = None,
+        tensor_array_name: Any = None,
+        handle: Any = None,
+        flow: Any = None,
+        infer_shape: bool = True,
+        element_shape: Any = None,
+        colocate_with_first_write_call: bool = True,
+        name: Any = None,
+    ):
         del clear_after_read, tensor_array_name, handle, flow, name
         self._mesh = mesh
         self._dtype = tf.as_dtype(dtype).base_dtype
@@ -56,8 +65,11 @@ class UnrolledArray:
 
     def _with(self, items: Sequence[Any]) -> tf.TensorArray:
         array = tf.TensorArray(
-            self._dtype, size=len(items), dynamic_size=self._dynamic_size,
-            infer_shape=self._infer_shape)
+            self._dtype,
+            size=len(items),
+            dynamic_size=self._dynamic_size,
+            infer_shape=self._infer_shape,
+        )
         unrolled = array._implementation
         unrolled._items = list(items)
         unrolled._element_shape = self._element_shape
@@ -73,7 +85,8 @@ class UnrolledArray:
         raise error_messages.UnsupportedByDTensorError(
             "On a mesh a tf.TensorArray cannot leave a tf.cond, or enter a "
             "loop whose number of steps is not known while it is traced. "
-            f"Received: one {where()}.")
+            f"Received: one {where()}."
+        )
 
     handle = None
 
@@ -86,7 +99,8 @@ class UnrolledArray:
         if not 0 <= position < size:
             raise IndexError(
                 f"A tf.TensorArray of {len(self._items)} elements cannot "
-                f"{verb} the one numbered {position}.")
+                f"{verb} the one numbered {position}."
+            )
         return position
 
     def _item(self, position: int) -> Any:
@@ -96,7 +110,8 @@ class UnrolledArray:
         if not self.element_shape.is_fully_defined():
             raise ValueError(
                 f"Element {position} of a tf.TensorArray was never written, "
-                "and its shape is not known.")
+                "and its shape is not known."
+            )
         return tf.zeros(self.element_shape, self._dtype)
 
     def _checked(self, value: Any) -> Any:
@@ -104,10 +119,10 @@ class UnrolledArray:
         if not self.element_shape.is_compatible_with(value.shape):
             raise ValueError(
                 f"Elements of this tf.TensorArray have the shape "
-                f"{self.element_shape}. Received: {value.shape}.")
+                f"{self.element_shape}. Received: {value.shape}."
+            )
         if self._infer_shape:
-            self._element_shape[0] = self.element_shape.merge_with(
-                value.shape)
+            self._element_shape[0] = self.element_shape.merge_with(value.shape)
         return value
 
     def identity(self) -> tf.TensorArray:
@@ -115,7 +130,8 @@ class UnrolledArray:
 
     def grad(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
-            "TensorArray.grad is of TensorFlow 1; use tf.GradientTape.")
+            "TensorArray.grad is of TensorFlow 1; use tf.GradientTape."
+        )
 
     def read(self, index: Any, name: str | None = None) -> Any:
         static = evaluated(index)
@@ -124,80 +140,97 @@ class UnrolledArray:
             return tf.gather(self.stack(), index, name=name)
         return self._item(self._position(static, "read", len(self._items)))
 
-    def write(self, index: Any, value: Any,
-              name: str | None = None) -> tf.TensorArray:
+    def write(
+        self, index: Any, value: Any, name: str | None = None
+    ) -> tf.TensorArray:
         del name
         static = evaluated(index)
         if static is None:
             raise error_messages.UnsupportedByDTensorError(
                 "On a mesh the index of TensorArray.write must be known "
-                f"while a function is traced. Received: {index}, {where()}.")
+                f"while a function is traced. Received: {index}, {where()}."
+            )
         return self._written([static], [value])
 
-    def _written(self, indices: Sequence[Any],
-                 values: Sequence[Any]) -> tf.TensorArray:
+    def _written(
+        self, indices: Sequence[Any], values: Sequence[Any]
+    ) -> tf.TensorArray:
         items = list(self._items)
         for index, value in zip(indices, values):
             if self._dynamic_size:
                 items += [None] * (int(index) + 1 - len(items))
-            items[self._position(index, "write", len(items))] = (
-                self._checked(value))
+            items[self._position(index, "write", len(items))] = self._checked(
+                value
+            )
         return self._with(items)
 
     def stack(self, name: str | None = None) -> Any:
         if not self._items:
             return tf.zeros([0, *self.element_shape], self._dtype)
-        return tf.stack([self._item(i) for i in range(len(self._items))],
-                        name=name)
+        return tf.stack(
+            [self._item(i) for i in range(len(self._items))], name=name
+        )
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
         static = evaluated(indices)
         if static is None:
             return tf.gather(self.stack(), indices, name=name)
-        return tf.stack([self.read(int(i)) for i in np.asarray(static)],
-                        name=name)
+        return tf.stack(
+            [self.read(int(i)) for i in np.asarray(static)], name=name
+        )
 
     def concat(self, name: str | None = None) -> Any:
         return tf.concat(
-            [self._item(i) for i in range(len(self._items))], 0, name=name)
+            [self._item(i) for i in range(len(self._items))], 0, name=name
+        )
 
     def unstack(self, value: Any, name: str | None = None) -> tf.TensorArray:
-        value = _first_whole(tf.convert_to_tensor(value, self._dtype),
-                             self._mesh)
+        value = _first_whole(
+            tf.convert_to_tensor(value, self._dtype), self._mesh
+        )
         if value.shape.rank is None or value.shape[0] is None:
             raise error_messages.UnsupportedByDTensorError(unknown_steps())
         items = [self._checked(x) for x in tf.unstack(value, name=name)]
         if not self._dynamic_size and len(items) > len(self._items):
             raise ValueError(
                 f"A tf.TensorArray of {len(self._items)} elements cannot "
-                f"hold {len(items)}.")
+                f"hold {len(items)}."
+            )
         return self._with(items)
 
-    def scatter(self, indices: Any, value: Any,
-                name: str | None = None) -> tf.TensorArray:
+    def scatter(
+        self, indices: Any, value: Any, name: str | None = None
+    ) -> tf.TensorArray:
         static = evaluated(indices)
         if static is None:
             raise error_messages.UnsupportedByDTensorError(
                 "On a mesh the indices of TensorArray.scatter must be known "
                 f"while a function is traced. Received: {indices}, "
-                f"{where()}.")
+                f"{where()}."
+            )
         value = _first_whole(
-            tf.convert_to_tensor(value, self._dtype), self._mesh)
+            tf.convert_to_tensor(value, self._dtype), self._mesh
+        )
         return self._written(
-            list(np.asarray(static)), tf.unstack(value, name=name))
+            list(np.asarray(static)), tf.unstack(value, name=name)
+        )
 
-    def split(self, value: Any, lengths: Any,
-              name: str | None = None) -> tf.TensorArray:
+    def split(
+        self, value: Any, lengths: Any, name: str | None = None
+    ) -> tf.TensorArray:
         static = evaluated(lengths)
         if static is None:
             raise error_messages.UnsupportedByDTensorError(
                 "On a mesh the lengths of TensorArray.split must be known "
                 f"while a function is traced. Received: {lengths}, "
-                f"{where()}.")
+                f"{where()}."
+            )
         value = pinning.whole(
-            tf.convert_to_tensor(value, self._dtype), self._mesh)
+            tf.convert_to_tensor(value, self._dtype), self._mesh
+        )
         return self._with(
-            tf.split(value, [int(n) for n in np.asarray(static)], name=name))
+            tf.split(value, [int(n) for n in np.asarray(static)], name=name)
+        )
 
     def size(self, name: str | None = None) -> Any:
         return tf.constant(len(self._items), name=name)
@@ -214,5 +247,9 @@ def _first_whole(x: Any, mesh: Mesh | None) -> Any:
     if not tf.is_symbolic_tensor(x) or not x.shape.rank:
         return x
     dtensor = tf.experimental.dtensor
-    return dtensor.relayout(x, dtensor.Layout(
-        [dtensor.UNSHARDED, *[dtensor.MATCH] * (x.shape.rank - 1)], mesh))
+    return dtensor.relayout(
+        x,
+        dtensor.Layout(
+            [dtensor.UNSHARDED, *[dtensor.MATCH] * (x.shape.rank - 1)], mesh
+        ),
+    )

@@ -45,7 +45,7 @@ class Step:
             variable.write_now("assign", value)
         # TensorFlow prunes outputs of an IdentityN that nobody uses.
         dependencies.sink_of(self.mesh).assign(self.token)
-        return passed[len(kept):]
+        return passed[len(kept) :]
 
     def finish(self) -> None:
         """Writes what is left, after the gradients if there were any."""
@@ -104,8 +104,9 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
         yield gradients
         return
     flat = tf.nest.flatten(gradients)
-    dense = [part for gradient in flat
-             for part in dependencies.parts_of(gradient)]
+    dense = [
+        part for gradient in flat for part in dependencies.parts_of(gradient)
+    ]
     step = traced_step()
     if tf.executing_eagerly():
         dependencies.wait_for(dense)
@@ -114,8 +115,7 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
     if step is None or step.graph is not tf.compat.v1.get_default_graph():
         step = Step(mesh, tf.compat.v1.get_default_graph())
     passed = iter(step.release(dense))
-    flat = [dependencies.with_parts(gradient, passed)
-            for gradient in flat]
+    flat = [dependencies.with_parts(gradient, passed) for gradient in flat]
     state.applying, state.written = step.token, set()
     try:
         yield tf.nest.pack_sequence_as(gradients, flat)

@@ -18,8 +18,11 @@ class AllOrNothingVariable(dtensor.DVariable):
     def handle(self) -> Any:
         """TensorFlow's; asked for by all that reads or writes."""
         step = all_or_nothing.traced_step()
-        if step is not None and not tf.executing_eagerly() and (
-                self._kept_here(step) is not None):
+        if (
+            step is not None
+            and not tf.executing_eagerly()
+            and (self._kept_here(step) is not None)
+        ):
             step.release([])
         return super().handle
 
@@ -42,27 +45,44 @@ class AllOrNothingVariable(dtensor.DVariable):
         step.release_ungated(self)
         return None
 
-    def assign(self, value: Any, use_locking: Any = None,
-               name: str | None = None, read_value: bool = True) -> Any:
-        return self._written(
-            "assign", lambda: value, value, name, read_value)
+    def assign(
+        self,
+        value: Any,
+        use_locking: Any = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        return self._written("assign", lambda: value, value, name, read_value)
 
-    def assign_add(self, delta: Any, use_locking: Any = None,
-                   name: str | None = None, read_value: bool = True) -> Any:
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: Any = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
         return self._written(
-            "assign_add", lambda: self + delta, delta, name, read_value)
+            "assign_add", lambda: self + delta, delta, name, read_value
+        )
 
-    def assign_sub(self, delta: Any, use_locking: Any = None,
-                   name: str | None = None, read_value: bool = True) -> Any:
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: Any = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
         return self._written(
-            "assign_sub", lambda: self - delta, delta, name, read_value)
+            "assign_sub", lambda: self - delta, delta, name, read_value
+        )
 
     def write_now(self, how: str, value: Any, **options: Any) -> Any:
         """Writes as a plain DVariable; `how` is the name of its method."""
         return getattr(super(), how)(value, **options)
 
-    def _written(self, how: str, new: Any, value: Any, name: str | None,
-                 read_value: bool) -> Any:
+    def _written(
+        self, how: str, new: Any, value: Any, name: str | None, read_value: bool
+    ) -> Any:
         options = {"name": name, "read_value": read_value}
         if tf.executing_eagerly():
             return self.write_now(how, value, **options)
@@ -71,9 +91,11 @@ class AllOrNothingVariable(dtensor.DVariable):
         if token is None and step is not None:
             self._kept_here(step)
             if step.graph is tf.compat.v1.get_default_graph() and (
-                    not hasattr(self, _NEVER_KEPT)):
+                not hasattr(self, _NEVER_KEPT)
+            ):
                 kept = dtensor.relayout(
-                    tf.convert_to_tensor(new(), self.dtype), self.layout)
+                    tf.convert_to_tensor(new(), self.dtype), self.layout
+                )
                 step.kept[id(self)] = self, kept
                 return kept if read_value else kept.op
             token = step.token

@@ -27,9 +27,12 @@ def sink_of(mesh: Mesh) -> Any:
     with _sinks_lock, tf.init_scope():
         sinks = _tf_private.kept_with_device("sinks")
         if key not in sinks:
-            sinks[key] = dtensor.DVariable(transfer.to_mesh(
-                np.zeros([], np.float32),
-                dtensor.Layout.replicated(mesh, 0)), trainable=False)
+            sinks[key] = dtensor.DVariable(
+                transfer.to_mesh(
+                    np.zeros([], np.float32), dtensor.Layout.replicated(mesh, 0)
+                ),
+                trainable=False,
+            )
         return sinks[key]
 
 

@@ -36,8 +36,9 @@ class GatheredReads:
         with _now.set_to(self), trace_context.batches_undivided():
             yield
 
-    def read(self, variable: Any,
-             read: Callable[[], tf.Tensor] | None = None) -> tf.Tensor:
+    def read(
+        self, variable: Any, read: Callable[[], tf.Tensor] | None = None
+    ) -> tf.Tensor:
         """Returns the value of a DVariable, whole on every device.
 
         Args:
@@ -46,17 +47,24 @@ class GatheredReads:
         """
         layout = variable.layout
         # With padding it is read whole anyway.
-        axes = set() if isinstance(variable, PaddedVariable) else (
-            {*layout.sharding_specs} - {dtensor.UNSHARDED})
+        axes = (
+            set()
+            if isinstance(variable, PaddedVariable)
+            else ({*layout.sharding_specs} - {dtensor.UNSHARDED})
+        )
         if axes:
             self.bytes[id(variable)] = (
-                variable.dtype.size * variable.shape.num_elements())
+                variable.dtype.size * variable.shape.num_elements()
+            )
         # Outside of loops and branches: DTensor's compiler ends the process
         # at some relayouts inside of them.
         with _tf_private.outermost_graph().as_default():
             value = tf.convert_to_tensor(variable) if read is None else read()
-            return value if not axes else gathered_along(
-                axes, value, layout, divides_gradient=False)
+            return (
+                value
+                if not axes
+                else gathered_along(axes, value, layout, divides_gradient=False)
+            )
 
 
 def of_layer() -> contextlib.AbstractContextManager[None]:
@@ -77,8 +85,12 @@ def now() -> GatheredReads | None:
     return _now.get()
 
 
-def gathered_along(axes: set[str], tensor: tf.Tensor, layout: Layout,
-                   divides_gradient: bool = True) -> tf.Tensor:
+def gathered_along(
+    axes: set[str],
+    tensor: tf.Tensor,
+    layout: Layout,
+    divides_gradient: bool = True,
+) -> tf.Tensor:
     """Returns a tensor of this layout, no longer divided by `axes`.
 
     Args:
@@ -92,8 +104,12 @@ def gathered_along(axes: set[str], tensor: tf.Tensor, layout: Layout,
     each of them on its own.
     """
     gathered = dtensor.Layout(
-        [dtensor.UNSHARDED if one in axes else one
-         for one in layout.sharding_specs], layout.mesh)
+        [
+            dtensor.UNSHARDED if one in axes else one
+            for one in layout.sharding_specs
+        ],
+        layout.mesh,
+    )
 
     @tf.custom_gradient
     def relayout(whole: tf.Tensor) -> Any:

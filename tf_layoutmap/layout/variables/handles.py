@@ -18,7 +18,10 @@ NAME = "variable_on_a_mesh"
 
 def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Makes a handle; on a mesh without the name that only messages have."""
-    if "debug_name" in kwargs and tf.executing_eagerly() and (
-            trace_context.mesh_of_operation() is not None):
+    if (
+        "debug_name" in kwargs
+        and tf.executing_eagerly()
+        and (trace_context.mesh_of_operation() is not None)
+    ):
         kwargs["debug_name"] = NAME
     return original(*args, **kwargs)

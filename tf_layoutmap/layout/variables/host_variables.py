@@ -15,9 +15,11 @@ from tf_layoutmap import _tf_private
 from tf_layoutmap.layout.mesh import batches, pinning, trace_context
 
 
-def writing(original: Callable[..., Any],
-            ours: Callable[..., Any]) -> Callable[..., Any]:
+def writing(
+    original: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns what takes the place of a method that writes to a variable."""
+
     @functools.wraps(original)
     def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
         handle = variable.handle
@@ -29,8 +31,9 @@ def writing(original: Callable[..., Any],
     return method
 
 
-def write(original: Callable[..., Any], variable: Any, *args: Any,
-          **kwargs: Any) -> Any:
+def write(
+    original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Writes to a variable of the host, and on the host.
 
     Raises:
@@ -39,17 +42,23 @@ def write(original: Callable[..., Any], variable: Any, *args: Any,
     if not tf.executing_eagerly():
         _check_no_mesh(
             f"`{original.__name__}` of tf.Variable {variable.name!r} of shape "
-            f"{variable.shape}")
+            f"{variable.shape}"
+        )
     elif _runs_on_mesh(*args, *kwargs.values()):
         args, kwargs = tf.nest.map_structure(
-            batches.to_host_tensor, (args, kwargs))
+            batches.to_host_tensor, (args, kwargs)
+        )
         with tf.device(variable.handle.device):
             return original(variable, *args, **kwargs)
     return original(variable, *args, **kwargs)
 
 
-def add(original: Callable[..., Any], resource: Any, value: Any,
-        name: str | None = None) -> Any:
+def add(
+    original: Callable[..., Any],
+    resource: Any,
+    value: Any,
+    name: str | None = None,
+) -> Any:
     """Adds to the variable of a handle, or subtracts, as an operation.
 
     Args:
@@ -65,22 +74,29 @@ def add(original: Callable[..., Any], resource: Any, value: Any,
     if not tf.executing_eagerly():
         # Loops and branches have names of their own for what is outside.
         handle = _tf_private.captured_by_trace(resource)
-    if not isinstance(handle, tf.Tensor) or tf.is_symbolic_tensor(handle) or (
-            pinning.DEVICE in handle.device):
+    if (
+        not isinstance(handle, tf.Tensor)
+        or tf.is_symbolic_tensor(handle)
+        or (pinning.DEVICE in handle.device)
+    ):
         return original(resource=resource, value=value, name=name)
     if not tf.executing_eagerly():
         _check_no_mesh(f"an operation `{original.__name__}` on a variable")
     elif _runs_on_mesh(value):
         with tf.device(handle.device):
-            return original(resource=resource, name=name,
-                            value=batches.to_host_tensor(value))
+            return original(
+                resource=resource,
+                name=name,
+                value=batches.to_host_tensor(value),
+            )
     return original(resource=resource, value=value, name=name)
 
 
 def _runs_on_mesh(*values: Any) -> bool:
     """Whether an eager operation with these inputs runs on a mesh of ours."""
     return trace_context.mesh_of_operation() is not None or any(
-        map(pinning.on_own_mesh, values))
+        map(pinning.on_own_mesh, values)
+    )
 
 
 def _check_no_mesh(what: str) -> None:
@@ -95,4 +111,5 @@ def _check_no_mesh(what: str) -> None:
         f"{f', in {scope!r}' if scope else ''}. Make it a weight, with "
         "`self.add_weight(..., trainable=False)` in the layer, or a "
         "keras.Variable inside the scope; or write to it outside of the "
-        "function, in a callback, say.")
+        "function, in a callback, say."
+    )

@@ -43,8 +43,7 @@ class PaddedVariable(StoredVariable):
     def with_padding(self, value: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of a traced function with the padding at its end."""
         missing = self._shape[0] - self._num_rows
-        return tf.pad(value, [[0, missing]] + [[0, 0]] * (
-            self._shape.rank - 1))
+        return tf.pad(value, [[0, missing]] + [[0, 0]] * (self._shape.rank - 1))
 
     def read_divided(self) -> Any:
         """Returns the DTensor as devices hold it, with its padding."""
@@ -55,8 +54,9 @@ class PaddedVariable(StoredVariable):
         if self._num_rows is None or _tf_private.in_save_context():
             return value  # It is being made; or has no padding in an export.
         # Whole on each device: no mesh divides what is left.
-        return dtensor.relayout(value, dtensor.Layout.replicated(
-            self.layout.mesh, self._shape.rank))[:self._num_rows]
+        return dtensor.relayout(
+            value, dtensor.Layout.replicated(self.layout.mesh, self._shape.rank)
+        )[: self._num_rows]
 
     # Reads of some rows, which go by the handle: ids must not name padding.
 
@@ -75,15 +75,23 @@ class PaddedVariable(StoredVariable):
             raise ValueError(
                 f"Variable {self.name!r} has {self._num_rows} rows, which its "
                 "mesh does not divide: save it by tf.train.Checkpoint, not "
-                "by a DTensorCheckpoint.")
+                "by a DTensorCheckpoint."
+            )
         return super()._gather_saveables_for_checkpoint()
 
     def _export_to_saved_model_graph(
-        self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any,
+        self,
+        object_map: Any,
+        tensor_map: Any,
+        options: Any,
+        **kwargs: Any,
     ) -> Any:
         del options, kwargs
         variable = object_map[self] = _tf_private.UninitializedVariable(
-            shape=self.shape, dtype=self.dtype, name=self._shared_name,
-            trainable=self.trainable)
+            shape=self.shape,
+            dtype=self.dtype,
+            name=self._shared_name,
+            trainable=self.trainable,
+        )
         tensor_map[self.handle] = variable.handle
         return [self.handle]

@@ -40,9 +40,13 @@ class Progress(NamedTuple):
 class Epochs:
     """Steps of one kind over datasets of one kind."""
 
-    def __init__(self, strategy: Any, data: Datasets,
-                 step: Callable[[Any], list[tf.Tensor]],
-                 explains: guard.Guard):
+    def __init__(
+        self,
+        strategy: Any,
+        data: Datasets,
+        step: Callable[[Any], list[tf.Tensor]],
+        explains: guard.Guard,
+    ):
         """Takes what is done with a batch; nothing runs yet.
 
         Args:
@@ -55,9 +59,13 @@ class Epochs:
         self._body = StepBody(strategy, step)
         self._deadline = data.deadline
         self._rounds = rounds.Rounds(
-            strategy, self._body, data._function(self._num_workers),
-            num_workers=self._num_workers, deadline=data.deadline,
-            seconds=_ROUND_SECONDS)
+            strategy,
+            self._body,
+            data._function(self._num_workers),
+            num_workers=self._num_workers,
+            deadline=data.deadline,
+            seconds=_ROUND_SECONDS,
+        )
         self._guard = explains
 
     @property
@@ -84,15 +92,19 @@ class Epochs:
         done, last = 0, time.monotonic()
         while num_steps is None or done < num_steps:
             began, before = time.monotonic(), done
-            ended = self._guard.call(functools.partial(
-                self._rounds.run,
-                _ANY if num_steps is None else num_steps - done))
+            ended = self._guard.call(
+                functools.partial(
+                    self._rounds.run,
+                    _ANY if num_steps is None else num_steps - done,
+                )
+            )
             if ended.error is not None:
                 raise ended.error
             values, num_examples = [], 0
             for future in ended.values:
                 fetched = self._guard.call(
-                    functools.partial(self._rounds.fetch, future))
+                    functools.partial(self._rounds.fetch, future)
+                )
                 if fetched is None:
                     # Its worker has gone with what it counted.
                     done += 1
@@ -117,4 +129,6 @@ class Epochs:
             logging.warning(
                 "The datasets of all workers have ended after %d of %d "
                 "batches; add `.repeat()`, or leave the number out.",
-                done, num_steps)
+                done,
+                num_steps,
+            )

@@ -39,16 +39,19 @@ class Keras3:
 
         def counting(batch: Any) -> list[tf.Tensor]:
             variables = _metric_variables(model)
-            with _keras_private.values_in_a_trace(variables), (
-                    _keras_private.added_at_once(_counters(model))):
+            with (
+                _keras_private.values_in_a_trace(variables),
+                _keras_private.added_at_once(_counters(model)),
+            ):
                 logs = step(batch)
                 _check_logs(model, logs, verb)
                 return [tf.convert_to_tensor(one.value) for one in variables]
 
         return tf.autograph.experimental.do_not_convert(counting)
 
-    def add(self, model: Any, verb: str,
-            steps: list[list[np.ndarray]]) -> dict[str, Any]:
+    def add(
+        self, model: Any, verb: str, steps: list[list[np.ndarray]]
+    ) -> dict[str, Any]:
         """Adds to the metrics what steps have counted."""
         del verb
         for number, variable in enumerate(_metric_variables(model)):
@@ -68,10 +71,12 @@ class Keras3:
     def backups(self, callbacks: Any) -> list[Any]:
         """Returns each BackupAndRestore among callbacks."""
         return arguments.callbacks_of(
-            callbacks, keras.callbacks.BackupAndRestore)
+            callbacks, keras.callbacks.BackupAndRestore
+        )
 
-    def start(self, model: Any, initial_epoch: int,
-              steps: int | None) -> tuple[int, int]:
+    def start(
+        self, model: Any, initial_epoch: int, steps: int | None
+    ) -> tuple[int, int]:
         """Returns the epoch of a BackupAndRestore, or the one asked for."""
         del steps
         return _keras_private.epoch_of_backup(model) or initial_epoch, 0
@@ -88,17 +93,22 @@ def _metric_variables(model: Any) -> list[Any]:
     if other:
         raise ValueError(
             "Metrics over parameter servers must have variables with "
-            "aggregation=\"sum\": what workers count is added up. Received: "
-            f"{other}.")
+            'aggregation="sum": what workers count is added up. Received: '
+            f"{other}."
+        )
     return variables
 
 
 def _counters(model: Any) -> list[Any]:
     """The steps that optimizers have counted: of the model, and of tables."""
     found = []
-    for optimizer in (model.optimizer, *(
+    for optimizer in (
+        model.optimizer,
+        *(
             getattr(layer, "optimizer", None)
-            for layer in _keras_private.layers_of(model))):
+            for layer in _keras_private.layers_of(model)
+        ),
+    ):
         while isinstance(optimizer, keras.optimizers.Optimizer):
             if not any(one is optimizer.iterations for one in found):
                 found.append(optimizer.iterations)
@@ -113,14 +123,16 @@ def _check_logs(model: Any, logs: Any, verb: str) -> None:
             f"`{verb}_step` over parameter servers must return the results of "
             f"the model's metrics, {sorted(known)}: what one step returns says "
             "nothing of the others. Use metrics, and return "
-            f"`get_metrics_result()`. Received: {logs!r}.")
+            f"`get_metrics_result()`. Received: {logs!r}."
+        )
 
 
 _KERAS3 = Keras3()
 
 
-def fit(original: Callable[..., Any], model: Any, *args: Any,
-        **kwargs: Any) -> Any:
+def fit(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Trains with `Datasets`; refuses other data over parameter servers."""
     options = arguments.read(original, "fit", model, args, kwargs)
     if options is not None:
@@ -128,12 +140,14 @@ def fit(original: Callable[..., Any], model: Any, *args: Any,
     if _strategies.on_servers(model.distribute_strategy):
         raise ValueError(
             "Argument `x` must be tlm.ps.Datasets for a model over parameter "
-            "servers: each worker makes the dataset that it reads.")
+            "servers: each worker makes the dataset that it reads."
+        )
     return original(model, *args, **kwargs)
 
 
-def evaluate(original: Callable[..., Any], model: Any, *args: Any,
-             **kwargs: Any) -> Any:
+def evaluate(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Evaluates `Datasets` on workers, and other data in the coordinator."""
     options = arguments.read(original, "evaluate", model, args, kwargs)
     if options is not None:
@@ -141,8 +155,9 @@ def evaluate(original: Callable[..., Any], model: Any, *args: Any,
     return _in_coordinator(original, model, args, kwargs)
 
 
-def predict(original: Callable[..., Any], model: Any, *args: Any,
-            **kwargs: Any) -> Any:
+def predict(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Predicts in the coordinator."""
     options = arguments.read(original, "predict", model, args, kwargs)
     if options is not None:
@@ -153,23 +168,35 @@ def predict(original: Callable[..., Any], model: Any, *args: Any,
 _WEIGHTS = ".weights.h5"
 
 
-def save_weights(original: Callable[..., Any], model: Any, filepath: Any,
-                 overwrite: bool = True, max_shard_size: Any = None) -> Any:
+def save_weights(
+    original: Callable[..., Any],
+    model: Any,
+    filepath: Any,
+    overwrite: bool = True,
+    max_shard_size: Any = None,
+) -> Any:
     """Writes a file of weights aside, and renames it when it is complete."""
-    path = os.fspath(filepath) if isinstance(
-        filepath, (str, os.PathLike)) else ""
-    if (not path.endswith(_WEIGHTS) or
-            not _strategies.on_servers(model.distribute_strategy) or
-            # Keras asks, or refuses, or writes it aside itself.
-            not overwrite or "://" in path or max_shard_size is not None):
+    path = (
+        os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
+    )
+    if (
+        not path.endswith(_WEIGHTS)
+        or not _strategies.on_servers(model.distribute_strategy)
+        or
+        # Keras asks, or refuses, or writes it aside itself.
+        not overwrite
+        or "://" in path
+        or max_shard_size is not None
+    ):
         return original(model, filepath, overwrite, max_shard_size)
     with replacing.replacing_file(path) as aside:
         original(model, aside)
     return None
 
 
-def _in_coordinator(original: Callable[..., Any], model: Any, args: Any,
-                    kwargs: Any) -> Any:
+def _in_coordinator(
+    original: Callable[..., Any], model: Any, args: Any, kwargs: Any
+) -> Any:
     if not _strategies.on_servers(model.distribute_strategy):
         return original(model, *args, **kwargs)
     # Its strategy divides no datasets. One process reads all variables.

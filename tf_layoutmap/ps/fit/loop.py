@@ -49,8 +49,9 @@ class KerasVersion(Protocol):
         """
         ...
 
-    def start(self, model: Any, initial_epoch: int,
-              steps: int | None) -> tuple[int, int]:
+    def start(
+        self, model: Any, initial_epoch: int, steps: int | None
+    ) -> tuple[int, int]:
         """Returns the first epoch, and its first step."""
         ...
 
@@ -59,59 +60,104 @@ class KerasVersion(Protocol):
         ...
 
 
-def fit(keras: KerasVersion, model: Any, data: Datasets, *, epochs: int = 1,
-        verbose: Any = "auto", callbacks: Any = None,
-        validation_data: Any = None, initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: int | Container[int] = 1) -> Any:
+def fit(
+    keras: KerasVersion,
+    model: Any,
+    data: Datasets,
+    *,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_data: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Container[int] = 1,
+) -> Any:
     """Trains as `fit` of Keras does; returns the History."""
     strategy = strategy_of(model, "fit")
     keras.check_compiled(model, "fit")
     guard = losses.of_fit(strategy, data, keras.backups(callbacks))
     train = Epochs(strategy, data, keras.step(model, "train"), guard)
-    test = Epochs(
-        strategy, validation_data, keras.step(model, "test"), guard) if (
-            isinstance(validation_data, Datasets)) else None
+    test = (
+        Epochs(strategy, validation_data, keras.step(model, "test"), guard)
+        if (isinstance(validation_data, Datasets))
+        else None
+    )
     # Callbacks and metrics read and write variables of servers, too.
-    return guard.call(functools.partial(
-        _fit, keras, model, train, test, epochs=epochs, verbose=verbose,
-        callbacks=callbacks, validation_data=validation_data,
-        initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch,
-        validation_steps=validation_steps,
-        validation_batch_size=validation_batch_size,
-        validation_freq=validation_freq))
+    return guard.call(
+        functools.partial(
+            _fit,
+            keras,
+            model,
+            train,
+            test,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+        )
+    )
 
 
-def _fit(keras: KerasVersion, model: Any, train: Epochs, test: Epochs | None,
-         *, epochs: int, verbose: Any, callbacks: Any, validation_data: Any,
-         initial_epoch: int, steps_per_epoch: int | None,
-         validation_steps: int | None, validation_batch_size: int | None,
-         validation_freq: int | Container[int]) -> Any:
+def _fit(
+    keras: KerasVersion,
+    model: Any,
+    train: Epochs,
+    test: Epochs | None,
+    *,
+    epochs: int,
+    verbose: Any,
+    callbacks: Any,
+    validation_data: Any,
+    initial_epoch: int,
+    steps_per_epoch: int | None,
+    validation_steps: int | None,
+    validation_batch_size: int | None,
+    validation_freq: int | Container[int],
+) -> Any:
     keras.build(model, model.distribute_strategy, train.element_spec)
     known = keras.callbacks(
-        model, callbacks, add_history=True, add_progbar=verbose != 0,
-        verbose=1 if verbose == "auto" else verbose, epochs=epochs,
-        steps=steps_per_epoch)
+        model,
+        callbacks,
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=1 if verbose == "auto" else verbose,
+        epochs=epochs,
+        steps=steps_per_epoch,
+    )
     model.stop_training = False
     known.on_train_begin()
-    first_epoch, first_step = keras.start(model, initial_epoch,
-                                          steps_per_epoch)
+    first_epoch, first_step = keras.start(model, initial_epoch, steps_per_epoch)
     logs: dict[str, Any] = {}
     for epoch in range(first_epoch, epochs):
         model.reset_metrics()
         known.on_epoch_begin(epoch)
-        logs = _train_epoch(keras, model, train, known, first_step,
-                            steps_per_epoch)
+        logs = _train_epoch(
+            keras, model, train, known, first_step, steps_per_epoch
+        )
         first_step = 0
         if validation_data is not None and _is_due(validation_freq, epoch):
-            found = _evaluate(
-                keras, model, test, known, validation_steps) if test else (
-                model.evaluate(
-                    **_parts(validation_data), callbacks=known,
-                    batch_size=validation_batch_size, steps=validation_steps,
-                    return_dict=True, verbose=0))
+            found = (
+                _evaluate(keras, model, test, known, validation_steps)
+                if test
+                else (
+                    model.evaluate(
+                        **_parts(validation_data),
+                        callbacks=known,
+                        batch_size=validation_batch_size,
+                        steps=validation_steps,
+                        return_dict=True,
+                        verbose=0,
+                    )
+                )
+            )
             logs.update((f"val_{name}", one) for name, one in found.items())
         known.on_epoch_end(epoch, logs)
         if model.stop_training:
@@ -122,9 +168,16 @@ def _fit(keras: KerasVersion, model: Any, train: Epochs, test: Epochs | None,
     return model.history
 
 
-def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
-             verbose: Any = "auto", steps: int | None = None,
-             callbacks: Any = None, return_dict: bool = False) -> Any:
+def evaluate(
+    keras: KerasVersion,
+    model: Any,
+    data: Datasets,
+    *,
+    verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+) -> Any:
     """Evaluates as `evaluate` of Keras does."""
     strategy = strategy_of(model, "evaluate")
     keras.check_compiled(model, "evaluate")
@@ -134,8 +187,13 @@ def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
     def run() -> dict[str, Any]:
         keras.build(model, strategy, test.element_spec)
         known = keras.callbacks(
-            model, callbacks, add_progbar=verbose != 0,
-            verbose=1 if verbose == "auto" else verbose, epochs=1, steps=steps)
+            model,
+            callbacks,
+            add_progbar=verbose != 0,
+            verbose=1 if verbose == "auto" else verbose,
+            epochs=1,
+            steps=steps,
+        )
         return _evaluate(keras, model, test, known, steps)
 
     logs = guard.call(run)
@@ -145,13 +203,20 @@ def evaluate(keras: KerasVersion, model: Any, data: Datasets, *,
     return values[0] if len(values) == 1 else values
 
 
-def _train_epoch(keras: KerasVersion, model: Any, train: Epochs, known: Any,
-                 first_step: int, num_steps: int | None) -> dict[str, Any]:
+def _train_epoch(
+    keras: KerasVersion,
+    model: Any,
+    train: Epochs,
+    known: Any,
+    first_step: int,
+    num_steps: int | None,
+) -> dict[str, Any]:
     logs: dict[str, Any] = {}
     done, seconds, examples = first_step, 0.0, 0
     known.on_train_batch_begin(done)
     for progress in train.run(
-            None if num_steps is None else num_steps - first_step):
+        None if num_steps is None else num_steps - first_step
+    ):
         logs = _logs(keras, model, "train", progress)
         seconds += progress.seconds
         examples += progress.num_examples
@@ -167,8 +232,9 @@ def _train_epoch(keras: KerasVersion, model: Any, train: Epochs, known: Any,
     return dict(logs)
 
 
-def _evaluate(keras: KerasVersion, model: Any, test: Epochs, known: Any,
-              steps: int | None) -> dict[str, Any]:
+def _evaluate(
+    keras: KerasVersion, model: Any, test: Epochs, known: Any, steps: int | None
+) -> dict[str, Any]:
     known.on_test_begin()
     model.reset_metrics()
     logs: dict[str, Any] = {}
@@ -181,18 +247,21 @@ def _evaluate(keras: KerasVersion, model: Any, test: Epochs, known: Any,
     return logs
 
 
-def _logs(keras: KerasVersion, model: Any, verb: str,
-          progress: Progress) -> dict[str, Any]:
+def _logs(
+    keras: KerasVersion, model: Any, verb: str, progress: Progress
+) -> dict[str, Any]:
     return tf.nest.map_structure(
         lambda one: float(one) if np.ndim(one) == 0 else np.asarray(one),
-        keras.add(model, verb, progress.values))
+        keras.add(model, verb, progress.values),
+    )
 
 
 def _check_not_empty(has_batches: bool) -> None:
     if not has_batches:
         raise ValueError(
             "Argument `dataset_fn` of tlm.ps.Datasets must make datasets with "
-            "batches. Received: none on any worker.")
+            "batches. Received: none on any worker."
+        )
 
 
 def _is_due(frequency: int | Container[int], epoch: int) -> bool:
@@ -218,9 +287,11 @@ def strategy_of(model: Any, verb: str) -> Any:
         raise ValueError(
             f"`{verb}` of tlm.ps.Datasets needs a model that was made in the "
             "scope of a ParameterServerStrategy, as tlm.ps.connect returns. "
-            f"Received: a model of {type(strategy).__name__}.")
+            f"Received: a model of {type(strategy).__name__}."
+        )
     if model.run_eagerly:
         raise ValueError(
             "A model over parameter servers must be compiled with "
-            "run_eagerly=False: its steps run on workers. Received: True.")
+            "run_eagerly=False: its steps run on workers. Received: True."
+        )
     return strategy

@@ -52,18 +52,24 @@ class StepBody:
         """Takes a step if there is a batch; the result is for `read`."""
         index = tf.distribute.coordinator.experimental_get_current_worker_index
         batch = iterator.get_next_as_optional()
-        rest = tf.cond(batch.has_value(), lambda: self._run(batch.get_value()),
-                       _idle)
+        rest = tf.cond(
+            batch.has_value(), lambda: self._run(batch.get_value()), _idle
+        )
         return tf.concat([[tf.cast(index(), tf.float64)], rest], axis=0)
 
     def _run(self, batch: Any) -> tf.Tensor:
         values = self._strategy.run(self._step, args=(batch,))
-        self._shapes = [(tuple(one.shape.as_list()), one.dtype.as_numpy_dtype)
-                        for one in values]
+        self._shapes = [
+            (tuple(one.shape.as_list()), one.dtype.as_numpy_dtype)
+            for one in values
+        ]
         return tf.concat(
-            [[tf.cast(num_samples(batch), tf.float64)],
-             *(tf.reshape(tf.cast(one, tf.float64), [-1]) for one in values)],
-            axis=0)
+            [
+                [tf.cast(num_samples(batch), tf.float64)],
+                *(tf.reshape(tf.cast(one, tf.float64), [-1]) for one in values),
+            ],
+            axis=0,
+        )
 
     def read(self, result: np.ndarray) -> StepResult:
         """Returns what a closure has told."""
@@ -73,7 +79,8 @@ class StepBody:
         for shape, dtype in self._shapes:
             size = int(np.prod(shape))
             values.append(
-                result[offset:offset + size].reshape(shape).astype(dtype))
+                result[offset : offset + size].reshape(shape).astype(dtype)
+            )
             offset += size
         return StepResult(int(result[0]), int(result[1]), values)
 
@@ -82,8 +89,12 @@ def num_samples(batch: Any) -> tf.Tensor:
     """Returns the size of a batch, an int scalar."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     # Labels first: features may be packed.
-    whole = [one for part in (*parts[1:2], *parts[:1])
-             for one in tf.nest.flatten(part) if one is not None]
+    whole = [
+        one
+        for part in (*parts[1:2], *parts[:1])
+        for one in tf.nest.flatten(part)
+        if one is not None
+    ]
     first = whole[0]
     if isinstance(first, tf.RaggedTensor):
         return first.nrows()
@@ -97,6 +108,9 @@ def _idle() -> tf.Tensor:
     late = tf.raw_ops.SleepDataset(
         input_dataset=tf.data.experimental.to_variant(nothing),
         sleep_microseconds=tf.constant(_IDLE_MICROSECONDS, tf.int64),
-        output_types=[tf.float64], output_shapes=[[0]])
+        output_types=[tf.float64],
+        output_shapes=[[0]],
+    )
     return tf.data.experimental.from_variant(
-        late, nothing.element_spec).get_single_element()
+        late, nothing.element_spec
+    ).get_single_element()

@@ -44,15 +44,17 @@ class TfKeras:
                     f"`{verb}_step` over parameter servers must return the "
                     f"results of the model's metrics, {sorted(known)}: what "
                     "one step returns says nothing of the others. Received: "
-                    f"{logs!r}.")
+                    f"{logs!r}."
+                )
             if verb == "train":
                 _tf_keras_private.count_step(model)
             return []
 
         return tf.autograph.experimental.do_not_convert(without_logs)
 
-    def add(self, model: Any, verb: str,
-            steps: list[list[np.ndarray]]) -> dict[str, Any]:
+    def add(
+        self, model: Any, verb: str, steps: list[list[np.ndarray]]
+    ) -> dict[str, Any]:
         """Returns the results of the metrics."""
         del verb, steps
         return model.get_metrics_result()
@@ -62,22 +64,26 @@ class TfKeras:
         if isinstance(callbacks, tf_keras.callbacks.CallbackList):
             return callbacks
         return tf_keras.callbacks.CallbackList(
-            callbacks, model=model, **options)
+            callbacks, model=model, **options
+        )
 
     def backups(self, callbacks: Any) -> list[Any]:
         """Returns each BackupAndRestore among callbacks."""
         found = arguments.callbacks_of(
-            callbacks, tf_keras.callbacks.BackupAndRestore)
+            callbacks, tf_keras.callbacks.BackupAndRestore
+        )
         for one in found:
             if one.save_freq != "epoch":
                 raise ValueError(
                     "Argument `save_freq` of BackupAndRestore must be "
-                    "\"epoch\" over parameter servers, where tf_keras skips "
-                    f"all other backups. Received: {one.save_freq!r}.")
+                    '"epoch" over parameter servers, where tf_keras skips '
+                    f"all other backups. Received: {one.save_freq!r}."
+                )
         return found
 
-    def start(self, model: Any, initial_epoch: int,
-              steps: int | None) -> tuple[int, int]:
+    def start(
+        self, model: Any, initial_epoch: int, steps: int | None
+    ) -> tuple[int, int]:
         """Returns where a BackupAndRestore goes on, or the epoch asked for."""
         return _tf_keras_private.start_of_backup(model, steps, initial_epoch)
 
@@ -90,8 +96,9 @@ class TfKeras:
 _TF_KERAS = TfKeras()
 
 
-def fit(original: Callable[..., Any], model: Any, *args: Any,
-        **kwargs: Any) -> Any:
+def fit(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Trains with `Datasets`; leaves other data to tf_keras."""
     options = arguments.read(original, "fit", model, args, kwargs)
     if options is not None:
@@ -99,8 +106,9 @@ def fit(original: Callable[..., Any], model: Any, *args: Any,
     return original(model, *args, **kwargs)
 
 
-def evaluate(original: Callable[..., Any], model: Any, *args: Any,
-             **kwargs: Any) -> Any:
+def evaluate(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Evaluates `Datasets` on workers; leaves other data to tf_keras."""
     options = arguments.read(original, "evaluate", model, args, kwargs)
     if options is not None:
@@ -108,8 +116,9 @@ def evaluate(original: Callable[..., Any], model: Any, *args: Any,
     return original(model, *args, **kwargs)
 
 
-def predict(original: Callable[..., Any], model: Any, *args: Any,
-            **kwargs: Any) -> Any:
+def predict(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Leaves predictions to tf_keras, which makes them in this process."""
     options = arguments.read(original, "predict", model, args, kwargs)
     if options is not None:

@@ -54,21 +54,31 @@ def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
         `"drop"`, which gives row 0 and `is_inside`; `"clip"`, the nearest row.
     """
     if len(inputs) == 1:
-        one, = inputs
-        ids, limit, start = one.ids, tf.constant(
-            one.num_rows, tf.int64), tf.constant(one.start, tf.int64)
+        (one,) = inputs
+        ids, limit, start = (
+            one.ids,
+            tf.constant(one.num_rows, tf.int64),
+            tf.constant(one.start, tf.int64),
+        )
         sizes, owner = tf.size(ids, tf.int64)[tf.newaxis], None
     else:
         ids = tf.concat([one.ids for one in inputs], axis=0)
         sizes = tf.stack([tf.size(one.ids, tf.int64) for one in inputs])
         # Which input each id is of. One operation; tf.repeat is forty.
-        owner = tf.cast(tf.raw_ops.UpperBound(
-            sorted_inputs=tf.cumsum(sizes)[tf.newaxis],
-            values=tf.range(tf.size(ids, tf.int64))[tf.newaxis])[0], tf.int64)
+        owner = tf.cast(
+            tf.raw_ops.UpperBound(
+                sorted_inputs=tf.cumsum(sizes)[tf.newaxis],
+                values=tf.range(tf.size(ids, tf.int64))[tf.newaxis],
+            )[0],
+            tf.int64,
+        )
         limit, start = (
-            tf.gather(tf.constant([getattr(one, field) for one in inputs],
-                                  tf.int64), owner)
-            for field in ("num_rows", "start"))
+            tf.gather(
+                tf.constant([getattr(one, field) for one in inputs], tf.int64),
+                owner,
+            )
+            for field in ("num_rows", "start")
+        )
     if out_of_range == "clip":
         ids = tf.maximum(tf.minimum(ids, limit - 1), 0)
         return VariableRows(ids + start, sizes, None)
@@ -77,20 +87,25 @@ def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
         ids = tf.where(is_inside, ids, 0)
         return VariableRows(ids + start, sizes, is_inside)
     messages = tf.constant([one.message for one in inputs])
-    with tf.control_dependencies([_refuse_outside(
-            ids, is_inside, owner, messages)]):
+    with tf.control_dependencies(
+        [_refuse_outside(ids, is_inside, owner, messages)]
+    ):
         return VariableRows(ids + start, sizes, None)
 
 
 def _refuse_outside(ids, is_inside, owner, messages):
     """An operation that fails with the message of the first id outside."""
+
     def refuse():
         first = tf.argmax(tf.logical_not(is_inside))
-        message = messages[0] if owner is None else tf.gather(
-            messages, owner[first])
+        message = (
+            messages[0] if owner is None else tf.gather(messages, owner[first])
+        )
         return tf.raw_ops.Assert(
-            condition=False, data=[message, "Received:", ids[first]],
-            summarize=1)
+            condition=False,
+            data=[message, "Received:", ids[first]],
+            summarize=1,
+        )
 
     # The message is made where it is needed only.
     return tf.cond(tf.reduce_all(is_inside), tf.no_op, refuse).op

@@ -43,7 +43,7 @@ class MeasuredBlocks:
                     raise ValueError(
                         f"Table {source.name!r} cannot be stored as "
                         f"{self._form.kind}: row {start + error.row} "
-                        f"{error.reason}. Use rows=\"float32\" for it.",
+                        f'{error.reason}. Use rows="float32" for it.',
                     ) from error
                 if str(rows.dtype) != self._form.kind:
                     errors = _errors(rows, stored, self._form)
@@ -57,18 +57,25 @@ class MeasuredBlocks:
         """Returns a report on each table, when all blocks were read."""
         return [
             TableReport(
-                name=source.name, num_rows=source.num_rows, dim=source.dim,
+                name=source.name,
+                num_rows=source.num_rows,
+                dim=source.dim,
                 rows=self._form.kind,
                 num_bytes=source.num_rows * self._form.row_bytes,
                 float32_bytes=source.num_rows * source.dim * 4,
-                largest_error=largest, mean_error=mean)
-            for source, (largest, mean) in zip(self._sources, self._errors)]
+                largest_error=largest,
+                mean_error=mean,
+            )
+            for source, (largest, mean) in zip(self._sources, self._errors)
+        ]
 
 
-def _errors(rows: np.ndarray[Any, Any], stored: np.ndarray[Any, Any],
-            form: RowFormat) -> np.ndarray[Any, Any]:
+def _errors(
+    rows: np.ndarray[Any, Any], stored: np.ndarray[Any, Any], form: RowFormat
+) -> np.ndarray[Any, Any]:
     """Absolute differences; 0 where a value is not finite, and stays so."""
     with np.errstate(invalid="ignore"):
-        errors = np.abs(packing.unpack(stored, form)
-                        - rows.astype(np.float32, copy=False))
+        errors = np.abs(
+            packing.unpack(stored, form) - rows.astype(np.float32, copy=False)
+        )
     return np.where(np.isfinite(rows.astype(np.float32)), errors, 0.0)

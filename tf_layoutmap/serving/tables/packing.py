@@ -130,33 +130,39 @@ def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
         return _pack(rows, form)
     with np.errstate(over="ignore"):
         stored = rows.astype(np.float16)
-    _refuse(np.isfinite(rows) & ~np.isfinite(stored), rows,
-            "is beyond what float16 holds, 65504")
+    _refuse(
+        np.isfinite(rows) & ~np.isfinite(stored),
+        rows,
+        "is beyond what float16 holds, 65504",
+    )
     return stored.view(np.int16)
 
 
-def unpack(stored: np.ndarray[Any, Any],
-           form: RowFormat) -> np.ndarray[Any, Any]:
+def unpack(
+    stored: np.ndarray[Any, Any], form: RowFormat
+) -> np.ndarray[Any, Any]:
     """Returns the float32 rows that a lookup of stored rows gives."""
     if form.kind == "float16":
         stored = stored.view(np.float16)
     if not form.is_packed:
         return stored.astype(np.float32)
-    codes = stored[:, :form.num_codes]
+    codes = stored[:, : form.num_codes]
     if form.kind == "int4":
-        codes = np.concatenate([codes & 15, codes >> 4], axis=1)[:, :form.dim]
-    facts = np.ascontiguousarray(stored[:, form.num_codes:]).view("<f4")
+        codes = np.concatenate([codes & 15, codes >> 4], axis=1)[:, : form.dim]
+    facts = np.ascontiguousarray(stored[:, form.num_codes :]).view("<f4")
     return codes.astype(np.float32) * facts[:, :1] + facts[:, 1:]
 
 
-def _pack(rows: np.ndarray[Any, Any],
-          form: RowFormat) -> np.ndarray[Any, Any]:
+def _pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
     _refuse(~np.isfinite(rows), rows, "is not finite")
     lowest, highest = rows.min(axis=1), rows.max(axis=1)
     # float64, because the difference of two floats may be no float.
     span = highest.astype(np.float64) - lowest
-    _refuse(span[:, np.newaxis] > np.finfo(np.float32).max, rows,
-            "is further from the least of its row than float32 can say")
+    _refuse(
+        span[:, np.newaxis] > np.finfo(np.float32).max,
+        rows,
+        "is further from the least of its row than float32 can say",
+    )
     scale = (span / form.highest_code).astype(np.float32)
     scale[(scale < _SMALLEST_SCALE) & (span > 0.0)] = _SMALLEST_SCALE
     divisor = np.where(scale == 0.0, np.float32(1.0), scale)[:, np.newaxis]
@@ -165,18 +171,19 @@ def _pack(rows: np.ndarray[Any, Any],
     codes[scale == 0.0] = 0
     stored = np.empty([len(rows), form.width], np.uint8)
     if form.kind == "int8":
-        stored[:, :form.num_codes] = codes
+        stored[:, : form.num_codes] = codes
     else:
-        stored[:, :form.num_codes] = codes[:, :form.num_codes]
-        second = codes[:, form.num_codes:] << 4
-        stored[:, :second.shape[1]] |= second
+        stored[:, : form.num_codes] = codes[:, : form.num_codes]
+        second = codes[:, form.num_codes :] << 4
+        stored[:, : second.shape[1]] |= second
     facts = np.stack([scale, lowest], axis=1).astype("<f4")
-    stored[:, form.num_codes:] = facts.view(np.uint8)
+    stored[:, form.num_codes :] = facts.view(np.uint8)
     return stored
 
 
-def _refuse(is_bad: np.ndarray[Any, Any], rows: np.ndarray[Any, Any],
-            what: str) -> None:
+def _refuse(
+    is_bad: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], what: str
+) -> None:
     """Raises an UnfitRowError for the first row with a bad value."""
     bad_rows = is_bad.any(axis=1)
     if not bad_rows.any():
@@ -186,4 +193,5 @@ def _refuse(is_bad: np.ndarray[Any, Any], rows: np.ndarray[Any, Any],
     values = np.where(is_bad[row], np.abs(rows[row]), -1.0)
     column = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
     raise UnfitRowError(
-        row, f"holds {rows[row, column]} in column {column}, which {what}")
+        row, f"holds {rows[row, column]} in column {column}, which {what}"
+    )

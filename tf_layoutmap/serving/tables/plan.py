@@ -37,8 +37,11 @@ class Plan:
 
     def tables_of(self, variable: int) -> list[int]:
         """Returns the tables of a variable, in the order of their rows."""
-        return [table for table, place in enumerate(self.places)
-                if place.variable == variable]
+        return [
+            table
+            for table, place in enumerate(self.places)
+            if place.variable == variable
+        ]
 
 
 def make_plan(tables: Sequence[tuple[RowFormat, int]], *, fuse: bool) -> Plan:

@@ -45,13 +45,14 @@ class Source:
         variable = self.variable()
         shape = [self.num_rows, self.dim]
         row_bytes = self.dim * tf.as_dtype(self.dtype).size
-        most = max(1, BLOCK_BYTES // row_bytes,
-                   -(-self.num_rows // _MOST_BLOCKS))
+        most = max(
+            1, BLOCK_BYTES // row_bytes, -(-self.num_rows // _MOST_BLOCKS)
+        )
         for shard in _shards(variable, shape):
             size = shard.shape[0]
             for start in range(0, size, most):
                 with tf.device("CPU:0"):
-                    yield shard[start:min(start + most, size)].numpy()
+                    yield shard[start : min(start + most, size)].numpy()
 
 
 def _shards(variable: Any, shape: list[int]) -> list[Any]:
@@ -74,7 +75,8 @@ class _ByIds:
 
     def __getitem__(self, rows: slice) -> tf.Tensor:
         return self._table.sparse_read(
-            tf.range(rows.start, rows.stop, dtype=tf.int64))
+            tf.range(rows.start, rows.stop, dtype=tf.int64)
+        )
 
 
 def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
@@ -82,13 +84,15 @@ def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
     layout = dtensor.fetch_layout(value)
     shards = transfer.unique_shards(shape, layout)
     is_whole = layout.mesh.num_local_devices() == layout.mesh.size
-    if is_whole and all(shard.slices[1] == slice(0, shape[1])
-                        for shard in shards):
+    if is_whole and all(
+        shard.slices[1] == slice(0, shape[1]) for shard in shards
+    ):
         parts = dtensor.unpack(value)
         # The last devices may hold padding.
-        return [_Part(parts[shard.devices[0]], shard.slices[0])
-                for shard in sorted(
-                    shards, key=lambda shard: shard.slices[0].start)]
+        return [
+            _Part(parts[shard.devices[0]], shard.slices[0])
+            for shard in sorted(shards, key=lambda shard: shard.slices[0].start)
+        ]
     # Columns that are divided, or devices of other processes.
     whole = tf.constant(transfer.to_host(variable))
     return [_Part(whole, slice(0, shape[0]))]

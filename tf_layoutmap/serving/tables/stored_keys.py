@@ -22,7 +22,9 @@ class StoredKeys:
         with tf.device("CPU:0"):
             self.variable = tf.Variable(
                 tf.concat(state.shards_of(vocabulary.key_variable), axis=0),
-                trainable=False, name="keys")
+                trainable=False,
+                name="keys",
+            )
 
     def rows_of(self, keys: tf.Tensor, kind: int) -> tf.Tensor:
         """Returns the row of each key; the last where it has none.
@@ -37,12 +39,15 @@ class StoredKeys:
         if self._are not in (None, key_tensors.KINDS[kind]):
             raise ValueError(
                 f"The ids of table {self._name!r} must be {self._are}, as "
-                f"those before. Received: {key_tensors.KINDS[kind]}.")
+                f"those before. Received: {key_tensors.KINDS[kind]}."
+            )
         return stock_find.find_rows(self.variable, self._num_buckets, keys)
 
 
 def id_type(vocabulary: state.Vocabulary) -> tf.DType:
     """Returns the type of a table's ids; int64 if there were none yet."""
-    is_strings = vocabulary.stats()["keys_are"] == (
-        key_tensors.KINDS[key_tensors.STRINGS])
+    is_strings = (
+        vocabulary.stats()["keys_are"]
+        == (key_tensors.KINDS[key_tensors.STRINGS])
+    )
     return tf.string if is_strings else tf.int64

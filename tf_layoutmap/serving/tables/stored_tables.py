@@ -79,8 +79,14 @@ def _gather(inputs: Sequence[Wanted], out_of_range: str) -> list[Found]:
     """The rows of inputs whose tables are in one variable."""
     variable = inputs[0].table.variable
     found = id_checks.rows_of(
-        [id_checks.TableIds(one.ids, one.table.num_rows, one.table.start,
-                            one.message) for one in inputs], out_of_range)
+        [
+            id_checks.TableIds(
+                one.ids, one.table.num_rows, one.table.start, one.message
+            )
+            for one in inputs
+        ],
+        out_of_range,
+    )
     rows = unpacking.gather(variable.in_graph, found.rows, variable.form)
     is_inside = found.is_inside
     if is_inside is not None:
@@ -88,8 +94,12 @@ def _gather(inputs: Sequence[Wanted], out_of_range: str) -> list[Found]:
     if len(inputs) == 1:
         return [Found(rows, is_inside)]
     num = len(inputs)
-    return [Found(rows_of_one, is_inside_of_one)
-            for rows_of_one, is_inside_of_one in zip(
-                tf.split(rows, found.sizes, num=num),
-                [None] * num if is_inside is None else
-                tf.split(is_inside, found.sizes, num=num))]
+    return [
+        Found(rows_of_one, is_inside_of_one)
+        for rows_of_one, is_inside_of_one in zip(
+            tf.split(rows, found.sizes, num=num),
+            [None] * num
+            if is_inside is None
+            else tf.split(is_inside, found.sizes, num=num),
+        )
+    ]

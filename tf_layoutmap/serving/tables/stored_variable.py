@@ -40,8 +40,8 @@ class StoredVariable(_tf_private.Trackable):
         self._key = ""
         with tf.init_scope(), tf.device("CPU:0"):
             self._exported = _tf_private.UninitializedVariable(
-                shape=self.shape, dtype=form.dtype, name=name,
-                trainable=False)
+                shape=self.shape, dtype=form.dtype, name=name, trainable=False
+            )
 
     @property
     def in_graph(self) -> Any:
@@ -66,18 +66,26 @@ class StoredVariable(_tf_private.Trackable):
         for block in blocks():
             parts.append(f"{prefix}-{len(parts)}")
             spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-                full_name=self.name, full_shape=self.shape.as_list(),
-                var_offset=[start, 0], var_shape=list(block.shape)).spec
+                full_name=self.name,
+                full_shape=self.shape.as_list(),
+                var_offset=[start, 0],
+                var_shape=list(block.shape),
+            ).spec
             with operations.os_errors(prefix):
                 tf.raw_ops.SaveV2(
-                    prefix=parts[-1], tensor_names=[self._key],
-                    shape_and_slices=[spec], tensors=[block])
+                    prefix=parts[-1],
+                    tensor_names=[self._key],
+                    shape_and_slices=[spec],
+                    tensors=[block],
+                )
             start += len(block)
         assert start == self.shape[0], (start, self.shape)
         with operations.os_errors(prefix):
             tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=parts, destination_prefix=prefix,
-                delete_old_dirs=False)
+                checkpoint_prefixes=parts,
+                destination_prefix=prefix,
+                delete_old_dirs=False,
+            )
 
     # What TensorFlow asks of a variable that it exports.
 
@@ -89,10 +97,15 @@ class StoredVariable(_tf_private.Trackable):
         return {_tf_private.VARIABLE_VALUE_KEY: without_value}
 
     def _export_to_saved_model_graph(
-        self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any,
+        self,
+        object_map: Any,
+        tensor_map: Any,
+        options: Any,
+        **kwargs: Any,
     ) -> Any:
         handles = self._exported._export_to_saved_model_graph(
-            object_map, tensor_map, options, **kwargs)
+            object_map, tensor_map, options, **kwargs
+        )
         object_map[self] = object_map[self._exported]
         return handles
 
@@ -124,10 +137,17 @@ class _Unwritten(_tf_private.SaveableObject):
     """A variable that the object graph names and nothing is written of."""
 
     def __init__(self, variable: StoredVariable, key: str):
-        super().__init__(None, [_tf_private.SaveSpec(
-            lambda: None, "", key, variable.dtype, variable.device)], key)
+        super().__init__(
+            None,
+            [
+                _tf_private.SaveSpec(
+                    lambda: None, "", key, variable.dtype, variable.device
+                )
+            ],
+            key,
+        )
 
 
 def _rename(prefix: str, to: str) -> None:
     for path in tf.io.gfile.glob(f"{prefix}.*"):
-        tf.io.gfile.rename(path, to + path[len(prefix):])
+        tf.io.gfile.rename(path, to + path[len(prefix) :])

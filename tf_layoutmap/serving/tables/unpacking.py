@@ -34,9 +34,10 @@ def gather(stored: Any, ids: tf.Tensor, form: RowFormat) -> tf.Tensor:
         high_bits = tf.bitwise.right_shift(codes, tf.constant(4, tf.uint8))
         codes = tf.concat([low_bits, high_bits], axis=1)
         if form.dim % 2:
-            codes = codes[:, :form.dim]
-    return (tf.cast(codes, tf.float32) * _float_column(scale)
-            + _float_column(lowest))
+            codes = codes[:, : form.dim]
+    return tf.cast(codes, tf.float32) * _float_column(scale) + _float_column(
+        lowest
+    )
 
 
 def _float_column(four_bytes: tf.Tensor) -> tf.Tensor:

@@ -10,8 +10,9 @@ from tf_layoutmap.sharded.routing.shards import Shards
 VERBS = ("add", "sub", "min", "max", "update")
 
 
-def gather_nd(shards: Shards, indices: Any,
-              name: str | None = None) -> tf.Tensor:
+def gather_nd(
+    shards: Shards, indices: Any, name: str | None = None
+) -> tf.Tensor:
     """Returns `tf.gather_nd(table, indices)`.
 
     Args:
@@ -40,8 +41,13 @@ def gather_nd(shards: Shards, indices: Any,
         return found
 
 
-def scatter_nd(shards: Shards, verb: str, indices: Any, updates: Any,
-               name: str | None = None) -> None:
+def scatter_nd(
+    shards: Shards,
+    verb: str,
+    indices: Any,
+    updates: Any,
+    name: str | None = None,
+) -> None:
     """Applies `scatter_nd_<verb>` of `tf.Variable`.
 
     Args:
@@ -66,15 +72,18 @@ def scatter_nd(shards: Shards, verb: str, indices: Any, updates: Any,
         flat, outside = _inside(shards, flat, depth)
         full_shape = tf.concat([tf.shape(indices)[:-1], inner], axis=0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
         updates = checks.check_run_time_shape(
-            shards, updates, shape, full_shape, "Updates")
+            shards, updates, shape, full_shape, "Updates"
+        )
         updates = tf.reshape(updates, [-1, *inner.as_list()])
         if outside is not None:
             updates = checks.nan_where(tf.reduce_any(outside), updates)
         if verb == "update":
-            updates = tf.gather(updates, parts.last_of_equal(
-                _numbers(shards, flat, depth)))
+            updates = tf.gather(
+                updates, parts.last_of_equal(_numbers(shards, flat, depth))
+            )
         for variable, (local, values) in zip(
-                shards.variables, _by_shard(shards, flat, updates)):
+            shards.variables, _by_shard(shards, flat, updates)
+        ):
             # XLA compiles no `min` and `max`, which would drop the poison.
             getattr(variable, f"scatter_nd_{verb}")(local, values)
 
@@ -87,21 +96,28 @@ def _checked_depth(shards: Shards, indices: Any) -> tuple[tf.Tensor, int]:
         raise ValueError(
             f"The last axis of `indices` must be known, and from 1 to {rank} "
             f"for table {shards.name!r} of shape {shards.shape}. Received: "
-            f"shape {indices.shape}.")
+            f"shape {indices.shape}."
+        )
     return indices, depth
 
 
-def _inside(shards: Shards, flat: tf.Tensor,
-            depth: int) -> tuple[tf.Tensor, tf.Tensor | None]:
+def _inside(
+    shards: Shards, flat: tf.Tensor, depth: int
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns checked indices; under XLA also which were outside."""
     columns = tf.unstack(flat, num=depth, axis=1)
     if not checks.in_xla():
-        return _stack([checks.check_ids(shards, column, axis=axis)
-                       for axis, column in enumerate(columns)]), None
-    poisoned = [checks.poison_ids(shards, column, axis)
-                for axis, column in enumerate(columns)]
-    outside = tf.reduce_any(
-        tf.stack([wrong for _, wrong in poisoned]), axis=0)
+        return _stack(
+            [
+                checks.check_ids(shards, column, axis=axis)
+                for axis, column in enumerate(columns)
+            ]
+        ), None
+    poisoned = [
+        checks.poison_ids(shards, column, axis)
+        for axis, column in enumerate(columns)
+    ]
+    outside = tf.reduce_any(tf.stack([wrong for _, wrong in poisoned]), axis=0)
     return _stack([column for column, _ in poisoned]), outside
 
 
@@ -115,19 +131,24 @@ def _numbers(shards: Shards, flat: tf.Tensor, depth: int) -> tf.Tensor:
     """Returns one number per index tuple, equal for equal tuples."""
     number = tf.zeros_like(flat[:, 0], tf.int64)
     for axis, size in zip(range(depth), shards.sizes):
-        number = number * size + tf.cast(
-            flat[:, axis], tf.int64)
+        number = number * size + tf.cast(flat[:, axis], tf.int64)
     return number
 
 
-def _by_shard(shards: Shards, flat: tf.Tensor, updates: tf.Tensor
-              ) -> list[tuple[tf.Tensor, tf.Tensor]]:
+def _by_shard(
+    shards: Shards, flat: tf.Tensor, updates: tf.Tensor
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
     num_shards = len(shards.variables)
     if num_shards == 1 and shards.partition.is_contiguous:
         return [(flat, updates)]
     columns = tf.unstack(flat, axis=1)
     owners, columns[shards.axis] = parts.assign(
-        shards.partition, columns[shards.axis])
+        shards.partition, columns[shards.axis]
+    )
     local = tf.stack(columns, axis=1)
-    return list(zip(tf.dynamic_partition(local, owners, num_shards),
-                    tf.dynamic_partition(updates, owners, num_shards)))
+    return list(
+        zip(
+            tf.dynamic_partition(local, owners, num_shards),
+            tf.dynamic_partition(updates, owners, num_shards),
+        )
+    )

@@ -39,8 +39,9 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
         remaining = (None,) * num_new_axes + rest
     else:
         num_row_axes = rows.shape.rank - shards.row_shape.rank
-        remaining = ((None,) * num_new_axes + (slice(None),) * num_row_axes
-                     + rest)
+        remaining = (
+            (None,) * num_new_axes + (slice(None),) * num_row_axes + rest
+        )
     return rows[remaining]
 
 
@@ -67,13 +68,15 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
             raise TypeError(
                 "A mask of single elements must stand alone to be assigned. "
                 f"Received: {len(rest)} items after it (table "
-                f"{shards.name!r}).")
+                f"{shards.name!r})."
+            )
         mask = selectors.checked_mask(shards, selector)
         indices = tf.where(mask)
-        rest_of_shape = shards.shape[mask.shape.rank:]
+        rest_of_shape = shards.shape[mask.shape.rank :]
         shape = tf.concat([tf.shape(indices)[:1], rest_of_shape], axis=0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
-        elements.scatter_nd(shards, verb, indices, _broadcast(
-            shards, value, shape))
+        elements.scatter_nd(
+            shards, verb, indices, _broadcast(shards, value, shape)
+        )
         return
     ids, drops_axis = selectors.selected_ids(shards, selector)
     # Every element of a row has a number; indexing them tells which to write.
@@ -81,22 +84,47 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
     numbers = tf.reshape(tf.range(shards.row_shape.num_elements()), row_shape)
     if rest:
         numbers = numbers[rest]
-    shape = tf.concat([[1] * num_new_axes,
-                       [] if drops_axis else tf.shape(ids),
-                       tf.shape(numbers)], axis=0)
+    shape = tf.concat(
+        [
+            [1] * num_new_axes,
+            [] if drops_axis else tf.shape(ids),
+            tf.shape(numbers),
+        ],
+        axis=0,
+    )
     value = _broadcast(shards, value, tf.cast(shape, tf.int32))
     flat_ids = tf.reshape(ids, [-1])
-    if all(item is Ellipsis or item is None or isinstance(item, slice)
-           and item == slice(None) for item in rest):
-        routing.scatter(shards, verb, flat_ids, tf.reshape(
-            value, tf.concat([tf.shape(flat_ids), row_shape], axis=0)))
+    if all(
+        item is Ellipsis
+        or item is None
+        or isinstance(item, slice)
+        and item == slice(None)
+        for item in rest
+    ):
+        routing.scatter(
+            shards,
+            verb,
+            flat_ids,
+            tf.reshape(
+                value, tf.concat([tf.shape(flat_ids), row_shape], axis=0)
+            ),
+        )
         return
-    positions = tf.transpose(tf.unravel_index(
-        tf.reshape(numbers, [-1]), tf.constant(row_shape, tf.int32)))
+    positions = tf.transpose(
+        tf.unravel_index(
+            tf.reshape(numbers, [-1]), tf.constant(row_shape, tf.int32)
+        )
+    )
     num_ids, num_positions = tf.size(flat_ids), tf.shape(positions)[0]
-    indices = tf.concat([
-        tf.repeat(tf.cast(flat_ids, tf.int64), num_positions)[:, tf.newaxis],
-        tf.tile(tf.cast(positions, tf.int64), [num_ids, 1])], axis=1)
+    indices = tf.concat(
+        [
+            tf.repeat(tf.cast(flat_ids, tf.int64), num_positions)[
+                :, tf.newaxis
+            ],
+            tf.tile(tf.cast(positions, tf.int64), [num_ids, 1]),
+        ],
+        axis=1,
+    )
     indices.set_shape([None, 1 + len(row_shape)])
     elements.scatter_nd(shards, verb, indices, tf.reshape(value, [-1]))
 
@@ -104,35 +132,44 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
 def dense(shards: Shards) -> tf.Tensor:
     """Returns the whole table as one tensor, rows in order."""
     checks.check_devices_in_xla(shards)
-    whole = (tf.convert_to_tensor(shards.variables[0])
-             if len(shards.variables) == 1 else
-             tf.concat([tf.convert_to_tensor(variable)
-                        for variable in shards.variables], axis=shards.axis))
+    whole = (
+        tf.convert_to_tensor(shards.variables[0])
+        if len(shards.variables) == 1
+        else tf.concat(
+            [tf.convert_to_tensor(variable) for variable in shards.variables],
+            axis=shards.axis,
+        )
+    )
     if shards.partition.is_contiguous:
         return whole
     owners, local_rows = parts.assign(
-        shards.partition, tf.range(shards.num_rows, dtype=tf.int64))
+        shards.partition, tf.range(shards.num_rows, dtype=tf.int64)
+    )
     starts = tf.constant(shards.partition.offsets[:-1], tf.int64)
     return tf.gather(whole, tf.gather(starts, owners) + local_rows)
 
 
-def _read_rows(shards: Shards,
-               selector: Any) -> tuple[tf.Tensor, bool]:
+def _read_rows(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
     """Returns the rows and whether axis 0 is gone from them."""
     if isinstance(selector, slice) and not selectors.has_tensor_bound(selector):
         return _read_slice(shards, selector), False
     if selectors.is_mask_of_elements(selector):
         return _read_mask(shards, selector), False
-    if (shards.axis == 0 and shards.partition.placement != "callable"
-            and not isinstance(selector, slice)
-            and not selectors.is_array(selector)
-            and not selectors.is_tensor(selector)
-            and not isinstance(selector, (bool, np.bool_))):
+    if (
+        shards.axis == 0
+        and shards.partition.placement != "callable"
+        and not isinstance(selector, slice)
+        and not selectors.is_array(selector)
+        and not selectors.is_tensor(selector)
+        and not isinstance(selector, (bool, np.bool_))
+    ):
         owner, local_row = shards.partition.locate(
-            selectors.row_number(shards, selector))
+            selectors.row_number(shards, selector)
+        )
         # Not variable[local_row]: that reads, and often copies, the shard.
         return routing.gather_checked(
-            shards.alone(int(owner)), tf.constant(local_row)), True
+            shards.alone(int(owner)), tf.constant(local_row)
+        ), True
     ids, drops_axis = selectors.selected_ids(shards, selector)
     return routing.gather(shards, ids), drops_axis
 
@@ -153,13 +190,18 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
         # The first wanted row at or after `start`, by rounding up.
         skipped = max(0, -(-(start - wanted.start) // wanted.step))
         mine = wanted[skipped:]
-        mine = mine[:max(0, -(-(stop - mine.start) // wanted.step))]
+        mine = mine[: max(0, -(-(stop - mine.start) // wanted.step))]
         if len(mine) == stop - start and mine:
             blocks.append(tf.convert_to_tensor(shards.variables[number]))
         elif mine:
-            blocks.append(routing.gather_checked(
-                shards.alone(number), tf.range(
-                    mine.start - start, mine[-1] + 1 - start, wanted.step)))
+            blocks.append(
+                routing.gather_checked(
+                    shards.alone(number),
+                    tf.range(
+                        mine.start - start, mine[-1] + 1 - start, wanted.step
+                    ),
+                )
+            )
     if not blocks:
         return tf.zeros([0, *shards.row_shape], shards.dtype)
     rows = blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=0)
@@ -174,18 +216,19 @@ def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
     return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))
 
 
-def _broadcast(shards: Shards, value: tf.Tensor,
-               shape: tf.Tensor) -> tf.Tensor:
+def _broadcast(shards: Shards, value: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
     known = tf.get_static_value(shape)
     if known is not None and value.shape.is_fully_defined():
         try:
             fits = np.broadcast_shapes(
-                tuple(known_sizes(value)), tuple(known)) == tuple(known)
+                tuple(known_sizes(value)), tuple(known)
+            ) == tuple(known)
         except ValueError:
             fits = False
         if not fits:
             raise ValueError(
                 "A value must broadcast to what is indexed, shape "
                 f"{tuple(known.tolist())}. Received: shape {value.shape} "
-                f"(table {shards.name!r}).")
+                f"(table {shards.name!r})."
+            )
     return tf.broadcast_to(value, shape)

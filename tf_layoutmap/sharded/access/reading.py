@@ -54,8 +54,11 @@ class Reads:
           tf.errors.InvalidArgumentError: A tensor holds a row outside.
         """
         found = indexing.read(self._shards(), index)
-        for method, verb in (("assign", "update"), ("assign_add", "add"),
-                             ("assign_sub", "sub")):
+        for method, verb in (
+            ("assign", "update"),
+            ("assign_add", "add"),
+            ("assign_sub", "sub"),
+        ):
             setattr(found, method, self._writer(verb, index))
         return found
 
@@ -83,8 +86,9 @@ class Reads:
         """
         return routing.gather(self._shards(), indices, name)
 
-    def gather_rows(self, ids: Any, *, unique: bool = False,
-                    name: str | None = None) -> tf.Tensor:
+    def gather_rows(
+        self, ids: Any, *, unique: bool = False, name: str | None = None
+    ) -> tf.Tensor:
         """Returns the rows of `ids`, in their order, as `sparse_read`.
 
         Args:
@@ -103,8 +107,10 @@ class Reads:
         with tf.name_scope(name or "gather_rows"):
             ids = checks.ids_of(shards, ids)
             distinct, positions = tf.unique(tf.reshape(ids, [-1]))
-            rows = tf.gather(routing.gather(shards, distinct),
-                             tf.reshape(positions, tf.shape(ids)))
+            rows = tf.gather(
+                routing.gather(shards, distinct),
+                tf.reshape(positions, tf.shape(ids)),
+            )
             rows.set_shape(ids.shape.concatenate(shards.row_shape))
             return rows
 
@@ -145,37 +151,54 @@ class Reads:
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "`numpy()` must be called outside of tf.function (table "
-                f"{shards.name!r}).")
+                f"{shards.name!r})."
+            )
         if chunk_rows is not None:
-            _checks.check_int("chunk_rows", chunk_rows, lowest=1,
-                              where=f"table {shards.name!r}")
+            _checks.check_int(
+                "chunk_rows",
+                chunk_rows,
+                lowest=1,
+                where=f"table {shards.name!r}",
+            )
         whole = np.empty(shards.sizes, shards.dtype.as_numpy_dtype)
         for number, variable in enumerate(shards.variables):
-            rows = (shards.partition.global_rows(number)
-                    if not shards.partition.is_contiguous else
-                    slice(*shards.partition.offsets[number:][:2]))
+            rows = (
+                shards.partition.global_rows(number)
+                if not shards.partition.is_contiguous
+                else slice(*shards.partition.offsets[number:][:2])
+            )
             # An index array makes a copy, not a view.
-            target = (whole[:, rows] if shards.axis == 1 else
-                      whole[rows] if isinstance(rows, slice) else None)
+            target = (
+                whole[:, rows]
+                if shards.axis == 1
+                else whole[rows]
+                if isinstance(rows, slice)
+                else None
+            )
             size = known_size(variable)
             for start in range(0, size, chunk_rows or max(size, 1)):
                 stop = min(start + (chunk_rows or size), size)
-                block = (variable.numpy() if chunk_rows is None else
-                         routing.gather_checked(
-                             shards.alone(number),
-                             tf.range(start, stop)).numpy())
+                block = (
+                    variable.numpy()
+                    if chunk_rows is None
+                    else routing.gather_checked(
+                        shards.alone(number), tf.range(start, stop)
+                    ).numpy()
+                )
                 if target is not None:
                     target[start:stop] = block
                 elif not isinstance(rows, slice):
                     whole[rows[start:stop]] = block
         return whole
 
-    def __array__(self, dtype: Any = None,
-                  copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> np.ndarray:
         if copy is False:
             raise ValueError(
                 "A table in shards must be copied to become one array. "
-                f"Received: copy=False (table {self._own_shards.name!r}).")
+                f"Received: copy=False (table {self._own_shards.name!r})."
+            )
         whole = self.numpy()
         return whole if dtype is None else whole.astype(dtype, copy=False)
 

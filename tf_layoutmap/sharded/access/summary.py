@@ -56,17 +56,24 @@ class Summary:
     def __rich__(self) -> rich.table.Table:
         table = rich.table.Table(
             title=f"{self.name}: {self.dtype} {list(self.shape)}, "
-                  f"{self.placement} along axis {self.axis}",
-            show_footer=True)
+            f"{self.placement} along axis {self.axis}",
+            show_footer=True,
+        )
         table.add_column("shard", "total")
         table.add_column(
             "columns" if self.axis == 1 else "rows",
-            f"{sum(shard.rows for shard in self.shards):,}", justify="right")
+            f"{sum(shard.rows for shard in self.shards):,}",
+            justify="right",
+        )
         table.add_column("bytes", f"{self.num_bytes:,}", justify="right")
         table.add_column("device")
         for shard in self.shards:
-            table.add_row(shard.name, f"{shard.rows:,}",
-                          f"{shard.num_bytes:,}", shard.device)
+            table.add_row(
+                shard.name,
+                f"{shard.rows:,}",
+                f"{shard.num_bytes:,}",
+                shard.device,
+            )
         return table
 
     def __str__(self) -> str:
@@ -79,13 +86,21 @@ def summarize(shards: Shards) -> Summary:
     """Describes a table without reading it."""
     described = tuple(
         ShardSummary(
-            name=variable.name, shape=tuple(known_sizes(variable)),
+            name=variable.name,
+            shape=tuple(known_sizes(variable)),
             rows=size,
             num_bytes=variable.shape.num_elements() * shards.dtype.size,
-            device=device)
+            device=device,
+        )
         for variable, size, device in zip(
-            shards.variables, shards.partition.sizes, shards.devices))
+            shards.variables, shards.partition.sizes, shards.devices
+        )
+    )
     return Summary(
-        name=shards.name, shape=tuple(shards.sizes),
-        dtype=shards.dtype.name, axis=shards.axis,
-        placement=shards.partition.placement, shards=described)
+        name=shards.name,
+        shape=tuple(shards.sizes),
+        dtype=shards.dtype.name,
+        axis=shards.axis,
+        placement=shards.partition.placement,
+        shards=described,
+    )

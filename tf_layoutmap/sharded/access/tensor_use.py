@@ -37,14 +37,20 @@ def _operator_method(tables: type, operator: str) -> Callable:
     return apply
 
 
-def _to_tensor(table: Any, dtype: tf.DType | None = None,
-               name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+def _to_tensor(
+    table: Any,
+    dtype: tf.DType | None = None,
+    name: str | None = None,
+    as_ref: bool = False,
+) -> tf.Tensor:
     del name
     if as_ref:
         raise NotImplementedError(
-            f"Table {table.name!r} cannot become a reference.")
+            f"Table {table.name!r} cannot become a reference."
+        )
     if dtype is not None and not dtype.is_compatible_with(table.dtype):
         raise ValueError(
             f"Argument `dtype` must be {table.dtype.name}, the table's. "
-            f"Received: {dtype.name} (table {table.name!r}).")
+            f"Received: {dtype.name} (table {table.name!r})."
+        )
     return indexing.dense(table._shards())

@@ -18,8 +18,13 @@ class Writes:
         """The table as the current graph may see it."""
         raise NotImplementedError
 
-    def assign(self, value: Any, use_locking: bool = False,
-               name: str | None = None, read_value: bool = True):
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ):
         """Sets the whole table; returns this table.
 
         Args:
@@ -34,32 +39,53 @@ class Writes:
         """
         return self._assign("assign", value, use_locking, name, read_value)
 
-    def assign_add(self, delta: Any, use_locking: bool = False,
-                   name: str | None = None, read_value: bool = True):
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ):
         """Adds to the whole table; as `assign`."""
         return self._assign("assign_add", delta, use_locking, name, read_value)
 
-    def assign_sub(self, delta: Any, use_locking: bool = False,
-                   name: str | None = None, read_value: bool = True):
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ):
         """Subtracts from the whole table; as `assign`."""
         return self._assign("assign_sub", delta, use_locking, name, read_value)
 
-    def _assign(self, verb: str, value: Any, use_locking: bool,
-                name: str | None, read_value: bool):
+    def _assign(
+        self,
+        verb: str,
+        value: Any,
+        use_locking: bool,
+        name: str | None,
+        read_value: bool,
+    ):
         del read_value
         shards = self._shards()
         with tf.name_scope(name or verb):
             value = tf.convert_to_tensor(value, dtype=shards.dtype)
             value = checks.check_run_time_shape(
-                shards, value, shards.shape, shards.shape.as_list())
+                shards, value, shards.shape, shards.shape.as_list()
+            )
             for variable, block in zip(shards.variables, shards.split(value)):
                 getattr(variable, verb)(
-                    block, use_locking=use_locking, read_value=False)
+                    block, use_locking=use_locking, read_value=False
+                )
         return self
 
-    def batch_scatter_update(self, sparse_delta: tf.IndexedSlices,
-                             use_locking: bool = False,
-                             name: str | None = None):
+    def batch_scatter_update(
+        self,
+        sparse_delta: tf.IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ):
         """Does `batch_scatter_update` of `tf.Variable`; returns this table.
 
         Indices of rank 1 are rows. The last axis of indices of a higher rank
@@ -82,30 +108,44 @@ class Writes:
                 raise ValueError(
                     "`indices` must have a known rank, from 1 to "
                     f"{shards.shape.rank}. Received: shape {indices.shape} "
-                    f"(table {shards.name!r}).")
+                    f"(table {shards.name!r})."
+                )
             counted = tf.where(tf.fill(tf.shape(indices), True))[:, :-1]
-            tuples = tf.concat([counted, tf.cast(
-                tf.reshape(indices, [-1, 1]), tf.int64)], axis=1)
+            tuples = tf.concat(
+                [counted, tf.cast(tf.reshape(indices, [-1, 1]), tf.int64)],
+                axis=1,
+            )
             tuples = tf.reshape(
-                tuples, tf.concat([tf.shape(indices), [rank]], axis=0))
+                tuples, tf.concat([tf.shape(indices), [rank]], axis=0)
+            )
             tuples.set_shape([*indices.shape, rank])
             elements.scatter_nd(shards, "update", tuples, sparse_delta.values)
         return self
 
 
 def _check_slices(shards: Shards, sparse_delta: Any) -> None:
-    _checks.check_type("sparse_delta", sparse_delta, tf.IndexedSlices,
-                       "a tf.IndexedSlices", where=f"table {shards.name!r}")
+    _checks.check_type(
+        "sparse_delta",
+        sparse_delta,
+        tf.IndexedSlices,
+        "a tf.IndexedSlices",
+        where=f"table {shards.name!r}",
+    )
 
 
 def _scatter_method(verb: str) -> Callable:
-    def scatter(self, sparse_delta: tf.IndexedSlices,
-                use_locking: bool = False, name: str | None = None):
+    def scatter(
+        self,
+        sparse_delta: tf.IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ):
         del use_locking  # Our op always locks.
         shards = self._shards()
         _check_slices(shards, sparse_delta)
-        routing.scatter(shards, verb, sparse_delta.indices,
-                        sparse_delta.values, name)
+        routing.scatter(
+            shards, verb, sparse_delta.indices, sparse_delta.values, name
+        )
         return self
 
     scatter.__name__ = f"scatter_{verb}"

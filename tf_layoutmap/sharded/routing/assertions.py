@@ -9,8 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 
-def require(condition: Any, *words: Any, summarize: int = 3,
-            ) -> list[tf.Operation]:
+def require(
+    condition: Any,
+    *words: Any,
+    summarize: int = 3,
+) -> list[tf.Operation]:
     """Raises an error when `condition` is false, now or when it runs.
 
     >>> with tf.control_dependencies(require(True, "Ids must be positive.")):
@@ -35,9 +38,14 @@ def require(condition: Any, *words: Any, summarize: int = 3,
     if not tf.executing_eagerly():
         return [tf.debugging.Assert(condition, list(words), summarize)]
     if not condition:
-        raise tf.errors.InvalidArgumentError(None, None, "".join(
-            one if isinstance(one, str) else _summary(one, summarize)
-            for one in words))
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            "".join(
+                one if isinstance(one, str) else _summary(one, summarize)
+                for one in words
+            ),
+        )
     return []
 
 

@@ -23,14 +23,16 @@ def ids_of(shards: Shards, ids: Any) -> tf.Tensor:
     if tensor.dtype not in ID_DTYPES:
         raise TypeError(
             "Argument `ids` must be int32 or int64. Received: dtype "
-            f"{tensor.dtype.name} (table {shards.name!r}).")
+            f"{tensor.dtype.name} (table {shards.name!r})."
+        )
     return tensor
 
 
 def in_xla() -> bool:
     """Whether XLA compiles what is traced here."""
     return not tf.executing_eagerly() and _tf_private.is_xla_graph(
-        tf.compat.v1.get_default_graph())
+        tf.compat.v1.get_default_graph()
+    )
 
 
 def in_vectorized_map() -> bool:
@@ -41,7 +43,8 @@ def in_vectorized_map() -> bool:
     """
     return not tf.executing_eagerly() and any(
         scope.startswith("loop_body")
-        for scope in tf.get_current_name_scope().split("/"))
+        for scope in tf.get_current_name_scope().split("/")
+    )
 
 
 def check_devices_in_xla(shards: Shards) -> None:
@@ -58,11 +61,13 @@ def check_devices_in_xla(shards: Shards) -> None:
             f"The shards of table {shards.name!r} must be on one device in a "
             "function that XLA compiles (jit_compile=True). Received: shards "
             f"on {devices}. Look rows up outside of that function, or leave "
-            "`jit_compile` out.")
+            "`jit_compile` out."
+        )
 
 
-def check_ids(shards: Shards, ids: tf.Tensor, lowest: int = 0,
-              axis: int = 0) -> tf.Tensor:
+def check_ids(
+    shards: Shards, ids: tf.Tensor, lowest: int = 0, axis: int = 0
+) -> tf.Tensor:
     """Returns `ids`, to be had only if the table has them all.
 
     Args:
@@ -83,17 +88,20 @@ def check_ids(shards: Shards, ids: tf.Tensor, lowest: int = 0,
         if tf.reduce_any(outside):
             position = int(tf.argmax(outside))
             raise tf.errors.InvalidArgumentError(
-                None, None, sentence.format(int(flat[position]), position))
+                None, None, sentence.format(int(flat[position]), position)
+            )
         return ids
     # argmax of nothing is refused, so there is always one more.
     position = tf.argmax(tf.concat([outside, [True]], axis=0))
     culprit = tf.gather(tf.concat([flat, [0]], axis=0), position)
-    return _only_if(ids, tf.logical_not(tf.reduce_any(outside)),
-                    sentence, culprit, position)
+    return _only_if(
+        ids, tf.logical_not(tf.reduce_any(outside)), sentence, culprit, position
+    )
 
 
-def poison_ids(shards: Shards, ids: tf.Tensor,
-               axis: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
+def poison_ids(
+    shards: Shards, ids: tf.Tensor, axis: int = 0
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns ids that are inside, and which of them were not, for XLA.
 
     Raises:
@@ -106,14 +114,18 @@ def poison_ids(shards: Shards, ids: tf.Tensor,
         wrong = (known < 0) | (known >= size)
         if wrong.any():
             raise tf.errors.InvalidArgumentError(
-                None, None, f"Id {int(known[wrong].flat[0])} is outside "
-                + _extent(shards, axis))
+                None,
+                None,
+                f"Id {int(known[wrong].flat[0])} is outside "
+                + _extent(shards, axis),
+            )
     elif not (shards.dtype.is_floating or shards.dtype.is_complex):
         raise TypeError(
             "In a function that XLA compiles a table must be of floating "
             "numbers, because XLA drops the check of ids and only NaN can "
             f"show a bad one. Received: dtype {shards.dtype.name} (table "
-            f"{shards.name!r}). Call it outside of `jit_compile=True`.")
+            f"{shards.name!r}). Call it outside of `jit_compile=True`."
+        )
     if size > ids.dtype.max:
         ids = tf.cast(ids, tf.int64)
     outside = tf.logical_or(ids < 0, ids >= size)
@@ -123,19 +135,27 @@ def poison_ids(shards: Shards, ids: tf.Tensor,
 def _extent(shards: Shards, axis: int) -> str:
     if axis == 0:
         return f"table {shards.name!r} with {shards.num_rows} rows"
-    return (f"axis {axis}, of size {shards.shape[axis]}, of table "
-            f"{shards.name!r}")
+    return (
+        f"axis {axis}, of size {shards.shape[axis]}, of table {shards.name!r}"
+    )
 
 
 def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """Returns `tensor` with NaN where `condition`, of the leading axes."""
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return tensor  # The ids were checked when the function was traced.
-    shape = tf.concat([
-        tf.shape(condition),
-        tf.ones([tf.rank(tensor) - tf.rank(condition)], tf.int32)], axis=0)
-    return tf.where(tf.reshape(condition, shape),
-                    tf.constant(float("nan"), tensor.dtype), tensor)
+    shape = tf.concat(
+        [
+            tf.shape(condition),
+            tf.ones([tf.rank(tensor) - tf.rank(condition)], tf.int32),
+        ],
+        axis=0,
+    )
+    return tf.where(
+        tf.reshape(condition, shape),
+        tf.constant(float("nan"), tensor.dtype),
+        tensor,
+    )
 
 
 def poison_to_add(outside: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -149,12 +169,18 @@ def poison_to_add(outside: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
       Of the shape of `values`: NaN if any id was bad, else -0, which added
       to any number changes no bit of it.
     """
-    return nan_where(tf.reduce_any(outside), tf.fill(
-        tf.shape(values), tf.constant(-0., values.dtype)))
+    return nan_where(
+        tf.reduce_any(outside),
+        tf.fill(tf.shape(values), tf.constant(-0.0, values.dtype)),
+    )
 
 
-def check_shape(shards: Shards, value: tf.Tensor, shape: tf.TensorShape,
-                what: str = "Values") -> None:
+def check_shape(
+    shards: Shards,
+    value: tf.Tensor,
+    shape: tf.TensorShape,
+    what: str = "Values",
+) -> None:
     """Refuses `value` if it is known not to have `shape`.
 
     Args:
@@ -166,12 +192,17 @@ def check_shape(shards: Shards, value: tf.Tensor, shape: tf.TensorShape,
     if not value.shape.is_compatible_with(shape):
         raise ValueError(
             f"{what} for table {shards.name!r} must have shape {shape}. "
-            f"Received: shape {value.shape}.")
+            f"Received: shape {value.shape}."
+        )
 
 
-def check_run_time_shape(shards: Shards, value: tf.Tensor,
-                         shape: tf.TensorShape, run_time_shape: Any,
-                         what: str = "Values") -> tf.Tensor:
+def check_run_time_shape(
+    shards: Shards,
+    value: tf.Tensor,
+    shape: tf.TensorShape,
+    run_time_shape: Any,
+    what: str = "Values",
+) -> tf.Tensor:
     """Returns `value` if it has `shape`, checked before or when it runs.
 
     Args:
@@ -186,14 +217,20 @@ def check_run_time_shape(shards: Shards, value: tf.Tensor,
         return value
     if value.shape.rank is None:
         value = _only_if(
-            value, tf.equal(tf.rank(value), tf.size(run_time_shape)),
+            value,
+            tf.equal(tf.rank(value), tf.size(run_time_shape)),
             f"{what} for table {shards.name!r} must have shape {shape}, of "
-            "rank {}. Received: rank {}", tf.size(run_time_shape),
-            tf.rank(value))
+            "rank {}. Received: rank {}",
+            tf.size(run_time_shape),
+            tf.rank(value),
+        )
     value = _only_if(
-        value, tf.reduce_all(tf.equal(tf.shape(value), run_time_shape)),
+        value,
+        tf.reduce_all(tf.equal(tf.shape(value), run_time_shape)),
         f"{what} for table {shards.name!r} must have shape {shape}. "
-        "Received: shape {}", tf.shape(value))
+        "Received: shape {}",
+        tf.shape(value),
+    )
     # Not tf.ensure_shape: its own check may run first, with fewer words.
     value.set_shape(shape)
     return value
@@ -205,15 +242,19 @@ def check_divisors(shards: Shards, values: tf.Tensor) -> tf.Tensor:
         raise TypeError(
             "`scatter_div` in a function that XLA compiles must be of "
             "floating numbers, because XLA drops the check of divisors. "
-            f"Received: dtype {shards.dtype.name} (table {shards.name!r}).")
-    sentence = ("`scatter_div` of integers needs updates without 0 (table "
-                f"{shards.name!r})")
+            f"Received: dtype {shards.dtype.name} (table {shards.name!r})."
+        )
+    sentence = (
+        "`scatter_div` of integers needs updates without 0 (table "
+        f"{shards.name!r})"
+    )
     is_good = tf.reduce_all(tf.not_equal(values, 0))
     return _only_if(values, is_good, sentence)
 
 
-def _only_if(tensor: tf.Tensor, condition: tf.Tensor, sentence: str,
-             *culprits: tf.Tensor) -> tf.Tensor:
+def _only_if(
+    tensor: tf.Tensor, condition: tf.Tensor, sentence: str, *culprits: tf.Tensor
+) -> tf.Tensor:
     """Returns `tensor`, to be had only if `condition` holds.
 
     `sentence` has one `{}` for each of `culprits`.

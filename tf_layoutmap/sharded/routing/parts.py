@@ -22,7 +22,8 @@ _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 _tf_private.register_read_only_op("LayoutMap>GatherRows")
 _tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
-    _op_gradients.gather_rows_tangent)
+    _op_gradients.gather_rows_tangent
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,29 +46,32 @@ def parts_of(shards: Shards) -> list[Part]:
     """Divides the shards of a table (along axis 0) into parts."""
     checks.check_devices_in_xla(shards)
     groups: dict[str, list[int]] = {}
-    is_stock = (shards.is_exported or shards.dtype in _UNSERVED_DTYPES
-                or checks.in_xla())
+    is_stock = (
+        shards.is_exported
+        or shards.dtype in _UNSERVED_DTYPES
+        or checks.in_xla()
+    )
     for number, device in enumerate(shards.devices):
         is_fused = not is_stock and is_local_cpu(device)
         groups.setdefault(
-            f"fused {device}" if is_fused else f"stock {number}",
-            []).append(number)
-    return [Part(_sub_table(shards, numbers), numbers,
-                 key.startswith("fused"))
-            for key, numbers in groups.items()]
+            f"fused {device}" if is_fused else f"stock {number}", []
+        ).append(number)
+    return [
+        Part(_sub_table(shards, numbers), numbers, key.startswith("fused"))
+        for key, numbers in groups.items()
+    ]
 
 
 def is_local_cpu(device: str) -> bool:
     """Whether a variable there is on a CPU of this process."""
     spec = tf.DeviceSpec.from_string(device)
-    return (spec.device_type in (None, "CPU")
-            and spec.job in (None, "localhost"))
+    return spec.device_type in (None, "CPU") and spec.job in (None, "localhost")
 
 
 def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a part by ids of any shape."""
     if not part.is_fused:
-        variable, = part.shards.variables
+        (variable,) = part.shards.variables
         # Not `sparse_read`: with a tf.autodiff.ForwardAccumulator it fails,
         # and tf.gather knows what to do then.
         rows = tf.gather(variable, tf.reshape(ids, [-1]))
@@ -80,11 +84,11 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
             _tf_private.variable_accessed(variable)
     with tf.device(part.shards.devices[0]):
         return _ops.gather_rows(
-            **_described(part.shards), ids=ids, dtype=part.shards.dtype)
+            **_described(part.shards), ids=ids, dtype=part.shards.dtype
+        )
 
 
-def scatter(part: Part, verb: str, ids: tf.Tensor,
-            values: tf.Tensor) -> None:
+def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
     """Writes rows of a part.
 
     Args:
@@ -97,20 +101,27 @@ def scatter(part: Part, verb: str, ids: tf.Tensor,
     if part.is_fused:
         with tf.device(part.shards.devices[0]):
             _ops.scatter_rows(
-                **_described(part.shards), ids=ids, updates=values, verb=verb)
+                **_described(part.shards), ids=ids, updates=values, verb=verb
+            )
         return
-    variable, = part.shards.variables
+    (variable,) = part.shards.variables
     flat_ids = tf.reshape(ids, [-1])
     if values.shape.rank != 0:
-        values = tf.reshape(values, tf.concat(
-            [tf.shape(flat_ids), part.shards.row_shape], axis=0))
-    if (verb == "div" and part.shards.dtype.is_integer
-            and part.shards.dtype.min < 0):
+        values = tf.reshape(
+            values,
+            tf.concat([tf.shape(flat_ids), part.shards.row_shape], axis=0),
+        )
+    if (
+        verb == "div"
+        and part.shards.dtype.is_integer
+        and part.shards.dtype.min < 0
+    ):
         # The lowest number by -1 ends the process in TensorFlow's op.
         is_minus_one = tf.equal(values, tf.cast(-1, values.dtype))
         one = tf.ones_like(values)
-        variable.scatter_mul(tf.IndexedSlices(
-            tf.where(is_minus_one, values, one), flat_ids))
+        variable.scatter_mul(
+            tf.IndexedSlices(tf.where(is_minus_one, values, one), flat_ids)
+        )
         values = tf.where(is_minus_one, one, values)
     getattr(variable, f"scatter_{verb}")(tf.IndexedSlices(values, flat_ids))
 
@@ -122,17 +133,24 @@ def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
     TensorFlow's ops write them.
     """
     order = tf.argsort(ids, stable=True)
-    is_new = tf.concat([[False], tf.not_equal(
-        tf.gather(ids, order[1:]), tf.gather(ids, order[:-1]))], axis=0)
+    is_new = tf.concat(
+        [
+            [False],
+            tf.not_equal(tf.gather(ids, order[1:]), tf.gather(ids, order[:-1])),
+        ],
+        axis=0,
+    )
     # One False too many when there are no ids.
-    runs = tf.cumsum(tf.cast(is_new[:tf.size(ids)], tf.int32))
+    runs = tf.cumsum(tf.cast(is_new[: tf.size(ids)], tf.int32))
     last = tf.math.unsorted_segment_max(order, runs, tf.size(ids))
-    return tf.scatter_nd(order[:, tf.newaxis], tf.gather(last, runs),
-                         tf.shape(ids))
+    return tf.scatter_nd(
+        order[:, tf.newaxis], tf.gather(last, runs), tf.shape(ids)
+    )
 
 
-def assign(partition: RowPartition,
-           ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def assign(
+    partition: RowPartition, ids: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns owner (int32) and local row (dtype of `ids`) of checked ids.
 
     The tensor form of `RowPartition.locate`.
@@ -153,15 +171,20 @@ def assign(partition: RowPartition,
 
 
 def _sub_table(shards: Shards, numbers: Sequence[int]) -> Shards:
-    if (len(numbers) == len(shards.variables)
-            and shards.partition.placement != "callable"):
+    if (
+        len(numbers) == len(shards.variables)
+        and shards.partition.placement != "callable"
+    ):
         return shards
     sizes = [shards.partition.sizes[number] for number in numbers]
     devices = shards.argument_devices
-    return Shards([shards.variables[number] for number in numbers],
-                  RowPartition.from_sizes(sizes), shards.name,
-                  is_exported=shards.is_exported,
-                  argument_devices=devices and [devices[n] for n in numbers])
+    return Shards(
+        [shards.variables[number] for number in numbers],
+        RowPartition.from_sizes(sizes),
+        shards.name,
+        is_exported=shards.is_exported,
+        argument_devices=devices and [devices[n] for n in numbers],
+    )
 
 
 def _described(shards: Shards) -> dict:
@@ -169,4 +192,6 @@ def _described(shards: Shards) -> dict:
     return dict(
         shards=[variable.handle for variable in shards.variables],
         offsets=tf.constant(shards.partition.offsets, tf.int64),
-        placement=shards.partition.placement, table=shards.name)
+        placement=shards.partition.placement,
+        table=shards.name,
+    )

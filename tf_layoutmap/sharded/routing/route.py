@@ -23,19 +23,23 @@ class Route:
     positions: Sequence[tf.Tensor | None]
 
 
-def route(shards: Shards, found: Sequence[parts.Part],
-          flat_ids: tf.Tensor) -> Route:
+def route(
+    shards: Shards, found: Sequence[parts.Part], flat_ids: tf.Tensor
+) -> Route:
     """Divides checked `[num_ids]` ids among parts, keeping their order."""
     rows, numbers = locate(shards, found, flat_ids)
     if len(found) == 1:
         return Route([rows], [None])
     positions = tf.range(tf.size(flat_ids))
-    return Route(tf.dynamic_partition(rows, numbers, len(found)),
-                 tf.dynamic_partition(positions, numbers, len(found)))
+    return Route(
+        tf.dynamic_partition(rows, numbers, len(found)),
+        tf.dynamic_partition(positions, numbers, len(found)),
+    )
 
 
-def locate(shards: Shards, found: Sequence[parts.Part],
-           flat_ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def locate(
+    shards: Shards, found: Sequence[parts.Part], flat_ids: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the row of each id in its part, and the part's number."""
     owners, rows = parts.assign(shards.partition, flat_ids)
     part_of_shard = [0] * len(shards.variables)

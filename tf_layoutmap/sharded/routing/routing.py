@@ -55,8 +55,9 @@ def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
     return _gather_from(shards, _parts_of(shards), ids)
 
 
-def _gather_from(shards: Shards, found: Sequence[parts.Part],
-                 ids: tf.Tensor) -> tf.Tensor:
+def _gather_from(
+    shards: Shards, found: Sequence[parts.Part], ids: tf.Tensor
+) -> tf.Tensor:
     """Returns rows of the parts of a table by checked ids."""
     if shards.axis == 1:
         columns = shards.each_alone()
@@ -64,10 +65,13 @@ def _gather_from(shards: Shards, found: Sequence[parts.Part],
             return gather_checked(columns[0], ids)
         if ids.shape.rank is None:
             rows = _gather_from(shards, found, tf.reshape(ids, [-1]))
-            return tf.reshape(rows, tf.concat(
-                [tf.shape(ids), shards.row_shape], axis=0))
-        return tf.concat([gather_checked(column, ids) for column in columns],
-                         axis=ids.shape.rank)
+            return tf.reshape(
+                rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0)
+            )
+        return tf.concat(
+            [gather_checked(column, ids) for column in columns],
+            axis=ids.shape.rank,
+        )
     if _needs_no_route(shards, found):
         return parts.gather(found[0], ids)
     if len(found) > 1 and checks.in_vectorized_map():
@@ -77,23 +81,28 @@ def _gather_from(shards: Shards, found: Sequence[parts.Part],
     if len(found) == 1:
         rows = parts.gather(found[0], route.rows[0])
     else:
-        rows = tf.dynamic_stitch(route.positions, [
-            parts.gather(part, part_rows)
-            for part, part_rows in zip(found, route.rows)])
+        rows = tf.dynamic_stitch(
+            route.positions,
+            [
+                parts.gather(part, part_rows)
+                for part, part_rows in zip(found, route.rows)
+            ],
+        )
     return _in_shape_of(shards, rows, ids)
 
 
-def _in_shape_of(shards: Shards, rows: tf.Tensor,
-                 ids: tf.Tensor) -> tf.Tensor:
+def _in_shape_of(shards: Shards, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Returns `[num_ids, ...]` rows in the shape that belongs to the ids."""
     rows = tf.reshape(
-        rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0))
+        rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0)
+    )
     rows.set_shape(ids.shape.concatenate(shards.row_shape))
     return rows
 
 
-def _gather_masked(shards: Shards, found: Sequence[parts.Part],
-                   flat_ids: tf.Tensor) -> tf.Tensor:
+def _gather_masked(
+    shards: Shards, found: Sequence[parts.Part], flat_ids: tf.Tensor
+) -> tf.Tensor:
     """Gathers without tensors whose size depends on the ids.
 
     tf.vectorized_map stacks what its iterations compute, which must be of one
@@ -107,18 +116,25 @@ def _gather_masked(shards: Shards, found: Sequence[parts.Part],
         if not part.shards.num_rows:
             continue
         is_here = tf.equal(numbers, number)
-        here = parts.gather(
-            part, tf.where(is_here, rows, tf.zeros_like(rows)))
-        gathered = here if gathered is None else tf.where(
-            tf.reshape(is_here, [-1] + [1] * (rank - 1)), here, gathered)
+        here = parts.gather(part, tf.where(is_here, rows, tf.zeros_like(rows)))
+        gathered = (
+            here
+            if gathered is None
+            else tf.where(
+                tf.reshape(is_here, [-1] + [1] * (rank - 1)), here, gathered
+            )
+        )
     if gathered is None:  # A table without rows, of which nothing is read.
-        return tf.zeros(tf.concat(
-            [tf.shape(flat_ids), shards.row_shape], axis=0), shards.dtype)
+        return tf.zeros(
+            tf.concat([tf.shape(flat_ids), shards.row_shape], axis=0),
+            shards.dtype,
+        )
     return gathered
 
 
-def scatter(shards: Shards, verb: str, ids: Any, values: Any,
-            name: str | None = None) -> None:
+def scatter(
+    shards: Shards, verb: str, ids: Any, values: Any, name: str | None = None
+) -> None:
     """Applies a scatter verb to the rows of `ids`.
 
     Args:
@@ -160,32 +176,52 @@ def scatter(shards: Shards, verb: str, ids: Any, values: Any,
                 values = tf.cond(
                     tf.equal(tf.rank(values), 0),
                     lambda: tf.broadcast_to(values, full_shape),
-                    lambda: tf.identity(values))
+                    lambda: tf.identity(values),
+                )
             values = checks.check_run_time_shape(
-                shards, values, shape, full_shape)
+                shards, values, shape, full_shape
+            )
         if verb == "div" and shards.dtype.is_integer:
             values = checks.check_divisors(shards, values)
         flat_ids = tf.reshape(ids, [-1])
         if not is_scalar:
-            values = tf.reshape(values, tf.concat(
-                [tf.shape(flat_ids), shards.row_shape], axis=0))
+            values = tf.reshape(
+                values,
+                tf.concat([tf.shape(flat_ids), shards.row_shape], axis=0),
+            )
             if verb == "update":
                 values = tf.gather(values, parts.last_of_equal(flat_ids))
         _scatter_to(shards, found, verb, flat_ids, values)
-        if (outside is not None and verb in ("min", "max")
-                and shards.dtype.is_floating):
-            _scatter_to(shards, found, "add", flat_ids,
-                        checks.poison_to_add(outside, values))
+        if (
+            outside is not None
+            and verb in ("min", "max")
+            and shards.dtype.is_floating
+        ):
+            _scatter_to(
+                shards,
+                found,
+                "add",
+                flat_ids,
+                checks.poison_to_add(outside, values),
+            )
 
 
-def _scatter_to(shards: Shards, found: Sequence[parts.Part], verb: str,
-                flat_ids: tf.Tensor, values: tf.Tensor) -> None:
+def _scatter_to(
+    shards: Shards,
+    found: Sequence[parts.Part],
+    verb: str,
+    flat_ids: tf.Tensor,
+    values: tf.Tensor,
+) -> None:
     """Writes rows of the parts of a table by checked ids."""
     is_scalar = values.shape.rank == 0
     if shards.axis == 1:
         columns = shards.each_alone()
-        blocks = ([values] * len(columns) if is_scalar else
-                  tf.split(values, shards.partition.sizes, axis=1))
+        blocks = (
+            [values] * len(columns)
+            if is_scalar
+            else tf.split(values, shards.partition.sizes, axis=1)
+        )
         for column, block in zip(columns, blocks):
             _scatter_to(column, _parts_of(column), verb, flat_ids, block)
         return
@@ -194,9 +230,14 @@ def _scatter_to(shards: Shards, found: Sequence[parts.Part], verb: str,
         return
     route = routes.route(shards, found, flat_ids)
     for part, rows, positions in zip(found, route.rows, route.positions):
-        parts.scatter(part, verb, rows,
-                      values if is_scalar or positions is None
-                      else tf.gather(values, positions))
+        parts.scatter(
+            part,
+            verb,
+            rows,
+            values
+            if is_scalar or positions is None
+            else tf.gather(values, positions),
+        )
 
 
 def _parts_of(shards: Shards) -> Sequence[parts.Part]:

@@ -35,8 +35,10 @@ class Shards:
     @property
     def devices(self) -> tuple[str, ...]:
         """The device of each shard."""
-        return tuple(self.argument_devices or (
-            variable.device for variable in self.variables))
+        return tuple(
+            self.argument_devices
+            or (variable.device for variable in self.variables)
+        )
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -69,9 +71,13 @@ class Shards:
     def alone(self, number: int) -> "Shards":
         """Returns one shard as a table of its own."""
         variable, devices = self.variables[number], self.argument_devices
-        return Shards([variable], RowPartition.div(known_size(variable), 1),
-                      self.name, is_exported=self.is_exported,
-                      argument_devices=devices and [devices[number]])
+        return Shards(
+            [variable],
+            RowPartition.div(known_size(variable), 1),
+            self.name,
+            is_exported=self.is_exported,
+            argument_devices=devices and [devices[number]],
+        )
 
     def each_alone(self) -> list["Shards"]:
         """Returns every shard as a table of its own."""
@@ -83,10 +89,14 @@ class Shards:
         if partition.is_contiguous:
             return tf.split(value, partition.sizes, axis=self.axis)
         if partition.placement == "mod":
-            return [value[shard::partition.num_shards]
-                    for shard in range(partition.num_shards)]
-        return [tf.gather(value, partition.global_rows(shard))
-                for shard in range(partition.num_shards)]
+            return [
+                value[shard :: partition.num_shards]
+                for shard in range(partition.num_shards)
+            ]
+        return [
+            tf.gather(value, partition.global_rows(shard))
+            for shard in range(partition.num_shards)
+        ]
 
 
 def known_size(variable: Any, axis: int = 0) -> int:

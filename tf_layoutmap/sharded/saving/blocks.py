@@ -50,8 +50,9 @@ class Block:
     def write(self, value: tf.Tensor) -> None:
         """Sets the block."""
         if self.is_whole:
-            for variable, part in zip(self.table.variables,
-                                      self.table.split(value)):
+            for variable, part in zip(
+                self.table.variables, self.table.split(value)
+            ):
                 variable.assign(part, read_value=False)
         elif self.number is not None:
             variable = self.table.variables[self.number]
@@ -77,8 +78,10 @@ class Block:
         offset[self.axis] = start
         return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=self.table.name,
-            full_shape=self.table.shape.as_list(), var_offset=offset,
-            var_shape=shape).spec
+            full_shape=self.table.shape.as_list(),
+            var_offset=offset,
+            var_shape=shape,
+        ).spec
 
     def _rows(self) -> tf.Tensor:
         return tf.range(self.offset, self.offset + self.size, dtype=tf.int64)
@@ -91,13 +94,25 @@ def blocks_of(shards: Shards) -> list[Block]:
     where there is nothing to divide: no file holds a slice of nothing.
     """
     partition = shards.partition
-    if (shards.dtype not in _tf_private.SLICEABLE_DTYPES
-            or not shards.shape.num_elements()):
-        return [Block(shards, 0, partition.num_rows, shards.axis, None,
-                      is_whole=True)]
+    if (
+        shards.dtype not in _tf_private.SLICEABLE_DTYPES
+        or not shards.shape.num_elements()
+    ):
+        return [
+            Block(
+                shards, 0, partition.num_rows, shards.axis, None, is_whole=True
+            )
+        ]
     return [
-        Block(shards, offset, size, shards.axis,
-              number if partition.is_contiguous else None)
+        Block(
+            shards,
+            offset,
+            size,
+            shards.axis,
+            number if partition.is_contiguous else None,
+        )
         for number, (offset, size) in enumerate(
-            zip(partition.offsets, partition.sizes))
-        if size > 0]
+            zip(partition.offsets, partition.sizes)
+        )
+        if size > 0
+    ]

@@ -41,15 +41,15 @@ class _BlockSaveable(_tf_private.SaveableObject):
     def can_fetch(self) -> bool:
         """Whether `fetch_from` has a part of the table to name."""
         return not self._block.is_whole and bool(
-            self._block.table.shape.num_elements())
+            self._block.table.shape.num_elements()
+        )
 
     def announce(self) -> None:
         """Tells the watcher that the file has the block."""
         if self._watcher is not None:
             self._watcher.before_restore(self)
 
-    def fetch_from(self, path: str,
-                   others: Sequence["_BlockSaveable"]) -> None:
+    def fetch_from(self, path: str, others: Sequence["_BlockSaveable"]) -> None:
         """Lets `restore` read the file itself, for `others` as well.
 
         TensorFlow reads all tensors of a checkpoint before it restores the
@@ -127,9 +127,11 @@ class _BlockSaveable(_tf_private.SaveableObject):
     def _fetched(self, path: str) -> tf.Tensor:
         with tf.device("/cpu:0"):
             return tf.raw_ops.RestoreV2(
-                prefix=path, tensor_names=[self._key],
+                prefix=path,
+                tensor_names=[self._key],
                 shape_and_slices=[self._block.spec()],
-                dtypes=[self._block.table.dtype])[0]
+                dtypes=[self._block.table.dtype],
+            )[0]
 
     def _write(self, value: tf.Tensor) -> None:
         self._block.write(value)
@@ -143,8 +145,12 @@ class _BlockSaveable(_tf_private.SaveableObject):
 
     def _save_spec(self, slice_spec: str):
         return _tf_private.SaveSpec(
-            self._read, slice_spec, self._key, self._block.table.dtype,
-            self._block.device)
+            self._read,
+            slice_spec,
+            self._key,
+            self._block.table.dtype,
+            self._block.device,
+        )
 
 
 def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
@@ -198,5 +204,6 @@ def check_restorable(shards: Shards, path: str, key: str) -> bool:
             f"Table {shards.name!r} must be restored from a tensor of shape "
             f"{full_shape} and dtype {shards.dtype.name}. Received: shape "
             f"{found_shape}, dtype {found_dtype.name} ({key!r} in checkpoint "
-            f"{path!r}).")
+            f"{path!r})."
+        )
     return True

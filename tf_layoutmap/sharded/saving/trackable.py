@@ -17,7 +17,8 @@ _NOT_EXPORTABLE = (
     "Table {name!r} is used in a function that was traced before "
     "tf.saved_model.save, with its shards as they are here. Give the "
     "tf.function itself to `signatures`, with an input_signature, and not "
-    "what its get_concrete_function() returned.")
+    "what its get_concrete_function() returned."
+)
 
 
 class LogicalVariable(_tf_private.Trackable):
@@ -45,8 +46,11 @@ class LogicalVariable(_tf_private.Trackable):
         # A restore calls this between asking for the saveables and reading
         # the file: the last moment at which nothing has been written.
         key, saveables = self.__dict__.pop("_restoring", (None, ()))
-        if (path is not None and key is not None
-                and checkpoint.check_restorable(self._own_shards, path, key)):
+        if (
+            path is not None
+            and key is not None
+            and checkpoint.check_restorable(self._own_shards, path, key)
+        ):
             checkpoint.fetch_in_turn(saveables, path)
 
     def _copy_trackable_to_cpu(self, object_map):
@@ -55,9 +59,14 @@ class LogicalVariable(_tf_private.Trackable):
         for variable in shards.variables:
             variable._copy_trackable_to_cpu(object_map)
         if self not in object_map:
-            object_map[self] = type(self)._of(dataclasses.replace(
-                shards, variables=[
-                    object_map[variable] for variable in shards.variables]))
+            object_map[self] = type(self)._of(
+                dataclasses.replace(
+                    shards,
+                    variables=[
+                        object_map[variable] for variable in shards.variables
+                    ],
+                )
+            )
 
     # SavedModel. While one is traced, this object counts as a resource
     # variable for TensorFlow, and only then: at other times the tape would
@@ -69,8 +78,11 @@ class LogicalVariable(_tf_private.Trackable):
         if variable is None:
             with tf.init_scope():
                 variable = _tf_private.UninitializedVariable(
-                    shape=self.shape, dtype=self.dtype, name=self.name,
-                    trainable=self.trainable)
+                    shape=self.shape,
+                    dtype=self.dtype,
+                    name=self.name,
+                    trainable=self.trainable,
+                )
             self._saving_variable = variable
         return variable
 
@@ -87,11 +99,13 @@ class LogicalVariable(_tf_private.Trackable):
             graph.mark_as_unsaveable(_NOT_EXPORTABLE.format(name=self.name))
             graph = graph.outer_graph
 
-    def _export_to_saved_model_graph(self, object_map, tensor_map, options,
-                                     **kwargs):
+    def _export_to_saved_model_graph(
+        self, object_map, tensor_map, options, **kwargs
+    ):
         saving_variable = self._exported_variable()
         handles = saving_variable._export_to_saved_model_graph(
-            object_map, tensor_map, options, **kwargs)
+            object_map, tensor_map, options, **kwargs
+        )
         object_map[self] = object_map[saving_variable]
         return handles
 
@@ -108,8 +122,8 @@ class LogicalVariable(_tf_private.Trackable):
     def handle(self) -> tf.Tensor:
         if self._is_component or not _tf_private.in_save_context():
             raise AttributeError(
-                f"Table {self.name!r} has no single handle; use "
-                "`variables`.")
+                f"Table {self.name!r} has no single handle; use `variables`."
+            )
         return self._exported_variable().handle
 
     @property

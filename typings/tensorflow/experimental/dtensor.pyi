@@ -11,9 +11,13 @@ MATCH: str
 
 class Mesh:
     def __init__(
-        self, dim_names: Sequence[str], global_device_ids: Any,
-        local_device_ids: Sequence[int], local_devices: Sequence[Any],
-        mesh_name: str = ..., global_devices: Sequence[Any] | None = ...,
+        self,
+        dim_names: Sequence[str],
+        global_device_ids: Any,
+        local_device_ids: Sequence[int],
+        local_devices: Sequence[Any],
+        mesh_name: str = ...,
+        global_devices: Sequence[Any] | None = ...,
         use_xla_spmd: bool = ...,
     ) -> None: ...
     @property
@@ -54,19 +58,25 @@ class Layout:
     def num_shards(self, idx: int) -> int: ...
     def offset_to_shard(self) -> list[tuple[int, ...]]: ...
     def offset_tuple_to_global_index(
-        self, offset_tuple: tuple[int, ...]) -> int: ...
+        self, offset_tuple: tuple[int, ...]
+    ) -> int: ...
     def global_shape_from_local_shape(
-        self, local_shape: Sequence[int]) -> tf.TensorShape: ...
+        self, local_shape: Sequence[int]
+    ) -> tf.TensorShape: ...
     def local_shape_from_global_shape(
-        self, global_shape: Sequence[int]) -> tf.TensorShape: ...
+        self, global_shape: Sequence[int]
+    ) -> tf.TensorShape: ...
     def to_string(self) -> str: ...
     @classmethod
     def batch_sharded(
-        cls, mesh: Mesh, batch_dim: str, rank: int, axis: int = 0,
+        cls,
+        mesh: Mesh,
+        batch_dim: str,
+        rank: int,
+        axis: int = 0,
     ) -> Layout: ...
     @classmethod
-    def inner_sharded(
-        cls, mesh: Mesh, inner_dim: str, rank: int) -> Layout: ...
+    def inner_sharded(cls, mesh: Mesh, inner_dim: str, rank: int) -> Layout: ...
     @classmethod
     def replicated(cls, mesh: Mesh, rank: int) -> Layout: ...
     @classmethod
