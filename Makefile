@@ -20,7 +20,7 @@ FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 # `tensorflow-cpu` exists for x86-64 only; elsewhere `tensorflow` is the same.
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
-    tf_layoutmap/_requirements.py)
+    tf_layoutmap/_core/requirements.py)
 
 # keras-hub, and what importing it takes.
 HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers

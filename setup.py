@@ -25,7 +25,7 @@ PACKAGE = "tf_layoutmap"
 
 # The one minor version of TensorFlow that this version of the package is
 # written for. The file imports nothing, so it can be run without the package.
-TF_MINOR = runpy.run_path(str(HERE / PACKAGE / "_requirements.py"))[
+TF_MINOR = runpy.run_path(str(HERE / PACKAGE / "_core" / "requirements.py"))[
     "TENSORFLOW"
 ]
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 
 def check_installed() -> None:
@@ -29,7 +29,7 @@ def check_installed() -> None:
 def check_one_op() -> None:
     ids = np.array([7, 0, 4, 0, 9])
     offsets = np.array([0, 4, 7, 10])
-    shards, local_rows = _ops.assign_partition(
+    shards, local_rows = ops.assign_partition(
         ids=ids, offsets=offsets, placement="div"
     )
     expected = np.searchsorted(offsets, ids, side="right") - 1

@@ -130,7 +130,7 @@ def loopback_bytes() -> int:
 
 def run_group(way: str, size: int, ids_per_sample: int) -> str:
     """Runs a group; returns what its first process has found."""
-    from tf_layoutmap.local_cluster.processes import free_ports
+    from tf_layoutmap.local_cluster import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(size)]
     with tempfile.TemporaryFile("w+") as log:

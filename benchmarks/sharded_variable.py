@@ -29,7 +29,7 @@ from absl import flags
 
 import tf_layoutmap as tlm
 from benchmarks import peak_memory, timing, workloads
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 NUM_ROWS = 1_000_000
 DIM = 64
@@ -73,7 +73,7 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
 
     def route_by_op(ids, rows):
         del rows
-        routed = _ops.route_ids(ids=ids, offsets=offsets, placement="div")
+        routed = ops.route_ids(ids=ids, offsets=offsets, placement="div")
         # What TensorFlow's ops give, too: not where each id has gone.
         return routed.local_rows, routed.splits, routed.permutation
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from tests import forked_process
-from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.local_cluster import free_ports
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -5,25 +5,25 @@ import re
 import numpy as np
 import pytest
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 
 
 def test_a_message_says_requirement_then_value_then_place():
-    assert _checks.message("dim", "at least 1", 0, "table 'ads'") == (
+    assert checks.message("dim", "at least 1", 0, "table 'ads'") == (
         "Argument `dim` must be at least 1. Received: dim=0 (table 'ads')."
     )
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), np.uint8(3)])
 def test_whole_numbers_become_python_ints(value):
-    checked = _checks.check_int("dim", value, lowest=3, highest=3)
+    checked = checks.check_int("dim", value, lowest=3, highest=3)
     assert checked == 3 and type(checked) is int
 
 
 @pytest.mark.parametrize("value", [True, 3.0, "3", None, np.float32(3)])
 def test_what_is_not_a_whole_number_is_a_type_error(value):
     with pytest.raises(TypeError, match="`dim` must be an integer"):
-        _checks.check_int("dim", value)
+        checks.check_int("dim", value)
 
 
 @pytest.mark.parametrize(
@@ -33,16 +33,16 @@ def test_numbers_out_of_bounds_are_a_value_error(value, words):
     with pytest.raises(
         ValueError, match=re.escape(f"must be {words}. Received: dim={value}.")
     ):
-        _checks.check_int("dim", value, lowest=1, highest=9)
+        checks.check_int("dim", value, lowest=1, highest=9)
 
 
 def test_one_of_names_all_choices():
-    assert _checks.check_one_of("combiner", "sum", ("sum", "mean")) == "sum"
+    assert checks.check_one_of("combiner", "sum", ("sum", "mean")) == "sum"
     with pytest.raises(ValueError, match=r"one of \('sum', 'mean'\).*'max'"):
-        _checks.check_one_of("combiner", "max", ("sum", "mean"))
+        checks.check_one_of("combiner", "max", ("sum", "mean"))
 
 
 def test_kind_is_checked_with_a_description():
-    assert _checks.check_type("name", "ads", str, "a string") == "ads"
+    assert checks.check_type("name", "ads", str, "a string") == "ads"
     with pytest.raises(TypeError, match="`name` must be a string"):
-        _checks.check_type("name", 3, str, "a string")
+        checks.check_type("name", 3, str, "a string")

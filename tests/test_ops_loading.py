@@ -11,30 +11,32 @@ import traceback
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _requirements
+from tf_layoutmap._core import ops, requirements
 
-PACKAGE = pathlib.Path(_ops.__file__).parent
+PACKAGE = pathlib.Path(ops.__file__).parents[1]
 
 
 def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
-    """The message of `import tf_layoutmap._ops` in a process of its own.
+    """The message of `import tf_layoutmap._core.ops` in a process of its own.
 
     The package is reduced to what loading needs, so that the answer is that of
-    `_ops`, and files called `without*` are left out.
+    `ops`, and files called `without*` are left out.
     """
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
     (package / "__init__.py").touch()
+    (package / "_core").mkdir()
     for pattern in (
-        "_op*.py",
-        "_requirements.py",
+        "_core/__init__.py",
+        "_core/op*.py",
+        "_core/requirements.py",
         "_version.py",
         "_build_info.py",
         "*.so",
     ):
         for file in PACKAGE.glob(pattern):
             if not (without and file.name.startswith(without)):
-                shutil.copy(file, package)
+                shutil.copy(file, package / file.relative_to(PACKAGE))
     # `pip install -e` leaves a finder behind, which would find in the checkout
     # what is left out here.
     program = textwrap.dedent(prelude) + textwrap.dedent("""
@@ -43,7 +45,7 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
             finder for finder in sys.meta_path if not
             getattr(finder, "__module__", "").startswith("__editable__")]
         try:
-            import tf_layoutmap._ops
+            import tf_layoutmap._core.ops
         except ImportError as error:
             print(type(error).__name__, error)
         else:
@@ -82,7 +84,7 @@ def test_another_minor_version_is_refused_before_loading(tmp_path, version):
     assert f"Received: TensorFlow {version}." in message
     # What any door to private names says, too.
     assert message.removeprefix("ImportError ") == str(
-        _requirements.other_version("tensorflow", version, "2.21")
+        requirements.other_version("tensorflow", version, "2.21")
     )
     assert "supports TensorFlow 2.21.* only" in message
     assert 'pip install "tensorflow-cpu==2.21.*"' in message
@@ -90,7 +92,7 @@ def test_another_minor_version_is_refused_before_loading(tmp_path, version):
 
 @pytest.mark.parametrize("version", ["2.21.0", "2.21.9", "2.21.1-rc2"])
 def test_any_patch_version_is_accepted(version):
-    _ops._check_version(version, "2.21.0")
+    ops._check_version(version, "2.21.0")
 
 
 def test_missing_tensorflow_is_refused_with_the_command(tmp_path):
@@ -138,23 +140,23 @@ def test_broken_library_names_both_versions(tmp_path):
 
 def test_unknown_op_is_an_attribute_error_that_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no op 'paint_rows'.*It has: "):
-        _ops.paint_rows  # noqa: B018
+        ops.paint_rows  # noqa: B018
 
 
 def test_every_op_of_the_library_is_an_attribute():
-    assert _ops._op_names()
-    for name in _ops._op_names():
-        assert callable(getattr(_ops, name))
-        assert name in dir(_ops)
+    assert ops._op_names()
+    for name in ops._op_names():
+        assert callable(getattr(ops, name))
+        assert name in dir(ops)
 
 
 def test_native_module_comes_through_the_same_door():
-    assert _ops.native.__name__ == "tf_layoutmap._native"
+    assert ops.native.__name__ == "tf_layoutmap._native"
 
 
 def test_an_eager_error_is_the_sentence_of_the_kernel():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        _ops.assign_partition([5], [0, 5], placement="div")
+        ops.assign_partition([5], [0, 5], placement="div")
     error = caught.value
     assert error.message == "Id 5 (ids[0]) is outside the table with 5 rows"
     assert str(error) == error.message
@@ -167,11 +169,11 @@ def test_an_eager_error_is_the_sentence_of_the_kernel():
 
 def test_errors_of_functions_and_of_arguments_stay_as_they_are():
     with pytest.raises(TypeError, match="missing 1 required positional"):
-        _ops.assign_partition([5], placement="div")
+        ops.assign_partition([5], placement="div")
 
     @tf.function
     def assign(ids):
-        return _ops.assign_partition(ids, [0, 5], placement="div")
+        return ops.assign_partition(ids, [0, 5], placement="div")
 
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"Id 5 \(ids\[0\]\) is outside"
@@ -180,9 +182,9 @@ def test_errors_of_functions_and_of_arguments_stay_as_they_are():
 
 
 def test_every_op_has_plain_errors():
-    for name in _ops._op_names():
-        op = getattr(_ops, name)
-        assert op is getattr(_ops, name)
+    for name in ops._op_names():
+        op = getattr(ops, name)
+        assert op is getattr(ops, name)
         assert op.__wrapped__.__wrapped__ is getattr(
-            _ops._library, f"layout_map_{name}"
+            ops._library, f"layout_map_{name}"
         )

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _keras_private, _private_names, _tf_private
+from tf_layoutmap._core import keras_private, private_names, tf_private
 
-PrivateNames = _private_names.PrivateNames
+PrivateNames = private_names.PrivateNames
 
 
 def import_anew(door, package, version, monkeypatch):
@@ -23,26 +23,26 @@ def import_anew(door, package, version, monkeypatch):
 @pytest.mark.parametrize(
     "door, package, title, version, install",
     [
-        ("_keras_private", keras, "Keras", "3.14.1", '"keras==3.15.*"'),
-        ("_keras_private", keras, "Keras", "3.12.4", '"keras==3.15.*"'),
-        ("_keras_private", keras, "Keras", "3.16.0", '"keras==3.15.*"'),
-        ("_keras_private", keras, "Keras", "4.0.0-dev", '"keras==3.15.*"'),
+        ("_core.keras_private", keras, "Keras", "3.14.1", '"keras==3.15.*"'),
+        ("_core.keras_private", keras, "Keras", "3.12.4", '"keras==3.15.*"'),
+        ("_core.keras_private", keras, "Keras", "3.16.0", '"keras==3.15.*"'),
+        ("_core.keras_private", keras, "Keras", "4.0.0-dev", '"keras==3.15.*"'),
         (
-            "_tf_keras_private",
+            "_core.tf_keras_private",
             tf_keras,
             "tf_keras",
             "2.20.1",
             '--no-deps "tf_keras==2.21.*"',
         ),
         (
-            "_tf_keras_private",
+            "_core.tf_keras_private",
             tf_keras,
             "tf_keras",
             "2.22.0",
             '--no-deps "tf_keras==2.21.*"',
         ),
         (
-            "_tf_private",
+            "_core.tf_private",
             tf,
             "TensorFlow",
             "2.20.0",
@@ -70,8 +70,8 @@ def test_any_patch_version_is_accepted(version):
 
 
 def test_the_versions_here_are_the_supported_ones():
-    assert keras.__version__.startswith(_keras_private.SUPPORTED_VERSION)
-    assert tf.__version__.startswith(_tf_private.SUPPORTED_VERSION)
+    assert keras.__version__.startswith(keras_private.SUPPORTED_VERSION)
+    assert tf.__version__.startswith(tf_private.SUPPORTED_VERSION)
 
 
 def somebody_elses(*args, **kwargs):
@@ -81,7 +81,7 @@ def somebody_elses(*args, **kwargs):
 def test_a_replaced_class_is_said_to_be_replaced(monkeypatch):
     monkeypatch.setattr(keras.layers, "Embedding", somebody_elses)
     with pytest.raises(ImportError) as error:
-        import_anew("_keras_private", keras, keras.__version__, monkeypatch)
+        import_anew("_core.keras_private", keras, keras.__version__, monkeypatch)
     sentence = str(error.value)
     assert "needs `keras.layers.Embedding` as Keras has it" in sentence
     assert f"replaced it by `{__name__}.somebody_elses`" in sentence

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap import _keras_private, _ops, process_report
+from tf_layoutmap import process_report
+from tf_layoutmap._core import keras_private, ops
 
 
 def started(program="", *, without=()):
@@ -53,7 +54,7 @@ def test_it_prints_versions_and_the_self_check_and_ends_with_0():
     )
     facts = {name: value.strip() for name, value in facts.items()}
     assert facts["tf_layoutmap"] == (
-        f"{tlm.__version__}, built for TensorFlow {_ops.BUILT_FOR}"
+        f"{tlm.__version__}, built for TensorFlow {ops.BUILT_FOR}"
     )
     assert facts["TensorFlow"] == tf.__version__
     assert facts["Keras"] == keras.__version__
@@ -64,7 +65,7 @@ def test_it_prints_versions_and_the_self_check_and_ends_with_0():
     )
     assert facts["Python"].startswith(platform.python_version())
     assert "libc" in facts["Platform"]
-    assert _ops.native.cpu_level() in facts["Processors"]
+    assert ops.native.cpu_level() in facts["Processors"]
     # On two devices: with one there is nothing to check.
     assert facts["Self-check"].startswith("ok: 4 of 4 reads saw the write")
 
@@ -124,7 +125,7 @@ def test_what_is_replaced_is_found_wherever_it_is(monkeypatch):
     wrapped.__wrapped__ = ours
     monkeypatch.setattr(keras.layers.Dense, "call", wrapped)
     monkeypatch.setattr(keras.layers.Conv2D, "build", somebody_elses)
-    monkeypatch.setattr(_keras_private.backend_nn, "relu", ours)
+    monkeypatch.setattr(keras_private.backend_nn, "relu", ours)
     monkeypatch.setattr(keras.Variable, "value", property(ours))
     found = set(process_report.replaced_names()) - before
     assert any("Dense.call" in name for name in found)

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from tf_layoutmap import server
-from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.local_cluster import free_ports
 
 CLUSTER = json.dumps({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
 TF_CONFIG = json.dumps(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tf_layoutmap import _strategies
+from tf_layoutmap._core import strategies as _core_strategies
 
 tpu = tf.tpu.experimental.embedding
 Hierarchical = tf.distribute.HierarchicalCopyAllReduce
@@ -31,12 +31,12 @@ def embedding():
 def test_an_embedding_warns_of_a_sum_without_the_last_replica(num_replicas):
     with strategy_of(num_replicas, Hierarchical).scope():
         with pytest.warns(
-            _strategies.WrongSumsWarning,
+            _core_strategies.WrongSumsWarning,
             match=f"out of sums over {num_replicas} replicas",
         ):
             embedding()
         with warnings.catch_warnings():
-            warnings.simplefilter("error", _strategies.WrongSumsWarning)
+            warnings.simplefilter("error", _core_strategies.WrongSumsWarning)
             embedding()  # Once is enough.
 
 
@@ -45,14 +45,14 @@ def test_an_embedding_warns_of_a_sum_without_the_last_replica(num_replicas):
 )
 def test_sums_that_are_right_need_no_warning(num_replicas, kind):
     with warnings.catch_warnings():
-        warnings.simplefilter("error", _strategies.WrongSumsWarning)
+        warnings.simplefilter("error", _core_strategies.WrongSumsWarning)
         with strategy_of(num_replicas, kind).scope():
             embedding()
 
 
 def test_a_layer_warns_before_it_refuses_replicas():
     with strategy_of(3, Hierarchical).scope():
-        with pytest.warns(_strategies.WrongSumsWarning):
+        with pytest.warns(_core_strategies.WrongSumsWarning):
             with pytest.raises(RuntimeError, match="3 replicas"):
                 tlm.layers.ShardedEmbedding(4, 1).build(())
 

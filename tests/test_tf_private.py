@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 
 
 @pytest.mark.parametrize(
@@ -14,13 +14,13 @@ from tf_layoutmap import _tf_private
 )
 def test_a_missing_name_is_an_import_error_that_names_versions(module, name):
     with pytest.raises(ImportError) as error:
-        _tf_private._private(module, name)
+        tf_private._private(module, name)
     sentence = str(error.value)
     assert f"tensorflow.python.{module}.{name}" in sentence
     assert "pip install" in sentence
-    for version in (_tf_private.SUPPORTED_VERSION,):
+    for version in (tf_private.SUPPORTED_VERSION,):
         assert f"{version}.*" in sentence
 
 
 def test_nothing_is_being_saved_outside_of_a_save():
-    assert not _tf_private.in_save_context()
+    assert not tf_private.in_save_context()

@@ -3,7 +3,7 @@
 import os as _os
 from typing import TYPE_CHECKING
 
-from tf_layoutmap import _lazy
+from tf_layoutmap._core import lazy as _lazy
 from tf_layoutmap._version import __version__
 
 # DTensor's all-reduce combining pass lets a read overtake the write before it,
@@ -21,7 +21,7 @@ _HOMES = {
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
     "serving_embedding_lookup": "tf_layoutmap.embedding.serving:serving_embedding_lookup",
-    "pack": "tf_layoutmap.embedding.step.packing:pack",
+    "pack": "tf_layoutmap.embedding.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "emulation": "tf_layoutmap.emulation",
@@ -32,7 +32,7 @@ _HOMES = {
     "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
     "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "optimizers": "tf_layoutmap.embedding.optimizers",
-    "partitioners": "tf_layoutmap.partition.partitioners",
+    "partitioners": "tf_layoutmap.partition",
     "ps": "tf_layoutmap.ps",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     import tf_layoutmap.emulation as emulation
     import tf_layoutmap.layers as layers
     import tf_layoutmap.layout as layout
-    import tf_layoutmap.partition.partitioners as partitioners
+    import tf_layoutmap.partition as partitioners
     import tf_layoutmap.ps as ps
     from tf_layoutmap._patches.report import patches
     from tf_layoutmap.embedding.deltas.apply import apply_deltas
     from tf_layoutmap.embedding.deltas.writer import DeltaWriter
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
+    from tf_layoutmap.embedding.packing import pack
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
-    from tf_layoutmap.embedding.step.packing import pack
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.layout_map_scope import layout_map_scope

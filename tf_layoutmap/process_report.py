@@ -74,7 +74,7 @@ def _facts() -> Iterator[tuple[str, str]]:
 def _own_version() -> str:
     package = importlib.import_module("tf_layoutmap")
     try:
-        built_for = importlib.import_module("tf_layoutmap._ops").BUILT_FOR
+        built_for = importlib.import_module("tf_layoutmap._core.ops").BUILT_FOR
     except ImportError:
         return f"{package.__version__}, native parts not loaded"
     return f"{package.__version__}, built for TensorFlow {built_for}"
@@ -103,7 +103,9 @@ def _distribution_version(name: str) -> str:
 
 def _cpu_level() -> str:
     try:
-        return importlib.import_module("tf_layoutmap._ops").native.cpu_level()
+        return importlib.import_module(
+            "tf_layoutmap._core.ops"
+        ).native.cpu_level()
     except ImportError:
         return "unknown"
 

@@ -28,7 +28,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # Loads the op library before the server starts; says so without TensorFlow.
-from tf_layoutmap import _ops  # noqa: F401
+from tf_layoutmap._core import ops  # noqa: F401
 
 import tensorflow as tf  # isort: skip
 

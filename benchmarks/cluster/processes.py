@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.cluster import proxy
 from benchmarks.peers import process
-from tf_layoutmap.local_cluster import processes
+from tf_layoutmap import local_cluster
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ENVIRONMENT = {
@@ -20,7 +20,7 @@ _ENVIRONMENT = {
 }
 
 
-class _Silent(processes.Group):
+class _Silent(local_cluster.Group):
     """Keeps to itself what its processes print."""
 
     def pids(self, job: str) -> list[int]:
@@ -102,7 +102,7 @@ class Cluster:
 
     def _start_servers(self, stack: contextlib.ExitStack) -> str:
         group = self._group = stack.enter_context(_Silent())
-        ports = iter(processes.free_ports(sum(self._sizes.values()) + 1))
+        ports = iter(local_cluster.free_ports(sum(self._sizes.values()) + 1))
         jobs = {
             job: [f"127.0.0.1:{next(ports)}" for _ in range(size)]
             for job, size in {**self._sizes, "chief": 1}.items()

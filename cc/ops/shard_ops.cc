@@ -1,5 +1,5 @@
 // Ops on one device's shard of a table whose rows tf.dtensor has divided.
-// Their shapes fit the policies of tf_layoutmap/dtensor/policies.py.
+// Their shapes fit the policies of tf_layoutmap/dtensor.py.
 
 #include <cstdint>
 

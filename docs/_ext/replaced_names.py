@@ -6,7 +6,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from tf_layoutmap._patches import engine, table
+from tf_layoutmap._patches import engine
 
 
 class ReplacedNames(SphinxDirective):
@@ -24,7 +24,7 @@ class ReplacedNames(SphinxDirective):
             "     - Seen in",
             "     - Test",
         ]
-        for row in table.GROUPS[self.arguments[0]]:
+        for row in engine.rows_of(self.arguments[0]):
             name = engine.display_name(engine.owner_of(row), row.name)
             test = row.test.removeprefix("tests/")
             lines += [

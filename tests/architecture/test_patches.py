@@ -14,10 +14,12 @@ import tf_keras
 
 import tf_layoutmap as tlm
 from tf_layoutmap import process_report
-from tf_layoutmap._patches import engine, rows, table
+from tf_layoutmap._patches import engine, rows
+from tf_layoutmap.layout.ops import corrections
 
 dtensor = tf.experimental.dtensor
 ROOT = pathlib.Path(__file__).parents[2]
+ROWS = engine.all_rows()
 
 
 def label(row):
@@ -43,25 +45,25 @@ def restored():
         for _ in range(count):
             engine.uninstall(group)
     yield
-    for group in table.GROUPS:
+    for group in engine.GROUPS:
         while engine.is_installed(group):
             engine.uninstall(group)
         for _ in range(before.get(group, 0)):
             engine.install(group)
 
 
-@pytest.mark.parametrize("row", table.ROWS, ids=label)
+@pytest.mark.parametrize("row", ROWS, ids=label)
 def test_the_owner_has_the_name_and_ours_is_there(row):
     owner = engine.owner_of(row)
     assert hasattr(owner, row.name)
-    assert callable(engine._resolve(f"tf_layoutmap.{row.ours}"))
+    assert callable(row.ours)
     if row.make is not None:
-        assert callable(engine._resolve(f"tf_layoutmap.{row.make}"))
+        assert callable(row.make)
     if row.base is not None:
-        assert row.base in {other.key for other in table.ROWS}
+        assert row.base in {other.key for other in ROWS}
 
 
-@pytest.mark.parametrize("row", table.ROWS, ids=label)
+@pytest.mark.parametrize("row", ROWS, ids=label)
 def test_a_row_says_why_and_names_its_test(row):
     assert row.why.endswith(".") and len(row.why.split()) >= 4
     assert (ROOT / row.test).is_file()
@@ -76,19 +78,19 @@ def test_a_row_says_why_and_names_its_test(row):
 def test_the_page_of_replaced_names_has_every_group():
     page = (ROOT / "docs/replaced_names.md").read_text()
     named = re.findall(r"^\.\. replaced-names:: (\w+)$", page, re.MULTILINE)
-    assert sorted(named) == sorted(table.GROUPS)
+    assert sorted(named) == sorted(engine.GROUPS)
 
 
 def test_a_name_has_one_row_a_group_and_one_way_to_say_it():
-    assert len({(row.group, *row.key) for row in table.ROWS}) == len(table.ROWS)
-    objects = {(id(engine.owner_of(row)), row.name) for row in table.ROWS}
-    assert len(objects) == len({row.key for row in table.ROWS})
+    assert len({(row.group, *row.key) for row in ROWS}) == len(ROWS)
+    objects = {(id(engine.owner_of(row)), row.name) for row in ROWS}
+    assert len(objects) == len({row.key for row in ROWS})
 
 
 def values():
     return {
         row.key: inspect.getattr_static(engine.owner_of(row), row.name)
-        for row in table.ROWS
+        for row in ROWS
     }
 
 
@@ -98,18 +100,18 @@ def own(row):
 
 def test_uninstall_restores_every_name(restored):
     assert not tlm.patches()
-    before, owned = values(), {row.key: own(row) for row in table.ROWS}
-    for group in table.GROUPS:
+    before, owned = values(), {row.key: own(row) for row in ROWS}
+    for group in engine.GROUPS:
         engine.install(group)
     changed = values()
     assert all(changed[key] is not before[key] for key in before)
-    assert len(tlm.patches()) == len(table.ROWS)
+    assert len(tlm.patches()) == len(ROWS)
     # In another order than that of the table, too.
-    for group in sorted(table.GROUPS):
+    for group in sorted(engine.GROUPS):
         engine.uninstall(group)
     after = values()
     assert all(after[key] is before[key] for key in before)
-    assert owned == {row.key: own(row) for row in table.ROWS}
+    assert owned == {row.key: own(row) for row in ROWS}
     assert not tlm.patches()
 
 
@@ -145,7 +147,7 @@ def test_somebody_elses_replacement_on_top_is_not_lost(restored):
         keras.layers.Layer.__call__ = ours
 
 
-@pytest.mark.parametrize("group", table.GROUPS)
+@pytest.mark.parametrize("group", engine.GROUPS)
 def test_the_table_names_all_that_is_replaced(group, restored):
     """Looks at all of TensorFlow and Keras for functions of ours."""
     assert process_report.replaced_names() == []
@@ -153,7 +155,7 @@ def test_the_table_names_all_that_is_replaced(group, restored):
     found = process_report.replaced_names()
     placed = {
         id(inspect.getattr_static(engine.owner_of(row), row.name))
-        for row in table.GROUPS[group]
+        for row in engine.rows_of(group)
     }
     # Named once each, wherever else TensorFlow holds them.
     assert 0 < len(found) <= len(placed)
@@ -169,9 +171,7 @@ ALWAYS = {
     "_set_optimization_parameters",
     "_gather_saveables_for_checkpoint",
 }
-PLAIN = [
-    row for row in table.ROWS if row.make is None and row.name not in ALWAYS
-]
+PLAIN = [row for row in ROWS if row.make is None and row.name not in ALWAYS]
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=label)
@@ -191,7 +191,7 @@ def test_without_a_context_the_original_gets_the_same_arguments(row):
         seen.append(signature.bind(*args, **kwargs))
         raise CalledError
 
-    ours = engine._resolve(f"tf_layoutmap.{row.ours}")
+    ours = row.ours
     with pytest.raises(CalledError):
         result = engine.around(original, ours)(*expected.args)
         # What is a context manager runs when it is entered.
@@ -204,9 +204,7 @@ def test_without_a_context_the_original_gets_the_same_arguments(row):
         assert is_same(value, given), name
 
 
-OPERATIONS = [
-    row for row in table.ROWS if row.make == "layout.tf_ops.correction:correct"
-]
+OPERATIONS = [row for row in ROWS if row.make is corrections.correct]
 
 
 @pytest.mark.parametrize("row", OPERATIONS, ids=label)
@@ -221,7 +219,7 @@ def test_without_a_mesh_an_operation_gets_the_same_arguments(row, traced):
     def refuse(*args, **kwargs):
         raise AssertionError("called without a mesh")
 
-    wrapper = engine._resolve(f"tf_layoutmap.{row.make}")(original, refuse)
+    wrapper = row.make(original, refuse)
     first, name = object(), object()
 
     def call():
@@ -387,4 +385,4 @@ def test_a_patch_is_reported_in_words():
         if patch.name.endswith("raw_ops.ConcatV2")
     ]
     assert patch.group == "mesh"
-    assert patch.replacement == "tf_layoutmap.layout.tf_ops.ops.concat"
+    assert patch.replacement == "tf_layoutmap.layout.ops.corrections.concat"

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.dtensor import missing_rules, policies
+from tf_layoutmap._core import dtensor_ops
 
 # Of one, two and four rows: their means are exact.
 SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2, 3])
@@ -103,8 +103,8 @@ def test_what_keeps_something_or_calls_functions_is_left_out():
         "LookupTableFindV2",
         "XlaReduceScatter",
     ):
-        assert not missing_rules.is_computed_whole(name), name
-        assert not policies.can_divide(name), name
+        assert not dtensor_ops.is_replicated_op(name), name
+        assert not dtensor_ops.can_shard(name), name
 
 
 def test_all_others_have_a_rule_afterwards():
@@ -122,13 +122,13 @@ def test_all_others_have_a_rule_afterwards():
         "XlaDynamicSlice",
         "XlaDynamicUpdateSlice",
     ):
-        assert policies.can_divide(name), name
+        assert dtensor_ops.can_shard(name), name
 
 
 def test_what_works_on_each_element_stays_divided():
     mesh = mesh_of(batch=2, model=2)
     value = np.linspace(0.5, 4, 32, dtype=np.float32).reshape(8, 4)
-    names = sorted(missing_rules._ELEMENTWISE)
+    names = sorted(dtensor_ops._ELEMENTWISE)
     with tlm.layout.default_mesh(mesh):
         x = tlm.layout.to_mesh(value, layout_of(mesh, "batch", "model"))
         for name in names:
@@ -145,5 +145,5 @@ def test_what_works_on_each_element_stays_divided():
 
 
 def test_rules_of_dtensor_are_not_replaced():
-    assert not missing_rules.is_computed_whole("MatMul")
-    assert not missing_rules.is_computed_whole("RandomUniform")
+    assert not dtensor_ops.is_replicated_op("MatMul")
+    assert not dtensor_ops.is_replicated_op("RandomUniform")

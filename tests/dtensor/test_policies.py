@@ -9,7 +9,7 @@ from tensorflow.experimental import dtensor
 import tests.strategies  # noqa: F401  splits the CPU before the first op
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
 from tests.layout import pairs
-from tf_layoutmap import dtensor as tlm_dtensor
+from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout import LayoutMapWarning
 
 
@@ -21,12 +21,12 @@ def mesh():
 
 
 def test_ops_can_be_registered_with_the_tensorflow_of_this_process():
-    assert tlm_dtensor.available()
-    assert tlm_dtensor.unavailable_reason() == ""
+    assert dtensor_ops.available()
+    assert dtensor_ops.unavailable_reason() == ""
 
 
 def test_an_elementwise_op_runs_on_each_part_and_keeps_the_layout(mesh):
-    tlm_dtensor.register_op("Expint", "elementwise")
+    dtensor_ops.register_op("Expint", "elementwise")
     x = np.linspace(0.1, 2, 32, dtype=np.float32).reshape(4, 8)
     specs = ["batch", "model"]
 
@@ -42,21 +42,21 @@ def test_an_elementwise_op_runs_on_each_part_and_keeps_the_layout(mesh):
 
 
 def test_registering_twice_is_fine_and_otherwise_is_refused():
-    tlm_dtensor.register_op("Expint", "elementwise")
+    dtensor_ops.register_op("Expint", "elementwise")
     with pytest.raises(ValueError, match="is registered with policy"):
-        tlm_dtensor.register_op("Expint", "replicated")
+        dtensor_ops.register_op("Expint", "replicated")
 
 
 def test_what_tensorflow_divides_by_itself_is_left_alone():
     with pytest.raises(RuntimeError, match="'Relu' has an expander"):
-        tlm_dtensor.register_op("Relu", "elementwise")
+        dtensor_ops.register_op("Relu", "elementwise")
 
 
 def test_unknown_ops_and_policies_are_refused():
     with pytest.raises(ValueError, match="must be the name of a registered"):
-        tlm_dtensor.register_op("NoSuchOp", "elementwise")
+        dtensor_ops.register_op("NoSuchOp", "elementwise")
     with pytest.raises(ValueError, match="`policy` must be one of"):
-        tlm_dtensor.register_op("Expint", "rowwise")
+        dtensor_ops.register_op("Expint", "rowwise")
 
 
 USES = {

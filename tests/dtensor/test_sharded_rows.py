@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
-from tf_layoutmap.dtensor import sharded_rows
+from tf_layoutmap._core import dtensor_ops
 
 UNSHARDED = dtensor.UNSHARDED
 NUM_ROWS, DIM = 24, 5
@@ -50,7 +50,10 @@ def test_rows_come_in_the_order_of_ids(mesh, dtype, id_specs):
     rows = whole_numbers((NUM_ROWS, DIM), 0)
     table = variable(rows, mesh)
     ids = np.array([23, 0, 7, 7, 12, 1, 23, 0], dtype)
-    for lookup in (sharded_rows.lookup, tf.function(sharded_rows.lookup)):
+    for lookup in (
+        dtensor_ops.lookup_rows,
+        tf.function(dtensor_ops.lookup_rows),
+    ):
         found = lookup(table, on_mesh(ids, id_specs, mesh))
         np.testing.assert_array_equal(to_numpy(found, mesh), rows[ids])
 
@@ -69,7 +72,7 @@ def test_update_equals_numpy_and_leaves_other_rows_alone(
 
     @tf.function
     def step(ids, gradients):
-        sharded_rows.update(
+        dtensor_ops.update_rows(
             table,
             slots,
             ids,
@@ -105,7 +108,7 @@ def test_a_consumer_that_divides_the_batch_does_not_disturb_the_lookup(mesh):
 
     @tf.function
     def score(ids, weights):
-        return sharded_rows.lookup(table, ids) * weights
+        return dtensor_ops.lookup_rows(table, ids) * weights
 
     scores = score(
         on_mesh(ids, ["batch"], mesh),
@@ -120,9 +123,9 @@ def test_an_id_outside_the_table_is_an_error_and_writes_nothing(mesh):
     for bad in (NUM_ROWS, -1):
         ids = on_mesh(np.array([1, bad]), [UNSHARDED], mesh)
         with pytest.raises(tf.errors.OpError):
-            to_numpy(sharded_rows.lookup(table, ids), mesh)
+            to_numpy(dtensor_ops.lookup_rows(table, ids), mesh)
         with pytest.raises(tf.errors.OpError):
-            sharded_rows.update(
+            dtensor_ops.update_rows(
                 table,
                 [],
                 ids,
@@ -146,7 +149,7 @@ def test_a_table_whose_rows_are_whole_is_refused(mesh, specs):
     table = variable(whole_numbers((NUM_ROWS, 4), 6), mesh, specs)
     ids = on_mesh(np.array([1]), [UNSHARDED], mesh)
     with pytest.raises(ValueError, match="must be .num_rows, dim. with"):
-        sharded_rows.lookup(table, ids)
+        dtensor_ops.lookup_rows(table, ids)
 
 
 def test_a_slot_variable_of_another_layout_is_refused(mesh):
@@ -159,7 +162,7 @@ def test_a_slot_variable_of_another_layout_is_refused(mesh):
         np.ones((1, DIM), np.float32), [UNSHARDED, UNSHARDED], mesh
     )
     with pytest.raises(ValueError, match="must have the layout of the table"):
-        sharded_rows.update(
+        dtensor_ops.update_rows(
             table,
             [slot],
             ids,

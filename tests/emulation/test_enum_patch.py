@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2
 
-from tf_layoutmap._patches import emulation_rows, engine
-from tf_layoutmap.emulation import enum_patch
+from tf_layoutmap._patches import engine, runtime_rows
+from tf_layoutmap.emulation import tpu_answers
 
 tpu = tf.tpu.experimental.embedding
 Parameters = optimization_parameters_pb2.OptimizationParameters
@@ -38,7 +38,7 @@ def test_with_the_patch_each_stock_optimizer_writes_all_it_has(
         weight_decay_factor=0.25,
         low_dimensional_packing_status=is_packed,
     )
-    with enum_patch.installed():
+    with tpu_answers.enum_patch_installed():
         written = write(one)
     assert written.low_dimensional_packing_status == int(is_packed)
     assert written.gradient_clipping_limits.lower.value == -2.0
@@ -51,20 +51,20 @@ def test_the_patch_holds_until_its_last_user_leaves():
     before = tpu.SGD._set_optimization_parameters
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
-    engine.install(emulation_rows.ENUM)
-    with enum_patch.installed():
+    engine.install(runtime_rows.ENUM)
+    with tpu_answers.enum_patch_installed():
         write(tpu.SGD(0.1))
     write(tpu.SGD(0.1))
-    engine.uninstall(emulation_rows.ENUM)
+    engine.uninstall(runtime_rows.ENUM)
     assert base._set_optimization_parameters is original
     assert tpu.SGD._set_optimization_parameters is before
     with pytest.raises(RuntimeError, match="must follow an `install`"):
-        engine.uninstall(emulation_rows.ENUM)
+        engine.uninstall(runtime_rows.ENUM)
 
 
 def test_an_error_inside_the_block_takes_the_patch_back():
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
-    with pytest.raises(KeyError), enum_patch.installed():
+    with pytest.raises(KeyError), tpu_answers.enum_patch_installed():
         raise KeyError
     assert base._set_optimization_parameters is original

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 # All that change what names stand for, and what makes them last.
 _OPERATIONS = (
@@ -59,7 +59,7 @@ class Snapshots:
         with monkeypatch.context() as patched:
             for module, names in (
                 (os, _OPERATIONS),
-                (_ops, ("exchange_paths",)),
+                (ops, ("exchange_paths",)),
             ):
                 for name in names:
                     patched.setattr(

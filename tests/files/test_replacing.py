@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.files import snapshots
-from tf_layoutmap import _ops
-from tf_layoutmap.files import operations, paths, replacing, staging
+from tf_layoutmap._core import files, ops, paths
 
 
 def folder_of(path, text):
@@ -28,9 +27,9 @@ def text_of(path):
 
 
 def replace(target, text):
-    with staging.staged(str(target)) as folder:
+    with files.staged(str(target)) as folder:
         new = folder_of(target.parent / folder / "new", text)
-        replacing.replace_folder(str(new), str(target))
+        files.replace_folder(str(new), str(target))
 
 
 def test_a_path_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
@@ -62,7 +61,7 @@ def test_a_folder_is_replaced(can_exchange, tmp_path, monkeypatch):
         def refuse(*_):
             raise OSError(errno.EINVAL, "not on this file system")
 
-        monkeypatch.setattr(_ops, "exchange_paths", refuse)
+        monkeypatch.setattr(ops, "exchange_paths", refuse)
     target = tmp_path / "target"
     for text in ("one", "two", "three"):
         replace(target, text)
@@ -94,7 +93,7 @@ def test_what_a_writer_took_away_is_put_back(tmp_path):
     """A writer was killed where folders cannot be exchanged."""
     target = tmp_path / "target"
     folder_of(tmp_path / f"target.partial-{'0' * 16}" / "old", "old")
-    with staging.staged(str(target)):
+    with files.staged(str(target)):
         assert text_of(target) == "old"
     assert os.listdir(tmp_path) == ["target"]
 
@@ -127,18 +126,18 @@ def test_what_living_writers_write_stays(tmp_path):
     ) as process:
         try:
             assert process.stdout.readline() == "locked\n"
-            with staging.staged(target) as one, staging.staged(target) as two:
+            with files.staged(target) as one, files.staged(target) as two:
                 assert os.path.isdir(theirs)
                 assert os.path.isdir(one) and os.path.isdir(two)
             with pytest.raises(
                 OSError, match="another process or thread is writing it.*target"
             ) as caught:
-                with staging.staged(target, alone=True):
+                with files.staged(target, alone=True):
                     pass
             assert caught.value.errno == errno.EBUSY
         finally:
             process.kill()
-    with staging.staged(target, alone=True):
+    with files.staged(target, alone=True):
         assert not os.path.exists(theirs)
     assert all(os.path.exists(other) for other in others)
     assert len(os.listdir(tmp_path)) == len(others)
@@ -161,12 +160,12 @@ def test_a_link_to_a_file_stays_one(tmp_path):
     (tmp_path / "real" / "file").write_text("old")
     (tmp_path / "link").symlink_to("real/file")
     with pytest.raises(ZeroDivisionError):
-        with replacing.replacing_file(str(tmp_path / "link")) as new:
+        with files.replacing_file(str(tmp_path / "link")) as new:
             with open(new, "w", encoding="utf-8") as file:
                 file.write("half")
             raise ZeroDivisionError
     assert (tmp_path / "real" / "file").read_text() == "old"
-    with replacing.replacing_file(str(tmp_path / "link")) as new:
+    with files.replacing_file(str(tmp_path / "link")) as new:
         with open(new, "w", encoding="utf-8") as file:
             file.write("new")
     assert (tmp_path / "link").is_symlink()
@@ -185,7 +184,7 @@ def test_a_link_to_a_file_stays_one(tmp_path):
 )
 def test_errors_of_tensorflow_are_of_the_system(error, number):
     with pytest.raises(OSError, match="^.Errno .*] x.data; why: 'x'$") as one:
-        with operations.os_errors("x"):
+        with files.os_errors("x"):
             raise error(
                 None,
                 None,

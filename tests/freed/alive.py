@@ -5,7 +5,7 @@ import gc
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 
 
 def left_by(program, times=2):
@@ -27,7 +27,7 @@ def _alive():
     return collections.Counter(
         type(one).__name__
         for one in gc.get_objects()
-        if isinstance(one, (_tf_private.FuncGraph, tf.Variable))
+        if isinstance(one, (tf_private.FuncGraph, tf.Variable))
         or
         # A handle: the memory of a variable is freed with the last one.
         (

@@ -14,7 +14,7 @@ from tensorflow.python.framework.convert_to_constants import (
 
 import tf_layoutmap as tlm
 from tests.freed.alive import left_by
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import engine
 
 
@@ -132,10 +132,10 @@ def test_nothing_stays_registered():
 
     program()
     gc.collect()
-    before = set(_tf_private._gradients.list())
+    before = set(tf_private._gradients.list())
     program()
     gc.collect()
-    assert set(_tf_private._gradients.list()) == before
+    assert set(tf_private._gradients.list()) == before
 
 
 @tf.custom_gradient
@@ -211,10 +211,10 @@ def test_copies_of_a_graph_that_was_freed_have_its_gradients(make, expected):
 
 def test_a_graph_that_uses_nothing_of_ours_keeps_its_gradients():
     table([1.0])
-    before = set(_tf_private._gradients.list())
+    before = set(tf_private._gradients.list())
     traced()
     gc.collect()
-    (left,) = set(_tf_private._gradients.list()) - before
+    (left,) = set(tf_private._gradients.list()) - before
     assert left.startswith("CustomGradient-")
 
 

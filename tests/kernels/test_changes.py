@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE, Changes
-from tf_layoutmap.embedding.variables.table_variable import shards_of
+from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
@@ -158,7 +158,7 @@ def test_what_cannot_be_taken():
         ({"open_tables": [1, 1]}, "each once. Received: 1"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            _ops.take_changes(
+            ops.take_changes(
                 **{
                     "engine": handle,
                     "watch": tf.constant(1, tf.int64),

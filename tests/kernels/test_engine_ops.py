@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kernels import cases
 from tests.reference import host_engine as ref
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
 FailedPrecondition = tf.errors.FailedPreconditionError
@@ -50,7 +50,7 @@ class Engine:
     """The ops with their variables, and the reference beside them."""
 
     def __init__(self, num_replicas=1, **changes):
-        self.handle = _ops.create_host_engine(
+        self.handle = ops.create_host_engine(
             **attrs(num_replicas=num_replicas, **changes)
         )
         tables, self.shards, self.slots = [], [], []
@@ -68,12 +68,12 @@ class Engine:
         )
 
     def enqueue(self, replica, inputs, training=True):
-        return _ops.enqueue_step(
+        return ops.enqueue_step(
             engine=self.handle, replica=replica, training=training, **inputs
         )
 
     def dequeue(self, replica, **changes):
-        return _ops.dequeue_step(
+        return ops.dequeue_step(
             **{
                 "engine": self.handle,
                 "replica": replica,
@@ -88,7 +88,7 @@ class Engine:
         )
 
     def apply(self, replica, gradients, **changes):
-        return _ops.apply_step(
+        return ops.apply_step(
             **{
                 "engine": self.handle,
                 "replica": replica,
@@ -102,7 +102,7 @@ class Engine:
         )
 
     def describe(self):
-        found = _ops.describe_host_engine(self.handle)
+        found = ops.describe_host_engine(self.handle)
         return (
             found.pending.numpy().tolist(),
             found.awaiting.numpy().tolist(),
@@ -242,7 +242,7 @@ def real_and_model(engine, verb, replica, seed):
     if verb == "dequeue":
         return (lambda: engine.dequeue(replica), lambda: model.dequeue(replica))
     if verb == "reset":
-        return lambda: _ops.reset_host_engine(engine.handle), model.reset
+        return lambda: ops.reset_host_engine(engine.handle), model.reset
     if verb == "apply":
         gradients = random_gradients(seed)
         return (
@@ -593,15 +593,15 @@ def test_a_held_value_stays_while_the_update_lands():
 )
 def test_a_configuration_that_makes_no_sense_is_refused(changes, words):
     with pytest.raises(InvalidArgument, match=words):
-        _ops.create_host_engine(**attrs(**changes))
+        ops.create_host_engine(**attrs(**changes))
 
 
 def test_a_sequence_that_overflows_is_refused():
-    handle = _ops.create_host_engine(
+    handle = ops.create_host_engine(
         **attrs(feature_max_sequence_lengths=[0, 2**62, 0, 0])
     )
     with pytest.raises(InvalidArgument, match="activation rows"):
-        _ops.enqueue_step(
+        ops.enqueue_step(
             engine=handle,
             replica=0,
             training=False,
@@ -613,7 +613,7 @@ def test_handles_that_are_no_engine_are_refused():
     engine = Engine()
     for bad in (tf.stack([engine.handle] * 2), engine.shards[0].handle):
         with pytest.raises(tf.errors.OpError):
-            _ops.describe_host_engine(bad)
+            ops.describe_host_engine(bad)
     with pytest.raises(tf.errors.OpError):
         engine.dequeue(0, shards=[engine.handle] * 5)
 
@@ -622,4 +622,4 @@ def test_the_engine_goes_with_its_last_handle():
     engine = Engine()
     twice = tf.identity(engine.handle)
     del engine.handle
-    assert _ops.describe_host_engine(twice).pending.numpy().tolist() == [0]
+    assert ops.describe_host_engine(twice).pending.numpy().tolist() == [0]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
 FailedPrecondition = tf.errors.FailedPreconditionError
 
 
 def engine_of(**changes):
-    return _ops.create_host_engine(
+    return ops.create_host_engine(
         **{
             "num_replicas": 1,
             "table_names": ["words"],
@@ -36,7 +36,7 @@ class Engine:
         self.rows = tf.Variable(tf.ones([4, 2]))
 
     def enqueue(self, ids, training=True):
-        _ops.enqueue_step(
+        ops.enqueue_step(
             engine=self.handle,
             replica=0,
             training=training,
@@ -47,7 +47,7 @@ class Engine:
         )
 
     def dequeue(self):
-        return _ops.dequeue_step(
+        return ops.dequeue_step(
             engine=self.handle,
             replica=0,
             shards=[self.rows.handle],
@@ -57,7 +57,7 @@ class Engine:
         )[0].numpy()
 
     def apply(self, gradient, rate=1.0):
-        _ops.apply_step(
+        ops.apply_step(
             engine=self.handle,
             replica=0,
             gradients=[gradient],
@@ -68,7 +68,7 @@ class Engine:
         )
 
     def land(self, shards=None, **options):
-        _ops.land_update(
+        ops.land_update(
             **{
                 "engine": self.handle,
                 "replica": 0,
@@ -81,7 +81,7 @@ class Engine:
         )
 
     def is_held(self):
-        return bool(_ops.describe_host_engine(self.handle).held)
+        return bool(ops.describe_host_engine(self.handle).held)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels import cases
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 REFERENCES = {
     "add": np.add.at,
@@ -59,7 +59,7 @@ def divide_at(table, ids, values):
 
 
 def gather(variables, cut, ids, dtype):
-    return _ops.gather_rows(
+    return ops.gather_rows(
         shards=cases.handles(variables),
         ids=ids,
         dtype=dtype,
@@ -69,7 +69,7 @@ def gather(variables, cut, ids, dtype):
 
 
 def scatter(variables, cut, ids, updates, verb):
-    _ops.scatter_rows(
+    ops.scatter_rows(
         shards=cases.handles(variables),
         ids=ids,
         updates=updates,

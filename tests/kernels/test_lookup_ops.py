@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.kernels import cases
 from tests.reference import apply, lookup, unique_rows
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 Failures = (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)
 
 
 def look_up(variables, cut, ids, row_splits, gains, **attrs):
-    return _ops.lookup_rows(
+    return ops.lookup_rows(
         shards=cases.handles(variables),
         ids=ids,
         row_splits=row_splits,
@@ -144,7 +144,7 @@ class Problem:
             **self.inputs,
             **changes,
         }
-        return _ops.apply_row_gradients(**arguments)
+        return ops.apply_row_gradients(**arguments)
 
     def ref(self):
         apply.apply_row_gradients(
@@ -209,7 +209,7 @@ def test_apply_to_the_outputs_of_the_other_ops():
     cut = cases.Cut("mod", (0, 4, 7, 10))
     ids, row_splits = np.array([9, 0, 3, 9, 9, 7]), np.array([0, 0, 3, 5, 6])
     problem = Problem(cut, ids, row_splits)
-    found = _ops.find_unique_rows(
+    found = ops.find_unique_rows(
         ids,
         row_splits,
         1 + cases.floats(6, seed=2),
@@ -358,7 +358,7 @@ def test_a_bad_shard_is_refused_and_nothing_written(case, place):
         with pytest.raises(
             tf.errors.InvalidArgumentError, match=f"shard 2 must be.*{words}"
         ):
-            _ops.lookup_rows(
+            ops.lookup_rows(
                 shards=changed,
                 ids=[0],
                 row_splits=[0, 1],
@@ -389,7 +389,7 @@ def test_an_uninitialized_variable_is_refused_and_nothing_written(place):
         problem.op(**{place: changed})
     if place == "shards":
         with pytest.raises(tf.errors.FailedPreconditionError, match=words):
-            _ops.lookup_rows(
+            ops.lookup_rows(
                 shards=changed,
                 ids=[0],
                 row_splits=[0, 1],
@@ -410,7 +410,7 @@ def test_the_number_of_shards_must_fit():
             Failures,
             match=f"needs 3 `shards`. Received: {len(bad)}|needs 3 shards",
         ):
-            _ops.lookup_rows(
+            ops.lookup_rows(
                 shards=bad,
                 ids=[0],
                 row_splits=[0, 1],
@@ -449,7 +449,7 @@ def test_handles_that_are_none_are_refused():
     shards = cases.handles(problem.variables)
 
     def look_up(bad):
-        return _ops.lookup_rows(
+        return ops.lookup_rows(
             shards=[*shards[:2], bad],
             ids=[0],
             row_splits=[0, 1],
@@ -506,13 +506,13 @@ def test_a_bad_lookup_is_refused(changes, words):
         **changes,
     }
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-        _ops.lookup_rows(shards=cases.handles(problem.variables), **arguments)
+        ops.lookup_rows(shards=cases.handles(problem.variables), **arguments)
 
 
 def test_a_lookup_whose_size_overflows_is_refused():
     variable = tf.Variable(tf.zeros([0, 2**62], tf.float32))
     with pytest.raises(Failures):
-        _ops.lookup_rows(
+        ops.lookup_rows(
             shards=[variable.handle],
             ids=np.zeros(0, np.int64),
             row_splits=np.zeros(9, np.int64),
@@ -546,7 +546,7 @@ def test_a_lookup_of_wrong_shapes_is_refused_while_tracing(changes):
 
     @tf.function
     def trace():
-        return _ops.lookup_rows(
+        return ops.lookup_rows(
             shards=[variable.handle], placement="div", dim=3, **inputs
         )
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "ops.md"
 
@@ -14,9 +14,9 @@ def snake_case(name: str) -> str:
     return re.sub("(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-@pytest.mark.parametrize("name", _ops._op_names())
+@pytest.mark.parametrize("name", ops._op_names())
 def test_each_op_has_a_summary(name):
-    doc = getattr(_ops, name).__doc__
+    doc = getattr(ops, name).__doc__
     assert doc.strip()
     assert "TODO" not in doc
     assert doc.strip().splitlines()[0].endswith(".")
@@ -24,4 +24,4 @@ def test_each_op_has_a_summary(name):
 
 def test_the_page_lists_the_ops_of_the_library():
     listed = re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert sorted(map(snake_case, listed)) == _ops._op_names()
+    assert sorted(map(snake_case, listed)) == ops._op_names()

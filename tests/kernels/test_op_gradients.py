@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kernels import cases
 from tests.reference import lookup, partition
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 _OP = "LayoutMap>LookupRows"
 
@@ -32,7 +32,7 @@ def op_gradients(variables, cut, ids, row_splits, gains, coefficients):
     gains = tf.convert_to_tensor(gains)
     with tf.GradientTape() as tape:
         tape.watch([*variables, gains])
-        activations = _ops.lookup_rows(
+        activations = ops.lookup_rows(
             shards=cases.handles(variables),
             ids=ids,
             row_splits=row_splits,
@@ -153,7 +153,7 @@ def test_the_gradient_of_gains_costs_nothing_where_it_is_not_asked_for():
         gains = tf.ones([2])
         with tf.GradientTape() as tape:
             tape.watch([variable, gains] if of_gains else [variable])
-            found = _ops.lookup_rows(
+            found = ops.lookup_rows(
                 shards=[variable.handle],
                 offsets=[0, 4],
                 ids=[1, 2],
@@ -174,7 +174,7 @@ def test_a_read_before_a_write_reads_before_it():
     variable = tf.Variable(tf.ones([4, 3]))
 
     def read():
-        return _ops.lookup_rows(
+        return ops.lookup_rows(
             shards=[variable.handle],
             offsets=[0, 4],
             ids=[1],

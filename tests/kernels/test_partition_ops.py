@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kernels import cases
 from tests.reference import partition, route, unique_rows
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
 
@@ -22,7 +22,7 @@ def vector(dtype):
 @functools.cache
 def graph(op: str, dtype, **attrs):
     """The op in a tf.function that knows no sizes."""
-    call = functools.partial(getattr(_ops, op), **attrs)
+    call = functools.partial(getattr(ops, op), **attrs)
     inputs = {
         "assign_partition": [tf.TensorSpec(None, dtype), vector(tf.int64)],
         "route_ids": [vector(dtype), vector(tf.int64)],
@@ -38,7 +38,7 @@ def graph(op: str, dtype, **attrs):
 def check(op, expected, *inputs, **attrs):
     """Eagerly and in a tf.function."""
     for call in (
-        functools.partial(getattr(_ops, op), **attrs),
+        functools.partial(getattr(ops, op), **attrs),
         graph(op, inputs[0].dtype.type, **attrs),
     ):
         for found, wanted in zip(call(*inputs), expected, strict=True):
@@ -97,7 +97,7 @@ def test_many_ids_are_routed_in_order(placement, dtype):
         )[ids]
         for part in (0, 1)
     )
-    found = _ops.route_ids(ids, offsets, placement=placement)
+    found = ops.route_ids(ids, offsets, placement=placement)
     order = np.argsort(shards, kind="stable")
     np.testing.assert_array_equal(found.permutation, order)
     np.testing.assert_array_equal(found.local_rows, local_rows[order])
@@ -116,7 +116,7 @@ def test_a_graph_that_does_not_use_the_inverse_gets_the_same(num_ids):
 
     @tf.function
     def without(ids):
-        routed = _ops.route_ids(ids, offsets, placement="offsets")
+        routed = ops.route_ids(ids, offsets, placement="offsets")
         return routed.local_rows, routed.splits, routed.permutation
 
     wanted = route.route_ids(ids, offsets, "offsets", unique=False)
@@ -155,7 +155,7 @@ def test_unique_rows_and_gains(num_rows, combiner, weighted, data):
 
 
 def test_the_last_row_of_the_largest_table():
-    found = _ops.find_unique_rows(
+    found = ops.find_unique_rows(
         np.array([2**32 - 1, 0, 2**32 - 1]),
         [0, 3],
         np.zeros(0, np.float32),
@@ -169,7 +169,7 @@ def test_a_table_with_more_rows_than_ids_can_name_is_refused():
     # Rows are 32 bits inside: id 2^32 + 5 must not become 5.
     for num_rows in (2**32 + 1, 2**40, 2**62):
         with pytest.raises(InvalidArgument, match="0 to 2\\^32 rows"):
-            _ops.find_unique_rows(
+            ops.find_unique_rows(
                 np.array([5]),
                 [0, 1],
                 np.zeros(0, np.float32),
@@ -189,15 +189,15 @@ def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
     for ids in bad_ids(5, dtype):
         words = rf"Id {ids[1]} \(ids\[1\]\) is outside the table with 5 rows"
         with pytest.raises(InvalidArgument, match=words):
-            _ops.route_ids(ids, [0, 3, 5], placement="div", unique=unique)
+            ops.route_ids(ids, [0, 3, 5], placement="div", unique=unique)
         with pytest.raises(InvalidArgument, match=words):
-            _ops.assign_partition(ids, [0, 3, 5], placement="div")
+            ops.assign_partition(ids, [0, 3, 5], placement="div")
         with pytest.raises(
             InvalidArgument,
             match=f"Feature 'clicked', sample 1: id {ids[1]} is outside "
             "table 'ads' with 5 rows",
         ):
-            _ops.find_unique_rows(
+            ops.find_unique_rows(
                 ids,
                 [0, 1, 2],
                 np.zeros(0, np.float32),
@@ -223,7 +223,7 @@ def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
 )
 def test_offsets_that_are_no_partition_are_refused(offsets, words):
     offsets = np.array(offsets, np.int64)
-    for op in (_ops.assign_partition, _ops.route_ids):
+    for op in (ops.assign_partition, ops.route_ids):
         with pytest.raises(InvalidArgument, match=words):
             op(np.array([0]), offsets, placement="div")
 
@@ -241,7 +241,7 @@ def test_offsets_that_are_no_partition_are_refused(offsets, words):
 )
 def test_row_splits_that_describe_no_samples_are_refused(row_splits, words):
     with pytest.raises(InvalidArgument, match=words):
-        _ops.find_unique_rows(
+        ops.find_unique_rows(
             np.array([1, 2, 3]),
             np.array(row_splits, np.int64),
             np.zeros(0, np.float32),
@@ -261,7 +261,7 @@ def test_row_splits_that_describe_no_samples_are_refused(row_splits, words):
 )
 def test_weights_that_make_no_sense_are_refused(weights, words):
     with pytest.raises(InvalidArgument, match=words):
-        _ops.find_unique_rows(
+        ops.find_unique_rows(
             np.array([1, 2]),
             [0, 1, 2],
             np.array(weights, np.float32),
@@ -272,9 +272,9 @@ def test_weights_that_make_no_sense_are_refused(weights, words):
 
 def test_ids_of_another_rank_are_refused():
     with pytest.raises(InvalidArgument, match="`ids` must have rank 1"):
-        _ops.route_ids([[1]], [0, 5], placement="div")
+        ops.route_ids([[1]], [0, 5], placement="div")
     with pytest.raises(InvalidArgument, match="`ids` must have rank 1"):
-        _ops.find_unique_rows(
+        ops.find_unique_rows(
             [[1]], [0, 1], np.zeros(0, np.float32), combiner="sum", num_rows=5
         )
 
@@ -282,24 +282,24 @@ def test_ids_of_another_rank_are_refused():
 def test_static_shapes_with_unknown_sizes():
     @tf.function(input_signature=[vector(tf.int64), vector(tf.int64)])
     def trace(ids, offsets):
-        shards, local_rows = _ops.assign_partition(
+        shards, local_rows = ops.assign_partition(
             tf.reshape(ids, [3, -1]), offsets, placement="mod"
         )
         assert shards.shape.as_list() == [3, None]
         assert local_rows.shape.as_list() == [3, None]
         assert shards.dtype == tf.int32
         assert local_rows.dtype == tf.int64
-        routed = _ops.route_ids(ids, [0, 2, 4], placement="div")
+        routed = ops.route_ids(ids, [0, 2, 4], placement="div")
         assert routed.splits.shape.as_list() == [3]
         ids = tf.ensure_shape(ids, [7])
-        routed = _ops.route_ids(ids, offsets, placement="div")
+        routed = ops.route_ids(ids, offsets, placement="div")
         assert routed.local_rows.shape.as_list() == [7]
         assert routed.permutation.shape.as_list() == [7]
-        routed = _ops.route_ids(ids, offsets, placement="div", unique=True)
+        routed = ops.route_ids(ids, offsets, placement="div", unique=True)
         assert routed.local_rows.shape.as_list() == [None]
         assert routed.permutation.shape.as_list() == [None]
         assert routed.inverse.shape.as_list() == [7]
-        found = _ops.find_unique_rows(
+        found = ops.find_unique_rows(
             ids,
             offsets,
             tf.ones_like(ids, tf.float32),
@@ -342,7 +342,7 @@ def test_wrong_ranks_are_refused_while_tracing(op, inputs, attrs):
     def trace():
         # Values are unknown while tracing, ranks are not.
         types = [tf.int64, tf.int64, tf.float32]
-        getattr(_ops, op)(
+        getattr(ops, op)(
             *(
                 tf.cast(one, dtype)
                 for one, dtype in zip(inputs, types, strict=False)
@@ -360,6 +360,6 @@ def test_a_bad_id_is_refused_with_the_name_of_the_table(unique):
         InvalidArgument,
         match=(r"^Id 5 \(ids\[1\]\) is outside table 'ads' with 5 rows$"),
     ):
-        _ops.route_ids(
+        ops.route_ids(
             [1, 5], [0, 3, 5], placement="div", unique=unique, table="ads"
         )

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 SHAPES = [[], [0], [3], [5, 7], [2, 1000, 33]]
 
@@ -28,7 +28,7 @@ def test_floats(shape, dtype, seeds):
             ]
         )
 
-    ours, theirs = drawn(_ops.random_uniform), drawn(tf.raw_ops.RandomUniform)
+    ours, theirs = drawn(ops.random_uniform), drawn(tf.raw_ops.RandomUniform)
     for _ in range(2):
         for a, b in zip(ours(), theirs()):
             np.testing.assert_array_equal(
@@ -48,7 +48,7 @@ def test_integers(shape, dtype, limits):
             lambda: op(shape=sizes, minval=low, maxval=high, seed=4, seed2=5)
         )
 
-    ours = drawn(_ops.random_uniform_int)
+    ours = drawn(ops.random_uniform_int)
     theirs = drawn(tf.raw_ops.RandomUniformInt)
     for _ in range(2):
         np.testing.assert_array_equal(ours(), theirs())
@@ -72,7 +72,7 @@ def test_bad_input_is_refused(shape, low, high, said):
     with pytest.raises(
         (tf.errors.InvalidArgumentError, ValueError), match=said
     ):
-        _ops.random_uniform_int(
+        ops.random_uniform_int(
             shape=tf.constant(shape),
             minval=tf.constant(low),
             maxval=tf.constant(high),
@@ -103,7 +103,7 @@ words = st.integers(0, 2**64 - 1)
 def test_new_rows(shape, dtype, distribution, generator, factor, offset):
     counter, key = generator[:2], generator[2:]
     factor, offset = (tf.cast(one, dtype) for one in (factor, offset))
-    rows = _ops.new_rows(
+    rows = ops.new_rows(
         shape=tf.constant(shape, tf.int32),
         generator=tf.constant(generator, tf.uint64),
         factor=factor,
@@ -153,7 +153,7 @@ def test_new_rows_refuses_bad_input(changed, said):
         ),
         match=said,
     ):
-        _ops.new_rows(
+        ops.new_rows(
             **{
                 "shape": tf.constant([2, 3]),
                 "generator": tf.constant([1, 2, 3], tf.uint64),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 PROGRAM = """
 import hashlib, sys
@@ -68,7 +68,7 @@ def run(num_threads: int, level: str) -> list[str]:
 @pytest.mark.slow
 def test_results_depend_on_neither_threads_nor_instruction_set():
     levels = ["baseline", "avx2", "avx512"]
-    levels = levels[: levels.index(_ops.native.cpu_level()) + 1]
+    levels = levels[: levels.index(ops.native.cpu_level()) + 1]
     expected = run(1, "baseline")[1]
     for num_threads, level in [
         (8, "baseline"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import tf_layoutmap as tlm
 from tests.kernels import cases
 from tests.reference import host_engine, servers
-from tf_layoutmap import _ops
-from tf_layoutmap.embedding.servers import applied_closures
+from tf_layoutmap._core import ops
+from tf_layoutmap.embedding.servers import closures
 
 InvalidArgument = tf.errors.InvalidArgumentError
 FailedPrecondition = tf.errors.FailedPreconditionError
@@ -124,7 +124,7 @@ class Cluster:
                         tf.Variable(slot) for one in own for slot in one.slots
                     ],
                     "applied": tf.Variable(
-                        tf.zeros([applied_closures.SIZE], tf.int64)
+                        tf.zeros([closures.NUM_APPLIED], tf.int64)
                     ),
                 }
             )
@@ -137,11 +137,11 @@ class Cluster:
         }
 
     def plan(self, batch, id_type=np.int64):
-        return _ops.plan_step(**inputs(batch, id_type), **self.plan_attrs)
+        return ops.plan_step(**inputs(batch, id_type), **self.plan_attrs)
 
     def fetch(self, server, request, **changes):
         own = self.variables[server]
-        return _ops.fetch_rows(
+        return ops.fetch_rows(
             **{
                 "shards": cases.handles(own["shards"]),
                 "applied": own["applied"].handle,
@@ -153,7 +153,7 @@ class Cluster:
 
     def apply(self, server, request, **changes):
         own, tables = self.variables[server], self.tables[server]
-        return _ops.apply_rows(
+        return ops.apply_rows(
             **{
                 "shards": cases.handles(own["shards"]),
                 "slots": cases.handles(own["slots"]),
@@ -183,7 +183,7 @@ class Cluster:
 
 
 def combine(plan, fetched, **changes):
-    return _ops.combine_rows(
+    return ops.combine_rows(
         **{
             "plan": plan,
             "fetched": fetched,
@@ -277,7 +277,7 @@ def test_gradients_are_summed_row_by_row(cut, batch, seed, token, wire):
     gradients = [
         cases.floats(*one.shape, seed=seed) for one in combine(plan, fetched)
     ]
-    messages = _ops.fold_gradients(
+    messages = ops.fold_gradients(
         plan=plan,
         fetched=fetched,
         gradients=gradients,
@@ -386,10 +386,10 @@ def test_rows_of_16_bits_go_as_they_are_or_as_the_nearest_bfloat16():
     for dtype in (tf.bfloat16, tf.float16):
         table = tf.Variable(tf.cast([[1 + 2**-7, 3 + 2**-9]], dtype))
         found = (
-            _ops.fetch_rows(
+            ops.fetch_rows(
                 shards=[table.handle],
                 applied=tf.Variable(
-                    tf.zeros([applied_closures.SIZE], tf.int64)
+                    tf.zeros([closures.NUM_APPLIED], tf.int64)
                 ).handle,
                 request=servers.fetch([[0]], "bfloat16"),
                 tables=["ads"],
@@ -444,7 +444,7 @@ def test_a_bad_id_names_its_feature_and_sample(ids, words):
 def test_a_plan_of_other_tables_is_refused(changes, words):
     attrs = {**plan_attrs([0, 1, 0, 1, 0], 2), **changes}
     with pytest.raises(InvalidArgument, match=words):
-        _ops.plan_step(**inputs([[] for _ in FEATURES]), **attrs)
+        ops.plan_step(**inputs([[] for _ in FEATURES]), **attrs)
 
 
 def fetch_bytes(counts, rows, wire=0):
@@ -528,7 +528,7 @@ def test_a_state_of_another_size_is_refused():
 
 
 def test_a_process_tells_its_versions():
-    found = json.loads(_ops.describe_process().numpy())
+    found = json.loads(ops.describe_process().numpy())
     assert found == {
         "tensorflow": tf.__version__,
         "tf_layoutmap": tlm.__version__,
@@ -547,7 +547,7 @@ def test_what_is_no_plan_or_no_answer_is_refused():
         "hyperparameters": HYPERPARAMETERS,
         "token": np.array([1, 0, 0], np.int64),
     }
-    _ops.fold_gradients(**fold)
+    ops.fold_gradients(**fold)
     for changes, words in [
         (
             {
@@ -571,7 +571,7 @@ def test_what_is_no_plan_or_no_answer_is_refused():
         ({"token": np.array([1, 0], np.int64)}, "epoch, number and"),
     ]:
         with pytest.raises(InvalidArgument, match=words):
-            _ops.fold_gradients(**{**fold, **changes})
+            ops.fold_gradients(**{**fold, **changes})
     with pytest.raises(InvalidArgument, match="`num_features` must be 4"):
         combine(
             plan, fetched, num_features=1, dims=[3], max_sequence_lengths=[0]

@@ -18,16 +18,16 @@ from tests.kernels.test_engine_ops import (
     random_batch,
     random_gradients,
 )
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 from tf_layoutmap.embedding.host.engine import MARK_SHAPE
 
 
 class TokenEngine(Engine):
     def open(self, replica, batch, dtype=np.int64):
-        token = _ops.open_step(
+        token = ops.open_step(
             engine=self.handle, replica=replica, **inputs_of(batch, dtype)
         )
-        return token, _ops.look_up_step(
+        return token, ops.look_up_step(
             engine=self.handle,
             replica=replica,
             token=token,
@@ -38,7 +38,7 @@ class TokenEngine(Engine):
         )
 
     def follow(self, replica, token, gradients):
-        return _ops.follow_step(
+        return ops.follow_step(
             engine=self.handle,
             replica=replica,
             token=token,
@@ -46,7 +46,7 @@ class TokenEngine(Engine):
         )
 
     def apply_followed(self, replica, marks, **changes):
-        return _ops.apply_followed(
+        return ops.apply_followed(
             **{
                 "engine": self.handle,
                 "replica": replica,
@@ -60,7 +60,7 @@ class TokenEngine(Engine):
         )
 
     def kept(self):
-        found = _ops.describe_host_engine(self.handle)
+        found = ops.describe_host_engine(self.handle)
         return found.num_open.numpy().tolist(), (
             found.num_followed.numpy().tolist()
         )
@@ -123,7 +123,7 @@ def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
     def step(num_calls):
         marks = tf.zeros(MARK_SHAPE)
         for _ in tf.range(num_calls):
-            token = _ops.open_step(engine=engine.handle, replica=0, **inputs)
+            token = ops.open_step(engine=engine.handle, replica=0, **inputs)
             marks += engine.follow(0, token, gradients)
         engine.apply_followed(0, marks)
 
@@ -175,7 +175,7 @@ def test_what_has_expired_is_refused_by_its_token():
     engine.apply_followed(0, mark)
     with pytest.raises(FailedPrecondition, match="were applied already"):
         engine.apply_followed(0, mark)
-    _ops.reset_host_engine(engine.handle)
+    ops.reset_host_engine(engine.handle)
     assert engine.kept() == ([0], [0])
     assert int(engine.open(0, random_batch(1))[0]) == 66
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reference import vocabulary as reference
-from tf_layoutmap._ops import native
+from tf_layoutmap._core.ops import native
 
 COUNTS = (
     "num_lookups",

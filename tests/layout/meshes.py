@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 import tests.strategies  # noqa: F401 - splits the CPU.
-from tf_layoutmap.layout.mesh import prepare
+from tf_layoutmap.layout.mesh import device_mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -20,7 +20,7 @@ def mesh_of(**sizes: int):
     mesh = dtensor.create_mesh(
         list(sizes.items()), devices=[f"CPU:{i}" for i in range(count)]
     )
-    prepare.prepare_process(mesh)
+    device_mesh.prepare_process(mesh)
     return mesh
 
 

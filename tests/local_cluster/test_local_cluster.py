@@ -13,8 +13,7 @@ import time
 import pytest
 
 from tests.processes import ROOT
-from tf_layoutmap.local_cluster import __main__ as local_cluster
-from tf_layoutmap.local_cluster import processes
+from tf_layoutmap import local_cluster
 
 # Starts a process of its own, says which, and waits.
 SLEEPER = textwrap.dedent("""
@@ -105,7 +104,7 @@ def test_addresses_and_tasks(monkeypatch):
         ]
         == "3"
     )
-    assert len(set(processes.free_ports(5))) == 5
+    assert len(set(local_cluster.free_ports(5))) == 5
 
 
 def test_a_program_is_refused_that_is_not_there():
@@ -215,9 +214,9 @@ def test_however_it_ends_nothing_is_left(number):
 
 def test_who_has_ended_is_started_again(capfd, monkeypatch):
     """However early it ends, and later each time."""
-    monkeypatch.setattr(processes, "DELAYS", (0.0, 0.25, 0.5))
+    monkeypatch.setattr(local_cluster, "DELAYS", (0.0, 0.25, 0.5))
     printed = ""
-    with processes.Group() as group:
+    with local_cluster.Group() as group:
         group.start(
             "one",
             [sys.executable, "-c", "print('here')"],
@@ -242,7 +241,7 @@ def test_who_has_ended_is_started_again(capfd, monkeypatch):
 
 
 def test_lines_that_are_hidden_are_not_shown(capfd):
-    with processes.Group(re.compile("I0|WARNING: All")) as group:
+    with local_cluster.Group(re.compile("I0|WARNING: All")) as group:
         group.start(
             "one",
             [
@@ -263,10 +262,10 @@ def test_lines_that_are_hidden_are_not_shown(capfd):
 
 
 def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
-    monkeypatch.setattr(processes, "DELAYS", (0.0, 999.0))
-    monkeypatch.setattr(processes, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(local_cluster, "DELAYS", (0.0, 999.0))
+    monkeypatch.setattr(local_cluster, "SHORTEST_LIFE", 0.0)
     printed = ""
-    with processes.Group() as group:
+    with local_cluster.Group() as group:
         group.start(
             "one",
             [sys.executable, "-c", "print('here')"],
@@ -282,8 +281,8 @@ def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
 
 
 def test_the_end_does_not_wait_for_a_delay(capfd, monkeypatch):
-    monkeypatch.setattr(processes, "DELAYS", (999.0,))
-    with processes.Group() as group:
+    monkeypatch.setattr(local_cluster, "DELAYS", (999.0,))
+    with local_cluster.Group() as group:
         group.start(
             "one", [sys.executable, "-c", ""], dict(os.environ), restart=True
         )

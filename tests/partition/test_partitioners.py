@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_layoutmap.partition import partitioners
+from tf_layoutmap import partition
 
 theirs = tf.distribute.experimental.partitioners
 shapes = st.lists(st.integers(1, 300), min_size=1, max_size=3)
@@ -19,7 +19,7 @@ dtypes = st.sampled_from(
 def test_fixed_shards_equals_tensorflow(shape, dtype, num_shards, data):
     axis = data.draw(st.integers(0, len(shape) - 1))
     shape = tf.TensorShape(shape)
-    assert partitioners.FixedShardsPartitioner(num_shards)(
+    assert partition.FixedShardsPartitioner(num_shards)(
         shape, dtype, axis
     ) == theirs.FixedShardsPartitioner(num_shards)(shape, dtype, axis)
 
@@ -38,7 +38,7 @@ def test_min_size_equals_tensorflow(
     axis = data.draw(st.integers(0, len(shape) - 1))
     shape = tf.TensorShape(shape)
     arguments = num_bytes, max_shards, string_bytes
-    assert partitioners.MinSizePartitioner(*arguments)(
+    assert partition.MinSizePartitioner(*arguments)(
         shape, dtype, axis
     ) == theirs.MinSizePartitioner(*arguments)(shape, dtype, axis)
 
@@ -57,7 +57,7 @@ def test_max_size_equals_tensorflow(
     axis = data.draw(st.integers(0, len(shape) - 1))
     shape = tf.TensorShape(shape)
     arguments = num_bytes, max_shards, string_bytes
-    assert partitioners.MaxSizePartitioner(*arguments)(
+    assert partition.MaxSizePartitioner(*arguments)(
         shape, dtype, axis
     ) == theirs.MaxSizePartitioner(*arguments)(shape, dtype, axis)
 
@@ -65,9 +65,9 @@ def test_max_size_equals_tensorflow(
 @pytest.mark.parametrize(
     "partitioner",
     [
-        partitioners.FixedShardsPartitioner(4),
-        partitioners.MinSizePartitioner(1, 4),
-        partitioners.MaxSizePartitioner(1),
+        partition.FixedShardsPartitioner(4),
+        partition.MinSizePartitioner(1, 4),
+        partition.MaxSizePartitioner(1),
     ],
 )
 def test_a_table_without_rows_is_one_shard(partitioner):
@@ -75,12 +75,12 @@ def test_a_table_without_rows_is_one_shard(partitioner):
 
 
 def test_axes_count_from_the_end_too():
-    partitioner = partitioners.FixedShardsPartitioner(2)
+    partitioner = partition.FixedShardsPartitioner(2)
     assert partitioner((8, 3), "float32", axis=-1) == [1, 2]
 
 
 def test_numpy_dtypes_serve_as_well():
-    partitioner = partitioners.MaxSizePartitioner(16)
+    partitioner = partition.MaxSizePartitioner(16)
     assert partitioner((8, 2), np.float64) == [8, 1]
     assert partitioner((8, 2), np.dtype("int8")) == [1, 1]
 
@@ -89,47 +89,47 @@ def test_numpy_dtypes_serve_as_well():
     "make, words",
     [
         (
-            lambda: partitioners.FixedShardsPartitioner(0),
+            lambda: partition.FixedShardsPartitioner(0),
             "`num_shards` must be positive",
         ),
         (
-            lambda: partitioners.MinSizePartitioner(0),
+            lambda: partition.MinSizePartitioner(0),
             "`min_shard_bytes` must be positive",
         ),
         (
-            lambda: partitioners.MinSizePartitioner(max_shards=-1),
+            lambda: partition.MinSizePartitioner(max_shards=-1),
             "`max_shards` must be positive",
         ),
         (
-            lambda: partitioners.MaxSizePartitioner(0),
+            lambda: partition.MaxSizePartitioner(0),
             "`max_shard_bytes` must be positive",
         ),
         (
-            lambda: partitioners.MaxSizePartitioner(9, max_shards=0),
+            lambda: partition.MaxSizePartitioner(9, max_shards=0),
             "`max_shards` must be positive",
         ),
         (
-            lambda: partitioners.MaxSizePartitioner(9, bytes_per_string=0),
+            lambda: partition.MaxSizePartitioner(9, bytes_per_string=0),
             "`bytes_per_string` must be positive",
         ),
         (
-            lambda: partitioners.FixedShardsPartitioner(2)((), "float32"),
+            lambda: partition.FixedShardsPartitioner(2)((), "float32"),
             "at least one axis",
         ),
         (
-            lambda: partitioners.FixedShardsPartitioner(2)(
+            lambda: partition.FixedShardsPartitioner(2)(
                 tf.TensorShape([None, 3]), tf.float32
             ),
             "fully defined",
         ),
         (
-            lambda: partitioners.FixedShardsPartitioner(2)(
+            lambda: partition.FixedShardsPartitioner(2)(
                 tf.TensorShape(None), tf.float32
             ),
             "fully defined",
         ),
         (
-            lambda: partitioners.FixedShardsPartitioner(2)(
+            lambda: partition.FixedShardsPartitioner(2)(
                 (3,), "float32", axis=1
             ),
             "`axis` must be at most 0",
@@ -143,9 +143,9 @@ def test_impossible_numbers_are_refused(make, words):
 
 def test_a_number_of_shards_must_be_whole():
     with pytest.raises(TypeError, match="`num_shards` must be an integer"):
-        partitioners.FixedShardsPartitioner(2.0)
+        partition.FixedShardsPartitioner(2.0)
 
 
 def test_the_base_class_leaves_the_rule_to_others():
     with pytest.raises(NotImplementedError, match="__call__"):
-        partitioners.Partitioner()((3,), "float32")
+        partition.Partitioner()((3,), "float32")

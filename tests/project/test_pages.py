@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tf_layoutmap import _requirements, _version
+from tf_layoutmap import _version
+from tf_layoutmap._core import requirements
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "tf_layoutmap").rglob("*.py"))
@@ -65,7 +66,7 @@ def test_nothing_that_is_read_is_run_as_security_says():
 
 
 def test_the_table_of_versions_has_those_that_are_checked():
-    ours = _requirements.minor(_version.__version__)
+    ours = requirements.minor(_version.__version__)
     row = next(
         line
         for line in text_of("docs/versions.md").splitlines()
@@ -73,9 +74,9 @@ def test_the_table_of_versions_has_those_that_are_checked():
     )
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1:5] == [
-        _requirements.TENSORFLOW,
-        _requirements.KERAS,
-        _requirements.TF_KERAS,
+        requirements.TENSORFLOW,
+        requirements.KERAS,
+        requirements.TF_KERAS,
         "3.11 to 3.13",
     ]
 

@@ -6,7 +6,8 @@ import tomllib
 
 import pytest
 
-from tf_layoutmap import _requirements, _version
+from tf_layoutmap import _version
+from tf_layoutmap._core import requirements
 
 ROOT = pathlib.Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -16,7 +17,7 @@ PROJECT = PYPROJECT["project"]
 def test_pip_is_told_the_versions_that_are_checked():
     extras = PROJECT["optional-dependencies"]
     for name in ("tensorflow", "tensorflow-cpu"):
-        wanted = f"{name}=={_requirements.TENSORFLOW}.*"
+        wanted = f"{name}=={requirements.TENSORFLOW}.*"
         assert extras[name] == [wanted]
         # An isolated build compiles against this one, on some machine.
         (built_against,) = [
@@ -25,13 +26,13 @@ def test_pip_is_told_the_versions_that_are_checked():
             if requirement.split("=")[0] == name
         ]
         assert built_against.split(";")[0] == wanted
-    major, minor = _requirements.KERAS.split(".")
+    major, minor = requirements.KERAS.split(".")
     assert (
         f"keras>={major}.{minor},<{major}.{int(minor) + 1}"
         in (PROJECT["dependencies"])
     )
     # tf_keras names TensorFlow's minor version as its own.
-    assert _requirements.TF_KERAS == _requirements.TENSORFLOW
+    assert requirements.TF_KERAS == requirements.TENSORFLOW
 
 
 def test_the_makefile_finds_the_minor_version_of_tensorflow():
@@ -42,7 +43,7 @@ def test_the_makefile_finds_the_minor_version_of_tensorflow():
     pattern = re.fullmatch(r"s/(.*)/\\1/p", script).group(1)
     pattern = pattern.replace(r"\(", "(").replace(r"\)", ")").replace("$$", "$")
     text = (ROOT / source).read_text(encoding="utf-8")
-    assert re.findall(pattern, text, re.M) == [_requirements.TENSORFLOW]
+    assert re.findall(pattern, text, re.M) == [requirements.TENSORFLOW]
 
 
 def test_pip_is_not_told_to_install_tensorflow():
@@ -90,7 +91,7 @@ def test_the_same_pythons_are_named_everywhere():
 
 def test_only_a_missing_package_is_called_not_installed():
     def said(name):
-        return _requirements.not_installed(
+        return requirements.not_installed(
             "tlm.X", ModuleNotFoundError("No module", name=name)
         )
 
@@ -107,4 +108,4 @@ def test_only_a_missing_package_is_called_not_installed():
 
 @pytest.mark.parametrize("version", ["3.15.1", "3.15.0-rc1", "3.15"])
 def test_a_minor_version_is_its_first_two_numbers(version):
-    assert _requirements.minor(version) == "3.15"
+    assert requirements.minor(version) == "3.15"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tf_layoutmap import _requirements
+from tf_layoutmap._core import requirements
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def checkout(tmp_path):
         "pyproject.toml",
         "README.md",
         "tf_layoutmap/__init__.py",
-        "tf_layoutmap/_requirements.py",
+        "tf_layoutmap/_core/requirements.py",
         "tf_layoutmap/_version.py",
         "third_party/tf/probe.py",
     ):
@@ -138,7 +138,7 @@ def isolated(checkout, tmp_path):
 def test_an_isolated_build_takes_the_packages_fetched_for_it(
     isolated, tmp_path
 ):
-    folder, said = isolated(f"{_requirements.TENSORFLOW}.99")
+    folder, said = isolated(f"{requirements.TENSORFLOW}.99")
     assert "`bazel build //cc:native` failed" in said
     assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
 

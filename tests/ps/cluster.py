@@ -8,7 +8,7 @@ import time
 
 from tests.forked_process import ForkedProcess
 from tests.processes import ROOT
-from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.local_cluster import free_ports
 
 _SERVER = ["-m", "tf_layoutmap.server"]
 

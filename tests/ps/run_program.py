@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW, embedding, rows
-from tf_layoutmap.ps import closures
+from tf_layoutmap.ps import rounds
 
 # What it is given; a test run that collects this file gives none.
 tpu = tf.tpu.experimental.embedding
@@ -125,9 +125,7 @@ def a_step_that_forgets_its_gradients(strategy):
 
         return step
 
-    with unittest.mock.patch.object(
-        closures.logging, "warning", warnings.append
-    ):
+    with unittest.mock.patch.object(rounds.logging, "warning", warnings.append):
         run(strategy, one, "reads", look_up(False)).steps(2)
         run(strategy, one, "forgets", look_up(True)).steps(2)
     return [warnings, right(one, 0)]

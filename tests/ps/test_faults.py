@@ -187,7 +187,7 @@ server = tf.distribute.Server(
 server.join()
 """
 OLD = """
-import tf_layoutmap._ops
+import tf_layoutmap._core.ops
 os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
     {"tensorflow": tf.__version__, "tf_layoutmap": "0.0.1"})
 """

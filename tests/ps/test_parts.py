@@ -17,11 +17,10 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap import server
-from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.local_cluster import free_ports
 from tf_layoutmap.ps import (
     checkpoints,
     connection,
-    durations,
     messages,
     processes,
     restarts,
@@ -37,7 +36,7 @@ OWN = {"tensorflow": tf.__version__, "tf_layoutmap": tlm.__version__}
     [("5min", 300), ("0.5 h", 1800), ("30s", 30), (2, 2), (0.25, 0.25)],
 )
 def test_a_length_of_time_is_read(value, seconds):
-    assert durations.read_seconds(value, "save_every") == seconds
+    assert waiting.read_seconds(value, "save_every") == seconds
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_a_length_of_time_is_read(value, seconds):
 )
 def test_what_is_no_length_of_time_is_refused(value):
     with pytest.raises(ValueError, match="`save_every` must be like"):
-        durations.read_seconds(value, "save_every")
+        waiting.read_seconds(value, "save_every")
 
 
 @pytest.mark.parametrize(
@@ -472,7 +471,9 @@ def test_waiting_ends_at_its_deadline():
 
 
 def test_what_is_watched_moves_the_deadline(monkeypatch):
-    monkeypatch.setattr("tf_layoutmap._tf_private.wait_for_closure", time.sleep)
+    monkeypatch.setattr(
+        "tf_layoutmap._core.tf_private.wait_for_closure", time.sleep
+    )
     watched = [0.2] * 5
     assert waiting.within(lambda: time.sleep(0.8) or 7, 0.5, watched) == 7
 

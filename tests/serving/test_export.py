@@ -12,7 +12,7 @@ import tf_layoutmap as tlm
 from benchmarks import peak_memory
 from tests.files import full_disk, snapshots
 from tests.serving import served as helpers
-from tf_layoutmap.serving.tables import sources
+from tf_layoutmap.serving import sources
 
 tpu = tf.tpu.experimental.embedding
 

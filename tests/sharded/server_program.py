@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap import _tf_private
-from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.local_cluster import free_ports
 from tf_layoutmap.sharded import initial_value
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -70,7 +70,7 @@ def first_values(strategy, coordinator):
     of_shard = initial_value.of_shard
 
     def told(*arguments):
-        devices.append("ps" in _tf_private.current_device())
+        devices.append("ps" in tf_private.current_device())
         return of_shard(*arguments)
 
     def made(initializer):

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap import _ops
-from tf_layoutmap.sharded import creation_progress
+from tf_layoutmap._core import ops
+from tf_layoutmap.sharded import new_rows
 
 tpu = tf.tpu.experimental.embedding
 SHAPE = (20_000, 64)
@@ -16,19 +16,19 @@ SIZE = SHAPE[0] * SHAPE[1] * 4
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(creation_progress, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(creation_progress, "FILE_SECONDS", 0.01)
-    monkeypatch.setattr(creation_progress, "LEAST_BYTES", 1)
+    monkeypatch.setattr(new_rows, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(new_rows, "FILE_SECONDS", 0.01)
+    monkeypatch.setattr(new_rows, "LEAST_BYTES", 1)
 
 
 def test_the_operation_counts_what_it_writes():
-    before = int(_ops.bytes_drawn())
+    before = int(ops.bytes_drawn())
     for initializer in (
         tf.random_uniform_initializer(seed=1),
         tf.zeros_initializer(),
     ):
         tlm.ShardedVariable.create(initializer, shape=SHAPE, num_shards=1)
-    assert int(_ops.bytes_drawn()) - before == 2 * SIZE
+    assert int(ops.bytes_drawn()) - before == 2 * SIZE
 
 
 @pytest.mark.parametrize(
@@ -69,24 +69,24 @@ def test_an_error_ends_it(at_once, capsys):
     with pytest.raises(KeyError, match="no such file"):
         tlm.ShardedVariable.create(fail, shape=SHAPE, num_shards=2)
     assert f"0/{SIZE >> 20}" in capsys.readouterr().out
-    with creation_progress.shown(SIZE):  # The next one is shown again.
-        creation_progress.add(SIZE)
+    with new_rows.show_progress(SIZE):  # The next one is shown again.
+        new_rows.add_progress(SIZE)
     assert f"{SIZE >> 20}/{SIZE >> 20}" in capsys.readouterr().out
 
 
 def test_devices_of_the_program_do_not_count(at_once, capsys):
     # Where an operation cannot be: this process knows no such server.
-    with creation_progress.shown(SIZE), tf.device("/job:ps/task:7"):
-        creation_progress.add(SIZE)
-    with tf.device("/job:ps/task:7"), creation_progress.shown(SIZE):
-        creation_progress.add(SIZE)
+    with new_rows.show_progress(SIZE), tf.device("/job:ps/task:7"):
+        new_rows.add_progress(SIZE)
+    with tf.device("/job:ps/task:7"), new_rows.show_progress(SIZE):
+        new_rows.add_progress(SIZE)
     assert capsys.readouterr().out.count("Making tables") == 2
 
 
 def test_small_and_quick_tables_say_nothing(monkeypatch, capsys):
     threads = threading.active_count()
     tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
-    monkeypatch.setattr(creation_progress, "LEAST_BYTES", 1)
+    monkeypatch.setattr(new_rows, "LEAST_BYTES", 1)
     tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
     assert capsys.readouterr().out == ""
     assert threading.active_count() == threads

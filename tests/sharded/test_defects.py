@@ -215,7 +215,7 @@ def test_four_threads_lose_no_update():
 
 
 def test_what_is_exported_reads_and_writes_the_same_rows(grid, tmp_path):
-    # tests/sharded/saving/test_export.py has every method, loaded elsewhere.
+    # tests/sharded/test_export.py has every method, loaded elsewhere.
     module = tf.Module()
     module.table = make_table(grid, [4, 2])
     spec = tf.TensorSpec([None], tf.int32)

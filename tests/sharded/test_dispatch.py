@@ -133,7 +133,7 @@ def test_wrong_kinds_are_refused(values):
 
 def test_an_eager_lookup_does_not_join_the_shards(values, monkeypatch):
     table = make_table(values, [4, 6])
-    from tf_layoutmap.sharded.access import indexing
+    from tf_layoutmap.sharded import indexing
 
     monkeypatch.setattr(indexing, "dense", None)
     for lookup in (tf.gather, tf.nn.embedding_lookup):

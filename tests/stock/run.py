@@ -22,7 +22,7 @@ def use_everything():
     import tf_keras
 
     import tf_layoutmap as tlm
-    from tf_layoutmap._patches import emulation_rows, engine, table
+    from tf_layoutmap._patches import engine, runtime_rows
 
     dtensor = tf.experimental.dtensor
     # Of other axes than the meshes of the programs.
@@ -40,9 +40,9 @@ def use_everything():
         model.fit(np.ones([4, 4]), np.ones([4, 2]), verbose=0)
     rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
     tf.function(lambda: tf.nn.embedding_lookup(rows, [1, 3]))()
-    for group in table.GROUPS:
+    for group in engine.GROUPS:
         # Those of an emulated TPU are in force while there is one only.
-        if group != emulation_rows.GROUP:
+        if group != runtime_rows.EMULATION_GROUP:
             engine.ensure(group)
 
 

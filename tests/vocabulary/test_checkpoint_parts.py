@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.files import full_disk
-from tf_layoutmap.vocabulary import checkpoint_parts
+from tf_layoutmap.vocabulary import checkpoint_files
 
 
 def tensors(number, count):
@@ -28,9 +28,9 @@ def test_a_checkpoint_has_other_data_files_than_the_one_it_replaces(tmp_path):
     found = []
     for number in range(4):
         wanted = {**tensors(number, 5), "word": np.array(b"abc")}
-        checkpoint_parts.write(str(target), wanted.items())
+        checkpoint_files.write_checkpoint(str(target), wanted.items())
         check(target, wanted)
-        counts = {*checkpoint_parts.data_files(str(target)).values()}
+        counts = {*checkpoint_files.data_files(str(target)).values()}
         assert len(os.listdir(tmp_path)) == 1 + sum(counts)
         found.extend(counts)
     assert found == [6, 5, 6, 5]
@@ -39,17 +39,17 @@ def test_a_checkpoint_has_other_data_files_than_the_one_it_replaces(tmp_path):
 @pytest.mark.parametrize("count", [1, 2, 130])
 def test_an_index_names_how_many_data_files_there_are(count, tmp_path):
     target = str(tmp_path / "ck")
-    checkpoint_parts.write(target, tensors(0, count).items())
-    assert checkpoint_parts._count_of(f"{target}.index") == count
+    checkpoint_files.write_checkpoint(target, tensors(0, count).items())
+    assert checkpoint_files._count_of(f"{target}.index") == count
 
 
 def test_a_checkpoint_of_tensorflow_is_replaced(tmp_path):
     target = str(tmp_path / "ck")
     checkpoint = tf.train.Checkpoint(one=tf.Variable(1.0))
     checkpoint.write(target)
-    assert checkpoint_parts._count_of(f"{target}.index") == 1
+    assert checkpoint_files._count_of(f"{target}.index") == 1
     wanted = tensors(0, 2)
-    checkpoint_parts.write(target, wanted.items())
+    checkpoint_files.write_checkpoint(target, wanted.items())
     check(target, wanted)
     assert len(os.listdir(tmp_path)) == 3
 
@@ -57,18 +57,20 @@ def test_a_checkpoint_of_tensorflow_is_replaced(tmp_path):
 def test_files_of_another_checkpoint_stay(tmp_path):
     others = [f"{tmp_path}/ck{one}" for one in ("2", "-1", ".data")]
     for other in others:
-        checkpoint_parts.write(other, tensors(1, 2).items())
+        checkpoint_files.write_checkpoint(other, tensors(1, 2).items())
     for number in range(3):
-        checkpoint_parts.write(str(tmp_path / "ck"), tensors(number, 2).items())
+        checkpoint_files.write_checkpoint(
+            str(tmp_path / "ck"), tensors(number, 2).items()
+        )
     for other in others:
         check(other, tensors(1, 2))
 
 
 def test_one_tensor_does_not_replace_another_one(tmp_path):
     target = str(tmp_path / "ck")
-    checkpoint_parts.write(target, tensors(0, 1).items())
+    checkpoint_files.write_checkpoint(target, tensors(0, 1).items())
     with pytest.raises(OSError, match="remove the one at .*ck' before"):
-        checkpoint_parts.write(target, tensors(1, 1).items())
+        checkpoint_files.write_checkpoint(target, tensors(1, 1).items())
     check(target, tensors(0, 1))
     assert len(os.listdir(tmp_path)) == 2
 
@@ -79,10 +81,10 @@ def test_an_error_of_what_is_written_leaves_nothing(tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        checkpoint_parts.write(str(tmp_path / "ck"), values())
+        checkpoint_files.write_checkpoint(str(tmp_path / "ck"), values())
     with pytest.raises(OSError, match="File too large"):
         with full_disk.full_disk():
-            checkpoint_parts.write(
+            checkpoint_files.write_checkpoint(
                 str(tmp_path / "ck"), [("one", np.zeros([300]))]
             )
     assert not os.listdir(tmp_path)
@@ -91,6 +93,6 @@ def test_an_error_of_what_is_written_leaves_nothing(tmp_path):
 def test_an_index_in_a_folder_is_that_of_its_newest_checkpoint(tmp_path):
     checkpoint = tf.train.Checkpoint(one=tf.Variable(1.0))
     paths = [checkpoint.save(tmp_path / "ck") for _ in range(2)]
-    assert checkpoint_parts.is_same(str(tmp_path), paths[1])
-    assert not checkpoint_parts.is_same(str(tmp_path), paths[0])
-    assert not checkpoint_parts.is_same(paths[0], paths[1])
+    assert checkpoint_files.is_same_checkpoint(str(tmp_path), paths[1])
+    assert not checkpoint_files.is_same_checkpoint(str(tmp_path), paths[0])
+    assert not checkpoint_files.is_same_checkpoint(paths[0], paths[1])

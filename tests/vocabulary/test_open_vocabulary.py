@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests.reference import vocabulary as reference
-from tf_layoutmap._ops import native
+from tf_layoutmap._core.ops import native
 from tf_layoutmap.vocabulary import bucket_layout
 
 

@@ -1,4 +1,4 @@
-"""Installs and uninstalls groups of rows."""
+"""Installs and uninstalls groups of rows of the table of replaced names."""
 
 import functools
 import importlib
@@ -8,9 +8,47 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap._patches import table
+from tf_layoutmap._core import tf_private
+from tf_layoutmap._patches import keras_rows, mesh_rows, runtime_rows
 from tf_layoutmap._patches.rows import Patch
+
+# The rows of each group. Functions, so that a group imports the code that it
+# installs and no other. Of two rows for one name the later one is called
+# first: code that moves values to a mesh wraps code that updates tables.
+_GROUPS: dict[str, Callable[[], list[Patch]]] = {
+    mesh_rows.GROUP: mesh_rows.rows,
+    mesh_rows.CHECKPOINTS_GROUP: mesh_rows.checkpoint_rows,
+    keras_rows.SELF_TRAINING: keras_rows.self_training_rows,
+    keras_rows.SHARD_SLOTS: keras_rows.shard_slot_rows,
+    keras_rows.TF_KERAS_LAYERS: keras_rows.tf_keras_layer_rows,
+    keras_rows.KERAS3_GROUP: keras_rows.keras3_rows,
+    keras_rows.TF_KERAS_GROUP: keras_rows.tf_keras_rows,
+    runtime_rows.ENUM: runtime_rows.enum_rows,
+    runtime_rows.EMULATION_GROUP: runtime_rows.emulation_rows,
+    runtime_rows.KERAS3_PS_GROUP: runtime_rows.keras3_ps_rows,
+    runtime_rows.TF_KERAS_PS_GROUP: runtime_rows.tf_keras_ps_rows,
+    runtime_rows.EXIT_GROUP: runtime_rows.exit_rows,
+    runtime_rows.SHARDED_TABLES_GROUP: runtime_rows.sharded_tables_rows,
+    runtime_rows.MEMORY_GROUP: runtime_rows.memory_rows,
+}
+
+GROUPS: tuple[str, ...] = tuple(_GROUPS)
+
+
+@functools.cache
+def rows_of(group: str) -> tuple[Patch, ...]:
+    """Returns the rows of a group, which imports the code that they hold.
+
+    Raises:
+      KeyError: There is no such group.
+    """
+    return tuple(_GROUPS[group]())
+
+
+def all_rows() -> list[Patch]:
+    """Returns the rows of all groups, in the order in which they stack."""
+    return [row for group in GROUPS for row in rows_of(group)]
+
 
 _lock = threading.RLock()
 _counts: dict[str, int] = {}
@@ -43,7 +81,7 @@ class _ReplacedName:
         self._set(value)
         # Also in modules that were loaded since, with the replacement.
         if everywhere:
-            for module in _tf_private.modules_with(before, self._name):
+            for module in tf_private.modules_with(before, self._name):
                 if module is not self._owner:
                     setattr(module, self._name, value)
         self._is = getattr(self._owner, self._name)
@@ -78,13 +116,13 @@ def install(group: str) -> None:
     """Replaces the names of a group, until as many calls of `uninstall`.
 
     Args:
-      group: One of `table.GROUPS`.
+      group: One of `GROUPS`.
 
     Raises:
       KeyError: There is no such group.
       RuntimeError: Somebody else has replaced what is replaced already.
     """
-    rows = table.GROUPS[group]
+    rows = rows_of(group)
     with _lock:
         if _counts.get(group, 0) == 0:
             _check_untouched(rows)
@@ -109,7 +147,7 @@ def uninstall(group: str) -> None:
       RuntimeError: It is not installed, or somebody else has replaced one of
         its names since.
     """
-    rows = table.GROUPS[group]
+    rows = rows_of(group)
     with _lock:
         if not _counts.get(group):
             raise RuntimeError(
@@ -131,7 +169,12 @@ def is_installed(group: str) -> bool:
 def installed_rows() -> list[Patch]:
     """Returns the rows in force, in the order of the table."""
     with _lock:
-        return [row for row in table.ROWS if _counts.get(row.group)]
+        return [
+            row
+            for group in GROUPS
+            if _counts.get(group)
+            for row in rows_of(group)
+        ]
 
 
 def _check_untouched(rows: tuple[Patch, ...]) -> None:
@@ -145,8 +188,10 @@ def _add(row: Patch) -> None:
     replaced = _replaced.get(row.key)
     if replaced is None:
         replaced = _replaced[row.key] = _ReplacedName(owner_of(row), row.name)
-    rows = {*replaced.rows, row}
-    replaced.put([one for one in table.ROWS if one in rows])
+    # A group has one row per name, so the order of groups decides.
+    replaced.put(
+        sorted([*replaced.rows, row], key=lambda one: GROUPS.index(one.group))
+    )
 
 
 def _remove(row: Patch) -> None:
@@ -157,13 +202,10 @@ def _remove(row: Patch) -> None:
 
 
 def _replacement(row: Patch, original: Any) -> Any:
-    ours = _resolve(f"tf_layoutmap.{row.ours}")
     if row.make is None:
-        return around(original, ours)
+        return around(original, row.ours)
     base = original if row.base is None else _replaced[row.base].original
-    return _resolve(f"tf_layoutmap.{row.make}")(
-        original, functools.partial(ours, base)
-    )
+    return row.make(original, functools.partial(row.ours, base))
 
 
 def around(
@@ -175,13 +217,13 @@ def around(
     a user's layer, for example. `tf.autograph.experimental.do_not_convert`
     would switch AutoGraph off for that, too.
     """
-    ours = _tf_private.called_as_written(ours)
+    ours = tf_private.called_as_written(ours)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return ours(original, *args, **kwargs)
 
-    return _tf_private.called_as_written(wrapper)
+    return tf_private.called_as_written(wrapper)
 
 
 def owner_of(row: Patch) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import engine
 
 # The attribute of a handle by which it is found to be ours.
@@ -58,7 +58,7 @@ def record(
     for one in tf.nest.flatten(results, expand_composites=True):
         if not tf.is_symbolic_tensor(one):
             continue
-        name = _tf_private.gradient_name_of(one.op)
+        name = tf_private.gradient_name_of(one.op)
         if name is not None:
             if _before_collection not in gc.callbacks:
                 gc.callbacks.append(_before_collection)
@@ -81,10 +81,10 @@ def _before_collection(phase: str, info: dict[str, int]) -> None:
                 del _kept[name]
             elif _is_ours(graph):
                 del _kept[name]
-                _tf_private.leave_gradient_to_graph(name, graph)
+                tf_private.leave_gradient_to_graph(name, graph)
 
 
 def _is_ours(graph: Any) -> bool:
     return any(
-        hasattr(tensor, _OURS) for tensor in _tf_private.tensors_used_by(graph)
+        hasattr(tensor, _OURS) for tensor in tf_private.tensors_used_by(graph)
     )

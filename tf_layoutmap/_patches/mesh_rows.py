@@ -1,33 +1,37 @@
-"""TensorFlow's operations, loops and DTensor calls, replaced for a mesh."""
+"""Names of TensorFlow and DTensor that are replaced for a mesh, as rows.
+
+Rows import the functions that they hold when their group is first used.
+"""
 
 from typing import Any
 
-from tf_layoutmap._patches.rows import TENSORFLOW, Patch
+from tf_layoutmap._patches.rows import TENSORFLOW, Patch, Replacement
 
 GROUP = "mesh"
-_OPS = "layout.tf_ops."
-_TESTS = "tests/layout/tf_ops/"
-_FILES = "layout.variables.checkpoint_files"
+CHECKPOINTS_GROUP = "checkpoints"
+_TESTS = "tests/layout/ops/"
 
 
 def _operation(
     module: str,
     name: str,
     raw: str,
-    ours: str,
+    ours: Replacement,
     why: str,
     test: str,
     *public: str,
 ) -> list[Patch]:
-    """Rows of an operation: where Python makes it, `tf.raw_ops`, `tf`."""
-    made = (f"_tf_private:{module}", name)
+    """Returns the rows of an op: its Python function, `tf.raw_ops`, `tf`."""
+    from tf_layoutmap.layout.ops import corrections
+
+    made = (f"_core.tf_private:{module}", name)
     common: dict[str, Any] = dict(
         group=GROUP,
-        ours=_OPS + ours,
+        ours=ours,
         why=why,
         seen_in=TENSORFLOW,
         test=_TESTS + test,
-        make="layout.tf_ops.correction:correct",
+        make=corrections.correct,
     )
     return [
         Patch(owner=made[0], name=name, everywhere=True, **common),
@@ -44,20 +48,24 @@ def _operation(
     ]
 
 
-def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
-    """Rows of random operations: where Python makes them, and `tf.raw_ops`."""
+def _random(
+    module: str, ours: Replacement, why: str, **names: str
+) -> list[Patch]:
+    """Returns the rows of random ops: Python functions and `tf.raw_ops`."""
+    from tf_layoutmap.layout.ops import random_ops
+
     rows: list[Patch] = []
     for name, raw in names.items():
-        made = (f"_tf_private:{module}", name)
+        made = (f"_core.tf_private:{module}", name)
         common: dict[str, Any] = dict(
             group=GROUP,
-            ours=f"{_OPS}random_operations:{ours}",
+            ours=ours,
             why=why,
             seen_in=TENSORFLOW,
-            test=_TESTS + "test_random_operations.py",
-            make=_OPS
-            + "random_operations:"
-            + ("correct_on_all_meshes" if ours == "seeded" else "correct"),
+            test=_TESTS + "test_random_ops.py",
+            make=random_ops.correct_on_all_meshes
+            if ours is random_ops.seeded
+            else random_ops.correct,
         )
         rows += [
             Patch(owner=made[0], name=name, **common),
@@ -68,297 +76,334 @@ def _random(module: str, ours: str, why: str, **names: str) -> list[Patch]:
 
 _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
-ROWS = [
-    *_operation(
-        _ARRAYS,
-        "concat_v2",
-        "ConcatV2",
-        "ops:concat",
-        "The parts of one device stand side by side, in the wrong order.",
-        "test_ops.py",
-    ),
-    *_operation(
-        _ARRAYS,
-        "_slice",
-        "Slice",
-        "ops:cut",
-        "Its gradient pads, and takes each device's part for all.",
-        "test_ops.py",
-    ),
-    *_operation(
-        _ARRAYS,
-        "strided_slice",
-        "StridedSlice",
-        "strided_slices:strided_slice",
-        "Each device slices its own part; a new axis ends the process.",
-        "test_strided_slices.py",
-    ),
-    *_operation(
-        _ARRAYS,
-        "strided_slice_grad",
-        "StridedSliceGrad",
-        "strided_slices:strided_slice_gradient",
-        "Each device's part of a gradient is taken for all of it.",
-        "test_strided_slices.py",
-    ),
-    *_operation(
-        _ARRAYS,
-        "tensor_strided_slice_update",
-        "TensorStridedSliceUpdate",
-        "strided_slices:strided_slice_update",
-        "Each device writes the whole update into its own part.",
-        "test_strided_slices.py",
-    ),
-    *_operation(
-        "gen_linalg_ops",
-        "einsum",
-        "Einsum",
-        "ops:einsum",
-        "A sum over several divided dimensions adds up one of them only.",
-        "test_ops.py",
-    ),
-    *_operation(
-        _NN,
-        "bias_add",
-        "BiasAdd",
-        "ops:bias_add",
-        "With channels first the last dimension is taken for the channels.",
-        "test_ops.py",
-    ),
-    *_operation(
-        _NN,
-        "sparse_softmax_cross_entropy_with_logits",
-        "SparseSoftmaxCrossEntropyWithLogits",
-        "ops:sparse_cross_entropy",
-        "A label outside of all parts counts as a loss like any other.",
-        "test_ops.py",
-    ),
-    *_operation(
-        _ARRAYS,
-        "scatter_nd",
-        "ScatterNd",
-        "positions:scatter_nd",
-        "Positions in the whole tensor are taken for positions in a part.",
-        "test_positions.py",
-        "scatter_nd",
-    ),
-    *_operation(
-        _ARRAYS,
-        "reverse_v2",
-        "ReverseV2",
-        "positions:reverse",
-        "DTensor lacks the operation.",
-        "test_positions.py",
-        "reverse",
-    ),
-    *_operation(
-        _ARRAYS,
-        "where",
-        "Where",
-        "positions:where",
-        "Each device counts through its own part of the condition.",
-        "test_positions.py",
-    ),
-    *_operation(
-        _ARRAYS,
-        "gather_v2",
-        "GatherV2",
-        "positions:gather",
-        "With batch_dims, the gradient's shape is unknown to DTensor.",
-        "test_positions.py",
-    ),
-    *_random(
-        "gen_random_ops",
-        "seeded",
-        "Without a seed each device draws other numbers for one tensor.",
-        random_standard_normal="RandomStandardNormal",
-        truncated_normal="TruncatedNormal",
-        random_gamma="RandomGamma",
-        random_poisson_v2="RandomPoissonV2",
-        multinomial="Multinomial",
-        random_shuffle="RandomShuffle",
-        parameterized_truncated_normal="ParameterizedTruncatedNormal",
-    ),
-    *_random(
-        "gen_random_ops",
-        "uniform",
-        "DTensor refuses the operation.",
-        random_uniform="RandomUniform",
-        random_uniform_int="RandomUniformInt",
-    ),
-    *_random(
-        "gen_stateless_random_ops_v2",
-        "stateless",
-        "Each device draws its part with a seed of its own.",
-        stateless_random_normal_v2="StatelessRandomNormalV2",
-        stateless_truncated_normal_v2="StatelessTruncatedNormalV2",
-        stateless_random_uniform_v2="StatelessRandomUniformV2",
-        stateless_random_uniform_int_v2="StatelessRandomUniformIntV2",
-        stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2",
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:while_v2",
-        "while_loop",
-        _OPS + "loops:while_loop",
-        "DTensor cannot place the lists of tensors that a loop keeps.",
-        TENSORFLOW,
-        _TESTS + "test_loops.py",
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:tensor_array_ops",
-        "_GraphTensorArrayV2",
-        _OPS + "loops:UnrolledArray",
-        "DTensor cannot place the list of tensors that an array is.",
-        TENSORFLOW,
-        _TESTS + "test_loops.py",
-        make=_OPS + "loops:array_for_graphs",
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:FuncGraph",
-        "_create_op_internal",
-        _OPS + "computed_whole:create",
-        "DTensor refuses layouts of operations that it has a rule for.",
-        TENSORFLOW,
-        _TESTS + "test_computed_whole.py",
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:Function",
-        "__call__",
-        "layout.step.own_functions:call",
-        "DTensor refuses functions outside of `fit`, as `generate`.",
-        TENSORFLOW,
-        "tests/layout/step/test_own_functions.py",
-    ),
-    *(
+
+def rows() -> list[Patch]:
+    """Returns the rows of TensorFlow for tensors on a mesh."""
+    from tf_layoutmap.layout.mesh import (
+        errors,
+        host_variables,
+        transfer,
+        variable,
+    )
+    from tf_layoutmap.layout.ops import (
+        corrections,
+        loops,
+        random_ops,
+        strided_slices,
+    )
+    from tf_layoutmap.layout.replication import (
+        captured_tensors,
+        replicated_ops,
+        user_functions,
+    )
+
+    return [
+        *_operation(
+            _ARRAYS,
+            "concat_v2",
+            "ConcatV2",
+            corrections.concat,
+            "The parts of one device stand side by side, in the wrong order.",
+            "test_corrections.py",
+        ),
+        *_operation(
+            _ARRAYS,
+            "_slice",
+            "Slice",
+            corrections.cut,
+            "Its gradient pads, and takes each device's part for all.",
+            "test_corrections.py",
+        ),
+        *_operation(
+            _ARRAYS,
+            "strided_slice",
+            "StridedSlice",
+            strided_slices.strided_slice,
+            "Each device slices its own part; a new axis ends the process.",
+            "test_strided_slices.py",
+        ),
+        *_operation(
+            _ARRAYS,
+            "strided_slice_grad",
+            "StridedSliceGrad",
+            strided_slices.strided_slice_gradient,
+            "Each device's part of a gradient is taken for all of it.",
+            "test_strided_slices.py",
+        ),
+        *_operation(
+            _ARRAYS,
+            "tensor_strided_slice_update",
+            "TensorStridedSliceUpdate",
+            strided_slices.strided_slice_update,
+            "Each device writes the whole update into its own part.",
+            "test_strided_slices.py",
+        ),
+        *_operation(
+            "gen_linalg_ops",
+            "einsum",
+            "Einsum",
+            corrections.einsum,
+            "A sum over several divided dimensions adds up one of them only.",
+            "test_corrections.py",
+        ),
+        *_operation(
+            _NN,
+            "bias_add",
+            "BiasAdd",
+            corrections.bias_add,
+            "With channels first the last dimension is taken for the channels.",
+            "test_corrections.py",
+        ),
+        *_operation(
+            _NN,
+            "sparse_softmax_cross_entropy_with_logits",
+            "SparseSoftmaxCrossEntropyWithLogits",
+            corrections.sparse_cross_entropy,
+            "A label outside of all parts counts as a loss like any other.",
+            "test_corrections.py",
+        ),
+        *_operation(
+            _ARRAYS,
+            "scatter_nd",
+            "ScatterNd",
+            corrections.scatter_nd,
+            "Positions in the whole tensor are taken for positions in a part.",
+            "test_positions.py",
+            "scatter_nd",
+        ),
+        *_operation(
+            _ARRAYS,
+            "reverse_v2",
+            "ReverseV2",
+            corrections.reverse,
+            "DTensor lacks the operation.",
+            "test_positions.py",
+            "reverse",
+        ),
+        *_operation(
+            _ARRAYS,
+            "where",
+            "Where",
+            corrections.where,
+            "Each device counts through its own part of the condition.",
+            "test_positions.py",
+        ),
+        *_operation(
+            _ARRAYS,
+            "gather_v2",
+            "GatherV2",
+            corrections.gather,
+            "With batch_dims, the gradient's shape is unknown to DTensor.",
+            "test_positions.py",
+        ),
+        *_random(
+            "gen_random_ops",
+            random_ops.seeded,
+            "Without a seed each device draws other numbers for one tensor.",
+            random_standard_normal="RandomStandardNormal",
+            truncated_normal="TruncatedNormal",
+            random_gamma="RandomGamma",
+            random_poisson_v2="RandomPoissonV2",
+            multinomial="Multinomial",
+            random_shuffle="RandomShuffle",
+            parameterized_truncated_normal="ParameterizedTruncatedNormal",
+        ),
+        *_random(
+            "gen_random_ops",
+            random_ops.uniform,
+            "DTensor refuses the operation.",
+            random_uniform="RandomUniform",
+            random_uniform_int="RandomUniformInt",
+        ),
+        *_random(
+            "gen_stateless_random_ops_v2",
+            random_ops.stateless,
+            "Each device draws its part with a seed of its own.",
+            stateless_random_normal_v2="StatelessRandomNormalV2",
+            stateless_truncated_normal_v2="StatelessTruncatedNormalV2",
+            stateless_random_uniform_v2="StatelessRandomUniformV2",
+            stateless_random_uniform_int_v2="StatelessRandomUniformIntV2",
+            stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2",
+        ),
         Patch(
             GROUP,
-            "_tf_private:pywrap_tfe",
-            name,
-            _OPS + f"held_tensors:{ours}",
-            "DTensor refuses tensors of the host that a layer or loss holds.",
+            "_core.tf_private:while_v2",
+            "while_loop",
+            loops.while_loop,
+            "DTensor cannot place the lists of tensors that a loop keeps.",
             TENSORFLOW,
-            _TESTS + "test_held_tensors.py",
-            make=_OPS + "held_tensors:made_as_it_is",
-        )
-        for name, ours in (
-            ("TFE_Py_FastPathExecute", "run_fast"),
-            ("TFE_Py_Execute", "run"),
-        )
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:EagerTensor",
-        "_numpy",
-        "layout.mesh.transfer:numpy_of",
-        "The value of a sharded tensor cannot be read.",
-        TENSORFLOW,
-        "tests/layout/mesh/test_transfer.py",
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:gen_resource_variable_ops",
-        "var_handle_op",
-        "layout.variables.handles:make",
-        "DTensor compiles an operation for each name of a variable.",
-        TENSORFLOW,
-        "tests/layout/variables/test_handles.py",
-    ),
-    *(
+            _TESTS + "test_loops.py",
+        ),
         Patch(
             GROUP,
-            "_tf_private:ResourceVariable",
-            name,
-            "layout.variables.host_variables:write",
-            "Each device of a mesh writes to a variable of the host.",
+            "_core.tf_private:tensor_array_ops",
+            "_GraphTensorArrayV2",
+            loops.UnrolledArray,
+            "DTensor cannot place the list of tensors that an array is.",
             TENSORFLOW,
-            "tests/layout/variables/test_host_variables.py",
-            make="layout.variables.host_variables:writing",
-        )
-        for name in ("assign", "assign_add", "assign_sub")
-    ),
-    *(
+            _TESTS + "test_loops.py",
+            make=loops.array_for_graphs,
+        ),
         Patch(
             GROUP,
-            owner,
-            name,
-            "layout.variables.host_variables:add",
-            "Each device of a mesh adds to a variable of the host.",
+            "_core.tf_private:FuncGraph",
+            "_create_op_internal",
+            replicated_ops.create,
+            "DTensor refuses layouts of operations that it has a rule for.",
             TENSORFLOW,
-            "tests/layout/variables/test_host_variables.py",
-            base=("_tf_private:gen_resource_variable_ops", made),
-        )
-        for made, raw in (
-            ("assign_add_variable_op", "AssignAddVariableOp"),
-            ("assign_sub_variable_op", "AssignSubVariableOp"),
-        )
-        for owner, name in (
-            ("_tf_private:gen_resource_variable_ops", made),
-            ("tensorflow:raw_ops", raw),
-        )
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:dtensor_api",
-        "reset_dtensor_device",
-        "layout.mesh.step_errors:reset_device",
-        "Errors stay on the queues of devices and can end the process.",
-        TENSORFLOW,
-        "tests/layout/mesh/test_step_errors.py",
-    ),
-    Patch(
-        GROUP,
-        "tensorflow:experimental.dtensor",
-        "copy_to_mesh",
-        "layout.mesh.step_errors:copy_to_mesh",
-        "The error of an earlier step makes each later copy fail.",
-        TENSORFLOW,
-        "tests/layout/mesh/test_step_errors.py",
-    ),
-    Patch(
-        GROUP,
-        "tensorflow:experimental.dtensor.DTensorDataset",
-        "__iter__",
-        "layout.mesh.datasets:iterate",
-        "Each device takes batches of its own, so some are never seen.",
-        TENSORFLOW,
-        "tests/layout/mesh/test_datasets.py",
-    ),
-    Patch(
-        GROUP,
-        "_tf_private:DTensorIterator",
-        "__next__",
-        "layout.mesh.datasets:get_next",
-        "The end of the data leaves the mesh unusable.",
-        TENSORFLOW,
-        "tests/layout/mesh/test_datasets.py",
-    ),
-    *(
+            "tests/layout/replication/test_replicated_ops.py",
+        ),
         Patch(
-            "checkpoints",
-            owner,
-            name,
-            f"{_FILES}:{ours}",
-            "DTensor's device for files takes tensors on a mesh only.",
+            GROUP,
+            "_core.tf_private:Function",
+            "__call__",
+            user_functions.call,
+            "DTensor refuses functions outside of `fit`, as `generate`.",
             TENSORFLOW,
-            "tests/layout/variables/test_checkpoint_files.py",
-        )
-        for owner, name, ours in (
-            ("_tf_private:TrackableSaver", "save", "save"),
-            ("_tf_private:TrackableSaver", "restore", "restore"),
-            ("_tf_private:DTrackableSaver", "restore", "restore"),
-        )
-    ),
-    Patch(
-        "checkpoints",
-        "tensorflow:experimental.dtensor.DVariable",
-        "_gather_saveables_for_checkpoint",
-        "layout.variables.checkpointed_variable:saveables",
-        "A checkpoint cannot hold tensors of a mesh and of the host.",
-        TENSORFLOW,
-        "tests/layout/variables/test_checkpoint_files.py",
-    ),
-]
+            "tests/layout/replication/test_user_functions.py",
+        ),
+        *(
+            Patch(
+                GROUP,
+                "_core.tf_private:pywrap_tfe",
+                name,
+                ours,
+                "DTensor refuses tensors of the host that a layer or loss holds.",
+                TENSORFLOW,
+                "tests/layout/replication/test_captured_tensors.py",
+                make=captured_tensors.made_as_it_is,
+            )
+            for name, ours in (
+                ("TFE_Py_FastPathExecute", captured_tensors.run_fast),
+                ("TFE_Py_Execute", captured_tensors.run),
+            )
+        ),
+        Patch(
+            GROUP,
+            "_core.tf_private:EagerTensor",
+            "_numpy",
+            transfer.numpy_of,
+            "The value of a sharded tensor cannot be read.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_transfer.py",
+        ),
+        Patch(
+            GROUP,
+            "_core.tf_private:gen_resource_variable_ops",
+            "var_handle_op",
+            variable.make,
+            "DTensor compiles an operation for each name of a variable.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_handles.py",
+        ),
+        *(
+            Patch(
+                GROUP,
+                "_core.tf_private:ResourceVariable",
+                name,
+                host_variables.write,
+                "Each device of a mesh writes to a variable of the host.",
+                TENSORFLOW,
+                "tests/layout/mesh/test_host_variables.py",
+                make=host_variables.writing,
+            )
+            for name in ("assign", "assign_add", "assign_sub")
+        ),
+        *(
+            Patch(
+                GROUP,
+                owner,
+                name,
+                host_variables.add,
+                "Each device of a mesh adds to a variable of the host.",
+                TENSORFLOW,
+                "tests/layout/mesh/test_host_variables.py",
+                base=("_core.tf_private:gen_resource_variable_ops", made),
+            )
+            for made, raw in (
+                ("assign_add_variable_op", "AssignAddVariableOp"),
+                ("assign_sub_variable_op", "AssignSubVariableOp"),
+            )
+            for owner, name in (
+                ("_core.tf_private:gen_resource_variable_ops", made),
+                ("tensorflow:raw_ops", raw),
+            )
+        ),
+        Patch(
+            GROUP,
+            "_core.tf_private:dtensor_api",
+            "reset_dtensor_device",
+            errors.reset_device,
+            "Errors stay on the queues of devices and can end the process.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_errors.py",
+        ),
+        Patch(
+            GROUP,
+            "tensorflow:experimental.dtensor",
+            "copy_to_mesh",
+            errors.copy_to_mesh,
+            "The error of an earlier step makes each later copy fail.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_errors.py",
+        ),
+        Patch(
+            GROUP,
+            "tensorflow:experimental.dtensor.DTensorDataset",
+            "__iter__",
+            transfer.iterate,
+            "Each device takes batches of its own, so some are never seen.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_datasets.py",
+        ),
+        Patch(
+            GROUP,
+            "_core.tf_private:DTensorIterator",
+            "__next__",
+            transfer.get_next,
+            "The end of the data leaves the mesh unusable.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_datasets.py",
+        ),
+    ]
+
+
+def checkpoint_rows() -> list[Patch]:
+    """Returns the rows of TensorFlow for checkpoints of variables on a mesh."""
+    from tf_layoutmap.layout.mesh import variable
+
+    return [
+        *(
+            Patch(
+                CHECKPOINTS_GROUP,
+                owner,
+                name,
+                ours,
+                "DTensor's device for files takes tensors on a mesh only.",
+                TENSORFLOW,
+                "tests/layout/mesh/test_checkpoint_files.py",
+            )
+            for owner, name, ours in (
+                ("_core.tf_private:TrackableSaver", "save", variable.save),
+                (
+                    "_core.tf_private:TrackableSaver",
+                    "restore",
+                    variable.restore,
+                ),
+                (
+                    "_core.tf_private:DTrackableSaver",
+                    "restore",
+                    variable.restore,
+                ),
+            )
+        ),
+        Patch(
+            CHECKPOINTS_GROUP,
+            "tensorflow:experimental.dtensor.DVariable",
+            "_gather_saveables_for_checkpoint",
+            variable.saveables,
+            "A checkpoint cannot hold tensors of a mesh and of the host.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_checkpoint_files.py",
+        ),
+    ]

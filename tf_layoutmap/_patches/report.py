@@ -43,7 +43,7 @@ def patches() -> tuple[AppliedPatch, ...]:
         AppliedPatch(
             name=engine.display_name(engine.owner_of(row), row.name),
             group=row.group,
-            replacement=f"tf_layoutmap.{row.ours.replace(':', '.')}",
+            replacement=f"{row.ours.__module__}.{row.ours.__qualname__}",
             why=row.why,
             seen_in=row.seen_in,
         )

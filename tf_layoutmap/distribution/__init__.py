@@ -2,34 +2,39 @@
 
 from typing import TYPE_CHECKING
 
-from tf_layoutmap import _lazy
+from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
     "DataParallel": "tf_layoutmap.distribution.parallel:DataParallel",
     "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
-    "Distribution": "tf_layoutmap.distribution.base:Distribution",
+    "Distribution": "tf_layoutmap.distribution.parallel:Distribution",
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
     "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
-    "distribute_tensor": "tf_layoutmap.distribution.relayout:distribute_tensor",
-    "distribution": "tf_layoutmap.distribution.state:distribution",
+    "distribute_tensor": "tf_layoutmap.distribution.tensor_layout:distribute_tensor",
+    "distribution": "tf_layoutmap.distribution.parallel:distribution",
     "get_device_count": "tf_layoutmap.distribution.processes:get_device_count",
     "initialize": "tf_layoutmap.distribution.processes:initialize",
     "list_devices": "tf_layoutmap.layout.mesh.device_mesh:list_devices",
-    "set_distribution": "tf_layoutmap.distribution.current:set_distribution",
+    "set_distribution": "tf_layoutmap.distribution.parallel:set_distribution",
     "set_process_checks": "tf_layoutmap.layout.processes.checks:set_process_checks",
 }
 
 if TYPE_CHECKING:
-    from tf_layoutmap.distribution.base import Distribution
-    from tf_layoutmap.distribution.current import set_distribution
     from tf_layoutmap.distribution.device_mesh import DeviceMesh
     from tf_layoutmap.distribution.layout_map import LayoutMap
-    from tf_layoutmap.distribution.parallel import DataParallel, ModelParallel
+    from tf_layoutmap.distribution.parallel import (
+        DataParallel,
+        Distribution,
+        ModelParallel,
+        distribution,
+        set_distribution,
+    )
     from tf_layoutmap.distribution.processes import get_device_count, initialize
-    from tf_layoutmap.distribution.relayout import distribute_tensor
-    from tf_layoutmap.distribution.state import distribution
-    from tf_layoutmap.distribution.tensor_layout import TensorLayout
+    from tf_layoutmap.distribution.tensor_layout import (
+        TensorLayout,
+        distribute_tensor,
+    )
     from tf_layoutmap.layout.mesh.device_mesh import list_devices
     from tf_layoutmap.layout.processes.checks import set_process_checks
 else:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from tf_layoutmap.layout.mesh import device_mesh
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 
 class DeviceMesh(keras.distribution.DeviceMesh):

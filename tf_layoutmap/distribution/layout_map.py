@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tf_layoutmap.distribution.tensor_layout import TensorLayout, check_axes
-from tf_layoutmap.layout import layout_map
-from tf_layoutmap.layout.mesh.device_mesh import AnyMesh, to_dtensor_mesh
-from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.plan import layout_table
+from tf_layoutmap.layout import layout_map, layout_table
+from tf_layoutmap.layout.mesh.device_mesh import AnyMesh, Mesh, to_dtensor_mesh
 
 
 class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):

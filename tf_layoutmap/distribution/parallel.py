@@ -1,22 +1,289 @@
 """Data and model parallelism as keras.distribution names them."""
 
+# DOC-MERGE: Which distribution a thread has set.
+# DOC-MERGE: What all distributions have in common, as keras.distribution has it.
+# DOC-MERGE: Distributions whose weights are where a layout map says.
+# DOC-MERGE: Setting the distribution of a thread, as keras.distribution does.
+import contextlib
+import functools
+import threading
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tf_layoutmap.distribution.by_layout_map import ByLayoutMap
+from tf_layoutmap._core import checks, keras_private, lazy
+from tf_layoutmap._patches import engine
 from tf_layoutmap.distribution.device_mesh import DeviceMesh
 from tf_layoutmap.distribution.layout_map import LayoutMap
+from tf_layoutmap.distribution.tensor_layout import TensorLayout
+from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
+from tf_layoutmap.layout.layout_map_scope import (
+    layout_map_scope,
+    prepared_context,
+)
+from tf_layoutmap.layout.layout_table import LayoutTypeError
 from tf_layoutmap.layout.mesh.device_mesh import (
     AnyMesh,
+    Layout,
+    axes_of_layout,
     axis_sizes,
     check_mesh,
     list_devices,
 )
-from tf_layoutmap.layout.plan.layout_table import LayoutTypeError
+
+_current = threading.local()
+
+
+def distribution() -> Any:
+    """Returns the distribution of this thread, set or in scope, or None.
+
+    Also one of ours that `keras.distribution.set_distribution` was given;
+    Keras' own does nothing there.
+    """
+    theirs = keras.distribution.distribution()
+    return (
+        recorded_distribution()
+        if recorded_distribution() is not None
+        or not hasattr(theirs, "_context_if_set_in_keras")
+        else theirs
+    )
+
+
+def recorded_distribution() -> Any:
+    """Returns what `note` was given last in this thread, or None."""
+    return getattr(_current, "value", None)
+
+
+def record_distribution(value: Any) -> None:
+    """Makes `distribution` return `value`."""
+    _current.value = value
+
+
+dtensor = tf.experimental.dtensor
+
+
+class Distribution(keras_private.Distribution):
+    """A mesh, and what is placed on it: the base of both distributions.
+
+    It places nothing itself.
+
+    ```python
+    distribution = tlm.distribution.Distribution(device_mesh)
+    with distribution.scope():
+        assert tlm.distribution.distribution() is distribution
+    ```
+    """
+
+    def __init__(
+        self,
+        device_mesh: AnyMesh,
+        batch_dim_name: str | None = None,
+        auto_shard_dataset: bool = True,
+    ):
+        """Makes the distribution.
+
+        Args:
+          device_mesh: `DeviceMesh`, ours or Keras', or `dtensor.Mesh`.
+          batch_dim_name: Mesh axis along which batches are cut.
+          auto_shard_dataset: True: with several processes, each is fed whole
+            batches and takes its part of them.
+
+        Raises:
+          TypeError: `device_mesh` is no mesh.
+          ValueError: Several processes are to be fed parts of batches.
+        """
+        check_mesh("device_mesh", device_mesh)
+        self._check_feeding(auto_shard_dataset)
+        keras_private.Distribution.__init__(
+            self, device_mesh, batch_dim_name, bool(auto_shard_dataset)
+        )
+        self._num_processes = dtensor.num_clients()
+        self._process_id = dtensor.client_id()
+        self._is_multi_process = self._num_processes > 1
+
+    @staticmethod
+    def _check_feeding(auto_shard_dataset: bool) -> None:
+        if not auto_shard_dataset and dtensor.num_clients() > 1:
+            raise ValueError(
+                "Argument `auto_shard_dataset` must be True with several "
+                "processes: each is fed whole batches and takes its part. "
+                f"Received: False, in one of {dtensor.num_clients()}."
+            )
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh, as given."""
+        return self._device_mesh
+
+    @property
+    def batch_dim_name(self) -> str | None:
+        """The mesh axis along which batches are cut."""
+        return self._batch_dim_name
+
+    @property
+    def auto_shard_dataset(self) -> bool:
+        """As given; see `__init__`."""
+        return self._auto_shard_dataset
+
+    @auto_shard_dataset.setter
+    def auto_shard_dataset(self, value: bool) -> None:
+        self._check_feeding(value)
+        self._auto_shard_dataset = bool(value)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of this program."""
+        return self._num_processes
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Parts into which a batch is cut."""
+        raise NotImplementedError
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+        """Returns the layout of a batch of this shape."""
+        raise NotImplementedError
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """Returns the layout of a variable, or the one it would get here."""
+        raise NotImplementedError
+
+    def get_tensor_layout(self, path: str) -> Any:
+        """Returns what the layout map has for a name, or None."""
+        raise NotImplementedError
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """Returns `dataset`: processes take their part of each batch."""
+        return dataset
+
+    def context(self) -> Any:
+        """Returns what new models belong to, for `set_distribution`.
+
+        Raises:
+          TypeError: A class of the program's own says where variables go.
+        """
+        if type(self).get_variable_layout is not (
+            Distribution.get_variable_layout
+        ):
+            raise TypeError(
+                "A Distribution with layouts of its own must be a "
+                "ModelParallel: layouts are read from its layout map. "
+                f"Received: {type(self).__name__}."
+            )
+
+    def _place_new_models(self) -> contextlib.AbstractContextManager:
+        """Returns the scope that places what is made in it."""
+        self.context()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Any]:
+        """The scope under which models are made."""
+        before = recorded_distribution()
+        with self._place_new_models() as layout_map:
+            record_distribution(self)
+            try:
+                yield layout_map
+            finally:
+                record_distribution(before)
+
+
+class ByLayoutMap(Distribution):
+    """Weights where a layout map says, batches cut along one mesh axis."""
+
+    def __init__(
+        self,
+        layout_map: AnyLayoutMap | keras.distribution.LayoutMap,
+        batch_dim_name: str | None,
+        auto_shard_dataset: bool,
+        init: str,
+    ):
+        self._layout_map = layout_map
+        self._table = as_table(layout_map)
+        mesh = getattr(layout_map, "device_mesh", None)
+        mesh = self._table.mesh_in_use() if mesh is None else mesh
+        names = list(axis_sizes(mesh))
+        super().__init__(
+            mesh,
+            names[0]
+            if batch_dim_name is None
+            else (checks.check_one_of("batch_dim_name", batch_dim_name, names)),
+            auto_shard_dataset,
+        )
+        self._init = init
+        # Keras' own set_distribution may be given it, and tells nobody.
+        engine.ensure("keras3")
+
+    @property
+    def layout_map(self) -> Any:
+        """Where the layouts come from, as given."""
+        return self._layout_map
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Parts into which a batch is cut."""
+        return axis_sizes(self.device_mesh)[self._batch_dim_name]
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
+        """Returns the layout of a batch of this shape."""
+        return self._layout(
+            (self._batch_dim_name, *[None] * (len(data_shape) - 1))
+        )
+
+    def get_variable_layout(
+        self, variable: Any
+    ) -> keras.distribution.TensorLayout:
+        """Returns the layout of a variable, or the one it would get here."""
+        layout = keras_private.given_layout(variable)
+        if layout is None:
+            layout = getattr(variable, "layout", None)
+        if isinstance(layout, keras.distribution.TensorLayout):
+            return layout
+        if isinstance(layout, Layout):
+            return self._layout(axes_of_layout(layout))
+        found = self.get_tensor_layout(variable.path)
+        return (
+            self._layout((None,) * len(variable.shape))
+            if (found is None)
+            else found
+        )
+
+    def get_tensor_layout(
+        self, path: str
+    ) -> keras.distribution.TensorLayout | None:
+        """Returns what the layout map has for a name, or None."""
+        layout = self._layout_map[path]
+        return (
+            self._layout(axes_of_layout(layout))
+            if isinstance(layout, Layout)
+            else layout
+        )
+
+    def _layout(self, axes: tuple[str | None, ...]) -> TensorLayout:
+        return TensorLayout(axes, self.device_mesh)
+
+    def context(self) -> Any:
+        """Returns what new models belong to; for `set_distribution`."""
+        return prepared_context(self._table, self._init, self._batch_dim_name)
+
+    @functools.cached_property
+    def _context_if_set_in_keras(self) -> Any:
+        """Asked for if `keras.distribution.set_distribution` was given this."""
+        return self.context()
+
+    home = lazy.renamed_method("home", "context")
+
+    def _place_new_models(self) -> contextlib.AbstractContextManager:
+        """Returns the scope that places what is made in it."""
+        return layout_map_scope(
+            self._layout_map, init=self._init, batch_dim=self._batch_dim_name
+        )
 
 
 class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
@@ -140,3 +407,61 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         super().__init__(
             LayoutMap(device_mesh), None, auto_shard_dataset, init="host"
         )
+
+
+def set_distribution(value: Any) -> None:
+    """Places what this thread builds from now on as `value` says.
+
+    A `scope()` or `tlm.layout_map_scope` inside takes precedence. Weights get
+    their values at their first use, so layers that a layout does not fit are
+    refused then, or by `layout_map.explain(model)`.
+
+    ```python
+    tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
+        layout_map=layout_map, batch_dim_name="batch"))
+    model = make_model()
+    model.compile("adam", "mse")
+    model.fit(x, y)
+    tlm.distribution.set_distribution(None)
+    ```
+
+    Args:
+      value: `ModelParallel` or `DataParallel`, ours or Keras' own, which
+        `distribution()` then returns; None for none.
+
+    Raises:
+      TypeError: It is none of them.
+      RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
+    """
+    mesh_context.set_standing_context(
+        None if value is None else _ours(value).context()
+    )
+    record_distribution(value)
+
+
+def _ours(value: Any) -> Distribution:
+    """Returns a distribution of Keras' as ours, which places on TensorFlow."""
+    if isinstance(value, Distribution):
+        return value
+    theirs = keras.distribution
+    for kind in (theirs.ModelParallel, theirs.DataParallel):
+        # A class of the program's own may place variables by other rules.
+        if isinstance(value, kind) and type(value).get_variable_layout is (
+            kind.get_variable_layout
+        ):
+            return _counterpart(value)
+    return checks.check_type(
+        "value", value, Distribution, "a ModelParallel, a DataParallel or None"
+    )
+
+
+def _counterpart(value: Any) -> Distribution:
+    if isinstance(value, keras.distribution.DataParallel):
+        return DataParallel(
+            value.device_mesh, auto_shard_dataset=value.auto_shard_dataset
+        )
+    return ModelParallel(
+        layout_map=keras_private.layout_map_of(value),
+        batch_dim_name=value.batch_dim_name,
+        auto_shard_dataset=value.auto_shard_dataset,
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 from tf_layoutmap.layout.mesh.device_mesh import list_devices
 
 dtensor = tf.experimental.dtensor
@@ -54,7 +54,7 @@ def initialize(
         if addresses is None
         else [
             a.strip()
-            for a in _checks.check_type(
+            for a in checks.check_type(
                 "job_addresses", addresses, str, "a string"
             ).split(",")
         ]

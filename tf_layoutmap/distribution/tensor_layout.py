@@ -1,15 +1,16 @@
 """The layout of a tensor on a mesh, as a `keras.distribution.TensorLayout`."""
 
+# DOC-MERGE: Changing the layout of a tensor.
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
-from tf_layoutmap.layout.mesh import shard_shapes
-from tf_layoutmap.layout.mesh.device_mesh import AnyMesh
-from tf_layoutmap.layout.mesh.layouts import Layout
+from tf_layoutmap.layout.mesh import pinning, shard_shapes, transfer
+from tf_layoutmap.layout.mesh.device_mesh import AnyMesh, Layout
 
 dtensor = tf.experimental.dtensor
 
@@ -42,14 +43,14 @@ class TensorLayout(keras.distribution.TensorLayout):
         """
         if isinstance(axes, str):
             raise TypeError(
-                _checks.message(
+                checks.message(
                     "axes",
                     "a tuple with an axis name or None for each dimension",
                     axes,
                 )
             )
         for axis in axes:
-            _checks.check_type(
+            checks.check_type(
                 "axes", axis, (str, type(None)), "axis names or None"
             )
         super().__init__(axes)
@@ -148,3 +149,46 @@ def _refuse_twice(layout: keras.distribution.TensorLayout) -> None:
         raise ValueError(
             f"Layout {layout.axes} is not possible: {'; '.join(problems)}."
         )
+
+
+def distribute_tensor(
+    tensor: Any, layout: TensorLayout | Layout | keras.distribution.TensorLayout
+) -> Any:
+    """Returns `tensor` with another layout.
+
+    ```python
+    layout = tlm.distribution.TensorLayout((None, "model"), mesh)
+    y = tlm.distribution.distribute_tensor(x, layout)
+    ```
+
+    Args:
+      tensor: A tensor on the host or on the mesh of `layout`, an array, or,
+        inside `tf.function`, a symbolic tensor.
+      layout: `TensorLayout` (Keras' own too) or `dtensor.Layout` wanted, with
+        a mesh.
+
+    Returns:
+      A DTensor with the same value. In `tf.function`, where gradients flow
+      through, the layout is pinned.
+
+    Raises:
+      TypeError: `layout` is no layout.
+      ValueError: The layout has no mesh, or does not fit the tensor's shape.
+    """
+    if isinstance(layout, keras.distribution.TensorLayout):
+        layout = to_dtensor_layout(layout)
+    checks.check_type(
+        "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
+    )
+    if isinstance(tensor, keras.KerasTensor):
+        return tensor  # A model that is being put together: no values yet.
+    if tf.is_symbolic_tensor(tensor):
+        return dtensor.relayout(tensor, layout)
+    if isinstance(tensor, tf.Variable):
+        tensor = tensor.read_value()
+    if not pinning.on_mesh(tensor) or (
+        dtensor.fetch_layout(tensor).mesh != layout.mesh
+    ):
+        return transfer.to_mesh(tensor, layout)
+    transfer.check_fits(layout, tensor.shape)
+    return dtensor.relayout(tensor, layout)

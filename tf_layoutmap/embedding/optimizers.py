@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_layoutmap.embedding.spec.host_optimizer import (
+from tf_layoutmap.embedding.spec.optimizer_specs import (
     HostOptimizer,
     LearningRate,
 )

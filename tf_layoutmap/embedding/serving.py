@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding import inputs as embedding_inputs
+from tf_layoutmap.embedding import stock_lookup
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import stock_lookup, structure
 from tf_layoutmap.vocabulary.state import Vocabulary
 
 
@@ -76,9 +77,11 @@ def serving_embedding_lookup(
             f"Argument `out_of_range` must be one of {config.OUT_OF_RANGE}. "
             f"Received: {out_of_range!r}."
         )
-    configs = dict(structure.flatten_with_paths(feature_config))
-    named_inputs = structure.flatten_with_paths(inputs)
-    flat_weights = structure.flatten_weights(weights, inputs, like="inputs")
+    configs = dict(embedding_inputs.flatten_with_paths(feature_config))
+    named_inputs = embedding_inputs.flatten_with_paths(inputs)
+    flat_weights = embedding_inputs.flatten_weights(
+        weights, inputs, like="inputs"
+    )
     activations = []
     for (path, value), weight in zip(named_inputs, flat_weights):
         if path not in configs:

@@ -12,22 +12,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import serving
-from tf_layoutmap.embedding.api.checkpointing import CheckpointHooks
-from tf_layoutmap.embedding.api.state import EmbeddingState
-from tf_layoutmap.embedding.api.steps import StepMethods
-from tf_layoutmap.embedding.api.table_access import TableAccess
+from tf_layoutmap.embedding import backend as embedding_backend
+from tf_layoutmap.embedding import inputs, replicas, serving, tables
+from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.divided import backend as divided_backend
-from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
+from tf_layoutmap.embedding.host import multi_process
 from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
-from tf_layoutmap.embedding.step import engine_choice, replicas, structure
+from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
+from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
-from tf_layoutmap.embedding.variables import tables
-from tf_layoutmap.serving import stand_ins
+from tf_layoutmap.serving import report
 from tf_layoutmap.vocabulary import first_values, open_vocabulary
 
 _WIRE_DTYPES = ("float32", "bfloat16")
@@ -195,18 +193,20 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 f"`dtype`, or None. Received: {partitioner!r}."
             )
         strategy_replicas = replicas.Replicas()
-        engine_choice.check_over_processes(
+        embedding_backend.check_over_processes(
             over_processes, order, strategy_replicas.has_processes
         )
-        on_tpu = engine_choice.is_tpu(strategy_replicas.strategy)
-        engine = engine_choice.choose(engine, strategy_replicas.strategy)
+        on_tpu = embedding_backend.is_tpu_strategy(strategy_replicas.strategy)
+        engine = embedding_backend.choose_engine(
+            engine, strategy_replicas.strategy
+        )
         if wire_dtype != "float32" and engine != "servers":
             raise ValueError(
                 'Argument `wire_dtype` must be "float32" unless under '
                 "ParameterServerStrategy: without servers no rows travel. "
                 f"Received: {wire_dtype!r}."
             )
-        named_features = structure.flatten_with_paths(feature_config)
+        named_features = inputs.flatten_with_paths(feature_config)
         spec, table_configs = config.read_feature_config(
             named_features, optimizer, takes_slot_fn=on_tpu
         )
@@ -238,9 +238,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             )
         else:
             if strategy_replicas.has_processes:
-                agreed_settings.check(
+                multi_process.check_agreed_settings(
                     strategy_replicas.strategy,
-                    agreed_settings.describe(
+                    multi_process.describe_settings(
                         spec,
                         {
                             "over_processes": over_processes,
@@ -339,7 +339,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def __call__(self, features: Any, weights: Any = None) -> Any:
         """Looks up outside of any step, by stock ops; see
         `serving_embedding_lookup`."""
-        stand_in = stand_ins.of(self)
+        stand_in = report.placeholder_of(self)
         if stand_in is not None:
             return stand_in(features, weights)
         return serving.serving_embedding_lookup(

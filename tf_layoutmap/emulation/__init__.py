@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tf_layoutmap import _lazy
+from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
     "enable": "tf_layoutmap.emulation.switch:enable",

@@ -6,20 +6,101 @@ MirroredStrategy does: the program of each core is traced into the caller's
 function, one after the other, and TensorFlow runs them side by side.
 """
 
+# DOC-MERGE: What a TPU's compiler does to steps that have a name.
+#
+# `enqueue`, `dequeue` and `apply_gradients` of one name inside `strategy.run`
+# are one step. If it has no `apply_gradients`, the compiler makes it look up
+# only, and else train, whatever `training` says: it takes the one or the other
+# constant in place of the choice between them.
+#
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.emulation import step_names
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.emulation.devices import Devices
+
+_NAME_ATTR = "_tpu_embedding_layer"
+_CALLS = {
+    "EnqueueTPUEmbeddingArbitraryTensorBatch": "enqueue",
+    "RecvTPUEmbeddingActivations": "dequeue",
+    "SendTPUEmbeddingGradients": "apply_gradients",
+}
+
+
+@dataclasses.dataclass
+class _Step:
+    """The operations of one name on one core; by name, as they hold a graph.
+
+    Attributes:
+      ops: From what made it to an operation.
+      choice: Which mode to enqueue with.
+    """
+
+    ops: dict[str, str] = dataclasses.field(default_factory=dict)
+    choice: str | None = None
+
+
+# By graph, then by core and name. A step may be spread over several calls of
+# `strategy.run` in one function, which are one program to the compiler.
+_steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def correct_step_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
+    """Takes the mode that each named step has by now.
+
+    Args:
+      graph: The one that `strategy.run` traces into.
+      core: Its number.
+      new: The operations that the core's program has added.
+
+    Raises:
+      RuntimeError: If there are two operations of a kind under one name,
+        which the compiler refuses.
+    """
+    by_name = _steps.setdefault(graph, {})
+    for op in new:
+        if op.type in _CALLS and _name_of(op) is not None:
+            step = by_name.setdefault((core, _name_of(op)), _Step())
+            _add(step, op, _CALLS[op.type])
+    for step in by_name.values():
+        if step.choice is not None and "dequeue" in step.ops:
+            choice = graph.get_operation_by_name(step.choice)
+            enqueue = graph.get_operation_by_name(step.ops["enqueue"])
+            tf_private.replace_op_input(
+                enqueue,
+                len(enqueue.inputs) - 1,
+                choice.inputs[1 if "apply_gradients" in step.ops else 2],
+            )
+
+
+def _name_of(op: tf.Operation) -> str | None:
+    try:
+        return tf.compat.as_str(op.get_attr(_NAME_ATTR))
+    except ValueError:
+        return None
+
+
+def _add(step: _Step, op: tf.Operation, call: str):
+    if call in step.ops:
+        raise RuntimeError(
+            f"A name must belong to one `{call}` in a program for a TPU: its "
+            "compiler pairs calls by it. Received: a second one with "
+            f"name={_name_of(op)!r}."
+        )
+    step.ops[call] = op.name
+    mode = op.inputs[-1].op if call == "enqueue" else None
+    if mode is not None and mode.type == "SelectV2":
+        step.choice = mode.name
+
 
 # TensorFlow's TPUEmbedding takes inputs inside `strategy.run` only from its
 # arguments, and knows them by this mark.
@@ -73,7 +154,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         for core in devices.cores:
             with tf.device(core):
                 self._turns.append(
-                    _tf_private.ResourceVariable(
+                    tf_private.ResourceVariable(
                         0, dtype=tf.int64, trainable=False, name="turn"
                     )
                 )
@@ -110,7 +191,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
 
     def _run_in_graph(self, fn, args, kwargs):
         graph = tf.compat.v1.get_default_graph()
-        if _tf_private.is_xla_graph(graph):
+        if tf_private.is_xla_graph(graph):
             raise RuntimeError(
                 "`strategy.run` of an emulated TPU cannot be inside of a "
                 "tf.function with jit_compile=True: its cores are several "
@@ -141,7 +222,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                 if op.device not in others
             ]
             uses = [op for op in new if op.type in _USES_THE_TPU]
-            step_names.correct_modes(graph, number, new)
+            correct_step_modes(graph, number, new)
             with tf.control_dependencies(uses):
                 turn.assign_add(1, read_value=False)
             return result
@@ -180,7 +261,7 @@ def _mark_input(value: Any) -> Any:
     return marked
 
 
-class _Extended(_tf_private.MirroredExtended):
+class _Extended(tf_private.MirroredExtended):
     """Mirrors over the cores and knows the hosts."""
 
     def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
@@ -219,12 +300,12 @@ class _Extended(_tf_private.MirroredExtended):
         # for the mean of a batch and gets it back from a TPUStrategy; a
         # MirroredStrategy makes floats of its ids and fails for ragged ones.
         if not isinstance(value, tf.distribute.DistributedValues):
-            return _tf_private.reduce_non_distributed_value(
+            return tf_private.reduce_non_distributed_value(
                 reduce_op, value, destinations, self._num_replicas_in_sync
             )
         return super()._reduce_to(reduce_op, value, destinations, options)
 
-    _check_spec = _tf_private.check_tpu_dataset_spec
+    _check_spec = tf_private.check_tpu_dataset_spec
 
     def _experimental_distribute_dataset(self, dataset, options):
         if options is None or options.experimental_fetch_to_device:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
@@ -95,7 +95,7 @@ def enable(
     if not _process.is_loaded:
         _check_no_kernels()
     made = devices.make(num_cores, num_hosts)
-    library = _ops.load_emulation()
+    library = ops.load_emulation()
     _process.is_loaded = True
     library.layout_map_set_up_emulation(
         num_cores=num_cores, num_hosts=num_hosts, deadline=deadline
@@ -157,7 +157,7 @@ def reset() -> None:
       RuntimeError: If the emulation is not enabled.
     """
     _check_enabled("reset")
-    _ops.load_emulation().layout_map_reset_emulation()
+    ops.load_emulation().layout_map_reset_emulation()
 
 
 def report() -> str:
@@ -167,7 +167,7 @@ def report() -> str:
       RuntimeError: If the emulation is not enabled.
     """
     _check_enabled("report")
-    text = _ops.load_emulation().layout_map_describe_emulation()
+    text = ops.load_emulation().layout_map_describe_emulation()
     return text.numpy().decode()
 
 
@@ -207,7 +207,7 @@ def _check_same(strategy: EmulatedTPUStrategy, num_cores: int, num_hosts: int):
 
 def _check_no_kernels() -> None:
     for op in _FOREIGN_OPS:
-        kernels = _tf_private.registered_kernels_of(op).kernel
+        kernels = tf_private.registered_kernels_of(op).kernel
         if kernels:
             raise RuntimeError(
                 "The emulation registers CPU kernels for TensorFlow's TPU "

@@ -6,13 +6,21 @@ the answers for emulated cores, to TensorFlow's own TPUEmbedding and to ours;
 all else, and all other strategies, stay as they are.
 """
 
+# DOC-MERGE: Lets TensorFlow's TPU optimizers write their config with any protobuf.
+#
+# They assign a bool to the enum `low_dimensional_packing_status`. protobuf 7.34
+# and later refuse that with a `TypeError`, so that no stock `TPUEmbedding` can
+# be built. Both values of the bool are numbers of the enum with the same
+# meaning, so an int does.
+#
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_layoutmap._patches import emulation_rows, engine
-from tf_layoutmap.embedding.tpu import replicate_context
+from tf_layoutmap._patches import engine, runtime_rows
+from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.emulation.devices import Devices
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core
 
@@ -23,19 +31,19 @@ def install(devices: Devices) -> None:
     """Answers for `devices` until `uninstall`."""
     global _emulated
     _emulated = devices
-    replicate_context.set_emulated(
+    batches.set_emulated(
         lambda graph: graph is graph_of_core(), devices.input_device_of
     )
-    engine.install(emulation_rows.GROUP)
-    engine.install(emulation_rows.ENUM)
+    engine.install(runtime_rows.EMULATION_GROUP)
+    engine.install(runtime_rows.ENUM)
 
 
 def uninstall() -> None:
     """Takes `install` back."""
     global _emulated
-    engine.uninstall(emulation_rows.ENUM)
-    engine.uninstall(emulation_rows.GROUP)
-    replicate_context.set_emulated(None)
+    engine.uninstall(runtime_rows.ENUM)
+    engine.uninstall(runtime_rows.EMULATION_GROUP)
+    batches.set_emulated(None)
     _emulated = None
 
 
@@ -65,7 +73,7 @@ def outside_compilation(
 def is_in_program(original: Callable[..., bool], embedding: Any) -> bool:
     """Whether the caller is inside of `strategy.run`."""
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
-        return replicate_context.is_in_tpu_program()
+        return batches.is_in_tpu_program()
     return original(embedding)
 
 
@@ -78,9 +86,7 @@ def check_on_host(
     """Refuses inputs that are on a core."""
     # It looks for the names of TPUs, and the cores of its strategy are CPUs.
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
-        replicate_context.check_on_host(
-            list(zip(flat_paths, flat_inputs, strict=True))
-        )
+        batches.check_on_host(list(zip(flat_paths, flat_inputs, strict=True)))
     else:
         original(embedding, flat_inputs, flat_paths)
 
@@ -99,3 +105,31 @@ def enqueue(
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):
         device = strategy.extended.tpu_name_of(device)
     return original(embedding, features, weights, training, name, device)
+
+
+class _WithEnum:
+    """An optimizer whose packing status is an int; all else is its own."""
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = optimizer
+        self.low_dimensional_packing_status = int(
+            optimizer.low_dimensional_packing_status
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def write(original: Callable[..., Any], optimizer: Any, parameters: Any) -> Any:
+    """Writes the config of an optimizer, which is not changed."""
+    return original(_WithEnum(optimizer), parameters)
+
+
+@contextlib.contextmanager
+def enum_patch_installed() -> Iterator[None]:
+    """Lets the optimizers of TensorFlow write inside a `with` block."""
+    engine.install(runtime_rows.ENUM)
+    try:
+        yield
+    finally:
+        engine.uninstall(runtime_rows.ENUM)

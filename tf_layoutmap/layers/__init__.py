@@ -6,7 +6,7 @@ which needs tf_keras and is imported when it is first used.
 
 from typing import TYPE_CHECKING
 
-from tf_layoutmap import _lazy
+from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
     "RowOptimizer": "tf_layoutmap.layers.keras3.row_optimizer:RowOptimizer",

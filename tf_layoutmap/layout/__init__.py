@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from tf_layoutmap import _lazy
+from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
     "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
-    "LayoutMapWarning": "tf_layoutmap.layout.mesh.error_messages:LayoutMapWarning",
+    "LayoutMapWarning": "tf_layoutmap.layout.mesh.errors:LayoutMapWarning",
     "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
-    "default_mesh": "tf_layoutmap.layout.mesh.trace_context:default_mesh",
+    "default_mesh": "tf_layoutmap.layout.mesh.tracing:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
     "to_host": "tf_layoutmap.layout.mesh.transfer:to_host",
     "to_mesh": "tf_layoutmap.layout.mesh.transfer:to_mesh",
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tf_layoutmap.distribution.tensor_layout import TensorLayout
     from tf_layoutmap.layout.dtensor_switches import self_check
     from tf_layoutmap.layout.layout_map import LayoutMap
-    from tf_layoutmap.layout.mesh.error_messages import LayoutMapWarning
-    from tf_layoutmap.layout.mesh.trace_context import default_mesh
+    from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
+    from tf_layoutmap.layout.mesh.tracing import default_mesh
     from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
     from tf_layoutmap.layout.visualize import visualize_layout
 else:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import trace_context, transfer
-from tf_layoutmap.layout.mesh.layouts import Mesh, mesh_sizes
+from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, mesh_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -131,7 +131,7 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
             first.assign_add(g)
             second.assign_add(first.read_value())
 
-    with trace_context.default_mesh(mesh):
+    with tracing.default_mesh(mesh):
         step(*gradients)
     # Local parts alone: with several clients each looks at its own.
     return sum(

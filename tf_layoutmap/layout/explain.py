@@ -1,21 +1,176 @@
 """What a layout map does to a model, before anything is allocated."""
 
+# DOC-MERGE: What `explain` returns: per variable its layout, and what is wrong.
 import collections
+import dataclasses
 import difflib
+import io
 import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
-from tf_layoutmap import _checks, _keras_private
-from tf_layoutmap.layout.explanation import Explanation, VariableReport
+from tf_layoutmap._core import checks, keras_private, lazy
+from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras_layout_map import as_table
-from tf_layoutmap.layout.mesh.layouts import mesh_sizes
-from tf_layoutmap.layout.plan import assignments
-from tf_layoutmap.layout.plan.layout_table import LayoutTable
-from tf_layoutmap.layout.plan.variable_names import ObjectPaths
-from tf_layoutmap.layout.step import computed_whole_report
+from tf_layoutmap.layout.layout_table import LayoutTable
+from tf_layoutmap.layout.mesh.device_mesh import mesh_sizes
+from tf_layoutmap.layout.replication import report
+from tf_layoutmap.layout.replication.report import ComputedWhole
+from tf_layoutmap.layout.variable_names import ObjectPaths
+
+# Rows of a printed table.
+_SHOWN = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableReport:
+    """Which layout one variable gets, and why.
+
+    Attributes:
+      name: The best of its names to write as a key.
+      names: All names that keys are tried on.
+      path: Keras' path.
+      shape: Of the whole variable.
+      dtype: Keras' name of it.
+      pattern: The key that matches; None for a replicated variable.
+      shadowed: Later keys that match, too.
+      axes: Mesh axis per dimension.
+      bytes_per_device: What one device holds; 0 while there are problems.
+      bytes_total: Of the whole variable.
+      problems: What is wrong, with a way out; empty when it fits.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    pattern: str | None
+    shadowed: tuple[str, ...]
+    axes: tuple[str | None, ...]
+    bytes_per_device: int
+    bytes_total: int
+    problems: tuple[str, ...]
+
+    losers = lazy.renamed_property("losers", "shadowed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The report on all variables of a model.
+
+    Attributes:
+      variables: A `VariableReport` each, in the model's order.
+      unused: Keys that give no variable its layout, with the reason.
+      mesh: Size of each mesh axis.
+      unbuilt: Names of layers that have no weights yet.
+      computed_whole: Operations that every device computes whole, of the
+        steps that ran: a `ComputedWhole` each.
+    """
+
+    variables: tuple[VariableReport, ...]
+    unused: dict[str, str]
+    mesh: dict[str, int]
+    unbuilt: tuple[str, ...]
+    computed_whole: tuple[ComputedWhole, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every variable fits and every key is used."""
+        return not self.unused and not any(v.problems for v in self.variables)
+
+    @property
+    def contested(self) -> tuple[VariableReport, ...]:
+        """The variables that two or more keys match."""
+        return tuple(v for v in self.variables if v.shadowed)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What one device holds of all variables."""
+        return sum(v.bytes_per_device for v in self.variables)
+
+    @property
+    def bytes_total(self) -> int:
+        """What the variables take without a mesh."""
+        return sum(v.bytes_total for v in self.variables)
+
+    def problems(self) -> list[str]:
+        """Returns a sentence per problem; empty when all is well."""
+        return [
+            f"{v.name}: {problem}."
+            for v in self.variables
+            for problem in v.problems
+        ] + [f"Key {key!r} {reason}." for key, reason in self.unused.items()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything as plain data, fit for JSON."""
+        plain = dataclasses.asdict(self)
+        # Until version 0.2: the old name, as in `VariableReport.losers`.
+        for variable in plain["variables"]:
+            variable["losers"] = variable["shadowed"]
+        return plain
+
+    def __str__(self) -> str:
+        import rich.console
+
+        out = io.StringIO()
+        rich.console.Console(file=out, width=120).print(self.__rich__())
+        return out.getvalue().rstrip()
+
+    def __rich__(self) -> Any:
+        import rich.console
+        import rich.table
+        import rich.text
+
+        mesh = " x ".join(f"{k}={v}" for k, v in self.mesh.items())
+        table = rich.table.Table(
+            title=f"Layouts on mesh {mesh}", title_justify="left"
+        )
+        for column in ("variable", "shape", "layout", "key"):
+            table.add_column(column, overflow="fold")
+        table.add_column("per device", justify="right")
+        bad_first = sorted(self.variables, key=lambda v: not v.problems)
+        for v in bad_first[:_SHOWN]:
+            key = "(replicated)" if v.pattern is None else v.pattern
+            if v.shadowed:
+                key += f"  over {', '.join(v.shadowed)}"
+            table.add_row(
+                rich.text.Text(v.name),
+                str(v.shape),
+                str(v.axes),
+                rich.text.Text(key),
+                "does not fit" if v.problems else _size(v.bytes_per_device),
+                style="bold red" if v.problems else None,
+            )
+        if len(bad_first) > _SHOWN:
+            table.add_row(f"... and {len(bad_first) - _SHOWN} more")
+        lines = [
+            f"{_size(self.bytes_per_device)} per device of "
+            f"{_size(self.bytes_total)} in all."
+        ]
+        lines += [f"Problem: {text}" for text in self.problems()[:_SHOWN]]
+        if self.unbuilt:
+            lines.append(
+                f"Not built yet, so not shown: {', '.join(self.unbuilt)}."
+            )
+        lines += [
+            f"Computed whole on every device: {one}."
+            for one in self.computed_whole[:_SHOWN]
+        ]
+        return rich.console.Group(
+            table, *(rich.text.Text(line) for line in lines)
+        )
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def explain(layout_map: LayoutTable, model: Any) -> Explanation:
@@ -42,15 +197,15 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
       ValueError: The map has no mesh.
     """
     layout_map = as_table(layout_map)
-    tf_keras = _keras_private.imported_tf_keras()
+    tf_keras = keras_private.imported_tf_keras()
     if tf_keras is not None and isinstance(model, tf_keras.layers.Layer):
-        from tf_layoutmap.layout.tf_keras import found_variables
+        from tf_layoutmap.layout.tf_keras import mapping
 
-        assigned = found_variables.assign_layouts(
-            layout_map, found_variables.find(model, lambda _: True)
+        assigned = mapping.assign_layouts(
+            layout_map, mapping.find_variables(model, lambda _: True)
         )
     else:
-        _checks.check_type(
+        checks.check_type(
             "model", model, keras.layers.Layer, "a Keras model or layer"
         )
         layers = assignments.layers_of_variables(model)
@@ -70,7 +225,7 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
         _unused(layout_map, reports),
         sizes,
         unbuilt,
-        computed_whole_report.of_model(model),
+        report.replicated_ops_of_model(model),
     )
 
 

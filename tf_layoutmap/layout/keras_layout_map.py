@@ -5,11 +5,10 @@ from typing import Any
 
 import keras
 
-from tf_layoutmap import _checks
-from tf_layoutmap.layout.mesh.device_mesh import to_dtensor_mesh
-from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.plan.key_matching import Match
-from tf_layoutmap.layout.plan.layout_table import LayoutTable
+from tf_layoutmap._core import checks
+from tf_layoutmap.layout.key_matching import Match
+from tf_layoutmap.layout.layout_table import LayoutTable
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, to_dtensor_mesh
 
 # Where a map of Keras keeps the table that reads it.
 _TABLE = "_tf_layoutmap_table"
@@ -24,7 +23,7 @@ def as_table(layout_map: Any) -> LayoutTable:
     if isinstance(layout_map, LayoutTable) or not isinstance(
         layout_map, keras.distribution.LayoutMap
     ):
-        return _checks.check_type(
+        return checks.check_type(
             "layout_map", layout_map, LayoutTable, "a LayoutMap"
         )
     table = getattr(layout_map, _TABLE, None)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tf_layoutmap.layout.plan.layout_table import LayoutTable
+from tf_layoutmap.layout.layout_table import LayoutTable
 
 
 class LayoutMap(LayoutTable):

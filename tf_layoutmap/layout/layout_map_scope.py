@@ -6,15 +6,14 @@ from typing import Any, TypeVar
 
 import keras
 
-from tf_layoutmap import _checks, _keras_private
-from tf_layoutmap._patches import engine as patches
+from tf_layoutmap._core import checks, keras_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.keras_layout_map import as_table
-from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.mesh.prepare import prepare_process
-from tf_layoutmap.layout.plan.layout_table import LayoutTable
+from tf_layoutmap.layout.layout_table import LayoutTable
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, prepare_process
 
 # What is given is what the scope yields.
 AnyLayoutMap = TypeVar(
@@ -88,25 +87,25 @@ def prepared_context(
     Arguments and errors are those of `layout_map_scope`, for a map that
     `as_table` has returned.
     """
-    _checks.check_one_of("init", init, initial_values.INITS)
+    checks.check_one_of("init", init, initial_values.INITS)
     context = MeshContext(layout_map, init, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
     prepare_process(context.mesh)
     dtensor_switches.refuse_unsafe_process(context.mesh)
-    patches.ensure("keras3")
+    engine.ensure("keras3")
     return context
 
 
 def _tf_keras_scope(context: MeshContext) -> Any:
     """The scope for tf_keras' models, in a program that uses it."""
-    if _keras_private.imported_tf_keras() is None:
+    if keras_private.imported_tf_keras() is None:
         return contextlib.nullcontext()
-    from tf_layoutmap.layout.tf_keras import patches as tf_keras_patches
+    from tf_layoutmap.layout.tf_keras import patches
 
-    return tf_keras_patches.scope(context)
+    return patches.scope(context)
 
 
 def _batch_dim(mesh: Mesh, batch_dim: str | None) -> str | None:
     if batch_dim is not None:
-        return _checks.check_one_of("batch_dim", batch_dim, mesh.dim_names)
+        return checks.check_one_of("batch_dim", batch_dim, mesh.dim_names)
     return next((n for n in ("batch", "data") if n in mesh.dim_names), None)

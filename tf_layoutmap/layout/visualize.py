@@ -4,9 +4,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 from tf_layoutmap.layout.mesh import transfer
-from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Layout,
+    axes_of_layout,
+    mesh_sizes,
+)
 
 dtensor = tf.experimental.dtensor
 
@@ -42,7 +46,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
         layout = dtensor.fetch_layout(variable)
     if not isinstance(layout, Layout):
         raise TypeError(
-            _checks.message(
+            checks.message(
                 "variable",
                 "a variable or tensor on a mesh",
                 type(variable).__name__,

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.files import operations
+from tf_layoutmap._core import files, tf_private
 from tf_layoutmap.ps import messages
-from tf_layoutmap.vocabulary import object_graph
+from tf_layoutmap.vocabulary import checkpoint_files
 
 # The number of closures; and if it was saved again after as many, how often.
 _NAME = re.compile(r"closure-(\d+)(?:\.(\d+))?")
@@ -85,9 +84,9 @@ class CheckpointFolder:
             _call_write(write, str(aside / _PREFIX))
             (aside / _STATE).write_text(json.dumps({"num_done": num_done}))
             # A crash of the machine must not leave a name without its files.
-            operations.sync_tree(str(aside))
+            files.sync_tree(str(aside))
             aside.rename(self._folder / name)
-            operations.sync(str(self._folder))
+            files.sync(str(self._folder))
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -143,7 +142,7 @@ def _call_write(write: Callable[[str], object], prefix: str) -> None:
         raise  # Not about files: a server is lost.
     except tf.errors.OpError as error:
         raise OSError(
-            operations.error_number(error),
+            files.error_number(error),
             "A server cannot write its part of the checkpoint "
             f"({messages.sentence_of(error.message)})",
             prefix,
@@ -172,7 +171,9 @@ def check_objects(
     """
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
-    nodes = object_graph.read(reader.get_tensor(object_graph.KEY)).nodes
+    nodes = checkpoint_files.read_object_graph(
+        reader.get_tensor(checkpoint_files.OBJECT_GRAPH_KEY)
+    ).nodes
     matched, wrong = _match(nodes, objects, shapes)
     names = {
         child.local_name: child.node_id
@@ -238,7 +239,7 @@ def _match(
         for attribute in node.attributes:
             key = attribute.checkpoint_key
             if (
-                attribute.name != _tf_private.VARIABLE_VALUE_KEY
+                attribute.name != tf_private.VARIABLE_VALUE_KEY
                 or key not in shapes
                 or not hasattr(found, "shape")
             ):

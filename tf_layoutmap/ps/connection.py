@@ -10,14 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _requirements, _strategies, _version
-from tf_layoutmap.ps import (
-    datasets,
-    durations,
-    exits,
-    messages,
-    processes,
-)
+from tf_layoutmap import _version
+from tf_layoutmap._core import requirements, strategies
+from tf_layoutmap.ps import datasets, exits, messages, processes, waiting
 from tf_layoutmap.ps.processes import Process
 
 # For the answers, once all ports are open.
@@ -66,7 +61,7 @@ def connect(
         tf_layoutmap.server`, or has other versions; the message says which,
         and what to do.
     """
-    seconds = durations.read_seconds(timeout_seconds, "timeout_seconds")
+    seconds = waiting.read_seconds(timeout_seconds, "timeout_seconds")
     jobs = read_cluster(os.environ.get("TF_CONFIG"))
     all_processes = processes.processes_of(jobs)
     faults = processes.wait_until_all_serve(all_processes, seconds)
@@ -85,7 +80,7 @@ def connect(
     check_answers(processes.ask_all(all_processes, _ANSWER_SECONDS))
     messages.shorten_log()
     _processes[strategy] = all_processes
-    _strategies.note_our_ops(strategy)
+    strategies.register_our_ops(strategy)
     datasets.replace_fit()
     return strategy
 
@@ -172,8 +167,8 @@ def check_answers(answers: Mapping[Process, Any]):
                 f"({type(answer).__name__}). {remedy}"
             ) from answer
         same = (
-            _requirements.minor(answer.get("tensorflow", ""))
-            == _requirements.minor(own["tensorflow"])
+            requirements.minor(answer.get("tensorflow", ""))
+            == requirements.minor(own["tensorflow"])
             and answer.get("tf_layoutmap") == own["tf_layoutmap"]
         )
         if not same:

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _keras_private
-from tf_layoutmap._patches import engine as patches
-from tf_layoutmap.ps import durations, restarts
+from tf_layoutmap._core import checks, keras_private
+from tf_layoutmap._patches import engine
+from tf_layoutmap.ps import restarts, waiting
 
 
 class Datasets:
@@ -69,11 +69,11 @@ class Datasets:
                 f"Received: {dataset_fn!r}."
             )
         self._dataset_fn = dataset_fn
-        _checks.check_one_of(
+        checks.check_one_of(
             "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
         )
         self.on_server_loss = on_server_loss
-        self.deadline = durations.read_seconds(step_deadline, "step_deadline")
+        self.deadline = waiting.read_seconds(step_deadline, "step_deadline")
         replace_fit()
 
     def _function(self, num_workers: int) -> Callable[[], Any]:
@@ -130,9 +130,9 @@ def replace_fit() -> None:
     `connect` calls it, too: in `model.fit(Datasets(...))` Python looks up `fit`
     first.
     """
-    patches.ensure("keras3_ps")
-    if _keras_private.imported_tf_keras() is not None:
-        patches.ensure("tf_keras_ps")
+    engine.ensure("keras3_ps")
+    if keras_private.imported_tf_keras() is not None:
+        engine.ensure("tf_keras_ps")
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tf_layoutmap._patches import engine as patches
+from tf_layoutmap._patches import engine
 
 # Seconds between the start of the interpreter's shutdown and its forced end.
 END_SECONDS = 20.0
@@ -26,7 +26,7 @@ def leave_cluster() -> None:
     shutdown, the process ends with exit code 1 after `END_SECONDS`.
     """
     global _has_left
-    patches.ensure("ps_exit")
+    engine.ensure("ps_exit")
     if not _has_left:
         _has_left = True
         atexit.register(_limit_shutdown)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap.ps import exits, processes, restarts, rounds, waiting
-from tf_layoutmap.ps.errors import ServerLostError, StepDeadlineError
 from tf_layoutmap.ps.processes import Process
+from tf_layoutmap.ps.waiting import ServerLostError, StepDeadlineError
 
 # For a process to answer when something is wrong.
 _ANSWER_SECONDS = 5.0

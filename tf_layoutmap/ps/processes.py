@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 import tensorflow as tf
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 # Timeout of one attempt to reach a port, and of its answer.
 _CONNECT_SECONDS = 2.0
@@ -210,7 +210,7 @@ def describe(process: Process) -> dict[str, str]:
       tf.errors.OpError: It cannot be reached, or lacks the op.
     """
     with tf.device(process.device):
-        return json.loads(_ops.describe_process().numpy())
+        return json.loads(ops.describe_process().numpy())
 
 
 def ask_all(

@@ -11,13 +11,11 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 from tf_layoutmap.ps import (
     checkpoints,
-    closures,
     connection,
     datasets,
-    durations,
     guard,
     restarts,
     rounds,
@@ -130,17 +128,17 @@ class Run:
                 "Argument `objects` must have what is saved, by name. "
                 f"Received: {objects!r}."
             )
-        _checks.check_one_of(
+        checks.check_one_of(
             "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
         )
-        _checks.check_int("max_to_keep", max_to_keep, lowest=1)
+        checks.check_int("max_to_keep", max_to_keep, lowest=1)
         if isinstance(allow_missing, str):
             raise TypeError(
                 "Argument `allow_missing` must be a bool or a list of names. "
                 f"Received: {allow_missing!r}."
             )
-        self._save_seconds = durations.read_seconds(save_every, "save_every")
-        self._deadline = durations.read_seconds(step_deadline, "step_deadline")
+        self._save_seconds = waiting.read_seconds(save_every, "save_every")
+        self._deadline = waiting.read_seconds(step_deadline, "step_deadline")
         self._guard = guard.Guard(
             all_processes,
             self._deadline,
@@ -152,7 +150,7 @@ class Run:
         num_workers = sum(one.job == "worker" for one in all_processes)
         self._rounds = rounds.Rounds(
             strategy,
-            closures.step_of_batch(strategy, step_fn),
+            rounds.step_of_batch(strategy, step_fn),
             datasets.function_of_worker(dataset_fn, num_workers),
             num_workers=num_workers,
             deadline=self._deadline,
@@ -194,7 +192,7 @@ class Run:
           OSError: A checkpoint could not be written; the one before is
             intact.
         """
-        self._target += _checks.check_int("count", count, lowest=0)
+        self._target += checks.check_int("count", count, lowest=0)
         result = None
         while self.num_done < self._target:
             ended = self._guard.call(

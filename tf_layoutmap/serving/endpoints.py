@@ -1,21 +1,24 @@
 """The functions of an exported model, and what they take."""
 
+# DOC-MERGE: The metrics of a model, and those of what was exported of it.
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
-from tf_layoutmap.embedding.api.layer_access import LayerAccess
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
-from tf_layoutmap.serving import signatures, stand_ins, subjects
-from tf_layoutmap.serving.tables import stored_keys
-from tf_layoutmap.serving.tables.sources import Source
-from tf_layoutmap.serving.tables.stored_variable import StoredVariable
+from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
+from tf_layoutmap.serving import report as serving_report
+from tf_layoutmap.serving import signatures, stored_tables, subjects
+from tf_layoutmap.serving.report import ExportReport
+from tf_layoutmap.serving.sources import Source
+from tf_layoutmap.serving.stored_variable import StoredVariable
 
 
 class Exported(tf.Module):
@@ -41,7 +44,7 @@ class Exported(tf.Module):
 def make(
     one: Any,
     input_signature: Sequence[Any] | None,
-    replaced: Sequence[stand_ins.StandIn],
+    replaced: Sequence[serving_report.Placeholder],
     sources: Sequence[Source],
 ) -> tuple[Exported, dict[str, Any]]:
     """Returns a module with a function `serve`, and the signatures.
@@ -70,7 +73,7 @@ def make(
     call = _call_of(one)
 
     def called(*inputs: Any) -> Any:
-        with stand_ins.in_place(replaced):
+        with serving_report.placeholders_in_place(replaced):
             outputs = call(*inputs)
         _refuse_direct_reads(sources)
         return outputs
@@ -120,7 +123,7 @@ def _specs_of(one: Any) -> list[Any]:
         access = LayerAccess(one)
         vocabularies = one.vocabularies
         dtypes = [
-            stored_keys.id_type(vocabularies[table.name])
+            stored_tables.id_type(vocabularies[table.name])
             if table.vocabulary is not None
             else tf.int64
             for table in access.spec.tables
@@ -139,10 +142,10 @@ def _specs_of(one: Any) -> list[Any]:
         return _required(known and list(known[0]), one)
     if isinstance(one, keras.Sequential) and one.built:
         return list(one.inputs)
-    if isinstance(one, _keras_private.Functional):
+    if isinstance(one, keras_private.Functional):
         return [one.input]
     if isinstance(one, keras.Model):
-        return _keras_private.get_input_signature(one)
+        return keras_private.get_input_signature(one)
     return _required(None, one)
 
 
@@ -174,3 +177,68 @@ def _as_tensor_spec(spec: Any) -> Any:
     if getattr(spec, "sparse", False):
         return tf.SparseTensorSpec(shape, dtype)
     return tf.TensorSpec(shape, dtype, spec.name)
+
+
+def check_model_for_metrics(model: Any) -> None:
+    """Refuses what has no metrics.
+
+    Raises:
+      ValueError: If it is no compiled model.
+    """
+    if not getattr(model, "compiled", getattr(model, "_is_compiled", False)):
+        raise ValueError(
+            "Argument `dataset` must be None but for a compiled model, which "
+            f"has metrics. Received: a dataset, with {model!r}."
+        )
+
+
+def compared_metrics(
+    report: ExportReport, model: Any, dataset: Any
+) -> ExportReport:
+    """Returns the report with the metrics before and after."""
+    served = tf.saved_model.load(report.path)
+    return dataclasses.replace(
+        report,
+        metrics_before=_metrics(
+            model, dataset, lambda x: model(x, training=False)
+        ),
+        metrics_after=_metrics(
+            model, dataset, lambda x: _as_specified(served.serve, x)
+        ),
+    )
+
+
+def _as_specified(served: Any, x: Any) -> Any:
+    """Calls an exported function with inputs of the types that it takes."""
+    args, _ = served.concrete_functions[0].structured_input_signature
+    return served(
+        tf.nest.map_structure(
+            lambda spec, one: tf.cast(one, spec.dtype), args[0], x
+        )
+    )
+
+
+def _metrics(
+    model: Any, dataset: Any, predict: Callable[[Any], Any]
+) -> dict[str, float]:
+    """The metrics of `compile`, and the mean loss of all samples."""
+    model.reset_metrics()
+    total, num_samples = 0.0, 0
+    found: dict[str, Any] = {}
+    for batch in dataset:
+        x, y, sample_weight = (*batch, None)[:3]
+        outputs = predict(x)
+        loss = model.compute_loss(
+            x=x, y=y, y_pred=outputs, sample_weight=sample_weight
+        )
+        size = int(tf.shape(tf.nest.flatten(y)[0])[0])
+        total += float(loss) * size
+        num_samples += size
+        found = model.compute_metrics(x, y, outputs, sample_weight)
+    model.reset_metrics()
+    if not num_samples:
+        raise ValueError("Argument `dataset` must not be empty.")
+    return {
+        **{name: float(value) for name, value in found.items()},
+        "loss": total / num_samples,
+    }

@@ -1,25 +1,81 @@
 """`export`: a SavedModel whose tables are small and quickly looked up."""
 
+# DOC-MERGE: Writes a SavedModel whose tables are written block by block, or nothing.
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_layoutmap import _checks
-from tf_layoutmap.files import replacing
-from tf_layoutmap.serving import (
-    endpoints,
-    metrics,
-    saved_model,
-    stand_ins,
-    subjects,
-)
+import tensorflow as tf
+
+from tf_layoutmap._core import checks, files, tf_private
+from tf_layoutmap.serving import endpoints, packing, stored_tables, subjects
+from tf_layoutmap.serving import report as serving_report
 from tf_layoutmap.serving.report import ExportReport
-from tf_layoutmap.serving.tables import packing, plan
-from tf_layoutmap.serving.tables.measured_blocks import MeasuredBlocks
-from tf_layoutmap.serving.tables.stored_tables import StoredTable
-from tf_layoutmap.serving.tables.stored_variable import StoredVariable
+from tf_layoutmap.serving.stored_tables import StoredTable
+from tf_layoutmap.serving.stored_variable import (
+    Blocks,
+    MeasuredBlocks,
+    StoredVariable,
+)
+
+# What `tf.saved_model.load` looks for.
+_MODEL = "saved_model.pb"
+
+
+def write_saved_model(
+    module: tf.Module,
+    signatures: Any,
+    folder: str,
+    variables: Sequence[tuple[StoredVariable, Blocks]],
+) -> None:
+    """Writes a SavedModel into an empty folder.
+
+    Args:
+      module: Has the variables and functions.
+      signatures: As of `tf.saved_model.save`.
+      folder: Where to.
+      variables: Those whose values come in blocks, attributes of `module`.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    with files.os_errors(folder):
+        tf.saved_model.save(module, folder, signatures=signatures)
+    prefix = os.path.join(folder, "variables", "variables")
+    for variable, blocks in variables:
+        variable.write(prefix, blocks)
+    with files.os_errors(folder):
+        tf_private.write_fingerprint(folder)
+
+
+def check_target(path: str) -> None:
+    """Refuses a folder whose files an export would remove.
+
+    Raises:
+      ValueError: If there is something that is no SavedModel.
+    """
+    if not tf.io.gfile.exists(path):
+        return
+    if tf.io.gfile.isdir(path) and (
+        not tf.io.gfile.listdir(path)
+        or tf.io.gfile.exists(os.path.join(path, _MODEL))
+    ):
+        return
+    raise ValueError(
+        "Argument `path` must be a folder that is new, empty or a SavedModel, "
+        f"which is replaced. Received: {path!r}."
+    )
+
+
+def saved_model_bytes(folder: str) -> int:
+    """Returns the size of all files in a folder."""
+    return sum(
+        tf.io.gfile.stat(os.path.join(parent, name)).length
+        for parent, _, names in tf.io.gfile.walk(folder)
+        for name in names
+    )
 
 
 def export(
@@ -91,11 +147,11 @@ def export(
       OSError: If it cannot be written. `path` is as it was then.
     """
     path = os.fspath(path)
-    fuse = _checks.check_type("fuse", fuse, bool, "a bool")
+    fuse = checks.check_type("fuse", fuse, bool, "a bool")
     holders = subjects.holders_of(model_or_embedding)
     kinds = _kinds(rows, holders)
     sources = [source for holder in holders for source in holder.sources]
-    placed = plan.make_plan(
+    placed = stored_tables.make_plan(
         [
             (packing.choose(kind, source.dtype, source.dim), source.num_rows)
             for kind, source in zip(kinds, sources)
@@ -103,8 +159,8 @@ def export(
         fuse=fuse,
     )
     if dataset is not None:
-        metrics.check_model(model_or_embedding)
-    saved_model.check_target(path)
+        endpoints.check_model_for_metrics(model_or_embedding)
+    check_target(path)
 
     variables = [
         StoredVariable(f"tables_{index}", num_rows, form)
@@ -124,7 +180,7 @@ def export(
             for place, source in zip(placed.places, sources)
         ]
     )
-    replaced: list[stand_ins.StandIn] = [
+    replaced: list[serving_report.Placeholder] = [
         (
             holder.owner,
             holder.make_lookup([next(stored) for _ in holder.sources]),
@@ -141,8 +197,8 @@ def export(
         model_or_embedding, holders
     )
     module.resources = subjects.resources_of(model_or_embedding)
-    with replacing.replacing_folder(path) as folder:
-        saved_model.write(
+    with files.replacing_folder(path) as folder:
+        write_saved_model(
             module, signatures, folder, list(zip(variables, blocks))
         )
     reports = {}
@@ -152,18 +208,18 @@ def export(
         path,
         tuple(reports[table] for table in range(len(sources))),
         len(variables),
-        saved_model.num_bytes(path),
+        saved_model_bytes(path),
     )
     if dataset is None:
         return report
-    return metrics.compared(report, model_or_embedding, dataset)
+    return endpoints.compared_metrics(report, model_or_embedding, dataset)
 
 
 def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
     """What each table is to be stored as."""
     sources = [source for holder in holders for source in holder.sources]
     if not isinstance(rows, Mapping):
-        kind = _checks.check_one_of("rows", rows, packing.KINDS)
+        kind = checks.check_one_of("rows", rows, packing.KINDS)
         return [kind] * len(sources)
     names = {
         id(alias): source.name
@@ -172,7 +228,7 @@ def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
         for alias in source.aliases
     }
     wanted = {
-        names.get(id(key), key): _checks.check_one_of(
+        names.get(id(key), key): checks.check_one_of(
             "rows", kind, packing.KINDS, where=f"of table {key!r}"
         )
         for key, kind in rows.items()

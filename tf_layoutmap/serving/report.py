@@ -1,9 +1,13 @@
 """What `export` returns: the bytes and the errors of each table."""
 
+# DOC-MERGE: What looks rows up in place of a table, while a model is traced.
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import threading
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 
@@ -105,3 +109,36 @@ class ExportReport:
                 for name, value in self.metrics_before.items()
             ]
         return rich.console.Group(table, *lines)
+
+
+# A table's owner, and what its lookup is replaced by.
+Placeholder = tuple[object, Callable[..., Any]]
+
+_traced = threading.local()
+
+
+@contextlib.contextmanager
+def placeholders_in_place(stand_ins: Sequence[Placeholder]) -> Generator[None]:
+    """Lets `of` return these in this thread, until the block ends.
+
+    >>> table = object()
+    >>> with in_place([(table, str)]):
+    ...     of(table)
+    <class 'str'>
+    >>> of(table) is None
+    True
+    """
+    before: Sequence[Placeholder] = getattr(_traced, "stand_ins", ())
+    _traced.stand_ins = stand_ins
+    try:
+        yield
+    finally:
+        _traced.stand_ins = before
+
+
+def placeholder_of(owner: object) -> Callable[..., Any] | None:
+    """Returns what stands in for the lookup of `owner`; None for nothing."""
+    for known, stand_in in getattr(_traced, "stand_ins", ()):
+        if known is owner:
+            return stand_in
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding.step import structure
+from tf_layoutmap.embedding import inputs
 
 _Parts = list[tf.TensorSpec]
 
@@ -49,7 +49,7 @@ def of_tensors(
     readers: list[Callable[[Sequence[Any]], Any]] = []
     for index, argument in enumerate(specs):
         prefix = names[index] if index < len(names) else ""
-        for path, spec in structure.flatten_with_paths(argument):
+        for path, spec in inputs.flatten_with_paths(argument):
             name = re.sub(
                 r"[^A-Za-z0-9_.]",
                 "_",
@@ -129,5 +129,5 @@ def _flat_outputs(outputs: Any) -> Any:
     return (
         outputs
         if is_flat
-        else {path: one for path, one in structure.flatten_with_paths(outputs)}
+        else {path: one for path, one in inputs.flatten_with_paths(outputs)}
     )

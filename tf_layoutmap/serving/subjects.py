@@ -9,16 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
-from tf_layoutmap.embedding.api.layer_access import LayerAccess
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
-from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
-from tf_layoutmap.serving.tables.feature_lookup import FeatureLookup
-from tf_layoutmap.serving.tables.row_lookup import RowLookup
-from tf_layoutmap.serving.tables.sources import Source
-from tf_layoutmap.serving.tables.stored_keys import StoredKeys
-from tf_layoutmap.serving.tables.stored_tables import StoredTable
+from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
+from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
+from tf_layoutmap.serving.feature_lookup import FeatureLookup, RowLookup
+from tf_layoutmap.serving.sources import Source
+from tf_layoutmap.serving.stored_tables import StoredKeys, StoredTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,5 +204,5 @@ def is_layer(one: Any) -> bool:
 
 def is_tf_keras(one: Any) -> bool:
     """Whether it is a layer, or model, of tf_keras."""
-    tf_keras = _keras_private.imported_tf_keras()
+    tf_keras = keras_private.imported_tf_keras()
     return tf_keras is not None and isinstance(one, tf_keras.layers.Layer)

@@ -1,7 +1,7 @@
 """One table in many shards that behaves like one `tf.Variable`."""
 
 # First: where TensorFlow is missing it says what to install.
-from tf_layoutmap import _ops  # noqa: F401
+from tf_layoutmap._core import ops as _ops  # noqa: F401
 from tf_layoutmap.sharded import dispatch as _dispatch
 from tf_layoutmap.sharded.initial_value import ShardInfo
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin

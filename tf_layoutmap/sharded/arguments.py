@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
 
 # What is not a string: a RowPartition, a callable, or offsets.
@@ -131,7 +131,7 @@ def check_whole_value(
     """Returns the value as array or tensor, its shape and dtype."""
     if isinstance(value, str):
         raise TypeError(
-            _checks.message(
+            checks.message(
                 "initial_value",
                 "an array, a tensor, or a callable such as "
                 f"tf.keras.initializers.get({value!r})",
@@ -164,7 +164,7 @@ def _described(value: Any) -> str:
 
 def check_axis(axis: Any, name: str) -> int:
     """Returns `axis` if a table can be cut along it."""
-    return _checks.check_int(
+    return checks.check_int(
         "axis", axis, lowest=0, highest=1, where=f"table {name!r}"
     )
 
@@ -201,7 +201,7 @@ def partition_of(
         found = RowPartition.from_sizes(sizes)
     elif isinstance(placement, str):
         raise ValueError(
-            _checks.message(
+            checks.message(
                 "placement",
                 f"one of {PLACEMENT_NAMES}, offsets, a callable or a "
                 "RowPartition",
@@ -231,7 +231,7 @@ def from_offsets(offsets: Any, name: str) -> RowPartition:
         offsets = [int(offset) for offset in offsets]
     except (TypeError, ValueError):
         raise TypeError(
-            _checks.message(
+            checks.message(
                 "placement",
                 f"one of {PLACEMENT_NAMES}, offsets, a callable or a "
                 "RowPartition",
@@ -302,7 +302,7 @@ def check_devices(devices: Any, name: str) -> list[str] | None:
         or (not devices or not all(isinstance(d, str) for d in devices))
     ):
         raise TypeError(
-            _checks.message(
+            checks.message(
                 "devices",
                 "a non-empty list of device names",
                 devices,
@@ -330,7 +330,7 @@ def _number_of_shards(
         partitioner = FixedShardsPartitioner(num_shards)
     if not callable(partitioner):
         raise TypeError(
-            _checks.message(
+            checks.message(
                 "partitioner", "callable", partitioner, f"table {name!r}"
             )
         )

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import tensorflow as tf
 
-from tf_layoutmap.sharded.access import elements
+from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import checks, routing
 from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 
@@ -67,7 +67,7 @@ def _gather_nd(
     params, indices, batch_dims=0, name=None, bad_indices_policy: Any = ""
 ):
     if batch_dims == 0 and bad_indices_policy in ("", "DEFAULT", "ERROR"):
-        return elements.gather_nd(params._shards(), indices, name)
+        return indexing.gather_nd(params._shards(), indices, name)
     return tf.gather_nd(
         tf.convert_to_tensor(params),
         indices,

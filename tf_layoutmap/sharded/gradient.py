@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.sharded.routing.checks import Shards
 
 
-class ShardedVariableGradient(_tf_private.CompositeTensorGradient):
+class ShardedVariableGradient(tf_private.CompositeTensorGradient):
     """Tells the tape to differentiate by the shards, and joins the results."""
 
     def get_gradient_components(self, value: Any) -> list[tf.Tensor]:

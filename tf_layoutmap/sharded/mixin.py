@@ -7,13 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _tf_private
+from tf_layoutmap._core import checks, tf_private
 from tf_layoutmap._patches import engine, freed_gradients
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import arguments, resharding
-from tf_layoutmap.sharded.access import reading, tensor_use, writing
-from tf_layoutmap.sharded.routing.shards import Shards, known_size
-from tf_layoutmap.sharded.saving import trackable
+from tf_layoutmap.sharded import (
+    arguments,
+    reading,
+    resharding,
+    trackable,
+    writing,
+)
+from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 
 def table_of(variable: Any) -> Any:
@@ -70,11 +74,11 @@ class ShardedVariableMixin(
           ValueError: They differ, one stands there twice, or their sizes do
             not fit `placement`.
         """
-        _checks.check_type("name", name, str, "a string")
+        checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
         variables = arguments.check_variables(variables, name, axis)
         sizes = [known_size(variable, axis) for variable in variables]
-        if _tf_private.has_dtensor_device():
+        if tf_private.has_dtensor_device():
             # It may be the device that checkpoints are written by.
             engine.ensure("checkpoints")
         self._hold(
@@ -287,7 +291,7 @@ class ShardedVariableMixin(
         """The table as the current graph may see it."""
         if self._is_component:
             return self._own_shards
-        if _tf_private.in_save_context():
+        if tf_private.in_save_context():
             return Shards(
                 [self._exported_variable()],
                 RowPartition.div(self._own_shards.num_rows, 1),
@@ -298,4 +302,4 @@ class ShardedVariableMixin(
         return self._own_shards
 
 
-tensor_use.install(ShardedVariableMixin)
+reading.install_operators(ShardedVariableMixin)

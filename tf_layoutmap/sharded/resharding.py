@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import routing
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.checks import Shards
 
 
 def reshard(

@@ -7,22 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _strategies, _tf_private
+from tf_layoutmap._core import checks, strategies, tf_private
 from tf_layoutmap.partition import Partitioner, RowPartition
-from tf_layoutmap.sharded import (
-    arguments,
-    creation_progress,
-    gradient,
-    whole_value,
-)
+from tf_layoutmap.sharded import arguments, gradient, new_rows
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
-from tf_layoutmap.sharded.routing.shards import Shards, known_size
+from tf_layoutmap.sharded.routing.checks import Shards, known_size
 from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
 
 
-class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
+class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     """A table whose rows are divided among several `tf.Variable`s.
 
     Reads and writes use global rows and give what one `tf.Variable` of the
@@ -101,7 +96,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
           TypeError, ValueError: An argument is of the wrong kind, value or
             shape.
         """
-        _checks.check_type("name", name, str, "a string")
+        checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
         devices = arguments.check_devices(devices, name)
         if not callable(initial_value):
@@ -110,7 +105,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
             )
         elif shape is None:
             raise ValueError(
-                _checks.message(
+                checks.message(
                     "shape",
                     "given when `initial_value` is callable",
                     shape,
@@ -120,7 +115,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         shape = tf.TensorShape(shape)
         if not shape.is_fully_defined() or shape.rank <= axis:
             raise ValueError(
-                _checks.message(
+                checks.message(
                     "shape",
                     "fully defined, with at least "
                     + ("one axis", "two axes")[axis],
@@ -135,7 +130,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
             and num_shards is None
             and (placement is None and devices is None and axis == 0)
         ):
-            partitioner = _tf_private.variable_partitioner_of(
+            partitioner = tf_private.variable_partitioner_of(
                 tf.distribute.get_strategy()
             )
         partition = arguments.partition_to_make(
@@ -162,14 +157,14 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         # TensorFlow asks for such a value on the server that it chooses.
         is_drawn_there = (
             initializer is not None
-            and _strategies.on_servers(strategy)
+            and strategies.on_servers(strategy)
             and _initial_value.is_drawn_anywhere(initializer, dtype)
         )
-        with creation_progress.shown(math.prod(shape) * dtype.size):
+        with new_rows.show_progress(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
                 # A strategy of parameter servers would divide a shard again.
                 with (
-                    _tf_private.undivided_variables(strategy),
+                    tf_private.undivided_variables(strategy),
                     tf.device(
                         devices[shard % len(devices)] if devices else None
                     ),
@@ -187,7 +182,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
                         )
                         value = value if is_drawn_there else value()
                     else:
-                        value = whole_value.cut(
+                        value = _initial_value.shard_of_value(
                             initial_value, partition, shard, axis
                         )
                     variables.append(
@@ -213,10 +208,10 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         Raises:
           TypeError: It is something else.
         """
-        _checks.check_type(
+        checks.check_type(
             "sharded",
             sharded,
-            _tf_private.TensorFlowShardedVariable,
+            tf_private.TensorFlowShardedVariable,
             "a ShardedVariable of TensorFlow",
         )
         name = sharded.name
@@ -250,7 +245,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
             )
         for variable in shards.variables:
             variable._set_save_slice_info(None)  # TensorFlow sets its own.
-        return _tf_private.TensorFlowShardedVariable(
+        return tf_private.TensorFlowShardedVariable(
             list(shards.variables), name=self.name
         )
 
@@ -260,7 +255,7 @@ class ShardedVariable(ShardedVariableMixin, _tf_private.CompositeTensor):
         partition = shards.partition
         return ShardedVariableSpec(
             *(
-                _tf_private.VariableSpec(v.shape, v.dtype, v.trainable)
+                tf_private.VariableSpec(v.shape, v.dtype, v.trainable)
                 for v in shards.variables
             ),
             name=self.name,

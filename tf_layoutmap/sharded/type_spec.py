@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.sharded import arguments
-from tf_layoutmap.sharded.access import indexing
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded import arguments, indexing
+from tf_layoutmap.sharded.routing.checks import Shards
 
 # A TypeSpec must be made of what TensorFlow can hash, and functions are not:
 # a callable placement is known by its number here.

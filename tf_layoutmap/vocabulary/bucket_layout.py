@@ -5,7 +5,8 @@ Pure. The same as cc/core/keys/bucket_layout.h, which says why.
 
 from __future__ import annotations
 
-from tf_layoutmap import _checks, partition
+from tf_layoutmap import partition
+from tf_layoutmap._core import checks
 
 KEYS_PER_BUCKET = 8
 MAX_SEGMENTS = 64
@@ -29,7 +30,7 @@ def num_buckets_for(capacity: int) -> int:
       TypeError: If it is not an integer.
       ValueError: If it is outside of that.
     """
-    _checks.check_int("capacity", capacity, lowest=1, highest=2**32 - 4096)
+    checks.check_int("capacity", capacity, lowest=1, highest=2**32 - 4096)
     needed = -(-capacity // KEYS_PER_BUCKET)
     segments = num_segments(needed)
     return -(-needed // segments) * segments

@@ -1,26 +1,270 @@
 """Checkpoints of tables, made anew for other vocabularies."""
 
+# DOC-MERGE: One table of a checkpoint, as another kind of table would have it.
+# DOC-MERGE: Where the rows of keys go in a vocabulary of another capacity.
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks, ops
 from tf_layoutmap.embedding.spec import optimizer_specs
 from tf_layoutmap.vocabulary import (
-    checkpoint_parts,
-    object_graph,
+    bucket_layout,
+    checkpoint_files,
+    key_tensors,
     state,
-    table_conversions,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Conversion
-from tf_layoutmap.vocabulary.table_conversions import PARAMETERS, Converted
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MovedRows:
+    """The rows of keys, before and after.
+
+    Attributes:
+      sources: `[num_kept]` int64, the rows that keys had.
+      targets: The rows that they get.
+      dropped: `[num_dropped]` int64, rows of keys that found no place.
+      num_rows: Of the new table, that of unknown keys among them.
+      vocabulary: Its variables by name.
+    """
+
+    sources: Array
+    targets: Array
+    dropped: Array
+    num_rows: int
+    vocabulary: dict[str, Array]
+
+    @property
+    def conversion(self) -> state.Conversion:
+        """What became of the keys."""
+        return state.Conversion(len(self.targets), len(self.dropped))
+
+    def of(self, value: Array) -> Array:
+        """Returns the rows of the new table, `[num_rows, dim]`.
+
+        Rows without a key are zeros, until a key gets them. The last one, of
+        unknown keys, stays.
+
+        Args:
+          value: The rows of the old one.
+        """
+        rows = np.zeros((self.num_rows, *value.shape[1:]), value.dtype)
+        rows[self.targets] = value[self.sources]
+        rows[-1] = value[-1]
+        return rows
+
+
+def move_rows(
+    keys: Array,
+    last_steps: Array,
+    counts: Array,
+    numbers: Array,
+    settings: OpenVocabulary,
+) -> MovedRows:
+    """Finds a place for keys in a vocabulary of these settings.
+
+    Where there is not room for all, those with the highest score stay, by its
+    `evict`. What was counted of keys without a row is forgotten.
+
+    Args:
+      keys: Of any shape, int64; -2^63 where none is.
+      last_steps: Of each, int32.
+      counts: Of each, int32.
+      numbers: What the old vocabulary has counted.
+      settings: Of the new one.
+    """
+    stored = keys.ravel()
+    found = ops.native.put_keys(
+        stored,
+        last_steps.ravel(),
+        counts.ravel(),
+        step=int(numbers[0]),
+        capacity=settings.capacity,
+        evict=settings.evict,
+        half_life_steps=settings.half_life_steps or 0,
+    )
+    by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
+    sketch = bucket_layout.sketch_shape(settings.num_buckets)
+    vocabulary = {
+        state.KEYS: found["keys"].reshape(by_bucket),
+        state.LAST_STEPS: found["last_step"].reshape(by_bucket),
+        state.COUNTS: found["count"].reshape(by_bucket),
+        state.SKETCH: np.zeros(sketch, np.uint8),
+        state.SKETCH_SUMS: np.zeros(sketch[:1], np.int64),
+        state.NUMBERS: numbers,
+    }
+    had_row = np.flatnonzero(stored != bucket_layout.EMPTY_KEY)
+    return MovedRows(
+        found["from"],
+        found["to"],
+        np.setdiff1d(had_row, found["from"]),
+        settings.num_rows,
+        vocabulary,
+    )
+
+
+# Of a variable's name, its value in the checkpoint.
+Read = Callable[[str], Array]
+PARAMETERS = "parameters"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Converted:
+    """What a table becomes.
+
+    Attributes:
+      conversion: What became of its keys.
+      values: By name, variables that others take the place of, or that are
+        new; each is computed when it is called.
+      removed: Names of variables that are gone.
+    """
+
+    conversion: Conversion
+    values: dict[str, Callable[[], Any]]
+    removed: frozenset[str] = frozenset()
+
+
+def to_another_capacity(
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
+    settings: OpenVocabulary,
+) -> Converted:
+    """From an open table into one of other settings.
+
+    Args:
+      read: Of the table.
+      names: Its variables and their shapes.
+      settings: Of the new one.
+    """
+    moved = move_rows(
+        read(state.KEYS),
+        read(state.LAST_STEPS),
+        read(state.COUNTS),
+        read(state.NUMBERS),
+        settings,
+    )
+    values = {
+        name: _constant(value)
+        for name, value in moved.vocabulary.items()
+        if name in names
+    }
+    for name in _names_of_rows(names):
+        values[name] = lambda name=name: moved.of(read(name))
+    return Converted(moved.conversion, values)
+
+
+def to_open(
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
+    settings: OpenVocabulary,
+    slot_values: Mapping[str, float],
+) -> Converted:
+    """From a closed table of n rows into an open one with keys 0 to n - 1.
+
+    Each counts as used once, before the first step.
+
+    Args:
+      read: Of the table.
+      names: Its variables and their shapes.
+      settings: Of the new one.
+      slot_values: What slot variables start with, which the row of unknown
+        keys has.
+    """
+    keys = np.arange(names[PARAMETERS][0])
+    numbers = np.zeros([len(state.NUMBERS_HELD)], np.int64)
+    numbers[1] = key_tensors.INTEGERS
+    moved = move_rows(
+        keys,
+        np.zeros(keys.shape, np.int32),
+        np.ones(keys.shape, np.int32),
+        numbers,
+        settings,
+    )
+    values = {
+        name: _constant(value)
+        for name, value in moved.vocabulary.items()
+        if settings.has_sketch or name not in (state.SKETCH, state.SKETCH_SUMS)
+    }
+
+    def rows(name):
+        found = moved.of(read(name))
+        found[-1] = slot_values.get(name, 0.0)
+        return found
+
+    for name in _names_of_rows(names):
+        values[name] = lambda name=name: rows(name)
+    return Converted(moved.conversion, values)
+
+
+def to_closed(
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
+    num_rows: int,
+    initializer: Callable[..., Any],
+    slot_values: Mapping[str, float],
+) -> Converted:
+    """From an open table into a closed one: key k gets row k.
+
+    Args:
+      read: Of the table.
+      names: Its variables and their shapes.
+      num_rows: Of the new one.
+      initializer: Of rows whose key is not there.
+      slot_values: What their slot variables start with.
+
+    Raises:
+      ValueError: If its keys are hashes of strings.
+    """
+    if read(state.NUMBERS)[1] == key_tensors.STRINGS:
+        raise ValueError("keys that are integers. Received: hashes of strings")
+    keys = read(state.KEYS).ravel()
+    has_key = keys != bucket_layout.EMPTY_KEY
+    sources = np.flatnonzero(has_key & (keys >= 0) & (keys < num_rows))
+    targets = keys[sources]
+
+    def rows(name):
+        value = read(name)
+        shape = (num_rows, *value.shape[1:])
+        found = np.array(
+            tf.cast(initializer(shape), value.dtype)
+            if name == PARAMETERS
+            else np.full(shape, slot_values[name], value.dtype)
+        )
+        found[targets] = value[sources]
+        return found
+
+    return Converted(
+        Conversion(len(sources), int(has_key.sum()) - len(sources)),
+        {name: lambda name=name: rows(name) for name in _names_of_rows(names)},
+        frozenset(names) & state.NAMES,
+    )
+
+
+def _names_of_rows(names: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Of the variables that have a row for each of the table's."""
+    return [
+        name
+        for name, shape in names.items()
+        if name not in state.NAMES
+        and tuple(shape[:1]) == tuple(names[PARAMETERS][:1])
+    ]
+
+
+def _constant(value: Array) -> Callable[[], Array]:
+    return lambda: value
+
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -70,10 +314,10 @@ def convert_vocabularies(
       OSError: If `target` cannot be written, or is being written by another
         process; a checkpoint that was there before is as it was.
     """
-    source, target = map(checkpoint_parts.prefix_of, (source, target))
-    if checkpoint_parts.is_same(source, target):
+    source, target = map(checkpoint_files.prefix_of, (source, target))
+    if checkpoint_files.is_same_checkpoint(source, target):
         raise ValueError(
-            _checks.message("target", "another prefix than `source`", target)
+            checks.message("target", "another prefix than `source`", target)
         )
     for name, wanted in vocabularies.items():
         if not (
@@ -81,7 +325,7 @@ def convert_vocabularies(
             or hasattr(wanted, "vocabulary_size")
         ):
             raise TypeError(
-                _checks.message(
+                checks.message(
                     "vocabularies",
                     "a mapping to tlm.OpenVocabulary or TableConfig",
                     wanted,
@@ -97,7 +341,9 @@ def convert_vocabularies(
         )
         for prefix, table in prefixes.items()
     }
-    checkpoint_parts.write(target, _tensors(reader, shapes, converted))
+    checkpoint_files.write_checkpoint(
+        target, _tensors(reader, shapes, converted)
+    )
     return {
         table: converted[prefix].conversion
         for prefix, table in prefixes.items()
@@ -195,8 +441,8 @@ def _converted(
     has_keys = state.KEYS in names
     if isinstance(wanted, OpenVocabulary):
         if has_keys:
-            return table_conversions.to_another_capacity(read, names, wanted)
-        return table_conversions.to_open(
+            return to_another_capacity(read, names, wanted)
+        return to_open(
             read, names, wanted, _slot_values(names, table, optimizer)
         )
     if not has_keys:
@@ -210,7 +456,7 @@ def _converted(
             f"checkpoint. Received: dim={wanted.dim}."
         )
     try:
-        return table_conversions.to_closed(
+        return to_closed(
             read,
             names,
             wanted.vocabulary_size,
@@ -266,7 +512,7 @@ def _tensors(
         for prefix, one in converted.items()
         for name in one.removed
     }
-    if object_graph.KEY in shapes:
+    if checkpoint_files.OBJECT_GRAPH_KEY in shapes:
         siblings = {
             prefix + PARAMETERS + _VALUE: {
                 name: prefix + name + _VALUE
@@ -275,9 +521,9 @@ def _tensors(
             }
             for prefix, one in converted.items()
         }
-        values[object_graph.KEY] = functools.partial(
-            object_graph.changed,
-            reader.get_tensor(object_graph.KEY),
+        values[checkpoint_files.OBJECT_GRAPH_KEY] = functools.partial(
+            checkpoint_files.changed_object_graph,
+            reader.get_tensor(checkpoint_files.OBJECT_GRAPH_KEY),
             siblings,
             removed,
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.files import operations, paths
+from tf_layoutmap._core import files, paths
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class _File:
           OSError: If it cannot be written. The records before are complete,
             and the next one begins another file.
         """
-        with operations.os_errors(self._path):
+        with files.os_errors(self._path):
             if self._writer is None:
                 self._open()
             try:
@@ -110,9 +110,9 @@ class _File:
 
     def _open(self) -> None:
         """Opens a file that was not there: none is ever written over."""
-        operations.make_parent(self._path)
+        files.make_parent(self._path)
         number = 0
-        while not operations.make_new(f"{self._path}-{number:05d}"):
+        while not files.make_new(f"{self._path}-{number:05d}"):
             number += 1
         self._file, self._num_bytes = f"{self._path}-{number:05d}", 0
         self._writer = tf.io.TFRecordWriter(self._file)
@@ -124,7 +124,7 @@ class _File:
             writer.close()
         with contextlib.suppress(OSError):
             if not self._num_bytes:
-                operations.remove(self._file)
+                files.remove(self._file)
             elif paths.is_local(self._file):
                 os.truncate(paths.local_path(self._file), self._num_bytes)
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any, cast
 
-from tf_layoutmap import _checks
+from tf_layoutmap._core import checks
 from tf_layoutmap.vocabulary import bucket_layout
 
 ADMISSIONS = ("all", "count", "probability")
@@ -127,24 +127,24 @@ class OpenVocabulary:
             go with another.
         """
         bucket_layout.num_buckets_for(self.capacity)
-        _checks.check_int("min_count", self.min_count, lowest=1, highest=255)
-        _checks.check_one_of("admission", self.admission, ADMISSIONS)
-        _checks.check_one_of("evict", self.evict, EVICTIONS)
-        _checks.check_one_of("unknown", self.unknown, UNKNOWN)
-        _checks.check_one_of("on_full", self.on_full, ON_FULL)
+        checks.check_int("min_count", self.min_count, lowest=1, highest=255)
+        checks.check_one_of("admission", self.admission, ADMISSIONS)
+        checks.check_one_of("evict", self.evict, EVICTIONS)
+        checks.check_one_of("unknown", self.unknown, UNKNOWN)
+        checks.check_one_of("on_full", self.on_full, ON_FULL)
         for name in ("half_life_steps", "ttl_steps"):
             if getattr(self, name) is not None:
-                _checks.check_int(
+                checks.check_int(
                     name, getattr(self, name), lowest=1, highest=_INT32_MAX
                 )
-        _checks.check_int("seed", self.seed, lowest=-(2**63), highest=2**63 - 1)
+        checks.check_int("seed", self.seed, lowest=-(2**63), highest=2**63 - 1)
         if (
             isinstance(self.probability, bool)
             or not isinstance(self.probability, numbers.Real)
             or not 0 <= self.probability <= 1
         ):
             raise ValueError(
-                _checks.message(
+                checks.message(
                     "probability", "a number in [0, 1]", self.probability
                 )
             )
@@ -156,7 +156,7 @@ class OpenVocabulary:
             on_evict = _NotSaved(on_evict)
         elif not (on_evict is None or isinstance(on_evict, str | _NotSaved)):
             raise TypeError(
-                _checks.message(
+                checks.message(
                     "on_evict", "a callable, a path or None", on_evict
                 )
             )
@@ -174,7 +174,7 @@ class OpenVocabulary:
                 getattr(self, other) != wanted
             ):
                 raise ValueError(
-                    _checks.message(
+                    checks.message(
                         name,
                         f"left out unless {other}={wanted!r}",
                         getattr(self, name),
@@ -183,7 +183,7 @@ class OpenVocabulary:
                 )
         if self.on_full == "error" and self.evict != "none":
             raise ValueError(
-                _checks.message(
+                checks.message(
                     "evict",
                     '"none" with on_full="error", which lets no key go',
                     self.evict,

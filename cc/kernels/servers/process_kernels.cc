@@ -15,7 +15,7 @@ class DescribeProcessOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(tensorflow::OpKernelContext* ctx) override {
-    // Set by tf_layoutmap/_ops.py, when it has loaded this library.
+    // Set by tf_layoutmap/_core/ops.py, when it has loaded this library.
     const char* found = std::getenv("TF_LAYOUTMAP_PROCESS");
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "description",

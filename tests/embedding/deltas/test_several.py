@@ -8,7 +8,7 @@ import tf_keras
 
 import tf_layoutmap as tlm
 from tests.embedding.deltas import cases
-from tf_layoutmap.embedding.deltas import meta
+from tf_layoutmap.embedding.deltas import chain
 
 CLASSES = {
     "keras3": (keras, tlm.layers.ShardedEmbedding),
@@ -178,8 +178,8 @@ def test_rows_of_a_delta_that_failed_in_part_are_in_the_next(
 
 def test_readers_of_one_embedding_do_not_take_deltas_of_several():
     table = {"num_rows": 0, "variables": []}
-    one = meta.Meta(1, "", "x/", "", {"words": table}, {})
-    several = meta.Meta(
+    one = chain.Meta(1, "", "x/", "", {"words": table}, {})
+    several = chain.Meta(
         1,
         "",
         "",
@@ -190,4 +190,4 @@ def test_readers_of_one_embedding_do_not_take_deltas_of_several():
     assert '"format": 1' in one.to_json()
     assert '"format": 2' in several.to_json()
     assert one.in_base("words") == several.in_base("x/words") == ("x/", "words")
-    assert meta.from_json(several.to_json(), "") == several
+    assert chain.meta_from_json(several.to_json(), "") == several

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.embedding.host import multi_process_program as plan
-from tf_layoutmap.embedding.divided import saving, tables
+from tf_layoutmap.embedding.divided import tables
 
 
 def own_rows(embedding):
@@ -44,7 +44,7 @@ def main(folder, num_steps, how, order, dies_before=None):
     if how == "by token":
         # Each table is several blocks on its way to the first process, and in
         # several files.
-        tables._CHUNK, saving.PART_BYTES = 8, 64
+        tables._CHUNK, tables.PART_BYTES = 8, 64
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     if (folder / "restart.index").exists():
         checkpoint.read(str(folder / "restart")).assert_consumed()

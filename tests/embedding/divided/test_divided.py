@@ -12,7 +12,7 @@ from tests import processes, strategies
 from tests.embedding import stock_class
 from tests.embedding.divided import faults, program, stock_program
 from tests.embedding.host import multi_process_program as plan
-from tf_layoutmap.embedding.divided import orders
+from tf_layoutmap.embedding.divided import step_exchange
 from tf_layoutmap.embedding.spec import config, optimizer_specs
 
 NUM_STEPS = 5
@@ -228,4 +228,4 @@ def test_folded_gradients_need_rules_that_take_their_sum():
         (),
     )
     with pytest.raises(ValueError, match="order.*\"exact\".*'words'"):
-        orders.Folded(spec, 2, 0, [2])
+        step_exchange.Folded(spec, 2, 0, [2])

@@ -8,17 +8,17 @@ import tensorflow as tf
 
 from benchmarks import divided_tables
 from tf_layoutmap import partition
-from tf_layoutmap._patches import divided_rows, engine
-from tf_layoutmap.embedding.divided import saving, tables
+from tf_layoutmap._patches import engine, runtime_rows
+from tf_layoutmap.embedding.divided import tables
 
 SHAPE = (11, 3)
 
 
 @pytest.fixture(autouse=True)
 def installed():
-    engine.install(divided_rows.GROUP)
+    engine.install(runtime_rows.SHARDED_TABLES_GROUP)
     yield
-    engine.uninstall(divided_rows.GROUP)
+    engine.uninstall(runtime_rows.SHARDED_TABLES_GROUP)
 
 
 class Told:
@@ -57,7 +57,7 @@ def key_of(name):
 def test_a_table_is_one_tensor_however_it_was_written(
     tmp_path, monkeypatch, dtype, part_bytes
 ):
-    monkeypatch.setattr(saving, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(tables, "PART_BYTES", part_bytes)
     one, two = Told(dtype), Told(dtype, seed=1, rows_at_once=5)
     path = tf.train.Checkpoint(
         one=one.table, two=two.table, other=tf.Variable(7.0)
@@ -85,7 +85,7 @@ def test_checkpoints_have_their_number_and_restore_own_rows(tmp_path):
 
 
 def test_no_more_than_a_part_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "PART_BYTES", 64)
+    monkeypatch.setattr(tables, "PART_BYTES", 64)
     sizes = []
     write = tf.raw_ops.SaveV2
 
@@ -101,8 +101,8 @@ def test_no_more_than_a_part_is_in_memory(tmp_path, monkeypatch):
 
 
 def test_a_large_checkpoint_has_larger_files_not_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "PART_BYTES", 1)
-    monkeypatch.setattr(saving, "_MOST_PARTS", 2)
+    monkeypatch.setattr(tables, "PART_BYTES", 1)
+    monkeypatch.setattr(tables, "_MOST_PARTS", 2)
     count = 0
     write = tf.raw_ops.SaveV2
 
@@ -129,7 +129,7 @@ def test_an_error_leaves_the_file_before_and_brings_all_rows(
     path = str(tmp_path / "saved")
     before = Told()
     tf.train.Checkpoint(table=before.table).write(path)
-    monkeypatch.setattr(saving, "PART_BYTES", 30)
+    monkeypatch.setattr(tables, "PART_BYTES", 30)
 
     def full(**arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "disk full")

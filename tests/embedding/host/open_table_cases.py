@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap import _ops
-from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap._core import ops
+from tf_layoutmap.embedding import tables
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
@@ -100,7 +100,7 @@ class ClosedTwin:
         if not new:
             return
         values = spec.vocabulary.first_values
-        rows = _ops.first_rows(
+        rows = ops.first_rows(
             keys=tf.constant(new, tf.int64),
             kind=values.kind,
             limits=values.limits,

@@ -10,11 +10,7 @@ import tensorflow as tf
 from rich import console
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding.inspection import (
-    html_report,
-    id_counts,
-    svg_plots,
-)
+from tf_layoutmap.embedding.inspection import html_report, id_counts, svg_plots
 
 tpu = tf.tpu.experimental.embedding
 

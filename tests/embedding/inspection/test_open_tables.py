@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich import console
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding.inspection import key_counts
+from tf_layoutmap.embedding.inspection import id_counts
 
 tpu = tf.tpu.experimental.embedding
 WORDS = tpu.TableConfig(10, 4, name="words", combiner="sum")
@@ -37,7 +37,7 @@ class KeyCountsReference:
 
     def __init__(self, steps):
         self.total = {}
-        self.spent = {one: {} for one in key_counts.MIN_COUNTS}
+        self.spent = {one: {} for one in id_counts.MIN_COUNTS}
         for step in steps:
             for key in step:
                 self.total[key] = self.total.get(key, 0) + 1
@@ -58,13 +58,13 @@ class KeyCountsReference:
 
 @given(st.lists(st.lists(st.integers(-5, 5), max_size=12), max_size=8))
 def test_keys_are_counted_as_one_by_one(steps):
-    counts, expected = key_counts.KeyCounts(), KeyCountsReference(steps)
+    counts, expected = id_counts.KeyCounts(), KeyCountsReference(steps)
     for step in steps:
         counts.add(np.array(step, np.int64))
     keys, lookups = counts.items()
     assert dict(zip(keys.tolist(), lookups.tolist())) == expected.total
     assert keys.tolist() == sorted(expected.total)
-    for min_count in key_counts.MIN_COUNTS:
+    for min_count in id_counts.MIN_COUNTS:
         assert counts.served(min_count).tolist() == expected.served(min_count)
 
 

@@ -7,7 +7,7 @@ os.environ["GRPC_FAIL_FAST"] = "use_caller"
 
 import tensorflow as tf
 
-from tf_layoutmap.local_cluster.processes import free_ports
+from tf_layoutmap.local_cluster import free_ports
 
 
 def start(num_servers: int, num_workers: int = 1):

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.embedding import tables
 
 tpu = tf.tpu.experimental.embedding
 

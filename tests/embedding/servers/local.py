@@ -5,9 +5,8 @@ from unittest import mock
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tf_layoutmap.embedding.servers import placement
-from tf_layoutmap.embedding.servers import tables as server_tables
-from tf_layoutmap.embedding.step import engine_choice
+from tf_layoutmap.embedding import backend
+from tf_layoutmap.embedding.servers import tables
 
 
 @contextlib.contextmanager
@@ -20,10 +19,10 @@ def servers(num_servers: int, num_shards: int | None = None):
         del strategy
         self.devices = [f"/device:CPU:{one}" for one in range(num_servers)]
         self.partitioner = partitioner or shards
-        self._placement = placement.Placement(num_servers)
+        self._placement = tables.Placement(num_servers)
 
     with (
-        mock.patch.object(engine_choice, "choose", lambda *_: "servers"),
-        mock.patch.object(server_tables.ServerTables, "__init__", init),
+        mock.patch.object(backend, "choose_engine", lambda *_: "servers"),
+        mock.patch.object(tables.ServerTables, "__init__", init),
     ):
         yield

@@ -19,7 +19,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding import stock_class
 from tests.embedding.servers import key_cases
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.servers import closures
 from tf_layoutmap.sharded import new_rows
 
@@ -581,7 +581,7 @@ def first_values(strategy, coordinator):
     draw, least = new_rows._ops.new_rows, new_rows._LEAST_SIZE
 
     def told(**arguments):
-        devices.append(_tf_private.current_device().split("/")[1:4:2])
+        devices.append(tf_private.current_device().split("/")[1:4:2])
         return draw(**arguments)
 
     new_rows._LEAST_SIZE = 1

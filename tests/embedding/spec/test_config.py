@@ -3,15 +3,15 @@
 import pytest
 import tensorflow as tf
 
+from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import structure
 
 tpu = tf.tpu.experimental.embedding
 
 
 def read(feature_config, optimizer=None):
     return config.read_feature_config(
-        structure.flatten_with_paths(feature_config), optimizer
+        inputs.flatten_with_paths(feature_config), optimizer
     )
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.tpu import canonical, cases, programs
-from tf_layoutmap.embedding.tpu import id_checks
+from tf_layoutmap.embedding.tpu import batches
 
 tpu = tf.tpu.experimental.embedding
 CASES = list(dict.fromkeys([*cases.named_cases(), *cases.drawn_cases(40)]))
@@ -34,7 +34,7 @@ def test_graph_and_config_are_those_of_tensorflow(case):
         stock.embedding._config_proto.SerializeToString()
     )
     expected = canonical.operations(stock.graph)
-    found = canonical.operations(ours.graph, id_checks.SCOPE)
+    found = canonical.operations(ours.graph, batches.ID_CHECK_SCOPE)
     assert any("EnqueueTPU" in kind for kind, _ in expected) or (
         case.flow in ("loop", "cond")
     )

@@ -5,9 +5,8 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.tpu import canonical, cases, programs, traced_tpu
-from tf_layoutmap.embedding.tpu import config_proto, id_checks
+from tf_layoutmap.embedding.tpu import batches, config_proto, tables
 from tf_layoutmap.embedding.tpu import ops as tpu_ops
-from tf_layoutmap.embedding.tpu import tables as tpu_tables
 
 tpu = tf.tpu.experimental.embedding
 
@@ -313,7 +312,7 @@ def test_ids_are_checked_outside_of_programs_and_only_there():
         checks = [
             op
             for op in graph.get_operations()
-            if op.type == "Assert" and id_checks.SCOPE in op.name
+            if op.type == "Assert" and batches.ID_CHECK_SCOPE in op.name
         ]
         assert bool(checks) == expected
         for op in graph.get_operations():
@@ -339,10 +338,10 @@ def test_an_id_that_is_no_row_is_named(ids, is_fine):
     _, embedding = embedding_of()
     ids = [tf.constant(ids, tf.int64)]
     if is_fine:
-        id_checks.check_ids(embedding._state.spec, ids)
+        batches.check_ids(embedding._state.spec, ids)
         return
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
-        id_checks.check_ids(embedding._state.spec, ids)
+        batches.check_ids(embedding._state.spec, ids)
     message = str(error.value).replace("\\", "")  # It quotes quotes.
     for word in ("'a'", "'words'", "[0, 10)", str(max(ids[0].numpy()))):
         assert word in message
@@ -467,9 +466,7 @@ def test_a_slot_of_another_form_is_refused():
 @pytest.mark.parametrize("value", [1.0, tf.constant([1.0]), lambda: 1.0])
 def test_a_creator_says_what_it_needs(value):
     with (
-        tf.variable_creator_scope(
-            tpu_tables.sharded_variable_creator(["/cpu:0"])
-        ),
+        tf.variable_creator_scope(tables.sharded_variable_creator(["/cpu:0"])),
         pytest.raises(ValueError, match="Unable to extract"),
     ):
         tf.Variable(value)

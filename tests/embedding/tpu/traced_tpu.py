@@ -22,8 +22,8 @@ from tensorflow.python.tpu import (
 from tensorflow.python.tpu.ops import tpu_ops
 
 from tests import strategies  # noqa: F401
-from tf_layoutmap.embedding.tpu import ops, sync
-from tf_layoutmap.emulation import enum_patch
+from tf_layoutmap.embedding.tpu import ops, tables
+from tf_layoutmap.emulation import tpu_answers
 
 _DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"
 
@@ -88,8 +88,8 @@ def replaced():
             (tpu_embedding_v2, "_load_variables_impl", nothing),
             (ops, "is_initialized", lambda: False),
             (ops, "configure", nothing),
-            (sync.Sync, "load", nothing),
+            (tables.TableSync, "load", nothing),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
-        stack.enter_context(enum_patch.installed())
+        stack.enter_context(tpu_answers.enum_patch_installed())
         yield

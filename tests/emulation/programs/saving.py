@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.api import old_checkpoint
+from tests.embedding import old_checkpoint
 from tests.emulation import training
 
 NUM_HOSTS = int(os.environ.get("TF_LAYOUTMAP_NUM_HOSTS", "4"))

@@ -15,7 +15,7 @@ from tests.kernels.test_server_ops import (
     plan_attrs,
 )
 from tests.reference import exchange, servers
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
 
@@ -26,7 +26,7 @@ OWNED = [[(0, 0, 4), (1, 0, 2)], [(0, 4, 3), (1, 2, 0)], [(1, 2, 3)]]
 
 def plan(batch, id_type=np.int64, training=True, **changes):
     attrs = plan_attrs(OWNERS, 3, **changes)
-    return _ops.plan_exchange(
+    return ops.plan_exchange(
         **inputs(batch, id_type),
         training=training,
         num_owners=attrs.pop("num_servers"),
@@ -53,7 +53,7 @@ def test_an_owner_is_told_its_part_of_each_feature(batch, id_type):
     found = plan(batch, id_type)
     assert found.error.numpy() == b""
     for owner, words in enumerate(found.contributions):
-        read = _ops.read_contributions(words=words, num_features=len(FEATURES))
+        read = ops.read_contributions(words=words, num_features=len(FEATURES))
         expected = exchange.inputs(parts_of(batch, owner))
         for f, (ids, splits, gains) in enumerate(expected):
             cases.same_bits(read.ids[f], ids)
@@ -81,7 +81,7 @@ def test_requests_and_sizes_are_those_of_the_rows(batch):
         words = np.array([*num_rows, *sum(rows, [])], np.uint32)
         cases.same_bits(request, words)
         cases.same_bits(
-            _ops.write_request(words=request, num_shards=len(shards)),
+            ops.write_request(words=request, num_shards=len(shards)),
             servers.fetch(rows),
         )
         outputs = [len(one) for one, _ in parts_of(batch, owner)]
@@ -111,7 +111,7 @@ def test_an_owner_gets_the_gradients_of_its_outputs(batch, seed):
         )
         for feature, samples in zip(FEATURES, batch, strict=True)
     ]
-    values = _ops.split_gradients(
+    values = ops.split_gradients(
         plan=found.plan, gradients=gradients, num_owners=3
     )
     for owner, own in enumerate(values):
@@ -131,14 +131,14 @@ def test_a_request_of_other_shards_is_refused(words):
             f"Received: {len(words)} words"
         ),
     ):
-        _ops.write_request(words=np.array(words, np.uint32), num_shards=2)
+        ops.write_request(words=np.array(words, np.uint32), num_shards=2)
 
 
 def test_a_forward_only_step_contributes_nothing():
     found = plan([[[(1, 1.0)]] for _ in FEATURES], training=False)
     assert [one.shape[0] for one in found.contributions] == [0, 0, 0]
     assert sum(one.shape[0] for one in found.requests) > 5
-    read = _ops.read_contributions(words=found.contributions[0], num_features=2)
+    read = ops.read_contributions(words=found.contributions[0], num_features=2)
     assert read.num_samples.numpy().tolist() == [0, 0]
 
 
@@ -152,7 +152,7 @@ def test_a_forward_only_step_contributes_nothing():
 def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
     batch = [[[(0, 1.0)], [(-1, 1.0)]], *([[], []] for _ in FEATURES[1:])]
     attrs = plan_attrs(OWNERS, 3)
-    found = _ops.plan_exchange(
+    found = ops.plan_exchange(
         **{**inputs(batch), **changes},
         training=True,
         num_owners=attrs.pop("num_servers"),
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
     assert words in found.error.numpy().decode()
     assert not found.sizes.numpy().any()
     with pytest.raises(InvalidArgument, match="must be what"):
-        _ops.split_gradients(
+        ops.split_gradients(
             plan=found.plan,
             gradients=[np.zeros([2, 3], np.float32)],
             num_owners=3,
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
 
 def test_words_that_do_not_fit_are_refused():
     with pytest.raises(InvalidArgument, match="those of 2 features"):
-        _ops.read_contributions(
+        ops.read_contributions(
             words=np.array([1, 2, 0], np.uint32), num_features=2
         )
 
@@ -204,6 +204,6 @@ def test_gradients_of_another_batch_are_refused(changes, words):
         ],
         "num_owners": 3,
     }
-    _ops.split_gradients(plan=found.plan, **good)
+    ops.split_gradients(plan=found.plan, **good)
     with pytest.raises(InvalidArgument, match=words):
-        _ops.split_gradients(plan=found.plan, **{**good, **changes})
+        ops.split_gradients(plan=found.plan, **{**good, **changes})

@@ -9,9 +9,8 @@ from tests.layout import pairs
 from tests.layout.keras3.test_agreement import EXPLORE
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap._patches import engine
-from tf_layoutmap.dtensor import sharded_rows
 from tf_layoutmap.layout.keras3 import embedding_rows
-from tf_layoutmap.layout.mesh import trace_context, transfer
+from tf_layoutmap.layout.mesh import tracing, transfer
 
 dtensor = tf.experimental.dtensor
 ROWS = ("model", None)
@@ -140,7 +139,7 @@ def test_no_operation_of_a_step_has_the_size_of_the_table(make):
         transfer.to_mesh(v[:8], dtensor.Layout.replicated(table.mesh, v.ndim))
         for v in (IDS, pairs.LABELS)
     ]
-    with trace_context.default_mesh(table.mesh):
+    with tracing.default_mesh(table.mesh):
         graph = step.get_concrete_function(*batch).graph
     large = [
         op.name
@@ -157,13 +156,13 @@ def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
     calls = []
 
     def note(verb):
-        original = getattr(sharded_rows, verb)
+        original = getattr(dtensor_ops, verb)
 
         def noted(*args, **kwargs):
             calls.append(verb)
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(sharded_rows, verb, noted)
+        monkeypatch.setattr(dtensor_ops, verb, noted)
 
     note("lookup")
     note("update")

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import to_host, to_mesh
-from tf_layoutmap.layout.mesh import trace_context
+from tf_layoutmap.layout.mesh import tracing
 
 dtensor = tf.experimental.dtensor
 
@@ -89,7 +89,7 @@ def test_a_plain_model_is_called_as_ever(pair):
 
 def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
     with pytest.raises(KeyError, match="mine"):
-        with trace_context.default_mesh(mesh):
+        with tracing.default_mesh(mesh):
             raise KeyError("mine")
     assert dtensor.get_default_mesh() is None
     assert not dtensor.is_dtensor(tf.constant(1.0))
@@ -98,7 +98,7 @@ def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 1), (4, 3, -2)])
 def test_eye_in_a_step_on_a_mesh(mesh, shape):
     ours = tf.function(lambda: keras.ops.eye(*shape, dtype="int32"))
-    with trace_context.default_mesh(mesh):
+    with tracing.default_mesh(mesh):
         got = to_host(ours())
     np.testing.assert_array_equal(got, np.eye(*shape, dtype=np.int32))
 

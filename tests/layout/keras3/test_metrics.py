@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.layout import pairs
 from tests.layout.meshes import mesh_of
 from tf_layoutmap._patches import engine
-from tf_layoutmap.layout.mesh import trace_context, transfer
+from tf_layoutmap.layout.mesh import tracing, transfer
 
 dtensor = tf.experimental.dtensor
 M = keras.metrics
@@ -312,7 +312,7 @@ def on_mesh(function, *arguments):
         )
         for a in arguments
     ]
-    with trace_context.default_mesh(mesh):
+    with tracing.default_mesh(mesh):
         eager = function(*arguments)
         traced = tf.function(function, autograph=False)(*arguments)
     np.testing.assert_array_equal(*map(transfer.to_host, (eager, traced)))
@@ -358,7 +358,7 @@ def test_scatter_outside_the_shape_is_an_error(bad):
 
     # Not in a function: after an error in one, DTensor fails what comes next.
     with (
-        trace_context.default_mesh(mesh),
+        tracing.default_mesh(mesh),
         pytest.raises(ValueError, match="inside the shape"),
     ):
         keras.ops.scatter(indices, values, (3, 4))

@@ -13,7 +13,7 @@ from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import LayoutMapWarning
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh.error_messages import UnsupportedByDTensorError
+from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
 
 dtensor = tf.experimental.dtensor
 X, Y = pairs.FEATURES, pairs.LABELS

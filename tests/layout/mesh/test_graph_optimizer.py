@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.keras3 import initial_values
 
 _optimizer = tf.config.optimizer
@@ -16,7 +16,7 @@ _optimizer = tf.config.optimizer
 
 def without_grappler() -> bool:
     config = tf.compat.v1.ConfigProto.FromString(
-        _tf_private.function_call_options().config_proto_serialized
+        tf_private.function_call_options().config_proto_serialized
     )
     return config.graph_options.rewrite_options.disable_meta_optimizer
 
@@ -36,13 +36,13 @@ def restored_options():
 
 
 def test_it_is_off_inside_only_and_nested(mesh):
-    before = _tf_private.function_call_options()
+    before = tf_private.function_call_options()
     with tlm.layout.default_mesh(mesh):
         assert without_grappler()
         with tlm.layout.default_mesh(mesh):
             assert without_grappler()
         assert without_grappler()
-    assert _tf_private.function_call_options() is before
+    assert tf_private.function_call_options() is before
     assert not without_grappler()
 
 
@@ -95,7 +95,7 @@ def test_a_choice_made_inside_is_kept(mesh):
     with tlm.layout.default_mesh(mesh):
         _optimizer.set_experimental_options({"constant_folding": False})
     config = tf.compat.v1.ConfigProto.FromString(
-        _tf_private.function_call_options().config_proto_serialized
+        tf_private.function_call_options().config_proto_serialized
     )
     assert config.graph_options.rewrite_options.constant_folding == 2
     assert not without_grappler()

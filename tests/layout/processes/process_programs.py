@@ -24,7 +24,8 @@ if __name__ == "__main__":
 
 import tf_layoutmap as tlm
 from tests.layout import pairs
-from tf_layoutmap import _tf_private, distribution
+from tf_layoutmap import distribution
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.processes import messages as process_messages
 
 dtensor = tf.experimental.dtensor
@@ -265,14 +266,14 @@ def comes_too_late(me):
     model = by_batch(me)
     model.compile(keras.optimizers.SGD(0.1), pairs.loss())
     if me:
-        _tf_private.cluster_value("process 0 gave up", 60)
+        tf_private.cluster_value("process 0 gave up", 60)
         return model.train_on_batch(X[:8], Y[:8])
     distribution.set_process_checks(deadline_seconds=DEADLINE_SECONDS)
     try:
         return model.train_on_batch(X[:8], Y[:8])
     finally:
         distribution.set_process_checks(deadline_seconds=PATIENT_SECONDS)
-        _tf_private.set_cluster_value("process 0 gave up", "")
+        tf_private.set_cluster_value("process 0 gave up", "")
 
 
 def bad_id_in_one(me):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.step import refused_operations
+from tf_layoutmap.layout.replication import retrace
 
 # The scope looks for tf_keras among what a program has imported.
 import tf_keras  # isort: skip
@@ -349,9 +349,7 @@ def test_a_strict_map_refuses_to_gather_rows():
 
 
 def test_a_step_that_stays_refused_is_computed_whole(monkeypatch):
-    monkeypatch.setattr(
-        refused_operations.RefusedOperations, "mark", lambda *_: False
-    )
+    monkeypatch.setattr(retrace.UnshardableOps, "mark", lambda *_: False)
 
     def make():
         return sequential(

@@ -5,8 +5,7 @@ import os
 import pytest
 
 import tf_layoutmap as tlm
-from tf_layoutmap.ps import connection
-from tf_layoutmap.ps.fit import arguments, losses
+from tf_layoutmap.ps import connection, fit_loop
 
 
 class Backup:
@@ -28,11 +27,15 @@ def test_a_program_without_a_backup_does_not_start_anew(
     connected, num_backups, tmp_path
 ):
     with pytest.raises(ValueError, match="must have one BackupAndRestore"):
-        losses.of_fit(None, restarting(), [Backup(tmp_path)] * num_backups)
+        fit_loop.server_loss_handler(
+            None, restarting(), [Backup(tmp_path)] * num_backups
+        )
 
 
 def test_what_is_told_of_a_loss_grows_with_each_backup(connected, tmp_path):
-    found = losses.of_fit(None, restarting(), [Backup(tmp_path / "backup")])
+    found = fit_loop.server_loss_handler(
+        None, restarting(), [Backup(tmp_path / "backup")]
+    )
     assert found._tell()[0] == 0
     (tmp_path / "backup" / "chief").mkdir(parents=True)
     for number, name in enumerate(["checkpoint", "chief/variables"], 1):
@@ -55,4 +58,4 @@ def test_callbacks_of_a_class_are_found_in_whatever_fit_takes():
         ((one,), [one]),
         (Listed(), [one]),
     ]:
-        assert arguments.callbacks_of(given, Backup) == expected
+        assert fit_loop.callbacks_of(given, Backup) == expected

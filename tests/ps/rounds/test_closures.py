@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.ps import closures
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.ps import rounds
 
 
 class Traced:
@@ -27,11 +27,11 @@ def cancelled(words):
 def made(monkeypatch):
     has_failed = []
     monkeypatch.setattr(
-        _tf_private, "has_failed_closure", lambda coordinator: bool(has_failed)
+        tf_private, "has_failed_closure", lambda coordinator: bool(has_failed)
     )
 
     def make(*errors):
-        closure = closures.StepClosure(None, lambda iterator: iterator)
+        closure = rounds.StepClosure(None, lambda iterator: iterator)
         closure._traced = Traced(*errors)
         return closure._make_call(), has_failed
 
@@ -43,14 +43,14 @@ def test_a_lost_connection_is_left_to_the_coordinator_but_not_without_end(made):
     for _ in range(3):
         with pytest.raises(tf.errors.CancelledError):
             call(1, 2)
-    with pytest.raises(closures.InputCancelledError, match="of /job:ps"):
+    with pytest.raises(rounds.InputCancelledError, match="of /job:ps"):
         call(1, 2)
     assert call(1, 2) == (1, 2)
 
 
 def test_another_cancellation_is_that_of_an_iterator(made):
     call, _ = made(cancelled("GetNext"))
-    with pytest.raises(closures.InputCancelledError, match="GetNext"):
+    with pytest.raises(rounds.InputCancelledError, match="GetNext"):
         call(1, 2)
 
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.ps import closures, datasets, rounds
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.ps import datasets, rounds
 
 BAD = tf.errors.InvalidArgumentError(None, None, "a bad id")
 CANCELLED = tf.errors.CancelledError(None, None, "cancelled")
@@ -113,14 +113,14 @@ def made(monkeypatch):
             datasets, "check_function_of_worker", lambda traced: None
         )
         monkeypatch.setattr(
-            _tf_private, "dataset_function_of", lambda dataset: None
+            tf_private, "dataset_function_of", lambda dataset: None
         )
 
         def wait(future):
             if future.error is not None:
                 raise future.error
 
-        monkeypatch.setattr(_tf_private, "wait_for_closure", wait)
+        monkeypatch.setattr(tf_private, "wait_for_closure", wait)
         return coordinator, rounds.Rounds(
             None,
             lambda one: None,
@@ -239,7 +239,7 @@ def test_a_run_that_was_interrupted_is_not_saved(made):
 
 
 def test_iterators_that_were_cancelled_are_made_again(made):
-    cancelled = closures.InputCancelledError("its iterator was cancelled")
+    cancelled = rounds.InputCancelledError("its iterator was cancelled")
     coordinator, ours = made(drawn_from([(cancelled, False, False, False)]))
     ended = ours.run(3)
     assert (ended.num_done, ended.error) == (3, None)
@@ -248,7 +248,7 @@ def test_iterators_that_were_cancelled_are_made_again(made):
 
 
 def test_but_not_without_end(made):
-    cancelled = closures.InputCancelledError("its iterator was cancelled")
+    cancelled = rounds.InputCancelledError("its iterator was cancelled")
     coordinator, ours = made(lambda: (cancelled, True, False, False))
     ended = ours.run(3)
     assert ended.error is cancelled

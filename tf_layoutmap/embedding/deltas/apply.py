@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tf_layoutmap import _checks
-from tf_layoutmap.embedding.api import restore_checks
+from tf_layoutmap._core import checks
+from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import chain
-from tf_layoutmap.vocabulary import checkpoint_parts
+from tf_layoutmap.vocabulary import checkpoint_files
 
 
 def apply_deltas(
@@ -43,28 +43,28 @@ def apply_deltas(
       OSError: If it cannot be written, or is being written by another
         process; a checkpoint that was there before is as it was.
     """
-    base, directory = checkpoint_parts.prefix_of(base), os.fspath(directory)
+    base, directory = checkpoint_files.prefix_of(base), os.fspath(directory)
     deltas = chain.read(directory, base)
-    target = checkpoint_parts.prefix_of(
+    target = checkpoint_files.prefix_of(
         os.path.join(directory, f"full-{chain.name_of(len(deltas))}")
         if target is None
         else target
     )
-    if checkpoint_parts.is_same(base, target):
+    if checkpoint_files.is_same_checkpoint(base, target):
         raise ValueError(
-            _checks.message("target", "another prefix than `base`", target)
+            checks.message("target", "another prefix than `base`", target)
         )
     for delta in deltas:
-        if checkpoint_parts.is_same(delta.tensors, target):
+        if checkpoint_files.is_same_checkpoint(delta.tensors, target):
             raise ValueError(
-                _checks.message(
+                checks.message(
                     "target",
                     "another prefix than that of a delta",
                     target,
                     delta.path,
                 )
             )
-    checkpoint_parts.write(target, _tensors(base, deltas))
+    checkpoint_files.write_checkpoint(target, _tensors(base, deltas))
     return target
 
 
@@ -81,7 +81,7 @@ def _tensors(
             for name in of_table["variables"]:
                 tables[
                     prefix
-                    + restore_checks.key_of(base_file.ATTRIBUTE, saved_as, name)
+                    + checkpointing.key_of(base_file.ATTRIBUTE, saved_as, name)
                 ] = table, name
     for key in sorted(reader.get_variable_to_shape_map()):
         yield (

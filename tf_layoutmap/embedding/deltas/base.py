@@ -1,5 +1,6 @@
 """The tables of an embedding in the checkpoint that deltas follow."""
 
+# DOC-MERGE: Which rows of a variable differ from what files hold.
 from __future__ import annotations
 
 import re
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.embedding.api import restore_checks
+from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas.chain import Delta
-from tf_layoutmap.embedding.host.changes import LANES
+from tf_layoutmap.embedding.host.changes import LANES, WHOLE
 from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary.state import shards_of
 
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
@@ -54,7 +56,7 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
     shapes = reader_of(base).get_variable_to_shape_map()
     wanted = {
-        restore_checks.key_of(ATTRIBUTE, table, name): list(variable.shape)
+        checkpointing.key_of(ATTRIBUTE, table, name): list(variable.shape)
         for table, by_name in variables.items()
         for name, variable in by_name.items()
     }
@@ -172,3 +174,33 @@ def _written(value: Array, delta: Any, table: str, name: str) -> Array:
     else:
         value = np.array(changed)
     return value
+
+
+def has_rows(name: str) -> bool:
+    """Whether a variable of a table has a value for each of its rows."""
+    return name not in WHOLE
+
+
+def differing_rows(stored: Array, variable: Any) -> Array:
+    """Returns the rows whose bits differ, int64.
+
+    Args:
+      stored: What files hold: `[num_rows, dim]`, or by bucket.
+      variable: What is now, of that shape.
+    """
+    found, first = [], 0
+    for shard in shards_of(variable):
+        now = shard.numpy()
+        rows = _bits(now) != _bits(stored[first : first + len(now)])
+        # Of a vocabulary each lane of a bucket is a row.
+        is_lane = now.dtype in (np.int64, np.int32)
+        different = rows.ravel() if is_lane else rows.any(1)
+        found.append(
+            np.flatnonzero(different) + first * (now.shape[1] if is_lane else 1)
+        )
+        first += len(now)
+    return np.concatenate(found)
+
+
+def _bits(values: Array) -> Array:
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")

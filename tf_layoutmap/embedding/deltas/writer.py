@@ -1,24 +1,146 @@
 """`DeltaWriter`: writes what changed in the tables of an embedding."""
 
+# DOC-MERGE: The tables whose changes one writer takes, of one embedding or several.
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.embedding.api import restore_checks
+from tf_layoutmap._core import checks, files
+from tf_layoutmap.embedding import checkpointing
+from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import chain, compare, files, watched
-from tf_layoutmap.embedding.deltas.chain import Delta
-from tf_layoutmap.embedding.deltas.meta import Meta
-from tf_layoutmap.files import operations
-from tf_layoutmap.vocabulary import checkpoint_parts, state
+from tf_layoutmap.embedding.deltas import chain
+from tf_layoutmap.embedding.deltas.chain import Delta, Meta
+from tf_layoutmap.embedding.table_access import TableAccess
+from tf_layoutmap.vocabulary import checkpoint_files, state
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """One of them.
+
+    Attributes:
+      name: Of the table in its embedding.
+      prefix: What the names of its embedding's tensors begin with in the base.
+      variables: By name.
+    """
+
+    name: str
+    prefix: str
+    variables: Mapping[str, Any]
+
+
+def embeddings_of(embedding: Any) -> list[Any]:
+    """Returns the `tlm.TPUEmbedding`s of what a writer is given.
+
+    Raises:
+      TypeError: If it has none.
+      ValueError: If one comes twice.
+      RuntimeError: If one is not built, or on a TPU.
+    """
+    given = embedding if isinstance(embedding, list | tuple) else [embedding]
+    found: list[Any] = []
+    for one in given:
+        inner = getattr(one, "embedding", one)
+        if not isinstance(inner, TableAccess):
+            raise TypeError(
+                checks.message(
+                    "embedding",
+                    "a tlm.TPUEmbedding, a tlm.layers.TPUEmbedding, a "
+                    "tlm.layers.ShardedEmbedding with an open vocabulary, or a "
+                    "list of them",
+                    embedding,
+                )
+            )
+        if any(inner is other for other in found):
+            raise ValueError(
+                checks.message(
+                    "embedding", "embeddings that each come once", embedding
+                )
+            )
+        inner._state.require_host("DeltaWriter")
+        found.append(inner)
+    if not found:
+        raise ValueError(
+            checks.message("embedding", "at least one embedding", embedding)
+        )
+    return found
+
+
+class Watched:
+    """What is written to the tables, from now on.
+
+    Attributes:
+      tables: By what a delta calls them: their names, after the prefix where
+        there are several embeddings.
+    """
+
+    def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
+        """Begins to watch; whoever watched before is refused from now on.
+
+        Args:
+          embeddings: What `embeddings_of` returned.
+          prefixes: Of each, in the base.
+        """
+        self.is_of_several = len(embeddings) > 1
+        self.tables: dict[str, Table] = {}
+        self._parts: list[tuple[EngineBackend, EngineChanges, str]] = []
+        for one, prefix in zip(embeddings, prefixes, strict=True):
+            label = prefix if self.is_of_several else ""
+            for table, by_name in one._variables.items():
+                self.tables[label + table] = Table(table, prefix, by_name)
+            backend = cast(
+                EngineBackend, one._state.require_host("DeltaWriter")
+            )
+            self._parts.append((backend, backend.watch_changes(), label))
+        self._num_replaced = self._count_replaced()
+
+    def flush(self) -> None:
+        """Lands the updates that pipelining holds back."""
+        for backend, _, _ in self._parts:
+            backend.flush()
+
+    def was_replaced(self) -> bool:
+        """Whether all values may have been replaced since the last call."""
+        before, self._num_replaced = (
+            self._num_replaced,
+            self._count_replaced(),
+        )
+        return before != self._num_replaced
+
+    def take(self, also: Mapping[str, Array], found: dict[str, Any]) -> None:
+        """Copies what was written since the last call.
+
+        Args:
+          also: By table, rows to copy besides.
+          found: Becomes what changed, by table; if it fails, of those that
+            were copied before.
+
+        Raises:
+          RuntimeError: As of `EngineChanges.take`.
+        """
+        for _, changes, label in self._parts:
+            own = {
+                table.removeprefix(label): rows
+                for table, rows in also.items()
+                if table.startswith(label)
+            }
+            found.update(
+                {label + table: one for table, one in changes.take(own).items()}
+            )
+
+    def _count_replaced(self) -> int:
+        return sum(changes.num_replaced for _, changes, _ in self._parts)
 
 
 class DeltaWriter:
@@ -90,19 +212,19 @@ class DeltaWriter:
           NotImplementedError: Under a strategy of several processes.
         """
         self._directory = os.fspath(directory)
-        self._base = checkpoint_parts.prefix_of(base)
-        inner = watched.embeddings_of(embedding)
+        self._base = checkpoint_files.prefix_of(base)
+        inner = embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
         prefixes = [
             base_file.find_prefix(self._base, one, root) for one in inner
         ]
         for path in (
-            *checkpoint_parts.data_files(self._base),
+            *checkpoint_files.data_files(self._base),
             f"{self._base}.index",
         ):
-            operations.sync(path)
+            files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
-        files.remove_leftovers(self._directory)
+        remove_leftovers(self._directory)
         self._deltas = chain.read(self._directory, self._base)
         self._thread = futures.ThreadPoolExecutor(
             1, thread_name_prefix="tlm-deltas"
@@ -113,7 +235,7 @@ class DeltaWriter:
         self._also: dict[str, Array] = {}
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
-        self._watched = watched.Watched(inner, prefixes)
+        self._watched = Watched(inner, prefixes)
         self._prefix = "" if self._watched.is_of_several else prefixes[0]
         if self._deltas:
             self._check_tables(self._deltas[-1].meta.tables)
@@ -209,7 +331,7 @@ class DeltaWriter:
                 {f"{table}/{name}": value for name, value in parts.items()}
             )
         sequence = len(self._deltas) + 1
-        delta = files.write(
+        delta = write_files(
             self._directory,
             sequence,
             tensors,
@@ -231,9 +353,9 @@ class DeltaWriter:
         for table, one in self._watched.tables.items():
             rows = [self._also.get(table, np.zeros([0], np.int64))]
             rows += [
-                compare.differing_rows(self._stored(table, name), variable)
+                base_file.differing_rows(self._stored(table, name), variable)
                 for name, variable in one.variables.items()
-                if compare.has_rows(name)
+                if base_file.has_rows(name)
             ]
             self._also[table] = np.unique(np.concatenate(rows))
 
@@ -249,7 +371,7 @@ class DeltaWriter:
 
     def _stored(self, table: str, name: str) -> Array:
         of_base = self._watched.tables[table]
-        key = of_base.prefix + restore_checks.key_of(
+        key = of_base.prefix + checkpointing.key_of(
             base_file.ATTRIBUTE, of_base.name, name
         )
         return base_file.read(
@@ -264,3 +386,68 @@ def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
     )
     rows = np.flatnonzero((before != after).any(1))
     return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}
+
+
+# What begins the names of folders in which deltas are being written. Programs
+# that look for deltas by their numbers do not find them.
+_ASIDE = ".writing-"
+
+
+def remove_leftovers(directory: str) -> None:
+    """Removes what processes that were killed have left half-written."""
+    for name in os.listdir(directory):
+        delta = re.match(re.escape(_ASIDE) + r"\d{8}(?=\.)", name)
+        if delta:
+            files.remove_leftovers(os.path.join(directory, delta[0]))
+
+
+def write_files(
+    directory: str,
+    sequence: int,
+    tensors: Mapping[str, np.ndarray[Any, Any]],
+    make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
+) -> Delta:
+    """Writes a delta aside, waits until the disk has it, and renames it.
+
+    Args:
+      directory: That of all deltas.
+      sequence: Its number.
+      tensors: By name.
+      make_meta: Takes sizes and checksums by name of the file.
+
+    Raises:
+      OSError: If it cannot be written, or there is one of this number.
+    """
+    path = os.path.join(directory, chain.name_of(sequence))
+    aside = os.path.join(directory, f"{_ASIDE}{chain.name_of(sequence)}")
+    with files.staged(os.path.abspath(aside)) as folder:
+        new = os.path.join(folder, "new")
+        os.mkdir(new)
+        with tf.device("CPU:0"), files.os_errors(path):
+            tf.raw_ops.SaveV2(
+                prefix=os.path.join(new, chain.TENSORS),
+                tensor_names=list(tensors),
+                shape_and_slices=[""] * len(tensors),
+                tensors=list(tensors.values()),
+            )
+        meta = make_meta(
+            {
+                name: {
+                    "num_bytes": os.path.getsize(os.path.join(new, name)),
+                    "sha256": chain.checksum(os.path.join(new, name)),
+                }
+                for name in sorted(os.listdir(new))
+            }
+        )
+        with open(
+            os.path.join(new, chain.META_FILE), "w", encoding="utf-8"
+        ) as file:
+            file.write(meta.to_json())
+        files.sync_tree(new)
+        if os.path.exists(path):
+            raise FileExistsError(
+                f"{path!r} is there already: another writer has written it."
+            )
+        os.rename(new, path)
+        files.sync(directory)
+    return Delta(path, meta)

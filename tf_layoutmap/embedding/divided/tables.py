@@ -1,25 +1,313 @@
 """Tables of which each process has the rows of one shard."""
 
+# DOC-MERGE: Writes divided tables into a checkpoint, a part of them in memory at a time.
+#
+# TensorFlow asks for the values of all tensors before it writes the first. So a
+# save of it writes everything else, aside, and is told that tables have no value;
+# then the processes bring their rows to the first, which writes them in files of
+# some size as they come, and TensorFlow makes one checkpoint of all files.
+#
+# DOC-MERGE: What processes send to each other in a step: vectors of unequal sizes.
+#
+# TensorFlow's collectives do it, which are not part of the interface of its
+# strategies. Its all-to-all sends blocks of one size; so sizes are told first,
+# and the largest block of a step is that of all.
+#
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private, partition
-from tf_layoutmap._patches import engine as patches
-from tf_layoutmap.embedding.divided import collectives, saving
+from tf_layoutmap import partition
+from tf_layoutmap._core import tf_private
+from tf_layoutmap._patches import engine
+from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.variables import tables
-from tf_layoutmap.sharded.routing.shards import known_size
+from tf_layoutmap.sharded.routing.checks import known_size
+
+# How long a process waits for the others, which may be writing a checkpoint.
+# One that died is noticed earlier, by its connection.
+TIMEOUT_SECONDS = 600
+
+_INT32 = (tf.uint32, tf.int32)
+
+
+class Group:
+    """The processes of a `MultiWorkerMirroredStrategy`.
+
+    Attributes:
+      size: How many they are.
+      rank: The number of this one.
+    """
+
+    def __init__(self, strategy: Any):
+        """Takes the strategy, outside of its replicas.
+
+        Raises:
+          NotImplementedError: If a process has several replicas.
+        """
+        self._launcher = tf_private.host_collectives_of(strategy)
+        self.size = int(strategy.num_replicas_in_sync)
+        if len(strategy.extended.worker_devices) != 1:
+            raise NotImplementedError(
+                'Argument `over_processes` must be "copied" where a process '
+                "has several devices: the parts of a table belong to "
+                'processes of one replica. Received: "divided" with the '
+                f"devices {strategy.extended.worker_devices}."
+            )
+        # Not under a name of its own in the interface of strategies.
+        self.rank = int(
+            strategy.run(
+                lambda: (
+                    tf.distribute.get_replica_context().replica_id_in_sync_group
+                )
+            )
+        )
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensors of all processes, one after the other.
+
+        Args:
+          tensor: Of one shape in all processes.
+        """
+        launcher = self._launcher
+        with tf.device(tf_private.device_of_collectives(launcher)):
+            return tf_private.all_gather(
+                tensor,
+                timeout=TIMEOUT_SECONDS,
+                **tf_private.collective_arguments(launcher),
+            )
+
+    def exchange(
+        self,
+        blocks: Sequence[tf.Tensor],
+        sizes: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Sends each process its block, and returns what came from each.
+
+        Args:
+          blocks: By process, a vector of float32, int32 or uint32.
+          sizes: `[size, size]` int64: of the block from each process to each,
+            the same in all processes.
+
+        Returns:
+          By process, the block that it has sent here.
+        """
+        dtype = blocks[0].dtype
+        largest = tf.maximum(tf.reduce_max(sizes), 1)
+        padded = tf.stack(
+            [
+                tf.pad(
+                    tf.bitcast(one, tf.int32) if dtype in _INT32 else one,
+                    [[0, largest - tf.size(one, tf.int64)]],
+                )
+                for one in blocks
+            ]
+        )
+        launcher = self._launcher
+        with tf.device(tf_private.device_of_collectives(launcher)):
+            received = tf_private.all_to_all(
+                padded,
+                timeout=TIMEOUT_SECONDS,
+                **tf_private.collective_arguments(launcher),
+            )
+        received = tf.ensure_shape(received, [self.size, None])
+        return [
+            tf.bitcast(received[other, : sizes[other, self.rank]], dtype)
+            for other in range(self.size)
+        ]
+
+
+# Bytes that the first process collects in memory before it writes them to a
+# file. The C library keeps much of it for the process: files of 128 MiB left it
+# 300 MB larger after its first save.
+PART_BYTES = 1 << 25
+# Of a checkpoint: very large tables have larger files instead of more.
+_MOST_PARTS = 256
+
+
+class Gathered(Protocol):
+    """A table whose rows all processes bring to the first one.
+
+    Attributes:
+      dtype: How rows are stored.
+      shape: Rows and columns of all processes together.
+    """
+
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+    def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields the first row of each block, and its values."""
+        ...
+
+    def slice_spec(self, first: int, count: int) -> str:
+        """Returns how a checkpoint calls `count` rows from `first` on."""
+        ...
+
+
+class _Noted(threading.local):
+    """The tables that a save of this thread has met, and their keys."""
+
+    tables: list[tuple[Gathered, str]] | None = None
+
+
+_noted = _Noted()
+
+
+def register_tables(table: Gathered, key: str) -> bool:
+    """Lets a table be written after all else; false where nobody will.
+
+    Args:
+      table: It.
+      key: The name of its tensor in the checkpoint.
+    """
+    if _noted.tables is None:
+        return False
+    _noted.tables.append((table, key))
+    return True
+
+
+def gathered(table: Gathered) -> tf.Tensor | None:
+    """Returns all rows in the first process, and None in the others."""
+    found = sorted(table.gather(), key=lambda one: one[0])
+    return tf.concat([rows for _, rows in found], 0) if found else None
+
+
+def save(
+    original: Callable[..., Any],
+    saver: Any,
+    file_prefix: Any,
+    checkpoint_number: Any = None,
+    session: Any = None,
+    options: Any = None,
+) -> Any:
+    """Saves as `original` does, and divided tables part by part."""
+    if not tf.executing_eagerly() or not isinstance(
+        file_prefix, (str, os.PathLike)
+    ):
+        return original(saver, file_prefix, checkpoint_number, session, options)
+    target = os.fspath(file_prefix)
+    if checkpoint_number:
+        target = f"{target}-{int(checkpoint_number)}"
+    parts = _Parts(f"{target}.being-written")
+    _noted.tables = found = []
+    try:
+        try:
+            parts.try_to(original, saver, parts.aside, None, session, options)
+        finally:
+            _noted.tables = None
+        parts.expect(
+            sum(
+                table.dtype.size * table.shape.num_elements()
+                for table, _ in found
+            )
+        )
+        for table, key in found:
+            parts.add(table, key)
+        return parts.become(target)
+    finally:
+        parts.remove()
+
+
+class _Parts:
+    """Files that tables are written to, one after the other.
+
+    After an error nothing more is written, but all rows are still brought here:
+    the other processes would wait for this one.
+
+    Attributes:
+      aside: The beginning of their names, and the name of the first, which has
+        all that is not divided.
+    """
+
+    def __init__(self, aside: str):
+        """Takes the names; nothing is written."""
+        self.aside = aside
+        self._prefixes = [aside]
+        self._error: Exception | None = None
+        self._num_bytes = 0
+        self._most_bytes = PART_BYTES
+        self._slices: list[tuple[str, str, tf.Tensor]] = []
+
+    def expect(self, num_bytes: int) -> None:
+        """Sets the size of files by the bytes of all tables together."""
+        self._most_bytes = max(PART_BYTES, num_bytes // _MOST_PARTS)
+
+    def try_to(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Calls a function unless there was an error; notes its error."""
+        if self._error is None:
+            try:
+                function(*arguments)
+            except Exception as error:
+                self._error = error
+
+    def add(self, table: Gathered, key: str) -> None:
+        """Writes a table; all processes call it."""
+        if table.dtype not in tf_private.SLICEABLE_DTYPES:
+            rows = gathered(table)
+            if rows is not None:
+                self._slices.append((key, "", rows))
+                self._flush()
+            return
+        for first, rows in table.gather():
+            self._slices.append(
+                (key, table.slice_spec(first, known_size(rows, 0)), rows)
+            )
+            self._num_bytes += rows.dtype.size * int(tf.size(rows))
+            if self._num_bytes >= self._most_bytes:
+                self._flush()
+
+    def become(self, target: str) -> tf.Tensor:
+        """Makes one checkpoint of all files; returns its name.
+
+        Raises:
+          Exception: What went wrong before.
+        """
+        if self._slices:
+            self._flush()
+        if self._error is not None:
+            raise self._error
+        with tf.device("/cpu:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=self._prefixes,
+                destination_prefix=target,
+                delete_old_dirs=False,
+            )
+            return tf.constant(target)
+
+    def remove(self) -> None:
+        """Removes what is left of the files."""
+        for path in tf.io.gfile.glob(f"{self.aside}*"):
+            tf.io.gfile.remove(path)
+
+    def _flush(self) -> None:
+        names, specs, values = zip(*self._slices)
+        self._slices, self._num_bytes = [], 0
+        self._prefixes.append(f"{self.aside}-{len(self._prefixes)}")
+        with tf.device("/cpu:0"):
+            self.try_to(
+                functools.partial(
+                    tf.raw_ops.SaveV2,
+                    prefix=self._prefixes[-1],
+                    tensor_names=list(names),
+                    shape_and_slices=list(specs),
+                    tensors=list(values),
+                )
+            )
+
 
 # Values of a table that each process sends to the first one at a time: 1 MiB.
 # Much larger blocks stay in the memory of the process after they are freed.
 _CHUNK = 2**18
 
 
-class DividedTable(_tf_private.Trackable):
+class DividedTable(tf_private.Trackable):
     """A table, or a slot variable of it, divided among processes.
 
     The first rows are in the first process, and so on: as many in each, but
@@ -123,7 +411,7 @@ class DividedTable(_tf_private.Trackable):
             self._restored_rows = _Rows(self, name)
             return self._restored_rows
 
-        return {_tf_private.VARIABLE_VALUE_KEY: saveable}
+        return {tf_private.VARIABLE_VALUE_KEY: saveable}
 
     def _checkpoint_adapter(self, path: str) -> None:
         # A restore asks between making the saveable and reading the file.
@@ -140,7 +428,7 @@ class DividedTable(_tf_private.Trackable):
         )
 
 
-class _Rows(_tf_private.SaveableObject):
+class _Rows(tf_private.SaveableObject):
     """Saves a whole table in the first process, and restores own rows."""
 
     def __init__(self, table: DividedTable, key: str):
@@ -149,7 +437,7 @@ class _Rows(_tf_private.SaveableObject):
         super().__init__(None, [self._spec("")], key)
 
     def _spec(self, slice_spec: str):
-        return _tf_private.SaveSpec(
+        return tf_private.SaveSpec(
             self._value,
             slice_spec,
             self._key,
@@ -159,9 +447,9 @@ class _Rows(_tf_private.SaveableObject):
 
     def _value(self) -> tf.Tensor | None:
         self._refuse_saved_model()
-        if saving.note(self._table, self._key):
+        if register_tables(self._table, self._key):
             return None
-        return saving.whole(self._table)
+        return gathered(self._table)
 
     def _refuse_saved_model(self):
         # One that is saved traces how its variables are saved and restored.
@@ -188,11 +476,11 @@ class _Rows(_tf_private.SaveableObject):
 class DividedTables:
     """Creates the tables of an embedding, and brings them together."""
 
-    def __init__(self, group: collectives.Group, strategy: Any):
+    def __init__(self, group: Group, strategy: Any):
         """Takes the processes."""
         self._group = group
         self._strategy = strategy
-        patches.ensure("divided")
+        engine.ensure("divided")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.
@@ -204,7 +492,7 @@ class DividedTables:
           As `tables.create_tables`, with `DividedTable`s.
         """
         group = self._group
-        found = tables.create_tables(
+        found = embedding_tables.create_tables(
             spec, partition.FixedShardsPartitioner(group.size), only=group.rank
         )
         for table in spec.tables:
@@ -212,10 +500,10 @@ class DividedTables:
                 table.num_rows, min(group.size, table.num_rows)
             )
             for name, variable in found[table.name].items():
-                if name != tables.ROUNDING_STEPS:
+                if name != embedding_tables.ROUNDING_STEPS:
                     found[table.name][name] = DividedTable(
                         table.name
-                        if name == tables.PARAMETERS
+                        if name == embedding_tables.PARAMETERS
                         else f"{table.name}/{name}",
                         variable,
                         cut,

@@ -7,23 +7,18 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding import replicas, tables
+from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.host import (
     batches,
     changes,
-    multi_process_engine,
-    resizing,
+    multi_process,
+    open_tables,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import (
-    forward_only,
-    replica_step,
-    replicas,
-)
-from tf_layoutmap.embedding.step import gradients as step_gradients
-from tf_layoutmap.embedding.variables import tables
-from tf_layoutmap.embedding.variables.table_variable import HOST
+from tf_layoutmap.embedding.table_variable import HOST
 
 
 class HostBackend:
@@ -61,7 +56,7 @@ class HostBackend:
         self._reader = batches.BatchReader(
             feature_config, strategy_replicas, self._shapes
         )
-        self._modes = forward_only.StepModes()
+        self._modes = step_gradients.StepModes()
         self.engine: host_engine.HostEngine | None = None
         self._variables: dict[str, dict[str, Any]] = {}
         self._changes: changes.Changes | None = None
@@ -97,10 +92,10 @@ class HostBackend:
         self._variables = variables
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
-            multi_process_engine.agree_on_first_values(
+            multi_process.agree_on_first_values(
                 variables, self._replicas.strategy
             )
-            self.engine = multi_process_engine.WorkerEngine(
+            self.engine = multi_process.WorkerEngine(
                 spec, variables, self._replicas, **options
             )
         else:
@@ -123,7 +118,7 @@ class HostBackend:
         self._refuse_in_processes("resize")
         self.flush()
         name = self._spec.tables[table].name
-        spec = resizing.with_capacity(self._spec, table, capacity)
+        spec = open_tables.spec_with_capacity(self._spec, table, capacity)
         engine = self._started
         try:
             engine.retire(
@@ -139,11 +134,11 @@ class HostBackend:
             ) from None
         old = self._variables[name]
         try:
-            with resizing.scope_of(old):
-                found = resizing.resize(spec, table, old, self._partitioner)
+            with open_tables.resize_scope(old):
+                found = open_tables.resize(spec, table, old, self._partitioner)
                 variables = {**self._variables, name: found.variables}
                 made = host_engine.HostEngine(
-                    resizing.with_capacity(
+                    open_tables.spec_with_capacity(
                         self._shapes.fix_spec(), table, capacity
                     ),
                     variables,
@@ -157,7 +152,7 @@ class HostBackend:
             raise
         self.engine, self._spec, self._variables = made, spec, variables
         self._shapes.take_spec(spec)
-        resizing.empty(old)
+        open_tables.empty_variables(old)
         return found
 
     def _refuse_in_processes(self, method: str) -> None:
@@ -217,7 +212,7 @@ class HostBackend:
                 "vocabularies: the batches of all replicas decide together "
                 "which keys get rows."
             )
-        replica_step.merged(
+        replicas.merge_replica_steps(
             self._replicas.strategy,
             steps[0][1],
             lambda all_steps, is_training: self._started.enqueue_keys(
@@ -355,7 +350,7 @@ class HostBackend:
         """Counts a restore, which all processes must make."""
         self._note_replaced()
         if self._replicas.has_processes:
-            assert isinstance(self.engine, multi_process_engine.WorkerEngine)
+            assert isinstance(self.engine, multi_process.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding import inputs, packing, replicas
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.host.op_arguments import StepInputs
-from tf_layoutmap.embedding.step import packed_ids, replicas, structure
+from tf_layoutmap.embedding.host.engine import StepInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,24 +104,26 @@ class BatchReader:
 
     def read_features(self, features: Any, weights: Any) -> StepInputs:
         """Returns the inputs of one replica, in the order of the features."""
-        if packed_ids.is_packed(features, self._feature_config):
-            packed = packed_ids.read(features, weights, self._feature_config)
+        if packing.is_packed(features, self._feature_config):
+            packed = packing.read_packed(
+                features, weights, self._feature_config
+            )
             if not (
                 self._replicas.has_processes or self._shapes.has_open_tables
             ):
                 return self._shapes.check_packed(packed)
             # Processes gather, and keys get rows, feature by feature.
-            ids, factors = packed_ids.unpack(
+            ids, factors = packing.unpack_ids(
                 self._shapes.samples.features, packed
             )
             return [
                 self._shapes.read_input(index, *one)
                 for index, one in enumerate(zip(ids, factors))
             ]
-        structure.check_same(
+        inputs.check_same_structure(
             features, "features", self._feature_config, "feature_config"
         )
-        flat_weights = structure.flatten_weights(
+        flat_weights = inputs.flatten_weights(
             weights, self._feature_config, like="feature_config"
         )
         return [

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops
+from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.variables import tables
 from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +66,7 @@ class Changes:
         self._variables = variables
         self._engine = engine
         with tf.device(engine.device):
-            self._watch = _ops.watch_changes(engine=engine)
+            self._watch = ops.watch_changes(engine=engine)
 
     def take(self, also: Mapping[str, Array]) -> dict[str, TableChanges]:
         """Copies what was written since the last call; see `EngineChanges`.
@@ -90,7 +90,7 @@ class Changes:
             whole += _whole(self._variables[table.name]).values()
         try:
             with tf.device(self._engine.device):
-                found = _ops.take_changes(
+                found = ops.take_changes(
                     engine=self._engine,
                     watch=self._watch,
                     also=[

@@ -1,17 +1,23 @@
 """What the engine's ops are told of tables with open vocabularies."""
 
+# DOC-MERGE: A table with an open vocabulary, made anew for another capacity.
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _tf_private
+from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap.embedding import inputs as embedding_inputs
+from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import feature_inputs
-from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded.routing import checks
+from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
 from tf_layoutmap.vocabulary import evicted, key_tensors, state
 
 
@@ -103,7 +109,7 @@ class OpenTables:
 
     def arguments(
         self,
-        inputs: Sequence[feature_inputs.FeatureIds],
+        inputs: Sequence[embedding_inputs.FeatureIds],
     ) -> dict[str, Any]:
         """Returns the arguments of a step, besides its batch.
 
@@ -173,7 +179,7 @@ class OpenTables:
         """
 
         def take_back(why: Any, *, raises: bool) -> None:
-            _ops.take_back_keys(
+            ops.take_back_keys(
                 engine=engine,
                 why=why,
                 raises=raises,
@@ -201,7 +207,7 @@ class OpenTables:
         # Ordered by the engine: a dequeue that follows sees a step that stays.
         take_back(
             tf.py_function(
-                _tf_private.kept_by_graphs(why_not), values, tf.string
+                tf_private.kept_by_graphs(why_not), values, tf.string
             ),
             raises=True,
         )
@@ -226,7 +232,7 @@ class OpenTables:
           Those that had a row, `[num_evicted]` int64.
         """
         settings = self._spec.tables[table].vocabulary.settings
-        found = _ops.evict_keys(
+        found = ops.evict_keys(
             engine=engine,
             keys=keys,
             expired=expired,
@@ -252,7 +258,7 @@ class OpenTables:
 def kind_of_keys(
     spec: config.EmbeddingSpec,
     table: int,
-    inputs: Sequence[feature_inputs.FeatureIds],
+    inputs: Sequence[embedding_inputs.FeatureIds],
 ) -> int:
     """Returns what the keys of a table are made of, in a batch.
 
@@ -292,3 +298,117 @@ def _failed(error: BaseException) -> str:
 
 def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [variable.handle for variable in variables]
+
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resized:
+    """A table after it was resized.
+
+    Attributes:
+      spec: Of the embedding, with the new capacity.
+      variables: Of the table, by name.
+      conversion: What became of its keys.
+      dropped: Keys that found no place, their rows and slot variables.
+    """
+
+    spec: config.EmbeddingSpec
+    variables: dict[str, Any]
+    conversion: state.Conversion
+    dropped: list[Array]
+
+
+def spec_with_capacity(
+    spec: config.EmbeddingSpec,
+    table: int,
+    capacity: int,
+) -> config.EmbeddingSpec:
+    """Returns the spec with another capacity of one vocabulary.
+
+    Raises:
+      TypeError, ValueError: As of `OpenVocabulary`.
+    """
+    old = spec.tables[table]
+    settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)
+    found = list(spec.tables)
+    found[table] = dataclasses.replace(
+        old,
+        num_rows=settings.num_rows,
+        vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
+    )
+    return dataclasses.replace(spec, tables=tuple(found))
+
+
+def resize(
+    spec: config.EmbeddingSpec,
+    table: int,
+    old: Mapping[str, Any],
+    partitioner: tables.Partitioner | None,
+) -> Resized:
+    """Makes the variables of a table for the capacity of a spec.
+
+    The old ones stay as they are. Both are in memory, and one variable once
+    more.
+
+    Args:
+      spec: With the new capacity.
+      table: The number of the table.
+      old: Its variables.
+      partitioner: What divides it.
+    """
+    one = spec.tables[table]
+    keys = _whole(old[state.KEYS])
+    moved = vocabulary_conversion.move_rows(
+        keys,
+        _whole(old[state.LAST_STEPS]),
+        _whole(old[state.COUNTS]),
+        _whole(old[state.NUMBERS]),
+        one.vocabulary.settings,
+    )
+    variables = tables.create_table(one, partitioner)
+    dropped = [keys.ravel()[moved.dropped]]
+    for name, variable in variables.items():
+        value = moved.vocabulary.get(name)
+        if value is None:
+            value = _whole(old[name])
+            if name != tables.ROUNDING_STEPS:
+                dropped.append(value[moved.dropped])
+                value = moved.of(value)
+        first = 0
+        for shard in tables.shards_of(variable):
+            if not value.ndim:  # What counts the updates of 16-bit rows.
+                shard.assign(value)
+                continue
+            size = checks.known_size(shard)
+            shard.assign(value[first : first + size])
+            first += size
+    return Resized(spec, variables, moved.conversion, dropped)
+
+
+def empty_variables(old: Mapping[str, Any]) -> None:
+    """Takes the memory of variables that nobody may use any more.
+
+    A function that was traced before still has them: what it looks up is an
+    error then, not a row of another time.
+    """
+    for variable in old.values():
+        for shard in tables.shards_of(variable):
+            tf.raw_ops.AssignVariableOp(
+                resource=shard.handle,
+                validate_shape=False,
+                value=tf.zeros([0, *shard.shape[1:]], shard.dtype),
+            )
+
+
+def resize_scope(variables: Mapping[str, Any]) -> Any:
+    """Returns the scope that variables were created in."""
+    shard = tables.shards_of(variables[tables.PARAMETERS])[0]
+    strategy = getattr(shard, "_distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def _whole(variable: Any) -> Array:
+    shards = [shard.numpy() for shard in tables.shards_of(variable)]
+    return shards[0] if len(shards) == 1 else np.concatenate(shards)

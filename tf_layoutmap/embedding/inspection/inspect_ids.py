@@ -12,16 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
-from tf_layoutmap.embedding.inspection import (
-    html_report,
-    id_counts,
-    key_counts,
-)
+from tf_layoutmap._core import checks, files
+from tf_layoutmap.embedding import inputs
+from tf_layoutmap.embedding.inspection import html_report, id_counts
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import structure
-from tf_layoutmap.files import replacing
-from tf_layoutmap.sharded.routing.shards import known_sizes
+from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
@@ -105,7 +100,7 @@ class IdReport:
           OSError: If it cannot be written. `path` is as it was then.
         """
         html = self.html()
-        with replacing.replacing_file(os.fspath(path)) as new:
+        with files.replacing_file(os.fspath(path)) as new:
             pathlib.Path(new).write_text(html, encoding="utf-8")
 
 
@@ -177,16 +172,16 @@ def inspect_ids(
       ValueError: If a batch has another structure, or `open_tables` or
         `kept_share` is invalid.
     """
-    named = structure.flatten_with_paths(feature_config)
+    named = inputs.flatten_with_paths(feature_config)
     spec, table_configs = config.read_feature_config(named, optimizer)
     if not isinstance(kept_share, int | float) or not 0 <= kept_share <= 1:
         raise ValueError(
-            _checks.message("kept_share", "a number in [0, 1]", kept_share)
+            checks.message("kept_share", "a number in [0, 1]", kept_share)
         )
     keys = {
         config.index_of_table(
             one, spec, table_configs, "open_tables"
-        ): key_counts.KeyCounts()
+        ): id_counts.KeyCounts()
         for one in open_tables
     }
     features = [
@@ -243,7 +238,9 @@ def _features_of(batch: Any, feature_config: Any) -> Any:
         isinstance(feature_config, tuple) and len(batch) == len(feature_config)
     ):
         batch = batch[0]
-    structure.check_same(batch, "dataset", feature_config, "feature_config")
+    inputs.check_same_structure(
+        batch, "dataset", feature_config, "feature_config"
+    )
     return batch
 
 
@@ -316,7 +313,7 @@ def _joined(features) -> id_counts.RowCounts:
 
 def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
     """The same of a table with the vocabulary that is proposed."""
-    found = key_counts.describe(keys, kept_share)
+    found = id_counts.describe_keys(keys, kept_share)
     if found["proposal"] is not None:
         table = dataclasses.replace(
             table,

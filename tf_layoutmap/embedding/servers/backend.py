@@ -7,21 +7,13 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding.host import batches
-from tf_layoutmap.embedding.host import engine as host_engine
+from tf_layoutmap.embedding import replicas, steps
+from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.host import batches, engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.servers import (
-    closures,
-    key_step_ops,
-    lookups,
-    step_ops,
-    steps_in_flight,
-)
+from tf_layoutmap.embedding.servers import closures, key_step_ops, step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import forward_only, replicas
-from tf_layoutmap.embedding.step import gradients as step_gradients
-from tf_layoutmap.embedding.variables import tables
 
 
 class ServersBackend:
@@ -33,7 +25,7 @@ class ServersBackend:
 
     is_on_tpu: ClassVar[bool] = False
     # As of the host engine: a checkpoint has the weight that takes marks.
-    mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
+    mark_shape: ClassVar[tuple[int, ...]] = engine.MARK_SHAPE
     checks_shapes = True
 
     def __init__(
@@ -42,7 +34,7 @@ class ServersBackend:
         spec: config.EmbeddingSpec,
         strategy_replicas: replicas.Replicas,
         *,
-        partitioner: tables.Partitioner | None,
+        partitioner: embedding_tables.Partitioner | None,
         is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
@@ -84,9 +76,9 @@ class ServersBackend:
         self._reader = batches.BatchReader(
             feature_config, strategy_replicas, self._shapes
         )
-        self._modes = forward_only.StepModes(finds_forward_steps=False)
-        self._steps = steps_in_flight.StepsInFlight()
-        self._lookups = lookups.Lookups()
+        self._modes = steps.StepModes(finds_forward_steps=False)
+        self._steps = closures.StepsInFlight()
+        self._lookups = step_ops.Lookups()
         self._devices: list[list[str]] = []
         self._ops: step_ops.StepOps | None = None
 
@@ -153,9 +145,7 @@ class ServersBackend:
             inputs,
             None if training and not tf.executing_eagerly() else training,
         )
-        self._steps.enqueue(
-            steps_in_flight.Step(plan, plan, requests, training)
-        )
+        self._steps.enqueue(closures.Step(plan, plan, requests, training))
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -179,7 +169,7 @@ class ServersBackend:
             step.plan,
             step.fetched,
             flat,
-            step_gradients.hyperparameters(self._spec.tables),
+            steps.hyperparameters(self._spec.tables),
             closures.token_to_apply(self._started.applied_closures),
         )
 
@@ -231,7 +221,7 @@ class ServersBackend:
             lookup.plan,
             lookup.fetched,
             [one * factor for one in lookup.gradients],
-            step_gradients.hyperparameters(self._spec.tables),
+            steps.hyperparameters(self._spec.tables),
             closures.token_to_apply(self._started.applied_closures),
         )
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _tf_private
-from tf_layoutmap.embedding.host import op_arguments, open_tables
+from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.host import engine, open_tables
 from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.variables import tables
-from tf_layoutmap.sharded.routing.shards import known_size
-from tf_layoutmap.vocabulary import bucket_layout, divided_numbers, state
+from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import bucket_layout
+from tf_layoutmap.vocabulary import state as vocabulary_state
 
 # Of the variable `fetched_steps`: cc/core/served_keys/fetched_steps.h.
 FETCHED_SIZE = 6403
@@ -91,7 +92,7 @@ class KeyStepOps(step_ops.StepOps):
         for server in self.servers:
             with tf.device(server.device):
                 keys = _KeyServer(
-                    _tf_private.ResourceVariable(
+                    tf_private.ResourceVariable(
                         tf.zeros([FETCHED_SIZE], tf.int64),
                         trainable=False,
                         name="steps_fetched",
@@ -137,7 +138,7 @@ class KeyStepOps(step_ops.StepOps):
 
     def begin(
         self,
-        features: op_arguments.StepInputs,
+        features: engine.StepInputs,
         training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a step, and what to ask each server.
@@ -151,8 +152,8 @@ class KeyStepOps(step_ops.StepOps):
         """
         inputs: Any = features
         attrs = {name: value for name, value in self._plan_attrs.items()}
-        return _ops.plan_keys(
-            **op_arguments.batch_inputs(inputs, of_keys=True),
+        return ops.plan_keys(
+            **engine.batch_inputs(inputs, of_keys=True),
             token=closures.token_to_fetch(),
             training=bool(training),
             open_tables=self._open,
@@ -174,7 +175,7 @@ class KeyStepOps(step_ops.StepOps):
           begun: The plan, of `begin`.
         """
         if not tf.executing_eagerly():
-            _tf_private.set_op_attr(
+            tf_private.set_op_attr(
                 begun.op, "training", tf.compat.v1.AttrValue(b=True)
             )
 
@@ -186,7 +187,7 @@ class KeyStepOps(step_ops.StepOps):
         ):
             with tf.device(server.device):
                 fetched.append(
-                    _ops.fetch_keys(
+                    ops.fetch_keys(
                         shards=step_ops.handles(server.shards),
                         slots=step_ops.handles(keys.slots),
                         state=step_ops.handles(keys.state),
@@ -205,7 +206,7 @@ class KeyStepOps(step_ops.StepOps):
         fetched: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Returns the plan with the rows that the servers found."""
-        return _ops.place_keys(plan=plan, fetched=list(fetched))
+        return ops.place_keys(plan=plan, fetched=list(fetched))
 
     def forget(self, fetched: Sequence[tf.Tensor]) -> None:
         """Unpins the rows of an eager step that gets no gradients."""
@@ -243,13 +244,15 @@ class KeyStepOps(step_ops.StepOps):
         settings = one.vocabulary.settings
         by_name = self._variables[one.name]
         gone = []
-        for shard in range(len(tables.shards_of(by_name[state.KEYS]))):
+        for shard in range(
+            len(tables.shards_of(by_name[vocabulary_state.KEYS]))
+        ):
             for server, key_server in zip(self.servers, self._key_servers):
                 if (table, shard) not in zip(server.tables, server.numbers):
                     continue
                 with tf.device(server.device):
                     gone.append(
-                        _ops.evict_server_keys(
+                        ops.evict_server_keys(
                             state=step_ops.handles(
                                 _state_of_shard(by_name, shard)
                             ),
@@ -273,15 +276,15 @@ def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
     """The variables of a shard's keys, as the ops take them."""
     found = []
     for name in (
-        state.KEYS,
-        state.LAST_STEPS,
-        state.COUNTS,
-        state.SKETCH,
-        state.SKETCH_SUMS,
-        state.NUMBERS,
+        vocabulary_state.KEYS,
+        vocabulary_state.LAST_STEPS,
+        vocabulary_state.COUNTS,
+        vocabulary_state.SKETCH,
+        vocabulary_state.SKETCH_SUMS,
+        vocabulary_state.NUMBERS,
     ):
         variable = by_name.get(name)
-        if isinstance(variable, divided_numbers.DividedNumbers):
+        if isinstance(variable, vocabulary_state.ShardedNumbers):
             found.append(variable.copies[shard])
         elif variable is not None:
             found.append(tables.shards_of(variable)[shard])

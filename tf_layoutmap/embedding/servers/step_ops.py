@@ -5,21 +5,28 @@ the rows of all its shards, one updates them. The worker does the rest, and
 keeps nothing.
 """
 
+# DOC-MERGE: The lookup of a layer over servers, from its call to the optimizer.
+#
+# A layer does not know whether gradients will follow, nor whether they will be
+# applied. Here a step is traced, or run eagerly, by one thread: so what it has
+# looked up last is what its gradients are of.
+#
 from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _ops, _tf_private
-from tf_layoutmap.embedding.host import op_arguments
-from tf_layoutmap.embedding.servers import applied_closures
+from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.host import engine
+from tf_layoutmap.embedding.servers import closures
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.variables import tables
-from tf_layoutmap.sharded.routing.shards import known_size
+from tf_layoutmap.sharded.routing.checks import known_size
 
 
 @dataclasses.dataclass
@@ -81,7 +88,9 @@ class StepOps:
         self.servers: list[Server] = []
         shard_servers = []
         for number, table in enumerate(spec.tables):
-            shards = tables.shards_of(variables[table.name][tables.PARAMETERS])
+            shards = embedding_tables.shards_of(
+                variables[table.name][embedding_tables.PARAMETERS]
+            )
             first_row = 0
             for shard, device in enumerate(devices[number]):
                 index = self._index_of(device)
@@ -98,7 +107,7 @@ class StepOps:
             "num_servers": len(self.servers),
             "shard_servers": shard_servers,
             "wire_dtype": tf.as_dtype(wire_dtype),
-            **op_arguments.config_attrs(
+            **engine.config_attrs(
                 spec,
                 variables,
                 out_of_range=out_of_range,
@@ -112,9 +121,9 @@ class StepOps:
         return [one.device for one in self.servers]
 
     @functools.cached_property
-    def applied_closures(self) -> applied_closures.AppliedClosures:
+    def applied_closures(self) -> closures.AppliedClosures:
         """The records of the servers."""
-        return applied_closures.AppliedClosures(
+        return closures.AppliedClosures(
             [one.applied for one in self.servers],
             [
                 variable
@@ -126,8 +135,8 @@ class StepOps:
     def _index_of(self, device: str) -> int:
         if device not in self.devices:
             with tf.device(device):
-                applied = _tf_private.ResourceVariable(
-                    tf.zeros([applied_closures.SIZE], tf.int64),
+                applied = tf_private.ResourceVariable(
+                    tf.zeros([closures.NUM_APPLIED], tf.int64),
                     trainable=False,
                     name="closures_applied",
                 )
@@ -147,27 +156,31 @@ class StepOps:
         server.numbers.append(shard)
         server.first_rows.append(first_row)
         server.shards.append(
-            tables.shards_of(variables[tables.PARAMETERS])[shard]
+            embedding_tables.shards_of(variables[embedding_tables.PARAMETERS])[
+                shard
+            ]
         )
         for slot in table.optimizer.slots if table.optimizer else ():
-            server.slots.append(tables.shards_of(variables[slot.name])[shard])
-        if tables.ROUNDING_STEPS in variables:
+            server.slots.append(
+                embedding_tables.shards_of(variables[slot.name])[shard]
+            )
+        if embedding_tables.ROUNDING_STEPS in variables:
             server.rounding_steps.append(
-                variables[tables.ROUNDING_STEPS].copies[shard]
+                variables[embedding_tables.ROUNDING_STEPS].copies[shard]
             )
 
     def plan(
         self,
-        features: op_arguments.StepInputs,
+        features: engine.StepInputs,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Checks a batch; returns its plan, and what to ask each server."""
-        return _ops.plan_step(
-            **op_arguments.batch_inputs(features), **self._plan_attrs
+        return ops.plan_step(
+            **engine.batch_inputs(features), **self._plan_attrs
         )
 
     def begin(
         self,
-        features: op_arguments.StepInputs,
+        features: engine.StepInputs,
         training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a step, and what to ask each server.
@@ -210,7 +223,7 @@ class StepOps:
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
                 fetched.append(
-                    _ops.fetch_rows(
+                    ops.fetch_rows(
                         shards=handles(server.shards),
                         applied=server.applied.handle,
                         request=request,
@@ -225,10 +238,10 @@ class StepOps:
         fetched: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Returns the activations, one per feature."""
-        return _ops.combine_rows(
+        return ops.combine_rows(
             plan=plan,
             fetched=list(fetched),
-            **op_arguments.activation_attrs(self.spec),
+            **engine.activation_attrs(self.spec),
         )
 
     def apply(
@@ -248,7 +261,7 @@ class StepOps:
           hyperparameters: One float32 vector per table.
           token: int64 `[3]` of the closure.
         """
-        requests = _ops.fold_gradients(
+        requests = ops.fold_gradients(
             plan=plan,
             fetched=list(fetched),
             gradients=list(gradients),
@@ -258,7 +271,7 @@ class StepOps:
         for server, request in zip(self.servers, requests):
             specs = [self.spec.tables[one] for one in server.tables]
             with tf.device(server.device):
-                _ops.apply_rows(
+                ops.apply_rows(
                     shards=handles(server.shards),
                     slots=handles(server.slots),
                     rounding_steps=handles(server.rounding_steps),
@@ -304,3 +317,75 @@ class StepOps:
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
     """Returns what ops take of variables."""
     return [variable.handle for variable in variables]
+
+
+@dataclasses.dataclass(eq=False)
+class Lookup:
+    """A call of a layer.
+
+    Attributes:
+      plan: Of `StepOps.plan`.
+      fetched: What the servers sent.
+      gradients: Of the activations, flat; empty before they are known.
+    """
+
+    plan: Any
+    fetched: Any
+    gradients: Sequence[tf.Tensor] = ()
+
+
+class Lookups:
+    """The last lookup of each thread."""
+
+    def __init__(self):
+        """Starts without one."""
+        self._of_thread = threading.local()
+
+    def open(self, plan: Any, fetched: Any) -> Lookup:
+        """Notes a lookup; one that was not applied is forgotten."""
+        self._of_thread.lookup = Lookup(plan, fetched)
+        return self._of_thread.lookup
+
+    def follow(self, lookup: Lookup, gradients: Sequence[tf.Tensor]):
+        """Keeps the gradients of a lookup.
+
+        Raises:
+          NotImplementedError: It is not the last one.
+        """
+        if getattr(self._of_thread, "lookup", None) is not lookup:
+            raise NotImplementedError(
+                "A layer with tables on parameter servers must be called once "
+                "in a training step: give it the features of both calls under "
+                "names of their own."
+            )
+        lookup.gradients = gradients
+
+    def take(self) -> Lookup:
+        """Returns the lookup whose gradients are applied now.
+
+        Raises:
+          RuntimeError: There are none, or they are of another function.
+        """
+        lookup = getattr(self._of_thread, "lookup", None)
+        self._of_thread.lookup = None
+        if lookup is None or not lookup.gradients:
+            raise RuntimeError(
+                "There are no gradients of tables on parameter servers to "
+                "apply; call the layer inside the tape, once per step."
+            )
+        if not all(map(_is_known_here, (lookup.plan, *lookup.gradients))):
+            raise RuntimeError(
+                "A layer with tables on parameter servers must be called in "
+                "the function that applies its gradients: its lookup is a part "
+                "of the step. Received: a call inside of a tf.function of its "
+                "own; remove `@tf.function` from what calls the layer, such as "
+                "`call` of the model, in a training step."
+            )
+        return lookup
+
+
+def _is_known_here(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is of the function being traced, or one around it."""
+    return not tf.is_symbolic_tensor(tensor) or any(
+        graph is tensor.graph for graph in tf_private.graphs_around()
+    )

@@ -1,19 +1,183 @@
 """Creates tables and their slot variables on parameter servers."""
 
+# DOC-MERGE: Creates the variables of an open vocabulary on parameter servers.
+# DOC-MERGE: Which shard of which table is on which server: pure arithmetic.
+# DOC-MERGE: A count that each shard of a table has, on its own server.
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _strategies, _tf_private, partition
-from tf_layoutmap.embedding.servers import (
-    copied_count,
-    placement,
-    vocabulary_variables,
-)
+from tf_layoutmap import partition
+from tf_layoutmap._core import strategies, tf_private
+from tf_layoutmap.embedding import table_variable, tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.variables import tables
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.vocabulary import bucket_layout, state
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+
+
+class CopiedCount(tf_private.Trackable):
+    """int64 scalars that are one value whenever no step is under way.
+
+    A checkpoint has it as the one variable that it is on a host.
+
+    Attributes:
+      copies: By shard.
+      shape: `[]`.
+      dtype: int64.
+    """
+
+    shape = tf.TensorShape([])
+    dtype = tf.int64
+
+    def __init__(self, copies: list[Any]):
+        """Takes the variables, one or more."""
+        self.copies = copies
+
+    def numpy(self) -> Any:
+        """Returns the value.
+
+        Raises:
+          RuntimeError: If the copies differ: a step is under way.
+        """
+        values = {int(one.numpy()) for one in self.copies}
+        if len(values) > 1:
+            raise RuntimeError(
+                "Tables on servers can be saved and compared while no step "
+                "is under way: call `join` of the coordinator first. Received: "
+                f"shards of one table after {sorted(values)} updates."
+            )
+        return tf.constant(values.pop(), tf.int64).numpy()
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {
+            tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
+        }
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
+        value = restored[tf_private.VARIABLE_VALUE_KEY]
+        for one in self.copies:
+            one.assign(tf.cast(value, tf.int64))
+
+
+class Placement:
+    """Puts each shard on the server that has the fewest bytes.
+
+    >>> placement = Placement(2)
+    >>> placement.place([30, 10, 10]), placement.place([20])
+    ([0, 1, 1], [1])
+    >>> placement.num_bytes
+    [30, 40]
+
+    Attributes:
+      num_bytes: By server, what it has been given.
+    """
+
+    def __init__(self, num_servers: int):
+        """Starts with empty servers.
+
+        Args:
+          num_servers: At least 1.
+        """
+        self.num_bytes = [0] * num_servers
+
+    def place(self, num_bytes: Iterable[int]) -> list[int]:
+        """Returns the server of each shard of one table.
+
+        Args:
+          num_bytes: Of each shard with its slot variables, in their order.
+        """
+        servers: list[int] = []
+        for size in num_bytes:
+            server = self.num_bytes.index(min(self.num_bytes))
+            self.num_bytes[server] += size
+            servers.append(server)
+        return servers
+
+
+def create_vocabulary_variables(
+    vocabulary: OpenVocabulary,
+    table: str,
+    devices: Sequence[str],
+) -> dict[str, Any]:
+    """Creates the variables of a vocabulary without keys.
+
+    A shard has whole segments, with all that is known of their keys: so a
+    server decides about a key alone.
+
+    Args:
+      vocabulary: Its settings.
+      table: The name of its table.
+      devices: Of each shard of the table.
+
+    Returns:
+      From `state.KEYS` and so on to a `tf.Variable`, or a `ShardedVariable` of
+      several shards; and to `DividedNumbers`.
+    """
+    num_buckets = vocabulary.num_buckets
+    buckets = bucket_layout.segment_partition(num_buckets, len(devices)).sizes
+    per_segment = num_buckets // bucket_layout.num_segments(num_buckets)
+    segments = [size // per_segment for size in buckets]
+
+    def by_shard(
+        name: str,
+        sizes: Sequence[int],
+        row_shape: Sequence[int],
+        value: int,
+        dtype: tf.DType,
+    ) -> list[tf.Variable]:
+        shards = []
+        for shard, (size, device) in enumerate(zip(sizes, devices)):
+            with tf.device(device):  # What fills it, too: nothing is sent.
+                shards.append(
+                    tf_private.ResourceVariable(
+                        tf.fill([size, *row_shape], tf.constant(value, dtype)),
+                        trainable=False,
+                        name=f"{table}/{name}"
+                        + (f"/part_{shard}" if len(devices) > 1 else ""),
+                        distribute_strategy=table_variable.strategy_in_scope(),
+                    )
+                )
+        return shards
+
+    def as_one(name: str, *arguments: Any) -> Any:
+        shards = by_shard(name, *arguments)
+        return (
+            shards[0]
+            if len(shards) == 1
+            else ShardedVariable(shards, name=f"{table}/{name}")
+        )
+
+    lanes = [bucket_layout.KEYS_PER_BUCKET]
+    variables = {
+        state.KEYS: as_one(
+            state.KEYS, buckets, lanes, bucket_layout.EMPTY_KEY, tf.int64
+        ),
+        state.LAST_STEPS: as_one(state.LAST_STEPS, buckets, lanes, 0, tf.int32),
+        state.COUNTS: as_one(state.COUNTS, buckets, lanes, 0, tf.int32),
+    }
+    if vocabulary.has_sketch:
+        shape = bucket_layout.sketch_shape(num_buckets)
+        variables[state.SKETCH] = as_one(
+            state.SKETCH, segments, shape[1:], 0, tf.uint8
+        )
+        variables[state.SKETCH_SUMS] = as_one(
+            state.SKETCH_SUMS, segments, [], 0, tf.int64
+        )
+    variables[state.NUMBERS] = state.ShardedNumbers(
+        by_shard(
+            state.NUMBERS,
+            [len(state.NUMBERS_HELD)] * len(devices),
+            [],
+            0,
+            tf.int64,
+        )
+    )
+    return variables
+
 
 # A smaller shard is not worth a server of its own.
 _MIN_SHARD_BYTES = 256 << 10
@@ -35,7 +199,7 @@ class ServerTables:
           ValueError: If it has none.
         """
         # Its steps do not work without.
-        _strategies.note_our_ops(strategy)
+        strategies.register_our_ops(strategy)
         # By number: names would put the tenth server before the second.
         devices = [
             tf.DeviceSpec.from_string(one.name)
@@ -52,12 +216,12 @@ class ServerTables:
         ]
         self.partitioner = (
             partitioner
-            or _tf_private.variable_partitioner_of(strategy)
+            or tf_private.variable_partitioner_of(strategy)
             or partition.MinSizePartitioner(
                 _MIN_SHARD_BYTES, max_shards=len(tasks)
             )
         )
-        self._placement = placement.Placement(len(tasks))
+        self._placement = Placement(len(tasks))
 
     def create(
         self,
@@ -88,14 +252,12 @@ class ServerTables:
         variables = tables.create_tables(spec, self.partitioner, place=place)
         for table, where in zip(spec.tables, devices):
             if tables.ROUNDING_STEPS in variables[table.name]:
-                variables[table.name][tables.ROUNDING_STEPS] = (
-                    copied_count.CopiedCount(
-                        [_create_count(table, device) for device in where]
-                    )
+                variables[table.name][tables.ROUNDING_STEPS] = CopiedCount(
+                    [_create_count(table, device) for device in where]
                 )
             if table.vocabulary is not None:
                 variables[table.name].update(
-                    vocabulary_variables.create_variables(
+                    create_vocabulary_variables(
                         table.vocabulary.settings, table.name, where
                     )
                 )
@@ -104,7 +266,7 @@ class ServerTables:
 
 def _create_count(table: config.TableSpec, device: str):
     with tf.device(device):
-        return _tf_private.ResourceVariable(
+        return tf_private.ResourceVariable(
             tf.constant(0, tf.int64),
             trainable=False,
             name=f"{table.name}/{tables.ROUNDING_STEPS}",

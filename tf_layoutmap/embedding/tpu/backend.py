@@ -9,27 +9,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.embedding.step import (
-    build_shapes,
-    forward_only,
-    packed_ids,
-    replicas,
-)
-from tf_layoutmap.embedding.step import gradients as step_gradients
-from tf_layoutmap.embedding.tpu import (
-    batches,
-    cores,
-    enqueue_lists,
-    id_checks,
-    replicate_context,
-    sync,
-    transfer,
-)
+from tf_layoutmap.embedding import build_shapes, packing, replicas, steps
+from tf_layoutmap.embedding.table_variable import HOST
+from tf_layoutmap.embedding.tpu import batches, tables
+from tf_layoutmap.embedding.tpu import config_proto as tpu_config_proto
 from tf_layoutmap.embedding.tpu import ops as tpu_ops
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
-from tf_layoutmap.embedding.tpu import tables as tpu_tables
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
-from tf_layoutmap.embedding.variables.table_variable import HOST
 
 
 class TPUBackend:
@@ -52,7 +38,7 @@ class TPUBackend:
         self._feature_config = feature_config
         self._tpu = tpu
         self._spec = tpu.spec
-        self._cores = cores.Cores(strategy_replicas.strategy)
+        self._cores = tpu_config_proto.Cores(strategy_replicas.strategy)
         self._is_pipelined = is_pipelined
         self._shapes = tpu_shapes.OutputShapes(tpu.spec.features)
         self._reader = batches.BatchReader(
@@ -62,9 +48,9 @@ class TPUBackend:
             self._cores,
             self._shapes,
         )
-        self._modes = forward_only.StepModes(finds_forward_steps=False)
+        self._modes = steps.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
-        self._sync = sync.Sync()
+        self._sync = tables.TableSync()
 
     @property
     def variable_device(self) -> str:
@@ -123,7 +109,7 @@ class TPUBackend:
         # One line each: a long configuration does not fit into one message.
         for line in ("TPU embedding configuration:", *str(proto).splitlines()):
             logging.info("%s", line)
-        variables = tpu_tables.create_tables(self._tpu, self._cores.hosts)
+        variables = tables.create_tables(self._tpu, self._cores.hosts)
         for by_name in variables.values():
             for one in by_name.values():
                 one.watch(self._sync)
@@ -135,7 +121,7 @@ class TPUBackend:
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Sends the variables, which may hold restored values by now."""
         self._sync.start(
-            transfer.Transfer(
+            tables.TableTransfer(
                 self._tpu, self._configured, self._cores.hosts, variables
             )
         )
@@ -162,7 +148,7 @@ class TPUBackend:
             values, given = batch.steps[0]
             # The mode is two constants and a choice even of a Python bool:
             # the compiler looks for them to correct a wrong one.
-            replicate_context.run_on_host(
+            batches.run_on_host(
                 lambda: self._enqueue_on(
                     None,
                     values,
@@ -196,14 +182,14 @@ class TPUBackend:
             self._spec.features, gradients, self._gradient_shapes()
         ):
             if gradient is None:
-                gradient = step_gradients.zero_gradient(feature, shape)
-            gradient = step_gradients.read_gradient(
+                gradient = steps.zero_gradient(feature, shape)
+            gradient = steps.read_gradient(
                 feature, gradient, tf.TensorShape(shape)
             )
             # One whose static shape was lost gets it back.
             checked.append(tf.reshape(gradient, shape))
         rates = [
-            step_gradients.ask_learning_rate(rate, self._table_with(rate))
+            steps.current_learning_rate(rate, self._table_with(rate))
             for rate in self._tpu.learning_rates
         ]
         tpu_ops.send(checked, rates, self._configured, name)
@@ -211,7 +197,7 @@ class TPUBackend:
     def is_in_program(self) -> bool:
         """Whether the caller is traced into a TPU's program."""
         try:
-            return replicate_context.is_in_tpu_program()
+            return batches.is_in_tpu_program()
         except RuntimeError:  # In control flow, which a step may skip.
             return False
 
@@ -240,7 +226,7 @@ class TPUBackend:
 
     def _enqueue_on(
         self,
-        core: cores.Core | None,
+        core: tpu_config_proto.Core | None,
         values,
         weights,
         name,
@@ -250,16 +236,16 @@ class TPUBackend:
         """Enqueues on the host of a core; None in a TPU's program."""
         # A device scope of None would undo that of the caller.
         with tf.device(core.host) if core else contextlib.nullcontext():
-            if isinstance(values, packed_ids.PackedIds):
-                values, weights = packed_ids.unpack(self._spec.features, values)
+            if isinstance(values, packing.PackedIds):
+                values, weights = packing.unpack_ids(
+                    self._spec.features, values
+                )
             num_cores = self._cores.num_cores_per_replica
             if part is not None and num_cores:
                 values = [_part(one, part, num_cores) for one in values]
                 weights = [_part(one, part, num_cores) for one in weights]
-            lists = enqueue_lists.read_lists(
-                self._spec.features, values, weights
-            )
-            checks = id_checks.check_ids(self._spec, lists.ids) if core else []
+            lists = batches.read_lists(self._spec.features, values, weights)
+            checks = batches.check_ids(self._spec, lists.ids) if core else []
             with tf.control_dependencies(checks):
                 tpu_ops.enqueue(
                     lists,

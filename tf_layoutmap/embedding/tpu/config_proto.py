@@ -1,15 +1,168 @@
 """Writes the configuration that a TPU is initialized with."""
 
+# DOC-MERGE: The hosts and cores of a TPUStrategy.
+# DOC-MERGE: What the TPU calls the optimizers: their proto fields and operations.
+#
+# Pure but for `tf.raw_ops`. The fields are those of TensorFlow's
+# `optimization_parameters.proto`; numbers go in as the user gave them.
+#
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 
-from tf_layoutmap.embedding.spec import config, host_optimizer
-from tf_layoutmap.embedding.tpu import optimizer_protos
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.embedding.spec import config, optimizer_specs
+
+# Of GradientAccumulationStatus.
+_ENABLED, _DISABLED = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One optimizer as the TPU knows it.
+
+    Attributes:
+      op_name: What its load and retrieve operations are called after.
+      slots: Its slot variables, in the order of these operations.
+      write: Sets the fields that only this optimizer has.
+    """
+
+    op_name: str
+    slots: tuple[str, ...]
+    write: Callable[[Any, Any], None]
+
+    @property
+    def load(self) -> Callable[..., Any]:
+        """The operation that sends a shard to the TPU."""
+        return getattr(tf.raw_ops, f"LoadTPUEmbedding{self.op_name}Parameters")
+
+    @property
+    def retrieve(self) -> Callable[..., Any]:
+        """The operation that brings a shard back."""
+        return getattr(
+            tf.raw_ops, f"RetrieveTPUEmbedding{self.op_name}Parameters"
+        )
+
+
+def rule_of(optimizer: Any) -> Rule:
+    """Returns the rule of an optimizer that `read_optimizer` let through."""
+    return _RULES[type(optimizer).__name__]
+
+
+def write_parameters(
+    parameters: Any,
+    optimizer: Any,
+    learning_rates: list[Callable[[], Any]],
+):
+    """Writes one optimizer into an `OptimizationParameters` proto.
+
+    Args:
+      parameters: The proto, empty.
+      optimizer: An optimizer of `tf.tpu.experimental.embedding`.
+      learning_rates: The dynamic learning rates; a position is a tag.
+    """
+    rate = optimizer.learning_rate
+    if callable(rate):
+        parameters.learning_rate.dynamic.tag = learning_rates.index(rate)
+    else:
+        parameters.learning_rate.constant = rate
+    parameters.gradient_accumulation_status = (
+        _ENABLED if optimizer.use_gradient_accumulation else _DISABLED
+    )
+    _write_limits(
+        parameters,
+        "clipping_limits",
+        optimizer.clip_weight_min,
+        optimizer.clip_weight_max,
+    )
+    _write_limits(
+        parameters,
+        "gradient_clipping_limits",
+        optimizer.clip_gradient_min,
+        optimizer.clip_gradient_max,
+    )
+    if optimizer.weight_decay_factor:
+        parameters.weight_decay_factor = optimizer.weight_decay_factor
+        if optimizer.multiply_weight_decay_factor_by_learning_rate:
+            parameters.multiply_weight_decay_factor_by_learning_rate = True
+    # The optimizer has a bool and the proto an enum of the same two numbers;
+    # protobuf 7.34 takes no bool for it.
+    parameters.low_dimensional_packing_status = int(
+        bool(optimizer.low_dimensional_packing_status)
+    )
+    rule_of(optimizer).write(parameters, optimizer)
+
+
+def write_quantization(parameters: Any, quantization: Any):
+    """Writes a `QuantizationConfig` into an `OptimizationParameters`."""
+    found = parameters.simulated_quantization
+    found.enabled = True
+    found.num_buckets = quantization.num_buckets
+    found.clipping_limits.lower.value = quantization.lower
+    found.clipping_limits.upper.value = quantization.upper
+
+
+def _write_limits(parameters, field: str, lower, upper):
+    # A limit that is not set must not make the field appear.
+    if lower is not None:
+        getattr(parameters, field).lower.value = lower
+    if upper is not None:
+        getattr(parameters, field).upper.value = upper
+
+
+def _write_sgd(parameters, optimizer):
+    del optimizer
+    parameters.stochastic_gradient_descent.SetInParent()
+
+
+def _write_adagrad(parameters, optimizer):
+    del optimizer
+    parameters.adagrad.SetInParent()
+
+
+def _write_adagrad_momentum(parameters, optimizer):
+    found = parameters.adagrad_momentum
+    found.momentum = optimizer.momentum
+    found.use_nesterov = optimizer.use_nesterov
+    found.exponent = optimizer.exponent
+    found.beta2 = optimizer.beta2
+    found.epsilon = optimizer.epsilon
+
+
+def _write_adam(parameters, optimizer):
+    found = parameters.adam
+    found.beta1 = optimizer.beta_1
+    found.beta2 = optimizer.beta_2
+    found.epsilon = optimizer.epsilon
+    found.use_non_lazy_adam = not optimizer.lazy_adam
+    found.use_sum_inside_sqrt = optimizer.sum_inside_sqrt
+
+
+def _write_ftrl(parameters, optimizer):
+    found = parameters.ftrl
+    found.l1 = optimizer.l1_regularization_strength
+    found.l2 = optimizer.l2_regularization_strength
+    found.lr_power = optimizer.learning_rate_power
+    found.beta = optimizer.beta
+    found.multiply_linear_by_lr = optimizer.multiply_linear_by_learning_rate
+    found.allow_zero_accumulator = optimizer.allow_zero_accumulator
+
+
+_RULES = {
+    "SGD": Rule("StochasticGradientDescent", (), _write_sgd),
+    "Adagrad": Rule("Adagrad", ("accumulators",), _write_adagrad),
+    "AdagradMomentum": Rule(
+        "AdagradMomentum", ("accumulators", "momenta"), _write_adagrad_momentum
+    ),
+    "Adam": Rule("ADAM", ("momenta", "velocities"), _write_adam),
+    "FTRL": Rule("FTRL", ("accumulators", "linears"), _write_ftrl),
+}
+
 
 # The embedding operations hold ids in 32 bits.
 MAX_NUM_ROWS = 2**31 - 1
@@ -64,7 +217,7 @@ def read_spec(
                 "TPUStrategy every table needs an optimizer of "
                 f"tf.tpu.experimental.embedding (table {table.name!r})."
             )
-        if isinstance(one, host_optimizer.HostOptimizer):
+        if isinstance(one, optimizer_specs.HostOptimizer):
             raise ValueError(
                 f"{type(one).__name__} is an optimizer of the host engine; a "
                 "TPU has no such rule. Under TPUStrategy use one of "
@@ -115,13 +268,9 @@ def create_config(
         descriptor.vocabulary_size = max(table.num_rows, num_hosts)
         descriptor.dimension = table.dim
         parameters = descriptor.optimization_parameters
-        optimizer_protos.write_parameters(
-            parameters, tpu.optimizers[index], tpu.learning_rates
-        )
+        write_parameters(parameters, tpu.optimizers[index], tpu.learning_rates)
         if tpu.quantizations[index]:
-            optimizer_protos.write_quantization(
-                parameters, tpu.quantizations[index]
-            )
+            write_quantization(parameters, tpu.quantizations[index])
     for feature, name, shape in zip(
         tpu.spec.features, tpu.feature_names, output_shapes
     ):
@@ -140,3 +289,106 @@ def create_config(
         found.spmd_sharding.enabled = True
         found.spmd_sharding.num_cores_per_replica = num_cores_per_replica
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Core:
+    """One core of a TPU.
+
+    Attributes:
+      device: Its name, as `"/job:worker/replica:0/task:0/device:TPU:1"`.
+      ordinal: Its number on its host.
+      host: The CPU device of its host.
+    """
+
+    device: str
+    ordinal: int
+    host: str
+
+
+class Cores:
+    """Where the replicas of a TPUStrategy run.
+
+    Attributes:
+      hosts: The CPU device of each host, in the order of the tables' shards.
+      num_replicas: Replicas of the strategy.
+      num_cores_per_replica: Cores of an SPMD replica; None without a device
+        assignment.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Reads the strategy.
+
+        Raises:
+          RuntimeError: If its devices are on another number of hosts than it
+            says.
+        """
+        extended = strategy.extended
+        self.num_replicas = strategy.num_replicas_in_sync
+        assignment = getattr(extended, "_device_assignment", None)
+        self.num_cores_per_replica = (
+            assignment.num_cores_per_replica if assignment else None
+        )
+        self.num_hosts = extended.num_hosts
+        self._of_replicas = [
+            [core_of(device) for device in devices]
+            for devices in _devices_of_replicas(
+                extended, self.num_cores_per_replica
+            )
+        ]
+        self.hosts = _hosts_of(extended.worker_devices)
+        # Of an emulated TPU, whose cores have other names too.
+        self._tpu_name_of = getattr(extended, "tpu_name_of", None)
+        if len(self.hosts) != self.num_hosts:
+            raise RuntimeError(
+                f"The strategy must have devices on each of its "
+                f"{self.num_hosts} hosts. Received: hosts {self.hosts}."
+            )
+
+    def of_replica(self, replica: int) -> list[Core]:
+        """Returns the cores of one replica, in the order of its parts."""
+        return self._of_replicas[replica]
+
+    def named(self, device: str) -> Core:
+        """Returns the core that a program calls so.
+
+        Raises:
+          ValueError: If it is no core.
+        """
+        if self._tpu_name_of is not None:
+            device = self._tpu_name_of(device)
+        if tf.DeviceSpec.from_string(device).device_type != "TPU":
+            raise ValueError(
+                "Argument `device` of `enqueue` must name a TPU core under "
+                "TPUStrategy, as '/task:0/device:TPU:2'. Received: Non-TPU "
+                f"device {device!r}."
+            )
+        return core_of(device)
+
+
+def core_of(device: str) -> Core:
+    """Returns the core of a device string."""
+    return Core(
+        device, tf.DeviceSpec.from_string(device).device_index, _host_of(device)
+    )
+
+
+def _devices_of_replicas(extended: Any, num_cores: int | None):
+    if num_cores is None:
+        return [[one] for one in extended.worker_devices]
+    # Without a public name; `worker_devices` has the first core of each only.
+    return extended._tpu_devices.tolist()
+
+
+def _host_of(device: str) -> str:
+    # By the module, so that what replaces it there is seen here too.
+    return tf_private.device_util.get_host_for_device(device)
+
+
+def _hosts_of(devices: Sequence[str]) -> list[str]:
+    def place(device: str):
+        spec = tf.DeviceSpec.from_string(device)
+        return spec.replica or 0, spec.task or 0, spec.device_index or 0
+
+    hosts = [_host_of(device) for device in sorted(devices, key=place)]
+    return list(dict.fromkeys(hosts))

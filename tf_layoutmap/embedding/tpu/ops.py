@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.embedding.tpu.enqueue_lists import EnqueueLists
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.embedding.tpu.batches import EnqueueLists
 
 # By which the TPU's compiler pairs the operations of a step.
 _NAME_ATTR = "_tpu_embedding_layer"
@@ -87,4 +87,4 @@ def send(
 def _set_name(op: tf.Operation | None, name: str | None):
     if op is not None and name is not None:
         value = attr_value_pb2.AttrValue(s=tf.compat.as_bytes(name))  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
-        _tf_private.set_op_attr(op, _NAME_ATTR, value)
+        tf_private.set_op_attr(op, _NAME_ATTR, value)

@@ -1,19 +1,28 @@
 """Creates the host copies of a TPU's tables, one shard on each host."""
 
+# DOC-MERGE: Keeps the host copies and the TPU's tables equal around checkpoints.
+# DOC-MERGE: Sends tables and slot variables to a TPU, and brings them back.
+#
+# On a TPU the rows live in its memory; the variables on the hosts hold what was
+# loaded or retrieved last. All tables of all hosts go in one function: the TPU's
+# runtime joins these operations into one, which must know them all.
+#
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.tpu import optimizer_protos
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.spec import config as spec_config
+from tf_layoutmap.embedding.table_variable import bind_shape
+from tf_layoutmap.embedding.tables import PARAMETERS
+from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec
-from tf_layoutmap.embedding.variables.table_variable import bind_shape
-from tf_layoutmap.embedding.variables.tables import PARAMETERS
 from tf_layoutmap.sharded import ShardedVariable, initial_value
 
 
@@ -176,9 +185,11 @@ def extract_variable_info(
     )
 
 
-def _create_table(table: config.TableSpec, optimizer: Any) -> dict[str, Any]:
+def _create_table(
+    table: spec_config.TableSpec, optimizer: Any
+) -> dict[str, Any]:
     shape = (table.num_rows, table.dim)
-    rule = optimizer_protos.rule_of(optimizer)
+    rule = config_proto.rule_of(optimizer)
     assert table.optimizer is not None  # As `rule_of` found one.
     initializers = [
         tf.constant_initializer(slot.initial_value)
@@ -230,3 +241,143 @@ def _check_slots(slots, names, parameters, table):
                 f"divided as its table. Received: {one!r} for {name!r} "
                 f"(table {table.name!r})."
             )
+
+
+class TableTransfer:
+    """Copies between the variables on the hosts and the TPU."""
+
+    def __init__(
+        self,
+        tpu: TPUSpec,
+        config: bytes,
+        hosts: Sequence[str],
+        variables: Mapping[str, Mapping[str, Any]],
+    ):
+        """Takes what `tpu_engine.tables.create_tables` created.
+
+        Args:
+          tpu: Tables and optimizers.
+          config: The serialized configuration proto.
+          hosts: The CPU device of each host.
+          variables: `{table name: {"parameters" or slot name: variable}}`.
+        """
+        self._tpu = tpu
+        self._config = config
+        self._hosts = list(hosts)
+        self._variables = variables
+        self.load = tf.function(self._load, autograph=False)
+        self.retrieve = tf.function(self._retrieve, autograph=False)
+
+    def _each_shard(self):
+        """Per host and table: rule, variables in order of the op, attrs."""
+        config = self._config
+        for number, host in enumerate(self._hosts):
+            with tf.device(host):
+                for table, optimizer in zip(
+                    self._tpu.spec.tables, self._tpu.optimizers
+                ):
+                    rule = config_proto.rule_of(optimizer)
+                    by_name = self._variables[table.name]
+                    names = [tables.PARAMETERS, *rule.slots]
+                    yield (
+                        rule,
+                        number,
+                        {
+                            name: tables.shards_of(by_name[name])
+                            for name in names
+                        },
+                        {
+                            "table_name": table.name,
+                            "num_shards": len(self._hosts),
+                            "shard_id": number,
+                            "config": config,
+                        },
+                    )
+                    # A long string: the first operation alone carries it.
+                    config = ""
+
+    def _load(self):
+        for rule, number, shards, attrs in self._each_shard():
+            rule.load(
+                **attrs,
+                **{
+                    name: _read_shard(one, number)
+                    for name, one in shards.items()
+                },
+            )
+
+    def _retrieve(self):
+        for rule, number, shards, attrs in self._each_shard():
+            found = rule.retrieve(**attrs)
+            # Of an optimizer without slots it is one tensor.
+            found = list(found) if rule.slots else [found]
+            for one, value in zip(shards.values(), found):
+                if number < len(one):
+                    one[number].assign(value)
+
+
+def _read_shard(shards: Sequence[tf.Variable], number: int) -> Any:
+    # A table with fewer rows than hosts has no rows for the last ones, which
+    # are sent zeros anyway.
+    if number < len(shards):
+        return shards[number].read_value()
+    return tf.zeros_like(shards[0])
+
+
+class TableSync:
+    """Retrieves before a save and loads after a restore, once each.
+
+    It watches all variables of an embedding (`HostCopy.watch`): whoever saves
+    or restores them, by whatever class the file was written.
+    """
+
+    def __init__(self):
+        self._transfer: TableTransfer | None = None
+        self._is_stale = False
+        # What a restore is about to write.
+        self._expected: set[int] = set()
+
+    def start(self, transfer: TableTransfer):
+        """Sends the first values, and keeps up from now on."""
+        self._transfer = transfer
+        self.load()
+
+    def load(self):
+        """Sends the host copies to the TPU."""
+        if transfer := self._usable():
+            transfer.load()
+
+    def retrieve(self):
+        """Brings the host copies up to date."""
+        if transfer := self._usable():
+            transfer.retrieve()
+
+    def note_walk(self):
+        """A save, or a restore, begins: what is retrieved is old by now."""
+        self._is_stale = True
+
+    def note_restore(self):
+        """A restore begins; another one may have failed half-way."""
+        self._expected.clear()
+
+    def before_save(self):
+        """Of the variables of one save, the first to be read retrieves."""
+        if self._is_stale and (transfer := self._usable()):
+            self._is_stale = False
+            transfer.retrieve()
+
+    def before_restore(self, saveable: Any):
+        """Notes what will be written."""
+        self._expected.add(id(saveable))
+
+    def after_restore(self, saveable: Any):
+        """The last one to be written loads."""
+        self._expected.discard(id(saveable))
+        if not self._expected:
+            self.load()
+
+    def _usable(self) -> TableTransfer | None:
+        # A graph that is exported restores where there is no TPU.
+        if tf.executing_eagerly() or not tf_private.in_save_context():
+            return self._transfer
+        return None

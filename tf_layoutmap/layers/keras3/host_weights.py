@@ -12,12 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private, _tf_private
-from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.keras3.self_training import TrainsItself
+from tf_layoutmap._core import keras_private, tf_private
+from tf_layoutmap.layers.base import tables
+from tf_layoutmap.layers.base.tables import HOST
+from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
 from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
-from tf_layoutmap.layers.shared import servers_table, whole_table_rules
-from tf_layoutmap.layers.shared.host_table import HOST
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
@@ -50,7 +49,7 @@ class TableWeight(TrainsItself, keras.Variable):
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
             self._optimizer.create_slots(
-                servers_table.table_of(self._value, self._optimizer._spec)
+                tables.servers_table_of(self._value, self._optimizer._spec)
             )
 
     @property
@@ -83,7 +82,7 @@ class TableWeight(TrainsItself, keras.Variable):
     @property
     def handle(self):
         # What a tape takes for the variable.
-        in_export = _tf_private.in_save_context()
+        in_export = tf_private.in_save_context()
         return self._value.handle if in_export else self._value
 
     def __repr__(self) -> str:
@@ -170,8 +169,8 @@ class ShardWeight(ShardOfTable, keras.Variable):
     def value(self):
         # What an optimizer asks for before it writes anything.
         if not self._is_whole:
-            optimizer = _keras_private.applying_optimizer()
-            whole_table_rules.refuse_whole_weights(
+            optimizer = keras_private.applying_optimizer()
+            tables.check_no_full_weights(
                 optimizer,
                 (keras.optimizers.Adafactor, keras.optimizers.Lamb),
                 f"weight {self.path!r}",
@@ -181,7 +180,7 @@ class ShardWeight(ShardOfTable, keras.Variable):
 
     @property
     def handle(self):
-        if self._value is None or _tf_private.in_save_context():
+        if self._value is None or tf_private.in_save_context():
             return super().handle
         if self._summed is None:
             self._summed = _SummedShard([self._value], name=self.path)

@@ -6,16 +6,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
-from tf_layoutmap.dtensor import sharded_rows
-from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.keras3.self_training import TrainsItself
+from tf_layoutmap._core import dtensor_ops, keras_private
+from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
 from tf_layoutmap.layout.keras3 import move_state
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
-from tf_layoutmap.layout.mesh.layouts import Layout
-from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
+from tf_layoutmap.layout.mesh.device_mesh import Layout
+from tf_layoutmap.layout.mesh.variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -59,7 +57,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         """The DVariable; made here if this is the first need of it."""
         # The first that an optimizer's `build` asks for.
         steps = getattr(
-            _keras_private.applying_optimizer(),
+            keras_private.applying_optimizer(),
             "gradient_accumulation_steps",
             None,
         )
@@ -75,7 +73,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
     def assign(self, value: Any) -> Any:
         """Takes a step inside an optimizer's `apply`; else writes `value`."""
         if (
-            _keras_private.applying_optimizer() is not None
+            keras_private.applying_optimizer() is not None
             and isinstance(self._value, PaddedVariable)
             and isinstance(value, tf.Tensor)
         ):
@@ -117,7 +115,7 @@ class MeshTable:
     ) -> None:
         """Takes one step, as `HostTable.update`."""
         weight = self._weight
-        sharded_rows.update(
+        dtensor_ops.update_rows(
             weight.value,
             [slot.value for slot in slots],
             ids,

@@ -4,15 +4,156 @@ Checkpoints walk over an optimizer's lists, weight files over its `variables`.
 Both see what an optimizer of an unsharded embedding has.
 """
 
+# DOC-MERGE: Slot variables of a table's shards, which are one table in every file.
+#
+# Where a model's optimizer trains the shards of a table as weights, it makes slot
+# variables of each. A file holds those of one kind as one array, in the place
+# where the slot variable of an unsharded embedding stands: so it restores into
+# any number of shards.
+#
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap._patches import engine as patches
-from tf_layoutmap.layers.keras3 import slot_tables
+from tf_layoutmap._core import tf_private
+from tf_layoutmap._patches import engine
+from tf_layoutmap.layers.base import weight_files
 from tf_layoutmap.sharded import ShardedVariable
+
+_SLOT_TABLE_ATTRIBUTE = "_slot_table"
+
+
+class SlotTable:
+    """The slot variables of one kind, such as momenta, of a table's shards."""
+
+    def __init__(self, table: ShardedVariable):
+        """Takes the table that they belong to."""
+        self._table = table
+        self._parts: dict[int, Any] = {}
+        self._whole: ShardedVariable | None = None
+
+    def has(self, shard: int) -> bool:
+        """Whether the one of `shard` is there."""
+        return shard in self._parts
+
+    def add(self, shard: int, variable: Any) -> None:
+        """Takes the `keras.Variable` of `shard`."""
+        self._parts[shard] = variable
+        vars(variable)[_SLOT_TABLE_ATTRIBUTE] = self
+
+    @property
+    def whole(self) -> ShardedVariable | None:
+        """One table of them; None while some are missing."""
+        if self._whole is None and len(self._parts) == len(
+            self._table.variables
+        ):
+            self._whole = ShardedVariable(
+                [part.value for _, part in sorted(self._parts.items())],
+                name=f"slots of {self._table.name}",
+                placement=self._table.partition,
+            )
+        return self._whole
+
+
+class SlotTables:
+    """Puts slot variables together while an optimizer makes them."""
+
+    def __init__(self, table: ShardedVariable):
+        """Takes the table whose shards the optimizer trains."""
+        self._table = table
+        self._kinds: list[SlotTable] = []
+
+    def add(self, shard: int, variable: Any) -> None:
+        """Takes a slot variable of `shard`; each shard's in the same order."""
+        kind = next((kind for kind in self._kinds if not kind.has(shard)), None)
+        if kind is None:
+            kind = SlotTable(self._table)
+            self._kinds.append(kind)
+        kind.add(shard, variable)
+
+
+def slot_table_of(variable: Any) -> SlotTable | None:
+    """Returns what a slot variable is a part of, or None."""
+    return getattr(variable, "__dict__", {}).get(_SLOT_TABLE_ATTRIBUTE)
+
+
+def join_slots(
+    variables: Iterable[Any],
+    whole_of: Callable[[Any], Any | None] = slot_table_of,
+) -> list[Any]:
+    """Returns `variables`, with parts replaced by what they are parts of.
+
+    Args:
+      variables: In the order of an optimizer.
+      whole_of: Returns what a variable is a part of, or None.
+
+    Returns:
+      Each whole stands where its first part stood: so there are as many as
+      without shards, in the same order.
+    """
+    found: dict[int, Any] = {}
+    for variable in variables:
+        whole = whole_of(variable)
+        one = variable if whole is None else whole
+        found.setdefault(id(one), one)
+    return list(found.values())
+
+
+def save_slots(variables: Iterable[Any], store: Any) -> None:
+    """Writes an optimizer's variables, for `save_own_variables`."""
+    for number, one in enumerate(join_slots(variables)):
+        if isinstance(one, SlotTable):
+            weight_files.save_table(store, str(number), _complete(one))
+        else:
+            store[str(number)] = one.numpy()
+
+
+def load_slots(variables: Iterable[Any], store: Any) -> bool:
+    """Reads what `save` wrote, of any number of shards, or of none.
+
+    Returns:
+      Whether there are as many variables as in the file; else nothing is read.
+
+    Raises:
+      ValueError: An array has another shape. Nothing is changed.
+    """
+    joined = [
+        _complete(one) if isinstance(one, SlotTable) else one
+        for one in join_slots(variables)
+    ]
+    if len(store.keys()) != len(joined):
+        return False
+    for number, one in enumerate(joined):
+        weight_files.check_table(store, str(number), one)
+    for number, one in enumerate(joined):
+        if isinstance(one, ShardedVariable):
+            weight_files.load_table(store, str(number), one)
+        else:
+            one.assign(store[str(number)])
+    return True
+
+
+def skipped_slots(optimizer: Any, store: Any) -> str:
+    """Returns the warning for when `load` has read nothing."""
+    return (
+        f"The saved optimizer must have {len(join_slots(optimizer.variables))} "
+        "variables, slot variables of a table's shards counted as one, to be "
+        f"loaded. Received: {len(store.keys())}; optimizer "
+        f"{optimizer.name!r} goes on as it is."
+    )
+
+
+def _complete(slots: SlotTable) -> ShardedVariable:
+    whole = slots.whole
+    if whole is None:
+        raise RuntimeError(
+            "An optimizer must have the slot variables of all shards of a "
+            "table when it is saved or loaded; build it with all of the "
+            "layer's weights."
+        )
+    return whole
+
 
 _ATTRIBUTE = "_shard_slots"
 
@@ -24,11 +165,11 @@ class ShardOfTable:
     shard: int
 
     def __init__(self, *args: Any, **kwargs: Any):
-        patches.ensure("keras3_shard_slots")
+        engine.ensure("keras3_shard_slots")
         super().__init__(*args, **kwargs)
 
 
-class _JoinedList(_tf_private.Trackable):
+class _JoinedList(tf_private.Trackable):
     """A list of an optimizer, as a checkpoint sees it: parts joined."""
 
     def __init__(self, variables: Any, whole_of: Any):
@@ -41,11 +182,11 @@ class _JoinedList(_tf_private.Trackable):
     ) -> dict[str, Any]:
         children = {}
         for number, one in enumerate(
-            slot_tables.join(self._variables, self._whole_of)
+            join_slots(self._variables, self._whole_of)
         ):
-            if isinstance(one, slot_tables.SlotTable):
+            if isinstance(one, SlotTable):
                 one = one.whole
-            if isinstance(one, _tf_private.Trackable):
+            if isinstance(one, tf_private.Trackable):
                 children[str(number)] = one
         return children
 
@@ -91,8 +232,7 @@ class _ShardSlots:
         self._tables = tables
         self._shards = shards
         self._slots = {
-            id(table): slot_tables.SlotTables(table)
-            for table in tables.values()
+            id(table): SlotTables(table) for table in tables.values()
         }
         self._lists: dict[str, tuple[Any, _JoinedList]] = {}
         self._weight: Any = None
@@ -153,7 +293,7 @@ class _ShardSlots:
 
     def _whole_of(self, variable: Any) -> Any | None:
         whole = self._tables.get(id(variable))
-        return slot_tables.slot_table_of(variable) if whole is None else whole
+        return slot_table_of(variable) if whole is None else whole
 
 
 def _shards_of_tables(
@@ -239,7 +379,7 @@ def save_own_variables(
     """Writes an optimizer's variables to a file, slots of shards joined."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
-    return slot_tables.save(optimizer.variables, store)
+    return save_slots(optimizer.variables, store)
 
 
 def load_own_variables(
@@ -248,8 +388,8 @@ def load_own_variables(
     """Reads an optimizer's variables from a file, slots of shards joined."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
-    if not slot_tables.load(optimizer.variables, store):
-        warnings.warn(slot_tables.skipped(optimizer, store), stacklevel=2)
+    if not load_slots(optimizer.variables, store):
+        warnings.warn(skipped_slots(optimizer, store), stacklevel=2)
     return None
 
 
@@ -258,7 +398,4 @@ def _slots_of(optimizer: Any) -> _ShardSlots | None:
 
 
 def _is_joined(optimizer: Any) -> bool:
-    return any(
-        slot_tables.slot_table_of(one) is not None
-        for one in optimizer.variables
-    )
+    return any(slot_table_of(one) is not None for one in optimizer.variables)

@@ -1,30 +1,43 @@
 """`ShardedEmbedding` for Keras 3, on the host or on a mesh."""
 
+# DOC-MERGE: The mask of ids that are strings, in models that Keras 3 draws up first.
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private, _tf_private
+from tf_layoutmap._core import keras_private, tf_private
+from tf_layoutmap.layers.base import (
+    keras_version_guard,
+    key_table,
+    sharded_embedding,
+    tables,
+)
+from tf_layoutmap.layers.base.key_table import KeyTable
+from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.keras3 import mesh_weights
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
-from tf_layoutmap.layers.keras3.key_mask import KeyMask
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.keras3.step_weight import StepWeight
-from tf_layoutmap.layers.shared import (
-    embedding_arguments,
-    keras_version_guard,
-    stock_lookup,
-    whole_table_rules,
-)
-from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
-from tf_layoutmap.layers.steps.key_table import KeyTable
+from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.serving import stand_ins
+from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
+
+
+@keras.saving.register_keras_serializable("tf_layoutmap")
+class KeyMask(keras.Operation):
+    """Whether ids are no padding; `keras.ops.not_equal` takes no strings."""
+
+    def call(self, ids: Any) -> tf.Tensor:
+        """Returns booleans of the shape of `ids`."""
+        return key_table.is_no_padding(tf.convert_to_tensor(ids))
+
+    def compute_output_spec(self, ids: Any) -> keras.KerasTensor:
+        """Returns the same as a `KerasTensor`."""
+        return keras.KerasTensor(ids.shape, dtype="bool")
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -95,7 +108,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer, whose `call` says with what."""
-        embedding_arguments.check_inputs(inputs, self.name)
+        sharded_embedding.check_inputs(inputs, self.name)
         if inputs is None or isinstance(inputs, Mapping):
             raise TypeError(
                 "Ids must be one tensor. Received: "
@@ -151,11 +164,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """Hands regularizer and constraint to one shard, which does it all."""
         last = self._shard_weights[-1]
         if self.embeddings_regularizer is not None:
-            last.regularizer = whole_table_rules.WholeTableRegularizer(
+            last.regularizer = tables.FullTableRegularizer(
                 self.embeddings_regularizer, self._make_table
             )
         if self.embeddings_constraint is not None:
-            last.constraint = whole_table_rules.WholeTableConstraint(
+            last.constraint = tables.FullTableConstraint(
                 self.embeddings_constraint, self._make_table
             )
 
@@ -246,7 +259,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     call.__doc__ = EmbeddingCore.call.__doc__
 
     def _is_abstract(self) -> bool:
-        return _keras_private.is_abstract()
+        return keras_private.is_abstract()
 
     def _marks_variable(self) -> tf.Variable:
         return self._marks.value
@@ -271,23 +284,21 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.name!r})."
             )
         ids = self._ids(ids)
-        stand_in = stand_ins.of(self)
+        stand_in = report.placeholder_of(self)
         if stand_in is not None:
             return tf.cast(stand_in(ids), self.compute_dtype)
-        if _keras_private.is_abstract():
+        if keras_private.is_abstract():
             # Keras is only after the shape.
             rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))
-        elif _tf_private.in_save_context() or (
-            not ids.shape.is_fully_defined()
-        ):
+        elif tf_private.in_save_context() or (not ids.shape.is_fully_defined()):
             # DTensor compiles no sizes that it does not know: an export.
-            rows = stock_lookup.gather(
+            rows = tables.stock_gather(
                 [self._variable_on_mesh()], ids, self.name, self.input_dim
             )
         elif self.optimizer:
             rows = embedding_rows.lookup(self._embeddings, ids)
         else:
-            rows = stock_lookup.gather_with_dense_gradient(
+            rows = tables.stock_gather_with_dense_gradient(
                 self._embeddings.value, ids
             )
         return tf.cast(rows, self.compute_dtype)

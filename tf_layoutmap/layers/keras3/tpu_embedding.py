@@ -1,17 +1,82 @@
 """`TPUEmbedding` as a Keras layer: nested features in, activations out."""
 
+# DOC-MERGE: The weight of a layer whose tables an engine trains: it takes the marks.
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
-from tf_layoutmap.layers.keras3.step_weight import StepWeight
-from tf_layoutmap.layers.shared import (
-    embedding_arguments,
-    keras_version_guard,
-)
-from tf_layoutmap.layers.shared.tpu_embedding_base import TPUEmbeddingCore
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.layers.base import keras_version_guard, sharded_embedding
+from tf_layoutmap.layers.base import steps as base_steps
+from tf_layoutmap.layers.base.steps import StepTaker
+from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
+from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
+
+
+class StepWeight(TakesGradients, keras.Variable):
+    """Tells a layer when the model's optimizer takes a step.
+
+    By `overwrite_with_gradient` the optimizer hands its gradient to `assign`,
+    inside its `apply`: then the step is really taken.
+    """
+
+    def __init__(self, steps: StepTaker):
+        """Takes what is told of a step."""
+        self._steps = steps
+        # Of a callable: Keras may be tracing, and make the value later.
+        super().__init__(
+            keras.initializers.Zeros(),
+            shape=steps.mark_shape,
+            name="marks",
+            dtype="float32",
+            autocast=False,
+        )
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """True: gradients come to `assign`."""
+        return True
+
+    @overwrite_with_gradient.setter
+    def overwrite_with_gradient(self, value: bool) -> None:
+        raise AttributeError("A step weight has no gradient of its own.")
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return base_steps.missing_gradient_message(
+            self._steps.layer_name, self._steps.table_names
+        )
+
+    def assign(self, value: Any) -> Any:
+        """Takes a step inside an optimizer's `apply`; else refuses.
+
+        Raises:
+          RuntimeError: `set_weights`, which has no tables, is called.
+          ValueError: The optimizer accumulates gradients.
+        """
+        optimizer = keras_private.applying_optimizer()
+        if optimizer is None:
+            raise RuntimeError(
+                base_steps.tables_are_not_weights(self._steps.layer_name)
+            )
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        if steps:
+            raise ValueError(
+                "The model's optimizer must not accumulate gradients: the "
+                "tables have optimizers of their own, which take each as a "
+                f"step. Received: gradient_accumulation_steps={steps} (layer "
+                f"{self._steps.layer_name!r})."
+            )
+        scale = optimizer.loss_scale_factor
+        self._steps.apply(value if scale is None else value / scale)
+        return value
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        # A checkpoint has the zeros that it holds; under a strategy Keras would
+        # `assign` them.
+        del restored_tensors
+        return self.value
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -80,13 +145,13 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer, of a model of Keras 3 only."""
-        embedding_arguments.check_inputs(inputs, self.name)
+        sharded_embedding.check_inputs(inputs, self.name)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
-        if not _keras_private.is_abstract():
+        if not keras_private.is_abstract():
             return super().call(inputs, weights, training)
         if (
             self._steps.is_on_tpu

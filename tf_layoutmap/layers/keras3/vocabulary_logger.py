@@ -6,7 +6,7 @@ import keras
 
 from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
-from tf_layoutmap.vocabulary.logger_base import VocabularyLoggerBase
+from tf_layoutmap.vocabulary.logger import VocabularyLoggerBase
 
 
 class VocabularyLogger(VocabularyLoggerBase, keras.callbacks.Callback):

@@ -1,11 +1,11 @@
 """The layers of `tlm.layers` for models of tf_keras, which this imports."""
 
-from tf_layoutmap import _requirements
+from tf_layoutmap._core import requirements
 
 try:
     import tf_keras as _tf_keras  # noqa: F401
 except ModuleNotFoundError as _error:
-    _missing = _requirements.not_installed(
+    _missing = requirements.not_installed(
         "tf_layoutmap.layers.tf_keras", _error
     )
     if _missing is None:

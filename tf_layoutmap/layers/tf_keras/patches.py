@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._patches import engine as patches
-from tf_layoutmap._tf_keras_private import LegacyOptimizer
-from tf_layoutmap.layers.shared import whole_table_rules
+from tf_layoutmap._core.tf_keras_private import LegacyOptimizer
+from tf_layoutmap._patches import engine
+from tf_layoutmap.layers.base import tables
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.mixin import table_of
 
@@ -22,7 +22,7 @@ class SelfTrained:
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        patches.ensure("tf_keras_self_training")
+        engine.ensure("tf_keras_self_training")
         super().__init__(*args, **kwargs)
 
     def train(self, gradient: Any) -> None:
@@ -183,7 +183,7 @@ def _refuse_whole_weights(optimizer, pairs) -> None:
     for _, variable in pairs:
         table = _table_in_shards(variable)
         if table is not None:
-            whole_table_rules.refuse_whole_weights(
+            tables.check_no_full_weights(
                 optimizer,
                 tf_keras.optimizers.Adafactor,
                 f"table {table.name!r}",

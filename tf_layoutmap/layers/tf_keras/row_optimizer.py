@@ -5,9 +5,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private
+from tf_layoutmap._core import tf_keras_private
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
-from tf_layoutmap.layers.shared.row_optimizer_base import RowUpdates
+from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
@@ -80,6 +80,6 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     ) -> dict[str, Any]:
         # Not those of the base class, which it lists once: whoever made a
         # checkpoint before the layer was built would never see its slots.
-        return super(_tf_keras_private.BaseOptimizer, self)._trackable_children(
+        return super(tf_keras_private.BaseOptimizer, self)._trackable_children(
             save_type, **kwargs
         )

@@ -1,20 +1,58 @@
 """`ShardedEmbedding` for models of tf_keras."""
 
+# DOC-MERGE: A table that is one weight of a tf_keras layer and trains itself.
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private, _tf_private
+from tf_layoutmap._core import tf_keras_private, tf_private
+from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.shared import keras_version_guard, whole_table_rules
-from tf_layoutmap.layers.shared.host_table import HOST
-from tf_layoutmap.layers.shared.sharded_embedding_base import EmbeddingCore
-from tf_layoutmap.layers.steps import key_table
+from tf_layoutmap.layers.base import (
+    keras_version_guard,
+    key_table,
+    steps,
+    tables,
+)
+from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
+from tf_layoutmap.layers.base.tables import HOST
+from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.tf_keras.step_variable import StepVariable
-from tf_layoutmap.layers.tf_keras.trained_table import TrainedTable
+from tf_layoutmap.layers.tf_keras.tpu_embedding import StepVariable
 from tf_layoutmap.sharded import ShardedVariable
+
+
+class TrainedTable(SelfTrained, ShardedVariable):
+    """A whole table, trained by a `RowOptimizer`.
+
+    tf_keras sees a weight of the table's shape, of which a tape gives one
+    gradient. The model's optimizer hands that over inside `apply_gradients`
+    and makes no slot variables: nothing trains while one only predicts.
+    """
+
+    # tf_keras reads it of every weight.
+    constraint = None
+
+    def be_trained_by(self, optimizer: RowOptimizer) -> None:
+        """Makes the slot variables of `optimizer`, which takes the steps."""
+        self._optimizer = optimizer
+        # tf_keras' `compile` asks each weight for it.
+        self._distribute_strategy = strategy_in_scope()
+        optimizer.create_slots(tables.servers_table_of(self, optimizer._spec))
+
+    def missing_gradient(self) -> str:
+        """Returns what to say where a step brings no gradient."""
+        return steps.missing_gradient_message(self.name, ())
+
+    def train(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
+        """Takes a step; the model's optimizer calls this."""
+        self._optimizer.update(gradient)
+
+    def train_summed(self, gradient: Any, optimizer: Any) -> None:
+        """The same: a table takes its gradients as they come."""
+        del optimizer
+        self.train(gradient)
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
@@ -69,7 +107,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         if self.built:
             return
         self._check_can_build()
-        if _tf_keras_private.layout_map_in_use() is not None:
+        if tf_keras_private.layout_map_in_use() is not None:
             raise RuntimeError(
                 "On a mesh, tables belong to models of Keras 3; use "
                 "tlm.layers.ShardedEmbedding, or build this layer outside of "
@@ -101,26 +139,26 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _rule_shards(self) -> None:
         """Hands the constraint to one shard, which does it for all."""
         if self.embeddings_regularizer is not None:
-            regularizer = whole_table_rules.WholeTableRegularizer(
+            regularizer = tables.FullTableRegularizer(
                 self.embeddings_regularizer, self._make_table
             )
             self.add_loss(lambda: regularizer(None))
         if self.embeddings_constraint is not None:
-            _tf_private.set_constraint(
+            tf_private.set_constraint(
                 self._make_table().variables[-1],
-                whole_table_rules.WholeTableConstraint(
+                tables.FullTableConstraint(
                     self.embeddings_constraint, self._make_table
                 ),
             )
 
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
-        return _tf_keras_private.stateless_seed_of(initializer)
+        return tf_keras_private.stateless_seed_of(initializer)
 
     def _is_traced_for_shapes(self) -> bool:
         # A layer in a functional model is looked up by ids of its dtype.
         return (
             super()._is_traced_for_shapes()
-            or _tf_keras_private.is_building_a_model()
+            or tf_keras_private.is_building_a_model()
         )
 
     def _marks_variable(self) -> tf.Variable:

@@ -6,7 +6,7 @@ import tf_keras
 
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
-from tf_layoutmap.vocabulary.logger_base import VocabularyLoggerBase
+from tf_layoutmap.vocabulary.logger import VocabularyLoggerBase
 
 
 class VocabularyLogger(VocabularyLoggerBase, tf_keras.callbacks.Callback):

@@ -6,14 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
+from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import pinning, trace_context
-from tf_layoutmap.layout.mesh.layouts import Mesh, axes_of_layout
-from tf_layoutmap.layout.tf_ops import einsum_axes
-from tf_layoutmap.layout.tf_ops import ops as tf_ops
-from tf_layoutmap.layout.variables import gathered_reads
+from tf_layoutmap.layout.mesh import pinning, tracing
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
+from tf_layoutmap.layout.ops import corrections, einsum_axes
+from tf_layoutmap.layout.replication import gathered_reads
 
 dtensor = tf.experimental.dtensor
 
@@ -31,7 +30,7 @@ def einsum(
     cannot convert one layout to the other. And where a weight has several
     labels in common with the other operand, that is divided as the weight is.
     """
-    layer = _keras_private.calling_layer()
+    layer = keras_private.calling_layer()
     context = None if layer is None else context_of(layer)
     if context is None:
         return original(subscripts, *operands, **options)
@@ -43,7 +42,7 @@ def einsum(
     divided = None
     # In a function whose weights are gathered, nothing is sharded.
     if (
-        trace_context.traced_for_mesh()
+        tracing.traced_for_mesh()
         and len(operands) == 2
         and (gathered_reads.now() is None)
     ):
@@ -57,7 +56,7 @@ def einsum(
         else pinning.divided(tf.convert_to_tensor(x), context.mesh, axes)
         for x, axes in zip(operands, of_operands)
     ]
-    with tf.name_scope(tf_ops.DIVIDED_ALIKE):
+    with tf.name_scope(corrections.SAME_SHARDING):
         result = original(subscripts, *pinned, **options)
     return pinning.divided(result, context.mesh, of_result)
 
@@ -102,7 +101,7 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
     """
     shape = getattr(x2, "shape", ())
     if (
-        trace_context.traced_for_mesh()
+        tracing.traced_for_mesh()
         and len(shape) > 1
         and (len(shape) - list(shape).count(1) == 1)
     ):
@@ -117,7 +116,7 @@ def repeat(
 
     DTensor does not tile what it divides, as the heads of GroupQueryAttention.
     """
-    mesh = trace_context.mesh_of_trace()
+    mesh = tracing.mesh_of_trace()
     if mesh is None:
         return original(x, repeats, axis)
     x = tf.convert_to_tensor(x)
@@ -127,7 +126,7 @@ def repeat(
 
 def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
     """Returns `x` divided as batches are, unless that divides `axis`."""
-    batch_dim = trace_context.batch_dim_of_trace()
+    batch_dim = tracing.batch_dim_of_trace()
     is_cut = (
         batch_dim is not None
         and axis not in (None, 0, -x.shape.rank)
@@ -154,7 +153,7 @@ def eye(
 
     DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
     """
-    mesh = trace_context.mesh_of_trace()
+    mesh = tracing.mesh_of_trace()
     if mesh is None:
         return original(N, M, k, dtype)
     rows = tf.range(N)[:, tf.newaxis]

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
-from tf_layoutmap.layout.mesh.error_messages import LayoutMapWarning
-from tf_layoutmap.layout.mesh.layouts import Layout
-from tf_layoutmap.layout.plan import assignments
-from tf_layoutmap.layout.plan.variable_names import LayerList, ObjectPaths
+from tf_layoutmap.layout.mesh.device_mesh import Layout
+from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
+from tf_layoutmap.layout.variable_names import LayerList, ObjectPaths
 
 _active = threading.local()
 
@@ -234,7 +234,7 @@ def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
     The context is that of the innermost creator that has one, so that a layer
     made under a scope keeps it when it is built later; else the open scope.
     """
-    callers = _keras_private.name_scope_callers()
+    callers = keras_private.name_scope_callers()
     context = next(
         (h for h in map(context_of, callers) if h is not None), active_context()
     )

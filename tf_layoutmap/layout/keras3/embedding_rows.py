@@ -11,12 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private, _tf_private
-from tf_layoutmap.dtensor import policies, sharded_rows
+from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.variables import gathered_reads
-from tf_layoutmap.sharded.routing.shards import known_sizes
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.sharded.routing.checks import known_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -37,7 +36,7 @@ def axis_of(variable: Any) -> str | None:
     if (
         rows == dtensor.UNSHARDED
         or columns != dtensor.UNSHARDED
-        or (not policies.available())
+        or (not dtensor_ops.available())
     ):
         return None
     return rows
@@ -54,14 +53,14 @@ def embedding_call(
     weight = vars(layer).get("_embeddings")
     if (
         not isinstance(weight, MeshVariable)
-        or _keras_private.is_abstract()
+        or keras_private.is_abstract()
         or layer.lora_enabled
         or layer.quantization_mode is not None
         or not isinstance(inputs, tf.Tensor)
         or axis_of(weight) is None
         or
         # DTensor compiles no sizes that it does not know: an export.
-        _tf_private.in_save_context()
+        tf_private.in_save_context()
         or not inputs.shape.is_fully_defined()
         or gathered_reads.now() is not None
     ):
@@ -85,7 +84,7 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     ids = dtensor.relayout(
         ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank)
     )
-    rows = sharded_rows.lookup(
+    rows = dtensor_ops.lookup_rows(
         weight.divided_value,
         tf.reshape(ids, [-1]),
         name=weight.path,
@@ -108,7 +107,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
         else variable
     )
     # A step of gradient descent with the learning rate 1.
-    sharded_rows.update(
+    dtensor_ops.update_rows(
         table,
         [],
         slices.indices,

@@ -15,9 +15,9 @@ from typing import Any
 
 import keras
 
-from tf_layoutmap import _keras_private
+from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh.thread_value import ThreadValue
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
 # The attribute of a Functional model with its `HostLayers`, or None.
 _SPLIT = "_layoutmap_host_layers"
@@ -90,7 +90,7 @@ def given(
 def of_model(model: Any) -> HostLayers | None:
     """Returns the layers of `model` that run on the host; None without one."""
     functional = getattr(model, "_functional", model)
-    if not isinstance(functional, _keras_private.Functional) or (
+    if not isinstance(functional, keras_private.Functional) or (
         not _is_called_once(model)
     ):
         return None
@@ -137,7 +137,7 @@ def _is_called_once(model: Any) -> bool:
             (
                 keras.Sequential
                 if isinstance(model, keras.Sequential)
-                else _keras_private.Functional,
+                else keras_private.Functional,
                 ("call",),
             ),
             (

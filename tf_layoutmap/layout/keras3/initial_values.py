@@ -10,17 +10,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
+from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.mesh import (
     graph_optimizer,
     pinning,
     shard_shapes,
     transfer,
 )
-from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
-from tf_layoutmap.layout.tf_ops import random_operations
-from tf_layoutmap.layout.variables.checkpointed_variable import StoredVariable
-from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Layout,
+    axes_of_layout,
+    mesh_sizes,
+)
+from tf_layoutmap.layout.mesh.variable import PaddedVariable, StoredVariable
+from tf_layoutmap.layout.ops import random_ops
 
 dtensor = tf.experimental.dtensor
 
@@ -116,8 +119,8 @@ def _drawn_on_mesh(
     initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
 ) -> Any:
     """Draws each shard on its device; None if DTensor cannot."""
-    if not isinstance(initializer, _keras_private.RandomInitializer) or (
-        isinstance(initializer, _keras_private.Orthogonal)
+    if not isinstance(initializer, keras_private.RandomInitializer) or (
+        isinstance(initializer, keras_private.Orthogonal)
     ):
         return None
     padded = shard_shapes.padded_rows(
@@ -162,7 +165,7 @@ def _draw_function(
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)
                 drawing.seed = SeedArgument(seed)
-                with random_operations.drawn_in_parts():
+                with random_ops.drawn_in_blocks():
                     return tf.cast(drawing(shape, dtype=dtype), dtype)
 
             _drawn[key] = draw

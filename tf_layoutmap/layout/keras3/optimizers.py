@@ -9,9 +9,8 @@ import tensorflow as tf
 from tf_layoutmap.layout.keras3 import embedding_rows, move_state
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import trace_context
-from tf_layoutmap.layout.mesh.thread_value import ThreadValue
-from tf_layoutmap.layout.variables import all_or_nothing
+from tf_layoutmap.layout.mesh import atomic_step, tracing
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
 dtensor = tf.experimental.dtensor
 
@@ -51,7 +50,7 @@ def apply(
         (context_of(v) for v in variables if isinstance(v, MeshVariable)), None
     )
     scope = (
-        trace_context.default_mesh(context.mesh)
+        tracing.default_mesh(context.mesh)
         if context is not None and tf.executing_eagerly()
         else nullcontext()
     )
@@ -64,7 +63,7 @@ def apply(
     with (
         scope,
         _applying(context, variables),
-        all_or_nothing.applying(mesh, grads) as grads,
+        atomic_step.applying(mesh, grads) as grads,
     ):
         return original(
             optimizer, grads, None if trainable_variables is None else variables

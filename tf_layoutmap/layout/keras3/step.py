@@ -1,22 +1,127 @@
 """The step behind `fit`, `evaluate` and `predict` of Keras 3 on a mesh."""
 
+# DOC-MERGE: Metrics and losses of Keras on a mesh.
+#
+# DTensor computes their sums. What it cannot compute, or computes wrongly for a
+# sample that is divided, is computed differently here, with the same result.
+#
+# DOC-MERGE: Layers on a mesh, called with tensors from the host.
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.keras3 import host_layers, layer_calls, move_state
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.layout import assignments, mesh_step
+from tf_layoutmap.layout.keras3 import host_layers, move_state
 from tf_layoutmap.layout.keras3.context import (
     activated,
     active_context,
+    context_of,
     context_of_model,
 )
-from tf_layoutmap.layout.mesh import batches, trace_context
-from tf_layoutmap.layout.step import autotuning, step_functions
-from tf_layoutmap.layout.step.mesh_step import MeshStep
+from tf_layoutmap.layout.mesh import pinning, tracing, transfer
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.mesh_step import MeshStep
+from tf_layoutmap.layout.replication import replicated_ops
+
+dtensor = tf.experimental.dtensor
+
+_is_inside = ThreadValue(False)
+
+
+def call_on_host() -> AbstractContextManager[None]:
+    """While open, layers of a mesh that have no weights on it run elsewhere."""
+    return _is_inside.set_to(True)
+
+
+def call(
+    original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls `layer`, after moving inputs from the host to its mesh.
+
+    With any input from the host, the outputs are replicated, so that they
+    can be read like any tensor; with inputs on the mesh they stay as they
+    are.
+    """
+    context = context_of(layer)
+    if context is None or keras_private.is_abstract():
+        return original(layer, *args, **kwargs)
+    if not tf.executing_eagerly():
+        return _traced(original, layer, context.mesh, args, kwargs)
+    if _is_inside.get():
+        return original(layer, *args, **kwargs)
+    flat = keras.tree.flatten((args, kwargs))
+    if any(isinstance(x, keras.KerasTensor) for x in flat):
+        return original(layer, *args, **kwargs)
+    from_host = any(transfer.is_host_value(x) for x in flat)
+    split = host_layers.of_model(layer) if from_host and args else None
+    results: list[Any] = []
+    if split is not None:
+        with call_on_host():
+            results = split.compute(args[0])
+    with (
+        _is_inside.set_to(True),
+        tracing.default_mesh(context.mesh),
+        replicated_ops.strict_eager_ops(context.layout_map.strict),
+    ):
+        if from_host:
+            # Devices do not exchange strings, which no layer on the mesh uses.
+            args, kwargs, results = cast(
+                Any,
+                keras.tree.map_structure(
+                    lambda x: (
+                        x
+                        if split is not None and _is_string(x)
+                        else transfer.to_replicated(x, context.mesh)
+                    ),
+                    (args, kwargs, results),
+                ),
+            )
+        with host_layers.given(split, results):
+            outputs = original(layer, *args, **kwargs)
+        if from_host:
+            outputs = keras.tree.map_structure(
+                transfer.readable_tensor, outputs
+            )
+        return outputs
+
+
+def _is_string(x: Any) -> bool:
+    return tf.is_tensor(x) and x.dtype == tf.string
+
+
+def _traced(
+    original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any, kwargs: Any
+) -> Any:
+    """Calls `layer` in a function; keeps some layers batch-parallel.
+
+    DTensor convolves whole kernels over whole images, and unrolls time over
+    whole features. Layouts propagate back from the layers that follow, so
+    inputs and outputs are pinned.
+    """
+    # Outside of it, the graph may be an export, which serves anywhere.
+    if not isinstance(layer, assignments.BATCH_PARALLEL) or (
+        not tracing.traced_for_mesh()
+    ):
+        return original(layer, *args, **kwargs)
+    # TimeDistributed works with time in front, where the batch axis is lost.
+    pin = (
+        pinning.whole
+        if isinstance(layer, keras.layers.TimeDistributed)
+        else pinning.whole_samples
+    )
+    args, kwargs = cast(
+        Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
+    )
+    outputs = original(layer, *args, **kwargs)
+    return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
+
 
 # Of this thread: `is_on_mesh`, whether the model is whose `fit`, `evaluate` or
 # `predict` began last.
@@ -39,7 +144,7 @@ class _Step(MeshStep):
         if split is None:
             return batch, []
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        with layer_calls.on_host():
+        with call_on_host():
             return batch, split.compute(x)
 
     def run(self, batch: Any) -> Any:
@@ -119,14 +224,14 @@ def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
     """Returns what Keras iterates over; it does not say for which model."""
     data = original(epochs)
     if getattr(_thread, "is_on_mesh", False) and isinstance(
-        epochs.data_adapter, _keras_private.ArrayDataAdapter
+        epochs.data_adapter, keras_private.ArrayDataAdapter
     ):
-        return autotuning.without_autotuning(data)
+        return mesh_step.without_autotuning(data)
     return data
 
 
 make_train_function, make_test_function = (
-    step_functions.maker(
+    mesh_step.step_function_maker(
         kind,
         _context_of_run,
         lambda model, context, kind=kind: _over_iterator(
@@ -136,7 +241,7 @@ make_train_function, make_test_function = (
     )
     for kind in ("train", "test")
 )
-make_predict_function = step_functions.maker(
+make_predict_function = mesh_step.step_function_maker(
     "predict",
     _context_of_run,
     lambda model, context: _over_batches(_Step(model, context, "predict")),
@@ -149,9 +254,9 @@ def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
     context = context_of_model(model)
     if context is None or not tf.executing_eagerly():
         return original(model)
-    with trace_context.default_mesh(context.mesh):
+    with tracing.default_mesh(context.mesh):
         results = original(model)
-    return keras.tree.map_structure(batches.to_host_tensor, results)
+    return keras.tree.map_structure(transfer.to_host_tensor, results)
 
 
 def _build_for_training(
@@ -178,7 +283,7 @@ def _build_for_predict(model: Any, batch: Any) -> None:
     if all(layer.built for layer in model._flatten_layers()):
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    _keras_private.compute_output_spec(
+    keras_private.compute_output_spec(
         model,
         keras.tree.map_structure(
             lambda v: (
@@ -196,3 +301,143 @@ def _build_for_predict(model: Any, batch: Any) -> None:
 
 def _without_optional(x: Any) -> Any:
     return None if isinstance(x, tf.experimental.Optional) else x
+
+
+def update_state(
+    original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Updates compiled metrics with whole samples.
+
+    A rank among classes, the largest say, needs all classes of a sample.
+    """
+    mesh = tracing.mesh_of_trace()
+    if mesh is not None:
+        batch_dim = tracing.batch_dim_of_trace()
+        args, kwargs = cast(
+            Any,
+            keras.tree.map_structure(
+                lambda x: pinning.like_a_batch(x, mesh, batch_dim),
+                (args, kwargs),
+            ),
+        )
+    return original(metrics, *args, **kwargs)
+
+
+def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Connectionist temporal classification, of the whole batch.
+
+    It scatters into a tensor of the size of the batch, which DTensor cuts
+    and goes on indexing as if it were whole.
+    """
+    mesh = tracing.mesh_of_trace()
+    if mesh is not None:
+        args, kwargs = cast(
+            Any,
+            keras.tree.map_structure(
+                lambda x: pinning.whole(x, mesh), (args, kwargs)
+            ),
+        )
+    loss = original(*args, **kwargs)
+    return loss if mesh is None else pinning.whole(loss, mesh)
+
+
+def one_hot(
+    original: Callable[..., Any],
+    x: Any,
+    num_classes: Any,
+    axis: int = -1,
+    **kwargs: Any,
+) -> Any:
+    """`keras.ops.one_hot`, with all classes of a sample on one device.
+
+    Compared with predictions whose classes are divided, these would be divided,
+    too, which DTensor fails to do.
+    """
+    mesh = tracing.mesh_of_trace()
+    out = original(x, num_classes, axis=axis, **kwargs)
+    return (
+        out
+        if mesh is None or axis != -1
+        else keras.tree.map_structure(
+            lambda o: pinning.whole_samples(o, mesh), out
+        )
+    )
+
+
+def scatter(
+    original: Callable[..., Any],
+    indices: Any,
+    values: Any,
+    shape: tuple[int, ...],
+) -> Any:
+    """`keras.ops.scatter`, as sums by the number of the cell.
+
+    An index outside the shape is an error, as without a mesh.
+    """
+    mesh = tracing.mesh_of_trace()
+    indices = tf.convert_to_tensor(indices)
+    values = tf.convert_to_tensor(values)
+    if (
+        mesh is None
+        or not all(isinstance(size, int) for size in shape)
+        or (
+            indices.shape.rank != 2
+            or indices.shape[-1] != len(shape)
+            or values.shape.rank != 1
+            or not values.dtype.is_numeric
+        )
+    ):
+        return original(indices, values, shape)
+    indices = pinning.whole(tf.cast(indices, tf.int64), mesh)
+    values = pinning.whole(values, mesh)
+    sizes = np.array(shape, np.int64)
+    num_cells = int(sizes.prod())
+    strides = np.append(sizes[1:], 1)[::-1].cumprod()[::-1]
+    cells = tf.reduce_sum(indices * strides, axis=-1)
+    is_inside = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
+    if tf.executing_eagerly():
+        # Eagerly, what is done with a failed result on a mesh ends the
+        # process.
+        if not np.all(transfer.to_host(is_inside)):
+            raise ValueError(
+                f"Argument `indices` must be inside the shape {shape}. "
+                f"Received: {transfer.to_host(indices).tolist()}."
+            )
+    else:
+        cells = tf.where(is_inside, cells, num_cells)
+    return tf.reshape(
+        tf.math.unsorted_segment_sum(values, cells, num_cells), shape
+    )
+
+
+# DTensor has no ReverseV2 and no MatrixDiagPartV3: metrics like AUC need
+# the one, metrics like IoU the other.
+
+
+def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:
+    """`keras.ops.flip`: rows are gathered in reverse."""
+    if not tracing.traced_for_mesh():
+        return original(x, axis=axis)
+    x = tf.convert_to_tensor(x)
+    axes = (
+        range(x.shape.rank)
+        if axis is None
+        else ([axis] if isinstance(axis, int) else axis)
+    )
+    if any(x.shape[a] is None for a in axes):
+        return original(x, axis=axis)
+    for a in axes:
+        x = tf.gather(x, tf.range(x.shape[a] - 1, -1, -1), axis=a)
+    return x
+
+
+def diag(original: Callable[..., Any], x: Any, k: int = 0) -> Any:
+    """`keras.ops.diag` of a square: what is not on it is left out of sums."""
+    if not tracing.traced_for_mesh() or k != 0:
+        return original(x, k=k)
+    x = tf.convert_to_tensor(x)
+    if x.shape.rank != 2 or x.shape[0] is None or x.shape[0] != x.shape[1]:
+        return original(x, k=k)
+    numbers = tf.range(x.shape[0])
+    on_diagonal = numbers[:, tf.newaxis] == numbers[tf.newaxis, :]
+    return tf.reduce_sum(tf.where(on_diagonal, x, tf.zeros_like(x)), axis=0)

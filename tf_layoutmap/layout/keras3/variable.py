@@ -4,6 +4,7 @@ Until then it only holds its initializer: its layout depends on its name, which
 is known when its layer is part of a model.
 """
 
+# DOC-MERGE: Weights with their LoRA part added in, as layers on a mesh save them.
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,17 +14,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _keras_private
-from tf_layoutmap.layout.mesh import (
-    own_trace,
-    pinning,
-    trace_context,
-    transfer,
-)
-from tf_layoutmap.layout.mesh.layouts import Layout, Mesh
-from tf_layoutmap.layout.plan import assignments, layer_limits
-from tf_layoutmap.layout.variables import gathered_reads
-from tf_layoutmap.layout.variables.padded_variable import PaddedVariable
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.keras3.context import context_of
+from tf_layoutmap.layout.mesh import pinning, tracing, transfer
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
+from tf_layoutmap.layout.mesh.variable import PaddedVariable
+from tf_layoutmap.layout.replication import gathered_reads
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -55,7 +52,7 @@ class MeshVariable(keras.Variable):
         if (
             not callable(initializer)
             and not isinstance(initializer, str)
-            and not _keras_private.in_stateless_scope()
+            and not keras_private.in_stateless_scope()
         ):
             value = self._host_constant(initializer, dtype)
             shape, dtype = value.shape, dtype or value.dtype
@@ -94,15 +91,15 @@ class MeshVariable(keras.Variable):
         value = super().value
         if self._value is None:
             return value
-        own_trace.needs_mesh(
+        tracing.require_mesh(
             self._value.layout.mesh, self._mesh_context.layout_map.strict
         )
-        if _keras_private.calling_layer() is None:
+        if keras_private.calling_layer() is None:
             return value
         reads = gathered_reads.now()
         if reads is not None:
             return tf.cast(reads.read(self._value), value.dtype)
-        if not trace_context.traced_for_mesh() or isinstance(
+        if not tracing.traced_for_mesh() or isinstance(
             self._value, PaddedVariable
         ):
             return value
@@ -123,7 +120,7 @@ class MeshVariable(keras.Variable):
     def _is_gathered(self) -> bool:
         """Whether the layer that it belongs to needs it whole."""
         owner, is_state = assignments.owner_of(self)
-        return not is_state and layer_limits.gathers_weights(owner)
+        return not is_state and assignments.gathers_weights(owner)
 
     @property
     def divided_value(self) -> DVariable:
@@ -131,7 +128,7 @@ class MeshVariable(keras.Variable):
         return self._concrete_value()
 
     def _initialize_if_pending(self) -> None:
-        if self._value is None and not _keras_private.is_abstract():
+        if self._value is None and not keras_private.is_abstract():
             self._mesh_context.initialize_pending(self)
 
     @property
@@ -171,9 +168,9 @@ class MeshVariable(keras.Variable):
 
     def assign(self, value: Any) -> Any:
         """Assigns a value from the host, or one on the mesh."""
-        if not tf.executing_eagerly() or _keras_private.is_abstract():
+        if not tf.executing_eagerly() or keras_private.is_abstract():
             return super().assign(value)
-        with trace_context.default_mesh(self.mesh):
+        with tracing.default_mesh(self.mesh):
             # A host value is cut up on the host: under the mesh it would
             # become a whole copy on every device.
             if not pinning.on_mesh(value) and not isinstance(
@@ -190,7 +187,7 @@ class MeshVariable(keras.Variable):
         return self._add(value, -1)
 
     def _add(self, value: Any, sign: int) -> Any:
-        if tf.executing_eagerly() and not _keras_private.is_abstract():
+        if tf.executing_eagerly() and not keras_private.is_abstract():
             if isinstance(self._concrete_value(), PaddedVariable):
                 return self._add_on_host(value, sign)
             value = self._to_own_layout(value)
@@ -239,7 +236,7 @@ class MeshVariable(keras.Variable):
             )
         elif (
             tf.is_symbolic_tensor(value)
-            and trace_context.traced_for_mesh()
+            and tracing.traced_for_mesh()
             and self._mesh_context.batch_dim in target.layout.sharding_specs
         ):
             # It was gathered when it was read.
@@ -280,3 +277,28 @@ class _Constant:
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         return tf.cast(self.value, dtype or self.value.dtype)
+
+
+def merged(original: Callable[..., Any], layer: Any) -> Any:
+    """Returns the merged weight of `layer`; from a mesh, on the host.
+
+    Keras adds the product of the two small matrices to the weight and writes
+    the sum to the file. On a mesh it is a tensor in parts, which no file
+    takes.
+    """
+    context = context_of(layer)
+    if context is None:
+        return original(layer)
+    with tracing.default_mesh(context.mesh):
+        values = original(layer)
+    return keras.tree.map_structure(_on_host, values)
+
+
+def _on_host(value: Any) -> Any:
+    # Without a LoRA part it is the variable itself, which knows how to be
+    # saved.
+    if isinstance(value, keras.Variable | tf.Variable) or (
+        not pinning.on_mesh(value)
+    ):
+        return value
+    return transfer.to_host(value)

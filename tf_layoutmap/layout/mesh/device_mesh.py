@@ -1,17 +1,65 @@
 """Devices by name, and a grid of them as a `dtensor.Mesh`."""
 
+# DOC-MERGE: What a layout says of each dimension, and a mesh of each axis.
+#
+# And which meshes are ours: DTensor is corrected on those only.
+#
+# DOC-MERGE: Makes a process ready for a mesh, before DTensor is used.
 import math
+import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
-from tf_layoutmap.layout.mesh.layouts import Mesh, claim
+from tf_layoutmap._core import checks, dtensor_ops, tf_private
+from tf_layoutmap._patches import engine
 
 dtensor = tf.experimental.dtensor
+
+# For signatures.
+if TYPE_CHECKING:
+    from tensorflow.experimental.dtensor import Layout, Mesh
+else:
+    Mesh = dtensor.Mesh
+    Layout = dtensor.Layout
+
+# The meshes that programs have passed to this package. A mesh is a value, so
+# an equal one, as `dtensor.fetch_layout` returns it, is the same mesh.
+_own: set[str] = set()
+
+
+def claim(mesh: Mesh) -> None:
+    """Records that a program passes `mesh` to this package."""
+    _own.add(mesh.to_string())
+    if mesh.device_type() != "CPU":
+        # Its datasets and checkpoints are on the hosts of its devices.
+        _own.add(mesh.host_mesh().to_string())
+
+
+def is_own(mesh: Mesh) -> bool:
+    """Whether `mesh` was passed to this package.
+
+    On other meshes, programs that use DTensor alone get TensorFlow's results
+    and errors.
+    """
+    return mesh.to_string() in _own
+
+
+def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:
+    """Returns the mesh axis of each dimension, None where it is whole."""
+    return tuple(
+        None if spec == dtensor.UNSHARDED else spec
+        for spec in layout.sharding_specs
+    )
+
+
+def mesh_sizes(mesh: Mesh) -> dict[str, int]:
+    """Returns the size of each axis of a `dtensor.Mesh`."""
+    return {name: mesh.dim_size(name) for name in mesh.dim_names}
+
 
 # Of each grid its mesh, made when it is first asked for.
 _meshes: "weakref.WeakKeyDictionary[Any, Mesh]" = weakref.WeakKeyDictionary()
@@ -36,8 +84,8 @@ def list_devices(device_type: str | None = None) -> list[str]:
             if found := list_devices(kind):
                 return found
         return list_devices("cpu")
-    _checks.check_type("device_type", device_type, str, "a string or None")
-    kind = _checks.check_one_of(
+    checks.check_type("device_type", device_type, str, "a string or None")
+    kind = checks.check_one_of(
         "device_type", device_type.lower(), ("cpu", "gpu", "tpu")
     )
     return [
@@ -89,9 +137,9 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
             f"least one axis. {received}"
         )
     for size in shape:
-        _checks.check_int("shape", size, lowest=1)
+        checks.check_int("shape", size, lowest=1)
     for name in axis_names:
-        _checks.check_type("axis_names", name, str, "strings")
+        checks.check_type("axis_names", name, str, "strings")
     if len(shape) != len(axis_names):
         raise ValueError(
             "Shape and axis_names should have same size: a DeviceMesh needs "
@@ -99,13 +147,13 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
         )
     if len(set(axis_names)) < len(axis_names):
         raise ValueError(
-            _checks.message(
+            checks.message(
                 "axis_names", "different from each other", axis_names
             )
         )
     if dtensor.UNSHARDED in axis_names:
         raise ValueError(
-            _checks.message(
+            checks.message(
                 "axis_names",
                 f"other than {dtensor.UNSHARDED!r}, DTensor's word for no axis",
                 axis_names,
@@ -147,7 +195,7 @@ def check_mesh(argument: str, mesh: Any) -> Any:
     ):
         return mesh
     raise TypeError(
-        _checks.message(argument, "a DeviceMesh or a dtensor.Mesh", mesh)
+        checks.message(argument, "a DeviceMesh or a dtensor.Mesh", mesh)
     )
 
 
@@ -168,3 +216,33 @@ def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
     if isinstance(mesh, Mesh):
         return {name: mesh.dim_size(name) for name in mesh.dim_names}
     return dict(zip(mesh.axis_names, map(int, mesh.shape)))
+
+
+def prepare_process(mesh: Mesh | None = None) -> None:
+    """Replaces what DTensor needs replaced, the first time it is called.
+
+    Called wherever a mesh, layout map or tensor on a mesh of ours is made:
+    the device of DTensor should be made after it.
+
+    Args:
+      mesh: The mesh that the program passes to this package: DTensor is
+        corrected there. None if it is not known yet.
+    """
+    if mesh is not None:
+        claim(mesh)
+    if engine.is_installed("mesh"):
+        return
+    if tf_private.has_dtensor_device():
+        warnings.warn(
+            "DTensor was used in this process before tf_layoutmap, so that its "
+            "device keeps errors of operations in queues; an error of a step "
+            "can then end the process. Make the tlm.LayoutMap, or call "
+            "tlm.layout.to_mesh, before the first operation of "
+            "tf.experimental.dtensor.",
+            stacklevel=3,
+        )
+    engine.ensure("mesh")
+    engine.ensure("checkpoints")
+    engine.ensure("memory")
+    if dtensor_ops.available():
+        dtensor_ops.enable_missing_ops()

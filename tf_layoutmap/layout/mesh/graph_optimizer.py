@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
+from tf_layoutmap._core import tf_private
 
 _thread = threading.local()
 
@@ -25,7 +25,7 @@ def switched_off() -> Iterator[None]:
     What a user chose with `tf.config.optimizer.set_experimental_options` is
     kept as it is: `auto_mixed_precision`, for one, is a part of Grappler.
     """
-    before = _tf_private.function_call_options()
+    before = tf_private.function_call_options()
     if before is getattr(_thread, "without", None):
         yield
         return
@@ -35,15 +35,15 @@ def switched_off() -> Iterator[None]:
         _thread.without = (
             before
             if _is_configured()
-            else _tf_private.options_without_graph_optimizer(before)
+            else tf_private.options_without_graph_optimizer(before)
         )
-    _tf_private.set_function_call_options(_thread.without)
+    tf_private.set_function_call_options(_thread.without)
     try:
         yield
     finally:
         # TensorFlow forgets the options when its configuration changes.
-        if _tf_private.function_call_options() is _thread.without:
-            _tf_private.set_function_call_options(before)
+        if tf_private.function_call_options() is _thread.without:
+            tf_private.set_function_call_options(before)
 
 
 def _is_configured() -> bool:

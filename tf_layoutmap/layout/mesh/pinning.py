@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _tf_private
-from tf_layoutmap.layout.mesh.layouts import Mesh, is_own
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own
 
 dtensor = tf.experimental.dtensor
 
@@ -133,7 +133,7 @@ def _can_be_pinned(x: Any) -> bool:
     return tf.is_symbolic_tensor(x) or (
         tf.executing_eagerly()
         and on_mesh(x)
-        and not _tf_private.has_output_layout()
+        and not tf_private.has_output_layout()
     )
 
 

@@ -3,16 +3,34 @@
 No device ever holds more than its own shard on the way.
 """
 
+# DOC-MERGE: Batches and tensors from the host to a mesh, and results back.
+# DOC-MERGE: `dtensor.DTensorDataset`: every batch once, and a mesh that works afterwards.
+#
+# Two things are wrong with it in TensorFlow 2.21, on the CPU at least.
+#
+# * It divides the number of all devices of a kind, not of those on its mesh, by
+#   what each of its replicas has here, and takes the quotient for a number of
+#   clients. On four of eight devices it repeats each batch for a second client
+#   that is not there, without an error.
+# * The end of the data is an error inside each device's thread. It stays there:
+#   every later operation on a mesh fails with "Function was cancelled".
+#
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import shard_shapes, step_errors
-from tf_layoutmap.layout.mesh.layouts import Layout, axes_of_layout, mesh_sizes
+from tf_layoutmap.layout.mesh import errors, pinning, shard_shapes
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Layout,
+    Mesh,
+    axes_of_layout,
+    is_own,
+    mesh_sizes,
+    prepare_process,
+)
 from tf_layoutmap.layout.mesh.pinning import on_mesh
-from tf_layoutmap.layout.mesh.prepare import prepare_process
 
 dtensor = tf.experimental.dtensor
 
@@ -168,7 +186,7 @@ def to_host(tensor: Any) -> np.ndarray:
     if isinstance(tensor, tf.Variable):
         tensor = read_divided(tensor)
     layout = dtensor.fetch_layout(tensor)
-    with step_errors.errors_once(layout.mesh):
+    with errors.errors_once(layout.mesh):
         return _to_host(tensor, layout, shape)
 
 
@@ -219,3 +237,143 @@ def _to_host(tensor: Any, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
 def _array(tensor: Any) -> np.ndarray:
     # A scalar's numpy() is no array; this one is a copy, too.
     return np.array(tensor.numpy(), tensor.dtype.as_numpy_dtype)
+
+
+def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
+    """Returns the layout of a tensor of a batch on `mesh`.
+
+    Cut along `batch_dim`; replicated if its first dimension does not divide,
+    or without a `batch_dim`.
+    """
+    rank = len(shape)
+    if (
+        batch_dim is not None
+        and rank > 0
+        and (shape[0] % mesh.dim_size(batch_dim) == 0)
+    ):
+        return dtensor.Layout.batch_sharded(mesh, batch_dim, rank)
+    return dtensor.Layout.replicated(mesh, rank)
+
+
+def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
+    """Returns one tensor of a batch on `mesh`, cut along `batch_dim`.
+
+    Replicated if its first dimension does not divide, or without a
+    `batch_dim`, as are strings. What is on a mesh already, and None, stays.
+
+    Raises:
+      TypeError: It is a sparse or ragged tensor.
+    """
+    if x is None or pinning.on_mesh(x):
+        return x
+    if isinstance(x, tf.SparseTensor | tf.RaggedTensor):
+        raise TypeError(
+            "A batch for a model on a mesh is made of dense tensors. "
+            f"Received: {type(x).__name__} of shape {x.shape}. Use "
+            "`.to_tensor()` or tf.sparse.to_dense."
+        )
+    if not tf.is_tensor(x):
+        x = np.asarray(x)
+    if tf.as_dtype(x.dtype) == tf.string and dtensor.num_clients() == 1:
+        # Devices could not exchange parts of it.
+        batch_dim = None
+    return to_mesh(x, layout_of_batch(x.shape, mesh, batch_dim))
+
+
+def to_host_tensor(x: Any) -> Any:
+    """Returns `x`, from a mesh to the host if it is on one."""
+    if not pinning.on_mesh(x):
+        return x
+    if dtensor.fetch_layout(x).is_fully_replicated():
+        return dtensor.unpack(x)[0]
+    with tf.device("CPU:0"):
+        return tf.constant(to_host(x))
+
+
+def is_host_value(x: Any) -> bool:
+    """Whether `x` is an array or a tensor that is not on a mesh."""
+    return isinstance(x, np.ndarray) or (
+        isinstance(x, tf.Tensor) and not pinning.on_mesh(x)
+    )
+
+
+def to_replicated(x: Any, mesh: Mesh) -> Any:
+    """Returns a host value as a tensor on `mesh`, whole everywhere."""
+    if not is_host_value(x):
+        return x
+    # copy_to_mesh and not pack: gradients flow through it. From the host to
+    # a replicated layout is the case it copies whole.
+    with tf.device("CPU:0"):
+        tensor = tf.convert_to_tensor(x)
+    moved = dtensor.copy_to_mesh(
+        tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank)
+    )
+    mask = getattr(x, "_keras_mask", None)
+    if mask is not None:
+        moved._keras_mask = to_replicated(mask, mesh)
+    return moved
+
+
+def readable_tensor(x: Any) -> Any:
+    """Returns a tensor on a mesh so that `numpy()` can read it."""
+    if not pinning.on_mesh(x):
+        return x
+    layout = dtensor.fetch_layout(x)
+    if layout.is_fully_replicated():
+        return x
+    return dtensor.relayout(
+        x, dtensor.Layout.replicated(layout.mesh, layout.rank)
+    )
+
+
+def iterate(
+    original: Callable[[Any], Any],
+    dataset: tf.experimental.dtensor.DTensorDataset,
+) -> Any:
+    """Returns an iterator over batches, each of which comes once."""
+    if not is_own(dataset._mesh):
+        return original(dataset)
+    per_client = dataset._num_local_devices_per_replica
+    clients = dataset._mesh.size // (dataset.num_global_replicas * per_client)
+    dataset._num_clients_per_replica = clients
+    dataset._partition_offset = (
+        tf.experimental.dtensor.client_id() % clients * per_client
+    )
+    iterator = original(dataset)
+    length = int(dataset._batched_dataset.cardinality())
+    if length >= 0:
+        length //= dataset.num_global_replicas
+    iterator._num_batches_left = length
+    return iterator
+
+
+def get_next(original: Callable[[Any], Any], iterator: Any) -> Any:
+    """Returns the next batch; the devices are never asked for one too many.
+
+    Raises:
+      StopIteration: There is no further batch.
+      RuntimeError: The same, where the number of batches was not known.
+    """
+    left = getattr(iterator, "_num_batches_left", None)
+    if left is None or not tf.executing_eagerly():
+        # A function may take any number of batches.
+        iterator._num_batches_left = None
+        return original(iterator)
+    if left == 0:
+        raise StopIteration
+    try:
+        batch = original(iterator)
+    except (StopIteration, tf.errors.CancelledError) as error:
+        # Which of the two comes depends on which device is asked first.
+        if left > 0 and not isinstance(error, StopIteration):
+            raise
+        raise RuntimeError(
+            "The data of a DTensorDataset of unknown length ended, after "
+            "which TensorFlow runs nothing more on these devices. State the "
+            "length, before the DTensorDataset is made, with dataset.apply("
+            "tf.data.experimental.assert_cardinality(n)), or take no more "
+            "steps than there are batches (`steps_per_epoch`, `epochs=1`)."
+        ) from None
+    if left > 0:
+        iterator._num_batches_left = left - 1
+    return batch

@@ -7,23 +7,173 @@ nobody asked for, without an error. So before each step they tell each other
 what they are going to do, and refuse together.
 """
 
+# DOC-MERGE: Which step a process is about to take, and telling the others about it.
+# DOC-MERGE: The epoch of `fit` that this thread is in, and how it ends for others.
+# DOC-MERGE: Batches of which several processes take the same part.
+import contextlib
+import threading
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap import _checks
-from tf_layoutmap.layout.mesh import batches, pinning
-from tf_layoutmap.layout.processes import (
-    compare,
-    digest,
-    messages,
-    shared_batches,
-)
-from tf_layoutmap.layout.processes.epoch import state
+from tf_layoutmap._core import checks
+from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.processes import compare, digest, messages
 from tf_layoutmap.layout.processes.messages import ProcessError
-from tf_layoutmap.layout.processes.step_exchange import StepExchange
+
+
+def batch_leaves(batch: Any) -> list[tuple[str, Any]]:
+    """Returns path and value of each tensor of a batch, None included."""
+    return [
+        (
+            "/".join(map(str, path)) or "0",
+            None
+            if x is None or isinstance(x, tf.experimental.Optional)
+            else x
+            if hasattr(x, "shape")
+            else np.asarray(x),
+        )
+        for path, x in keras.tree.flatten_with_path(batch)
+    ]
+
+
+def local_part(batch: Any, size: int) -> Any:
+    """Returns the first `size` samples of a batch."""
+    return keras.tree.map_structure(
+        lambda x: (
+            x
+            if x is None or isinstance(x, tf.experimental.Optional)
+            else x[:size]
+        ),
+        batch,
+    )
+
+
+# Of this thread: `step`, the number of the last one in this epoch; `awaited`,
+# the `ProcessChecks` whose next message the others wait for; `is_stopped`,
+# whether all processes ended the epoch together.
+state = threading.local()
+
+
+@contextlib.contextmanager
+def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
+    """`catch_stop_iteration` of Keras: all steps of one epoch are inside.
+
+    Keras counts steps where it knows how many there are, and then asks for no
+    further batch: the others are told here that there is none.
+    """
+    before = (getattr(state, "step", None), getattr(state, "awaited", None))
+    state.step, state.awaited, state.is_stopped = 0, None, False
+    try:
+        with original(data):
+            try:
+                yield
+            except StopIteration:
+                # Keras would take it for data that ended too early, and
+                # tf_keras train no further epoch.
+                if not state.is_stopped:
+                    raise
+        if state.awaited is not None:
+            state.awaited.announce(messages.ENDED)
+    except BaseException as error:
+        if state.awaited is not None:
+            state.awaited.announce(messages.FAILED, messages.first_line(error))
+        raise
+    finally:
+        state.step, state.awaited = before
+
+
+dtensor = tf.experimental.dtensor
+
+# What TensorFlow says of a step that was ended from elsewhere.
+_ABORTED = "Collective ops is aborted by:"
+
+
+class StepExchange:
+    """One kind of step of a model, and what processes say about it."""
+
+    def __init__(
+        self, model: Any, mesh: Mesh, batch_dim: str | None, kind: str
+    ):
+        self.model = model
+        self.mesh = mesh
+        self.batch_dim = batch_dim
+        self.kind = kind
+        self.step = 0
+        self.is_on = messages.is_possible(mesh)
+
+    def count_step(self) -> None:
+        """Counts from 1 within an epoch; elsewhere, within this object."""
+        if getattr(state, "step", None) is None:
+            self.step += 1
+        else:
+            self.step = state.step = state.step + 1
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Goes around a step; when it fails, no other waits in its own.
+
+        Raises:
+          ProcessError: The step of another process failed.
+        """
+        if not self.is_on:
+            yield
+            return
+        try:
+            yield
+        except Exception as error:
+            awaited, state.awaited = state.awaited, None
+            if _ABORTED in str(error):
+                raise ProcessError(
+                    "Another process failed and ended "
+                    f"{self.here()} of this one, {dtensor.client_id()}: "
+                    f"{_why_aborted(error)} Start all processes again, from a "
+                    "checkpoint."
+                ) from error
+            if awaited is not None:
+                messages.fail(messages.first_line(error))
+            raise
+
+    def exchange(self, kind: str, body: Any, what: str) -> list[Any]:
+        """Returns what all processes send; see `messages.exchange`."""
+        try:
+            return messages.exchange(kind, body, what)
+        except ProcessError:
+            # The others know, or are told by the message of this exchange.
+            state.awaited = None
+            raise
+
+    def announce(self, kind: str, why: str = "") -> None:
+        """Tells the others that this process takes no further step."""
+        state.awaited = None
+        # The process that keeps the messages may have ended already.
+        with contextlib.suppress(tf.errors.OpError):
+            messages.send(kind, why)
+
+    def here(self) -> str:
+        """Returns which step this is, for messages."""
+        return f"step {self.step} of {compare.DOES[self.kind]}"
+
+    def refuse(self, difference: str | None) -> None:
+        """Raises a ProcessError if the processes differ."""
+        if difference is None:
+            return
+        state.awaited = None
+        raise ProcessError(
+            f"The processes that train model {self.model.name!r} do not do "
+            f"the same, at {self.here()}: {difference}."
+        )
+
+
+def _why_aborted(error: Exception) -> str:
+    line = str(error).partition(_ABORTED)[2].partition("\n")[0]
+    return line.rpartition("Error reported from ")[2].strip(" .") + "."
+
 
 _options = {"every_step": False}
 
@@ -57,7 +207,7 @@ def set_process_checks(
       TypeError: `every_step` is no bool.
       ValueError: `deadline_seconds` is no number above 0.
     """
-    _checks.check_type("every_step", every_step, bool, "a bool")
+    checks.check_type("every_step", every_step, bool, "a bool")
     messages.set_deadline(deadline_seconds)
     _options["every_step"] = every_step
 
@@ -99,7 +249,7 @@ class ProcessChecks(StepExchange):
         self._is_full = self._is_new or _options["every_step"]
         state.awaited = self
         self.count_step()
-        leaves = shared_batches.leaves(batch)
+        leaves = batch_leaves(batch)
         message = {
             "kind": self.kind,
             "step": self.step,
@@ -124,9 +274,9 @@ class ProcessChecks(StepExchange):
         self.refuse(compare.step_difference(found))
         size = self._common_size(found)
         if size is not None:
-            batch = shared_batches.cut(batch, size)
+            batch = local_part(batch, size)
         if self._is_full or size is not None:
-            self._compare_contents(shared_batches.leaves(batch))
+            self._compare_contents(batch_leaves(batch))
         return batch
 
     def compare_model(self) -> None:
@@ -231,7 +381,9 @@ class ProcessChecks(StepExchange):
                 if x is None
                 else digest.of_contents(
                     x,
-                    batches.layout_of_batch(x.shape, self.mesh, self.batch_dim),
+                    transfer.layout_of_batch(
+                        x.shape, self.mesh, self.batch_dim
+                    ),
                 ),
             ]
             for path, x in leaves

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import transfer
-from tf_layoutmap.layout.mesh.layouts import Layout
+from tf_layoutmap.layout.mesh.device_mesh import Layout
 
 dtensor = tf.experimental.dtensor
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import _checks, _tf_private
-from tf_layoutmap.layout.mesh.layouts import Mesh
+from tf_layoutmap._core import checks, tf_private
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -54,7 +54,7 @@ def set_deadline(seconds: float) -> None:
         or not 0 < seconds < float("inf")
     ):
         raise ValueError(
-            _checks.message(
+            checks.message(
                 "deadline_seconds", "a number of seconds above 0", seconds
             )
         )
@@ -66,7 +66,7 @@ def is_possible(mesh: Mesh) -> bool:
     return (
         mesh.num_local_devices() < mesh.size
         and dtensor.num_clients() > 1
-        and _tf_private.has_coordination()
+        and tf_private.has_coordination()
     )
 
 
@@ -78,7 +78,7 @@ def send(kind: str, body: Any) -> int:
         number = _number
     key = _key(number, dtensor.client_id())
     _own_keys.append(key)
-    _tf_private.set_cluster_value(key, json.dumps([kind, body]))
+    tf_private.set_cluster_value(key, json.dumps([kind, body]))
     return number
 
 
@@ -151,11 +151,11 @@ def fail(why: str) -> None:
             if client == dtensor.client_id():
                 continue
             try:
-                _tf_private.cluster_value(
+                tf_private.cluster_value(
                     _key(number, client), max(until - time.monotonic(), 0.001)
                 )
             except tf.errors.DeadlineExceededError:
-                _tf_private.abort_cluster(
+                tf_private.abort_cluster(
                     f"Process {dtensor.client_id()} failed: {why}"
                 )
                 return
@@ -165,7 +165,7 @@ def _wait(number: int, client: int, until: float, what: str) -> str:
     while True:
         left = max(until - time.monotonic(), 0.001)
         try:
-            return _tf_private.cluster_value(
+            return tf_private.cluster_value(
                 _key(number, client), min(left, _SLICE_SECONDS)
             )
         except tf.errors.DeadlineExceededError:
@@ -196,8 +196,8 @@ def _replace(number: int, kind: str, body: Any) -> None:
     key = _key(number, dtensor.client_id())
     # The process that keeps the messages may have ended.
     with contextlib.suppress(tf.errors.OpError):
-        _tf_private.delete_cluster_value(key)
-        _tf_private.set_cluster_value(key, json.dumps([kind, body]))
+        tf_private.delete_cluster_value(key)
+        tf_private.set_cluster_value(key, json.dumps([kind, body]))
 
 
 def _key(number: int, client: int) -> str:
@@ -211,4 +211,4 @@ def _forget_before(number: int) -> None:
             _own_keys.remove(key)
             # As above.
             with contextlib.suppress(tf.errors.OpError):
-                _tf_private.delete_cluster_value(key)
+                tf_private.delete_cluster_value(key)

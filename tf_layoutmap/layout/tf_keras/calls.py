@@ -7,22 +7,22 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap.layout.mesh import batches, pinning, trace_context
-from tf_layoutmap.layout.plan import layer_limits
-from tf_layoutmap.layout.tf_keras import found_variables, mapping, optimizers
-from tf_layoutmap.layout.tf_keras.context import (
+from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.mesh import pinning, tracing, transfer
+from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.layout.tf_keras import mapping, optimizers
+from tf_layoutmap.layout.tf_keras.patches import (
     context_of,
     is_building,
     is_calling,
     mesh_of_step,
     using,
 )
-from tf_layoutmap.layout.variables import gathered_reads
 
 
 def build(model: Any, inputs: Any) -> None:
     """Makes the weights of `model` for inputs like these, on its mesh."""
-    is_pending = found_variables.is_pending
+    is_pending = mapping.is_pending
     if model.built and not any(map(is_pending, model.weights)):
         return
     if not model.built:
@@ -127,15 +127,16 @@ def call_model(
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     inputs = args[0] if args else kwargs["inputs"]
     build(model, tf.nest.map_structure(_with_shape, inputs))
-    from_host = any(batches.is_host_value(x) for x in flat)
-    with is_calling.set_to(True), trace_context.default_mesh(context.mesh):
+    from_host = any(transfer.is_host_value(x) for x in flat)
+    with is_calling.set_to(True), tracing.default_mesh(context.mesh):
         if from_host:
             args, kwargs = tf.nest.map_structure(
-                lambda x: batches.replicated(x, context.mesh), (args, kwargs)
+                lambda x: transfer.to_replicated(x, context.mesh),
+                (args, kwargs),
             )
         outputs = tf_keras.layers.Layer.__call__(model, *args, **kwargs)
         return (
-            tf.nest.map_structure(batches.readable, outputs)
+            tf.nest.map_structure(transfer.readable_tensor, outputs)
             if from_host
             else outputs
         )
@@ -153,15 +154,15 @@ def call_layer(
     if (
         mesh is None
         or tf.executing_eagerly()
-        or (not trace_context.traced_for_mesh())
+        or (not tracing.traced_for_mesh())
     ):
         return original(layer, *args, **kwargs)
     if not gathered_reads.in_such_a_layer() and (
-        gathered_reads.now() is not None or layer_limits.gathers_weights(layer)
+        gathered_reads.now() is not None or assignments.gathers_weights(layer)
     ):
         with gathered_reads.of_layer():
             return call_layer(original, layer, *args, **kwargs)
-    if not layer_limits.is_kind(layer, layer_limits.BATCH_PARALLEL):
+    if not assignments.is_kind(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     args, kwargs = tf.nest.map_structure(
         lambda x: pinning.whole_samples(x, mesh), (args, kwargs)

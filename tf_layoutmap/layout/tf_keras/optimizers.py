@@ -9,16 +9,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private
-from tf_layoutmap.layout.mesh import (
-    pinning,
-    trace_context,
-    transfer,
-)
-from tf_layoutmap.layout.mesh.layouts import Mesh
-from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
-from tf_layoutmap.layout.tf_keras.context import context_of
-from tf_layoutmap.layout.variables import all_or_nothing
+from tf_layoutmap._core import tf_keras_private
+from tf_layoutmap.layout.mesh import atomic_step, pinning, tracing, transfer
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.tf_keras import mapping
+from tf_layoutmap.layout.tf_keras.patches import context_of
 
 dtensor = tf.experimental.dtensor
 
@@ -32,8 +27,8 @@ def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
       ValueError: It is a legacy or a loss-scaling optimizer or Nadam, or has
         slots off the mesh already.
     """
-    if not isinstance(optimizer, _tf_keras_private.Optimizer) or (
-        isinstance(optimizer, _tf_keras_private.LossScaleOptimizer)
+    if not isinstance(optimizer, tf_keras_private.Optimizer) or (
+        isinstance(optimizer, tf_keras_private.LossScaleOptimizer)
     ):
         raise ValueError(
             "A tf_keras model on a mesh trains with an optimizer of "
@@ -74,18 +69,18 @@ def _move_variables(optimizer: Any, mesh: Mesh) -> None:
     moved = {}
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, tf.Variable):
-            moved[id(value)] = tf_keras_variable.move_to_mesh(value, mesh)
+            moved[id(value)] = mapping.move_to_mesh(value, mesh)
             if moved[id(value)] is not value:
                 setattr(optimizer, name, moved[id(value)])
     optimizer._variables = [
-        moved.get(id(v)) or tf_keras_variable.move_to_mesh(v, mesh)
+        moved.get(id(v)) or mapping.move_to_mesh(v, mesh)
         for v in optimizer._variables
     ]
 
 
 def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
     """Makes the slot variables of `optimizer` before a step is traced."""
-    with trace_context.default_mesh(mesh):
+    with tracing.default_mesh(mesh):
         optimizer.build(variables)
     _move_variables(optimizer, mesh)
 
@@ -121,7 +116,7 @@ def apply_gradients(
     grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
     _state.shapes = [v.shape for _, v in grads_and_vars]
     try:
-        with all_or_nothing.applying(
+        with atomic_step.applying(
             optimizer._mesh, [g for g, _ in grads_and_vars]
         ) as gradients:
             return original(
@@ -193,7 +188,7 @@ def add_slot(
 ) -> Any:
     """Makes a slot variable with the layout of its weight."""
     weight = getattr(model_variable, "_variable", model_variable)
-    if not isinstance(weight, tf_keras_variable.HostReadableVariable):
+    if not isinstance(weight, mapping.HostReadableVariable):
         return original(
             optimizer, model_variable, variable_name, shape, initial_value
         )
@@ -215,7 +210,7 @@ def add_slot(
             )
         )
     )
-    slot = tf_keras_variable.make(
+    slot = mapping.make_variable(
         transfer.to_mesh(initial_value, layout),
         name=f"{variable_name}/{weight.name.removesuffix(':0')}",
         trainable=False,

@@ -4,22 +4,57 @@ tf_keras has DTensor code of its own, which wants a mesh for each optimizer and
 metric, and batches that are on the mesh. Here one scope does all of it.
 """
 
+# DOC-MERGE: What tf_keras models and this thread know of their layout map.
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private
+from tf_layoutmap._core import tf_keras_private
 from tf_layoutmap._patches import engine
-from tf_layoutmap.layout.mesh import trace_context
-from tf_layoutmap.layout.tf_keras import mapping as tf_keras_mapping
-from tf_layoutmap.layout.tf_keras import variable as tf_keras_variable
-from tf_layoutmap.layout.tf_keras.context import (
-    TfKerasMap,
-    context_of,
-    is_building,
-)
+from tf_layoutmap.layout.mesh import tracing
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.tf_keras import mapping
+
+# Whether a model is traced only to make its weights.
+is_building = ThreadValue(False)
+# Whether a model is called eagerly, with tensors on its mesh.
+is_calling = ThreadValue(False)
+# That of the step that runs.
+mesh_of_step: ThreadValue[Mesh | None] = ThreadValue(None)
+
+
+class TfKerasMap:
+    """What tf_keras holds as its layout map: the context of a model."""
+
+    def __init__(self, context: Any):
+        self.context = context
+
+    def get_default_mesh(self) -> Mesh:
+        """Returns the mesh for counters, losses and metrics."""
+        return self.context.mesh
+
+    def __deepcopy__(self, memo: dict) -> "TfKerasMap":
+        return self
+
+
+def context_of(model: Any) -> Any:
+    """Returns the context of a tf_keras model, or None."""
+    layout_map = getattr(model, "_layout_map", None)
+    return layout_map.context if isinstance(layout_map, TfKerasMap) else None
+
+
+@contextlib.contextmanager
+def using(layout_map: Any) -> Iterator[None]:
+    """While open, `layout_map` is what tf_keras makes models under."""
+    before = tf_keras_private.layout_map_in_use()
+    tf_keras_private.use_layout_map(layout_map)
+    try:
+        yield
+    finally:
+        tf_keras_private.use_layout_map(before)
 
 
 @contextlib.contextmanager
@@ -29,13 +64,13 @@ def scope(context: Any) -> Iterator[None]:
     experimental = tf_keras.backend.experimental
     # DTensor places the state of a generator; it cannot place legacy ops.
     had_generator = experimental.is_tf_random_generator_enabled()
-    before = _tf_keras_private.layout_map_in_use()
+    before = tf_keras_private.layout_map_in_use()
     experimental.enable_tf_random_generator()
-    _tf_keras_private.use_layout_map(TfKerasMap(context))
+    tf_keras_private.use_layout_map(TfKerasMap(context))
     try:
         yield
     finally:
-        _tf_keras_private.use_layout_map(before)
+        tf_keras_private.use_layout_map(before)
         if not had_generator:
             experimental.disable_tf_random_generator()
 
@@ -47,12 +82,12 @@ def add_weight(
     if (
         isinstance(layer, tf_keras.metrics.Metric)
         or kwargs.get("layout")
-        or (not isinstance(_tf_keras_private.layout_map_in_use(), TfKerasMap))
+        or (not isinstance(tf_keras_private.layout_map_in_use(), TfKerasMap))
     ):
         return original(layer, *args, **kwargs)
-    with _tf_keras_private.lazy_init_scope():
+    with tf_keras_private.lazy_init_scope():
         weight = original(layer, *args, **kwargs)
-    tf_keras_mapping.draw_seed(getattr(weight, "_variable", weight))
+    mapping.draw_seed(getattr(weight, "_variable", weight))
     return weight
 
 
@@ -67,8 +102,8 @@ def init_model(
 
 def can_be_fused(original: Callable[..., Any], layer: Any, *args: Any) -> bool:
     # The fused operation is one that DTensor lacks, with the same result.
-    on_mesh = trace_context.traced_for_mesh() or isinstance(
-        _tf_keras_private.layout_map_in_use(), TfKerasMap
+    on_mesh = tracing.traced_for_mesh() or isinstance(
+        tf_keras_private.layout_map_in_use(), TfKerasMap
     )
     return not on_mesh and original(layer, *args)
 
@@ -78,14 +113,14 @@ def map_model(original: Callable[..., Any], model: Any, layout_map: Any) -> Any:
         return original(model, layout_map)
     # An inner model's weights have their names when the outer one is built.
     if not is_building.get():
-        tf_keras_mapping.map_model(model, context_of(model))
+        mapping.map_model(model, context_of(model))
     return model
 
 
 def assign_value(
     original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
-    if isinstance(variable, tf_keras_variable.HostReadableVariable):
+    if isinstance(variable, mapping.HostReadableVariable):
         return variable.assign(value)
     return original(variable, value)
 
@@ -96,17 +131,15 @@ def choose_lstm(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     It makes functions for CPUs and GPUs, among which a TensorFlow that places
     operations chooses. DTensor does not, and its compiler ends the process.
     """
-    on_mesh = trace_context.traced_for_mesh()
+    on_mesh = tracing.traced_for_mesh()
     chosen = (
-        _tf_keras_private.LSTM_MODULE.standard_lstm if on_mesh else (original)
+        tf_keras_private.LSTM_MODULE.standard_lstm if on_mesh else (original)
     )
     return chosen(*args, **kwargs)
 
 
 def choose_gru(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The same choice for GRU."""
-    on_mesh = trace_context.traced_for_mesh()
-    chosen = (
-        _tf_keras_private.GRU_MODULE.standard_gru if on_mesh else (original)
-    )
+    on_mesh = tracing.traced_for_mesh()
+    chosen = tf_keras_private.GRU_MODULE.standard_gru if on_mesh else (original)
     return chosen(*args, **kwargs)

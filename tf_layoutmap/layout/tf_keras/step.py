@@ -5,11 +5,11 @@ from typing import Any
 
 import tf_keras
 
-from tf_layoutmap import _tf_keras_private
-from tf_layoutmap.layout.step import autotuning, step_functions
-from tf_layoutmap.layout.step.mesh_step import MeshStep
+from tf_layoutmap._core import tf_keras_private
+from tf_layoutmap.layout import mesh_step
+from tf_layoutmap.layout.mesh_step import MeshStep
 from tf_layoutmap.layout.tf_keras import calls, optimizers
-from tf_layoutmap.layout.tf_keras.context import context_of, mesh_of_step
+from tf_layoutmap.layout.tf_keras.patches import context_of, mesh_of_step
 
 
 class _Step(MeshStep):
@@ -64,13 +64,13 @@ def make_data(
     """Makes the dataset that `fit` and its siblings iterate over."""
     original(handler, *args, **kwargs)
     if context_of(handler._model) is not None and isinstance(
-        handler._adapter, _tf_keras_private.TensorLikeDataAdapter
+        handler._adapter, tf_keras_private.TensorLikeDataAdapter
     ):
-        handler._dataset = autotuning.without_autotuning(handler._dataset)
+        handler._dataset = mesh_step.without_autotuning(handler._dataset)
 
 
 make_train_function, make_test_function = (
-    step_functions.maker(
+    mesh_step.step_function_maker(
         kind,
         context_of,
         lambda model, context, kind=kind: _over_iterator(
@@ -79,7 +79,7 @@ make_train_function, make_test_function = (
     )
     for kind in ("train", "test")
 )
-make_predict_function = step_functions.maker(
+make_predict_function = mesh_step.step_function_maker(
     "predict",
     context_of,
     lambda model, context: _over_one_batch(_Step(model, context, "predict")),

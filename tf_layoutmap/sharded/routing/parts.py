@@ -6,23 +6,24 @@ part of its own, served by TensorFlow's ops: on parameter servers, whose
 processes may not have our library, under XLA, and in exported graphs.
 """
 
+# DOC-MERGE: Where the rows of some ids are: in which part, and which row there.
 import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_layoutmap import _op_gradients, _ops, _tf_private
+from tf_layoutmap._core import op_gradients, ops, tf_private
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import checks
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.checks import Shards
 
 # What `LayoutMap>ScatterRows` has no kernel for, `tf.Variable` has none for
 # either, but of another name in the message.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
-_tf_private.register_read_only_op("LayoutMap>GatherRows")
-_tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
-    _op_gradients.gather_rows_tangent
+tf_private.register_read_only_op("LayoutMap>GatherRows")
+tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
+    op_gradients.gather_rows_tangent
 )
 
 
@@ -81,9 +82,9 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
         return rows
     for variable in part.shards.variables:
         if variable.trainable:
-            _tf_private.variable_accessed(variable)
+            tf_private.variable_accessed(variable)
     with tf.device(part.shards.devices[0]):
-        return _ops.gather_rows(
+        return ops.gather_rows(
             **_described(part.shards), ids=ids, dtype=part.shards.dtype
         )
 
@@ -100,7 +101,7 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
     """
     if part.is_fused:
         with tf.device(part.shards.devices[0]):
-            _ops.scatter_rows(
+            ops.scatter_rows(
                 **_described(part.shards), ids=ids, updates=values, verb=verb
             )
         return
@@ -195,3 +196,50 @@ def _described(shards: Shards) -> dict:
         placement=shards.partition.placement,
         table=shards.name,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """Where the rows of some ids live.
+
+    Attributes:
+      rows: One `[num_ids of the part]` tensor per part: rows of that part.
+      positions: Alike, int32: which of the ids those are, ascending. None for
+        all of them, when there is one part.
+    """
+
+    rows: Sequence[tf.Tensor]
+    positions: Sequence[tf.Tensor | None]
+
+
+def route(shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor) -> Route:
+    """Divides checked `[num_ids]` ids among parts, keeping their order."""
+    rows, numbers = locate(shards, found, flat_ids)
+    if len(found) == 1:
+        return Route([rows], [None])
+    positions = tf.range(tf.size(flat_ids))
+    return Route(
+        tf.dynamic_partition(rows, numbers, len(found)),
+        tf.dynamic_partition(positions, numbers, len(found)),
+    )
+
+
+def locate(
+    shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the row of each id in its part, and the part's number."""
+    owners, rows = assign(shards.partition, flat_ids)
+    part_of_shard = [0] * len(shards.variables)
+    first_row_of_shard = [0] * len(shards.variables)
+    for number, part in enumerate(found):
+        # Inside a part, shards follow each other.
+        first_row = 0
+        for shard in part.numbers:
+            part_of_shard[shard] = number
+            first_row_of_shard[shard] = first_row
+            first_row += shards.partition.sizes[shard]
+    if any(first_row_of_shard):
+        rows += tf.gather(tf.constant(first_row_of_shard, rows.dtype), owners)
+    if len(found) == len(shards.variables):
+        return rows, owners
+    return rows, tf.gather(tf.constant(part_of_shard, tf.int32), owners)

@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.sharded.routing import checks, parts
-from tf_layoutmap.sharded.routing import route as routes
-from tf_layoutmap.sharded.routing.shards import Shards
+from tf_layoutmap.sharded.routing.checks import Shards
 
 VERBS = ("add", "sub", "mul", "div", "min", "max", "update")
 SCATTER_VERBS = tuple(f"scatter_{verb}" for verb in VERBS)
@@ -77,7 +76,7 @@ def _gather_from(
     if len(found) > 1 and checks.in_vectorized_map():
         rows = _gather_masked(shards, found, tf.reshape(ids, [-1]))
         return _in_shape_of(shards, rows, ids)
-    route = routes.route(shards, found, tf.reshape(ids, [-1]))
+    route = parts.route(shards, found, tf.reshape(ids, [-1]))
     if len(found) == 1:
         rows = parts.gather(found[0], route.rows[0])
     else:
@@ -109,7 +108,7 @@ def _gather_masked(
     size. So each part reads a row for each id, its first one for those of
     others.
     """
-    rows, numbers = routes.locate(shards, found, flat_ids)
+    rows, numbers = parts.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
     gathered = None
     for number, part in enumerate(found):
@@ -228,7 +227,7 @@ def _scatter_to(
     if _needs_no_route(shards, found):
         parts.scatter(found[0], verb, flat_ids, values)
         return
-    route = routes.route(shards, found, flat_ids)
+    route = parts.route(shards, found, flat_ids)
     for part, rows, positions in zip(found, route.rows, route.positions):
         parts.scatter(
             part,

@@ -1,0 +1,71 @@
+"""tf_layoutmap.embedding.build_shapes: the shapes that `build` is told."""
+
+import collections
+
+import pytest
+import tensorflow as tf
+
+from tf_layoutmap.embedding import build_shapes
+from tf_layoutmap.embedding.spec import config
+
+FEATURES = [
+    config.FeatureSpec(name, 0, length)
+    for name, length in (("a", 0), ("b", 3), ("c", 0))
+]
+NESTED = ({"x": "a", "y": "b"}, ["c"])
+A, B, C = (tf.TensorShape([size, None]) for size in (1, 2, 3))
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [A, B, C],
+        (A, B, C),
+        ((A, B), C),
+        [A, [B, (C,)]],
+        ({"y": B, "x": A}, [C]),
+        [{"x": A, "y": B}, (C,)],
+        ({"x": (1, 9), "y": [2, 9]}, [(3, None)]),
+    ],
+)
+def test_lists_of_shapes_are_taken_in_the_order_of_features(shapes):
+    assert build_shapes.read(NESTED, FEATURES, shapes) == [(1,), (2,), (3,)]
+
+
+def test_a_single_feature_takes_a_shape_or_a_list_of_one():
+    for shapes in (A, [A], (A,), [1, None], (1, 7)):
+        assert build_shapes.read("a", FEATURES[:1], shapes) == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [A, B],
+        [A, B, C, C],
+        ({"x": A, "z": B}, [C]),
+        {"x": A, "y": B, "c": C},
+        [{"x": A, "y": B, "c": C}],
+        Pair({"x": A, "y": B}, [C]),
+    ],
+)
+def test_other_numbers_and_names_are_refused(shapes):
+    with pytest.raises(
+        (TypeError, ValueError), match="`per_replica_input_shapes` must have"
+    ):
+        build_shapes.read(NESTED, FEATURES, shapes)
+
+
+def test_the_last_dimension_is_combined():
+    shapes = [[4], [4, 2, 9], [None, 5, 2, 1]]
+    assert build_shapes.read(
+        NESTED, FEATURES, [tf.TensorShape(one) for one in shapes]
+    ) == [(4,), (4, 2), (None, 5, 2)]
+    with pytest.raises(ValueError, match="feature 'b'"):
+        build_shapes.read(NESTED, FEATURES, [A, tf.TensorShape([]), C])
+
+
+def test_positions_are_those_of_two_dimensions():
+    assert build_shapes.with_positions(FEATURES[1], (4,)) == (4, 3)
+    assert build_shapes.with_positions(FEATURES[1], (4, 5)) == (4, 5)
+    assert build_shapes.with_positions(FEATURES[0], (4,)) == (4,)

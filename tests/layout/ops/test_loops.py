@@ -1,0 +1,157 @@
+"""Loops on a mesh give the numbers and gradients of plain TensorFlow, or are
+refused by a sentence; without a mesh they stay loops."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout import default_mesh, to_host, to_mesh
+from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
+
+MESH = mesh_of(batch=2, model=2)
+X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+
+
+def while_loop(x):
+    return tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.sin(y) * 2), (0, x)
+    )[1]
+
+
+def at_most(x):
+    return tf.while_loop(
+        lambda y: True, lambda y: (y * 2 + 1,), (x,), maximum_iterations=2
+    )[0]
+
+
+def array(x):
+    states = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+
+    def body(i, states):
+        return i + 2, states.write(i, x[i] * tf.cast(i + 1, tf.float32))
+
+    _, states = tf.while_loop(lambda i, _: i < 4, body, (0, states))
+    return states.stack() + tf.reduce_sum(states.gather([2, 0]))
+
+
+LOOPS = {
+    "while_loop": while_loop,
+    "maximum_iterations": at_most,
+    "map_fn": lambda x: tf.map_fn(tf.sin, x),
+    "scan": lambda x: tf.scan(lambda a, row: a * 0.5 + tf.sin(row), x),
+    "foldr": lambda x: tf.foldr(lambda a, row: a * 0.5 + row, x),
+    "TensorArray": array,
+}
+
+
+def step_of(function):
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x * 1.0)
+        return y, tape.gradient(y, x)
+
+    return tf.function(step, autograph=False)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_agrees_with_plain_tensorflow(name):
+    wanted = step_of(LOOPS[name])(tf.constant(X))
+    with default_mesh(MESH):
+        got = step_of(LOOPS[name])(to_mesh(X, layout_of(MESH, "batch", None)))
+    for mine, plain in zip(got, wanted):
+        np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
+
+
+def test_a_write_leaves_the_array_before_as_it_was():
+    @tf.function(autograph=False)
+    def step(x):
+        first = tf.TensorArray(tf.float32, size=2).unstack(x[:2])
+        second = first.write(0, x[2])
+        return first.read(0) - second.read(0), second.concat()
+
+    with default_mesh(MESH):
+        difference, joined = map(
+            to_host, step(to_mesh(X, layout_of(MESH, None, None)))
+        )
+    np.testing.assert_allclose(difference, X[0] - X[2], 1e-6)
+    np.testing.assert_array_equal(joined, np.concatenate([X[2], X[1]]))
+
+
+def until_large(x):
+    rows = tf.TensorArray(tf.float32, size=1).unstack(x[:1])
+    with tf.name_scope("grower"):
+        return tf.while_loop(
+            lambda y, _: tf.reduce_max(y) < 9.0,
+            lambda y, rows: (y * 2.0, rows.write(0, y)),
+            (x[0], rows),
+        )[0]
+
+
+REFUSED = {
+    "whose number of steps is not known.*'grower": until_large,
+    "at most 2000 steps": lambda x: tf.while_loop(
+        lambda i, y: i < 5000, lambda i, y: (i + 1, y), (0, x)
+    )[1],
+    "elements cannot read the one numbered 7": lambda x: (
+        tf.TensorArray(tf.float32, size=4).unstack(x).read(7)
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_cannot_be_unrolled_is_refused(sentence):
+    with (
+        pytest.raises((UnsupportedByDTensorError, IndexError), match=sentence),
+        default_mesh(MESH),
+    ):
+        step_of(REFUSED[sentence])(to_mesh(X, layout_of(MESH, None, None)))
+
+
+def test_a_loop_that_ends_by_its_values_runs_without_arrays():
+    @tf.function(autograph=False)
+    def step(x):
+        return tf.while_loop(
+            lambda y: tf.reduce_max(y) < 100.0, lambda y: (y * 2.0 + 1.0,), (x,)
+        )[0]
+
+    with default_mesh(MESH):
+        got = to_host(step(to_mesh(X, layout_of(MESH, "batch", None))))
+    np.testing.assert_allclose(got, step(tf.constant(X)), 1e-6)
+
+
+def test_without_a_mesh_loops_stay_loops():
+    graph = (
+        step_of(LOOPS["scan"])
+        .get_concrete_function(tf.TensorSpec([None, 8]))
+        .graph
+    )
+    assert {"While", "StatelessWhile"} & {
+        op.type for op in graph.get_operations()
+    }
+    with default_mesh(MESH):
+        rows = tf.data.Dataset.from_tensors(X).map(
+            lambda x: tf.map_fn(lambda row: row + 1.0, x)
+        )
+    np.testing.assert_allclose(next(rows.as_numpy_iterator()), X + 1.0)
+
+
+def test_going_backwards_in_a_loop_of_unknown_length_is_refused():
+    # It ended the process.
+    mesh = mesh_of(batch=2, model=2)
+    x = to_mesh(np.ones((8, 4), np.float32), layout_of(mesh, "batch", "model"))
+
+    @tf.function(autograph=False)
+    def step(x, count):
+        return tf.while_loop(
+            lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]), (0, x)
+        )[1]
+
+    with (
+        default_mesh(mesh),
+        pytest.raises(
+            UnsupportedByDTensorError, match="cannot reverse a dimension"
+        ),
+    ):
+        step(x, to_mesh(np.int32(3), layout_of(mesh)))

@@ -1,0 +1,212 @@
+"""Functions of users that DTensor refuses are computed whole, and said so."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layout import pairs
+from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
+
+L = keras.layers
+AXES = {"d1.embeddings": ("model", None), "d2.kernel": (None, "model")}
+
+
+class Halves(L.Layer):
+    """Divides what DTensor has divided already."""
+
+    def call(self, x):
+        a, b = tf.split(x, 2, axis=-1)
+        return a * tf.sigmoid(b)
+
+
+class Writer(keras.Sequential):
+    """Writes tokens one after the other, as generative models do."""
+
+    def write(self, tokens, last):
+        def step(i, tokens):
+            best = tf.argmax(self(tokens)[:, i - 1], -1, tokens.dtype)
+            column = tf.one_hot(i, tokens.shape[1], dtype=tokens.dtype)
+            return i + 1, tokens * (1 - column) + best[:, None] * column
+
+        return tf.while_loop(lambda i, _: i < last, step, (1, tokens))[1]
+
+    def once(self, tokens):
+        return self(tokens)
+
+
+def make():
+    return Writer(
+        [
+            keras.Input((6,), dtype="int32"),
+            L.Embedding(16, 8, name="d1"),
+            L.Dense(32, name="d2"),
+            Halves(name="halves"),
+            L.LayerNormalization(name="d3"),
+        ]
+    )
+
+
+def tokens():
+    return pairs.TOKENS[:8].astype(np.int32)
+
+
+def results_of(model, *functions):
+    return [
+        np.asarray(function(tokens(), tf.constant(4)))
+        for function in functions or (tf.function(model.write),)
+    ]
+
+
+def test_a_loop_of_unknown_length_gives_what_one_device_gives():
+    plain = results_of(pairs.plain(make))
+    model = pairs.on_mesh(make, AXES)
+    function = tf.function(model.write)
+    with pytest.warns(
+        tlm.layout.LayoutMapWarning,
+        match="'write'.*everything, with all weights",
+    ):
+        on_mesh = results_of(model, function)
+    np.testing.assert_array_equal(on_mesh, plain)
+    # Weights are read anew each time.
+    model.layers[1].kernel.assign(-model.layers[1].kernel.numpy())
+    other = pairs.plain(make)
+    other.layers[1].kernel.assign(-other.layers[1].kernel.numpy())
+    np.testing.assert_array_equal(
+        results_of(model, function), results_of(other)
+    )
+
+
+def test_it_is_refused_and_told_once(recwarn):
+    model = pairs.on_mesh(make, AXES)
+    traces = []
+
+    @tf.function
+    def write(tokens, last):
+        traces.append(tokens.shape)
+        return model.write(tokens, last)
+
+    for _ in range(3):
+        results_of(model, write)
+    # As for one device, for the mesh, and whole.
+    assert len(traces) == 3
+    assert (
+        len([w for w in recwarn if w.category is tlm.layout.LayoutMapWarning])
+        == 1
+    )
+
+
+def test_gradients_of_ones_own_step():
+    def step_of(model):
+        @tf.function
+        def step(tokens):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tokens) ** 2)
+            return loss, [
+                tf.convert_to_tensor(g)
+                for g in tape.gradient(
+                    loss, [v.value for v in model.trainable_variables]
+                )
+            ]
+
+        return step
+
+    plain = step_of(pairs.plain(make))(tokens())
+    with pytest.warns(tlm.layout.LayoutMapWarning, match="'step'"):
+        on_mesh = step_of(pairs.on_mesh(make, AXES))(tokens())
+    pairs.assert_alike(
+        keras.tree.map_structure(np.asarray, plain),
+        keras.tree.map_structure(tlm.layout.to_host, on_mesh),
+    )
+
+
+def trained_by_a_loop(model, mesh=None):
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    with (
+        contextlib.nullcontext()
+        if mesh is None
+        else (tlm.layout.default_mesh(mesh))
+    ):
+        losses = [step(tokens()) for _ in range(3)]
+    return [float(tlm.layout.to_host(x)) if mesh else float(x) for x in losses]
+
+
+def with_statistics():
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            L.Embedding(16, 8, name="d1"),
+            L.Dense(32, name="d2"),
+            Halves(name="halves"),
+            L.BatchNormalization(name="d3"),
+            L.Dense(4, name="d4"),
+        ]
+    )
+
+
+def test_ones_own_loop_trains_to_the_same_weights():
+    axes = AXES | {"d3.*": ("model",), "d4.kernel": ("batch", "model")}
+    plain = pairs.plain(with_statistics)
+    on_mesh = pairs.on_mesh(with_statistics, axes)
+    losses = trained_by_a_loop(plain)
+    with pytest.warns(tlm.layout.LayoutMapWarning, match="'step'"):
+        pairs.assert_alike(
+            losses, trained_by_a_loop(on_mesh, mesh_of(batch=2, model=2))
+        )
+    pairs.assert_same_weights(plain, on_mesh)
+
+
+def test_a_batch_that_is_divided_is_gathered():
+    model = pairs.on_mesh(make, AXES)
+    mesh = mesh_of(batch=2, model=2)
+    batch = tlm.layout.to_mesh(tokens(), layout_of(mesh, "batch", None))
+    with pytest.warns(tlm.layout.LayoutMapWarning):
+        on_mesh = tf.function(model.write)(batch, tf.constant(4))
+    np.testing.assert_array_equal(
+        [np.asarray(on_mesh)], results_of(pairs.plain(make))
+    )
+
+
+def test_a_strict_map_refuses():
+    mesh = mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh, strict=True)
+    for key, axes in AXES.items():
+        layout_map[key] = layout_of(mesh, *axes)
+    with tlm.layout_map_scope(layout_map):
+        model = make()
+    with pytest.raises(
+        UnsupportedByDTensorError,
+        match="function 'write' computes: it does not know the number of ",
+    ):
+        results_of(model)
+    with pytest.raises(
+        UnsupportedByDTensorError,
+        match="divide a Split operation .* function 'once' needs one",
+    ):
+        tf.function(model.once)(tokens())
+
+
+def test_other_errors_are_as_they_were():
+    pairs.on_mesh(make, AXES)
+
+    @tf.function
+    def function(x):
+        tf.debugging.assert_positive(x, "not positive")
+        return x
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not positive"):
+        function(tf.constant(-1))

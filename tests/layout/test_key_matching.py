@@ -1,0 +1,130 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_layoutmap.layout.key_matching import (
+    MODES,
+    Match,
+    PatternTable,
+    refuse_two,
+    refuse_two_as_keras,
+)
+
+
+def test_an_equal_pattern_beats_an_earlier_one_that_matches():
+    table = PatternTable(["d.*", "d1.kernel"])
+    assert table.find(["d1.kernel"]) == Match(
+        "d1.kernel", "d1.kernel", ("d.*",)
+    )
+
+
+def test_the_first_added_pattern_wins():
+    table = PatternTable([".*kernel", "d.*"])
+    assert table.find(["d1.kernel"]).pattern == ".*kernel"
+    match = table.find(["d1.kernel"])
+    assert match.shadowed == ("d.*",)
+    with pytest.warns(DeprecationWarning, match=r"Match\.shadowed"):
+        assert match.losers == ("d.*",)
+
+
+def test_match_starts_at_the_beginning_and_search_does_not():
+    key = "my_model/dense_1/kernel"
+    assert PatternTable(["dense.*kernel"], mode="match").find([key]) is None
+    assert PatternTable(["dense.*kernel"], mode="search").find([key])
+
+
+# A pattern with a group is tried in another way than one without.
+@pytest.mark.parametrize("pattern", ["dense.*kernel", "dense.*(kernel|bias)"])
+def test_fullmatch_takes_the_whole_key(pattern):
+    table = PatternTable([pattern], mode="fullmatch")
+    assert table.find(["dense_1/kernel"]).pattern == pattern
+    assert table.find(["my_model/dense_1/kernel"]) is None
+    assert table.find(["dense_1/kernel_norm"]) is None
+
+
+def test_a_pattern_may_fit_any_name_of_a_variable():
+    table = PatternTable(["seq/d/kernel", "d.kernel"])
+    assert table.find(["d.kernel", "m/d/kernel"]).key == "d.kernel"
+
+
+def test_an_equal_pattern_wins_even_for_a_later_name():
+    table = PatternTable(["d.*", "m/d/kernel"])
+    assert table.find(["d.kernel", "m/d/kernel"]).pattern == "m/d/kernel"
+
+
+def test_a_removed_pattern_is_gone():
+    table = PatternTable(["a", "b"])
+    table.remove("a")
+    assert table.find(["a"]) is None
+    with pytest.raises(KeyError):
+        table.remove("a")
+
+
+def test_two_claims_are_refused_in_the_words_of_both():
+    table = PatternTable([".*kernel", "d.*"])
+    with pytest.raises(
+        ValueError,
+        match=r"'d1.kernel', matched by "
+        r"'\.\*kernel', 'd\.\*'",
+    ):
+        refuse_two(table.find(["d1.kernel"]))
+
+
+def test_two_claims_are_refused_in_keras_words():
+    table = PatternTable([".*kernel", "d.*"])
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"Path 'd1.kernel' matches multiple layout specification keys: "
+            r"\['\.\*kernel', 'd\.\*'\]"
+        ),
+    ):
+        refuse_two_as_keras(table.find(["d1.kernel"]))
+
+
+def test_an_equal_pattern_is_no_second_claim():
+    match = PatternTable(["d.*", "d1"]).find(["d1"])
+    refuse_two(match)
+    refuse_two_as_keras(match)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind", "words"),
+    [
+        ("a(", ValueError, "re.escape"),
+        (3, TypeError, "must be a string"),
+        ("taken", ValueError, "already exists"),
+    ],
+)
+def test_a_bad_pattern_is_refused(pattern, kind, words):
+    table = PatternTable(["taken"])
+    with pytest.raises(kind, match=words):
+        table.add(pattern)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="match"):
+        PatternTable(mode="exactly")
+
+
+@given(
+    patterns=st.lists(
+        st.from_regex(r"[ab.*]{1,4}", fullmatch=True).filter(
+            lambda p: not p.startswith("*") and "**" not in p
+        ),
+        unique=True,
+        max_size=5,
+    ),
+    key=st.text("ab", min_size=1, max_size=4),
+    mode=st.sampled_from(MODES),
+)
+def test_find_is_the_first_that_fits(patterns, key, mode):
+    expected = (
+        key
+        if key in patterns
+        else next((p for p in patterns if getattr(re, mode)(p, key)), None)
+    )
+    found = PatternTable(patterns, mode=mode).find([key])
+    assert (found and found.pattern) == expected

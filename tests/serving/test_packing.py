@@ -1,0 +1,136 @@
+"""tf_layoutmap.serving.packing: rows as bytes, and back."""
+
+import hypothesis.extra.numpy
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_layoutmap.serving import packing
+from tf_layoutmap.serving.packing import RowFormat
+
+ROWS = st.integers(1, 9).flatmap(
+    lambda dim: hypothesis.extra.numpy.arrays(
+        np.float32,
+        st.tuples(st.integers(0, 6), st.just(dim)),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=True),
+    )
+)
+
+
+@given(rows=ROWS, kind=st.sampled_from(["int8", "int4"]))
+def test_an_error_is_at_most_half_a_step(rows, kind):
+    form = RowFormat(kind, rows.shape[1])
+    stored = packing.pack(rows, form)
+    assert stored.shape == (len(rows), form.width)
+    assert stored.nbytes == len(rows) * form.row_bytes
+    found = packing.unpack(stored, form).astype(np.float64)
+    for row, one in zip(rows.astype(np.float64), found):
+        step = (row.max() - row.min()) / form.highest_code
+        # Scale, product and sum are rounded to float32.
+        rounding = 4e-7 * np.abs(row).max() + 2e-38
+        assert np.abs(one - row).max() <= step / 2 + rounding
+
+
+@given(rows=ROWS)
+def test_constant_rows_keep_their_bits(rows):
+    rows = np.repeat(rows[:, :1], rows.shape[1], axis=1)
+    for kind in ("int8", "int4"):
+        form = RowFormat(kind, rows.shape[1])
+        np.testing.assert_array_equal(
+            packing.unpack(packing.pack(rows, form), form), rows
+        )
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("dim", [1, 2, 5, 8])
+def test_whole_numbers_that_are_codes_keep_their_bits(kind, dim):
+    form = RowFormat(kind, dim)
+    rows = (
+        np.random.default_rng(0)
+        .integers(0, form.highest_code, [20, dim], endpoint=True)
+        .astype(np.float32)
+    )
+    rows[:, 0], rows[:, -1] = form.highest_code, 0.0
+    np.testing.assert_array_equal(
+        packing.unpack(packing.pack(rows, form), form), rows
+    )
+
+
+def test_what_float32_is_stored_as_is_itself():
+    rows = np.array([[np.nan, np.inf]], np.float32)
+    form = packing.choose("float32", "float32", 2)
+    assert packing.pack(rows, form) is rows
+
+
+def test_float16_keeps_what_is_not_finite_and_refuses_what_would_become_so():
+    form = RowFormat("float16", 2)
+    rows = np.array([[np.nan, -np.inf], [1.5, 65504.0]], np.float32)
+    np.testing.assert_array_equal(
+        packing.unpack(packing.pack(rows, form), form), rows
+    )
+    with pytest.raises(
+        packing.UnfitRowError,
+        match="Row 1 holds -70000.0 in "
+        "column 0, which is beyond what float16 holds",
+    ):
+        packing.pack(np.array([[1, 2], [-7e4, 3]], np.float32), form)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_row_that_is_not_finite_is_refused(kind, bad):
+    rows = np.array([[1, 2], [3, bad]], np.float32)
+    with pytest.raises(
+        packing.UnfitRowError,
+        match=("Row 1 holds .* in column 1, which is not finite"),
+    ):
+        packing.pack(rows, RowFormat(kind, 2))
+
+
+def test_a_span_that_is_no_float_is_refused():
+    rows = np.array([[0, 1], [-3e38, 3e38]], np.float32)
+    with pytest.raises(packing.UnfitRowError, match="Row 1 .* further from"):
+        packing.pack(rows, RowFormat("int8", 2))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("largest", [1e-44, 1e-40, 1e-37, 1e-36, 1e-35, 1e-30])
+def test_small_rows_are_within_half_a_step_in_a_graph(kind, largest):
+    """TensorFlow's threads compute with zero instead of subnormal numbers."""
+    rows = (
+        np.random.default_rng(0)
+        .uniform(-largest, largest, [200, 8])
+        .astype(np.float32)
+    )
+    rows[0, :4] = 0.0
+    form = RowFormat(kind, 8)
+    stored = tf.Variable(packing.pack(rows, form))
+    found = (
+        tf.function(lambda ids: packing.gather_unpacked(stored, ids, form))(
+            tf.range(200, dtype=tf.int64)
+        )
+        .numpy()
+        .astype(np.float64)
+    )
+    rows = rows.astype(np.float64)
+    step = np.ptp(rows, axis=1, keepdims=True) / form.highest_code
+    rounding = 4e-7 * np.abs(rows).max(axis=1, keepdims=True)
+    assert (np.abs(found - rows) <= step / 2 + rounding + 2e-38).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim", "ratio"),
+    [("int8", 64, 0.30), ("int4", 64, 0.17), ("float16", 7, 0.5)],
+)
+def test_the_size_is_what_is_promised(kind, dim, ratio):
+    assert packing.choose(kind, "float32", dim).row_bytes <= ratio * 4 * dim
+
+
+def test_rows_that_would_grow_stay_as_they_are():
+    assert packing.choose("int8", "float32", 2).kind == "float32"
+    assert packing.choose("int8", "float32", 3).kind == "int8"
+    assert packing.choose("int8", "bfloat16", 8).kind == "bfloat16"
+    assert packing.choose("int4", "bfloat16", 8).kind == "int4"
+    assert packing.choose("float16", "bfloat16", 8).kind == "bfloat16"

@@ -1,0 +1,211 @@
+"""The one module that loads the shared libraries.
+
+The op library is compiled against TensorFlow's C++ classes, whose layout in
+memory changes between minor versions. A missing symbol is an error, but another
+layout is not; so the version is compared before the library is loaded.
+
+Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
+`native` is the pybind11 module: the core on numpy arrays, without TensorFlow.
+"""
+
+import errno
+import functools
+import importlib
+import json
+import os
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tf_layoutmap import _version
+from tf_layoutmap._core import requirements
+
+_LIBRARY = pathlib.Path(__file__).parents[1] / "_layoutmap_ops.so"
+_EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
+
+# TensorFlow turns the op name LayoutMap>RouteIds into this function name.
+_PREFIX = "layout_map_"
+
+# What TensorFlow writes before and after the message of an eager op.
+_WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\} ")
+_OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
+
+
+def _check_version(found: str, built_for: str) -> None:
+    """Refuses a TensorFlow of another minor version than the build's."""
+    other = requirements.other_version(
+        "tensorflow", found, requirements.minor(built_for)
+    )
+    if other is not None:
+        raise other
+
+
+def _version_built_for() -> str:
+    """The TensorFlow that the libraries here were compiled against."""
+    try:
+        build_info = importlib.import_module("tf_layoutmap._build_info")
+    except ModuleNotFoundError:
+        raise _not_built("_build_info.py") from None
+    if not _LIBRARY.exists():
+        raise _not_built(_LIBRARY.name)
+    return build_info.TF_VERSION
+
+
+def _not_built(missing: str) -> ImportError:
+    return ImportError(
+        f"tf_layoutmap's native parts are not built: {missing} is missing in "
+        f"{_LIBRARY.parent}. In a checkout run `make build`, or "
+        "`pip install --no-build-isolation .`; otherwise reinstall the wheel."
+    )
+
+
+def _import_tensorflow() -> types.ModuleType:
+    try:
+        return importlib.import_module("tensorflow")
+    except ModuleNotFoundError as error:
+        # Of TensorFlow itself only: one of its own dependencies missing is
+        # another problem, and its own message names it.
+        missing = requirements.not_installed("tf_layoutmap", error)
+        if missing is None:
+            raise
+        raise missing from None
+
+
+def _load() -> types.ModuleType:
+    library = _load_library(_LIBRARY)
+    # Not at the head of this file: it imports TensorFlow, whose version must
+    # be checked first.
+    gradients = importlib.import_module("tf_layoutmap._core.op_gradients")
+    gradients.register(sys.modules[__name__])
+    # What `describe_process` tells the other processes of a cluster.
+    os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
+        {
+            "tensorflow": _import_tensorflow().__version__,
+            "tf_layoutmap": _version.__version__,
+        }
+    )
+    return library
+
+
+def _load_library(path: pathlib.Path) -> types.ModuleType:
+    built_for = _version_built_for()
+    tf = _import_tensorflow()
+    _check_version(tf.__version__, built_for)
+    if not path.exists():
+        raise _not_built(path.name)
+    try:
+        return tf.load_op_library(str(path))
+    except tf.errors.NotFoundError as error:
+        raise ImportError(
+            f"{path.name}, built for TensorFlow {built_for}, does not load "
+            f"into TensorFlow {tf.__version__}: {error.message}. Build it "
+            "again on this machine: `make build`, or "
+            "`pip install --no-build-isolation .`"
+        ) from error
+
+
+@functools.cache
+def load_emulation() -> types.ModuleType:
+    """Registers CPU kernels for TensorFlow's TPU embedding ops.
+
+    That lasts until the process ends. Whoever calls it has made sure that
+    there are no such kernels yet: two for one op end the process.
+
+    Returns:
+      The module of the library's own ops, `layout_map_...`.
+    """
+    return _load_library(_EMULATION)
+
+
+def exchange_paths(one: str, other: str) -> None:
+    """Exchanges two files or folders of one file system, in one operation.
+
+    Raises:
+      OSError: If it cannot be done; ENOSYS or EINVAL if the system or the file
+        system does not have this operation.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_working_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    try:
+        rename = libc.renameat2
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    if rename(
+        at_working_folder,
+        os.fsencode(one),
+        at_working_folder,
+        os.fsencode(other),
+        exchange,
+    ):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one, None, other)
+
+
+def _load_native() -> types.ModuleType:
+    try:
+        return importlib.import_module("tf_layoutmap._native")
+    except ModuleNotFoundError:
+        # Its file name carries the Python version, so this also is what
+        # happens under another Python than the one it was built for.
+        raise _not_built("_native for this Python") from None
+
+
+_library = _load()
+native = _load_native()
+# The TensorFlow that both were compiled against.
+BUILT_FOR = _version_built_for()
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    function = getattr(_library, _PREFIX + name, None)
+    if function is None:
+        raise AttributeError(
+            f"tf_layoutmap's op library has no op {name!r}. "
+            f"It has: {', '.join(_op_names()) or 'none'}."
+        )
+    return _with_plain_errors(function)
+
+
+@functools.cache
+def _with_plain_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function of an op, whose errors are the kernel's sentences.
+
+    Of an eager op TensorFlow's message begins with the name of the function
+    that it wrapped the op in, with all attributes and the device, and ends
+    with the name of the op.
+    """
+    op_error = _import_tensorflow().errors.OpError
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except op_error as error:
+            plain = _WRAPPED_OP.sub("", error.message)
+            if plain == error.message:
+                raise
+            raise type(error)(
+                error.node_def,
+                error.op,
+                _OP_NAME.sub("", plain),
+                error.experimental_payloads,
+            ) from None
+
+    return _import_tensorflow().autograph.experimental.do_not_convert(call)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_op_names()])
+
+
+def _op_names() -> list[str]:
+    return sorted(
+        name[len(_PREFIX) :]
+        for name in dir(_library)
+        if name.startswith(_PREFIX) and not name.endswith("_eager_fallback")
+    )

@@ -1,0 +1,564 @@
+"""Names of Keras 3 and tf_keras that are replaced, as rows of the patch table.
+
+Rows import the functions that they hold when their group is first used.
+"""
+
+from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
+
+KERAS3_GROUP = "keras3"
+_KERAS3_TESTS = "tests/layout/keras3/"
+
+
+def _keras3_row(
+    owner: str, name: str, ours: Replacement, why: str, test: str
+) -> Patch:
+    return Patch(
+        KERAS3_GROUP,
+        owner,
+        name,
+        ours,
+        why,
+        KERAS,
+        _KERAS3_TESTS + test,
+    )
+
+
+def _backend(
+    module: str, why: str, test: str, **functions: Replacement
+) -> list[Patch]:
+    """Returns rows of functions of a backend module of Keras 3, by name."""
+    return [
+        _keras3_row(f"_core.keras_private:{module}", name, ours, why, test)
+        for name, ours in functions.items()
+    ]
+
+
+_TRAINER = "_core.keras_private:TensorFlowTrainer"
+_KERAS3_OPTIMIZER = "_core.keras_private:TFOptimizer"
+
+
+def keras3_rows() -> list[Patch]:
+    """Returns the rows of Keras 3 for models on a mesh."""
+    from tf_layoutmap.layout.keras3 import (
+        backend_ops,
+        embedding_rows,
+        host_layers,
+        optimizers,
+        patches,
+        step,
+        variable,
+    )
+    from tf_layoutmap.layout.ops import loops
+    from tf_layoutmap.layout.processes import checks
+
+    return [
+        _keras3_row(
+            "keras:Variable",
+            "__init__",
+            patches.init_variable,
+            "A variable is whole on the host; it has to wait for its layout.",
+            "test_variable.py",
+        ),
+        _keras3_row(
+            "keras:layers.Layer",
+            "__new__",
+            patches.new_layer,
+            "A layer does not know the layout map that it was made under.",
+            "test_layers.py",
+        ),
+        _keras3_row(
+            "keras:layers.Layer",
+            "__call__",
+            step.call,
+            "Tensors from the host are not on the mesh of the weights.",
+            "test_layer_calls.py",
+        ),
+        _keras3_row(
+            "_core.keras_private:Functional",
+            "_run_through_graph",
+            host_layers.run_through_graph,
+            "Devices of a mesh cannot look strings up, which the host can.",
+            "test_host_layers.py",
+        ),
+        _keras3_row(
+            "keras:layers.Embedding",
+            "call",
+            embedding_rows.embedding_call,
+            "Each device looks ids up in its own part of the table.",
+            "test_embedding_rows.py",
+        ),
+        *(
+            _keras3_row(
+                f"keras:layers.{layer}",
+                name,
+                variable.merged,
+                "The LoRA part of a weight is added on the host, in part.",
+                "test_lora_saving.py",
+            )
+            for layer, name in (
+                ("Dense", "_get_kernel_with_merged_lora"),
+                ("EinsumDense", "_get_kernel_with_merged_lora"),
+                ("Embedding", "_get_embeddings_with_merged_lora"),
+            )
+        ),
+        *(
+            _keras3_row(
+                _TRAINER,
+                f"make_{verb}_function",
+                ours,
+                "The step of `fit` does not run on the mesh of the weights.",
+                "test_step.py",
+            )
+            for verb, ours in (
+                ("train", step.make_train_function),
+                ("test", step.make_test_function),
+                ("predict", step.make_predict_function),
+            )
+        ),
+        _keras3_row(
+            "_core.keras_private:BaseTrainer",
+            "get_metrics_result",
+            step.get_metrics_result,
+            "Results of metrics on a mesh cannot be read as numbers.",
+            "test_step.py",
+        ),
+        Patch(
+            KERAS3_GROUP,
+            "_core.keras_private:TFEpochIterator",
+            "catch_stop_iteration",
+            checks.of_epoch,
+            "Other processes wait for a batch that does not come.",
+            KERAS,
+            "tests/layout/processes/test_checks.py",
+        ),
+        _keras3_row(
+            "_core.keras_private:TFEpochIterator",
+            "_get_iterator",
+            step.data_of_epoch,
+            "The end of data that autotunes can take a minute.",
+            "test_step.py",
+        ),
+        _keras3_row(
+            "_core.keras_private:BaseOptimizer",
+            "build",
+            optimizers.build,
+            "Slot variables are whole on every device.",
+            "test_optimizers.py",
+        ),
+        # Which of them scales losses looks at all gradients first.
+        *(
+            _keras3_row(
+                f"_core.keras_private:{kind}",
+                "apply",
+                optimizers.apply,
+                "A step that fails has written some of the weights.",
+                "test_optimizers.py",
+            )
+            for kind in ("BaseOptimizer", "LossScaleOptimizer")
+        ),
+        _keras3_row(
+            "keras:optimizers.Adagrad",
+            "update_step",
+            optimizers.adagrad_step,
+            "Rows of a sparse gradient are added to the whole accumulator.",
+            "test_optimizers.py",
+        ),
+        *(
+            _keras3_row(
+                _KERAS3_OPTIMIZER,
+                name,
+                ours,
+                "Rows of a sparse gradient are written into each device's part.",
+                "test_optimizers.py",
+            )
+            for name, ours in (
+                ("assign", optimizers.assign),
+                ("assign_add", optimizers.assign_add),
+                ("assign_sub", optimizers.assign_sub),
+            )
+        ),
+        *_backend(
+            "backend_numpy",
+            "Rows of a sparse gradient are divided by all of a variable.",
+            "test_optimizers.py",
+            divide=optimizers.divide,
+            true_divide=optimizers.divide,
+        ),
+        *_backend(
+            "backend_numpy",
+            "Keras makes it by operations that DTensor cannot divide.",
+            "test_layer_calls.py",
+            einsum=backend_ops.einsum,
+            add=backend_ops.add,
+            eye=backend_ops.eye,
+            repeat=backend_ops.repeat,
+        ),
+        Patch(
+            KERAS3_GROUP,
+            "_core.keras_private:backend",
+            "rnn",
+            loops.rnn,
+            "A loop over time ends the process in DTensor's compiler.",
+            KERAS,
+            _KERAS3_TESTS + "test_layers.py",
+        ),
+        _keras3_row(
+            "_core.keras_private:CompileMetrics",
+            "update_state",
+            step.update_state,
+            "Metrics count the samples of one device only.",
+            "test_metrics.py",
+        ),
+        *_backend(
+            "backend_numpy",
+            "DTensor lacks the operation.",
+            "test_metrics.py",
+            flip=step.flip,
+            diag=step.diag,
+        ),
+        *_backend(
+            "backend_core",
+            "Positions in the whole are taken for positions in a part.",
+            "test_metrics.py",
+            scatter=step.scatter,
+        ),
+        *_backend(
+            "backend_nn",
+            "DTensor divides the classes of a sample.",
+            "test_metrics.py",
+            ctc_loss=step.ctc_loss,
+            one_hot=step.one_hot,
+        ),
+    ]
+
+
+TF_KERAS_GROUP = "tf_keras"
+_PRIVATE = "_core.tf_keras_private:"
+
+
+def _tf_keras_row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+    return Patch(
+        TF_KERAS_GROUP,
+        owner,
+        name,
+        ours,
+        why,
+        TF_KERAS,
+        "tests/layout/tf_keras/test_models.py",
+    )
+
+
+_LAYER, _MODEL = "tf_keras:layers.Layer", "tf_keras:Model"
+_STEP = "The step of `fit` does not run on the mesh of the weights."
+
+
+def tf_keras_rows() -> list[Patch]:
+    """Returns the rows of tf_keras for models on a mesh."""
+    from tf_layoutmap.layout.ops import loops
+    from tf_layoutmap.layout.processes import checks
+    from tf_layoutmap.layout.tf_keras import calls, optimizers, patches, step
+
+    return [
+        _tf_keras_row(
+            _LAYER,
+            "add_weight",
+            patches.add_weight,
+            "A weight gets its value before its layout is known.",
+        ),
+        _tf_keras_row(
+            _MODEL,
+            "__init__",
+            patches.init_model,
+            "A model does not know the layout map that it was made under.",
+        ),
+        _tf_keras_row(
+            _LAYER,
+            "__call__",
+            calls.call_layer,
+            "DTensor divides images and series inside of samples.",
+        ),
+        _tf_keras_row(
+            _MODEL,
+            "__call__",
+            calls.call_model,
+            "Tensors from the host are not on the mesh of the weights.",
+        ),
+        _tf_keras_row(
+            _MODEL,
+            "build",
+            calls.build_model,
+            "Weights have no value after `build`.",
+        ),
+        _tf_keras_row(
+            _MODEL,
+            "compile",
+            optimizers.compile_model,
+            "The optimizer's counters are not on the mesh of the weights.",
+        ),
+        *(
+            _tf_keras_row(_MODEL, f"make_{verb}_function", ours, _STEP)
+            for verb, ours in (
+                ("train", step.make_train_function),
+                ("test", step.make_test_function),
+                ("predict", step.make_predict_function),
+            )
+        ),
+        _tf_keras_row(
+            _PRIVATE + "DataHandler",
+            "catch_stop_iteration",
+            checks.of_epoch,
+            "Other processes wait for a batch that does not come.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "DataHandler",
+            "_configure_dataset_and_inferred_steps",
+            step.make_data,
+            "The end of data that autotunes can take a minute.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "LayerNormalization",
+            "_fused_can_be_used",
+            patches.can_be_fused,
+            "DTensor lacks the fused operation.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "Optimizer",
+            "add_variable_from_reference",
+            optimizers.add_slot,
+            "Slot variables are whole on every device.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "Optimizer",
+            "apply_gradients",
+            optimizers.apply_gradients,
+            "A step that fails has written some of the weights.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "Optimizer",
+            "_deduplicate_sparse_grad",
+            optimizers.deduplicate,
+            "DTensor lacks the operations that join equal rows.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "Optimizer",
+            "_internal_apply_gradients",
+            optimizers.update,
+            "tf_keras asks for a strategy, which a mesh does not have.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "backend",
+            "_assign_value_to_variable",
+            patches.assign_value,
+            "Values from the host are not on the mesh of the variable.",
+        ),
+        _tf_keras_row(
+            _PRIVATE + "backend",
+            "rnn",
+            loops.rnn,
+            "A loop over time ends the process in DTensor's compiler.",
+        ),
+        *(
+            _tf_keras_row(
+                f"{_PRIVATE}{kind.upper()}_MODULE",
+                f"{kind}_with_backend_selection",
+                ours,
+                "A choice between functions for CPUs and GPUs ends the process in "
+                "DTensor's compiler.",
+            )
+            for kind, ours in (
+                ("lstm", patches.choose_lstm),
+                ("gru", patches.choose_gru),
+            )
+        ),
+        *(
+            _tf_keras_row(
+                _PRIVATE + "LAYOUT_MODULE",
+                name,
+                patches.map_model,
+                "tf_keras looks each name up in a map of its own kind.",
+            )
+            for name in (
+                "_map_functional_model_variable",
+                "_map_subclass_model_variable",
+            )
+        ),
+    ]
+
+
+SELF_TRAINING = "keras3_self_training"
+SHARD_SLOTS = "keras3_shard_slots"
+TF_KERAS_LAYERS = "tf_keras_self_training"
+
+_BASE = "_core.keras_private:BaseOptimizer"
+_LAYER_OPTIMIZER = "_core.keras_private:TFOptimizer"
+_SCALED = "_core.keras_private:LossScaleOptimizer"
+_LAYER_TESTS = "tests/layers/"
+
+
+def _trained(
+    owner: str, name: str, ours: Replacement, why: str, test: str
+) -> Patch:
+    return Patch(
+        SELF_TRAINING,
+        owner,
+        name,
+        ours,
+        why,
+        KERAS,
+        f"{_LAYER_TESTS}keras3/{test}",
+    )
+
+
+def _slots(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+    return Patch(
+        SHARD_SLOTS,
+        owner,
+        name,
+        ours,
+        why,
+        KERAS,
+        _LAYER_TESTS + "keras3/test_shard_slots.py",
+    )
+
+
+def _tf_keras(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+    return Patch(
+        TF_KERAS_LAYERS,
+        f"_core.tf_keras_private:{owner}",
+        name,
+        ours,
+        why,
+        TF_KERAS,
+        _LAYER_TESTS + "tf_keras/test_sharded_embedding.py",
+    )
+
+
+def self_training_rows() -> list[Patch]:
+    """Returns the rows of Keras 3 for weights with a `RowOptimizer`."""
+    from tf_layoutmap.layers.keras3 import row_optimizer
+
+    return [
+        _trained(
+            _SCALED,
+            "_overwrite_variable_with_gradient",
+            row_optimizer.overwrites,
+            "The loss scale stays in the gradient of a table.",
+            "test_model_optimizers.py",
+        ),
+        _trained(
+            _SCALED,
+            "check_finite",
+            row_optimizer.check_finite,
+            "It looks for NaN in every element of a table.",
+            "test_model_optimizers.py",
+        ),
+        _trained(
+            _LAYER_OPTIMIZER,
+            "add_variable_from_reference",
+            row_optimizer.add_variable,
+            "An accumulator as large as the table is made.",
+            "test_model_optimizers.py",
+        ),
+        _trained(
+            _BASE,
+            "_overwrite_variables_directly_with_gradients",
+            row_optimizer.overwrite_or_accumulate,
+            "Of several gradients the largest is kept, not their sum.",
+            "test_model_optimizers.py",
+        ),
+        _trained(
+            _BASE,
+            "_filter_empty_gradients",
+            row_optimizer.filter_empty,
+            "A table without a gradient is left out with a warning.",
+            "test_tpu_embedding_training.py",
+        ),
+    ]
+
+
+def shard_slot_rows() -> list[Patch]:
+    """Returns the rows of Keras 3 for slot variables of shards."""
+    from tf_layoutmap.layers.keras3 import shard_slots
+
+    return [
+        _slots(
+            _BASE,
+            "build",
+            shard_slots.build,
+            "Slot variables do not know which shard they belong to.",
+        ),
+        _slots(
+            _LAYER_OPTIMIZER,
+            "add_variable_from_reference",
+            shard_slots.add_variable,
+            "Slot variables do not know which shard they belong to.",
+        ),
+        _slots(
+            _BASE,
+            "_track_variable",
+            shard_slots.track_variable,
+            "A checkpoint restores into the wrong slot variables.",
+        ),
+        _slots(
+            _LAYER_OPTIMIZER,
+            "_trackable_children",
+            shard_slots.trackable_children,
+            "A checkpoint depends on the number of shards.",
+        ),
+        _slots(
+            _BASE,
+            "save_own_variables",
+            shard_slots.save_own_variables,
+            "A file of weights depends on the number of shards.",
+        ),
+        _slots(
+            _BASE,
+            "load_own_variables",
+            shard_slots.load_own_variables,
+            "A file of weights depends on the number of shards.",
+        ),
+    ]
+
+
+def tf_keras_layer_rows() -> list[Patch]:
+    """Returns the rows of tf_keras for the layers of `tlm.layers`."""
+    from tf_layoutmap.layers.tf_keras import patches
+
+    return [
+        _tf_keras(
+            "Optimizer",
+            "add_variable_from_reference",
+            patches.add_variable,
+            "Slot variables as large as the table are made.",
+        ),
+        _tf_keras(
+            "Optimizer",
+            "apply_gradients",
+            patches.apply_gradients,
+            "The optimizer updates all rows of a table.",
+        ),
+        _tf_keras(
+            "BaseOptimizer",
+            "finalize_variable_values",
+            patches.finalize,
+            "Averages of a table are asked for, which are not kept.",
+        ),
+        _tf_keras(
+            "LegacyOptimizer",
+            "apply_gradients",
+            patches.legacy_apply_gradients,
+            "The optimizer updates all rows of a table.",
+        ),
+        _tf_keras(
+            "LegacyOptimizer",
+            "_create_all_weights",
+            patches.legacy_create,
+            "Slot variables as large as the table are made.",
+        ),
+        _tf_keras(
+            "HDF5_FORMAT",
+            "_legacy_weights",
+            patches.legacy_weights,
+            "An .h5 file of old leaves tables with keys out.",
+        ),
+    ]

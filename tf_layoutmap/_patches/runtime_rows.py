@@ -1,0 +1,231 @@
+"""Names that are replaced for parameter servers, emulation and sharded tables.
+
+Rows import the functions that they hold when their group is first used.
+"""
+
+from tf_layoutmap._patches.rows import (
+    KERAS,
+    TENSORFLOW,
+    TF_KERAS,
+    Patch,
+    Replacement,
+)
+
+KERAS3_PS_GROUP = "keras3_ps"
+TF_KERAS_PS_GROUP = "tf_keras_ps"
+# Installed once a process of the cluster does not answer.
+EXIT_GROUP = "ps_exit"
+
+_TORN_EPOCH = "tf_keras ends an epoch when one worker's dataset ends."
+_LOST_COUNTS = (
+    "Keras 3 reads, then writes: what another worker adds to a count in "
+    "between is lost."
+)
+
+
+def keras3_ps_rows() -> list[Patch]:
+    """Returns the rows of Keras 3 for training over parameter servers."""
+    from tf_layoutmap.ps import fit_keras3
+
+    return [
+        *(
+            Patch(
+                KERAS3_PS_GROUP,
+                "_core.keras_private:TensorFlowTrainer",
+                verb,
+                ours,
+                "Keras 3 raises under a ParameterServerStrategy.",
+                KERAS,
+                "tests/ps/fit/test_fit.py",
+            )
+            for verb, ours in (
+                ("fit", fit_keras3.fit),
+                ("evaluate", fit_keras3.evaluate),
+                ("predict", fit_keras3.predict),
+            )
+        ),
+        Patch(
+            KERAS3_PS_GROUP,
+            "keras:Model",
+            "save_weights",
+            fit_keras3.save_weights,
+            "A server that is lost during the call leaves half a file in "
+            "place of the backup.",
+            KERAS,
+            "tests/ps/fit/test_fit.py",
+        ),
+        *(
+            Patch(
+                KERAS3_PS_GROUP,
+                "keras:Variable",
+                verb,
+                ours,
+                _LOST_COUNTS,
+                KERAS,
+                "tests/ps/test_keras3_counts.py",
+            )
+            for verb, ours in (
+                ("assign_add", fit_keras3.assign_add),
+                ("assign_sub", fit_keras3.assign_sub),
+            )
+        ),
+    ]
+
+
+def tf_keras_ps_rows() -> list[Patch]:
+    """Returns the rows of tf_keras for training over parameter servers."""
+    from tf_layoutmap.ps import fit_tf_keras
+
+    return [
+        Patch(
+            TF_KERAS_PS_GROUP,
+            "tf_keras:Model",
+            verb,
+            ours,
+            _TORN_EPOCH,
+            TF_KERAS,
+            "tests/ps/fit/test_fit.py",
+        )
+        for verb, ours in (
+            ("fit", fit_tf_keras.fit),
+            ("evaluate", fit_tf_keras.evaluate),
+            ("predict", fit_tf_keras.predict),
+        )
+    ]
+
+
+def exit_rows() -> list[Patch]:
+    """Returns the rows for the exit of a process whose cluster is silent."""
+    from tf_layoutmap.ps import exits
+
+    return [
+        Patch(
+            EXIT_GROUP,
+            owner,
+            name,
+            exits.remove,
+            "A destructor waits for all servers and workers without a "
+            "deadline, so the process does not end while one is stopped.",
+            TENSORFLOW,
+            "tests/ps/test_faults.py",
+        )
+        for owner, name in [
+            ("_core.tf_private:EagerContext", "remove_function"),
+            ("_core.tf_private:EagerResourceDeleter", "__del__"),
+            ("_core.tf_private:CapturableResource", "__del__"),
+        ]
+    ]
+
+
+SHARDED_TABLES_GROUP = "divided"
+
+
+def sharded_tables_rows() -> list[Patch]:
+    """Returns the rows for tables that are sharded over processes."""
+    from tf_layoutmap.embedding.divided import tables
+
+    return [
+        Patch(
+            SHARDED_TABLES_GROUP,
+            "_core.tf_private:TrackableSaver",
+            "save",
+            tables.save,
+            "All tables are in memory, whole, before the first is written.",
+            TENSORFLOW,
+            "tests/embedding/divided/test_divided.py",
+        ),
+    ]
+
+
+EMULATION_GROUP = "emulation"
+ENUM = "tpu_optimizer_enum"
+
+_STOCK = "tensorflow:tpu.experimental.embedding.TPUEmbedding"
+_PROGRAMS = "tests/emulation/test_programs.py"
+
+
+def _row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+    return Patch(
+        EMULATION_GROUP,
+        owner,
+        name,
+        ours,
+        why,
+        TENSORFLOW,
+        _PROGRAMS,
+    )
+
+
+def enum_rows() -> list[Patch]:
+    """Returns the row for the enum of TensorFlow's TPU optimizers."""
+    from tf_layoutmap.emulation import tpu_answers
+
+    return [
+        Patch(
+            ENUM,
+            "_core.tf_private:TPUOptimizer",
+            "_set_optimization_parameters",
+            tpu_answers.write,
+            "It writes a bool into an enum, which protobuf 7.34 refuses.",
+            TENSORFLOW,
+            "tests/emulation/test_enum_patch.py",
+        ),
+    ]
+
+
+def emulation_rows() -> list[Patch]:
+    """Returns the rows of TensorFlow's TPU API for the emulation."""
+    from tf_layoutmap.emulation import tpu_answers
+
+    return [
+        _row(
+            "_core.tf_private:device_util",
+            "get_host_for_device",
+            tpu_answers.host_of,
+            "All cores are said to be on one host.",
+        ),
+        _row(
+            "_core.tf_private:tpu_replication",
+            "outside_compilation",
+            tpu_answers.outside_compilation,
+            "It needs the control flow context of a TPU program.",
+        ),
+        _row(
+            _STOCK,
+            "_raise_error_for_incorrect_control_flow_context",
+            tpu_answers.is_in_program,
+            "It looks for the control flow context of a TPU program.",
+        ),
+        _row(
+            _STOCK,
+            "_raise_error_for_inputs_not_on_cpu",
+            tpu_answers.check_on_host,
+            "It looks for the names of TPUs, and cores are CPUs here.",
+        ),
+        _row(
+            _STOCK,
+            "enqueue",
+            tpu_answers.enqueue,
+            "It takes the names of TPUs only, and cores are CPUs here.",
+        ),
+    ]
+
+
+MEMORY_GROUP = "memory"
+
+
+def memory_rows() -> list[Patch]:
+    """Returns the rows for memory that TensorFlow never frees."""
+    from tf_layoutmap._patches import freed_gradients
+
+    return [
+        Patch(
+            MEMORY_GROUP,
+            "_core.tf_private:custom_gradient",
+            "_graph_mode_decorator",
+            freed_gradients.record,
+            "A model that `fit` has trained is never freed, nor its variables.",
+            TENSORFLOW,
+            "tests/freed/test_gradients.py",
+        ),
+    ]

@@ -1,1 +1,0 @@
-"""What `TPUEmbedding` offers, over either backend."""

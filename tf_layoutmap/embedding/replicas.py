@@ -1,0 +1,280 @@
+"""Which replica is calling, and which part of an input is whose."""
+
+# DOC-MERGE: The batches of all replicas, brought together by a replica that calls.
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import strategies
+from tf_layoutmap.embedding import backend, inputs
+from tf_layoutmap.embedding.inputs import FeatureIds
+
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+class Replicas:
+    """The replicas of the strategy an embedding was created under.
+
+    Attributes:
+      strategy: That strategy.
+      num_replicas: Its replicas in sync.
+      has_processes: Whether other processes have replicas of a step, too.
+      is_on_servers: Whether the tables are on parameter servers.
+    """
+
+    def __init__(self):
+        """Captures the strategy in scope.
+
+        Raises:
+          NotImplementedError: If the engine cannot run under it.
+        """
+        self.strategy = tf.distribute.get_strategy()
+        self._is_default = not tf.distribute.has_strategy()
+        _check_supported(self.strategy, self._is_default)
+        strategies.warn_of_wrong_sums(self.strategy)
+        self.num_replicas = self.strategy.num_replicas_in_sync
+        # Whether other processes have replicas too.
+        self.has_processes = isinstance(
+            self.strategy, tf.distribute.MultiWorkerMirroredStrategy
+        )
+        # Whether workers take the steps, each its own.
+        self.is_on_servers = not self._is_default and strategies.on_servers(
+            self.strategy
+        )
+
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this process has the first replica."""
+        resolver = self.strategy.cluster_resolver
+        if not self.has_processes or resolver is None:
+            return True
+        jobs = resolver.cluster_spec().jobs
+        return resolver.task_id in (0, None) and (
+            resolver.task_type == "chief" or "chief" not in jobs
+        )
+
+    def handled_by(self, replica: int) -> list[int]:
+        """Returns the replicas whose steps a replica's calls carry out here.
+
+        Its own; and for the first replica of a process, in its position in the
+        order of all replicas, those of all other processes.
+        """
+        num_local = len(self.strategy.extended.worker_devices)
+        first = replica - replica % num_local
+        if replica != first:
+            return [replica]
+        local = range(first + 1, first + num_local)
+        return [one for one in range(self.num_replicas) if one not in local]
+
+    def is_last_here(self, replica: int) -> bool:
+        """Whether no replica of this process comes after this one."""
+        if self.num_replicas == 1:
+            return True
+        num_local = len(self.strategy.extended.worker_devices)
+        return replica % num_local == num_local - 1
+
+    def current(self) -> int | None:
+        """Returns the calling replica; None outside `strategy.run`.
+
+        Raises:
+          RuntimeError: If the caller is a replica of another strategy.
+        """
+        if self.is_on_servers:
+            return 0
+        if strategies.on_servers():
+            raise RuntimeError(
+                "The engine of a TPUEmbedding is in the process that made it, "
+                "where steps that a ClusterCoordinator schedules on workers "
+                "cannot reach it. Make it in `strategy.scope()`, and its "
+                "tables are on the servers. Received: a step in the scope of "
+                f"{type(tf.distribute.get_strategy()).__name__}."
+            )
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            return None
+        if self.has_processes and tf.executing_eagerly():
+            raise RuntimeError(
+                "Under MultiWorkerMirroredStrategy, TPUEmbedding must be used "
+                "in a tf.function: its processes exchange ids and gradients "
+                "by operations that have no eager form."
+            )
+        if context.strategy is self.strategy:
+            # A constant tensor while a function is traced.
+            return int(tf.get_static_value(context.replica_id_in_sync_group))
+        if context.num_replicas_in_sync > 1:
+            raise RuntimeError(
+                "TPUEmbedding must be used in replicas of the strategy it was "
+                f"created under, {type(self.strategy).__name__}; create it "
+                "in `strategy.scope()`. Received a call from a replica of "
+                f"{type(context.strategy).__name__}."
+            )
+        return None
+
+    def require_current(self, method: str) -> int:
+        """Returns the calling replica, 0 when there is only one.
+
+        Raises:
+          RuntimeError: If there are several and none of them is calling.
+        """
+        replica = self.current()
+        if replica is not None:
+            return replica
+        if self.num_replicas == 1:
+            return 0
+        raise RuntimeError(
+            f"`{method}` must be called inside `strategy.run`, once by each "
+            f"of the {self.num_replicas} replicas."
+        )
+
+    def of_device(self, device: str) -> int:
+        """Returns the replica whose device is named, as in `enqueue(device=)`.
+
+        Raises:
+          ValueError: If `device` is not a device of the strategy.
+        """
+        if self.is_on_servers:
+            raise ValueError(
+                "Argument `device` must be None under "
+                "ParameterServerStrategy, where a step is that of the worker "
+                f"that takes it. Received: device={device!r}."
+            )
+        if self.has_processes:
+            raise ValueError(
+                "Argument `device` must be None under "
+                "MultiWorkerMirroredStrategy, where all processes enqueue a "
+                f"step together. Received: device={device!r}."
+            )
+        wanted = tf.DeviceSpec.from_string(device)
+        # The default strategy has no list of devices: its steps are the host's.
+        devices = (
+            (_HOST,)
+            if self._is_default
+            else (self.strategy.extended.worker_devices)
+        )
+        found = [
+            replica
+            for replica, name in enumerate(devices)
+            if _names(wanted, tf.DeviceSpec.from_string(name))
+        ]
+        if len(found) != 1:
+            raise ValueError(
+                "Argument `device` must name one device of the strategy, "
+                f"which has {tuple(devices)}. Received: device={device!r}."
+            )
+        return found[0]
+
+    def split(self, values: Any | None, argument: str) -> list[Any]:
+        """Returns one structure per replica from one of distributed values.
+
+        Raises:
+          ValueError: If a leaf does not hold one value per replica.
+        """
+        if values is None:
+            return [None] * self.num_replicas
+        leaves = [
+            self._local_values(path, leaf, argument)
+            for path, leaf in inputs.flatten_with_paths(values)
+        ]
+        return [
+            tf.nest.pack_sequence_as(values, [leaf[i] for leaf in leaves])
+            for i in range(self.num_replicas)
+        ]
+
+    def _local_values(self, path: str, leaf: Any, argument: str):
+        if leaf is None:
+            return [None] * self.num_replicas
+        parts = self.strategy.experimental_local_results(leaf)
+        if len(parts) != self.num_replicas:
+            raise ValueError(
+                f"Outside `strategy.run`, argument `{argument}` must hold one "
+                f"value for each of the {self.num_replicas} replicas "
+                "(tf.distribute.DistributedValues), or `device` must say "
+                f"whose it is. Received: {type(leaf)} at path {path!r}."
+            )
+        return parts
+
+
+def _names(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
+    """Whether each part that `wanted` states is so in `device`."""
+    return all(
+        getattr(wanted, part) in (None, getattr(device, part))
+        for part in ("job", "replica", "task", "device_type", "device_index")
+    )
+
+
+def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
+    if (
+        not is_default
+        and not isinstance(
+            strategy,
+            (
+                tf.distribute.OneDeviceStrategy,
+                tf.distribute.MirroredStrategy,
+                tf.distribute.MultiWorkerMirroredStrategy,
+            ),
+        )
+        and not backend.is_tpu_strategy(strategy)
+        and (not strategies.on_servers(strategy))
+    ):
+        raise NotImplementedError(
+            "TPUEmbedding supports the default strategy, OneDeviceStrategy, "
+            "MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy and "
+            "ParameterServerStrategy. Received: "
+            f"{type(strategy).__name__}."
+        )
+
+
+# The parts of `FeatureIds` that are tensors.
+_TENSORS = ("ids", "splits", "num_samples", "weights")
+
+
+def merge_replica_steps(
+    strategy: tf.distribute.Strategy,
+    features: Sequence[FeatureIds],
+    work: Callable[[list[list[FeatureIds]], Any], Any],
+    argument: Any,
+) -> None:
+    """Calls `work` once, with what each replica has called this with.
+
+    Args:
+      strategy: Whose replicas call.
+      features: The batch of the calling replica.
+      work: Takes the batches by replica, and the argument.
+      argument: A bool or a bool tensor that is the same for all replicas.
+
+    Raises:
+      RuntimeError: If called in a tf.function or a condition inside of what
+        `strategy.run` was given, where replicas cannot meet.
+    """
+    tensors = [
+        [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]
+        for one in features
+    ]
+
+    def work_on_all(_, tensors, argument):
+        # A replica's own values come back for each tensor, in its order.
+        by_replica = [
+            strategy.experimental_local_results(leaf)
+            for leaf in tf.nest.flatten(tensors)
+        ]
+        arguments = strategy.experimental_local_results(argument)
+        found = []
+        for replica in range(strategy.num_replicas_in_sync):
+            parts = tf.nest.pack_sequence_as(
+                tensors, [leaf[replica] for leaf in by_replica]
+            )
+            found.append(
+                [
+                    dataclasses.replace(one, **dict(zip(_TENSORS, part)))
+                    for one, part in zip(features, parts)
+                ]
+            )
+        work(found, arguments[0])
+
+    tf.distribute.get_replica_context().merge_call(
+        work_on_all, args=(tensors, tf.convert_to_tensor(argument, tf.bool))
+    )

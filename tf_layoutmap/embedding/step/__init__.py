@@ -1,1 +1,0 @@
-"""What the steps of both backends have in common."""

@@ -1,0 +1,315 @@
+"""The activations of one feature by TensorFlow's own operations only."""
+
+# DOC-MERGE: What a lookup by TensorFlow's own operations does around its gather.
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.embedding import inputs
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.sharded.routing import assertions
+
+
+def samples_of(
+    feature: config.FeatureSpec,
+    found: inputs.FeatureIds,
+    ids: tf.Tensor,
+    num_samples: tf.Tensor,
+) -> tf.Tensor:
+    """Returns which sample each id belongs to: `[num_ids]` int64."""
+    if found.splits.shape.rank == 2:
+        samples = found.splits[:, 0]
+        # Segment sums need them ascending; an unsorted sparse tensor would
+        # be summed wrongly or fail without a name.
+        check = tf.debugging.assert_non_negative(
+            samples[1:] - samples[:-1],
+            f"Feature {feature.name!r}: a sparse input must be in row-major "
+            "order; see tf.sparse.reorder.",
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(samples)
+    if found.splits.shape[0] == 0:
+        per_sample = tf.math.floordiv(
+            tf.size(ids, tf.int64), tf.maximum(num_samples, 1)
+        )
+        return tf.repeat(tf.range(num_samples), per_sample)
+    return tf.repeat(
+        tf.range(num_samples), found.splits[1:] - found.splits[:-1]
+    )
+
+
+def combine_rows(
+    table: config.TableSpec,
+    found: tf.Tensor,
+    samples: tf.Tensor,
+    num_samples: tf.Tensor,
+    weights: tf.Tensor | None,
+) -> tf.Tensor:
+    """Returns the sum of gain times row over the ids of each sample.
+
+    Args:
+      table: Whose rows they are.
+      found: `[num_ids, dim]` float32, the rows of the ids.
+      samples: `[num_ids]` int64, the sample of each id.
+      num_samples: Scalar int64.
+      weights: `[num_ids]` float32, or None for 1 each.
+    """
+    if weights is None and table.combiner == "sum":
+        return tf.math.unsorted_segment_sum(found, samples, num_samples)
+    if weights is None:
+        weights = tf.ones_like(samples, tf.float32)
+    if table.combiner == "mean":
+        total = tf.math.unsorted_segment_sum(weights, samples, num_samples)
+        weights = tf.math.divide_no_nan(weights, tf.gather(total, samples))
+    elif table.combiner == "sqrtn":
+        squares = tf.math.unsorted_segment_sum(
+            tf.square(weights), samples, num_samples
+        )
+        weights = tf.math.divide_no_nan(
+            weights, tf.gather(tf.sqrt(squares), samples)
+        )
+    return tf.math.unsorted_segment_sum(
+        found * weights[:, tf.newaxis], samples, num_samples
+    )
+
+
+def positions_of(
+    feature: config.FeatureSpec,
+    found: inputs.FeatureIds,
+    samples: tf.Tensor,
+) -> tf.Tensor:
+    """Returns where each id of a sequence stands: `[num_ids]` int64."""
+    if found.splits.shape.rank != 2:
+        return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
+            tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
+        )
+    positions = found.splits[:, 1]
+    message = (
+        f"Feature {feature.name!r}: the positions of a sequence in a "
+        "sparse input must be at least 0 and ascend; see "
+        "tf.sparse.reorder."
+    )
+    is_later = (samples[1:] > samples[:-1]) | (positions[1:] > positions[:-1])
+    checks = [
+        tf.debugging.assert_non_negative(positions, message),
+        tf.debugging.Assert(tf.reduce_all(is_later), [message]),
+    ]
+    with tf.control_dependencies([one for one in checks if one is not None]):
+        return tf.identity(positions)
+
+
+def kept_in_sequence(
+    feature: config.FeatureSpec,
+    samples: tf.Tensor,
+    positions: tf.Tensor,
+    is_used: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns which ids are kept, and their samples and positions.
+
+    What is behind the last position of a sequence is cut off.
+
+    Returns:
+      `[num_kept]` int64 indices of ids, and `[num_kept, 2]` int64.
+    """
+    is_kept = positions < feature.max_sequence_length
+    if is_used is not None:
+        is_kept &= is_used
+    kept = tf.where(is_kept)[:, 0]
+    return kept, tf.stack(
+        [tf.gather(samples, kept), tf.gather(positions, kept)], axis=1
+    )
+
+
+def in_sequence(
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    indices: tf.Tensor,
+    found: tf.Tensor,
+    num_samples: tf.Tensor,
+) -> tf.Tensor:
+    """Returns rows at their positions, and zeros where there is no row."""
+    shape = tf.stack(
+        [
+            num_samples,
+            tf.constant(feature.max_sequence_length, tf.int64),
+            tf.constant(table.dim, tf.int64),
+        ]
+    )
+    return tf.scatter_nd(indices, found, shape)
+
+
+def rounded_rows(table: config.TableSpec, found: tf.Tensor) -> tf.Tensor:
+    """Returns float32 rows, rounded if the table is quantized."""
+    quantization = table.quantization
+    if quantization is None:
+        return found
+    # In float32 throughout, as the engine does it.
+    lower = tf.constant(quantization.lower, tf.float32)
+    upper = tf.constant(quantization.upper, tf.float32)
+    quantum = (upper - lower) / tf.cast(
+        quantization.num_buckets - 1, tf.float32
+    )
+    clipped = tf.clip_by_value(found, lower, upper)
+    bucket = tf.floor((clipped - lower) / quantum + 0.5)
+    return bucket * quantum + lower
+
+
+def look_up(
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    rows: Any,
+    value: Any,
+    weight: Any,
+    out_of_range: str,
+    rows_of_keys: Callable[[tf.Tensor, int], tf.Tensor] | None = None,
+) -> tf.Tensor:
+    """Returns the activations of one feature.
+
+    Args:
+      feature: Whose input it is.
+      table: That of the feature.
+      rows: `[num_rows, dim]`: a `tf.Variable`, a tensor or a
+        `ShardedVariable`.
+      value: Integer ids of any form that a feature may have.
+      weight: None, or the float weights of the ids in the same form.
+      out_of_range: One of `config.OUT_OF_RANGE`.
+      rows_of_keys: Of a table whose ids are keys: gives the row of each, for
+        the kind that they are of.
+
+    Returns:
+      Float32, as `serving_embedding_lookup` says.
+
+    Raises:
+      TypeError, ValueError: As `serving_embedding_lookup`.
+    """
+    found = read(feature, value, weight, rows_of_keys is not None)
+    shape = tf.TensorShape(rows.shape)
+    if not shape.is_compatible_with([table.num_rows, table.dim]):
+        raise ValueError(
+            f"Table {table.name!r} must be of shape "
+            f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
+            f"{feature.name!r})."
+        )
+    ids = tf.cast(found.ids, tf.int64)
+    if rows_of_keys is not None:
+        ids, out_of_range = rows_of_keys(ids, found.kind), "error"
+    elif out_of_range == "clip":
+        ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
+    elif out_of_range == "error" and feature.validate:
+        ids = _checked_ids(feature, table, ids)
+    num_samples = tf.cast(found.num_samples, tf.int64)
+    samples = samples_of(feature, found, ids, num_samples)
+    is_used = None
+    if out_of_range == "drop":
+        is_used = (ids >= 0) & (ids < table.num_rows)
+    if feature.is_sequence and not found.inner_shape:
+        kept, indices = kept_in_sequence(
+            feature,
+            samples,
+            positions_of(feature, found, samples),
+            is_used,
+        )
+        activations = in_sequence(
+            feature,
+            table,
+            indices,
+            _gather(table, rows, tf.gather(ids, kept)),
+            num_samples,
+        )
+    else:
+        weights = found.weights if weight is not None else None
+        if is_used is not None:
+            ids, samples = (
+                tf.boolean_mask(one, is_used) for one in (ids, samples)
+            )
+            if weights is not None:
+                weights = tf.boolean_mask(weights, is_used)
+        activations = combine_rows(
+            table, _gather(table, rows, ids), samples, num_samples, weights
+        )
+    return in_shape(feature, table, value, found, activations)
+
+
+def read(
+    feature: config.FeatureSpec, value: Any, weight: Any, of_keys: bool = False
+) -> inputs.FeatureIds:
+    """Reads an input, ragged samples laid out over positions of a shape."""
+    read = inputs.read_keys if of_keys else inputs.read_feature
+    found = read(feature, value, weight)
+    shape = feature.output_shape
+    if not isinstance(value, tf.RaggedTensor) or shape is None:
+        return found
+    if len(shape) == 1 and None in (shape[0], found.static_num_samples):
+        return found
+    return inputs.fill_samples(feature, found, shape)
+
+
+def in_shape(
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    value: Any,
+    found: inputs.FeatureIds,
+    activations: tf.Tensor,
+) -> tf.Tensor:
+    """Divides the samples into the dimensions they came in.
+
+    Args:
+      feature: Whose input it is.
+      table: That of the feature.
+      value: The input.
+      found: What `read` made of it.
+      activations: `[num_samples, dim]`, or of a sequence feature
+        `[num_samples, max_sequence_length, dim]`.
+    """
+    if not found.inner_shape:
+        shape = [found.static_num_samples]
+        if feature.is_sequence:
+            shape.append(feature.max_sequence_length)
+        if isinstance(value, tf.RaggedTensor) and feature.output_shape:
+            shape = feature.output_shape
+        return tf.ensure_shape(activations, [*shape, table.dim])
+    if None in found.inner_shape:
+        raise ValueError(
+            f"Input {feature.name!r} must have sizes that are known while "
+            "tracing, but for the first and the last. Received: "
+            f"{list(found.inner_shape)} between them."
+        )
+    shape = [-1, *found.inner_shape, table.dim]
+    activations = tf.reshape(activations, shape)
+    if feature.output_shape is None:
+        return activations
+    return tf.ensure_shape(activations, [*feature.output_shape, table.dim])
+
+
+def _gather(table, rows, ids):
+    """The rows of ids, rounded where the table is quantized."""
+    # Rows of 16 bits are read as the engine reads them.
+    return rounded_rows(table, tf.cast(tf.gather(rows, ids), tf.float32))
+
+
+def _checked_ids(feature, table, ids):
+    message = (
+        f"Feature {feature.name!r}: ids must be in [0, {table.num_rows}), the "
+        f"rows of table {table.name!r}; `out_of_range` says how others are "
+        "handled."
+    )
+    if tf.executing_eagerly():
+        outside = (ids < 0) | (ids >= table.num_rows)
+        assertions.require(
+            ~tf.reduce_any(outside),
+            message,
+            " Received: ",
+            tf.boolean_mask(ids, outside),
+        )
+        return ids
+    checks = [
+        tf.debugging.assert_non_negative(ids, message),
+        tf.debugging.assert_less(
+            ids, tf.constant(table.num_rows, tf.int64), message
+        ),
+    ]
+    with tf.control_dependencies(checks):
+        return tf.identity(ids)

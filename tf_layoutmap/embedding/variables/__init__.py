@@ -1,1 +1,0 @@
-"""The variables of tables and their slot variables."""

@@ -1,0 +1,252 @@
+"""The table of a `ShardedEmbedding` that takes ids as they come.
+
+It is a `tlm.TPUEmbedding` of one table and one feature, whose samples are the
+single ids of a call: so keys get rows, gradients find them, and files hold them
+by the code that does so for all tables with open vocabularies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap import partition
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.table_access import LayerAccess
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers.base import steps, tables, weight_files
+from tf_layoutmap.vocabulary import evicted, first_values
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.state import Vocabulary
+
+_tpu = tf.tpu.experimental.embedding
+
+# Not the layer's name, by which a checkpoint would depend on it.
+_TABLE = "embeddings"
+
+
+class KeyTable:
+    """A table whose ids are keys, trained by the host engine.
+
+    Attributes:
+      embedding: The `tlm.TPUEmbedding` that holds it.
+      layer_name: Name of the layer.
+      table_names: None: the layer is the table.
+    """
+
+    def __init__(
+        self,
+        layer: str,
+        settings: OpenVocabulary,
+        dim: int,
+        *,
+        initializer: Any,
+        optimizer: Any,
+        num_shards: int,
+        mask_zero: bool,
+    ):
+        """Makes the embedding; `build` makes its variables.
+
+        Args:
+          layer: Name of the layer. First values depend on it.
+          settings: The vocabulary.
+          dim: Columns.
+          initializer: That of the layer.
+          optimizer: The layer's `RowOptimizer`.
+          num_shards: Into how many shards the table is cut.
+          mask_zero: Whether 0, or the empty string, is padding.
+
+        Raises:
+          ValueError: If values of the initializer cannot be drawn by key.
+          NotImplementedError: On a TPU, and of several processes.
+        """
+        if isinstance(
+            tf.distribute.get_strategy(),
+            tf.distribute.MultiWorkerMirroredStrategy,
+        ):
+            raise NotImplementedError(
+                "tlm.layers.ShardedEmbedding with an open vocabulary must not "
+                "be made under MultiWorkerMirroredStrategy; train a "
+                f"tlm.TPUEmbedding there. Received: layer {layer!r}."
+            )
+        self._settings = settings
+        self.layer_name = layer
+        self.table_names: list[str] = []
+        self._is_built = False
+        self._dim = dim
+        self._optimizer = optimizer
+        self._mask_zero = mask_zero
+        # With the layer's name in the message.
+        first_values.read_initializer(
+            initializer, seed=settings.seed, table=layer
+        )
+        # Two layers must not start with the same values.
+        own_seed = hashlib.sha256(f"{settings.seed}/{layer}".encode())
+        own_settings = dataclasses.replace(
+            settings,
+            seed=int.from_bytes(own_seed.digest()[:8], "little", signed=True),
+        )
+        if settings.on_evict is not None:
+            own_settings = dataclasses.replace(
+                own_settings,
+                on_evict=evicted.under_name(settings.on_evict, layer),
+            )
+        table = _tpu.TableConfig(
+            settings.capacity, dim, initializer, combiner="sum", name=_TABLE
+        )
+        setattr(table, config.TITLE, f"{layer}/{_TABLE}")
+        self.embedding = TPUEmbedding(
+            _tpu.FeatureConfig(table, name=layer),
+            optimizer._asked_rule(),
+            partitioner=partition.FixedShardsPartitioner(num_shards),
+            vocabularies={_TABLE: own_settings},
+        )
+        self._access = LayerAccess(self.embedding)
+        self._config = table
+
+    def build(self) -> None:
+        """Makes the table."""
+        self.embedding.build()
+        self._is_built = True
+
+    @property
+    def settings(self) -> OpenVocabulary:
+        """What the layer was made with, in the capacity that it has now."""
+        if not self._is_built:
+            return self._settings
+        capacity = self.embedding.vocabularies[_TABLE].settings.capacity
+        return dataclasses.replace(self._settings, capacity=capacity)
+
+    @property
+    def rows(self) -> Any:
+        """The table, `[num_rows, dim]`."""
+        return self.embedding.embedding_tables[self._config]
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        """Its slot variables by name."""
+        return self.embedding.slot_variables[self._config]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What can be asked of its keys."""
+        found = self.embedding.vocabularies[_TABLE]
+        found.name = self.layer_name
+        found.settings = dataclasses.replace(
+            found.settings,
+            seed=self._settings.seed,
+            on_evict=self._settings.on_evict,
+        )
+        return found
+
+    # A lookup.
+
+    def look_up(
+        self,
+        keys: tf.Tensor,
+        marks_variable: tf.Variable,
+        *,
+        is_trained: bool,
+    ) -> tf.Tensor:
+        """Returns the rows of keys.
+
+        Where a tape records, it is a step of the vocabulary; elsewhere
+        TensorFlow's operations find what is there.
+
+        Args:
+          keys: Any shape, int64 or strings.
+          marks_variable: The weight that takes the marks.
+          is_trained: Whether the layer is trainable.
+
+        Returns:
+          `keys.shape + [dim]` float32; zeros where `mask_zero` says so.
+        """
+        ids = tf.reshape(keys, [-1])
+        if self._mask_zero:
+            is_key = is_no_padding(ids)
+            # A sample for each place, which has one id or none.
+            splits = tf.concat(
+                [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
+                axis=0,
+            )
+            ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+                tf.boolean_mask(ids, is_key), splits, validate=False
+            )
+        if is_trained and steps.may_be_recorded(marks_variable, None):
+            self._access.check_can_train(self.layer_name)
+            follow, found = self._access.open(ids, None)
+            (rows,) = steps.connect_mark(
+                follow, tf.convert_to_tensor(marks_variable), found, 1
+            )
+        else:
+            tables.watch_table(self.embedding)
+            rows = self.embedding(ids)
+        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self._dim]], 0))
+        rows.set_shape(keys.shape.concatenate([self._dim]))
+        return rows
+
+    # What the weight that takes the marks asks for.
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of that weight."""
+        return self._access.mark_shape
+
+    @property
+    def variable_device(self) -> str:
+        """Where that weight is."""
+        return self._access.variable_device
+
+    @property
+    def num_replicas(self) -> int:
+        """One: several are refused."""
+        return 1
+
+    def apply(self, sum_of_marks: tf.Tensor) -> None:
+        """Takes the step of the lookups that marks stand for."""
+        self._access.apply_marks(sum_of_marks)
+        self._optimizer.iterations.assign_add(1)
+
+    # Files.
+
+    def save(self, store: Any) -> None:
+        """Writes rows, slot variables and keys."""
+        weight_files.save_tables(self.embedding, store)
+
+    def load(self, store: Any) -> None:
+        """Reads what `save` of any number of shards wrote."""
+        if "0" in store.keys():
+            raise ValueError(
+                f"Layer {self.layer_name!r} with an open vocabulary must be "
+                "loaded from one with an open vocabulary. Received: a table "
+                "whose ids are rows."
+            )
+        weight_files.load_tables(self.embedding, store, layer=self.layer_name)
+
+
+def is_no_padding(ids: Any) -> tf.Tensor:
+    """Whether each id is neither 0 nor the empty string."""
+    return tf.not_equal(
+        ids, "" if ids.dtype == tf.string else tf.zeros([], ids.dtype)
+    )
+
+
+def read_keys(inputs: Any, layer: str) -> tf.Tensor:
+    """Returns the inputs of a layer as int64 or strings.
+
+    Raises:
+      TypeError: If they are neither integers that int64 holds nor strings.
+    """
+    keys = tf.convert_to_tensor(inputs)
+    if keys.dtype in (tf.int64, tf.string):
+        return keys
+    if keys.dtype.is_integer and keys.dtype != tf.uint64:
+        return tf.cast(keys, tf.int64)
+    raise TypeError(
+        "Ids of an open vocabulary must be integers that int64 holds, or "
+        'strings; declare them, as by keras.Input(shape, dtype="int64"). '
+        f"Received: dtype {keys.dtype.name} (layer {layer!r})."
+    )

@@ -1,0 +1,426 @@
+"""A table in shards on the host, as a `RowOptimizer` trains it."""
+
+# DOC-MERGE: A table on parameter servers, as a `RowOptimizer` trains it.
+# DOC-MERGE: What regularizers, constraints and optimizers see of a table in shards.
+# DOC-MERGE: A lookup in several shards with TensorFlow's own operations.
+# DOC-MERGE: Tables in shards that Keras' export has to know of.
+#
+# `model.export` of Keras 3 saves the weights of the model, and the variables that
+# its functions have read. A table of an embedding is no weight, and a table in
+# shards is read by an op of ours, which tells nobody.
+#
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import checks as _core_checks
+from tf_layoutmap._core import ops, strategies, tf_private
+from tf_layoutmap.embedding import inputs, tables
+from tf_layoutmap.embedding.servers import closures, step_ops
+from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.routing import assertions
+from tf_layoutmap.sharded.routing.checks import known_size
+
+# Where the kernels are. Under every strategy a table is one copy, here.
+HOST = "/device:CPU:0"
+
+
+class HostTable:
+    """A table and its slot variables; `MeshTable` is the same on a mesh."""
+
+    def __init__(self, variable: ShardedVariable):
+        """Takes the table."""
+        self._variable = variable
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self._variable.name
+
+    def new_slot(self, name: str, initial: float) -> ShardedVariable:
+        """Returns a slot variable with the shards of the table."""
+        name = f"{self.name}/{name}"
+        return ShardedVariable(
+            [
+                tf.Variable(
+                    tf.fill(shard.shape, initial),
+                    trainable=False,
+                    name=f"{name}/part_{part}",
+                )
+                for part, shard in enumerate(self._variable.variables)
+            ],
+            name=name,
+        )
+
+    def fill_slot(self, slot: ShardedVariable, value: float) -> None:
+        """Starts a slot variable anew."""
+        for shard in slot.variables:
+            shard.assign(tf.fill(shard.shape, value))
+
+    def constrain(
+        self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
+    ) -> None:
+        """Writes what `constraint` makes of the rows of `ids`."""
+        rows, _ = tf.unique(ids)
+        self._variable.scatter_update(
+            tf.IndexedSlices(constraint(self._variable.sparse_read(rows)), rows)
+        )
+
+    def update(
+        self,
+        slots: Sequence[ShardedVariable],
+        ids: tf.Tensor,
+        gradients: tf.Tensor,
+        *,
+        optimizer: str,
+        hyperparameters: tf.Tensor,
+    ) -> None:
+        """Takes one step on the rows of `ids`, those of equal ids summed.
+
+        Args:
+          slots: In the order of the rule.
+          ids: `[num_ids]` int32 or int64.
+          gradients: `[num_ids, dim]` float32, of the rows of `ids`.
+          optimizer: Name of the rule.
+          hyperparameters: `[k]` float32, the numbers of the rule.
+        """
+        partition = self._variable.partition
+        # Each gradient row is a sample of its own, with one id.
+        row_splits = tf.range(tf.size(ids, tf.int64) + 1)
+        gains, unique_rows, unique_splits, positions = ops.find_unique_rows(
+            ids=ids,
+            row_splits=row_splits,
+            weights=tf.zeros([0]),
+            combiner="sum",
+            num_rows=partition.num_rows,
+            feature=self.name,
+            table=self.name,
+        )
+        ops.apply_row_gradients(
+            shards=[shard.handle for shard in self._variable.variables],
+            slots=[shard.handle for slot in slots for shard in slot.variables],
+            offsets=tf.constant(partition.offsets, tf.int64),
+            unique_rows=unique_rows,
+            unique_splits=unique_splits,
+            positions=positions,
+            row_splits=row_splits,
+            gains=gains,
+            gradients=gradients,
+            hyperparameters=hyperparameters,
+            placement=partition.placement,
+            optimizer=optimizer,
+            table=self.name,
+        )
+
+
+def servers_table_of(
+    variable: ShardedVariable, rule: OptimizerSpec
+) -> HostTable:
+    """Returns the table as it is trained where the strategy in scope has it."""
+    return (
+        ServersTable(variable, rule)
+        if strategies.on_servers()
+        else HostTable(variable)
+    )
+
+
+class ServersTable(HostTable):
+    """Updates rows by the operations of a `TPUEmbedding` over servers.
+
+    So a closure that comes again counts once.
+    """
+
+    def __init__(self, variable: ShardedVariable, rule: OptimizerSpec):
+        """Takes the table, whose shards are on servers."""
+        super().__init__(variable)
+        self._rule = rule
+        self._ops: step_ops.StepOps | None = None
+
+    def new_slot(self, name: str, initial: float) -> ShardedVariable:
+        """Returns a slot variable with each shard beside that of the table."""
+        name = f"{self.name}/{name}"
+        shards = []
+        for part, shard in enumerate(self._variable.variables):
+            with tf.device(shard.device):
+                shards.append(
+                    tf_private.ResourceVariable(
+                        tf.fill(shard.shape, initial),
+                        trainable=False,
+                        name=f"{name}/part_{part}",
+                    )
+                )
+        return ShardedVariable(shards, name=name)
+
+    def update(
+        self,
+        slots: Sequence[ShardedVariable],
+        ids: tf.Tensor,
+        gradients: tf.Tensor,
+        *,
+        optimizer: str,
+        hyperparameters: tf.Tensor,
+    ) -> None:
+        """Takes one step on the rows of `ids`, those of equal ids summed."""
+        del optimizer
+        if self._ops is None:
+            with tf.init_scope():
+                self._ops = self._make_ops(slots)
+        ids = tf.cast(ids, tf.int64)
+        # Each gradient row is a sample of its own, with one id.
+        plan, requests = self._ops.plan(
+            [
+                inputs.FeatureIds(
+                    ids,
+                    tf.zeros([0], tf.int64),
+                    tf.size(ids, tf.int64),
+                    tf.zeros([0]),
+                )
+            ]
+        )
+        self._ops.apply(
+            plan,
+            self._ops.fetch(requests),
+            [gradients],
+            [hyperparameters],
+            closures.token_to_apply(self._ops.applied_closures),
+        )
+
+    def _make_ops(self, slots: Sequence[ShardedVariable]) -> step_ops.StepOps:
+        table = self._variable
+        spec = config.EmbeddingSpec(
+            (
+                config.TableSpec(
+                    self.name,
+                    table.partition.num_rows,
+                    int(table.shape[1] or 0),
+                    "sum",
+                    initializer=tf.zeros,
+                    optimizer=self._rule,
+                ),
+            ),
+            (config.FeatureSpec(self.name, 0, 0),),
+        )
+        variables = {
+            self.name: {
+                tables.PARAMETERS: table,
+                **{
+                    slot.name: variable
+                    for slot, variable in zip(self._rule.slots, slots)
+                },
+            }
+        }
+        return step_ops.StepOps(
+            spec,
+            variables,
+            [[one.device for one in table.variables]],
+            out_of_range="error",
+            rounding_seed=0,
+            wire_dtype="float32",
+        )
+
+
+class FullTableRegularizer:
+    """Of one shard, which stands for all: the loss of the whole table."""
+
+    def __init__(
+        self,
+        regularizer: Callable[[tf.Tensor], tf.Tensor],
+        make_table: Callable[[], Any],
+    ):
+        """Takes the regularizer; `make_table` returns the table."""
+        self._regularizer = regularizer
+        self._make_table = make_table
+
+    def __call__(self, shard: Any) -> tf.Tensor:
+        del shard
+        return self._regularizer(tf.convert_to_tensor(self._make_table()))
+
+
+class FullTableConstraint:
+    """Of the last shard, for all: an optimizer has written the others by then.
+
+    A norm along axis 0, the default of Keras, is that of a column of the whole
+    table.
+    """
+
+    def __init__(
+        self,
+        constraint: Callable[[tf.Tensor], tf.Tensor],
+        make_table: Callable[[], Any],
+    ):
+        """Takes the constraint; `make_table` returns the table."""
+        self._constraint = constraint
+        self._make_table = make_table
+
+    def __call__(self, shard: Any) -> tf.Tensor:
+        del shard
+        table = self._make_table()
+        values = tf.split(
+            self._constraint(tf.convert_to_tensor(table)), table.partition.sizes
+        )
+        for variable, value in zip(table.variables[:-1], values):
+            variable.assign(value)
+        return values[-1]
+
+
+def loss_of_rows(
+    regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
+) -> tf.Tensor:
+    """Returns the loss of the rows of `ids`, each counted once."""
+    distinct, _ = tf.unique(tf.reshape(ids, [-1]))
+    return regularizer(table.sparse_read(distinct))
+
+
+def check_by_row(constraint: Any, where: str) -> None:
+    """Refuses a constraint of Keras that mixes the rows it is given.
+
+    Raises:
+      ValueError: It takes norms along axis 0.
+    """
+    axis = getattr(constraint, "axis", None)
+    axes = axis if isinstance(axis, list | tuple) else [axis]
+    if {0, -2} & set(axes):
+        raise ValueError(
+            "Argument `embeddings_constraint` must treat each row by itself "
+            "where the table has an optimizer of its own, which constrains the "
+            "rows of a batch only: use axis=1. Received: "
+            f"{type(constraint).__name__} with axis={axis!r} ({where})."
+        )
+
+
+def check_no_full_weights(
+    optimizer: Any,
+    kinds: type | tuple[type, ...],
+    where: str,
+    setting: str | None = None,
+) -> None:
+    """Refuses an optimizer that would take each shard for a whole weight.
+
+    Args:
+      optimizer: Of the model, or None.
+      kinds: Optimizer classes that compute with a weight as a whole.
+      where: The table or weight, for the message.
+      setting: What else makes it compute so, or None.
+
+    Raises:
+      ValueError: It clips the norm of each weight, or is of such a class.
+    """
+    clipnorm = getattr(optimizer, "clipnorm", None)
+    if clipnorm:
+        setting = f"clipnorm={clipnorm}"
+    elif isinstance(optimizer, kinds):
+        setting = type(optimizer).__name__
+    if setting:
+        raise ValueError(
+            "A model's optimizer that computes with a weight as a whole "
+            "trains a table in one shard only; use num_shards=1, "
+            "`global_clipnorm`, or an optimizer of the layer's own. Received: "
+            f"{setting} ({where})."
+        )
+
+
+def check_callable(argument: str, value: Any, where: str) -> Any:
+    """Returns `value`, None or a callable."""
+    if value is not None and not callable(value):
+        raise TypeError(
+            _core_checks.message(argument, "None or callable", value, where)
+        )
+    return value
+
+
+def stock_gather(
+    shards: Sequence[tf.Variable],
+    ids: tf.Tensor,
+    name: str,
+    num_rows: int | None = None,
+) -> tf.Tensor:
+    """Returns the rows of `ids`, in their order.
+
+    Args:
+      shards: Contiguous blocks of rows, in order.
+      ids: Any shape, int32 or int64: global rows.
+      name: Whose rows, for the message about an id that is outside.
+      num_rows: Rows of a single shard that ids may name; None for all.
+
+    Returns:
+      Shape `ids.shape + [dim]`.
+    """
+    sizes = [known_size(shard) for shard in shards]
+    if num_rows is not None and len(shards) == 1:
+        sizes = [num_rows]  # What is behind them is padding.
+    partition = RowPartition.from_sizes(sizes)
+    flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
+    inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
+    checks = assertions.require(
+        inside,
+        f"Ids must be in [0, {partition.num_rows}) (layer {name!r}). "
+        "Received: ",
+        flat_ids,
+    )
+    with tf.control_dependencies(checks):
+        flat_ids = tf.identity(flat_ids)
+    # Searching the ends (not the starts) skips empty shards.
+    owners = tf.searchsorted(
+        tf.constant(partition.offsets[1:], tf.int64), flat_ids, side="right"
+    )
+    starts = tf.gather(tf.constant(partition.offsets[:-1], tf.int64), owners)
+    num_shards = len(shards)
+    local_rows = tf.dynamic_partition(flat_ids - starts, owners, num_shards)
+    positions = tf.dynamic_partition(
+        tf.range(tf.size(flat_ids)), owners, num_shards
+    )
+    rows = tf.dynamic_stitch(
+        positions,
+        [tf.gather(shard, local) for shard, local in zip(shards, local_rows)],
+    )
+    shape = tf.concat([tf.shape(ids), shards[0].shape[1:]], 0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
+    rows = tf.reshape(rows, shape)
+    rows.set_shape(ids.shape.concatenate(shards[0].shape[1:]))
+    return rows
+
+
+def stock_gather_with_dense_gradient(
+    table: tf.Variable, ids: tf.Tensor
+) -> tf.Tensor:
+    """Returns the rows of `ids`; equal ids are summed in the gradient.
+
+    Args:
+      table: `[num_rows, dim]`, on a mesh.
+      ids: Any shape, int32 or int64.
+
+    Returns:
+      Shape `ids.shape + [dim]`.
+    """
+    num_rows, dim = table.shape
+
+    @tf.custom_gradient
+    def gather(rows: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(
+                tf.reshape(upstream, [-1, dim]), tf.reshape(ids, [-1]), num_rows
+            )
+
+        return tf.gather(rows, ids), gradient
+
+    return gather(tf.convert_to_tensor(table))
+
+
+def watch_table(embedding: TPUEmbedding) -> None:
+    """Tells the function being traced that a lookup reads the tables."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or not hasattr(graph, "watch_variable"):
+        return
+    read = [
+        *embedding.embedding_tables.values(),
+        *(one.key_variable for one in embedding.vocabularies.values()),
+    ]
+    for table in read:
+        if isinstance(table, ShardedVariable):
+            graph.watch_variable(table)

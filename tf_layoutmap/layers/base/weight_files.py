@@ -1,0 +1,207 @@
+"""A table in Keras' weight files: one array, whatever the shards.
+
+Where the file is HDF5, one shard at a time is copied; else Keras wants the
+whole array.
+"""
+
+# DOC-MERGE: Tables and slot variables of a `TPUEmbedding` in a file of weights.
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.embedding.table_access import LayerAccess
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
+from tf_layoutmap.vocabulary import state
+
+dtensor = tf.experimental.dtensor
+
+
+def save_table(
+    store: Any, key: str, table: ShardedVariable | MeshVariable
+) -> None:
+    """Writes `table` under `key` of what `save_own_variables` is given."""
+    dtype = tf.as_dtype(table.dtype).as_numpy_dtype
+    dataset = None
+    if np.dtype(dtype).kind != "f" and hasattr(store, "create_dataset"):
+        dtype = np.float32  # HDF5 knows no bfloat16, but all of its numbers.
+    if np.dtype(dtype).kind == "f":  # Else Keras helps.
+        dataset = keras_private.h5_dataset(
+            store, key, tuple(known_sizes(table)), dtype
+        )
+    if dataset is None:
+        store[key] = table.numpy()
+        return
+    for index, shard in _shards(table):
+        dataset[index] = shard().astype(dtype, copy=False)
+
+
+def _shards(
+    table: ShardedVariable | MeshVariable,
+) -> Iterator[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
+    """Yields where each shard is, and a function that copies it."""
+    if isinstance(table, ShardedVariable):
+        for start, shard in zip(table.partition.offsets, table.variables):
+            yield (slice(start, start + known_size(shard)),), shard.numpy
+        return
+    value = transfer.read_divided(table.divided_value)
+    layout = table.layout
+    if layout.mesh.num_local_devices() < layout.mesh.size:
+        # Other processes hold the rest.
+        yield (slice(None),), table.numpy
+        return
+    indices = transfer.slices_of_devices(table.shape, layout)
+    # Each shard once, however many devices hold it.
+    shards = {
+        tuple((s.start, s.stop) for s in index): (index, shard)
+        for index, shard in zip(indices, dtensor.unpack(value))
+    }
+    for index, shard in shards.values():
+        # What is behind the rows of the table is padding.
+        size = index[0].stop - index[0].start
+        yield index, lambda shard=shard, size=size: shard.numpy()[:size]
+
+
+def load_table(
+    store: Any, key: str, table: ShardedVariable | MeshVariable
+) -> None:
+    """Reads what `save`, or Keras for one variable, has written.
+
+    Raises:
+      ValueError: The array has another shape. Nothing is changed.
+    """
+    value = _checked(store, key, table)
+    if isinstance(table, ShardedVariable):
+        for start, shard in zip(table.partition.offsets, table.variables):
+            shard.assign(
+                tf.cast(value[start : start + known_size(shard)], shard.dtype)
+            )
+        return
+    shards = transfer.unique_shards(table.shape, table.layout)
+    variable = table.divided_value
+    variable.assign(
+        tf.cast(
+            transfer.packed(
+                shards,
+                (np.array(value[shard.slices], order="C") for shard in shards),
+                table.layout,
+            ),
+            variable.dtype,
+        )
+    )
+
+
+def check_table(store: Any, key: str, variable: Any) -> None:
+    """Refuses what `load`, or an assignment, would find half-way.
+
+    Args:
+      store: What `load_own_variables` is given.
+      key: Of the array.
+      variable: A table, or any other variable.
+
+    Raises:
+      ValueError: The array has another shape.
+    """
+    _checked(store, key, variable)
+
+
+def _checked(store: Any, key: str, variable: Any) -> Any:
+    value = keras_private.h5_dataset(store, key)
+    if value is None or "dtype" in value.attrs:
+        value = store[key]
+    if tuple(value.shape) != tuple(variable.shape):
+        kind = (
+            "Table"
+            if isinstance(variable, ShardedVariable | MeshVariable)
+            else "Variable"
+        )
+        raise ValueError(
+            f"{kind} {variable.name!r} must be loaded from an array of shape "
+            f"{tuple(variable.shape)}. Received: shape {tuple(value.shape)}."
+        )
+    return value
+
+
+def save_tables(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
+    """Writes each as one array, whatever its shards.
+
+    Rows of 16 bits are written as those bits, since HDF5 knows no bfloat16;
+    their key ends with their dtype.
+    """
+    for key, variable in variables_by_key(embedding).items():
+        values = variable.numpy()
+        store[key] = values.view(np.uint16) if _is_half(variable) else values
+
+
+def load_tables(
+    embedding: TPUEmbedding, store: MutableMapping[str, Any], *, layer: str
+):
+    """Reads what `save` of any number of shards wrote.
+
+    Args:
+      embedding: A built one.
+      store: What was saved.
+      layer: Name of the layer, for messages.
+
+    Raises:
+      ValueError: If tables, dtypes, optimizers or shapes are others; nothing
+        is changed then.
+    """
+    variables = variables_by_key(embedding)
+    if set(store.keys()) != set(variables):
+        raise ValueError(
+            f"The saved weights of layer {layer!r} must hold "
+            f"{sorted(variables)}. Received: {sorted(store.keys())}."
+        )
+    for key, variable in variables.items():
+        saved = tuple(store[key].shape)
+        if key.endswith(f".{state.KEYS}") and saved != tuple(variable.shape):
+            raise ValueError(
+                f"An open vocabulary of layer {layer!r} has room for "
+                f"{math.prod(variable.shape)} keys, and must be loaded from "
+                f"one with as much. Received: room for {math.prod(saved)} "
+                "keys. Load into a layer of the saved capacity, then call "
+                "`resize` of its vocabulary; or convert a tf.train.Checkpoint "
+                "by tlm.convert_vocabularies."
+            )
+    for key, variable in variables.items():
+        if tuple(store[key].shape) != tuple(variable.shape):
+            raise ValueError(
+                f"Weight {key!r} of layer {layer!r} must be of shape "
+                f"{tuple(variable.shape)}. Received: "
+                f"{tuple(store[key].shape)}."
+            )
+    for key, variable in variables.items():
+        values = store[key][...]
+        variable.assign(
+            values.view(variable.dtype.as_numpy_dtype)
+            if _is_half(variable)
+            else values
+        )
+    LayerAccess(embedding).load_variables()
+
+
+def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
+    """Returns all variables, by table number and name of the variable."""
+    found = {}
+    for number, by_name in enumerate(LayerAccess(embedding).variables()):
+        for name, variable in by_name.items():
+            dtype = f".{variable.dtype.name}" * _is_half(variable)
+            found[f"{number}.{name}{dtype}"] = variable
+    updates = getattr(embedding, "schedule_updates", None)
+    if updates is not None:
+        found["schedule_updates"] = updates
+    return found
+
+
+def _is_half(variable: Any) -> bool:
+    return variable.dtype.size == 2

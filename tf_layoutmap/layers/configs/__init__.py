@@ -1,1 +1,0 @@
-"""Feature configs and schedules that Keras programs hand in."""

@@ -1,1 +1,0 @@
-"""What the layers are in both versions of Keras."""

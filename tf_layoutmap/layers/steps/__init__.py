@@ -1,1 +1,0 @@
-"""Calls of layers that become steps of an engine."""

@@ -1,0 +1,364 @@
+"""Which layout each variable gets, and what is wrong with it.
+
+Decided from names and shapes alone: nothing is allocated here.
+"""
+
+# DOC-MERGE: What DTensor cannot compute, found when a layer is built.
+#
+# TensorFlow would report it in the middle of a training step, by the name of an
+# op. Each rule names the layer, the variable and the layout, and a way out.
+#
+import dataclasses
+import math
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from tf_layoutmap._core import keras_private
+from tf_layoutmap.layout import key_matching
+from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Layout,
+    axes_of_layout,
+    mesh_sizes,
+)
+
+_DEPTHWISE = (
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+)
+CONVOLUTIONS = (
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    *_DEPTHWISE,
+)
+_GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
+_GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
+
+# Layers that DTensor computes correctly on whole samples only; `call` of
+# `keras3/layer_calls.py` pins their inputs and outputs.
+BATCH_PARALLEL = (
+    *CONVOLUTIONS,
+    keras.layers.RNN,
+    *_GATED_CELLS,
+    keras.layers.SimpleRNNCell,
+    keras.layers.TimeDistributed,
+    keras.layers.Bidirectional,
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D,
+    keras.layers.AveragePooling3D,
+)
+
+
+def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether `layer` is one of `kinds` of Keras 3, or of tf_keras."""
+    return isinstance(layer, kinds) or any(
+        base.__module__.startswith("tf_keras.")
+        and base.__name__ in {kind.__name__ for kind in kinds}
+        for base in type(layer).__mro__
+    )
+
+
+def gathers_weights(layer: Any) -> bool:
+    """Whether a layer is given its weights whole when it is called.
+
+    DTensor convolves with whole kernels only, and splits no divided gates. The
+    Embedding of Keras 3 looks up where rows are; that of tf_keras cannot.
+    """
+    if isinstance(layer, _tf_keras_embedding()):
+        layout = getattr(layer.embeddings, "layout", None)
+        return layout is not None and (
+            layout.sharding_specs[0] != tf.experimental.dtensor.UNSHARDED
+        )
+    return is_kind(layer, CONVOLUTIONS + _GATED)
+
+
+def weight_problems(
+    layer: Any, variable: Any, axes: tuple[str | None, ...], strict: bool
+) -> list[str]:
+    """Returns why `layer` cannot use `variable` with the layout `axes`.
+
+    Args:
+      layer: Of Keras 3 or tf_keras.
+      variable: A weight of it.
+      axes: Mesh axis of each dimension.
+      strict: Whether weights must not be gathered for a layer.
+    """
+    if not strict and is_kind(
+        layer, (*CONVOLUTIONS, *_GATED, keras.layers.Embedding)
+    ):
+        return []
+    if is_kind(layer, CONVOLUTIONS) and any(axes):
+        return [
+            f"DTensor convolves with whole kernels only; leave all weights "
+            f"of {_named(layer)} unsharded: use {(None,) * len(axes)}, and "
+            "shard the Dense layers"
+        ]
+    if is_kind(layer, _GATED_CELLS) and axes and axes[-1] is not None:
+        whole = (*axes[:-1], None)
+        return [
+            f"{_named(layer)} splits the last dimension of its weights into "
+            f"gates, which DTensor cannot do to a sharded one: use {whole}"
+        ]
+    if isinstance(layer, _tf_keras_embedding()) and axes[0] is not None:
+        return [
+            f"DTensor cannot look rows up where they are divided; divide the "
+            f"columns of {_named(layer)}: use {(None, axes[0])}, or the "
+            "Embedding of Keras 3, whose rows can be divided"
+        ]
+    # Layers of ours check their own weights.
+    problems_of_layout = getattr(layer, "problems_of_layout", None)
+    return [] if problems_of_layout is None else problems_of_layout(axes)
+
+
+def _tf_keras_embedding() -> tuple[type, ...]:
+    tf_keras = keras_private.imported_tf_keras()
+    return () if tf_keras is None else (tf_keras.layers.Embedding,)
+
+
+def _named(layer: Any) -> str:
+    return f"layer {layer.name!r} ({type(layer).__name__})"
+
+
+dtensor = tf.experimental.dtensor
+
+# What a layer has made itself, in Keras 3 and in tf_keras.
+_LISTS_OF_LAYERS = (
+    "_trainable_variables",
+    "_non_trainable_variables",
+    "_trainable_weights",
+    "_non_trainable_weights",
+)
+
+
+class Names(Protocol):
+    """What `assign` asks about variables; an `ObjectPaths`, for one."""
+
+    def of_variable(self, variable: Any, owner: Any, /) -> list[str]:
+        """Returns all names, the best one to use as a key first."""
+        ...
+
+    def aliases(self, variable: Any, owner: Any, /) -> Collection[str]:
+        """Returns those of the names that leave out a model's name."""
+        ...
+
+    def all_names(self) -> Collection[str]:
+        """Returns the names of all variables that are known."""
+        ...
+
+    def with_holders(self, layer: Any, /) -> list[Any]:
+        """Returns a layer, and every layer that holds it."""
+        ...
+
+
+@dataclasses.dataclass
+class LayoutAssignment:
+    """Which layout one variable gets, and why.
+
+    Attributes:
+      variable: The Keras variable.
+      names: All names it was looked up by, the best one to use as a key first.
+      pattern: The key of the map that matches; None when none does, and for
+        state, which has no keys (seeds, metrics, optimizers).
+      shadowed: Later keys of the map that match, too.
+      axes: Mesh axis per dimension.
+      layout: `dtensor.Layout`, or None while there are problems.
+      bytes_per_device: What one device will hold.
+      problems: Sentences; empty when all is well.
+    """
+
+    variable: Any
+    names: list[str]
+    pattern: str | None
+    shadowed: tuple[str, ...]
+    axes: tuple[str | None, ...]
+    layout: Layout | None
+    bytes_per_device: int
+    problems: list[str]
+
+    @property
+    def name(self) -> str:
+        """The best name to use as a key."""
+        return self.names[0]
+
+    def settled_layout(self) -> Layout:
+        """Returns the layout, of an assignment that `refuse` let through."""
+        assert self.layout is not None
+        return self.layout
+
+
+def assign(
+    layout_map: Any,
+    variables: Iterable[Any],
+    paths: Names,
+    *,
+    owners: Iterable[Any] | None = None,
+) -> list[LayoutAssignment]:
+    """Returns the layout of each of `variables`, in their order.
+
+    Args:
+      layout_map: Where the layouts come from.
+      variables: Keras variables.
+      paths: Names of the layers they are in.
+      owners: The layer of each variable; None to ask the variables.
+    """
+    mesh = layout_map.mesh_in_use()
+    sizes = mesh_sizes(mesh)
+    made: dict[tuple[str | None, ...], Layout] = {}
+    assigned = []
+    owned = (
+        zip(variables, ((owner, False) for owner in owners))
+        if owners is not None
+        else ((variable, owner_of(variable)) for variable in variables)
+    )
+    for variable, (owner, is_state) in owned:
+        names = paths.of_variable(variable, owner)
+        shape = tuple(variable.shape)
+        given = getattr(variable, "_given_layout", None)
+        match, value, problems = None, None, []
+        if given is None and not is_state:
+            match = _find(layout_map, variable, owner, names, paths)
+        if isinstance(given, Layout):
+            axes = axes_of_layout(given)
+            made[axes] = given
+        elif given is not None:
+            # A TensorLayout, given to `add_weight`.
+            axes = tuple(given.axes)
+            if given.device_mesh is not None and (
+                device_mesh.to_dtensor_mesh(given.device_mesh) != mesh
+            ):
+                problems.append(
+                    "the layout it was given is on another mesh than the "
+                    "LayoutMap's"
+                )
+        elif match is None:
+            axes = (None,) * len(shape)
+        else:
+            value = layout_map[match.pattern]
+            axes = tuple(layout_map.axes_of(value))
+            problems += _match_problems(layout_map, match)
+        if getattr(variable, "pads_rows", False) and dtensor.num_clients() == 1:
+            problems += shard_shapes.padding_problems(axes, shape, sizes)
+            problems += shard_shapes.fit_problems(
+                axes, shard_shapes.padded_rows(axes, shape, sizes), sizes
+            )
+        else:
+            problems += shard_shapes.fit_problems(axes, shape, sizes)
+        if owner is not None:
+            problems += weight_problems(
+                owner, variable, axes, layout_map.strict
+            )
+        layout, held = None, 0
+        if not problems:
+            layout = made.get(axes)
+            if layout is None:
+                layout = made[axes] = dtensor.Layout(
+                    [dtensor.UNSHARDED if a is None else a for a in axes], mesh
+                )
+            held = num_bytes(
+                shard_shapes.local_shape(axes, shape, sizes), variable._dtype
+            )
+        assigned.append(
+            LayoutAssignment(
+                variable,
+                names,
+                match and match.pattern,
+                match.shadowed if match else (),
+                axes,
+                layout,
+                held,
+                problems,
+            )
+        )
+    return assigned
+
+
+def _find(
+    layout_map: Any, variable: Any, owner: Any, names: list[str], paths: Names
+) -> key_matching.Match | None:
+    """Returns the key that a variable selects.
+
+    In a name without the name of an inner model, a pattern is looked for only
+    if none matches a full name: `^dense/kernel$` does not mean the weight of a
+    model `ffn` that `^ffn/dense/kernel$` means.
+    """
+    keys = layout_map._names_to_match(variable.path, names)
+    others = paths.all_names()
+    aliases = paths.aliases(variable, owner)
+    if aliases and not any(key in layout_map for key in keys):
+        match = layout_map.find(
+            [key for key in keys if key not in aliases], names_of_others=others
+        )
+        if match is not None:
+            return match
+    return layout_map.find(keys, names_of_others=others)
+
+
+def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Returns what a tensor takes."""
+    return math.prod(shape) * tf.as_dtype(dtype).size
+
+
+def owner_of(variable: Any) -> tuple[Any, bool]:
+    """Returns the layer that made a variable, and whether it is state.
+
+    State is what users do not name: seeds, metrics, optimizer counters.
+    """
+    reference = getattr(variable, "_mesh_owner", None)
+    return (
+        None if reference is None else reference(),
+        getattr(variable, "_mesh_is_state", False),
+    )
+
+
+def layers_of_variables(model: Any) -> dict[int, Any]:
+    """Returns which layer of a model made each variable, by `id` of that.
+
+    Args:
+      model: Of Keras 3 or tf_keras.
+    """
+    layers: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for name in _LISTS_OF_LAYERS:
+            for variable in getattr(layer, name, ()):
+                layers.setdefault(id(variable), layer)
+    return layers
+
+
+def _match_problems(layout_map: Any, match: key_matching.Match) -> list[str]:
+    try:
+        layout_map._check_match(match)
+    except ValueError as error:
+        return [str(error).rstrip(".")]
+    return []
+
+
+def refuse(assigned: Iterable[LayoutAssignment]) -> None:
+    """Raises one ValueError with the problems of all `assigned`, if any."""
+    lines = [
+        f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"
+        f"{'' if p.pattern is None else f' from key {p.pattern!r}'}: "
+        f"{'; '.join(p.problems)}."
+        for p in assigned
+        if p.problems
+    ]
+    if lines:
+        shown = lines[:20]
+        if len(lines) > len(shown):
+            shown.append(f"  ... and {len(lines) - len(shown)} more.")
+        raise ValueError(
+            f"The LayoutMap does not fit {len(lines)} variable"
+            f"{'s' if len(lines) > 1 else ''}; nothing was allocated:\n"
+            + "\n".join(shown)
+        )

@@ -1,0 +1,285 @@
+"""Which layout is stored for which names."""
+
+import collections.abc
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import checks
+from tf_layoutmap.layout import key_matching
+from tf_layoutmap.layout.mesh import device_mesh
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, prepare_process
+
+dtensor = tf.experimental.dtensor
+
+
+class LayoutTypeError(TypeError, ValueError):
+    """A value that is no layout.
+
+    A TypeError; also a ValueError, which tf.keras raised here.
+    """
+
+
+class LayoutTable(collections.abc.MutableMapping[str, Any]):
+    """Stored keys, their layouts, and which of them a name selects.
+
+    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` are
+    defined above the modules that read a table, so imports have no circle.
+    """
+
+    # Whether a name that two keys match is refused, strict or not.
+    _refuses_two = False
+
+    def __init__(
+        self,
+        mesh: Mesh | None = None,
+        *,
+        match: str = "match",
+        strict: bool = False,
+    ):
+        """Makes an empty map.
+
+        Args:
+          mesh: `dtensor.Mesh` on which variables without a layout are
+            replicated; None to take it from the layouts.
+          match: How a key is tried as a regular expression: `"match"` from
+            the start of the name, `"search"` anywhere in it, `"fullmatch"`
+            on all of it.
+          strict: Refuse a name that two keys match, unless one equals it.
+
+        Raises:
+          TypeError: `mesh` is no `dtensor.Mesh`.
+        """
+        if mesh is not None:
+            checks.check_type(
+                "mesh",
+                mesh,
+                dtensor.Mesh,
+                "a tf.experimental.dtensor.Mesh or None",
+            )
+        prepare_process(mesh)
+        self._default_mesh = mesh
+        # As `_check_layout` returns them.
+        self._layouts: dict[str, Any] = {}
+        self._patterns = key_matching.PatternTable(mode=match)
+        self._strict = bool(strict)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a name that two keys match is refused."""
+        return self._strict
+
+    def find(
+        self,
+        keys: collections.abc.Sequence[str],
+        *,
+        names_of_others: collections.abc.Container[str] = (),
+    ) -> key_matching.Match | None:
+        """Returns which stored key a variable with these names selects.
+
+        Args:
+          keys: All names of one variable, the best first.
+          names_of_others: Names of other variables. A stored key that is one
+            of them selects no variable that lacks this name.
+
+        Returns:
+          The stored key that matches, the name that it fits and the shadowed
+          keys, which match too; None when nothing fits.
+        """
+        return self._patterns.find(keys, names_of_others=names_of_others)
+
+    def __getitem__(self, key: str) -> Layout | None:
+        """Returns the layout for the name `key`.
+
+        Args:
+          key: The name of a variable.
+
+        Returns:
+          The layout of the equal key, else of the first key that matches,
+          else None.
+
+        Raises:
+          TypeError: `key` is no string.
+          ValueError: Two keys match, and the map is strict or one of
+            `tlm.distribution`.
+        """
+        checks.check_type("key", key, str, "a string")
+        if key in self._layouts:
+            return self._layouts[key]
+        match = self._patterns.find([key])
+        if match is None:
+            return None
+        self._check_match(match)
+        return self._layouts[match.pattern]
+
+    def _check_match(self, match: key_matching.Match) -> None:
+        """Raises a ValueError if this map leaves no choice between keys."""
+        if self._strict:
+            key_matching.refuse_two(match)
+        elif self._refuses_two:
+            key_matching.refuse_two_as_keras(match)
+
+    def _names_to_match(
+        self, path: str, names: collections.abc.Sequence[str]
+    ) -> collections.abc.Sequence[str]:
+        """Returns by which of its names a variable is looked up.
+
+        Args:
+          path: What Keras calls the variable.
+          names: All of its names, `path` too.
+        """
+        del path
+        return names
+
+    def __setitem__(
+        self, key: str, layout: Layout | collections.abc.Sequence[str | None]
+    ) -> None:
+        """Stores `layout` under the name or pattern `key`.
+
+        Args:
+          key: The name of a variable, or a regular expression.
+          layout: `dtensor.Layout`; or, in a map with a mesh, the mesh axis of
+            each dimension, with None for an unsharded one.
+
+        Raises:
+          TypeError: `key` is no string or `layout` no layout (the latter is
+            also a ValueError).
+          ValueError: `key` is there already, or is no regular expression.
+        """
+        if isinstance(key, str) and key in self._layouts:
+            raise ValueError(
+                f"{key} already exists in the LayoutMap with value "
+                f"{self._layouts[key]}. Please make sure to not use "
+                "duplicated keys, or delete it first to set it anew."
+            )
+        layout = self._check_layout(key, layout)
+        self._patterns.add(key)
+        self._layouts[key] = layout
+
+    def __delitem__(self, key: str) -> None:
+        del self._layouts[key]
+        self._patterns.remove(key)
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def __iter__(self) -> collections.abc.Iterator[str]:
+        return iter(self._layouts)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._layouts
+
+    def __repr__(self) -> str:
+        inside = ", ".join(
+            f"{key!r}: {self.axes_of(value)!r}"
+            for key, value in self._layouts.items()
+        )
+        return f"{type(self).__name__}({{{inside}}})"
+
+    # Two maps with equal layouts are still two maps.
+    __eq__ = object.__eq__
+    __hash__: Any = object.__hash__
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Like `layout_map[key]`, with `default` for None."""
+        layout = self[key]
+        return default if layout is None else layout
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Removes the stored `key` and returns its layout.
+
+        Raises:
+          KeyError: It is not stored, and no default is given.
+        """
+        if key not in self._layouts and default:
+            return default[0]
+        layout = self._layouts[key]
+        del self[key]
+        return layout
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Returns the layout stored under `key`, storing it first if new."""
+        if key not in self._layouts:
+            self[key] = default
+        return self._layouts[key]
+
+    def get_default_mesh(self) -> Mesh | None:
+        """Returns the mesh given at creation, or None."""
+        return self._default_mesh
+
+    def mesh_in_use(self) -> Mesh:
+        """Returns the mesh on which this map puts variables.
+
+        That is the default mesh, or else the mesh of the layouts.
+
+        Raises:
+          ValueError: There is none, or layouts of several meshes.
+        """
+        meshes = (
+            {}
+            if self._default_mesh is None
+            else {self._default_mesh.to_string(): (self._default_mesh, "mesh")}
+        )
+        for key, value in self._layouts.items():
+            mesh = self._mesh_of(value)
+            if mesh is not None:
+                meshes.setdefault(mesh.to_string(), (mesh, key))
+        if not meshes:
+            raise ValueError(
+                "A LayoutMap needs a mesh to replicate variables on. "
+                "Received: no mesh and no layouts. Make it with "
+                "LayoutMap(mesh=mesh)."
+            )
+        if len(meshes) > 1:
+            raise ValueError(
+                "A LayoutMap puts all variables on one mesh. Received: "
+                f"{len(meshes)} meshes, at "
+                f"{', '.join(repr(key) for _, key in meshes.values())}."
+            )
+        return next(iter(meshes.values()))[0]
+
+    def axes_of(self, value: Any) -> tuple[str | None, ...]:
+        """Returns the mesh axis of each dimension of a stored value."""
+        return device_mesh.axes_of_layout(value)
+
+    def _mesh_of(self, value: Any) -> Mesh | None:
+        return value.mesh
+
+    def _check_layout(self, key: Any, layout: Any) -> Any:
+        """Returns a layout; a tuple names the mesh axis of each dimension."""
+        if isinstance(layout, tuple | list):
+            return self._layout_of_axes(key, layout)
+        if not isinstance(layout, dtensor.Layout):
+            raise LayoutTypeError(
+                f"{layout!r} should be a dtensor.Layout, or a tuple of axis "
+                f"names of the mesh, got {type(layout).__name__} "
+                f"(key {key!r})."
+            )
+        prepare_process(layout.mesh)
+        return layout
+
+    def _layout_of_axes(
+        self, key: Any, axes: collections.abc.Sequence[Any]
+    ) -> Layout:
+        mesh = self._default_mesh
+        if mesh is None:
+            raise LayoutTypeError(
+                f"{axes!r} should be a dtensor.Layout in a LayoutMap without a "
+                f"mesh (key {key!r}). Make the map with LayoutMap(mesh=mesh) "
+                "to set tuples of axis names."
+            )
+        specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
+        for axis in specs:
+            if axis != dtensor.UNSHARDED and axis not in mesh.dim_names:
+                raise LayoutTypeError(
+                    "A layout given as a tuple has, for each dimension, one of "
+                    f"the mesh axes {mesh.dim_names} or None. Received: "
+                    f"{axis!r} in {axes!r} (key {key!r})."
+                )
+        try:
+            return dtensor.Layout(specs, mesh)
+        except ValueError as error:
+            raise LayoutTypeError(
+                f"{axes!r} is no layout on mesh axes {mesh.dim_names} (key "
+                f"{key!r}). {error}"
+            ) from error

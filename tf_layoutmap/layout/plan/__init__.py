@@ -1,1 +1,0 @@
-"""From the names of variables to layouts; allocates nothing."""

@@ -1,1 +1,0 @@
-"""The step behind `fit`, `evaluate` and `predict`, for both Keras versions."""

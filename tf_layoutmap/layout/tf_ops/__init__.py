@@ -1,1 +1,0 @@
-"""Operations that DTensor gets wrong, corrected where TensorFlow makes them."""

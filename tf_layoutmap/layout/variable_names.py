@@ -1,0 +1,275 @@
+"""The names by which a variable is known in the models that hold it."""
+
+import weakref
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import keras
+
+from tf_layoutmap._core import keras_private
+
+# Caches that Keras keeps of what other attributes hold, and back references.
+_SKIPPED = frozenset(
+    (
+        "_functional",
+        "_inbound_nodes",
+        "_layers",
+        "_losses",
+        "_metrics",
+        "_non_trainable_variables",
+        "_operations",
+        "_operations_by_depth",
+        "_nodes",
+        "_nodes_by_depth",
+        "_outbound_nodes",
+        "_seed_generators",
+        "_tracked",
+        "_tracker",
+        "_trainable_variables",
+        "_compile_metrics",
+        "_compile_loss",
+        "_auto_config",
+        "_build_shapes_dict",
+        "optimizer",
+    )
+)
+_SKIPPED_PREFIXES = ("_self_", "_unconditional", "_mesh_")
+_MAX_DEPTH = 4
+# A layer shared along very many ways is known by the first of them.
+_MAX_PATHS = 32
+
+
+def _walk(
+    name: str, value: Any, kinds: Any, depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Yields what an attribute holds of `kinds`, in lists and dicts too."""
+    if isinstance(value, kinds):
+        yield name, value
+    elif depth < _MAX_DEPTH and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _walk(f"{name}.{index}", item, kinds, depth + 1)
+    elif depth < _MAX_DEPTH and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(f"{name}.{key}", item, kinds, depth + 1)
+
+
+def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
+    """Yields `(name, value)` of what a layer holds of `kinds` itself.
+
+    Names have no leading underscore: `Dense` keeps `kernel` as `_kernel`.
+    """
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, (*kinds, list, tuple, dict)) and (
+            name not in _SKIPPED and not name.startswith(_SKIPPED_PREFIXES)
+        ):
+            yield from _walk(name.lstrip("_"), value, kinds)
+
+
+def _is_ready(layer: Any) -> bool:
+    """False for an object whose `__init__` has not run.
+
+    Keras makes one, and forgets it, of each subclass of `keras.Model` that
+    is a Functional model; it stays until the next garbage collection.
+    """
+    own = vars(layer)
+    return "_tracker" in own and (
+        "_operations" in own or not isinstance(layer, keras_private.Functional)
+    )
+
+
+def _by_name(layer: Any) -> bool:
+    return isinstance(layer, (keras.Sequential, keras_private.Functional))
+
+
+class ObjectPaths:
+    """The paths of layers and variables, as they are when this is made.
+
+    From a subclassed model: attribute names, `"encoder.blocks.0.kernel"`.
+    From a Functional or Sequential model: the layer's name, then attribute
+    names, `"dense_1.kernel"`. Then the variable's own path,
+    `"model/dense_1/kernel"`, with and without the model's name, with slashes
+    and with dots.
+    """
+
+    def __init__(self, layers: Iterable[Any]):
+        """Walks over `layers` and all they hold."""
+        self._layers: dict[int, Any] = {}
+        self._parents: dict[int, list[tuple[int, str]]] = {}
+        self._restarts: dict[int, list[str]] = {}
+        # By layer, and whether paths may start at an inner model.
+        self._paths: dict[tuple[int, bool], list[str]] = {}
+        self._named: dict[str, set[int]] | None = None
+        self._all: set[str] | None = None
+        self._owned: dict[int, dict[int, list[str]]] = {}
+        self._index: dict[int, list[tuple[Any, str]]] | None = None
+        todo = [layer for layer in layers if _is_ready(layer)]
+        # The Functional model that a Sequential model runs holds the same
+        # layers, and nobody holds it.
+        inside = {id(vars(layer).get("_functional")) for layer in todo}
+        todo = [layer for layer in todo if id(layer) not in inside]
+        while todo:
+            layer = todo.pop()
+            if id(layer) in self._layers:
+                continue
+            self._layers[id(layer)] = layer
+            for edge, child in self._children(layer):
+                self._parents.setdefault(id(child), []).append(
+                    (id(layer), edge)
+                )
+                if id(child) not in self._layers:
+                    todo.append(child)
+        self._model_names = {
+            layer.name
+            for layer in self._layers.values()
+            if isinstance(layer, keras.Model)
+        }
+
+    def _children(self, layer: Any) -> Iterator[tuple[str, Any]]:
+        if _by_name(layer):
+            for child in layer.layers:
+                self._restarts.setdefault(id(child), []).append(child.name)
+                yield child.name, child
+        for edge, child in attributes(layer, (keras.layers.Layer,)):
+            if _is_ready(child) and child is not layer:
+                yield edge, child
+
+    def of_layer(self, layer: Any, restarts: bool = True) -> list[str]:
+        """Returns the paths of `layer`; "" for a model that no one holds.
+
+        Args:
+          layer: A layer.
+          restarts: Whether paths that start at an inner model are among them.
+        """
+        return self._of_layer(id(layer), layer, (), restarts)
+
+    def _of_layer(
+        self, key: int, layer: Any, seen: tuple, restarts: bool
+    ) -> list[str]:
+        if (key, restarts) in self._paths:
+            return self._paths[key, restarts]
+        paths: dict[str, None] = {}
+        for parent, edge in self._parents.get(key, ()):
+            if parent in seen:
+                continue
+            for path in self._of_layer(
+                parent, self._layers[parent], (*seen, key), restarts
+            ):
+                paths[_join(path, edge)] = None
+        for name in self._restarts.get(key, ()) if restarts else ():
+            paths[name] = None
+        if not self._parents.get(key):
+            paths["" if isinstance(layer, keras.Model) else layer.name] = None
+        found = list(paths)[:_MAX_PATHS]
+        if not seen:
+            self._paths[key, restarts] = found
+        return found
+
+    def with_holders(self, layer: Any) -> list[Any]:
+        """Returns `layer` and every layer that holds it, near or far."""
+        found, todo = {}, [id(layer)]
+        while todo:
+            key = todo.pop()
+            if key not in found:
+                found[key] = self._layers.get(key, layer)
+                todo += [parent for parent, _ in self._parents.get(key, ())]
+        return list(found.values())
+
+    def of_variable(self, variable: Any, owner: Any) -> list[str]:
+        """Returns all names of `variable`, the best one to use as a key first.
+
+        A name that leaves out the name of an inner model is none of them if it
+        is the full name of another variable.
+
+        Args:
+          variable: A Keras variable.
+          owner: The layer that made it, or None to look for holders.
+        """
+        full = self._names(variable, owner, aliases=False)
+        named = self._full_names()
+        return [
+            name
+            for name in self._names(variable, owner, aliases=True)
+            if name in full or named.get(name, set()) <= {id(variable)}
+        ]
+
+    def aliases(self, variable: Any, owner: Any) -> set[str]:
+        """Returns those of the names that leave out a model's name."""
+        return {*self._names(variable, owner, aliases=True)} - {
+            *self._names(variable, owner, aliases=False)
+        }
+
+    def all_names(self) -> Collection[str]:
+        """Returns all names of the variables of all layers."""
+        if self._all is None:
+            self._all = {
+                name
+                for held, layer in self._held()
+                for name in self.of_variable(held, layer)
+            }
+        return self._all
+
+    def _full_names(self) -> dict[str, set[int]]:
+        if self._named is None:
+            self._named = {}
+            for held, layer in self._held():
+                for name in self._names(held, layer, aliases=False):
+                    self._named.setdefault(name, set()).add(id(held))
+        return self._named
+
+    def _held(self) -> Iterator[tuple[Any, Any]]:
+        for layer in self._layers.values():
+            for _, held in attributes(layer, (keras.Variable,)):
+                yield held, layer
+
+    def _names(self, variable: Any, owner: Any, aliases: bool) -> list[str]:
+        names: dict[str, None] = {}
+        if owner is not None:
+            owned = self._owned.get(id(owner))
+            if owned is None:
+                owned = self._owned[id(owner)] = {}
+                for name, held in attributes(owner, (keras.Variable,)):
+                    owned.setdefault(id(held), []).append(name)
+            ends = [*owned.get(id(variable), ()), variable.name]
+            for path in self.of_layer(owner, aliases):
+                names.update((_join(path, end), None) for end in ends)
+        else:
+            for layer, name in self._holders(variable):
+                for path in self.of_layer(layer, aliases):
+                    names[_join(path, name)] = None
+        paths = [variable.path]
+        root, _, rest = variable.path.partition("/")
+        if aliases and rest and root in self._model_names:
+            paths.append(rest)
+        for path in paths:
+            names[path] = None
+            names[path.replace("/", ".")] = None
+        return list(names)
+
+    def _holders(self, variable: Any) -> list[tuple[Any, str]]:
+        if self._index is None:
+            self._index = {}
+            for layer in self._layers.values():
+                for name, held in attributes(layer, (keras.Variable,)):
+                    self._index.setdefault(id(held), []).append((layer, name))
+        return self._index.get(id(variable), [])
+
+
+def _join(path: str, end: str) -> str:
+    return f"{path}.{end}" if path else end
+
+
+class LayerList:
+    """Layers in the order they were added, by weak references."""
+
+    def __init__(self):
+        self._refs: list[weakref.ref] = []
+
+    def add(self, layer: Any) -> None:
+        self._refs.append(weakref.ref(layer))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refs = [ref for ref in self._refs if ref() is not None]
+        for ref in list(self._refs):
+            layer = ref()
+            if layer is not None:
+                yield layer

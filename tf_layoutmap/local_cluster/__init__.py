@@ -1,1 +1,0 @@
-"""A cluster of processes on this machine, to try programs in."""

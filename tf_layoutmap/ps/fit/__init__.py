@@ -1,1 +1,0 @@
-"""`fit` and `evaluate` of both Keras over parameter servers."""

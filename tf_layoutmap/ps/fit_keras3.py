@@ -1,0 +1,235 @@
+"""`fit`, `evaluate` and `predict` of Keras 3 over parameter servers."""
+
+# DOC-MERGE: Variables of Keras 3 that several workers add to.
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import files, keras_private, strategies
+from tf_layoutmap.ps import fit_loop
+
+
+class Keras3:
+    """What is Keras 3 in the loops of `loop`.
+
+    Metrics of Keras 3 read their variables and write sums: two workers would
+    lose what they count. So each step counts from zero in itself, and the
+    coordinator adds up.
+    """
+
+    def check_compiled(self, model: Any, verb: str) -> None:
+        """Refuses a model without `compile`."""
+        if not model.compiled:
+            raise ValueError(f"`{verb}` needs `compile` before.")
+
+    def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
+        """Makes weights, metrics and slot variables."""
+        with strategy.scope():
+            keras_private.build_all(model, element_spec)
+
+    def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
+        """Returns a step whose values are those of the metrics' variables."""
+        step = getattr(model, f"{verb}_step")
+
+        def counting(batch: Any) -> list[tf.Tensor]:
+            variables = _metric_variables(model)
+            with (
+                keras_private.values_in_a_trace(variables),
+                keras_private.added_at_once(_counters(model)),
+            ):
+                logs = step(batch)
+                _check_logs(model, logs, verb)
+                return [tf.convert_to_tensor(one.value) for one in variables]
+
+        return tf.autograph.experimental.do_not_convert(counting)
+
+    def add(
+        self, model: Any, verb: str, steps: list[list[np.ndarray]]
+    ) -> dict[str, Any]:
+        """Adds to the metrics what steps have counted."""
+        del verb
+        for number, variable in enumerate(_metric_variables(model)):
+            value = variable.numpy()
+            # One after the other, as one process does: the same bits.
+            for values in steps:
+                value = value + values[number]
+            variable.assign(value)
+        return model.get_metrics_result()
+
+    def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
+        """Returns a CallbackList."""
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        return keras.callbacks.CallbackList(callbacks, model=model, **options)
+
+    def backups(self, callbacks: Any) -> list[Any]:
+        """Returns each BackupAndRestore among callbacks."""
+        return fit_loop.callbacks_of(
+            callbacks, keras.callbacks.BackupAndRestore
+        )
+
+    def start(
+        self, model: Any, initial_epoch: int, steps: int | None
+    ) -> tuple[int, int]:
+        """Returns the epoch of a BackupAndRestore, or the one asked for."""
+        del steps
+        return keras_private.epoch_of_backup(model) or initial_epoch, 0
+
+    def finish(self, model: Any) -> None:
+        """Finishes averages of weights."""
+        if isinstance(model.optimizer, keras.optimizers.Optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+
+
+def _metric_variables(model: Any) -> list[Any]:
+    variables = model.metrics_variables
+    other = [one.path for one in variables if one.aggregation != "sum"]
+    if other:
+        raise ValueError(
+            "Metrics over parameter servers must have variables with "
+            'aggregation="sum": what workers count is added up. Received: '
+            f"{other}."
+        )
+    return variables
+
+
+def _counters(model: Any) -> list[Any]:
+    """The steps that optimizers have counted: of the model, and of tables."""
+    found = []
+    for optimizer in (
+        model.optimizer,
+        *(
+            getattr(layer, "optimizer", None)
+            for layer in keras_private.layers_of(model)
+        ),
+    ):
+        while isinstance(optimizer, keras.optimizers.Optimizer):
+            if not any(one is optimizer.iterations for one in found):
+                found.append(optimizer.iterations)
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
+def _check_logs(model: Any, logs: Any, verb: str) -> None:
+    known = set(model.get_metrics_result())
+    if not isinstance(logs, dict) or set(logs) != known:
+        raise ValueError(
+            f"`{verb}_step` over parameter servers must return the results of "
+            f"the model's metrics, {sorted(known)}: what one step returns says "
+            "nothing of the others. Use metrics, and return "
+            f"`get_metrics_result()`. Received: {logs!r}."
+        )
+
+
+_KERAS3 = Keras3()
+
+
+def fit(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Trains with `Datasets`; refuses other data over parameter servers."""
+    options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
+    if options is not None:
+        return fit_loop.fit(_KERAS3, model, **options)
+    if strategies.on_servers(model.distribute_strategy):
+        raise ValueError(
+            "Argument `x` must be tlm.ps.Datasets for a model over parameter "
+            "servers: each worker makes the dataset that it reads."
+        )
+    return original(model, *args, **kwargs)
+
+
+def evaluate(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Evaluates `Datasets` on workers, and other data in the coordinator."""
+    options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
+    if options is not None:
+        return fit_loop.evaluate(_KERAS3, model, **options)
+    return _in_coordinator(original, model, args, kwargs)
+
+
+def predict(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Predicts in the coordinator."""
+    options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
+    if options is not None:
+        raise fit_loop.prediction_error()
+    return _in_coordinator(original, model, args, kwargs)
+
+
+_WEIGHTS = ".weights.h5"
+
+
+def save_weights(
+    original: Callable[..., Any],
+    model: Any,
+    filepath: Any,
+    overwrite: bool = True,
+    max_shard_size: Any = None,
+) -> Any:
+    """Writes a file of weights aside, and renames it when it is complete."""
+    path = (
+        os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
+    )
+    if (
+        not path.endswith(_WEIGHTS)
+        or not strategies.on_servers(model.distribute_strategy)
+        or
+        # Keras asks, or refuses, or writes it aside itself.
+        not overwrite
+        or "://" in path
+        or max_shard_size is not None
+    ):
+        return original(model, filepath, overwrite, max_shard_size)
+    with files.replacing_file(path) as aside:
+        original(model, aside)
+    return None
+
+
+def _in_coordinator(
+    original: Callable[..., Any], model: Any, args: Any, kwargs: Any
+) -> Any:
+    if not strategies.on_servers(model.distribute_strategy):
+        return original(model, *args, **kwargs)
+    # Its strategy divides no datasets. One process reads all variables.
+    with keras_private.without_strategy(model):
+        return original(model, *args, **kwargs)
+
+
+def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Adds in one operation of the server that has the variable.
+
+    Keras reads and then writes: what another worker adds in between is lost.
+    """
+    return _assign("assign_add", original, variable, value)
+
+
+def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Subtracts in one operation; see `assign_add`."""
+    return _assign("assign_sub", original, variable, value)
+
+
+def _assign(
+    name: str, original: Callable[..., Any], variable: Any, value: Any
+) -> Any:
+    stored = _on_server(variable)
+    if stored is None:
+        return original(variable, value)
+    return getattr(stored, name)(tf.cast(value, stored.dtype))
+
+
+def _on_server(variable: Any) -> tf.Variable | None:
+    """What holds the value; None where Keras is asked as everywhere."""
+    if not strategies.on_servers() or keras_private.in_stateless_scope():
+        return None
+    # In a scope of another dtype it is a tensor.
+    stored = variable.value
+    return stored if isinstance(stored, tf.Variable) else None

@@ -1,0 +1,126 @@
+"""`fit` and `evaluate` of tf_keras over parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from tf_layoutmap._core import tf_keras_private
+from tf_layoutmap.ps import fit_loop
+
+
+class TfKeras:
+    """What is tf_keras in the loops of `loop`.
+
+    Its metrics add to their variables in one operation each, on the servers.
+    """
+
+    def check_compiled(self, model: Any, verb: str) -> None:
+        """Refuses a model without `compile`."""
+        if model.compiled_loss is None:
+            raise RuntimeError(f"`{verb}` needs `compile` before.")
+
+    def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
+        """Makes slot variables; the first trace makes the rest."""
+        del element_spec
+        build = getattr(model.optimizer, "build", None)
+        if build is not None and model.built:
+            with strategy.scope():
+                build(model.trainable_variables)
+
+    def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
+        """Returns a step whose results are in the metrics."""
+        step = getattr(model, f"{verb}_step")
+
+        def without_logs(batch: Any) -> list[tf.Tensor]:
+            logs = step(batch)
+            known = {one.name for one in model.metrics}
+            if not isinstance(logs, dict) or not set(logs) <= known:
+                raise ValueError(
+                    f"`{verb}_step` over parameter servers must return the "
+                    f"results of the model's metrics, {sorted(known)}: what "
+                    "one step returns says nothing of the others. Received: "
+                    f"{logs!r}."
+                )
+            if verb == "train":
+                tf_keras_private.count_step(model)
+            return []
+
+        return tf.autograph.experimental.do_not_convert(without_logs)
+
+    def add(
+        self, model: Any, verb: str, steps: list[list[np.ndarray]]
+    ) -> dict[str, Any]:
+        """Returns the results of the metrics."""
+        del verb, steps
+        return model.get_metrics_result()
+
+    def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
+        """Returns a CallbackList."""
+        if isinstance(callbacks, tf_keras.callbacks.CallbackList):
+            return callbacks
+        return tf_keras.callbacks.CallbackList(
+            callbacks, model=model, **options
+        )
+
+    def backups(self, callbacks: Any) -> list[Any]:
+        """Returns each BackupAndRestore among callbacks."""
+        found = fit_loop.callbacks_of(
+            callbacks, tf_keras.callbacks.BackupAndRestore
+        )
+        for one in found:
+            if one.save_freq != "epoch":
+                raise ValueError(
+                    "Argument `save_freq` of BackupAndRestore must be "
+                    '"epoch" over parameter servers, where tf_keras skips '
+                    f"all other backups. Received: {one.save_freq!r}."
+                )
+        return found
+
+    def start(
+        self, model: Any, initial_epoch: int, steps: int | None
+    ) -> tuple[int, int]:
+        """Returns where a BackupAndRestore goes on, or the epoch asked for."""
+        return tf_keras_private.start_of_backup(model, steps, initial_epoch)
+
+    def finish(self, model: Any) -> None:
+        """Finishes averages of weights."""
+        if isinstance(model.optimizer, tf_keras.optimizers.Optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_variables)
+
+
+_TF_KERAS = TfKeras()
+
+
+def fit(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Trains with `Datasets`; leaves other data to tf_keras."""
+    options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
+    if options is not None:
+        return fit_loop.fit(_TF_KERAS, model, **options)
+    return original(model, *args, **kwargs)
+
+
+def evaluate(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Evaluates `Datasets` on workers; leaves other data to tf_keras."""
+    options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
+    if options is not None:
+        return fit_loop.evaluate(_TF_KERAS, model, **options)
+    return original(model, *args, **kwargs)
+
+
+def predict(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Leaves predictions to tf_keras, which makes them in this process."""
+    options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
+    if options is not None:
+        raise fit_loop.prediction_error()
+    return original(model, *args, **kwargs)

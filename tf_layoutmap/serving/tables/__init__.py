@@ -1,1 +1,0 @@
-"""How the tables of an exported model are stored, written and looked up."""

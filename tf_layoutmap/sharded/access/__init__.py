@@ -1,1 +1,0 @@
-"""Reading and writing a table in shards: indices, slices, operators."""

@@ -1,1 +1,0 @@
-"""A table in shards in checkpoints and SavedModels."""
