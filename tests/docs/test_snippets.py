@@ -60,5 +60,5 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
     assert capsys.readouterr().out.split("\n")[: len(promised)] == promised
 
 
-def test_the_readme_has_four_snippets():
-    assert len(snippets(ROOT / "README.md")) == 4
+def test_the_readme_has_one_snippet():
+    assert len(snippets(ROOT / "README.md")) == 1
