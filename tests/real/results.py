@@ -145,7 +145,7 @@ def _remark(result: Result, length: int) -> str:
     text = "; ".join(" ".join(remark.split()) for remark in remarks if remark)
     if len(text) <= length:
         return text
-    # Entries of the list of operations end with ")". The last one is incomplete.
+    # Entries of the list of operations end with ")"; the last is incomplete.
     entries, separator, _ = text[: length - 6].rpartition("); ")
     return f"{entries}); ..." if separator else text[: length - 3] + "..."
 
