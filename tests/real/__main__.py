@@ -1,11 +1,11 @@
-"""`make real`: other people's models and programs, with and without a mesh.
+"""`make real`: third-party models and programs, with and without a mesh.
 
-    python -m tests.real                        all of them
-    python -m tests.real --only gpt2            those whose name has `gpt2`
+    python -m tests.real                        all cases
+    python -m tests.real --only gpt2            cases with `gpt2` in their name
     python -m tests.real --kind programs        one kind
     python -m tests.real --list
 
-Ends with 1 if a case crashed, differs in silence, or is broken itself.
+The exit code is 1 if a case crashed, differs or is broken.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tests.real import kinds, results, sweep
 
 
 def chosen(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The cases that were asked for."""
+    """Returns the kind and the name of each selected case."""
     return [
         (kind, name)
         for kind in kinds.KINDS
@@ -32,32 +32,38 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", default="", help="a part of names")
-    parser.add_argument("--kind", default="", help="a part of a kind")
+    parser.add_argument("--only", default="", help="part of the names")
+    parser.add_argument("--kind", default="", help="part of the kind")
     parser.add_argument("--list", action="store_true")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes at a time, 2 GB each"
+        "--jobs",
+        type=int,
+        default=1,
+        help="number of parallel processes, 2 GB each",
     )
     parser.add_argument(
-        "--deadline", type=float, default=300, help="seconds of each case"
+        "--deadline",
+        type=float,
+        default=300,
+        help="time limit per case in seconds",
     )
     parser.add_argument(
         "--json",
         type=pathlib.Path,
         metavar="FILE",
-        help="where results go as they come",
+        help="file for the results, updated after each case",
     )
     parser.add_argument(
         "--markdown",
         type=pathlib.Path,
         metavar="PAGE",
-        help="whose tables are to be these results",
+        help="page whose tables are replaced by the results",
     )
     parser.add_argument(
         "--results",
         type=pathlib.Path,
         nargs="+",
-        help="what --json wrote before; nothing is run",
+        help="files written by --json; no case is run",
     )
     options = parser.parse_args()
     if options.results:
@@ -71,7 +77,7 @@ def main() -> int:
         )
     found = chosen(options)
     if not found:
-        parser.error("no case has such a name")
+        parser.error("no case matches --kind and --only")
     if options.list:
         for kind, name in found:
             print(f"{kind}: {name}")

@@ -1,4 +1,4 @@
-"""One case with and without a mesh, check by check."""
+"""Compares one case with and without a mesh, check by check."""
 
 import contextlib
 import json
@@ -10,9 +10,9 @@ import numpy as np
 
 from tests.real.results import Check
 
-# Losses of 32-bit sums that several devices add up in another order.
+# Tolerance of losses in float32, because devices add in a different order.
 CLOSE = 1e-6
-# What Python raises by itself says nothing to a user.
+# Errors that Python raises itself do not explain the problem to a user.
 NO_SENTENCE = (
     AssertionError,
     AttributeError,
@@ -24,16 +24,16 @@ NO_SENTENCE = (
 
 
 class DifferentError(Exception):
-    """Results with and without a mesh that are not those of one model."""
+    """Results with and without a mesh differ in shape, length or NaN."""
 
 
 def say(word: str, **values) -> None:
-    """A line for the process that reads what this one finds."""
+    """Prints a line for the parent process, which parses it."""
     print(word, json.dumps(values), flush=True)
 
 
 def difference(expected, found) -> float:
-    """The largest difference, relative to the largest number expected."""
+    """Returns the largest difference relative to the largest expected value."""
     expected = np.asarray(expected, np.float64)
     found = np.asarray(found, np.float64)
     if expected.shape != found.shape:
@@ -51,7 +51,7 @@ def difference(expected, found) -> float:
 
 
 def losses_differ_by(expected, found) -> float:
-    """The largest difference of two lists of losses, each to its own size."""
+    """Returns the largest relative difference of two lists of losses."""
     if len(expected) != len(found):
         raise DifferentError(f"{len(found)} losses instead of {len(expected)}")
     if not np.isfinite(expected).all():
@@ -62,13 +62,13 @@ def losses_differ_by(expected, found) -> float:
 
 
 def judge(found: Check, close: float, rounding) -> None:
-    """Allows for what rounding makes of a difference above `close`.
+    """Sets the status of a check whose difference exceeds `close`.
 
     Args:
       found: The check, with its difference.
-      close: What needs no reason.
-      rounding: Measures, when it is called, how much is rounding; infinity
-        where all of it is known to be.
+      close: Difference that is always accepted.
+      rounding: Function that measures the difference that rounding errors
+        explain; infinity if they explain every difference.
     """
     if found.difference is None or found.difference <= close:
         return
@@ -76,20 +76,22 @@ def judge(found: Check, close: float, rounding) -> None:
     if found.difference <= most:
         say(
             "REASON",
-            sentence="rounding, which the model amplifies"
+            sentence="rounding errors, which the model amplifies"
             + (
-                f", explains {most:.0e}"
+                f", explain {most:.0e}"
                 if np.isfinite(most)
-                else ": in float64 it is ten thousand times smaller"
+                else ": in float64, the difference is 10,000 times smaller"
             ),
         )
         return
     found.status = "differs"
-    found.sentence = f"by {found.difference:.1e}; rounding explains {most:.1e}"
+    found.sentence = (
+        f"by {found.difference:.1e}; rounding errors explain {most:.1e}"
+    )
 
 
 def one_line(error: BaseException) -> str:
-    """The sentence of an error, without a graph or a dump after it."""
+    """Returns the message of an error without its stack trace."""
     text = str(error).split("\n\nStack trace", 1)[0]
     text = re.sub(r"0x[0-9a-f]+", "0x", " ".join(text.split()))
     return f"{type(error).__name__}: {text[:600]}"
@@ -97,13 +99,16 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def check(name: str, close: float = 0.0, rounding=None):
-    """Reports what the block comes to; yields where it puts a difference.
+    """Runs a block as a check and prints the result.
 
     Args:
-      name: Of the check.
-      close: How much may differ.
-      rounding: Called if that is too little, for how much is rounding; None
-        where nothing is.
+      name: Name of the check.
+      close: Difference that is accepted.
+      rounding: Function that measures the difference that rounding errors
+        explain, called for a larger difference. None if they explain none.
+
+    Yields:
+      The check. The block stores its difference there.
     """
     say("START", name=name)
     found = Check(name)
@@ -115,15 +120,15 @@ def check(name: str, close: float = 0.0, rounding=None):
     except NO_SENTENCE as error:
         found.status, found.sentence = "crashed", one_line(error)
         traceback.print_exc()
-    except Exception as error:  # Whatever others' code raises.
-        found.status, found.sentence = "refused", one_line(error)
+    except Exception as error:  # The code under test may raise any error.
+        found.status, found.sentence = "unsupported", one_line(error)
         traceback.print_exc()
     say("CHECK", **vars(found))
 
 
 @contextlib.contextmanager
 def without_mesh():
-    """What fails in here is the fault of the case."""
+    """Reports an error of the block as a fault of the case."""
     say("START", name="without a mesh")
     try:
         yield
@@ -136,7 +141,7 @@ def without_mesh():
 
 @contextlib.contextmanager
 def warnings_reported():
-    """Reports which layers are computed whole, as a warning says."""
+    """Prints the warnings about operations that every device replicates."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -149,5 +154,5 @@ def warnings_reported():
                 ):
                     say(
                         "WHOLE",
-                        sentence=" ".join(str(warning.message).split())[:300],
+                        sentence=" ".join(str(warning.message).split()),
                     )

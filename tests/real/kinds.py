@@ -1,10 +1,10 @@
-"""The kinds of cases, and where they are listed."""
+"""Kinds of cases and the modules that list them."""
 
 import importlib
 from typing import Any
 
-# A module is imported when its cases are asked for: keras-hub is needed by
-# its own cases only.
+# `cases` imports a module on demand, because only the cases of keras-hub
+# require keras-hub.
 KINDS = {
     "keras-hub, its own layout maps": "tests.real.hub.own_maps",
     "keras-hub, language models": "tests.real.hub.language",
@@ -16,11 +16,11 @@ KINDS = {
     "recommenders": "tests.real.library.recommenders",
     "programs": "tests.real.programs",
 }
-# What the processes of a kind are started with.
+# Environment variables for the processes of a kind.
 ENVIRONMENT = {"recommenders": {"TF_USE_LEGACY_KERAS": "1"}}
 SELF_TEST = {"self test": "tests.real.self_test"}
 
 
 def cases(kind: str) -> dict[str, Any]:
-    """The cases of a kind by their names; each has a method `run`."""
+    """Returns the cases of a kind by name; each case has a method `run`."""
     return importlib.import_module({**KINDS, **SELF_TEST}[kind]).CASES

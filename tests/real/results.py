@@ -1,46 +1,56 @@
-"""What a case came to, check by check, and tables of it."""
+"""Results of cases, check by check, and tables of the results."""
 
 import collections
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Iterable
 
 import rich.console
 import rich.markup
 import rich.table
 
-# From the best to the worst. A refusal has a sentence; an error that only
-# somebody who knows this package understands is a crash.
-STATUSES = ("trained", "refused", "differs", "crashed", "broken")
-# "broken": the case fails without a mesh, so it says nothing about one.
+# Statuses from the best to the worst. "unsupported": a check raised an error
+# with a clear message. "crashed": the error is clear only to authors of this
+# package. "broken": the case fails without a mesh and tests nothing.
+STATUSES = ("trained", "unsupported", "differs", "crashed", "broken")
 FAILURES = ("differs", "crashed", "broken")
 
 
 @dataclasses.dataclass
 class Check:
-    """One thing that was done with and without a mesh."""
+    """Result of one operation with and without a mesh."""
 
     name: str
     status: str = "trained"
     sentence: str = ""
-    difference: float | None = None  # Relative, the largest.
+    difference: float | None = None  # Largest relative difference.
 
 
 @dataclasses.dataclass
 class Result:
-    """What became of one case."""
+    """Result of one case.
+
+    Attributes:
+      kind: Kind of the case, a key of `kinds.KINDS`.
+      name: Name of the case.
+      checks: Checks of the case in their order.
+      whole: Warnings about operations that every device replicates.
+      reason: Reason why the case may differ by more than others.
+      seconds: Run time of the case.
+    """
 
     kind: str
     name: str
     checks: list[Check] = dataclasses.field(default_factory=list)
     whole: list[str] = dataclasses.field(default_factory=list)
-    reason: str = ""  # Why it may differ by more than others.
+    reason: str = ""
     seconds: float = 0.0
 
     @property
     def status(self) -> str:
-        """The worst status of its checks."""
+        """Returns the worst status of all checks."""
         return max(
             (check.status for check in self.checks),
             key=STATUSES.index,
@@ -49,7 +59,7 @@ class Result:
 
     @property
     def difference(self) -> float | None:
-        """The largest difference of all checks."""
+        """Returns the largest difference of all checks."""
         return max(
             (
                 check.difference
@@ -61,7 +71,7 @@ class Result:
 
     @property
     def sentence(self) -> str:
-        """What the checks of the worst status say."""
+        """Returns the messages of the checks with the worst status."""
         return " / ".join(
             f"{check.name}: {check.sentence}"
             for check in self.checks
@@ -70,13 +80,13 @@ class Result:
 
 
 def counts(results: Iterable[Result]) -> dict[str, int]:
-    """How many cases came to each status; statuses of none left out."""
+    """Returns the number of cases of each status that occurs."""
     found = collections.Counter(result.status for result in results)
     return {status: found[status] for status in STATUSES if found[status]}
 
 
 def by_kind(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results of each kind, in their order."""
+    """Returns the results of each kind, in their order."""
     kinds = collections.defaultdict(list)
     for result in results:
         kinds[result.kind].append(result)
@@ -84,7 +94,7 @@ def by_kind(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def to_json(results: Iterable[Result]) -> str:
-    """All there is to know, for programs."""
+    """Returns all fields of the results as JSON."""
     return json.dumps(
         [
             {**dataclasses.asdict(result), "status": result.status}
@@ -95,7 +105,7 @@ def to_json(results: Iterable[Result]) -> str:
 
 
 def from_json(text: str) -> list[Result]:
-    """What `to_json` wrote."""
+    """Returns the results that `to_json` wrote."""
     found = []
     for values in json.loads(text):
         del values["status"]
@@ -108,16 +118,40 @@ def _number(difference: float | None) -> str:
     return "" if difference is None else f"{difference:.1e}"
 
 
+def _operations(warning: str) -> str:
+    """Returns the part of a warning that lists the replicated operations.
+
+    >>> _operations(
+    ...     "To train, model 'm' needs ...: 2 Split (no rule). Every device ..."
+    ... )
+    'to train: 2 Split (no rule)'
+
+    Args:
+      warning: Message of a `LayoutMapWarning`. The message is returned
+        unchanged if it has another form.
+    """
+    found = re.match(
+        r"To (\w+), model '[^']*' .*?: (.*?)(?:\. Every .*)?$", warning
+    )
+    return f"to {found[1]}: {found[2]}" if found else warning
+
+
 def _remark(result: Result, length: int) -> str:
     remarks = [result.sentence, result.reason]
     if result.whole:
-        remarks.append("computed whole: " + ", ".join(result.whole))
+        remarks.append(
+            "replicated " + "; ".join(map(_operations, result.whole))
+        )
     text = "; ".join(" ".join(remark.split()) for remark in remarks if remark)
-    return text if len(text) <= length else text[: length - 3] + "..."
+    if len(text) <= length:
+        return text
+    # Entries of the list of operations end with ")"; the last is incomplete.
+    entries, separator, _ = text[: length - 6].rpartition("); ")
+    return f"{entries}); ..." if separator else text[: length - 3] + "..."
 
 
 def print_table(results: Iterable[Result]) -> None:
-    """A table on the terminal, and how many cases came to what."""
+    """Prints a table and the counts of each kind on the terminal."""
     console = rich.console.Console()
     for kind, found in by_kind(results).items():
         table = rich.table.Table(title=kind)
@@ -145,12 +179,12 @@ def _escaped(text: str) -> str:
     return text.replace("<", "&lt;")
 
 
-# What `write_page` keeps of a page ends with this line.
-MARK = "<!-- What follows is written by `make real`. -->\n"
+# `write_page` keeps a page up to this line.
+MARK = "<!-- `make real` writes the rest of this page. -->\n"
 
 
 def to_markdown(results: Iterable[Result]) -> str:
-    """How many cases came to what, and a table of each kind."""
+    """Returns a table of counts and one table per kind."""
     kinds = by_kind(results)
     lines = [
         "| | cases | " + " | ".join(STATUSES) + " |",
@@ -181,11 +215,11 @@ def to_markdown(results: Iterable[Result]) -> str:
 
 
 def write_page(page: pathlib.Path, results: Iterable[Result]) -> None:
-    """Puts the tables of `results` into a page, in place of those there."""
+    """Replaces the tables of a page by the tables of `results`."""
     text = page.read_text(encoding="utf-8")
     before, mark, _ = text.partition(MARK)
     if not mark:
-        raise ValueError(f"{page} has no line {MARK!r}")
+        raise ValueError(f"{page} must have the line {MARK!r}.")
     page.write_text(
         before + mark + "\n" + to_markdown(results), encoding="utf-8"
     )

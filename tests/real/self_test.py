@@ -1,4 +1,4 @@
-"""Cases that end in each way a case can end, for the tests of the sweep."""
+"""One case for each status, for the tests of the sweep."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from tests.real.compare import (
 
 
 class LayoutMapWarning(UserWarning):
-    """Goes by its name."""
+    """Stand-in for the warning of the package; only the name matters."""
 
 
 def trains() -> None:
@@ -29,7 +29,7 @@ def computes_whole() -> None:
         )
 
 
-def is_refused() -> None:
+def is_unsupported() -> None:
     with check("make"):
         raise ValueError("The LayoutMap does not fit.\n\nStack trace: ...")
     with check("fit"):
@@ -72,7 +72,7 @@ def fails_without_a_mesh() -> None:
 
 
 class Case:
-    """Has what a case must have."""
+    """Case that runs a function."""
 
     def __init__(self, run: Callable[[], None]):
         self.run = run
@@ -83,7 +83,7 @@ CASES = {
     for function in (
         trains,
         computes_whole,
-        is_refused,
+        is_unsupported,
         is_rounded,
         differs,
         differs_in_shape,

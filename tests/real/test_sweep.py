@@ -1,4 +1,4 @@
-"""The sweep tells how a case ended, whatever it does to its process."""
+"""The sweep reports the status of a case, even if its process dies."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.real.results import Check, Result
 STATUSES = {
     "trains": "trained",
     "computes_whole": "trained",
-    "is_refused": "refused",
+    "is_unsupported": "unsupported",
     "is_rounded": "trained",
     "differs": "differs",
     "differs_in_shape": "differs",
@@ -37,27 +37,27 @@ def found():
 
 
 @pytest.mark.slow
-def test_each_end_of_a_case_is_told(found):
+def test_each_status_is_reported(found):
     assert {name: result.status for name, result in found.items()} == STATUSES
 
 
 @pytest.mark.slow
-def test_a_case_says_why(found):
+def test_a_result_contains_the_reason(found):
     assert found["hangs"].sentence == "fit: did not end within 8 s: "
     assert "ended with -6" in found["ends_the_process"].sentence
-    assert found["is_refused"].sentence == (
+    assert found["is_unsupported"].sentence == (
         "make: ValueError: The LayoutMap does not fit."
     )
-    assert [check.status for check in found["is_refused"].checks] == [
-        "refused",
+    assert [check.status for check in found["is_unsupported"].checks] == [
+        "unsupported",
         "trained",
     ]
-    assert "rounding explains 1.0e-05" in found["differs"].sentence
-    assert found["is_rounded"].reason.startswith("rounding, which")
+    assert "rounding errors explain 1.0e-05" in found["differs"].sentence
+    assert found["is_rounded"].reason.startswith("rounding errors, which")
     assert found["computes_whole"].whole == ["Layer 'd' is computed whole."]
 
 
-def test_a_process_that_stops_in_silence_is_a_crash():
+def test_a_process_that_ends_without_done_is_a_crash():
     lines = ['START {"name": "fit"}', "what TensorFlow prints"]
     result = sweep.read("kind", "name", lines, 0)
     assert result.status == "crashed"
@@ -70,14 +70,14 @@ def example():
         Result(
             "programs",
             "c",
-            [Check("fit", "refused", "No *op* <x>"), Check("save")],
+            [Check("fit", "unsupported", "No *op* <x>"), Check("save")],
         ),
         Result(
             "layers",
             "d",
             [
                 Check("fit", "differs", "by 2", 2.0),
-                Check("generate", "refused", "none"),
+                Check("generate", "unsupported", "none"),
             ],
         ),
     ]
@@ -86,17 +86,17 @@ def example():
 def test_results_are_counted_by_the_worst_of_their_checks():
     assert results.counts(example()) == {
         "trained": 1,
-        "refused": 1,
+        "unsupported": 1,
         "differs": 1,
     }
     assert results.counts([Result("programs", "nothing")]) == {"crashed": 1}
 
 
-def test_json_holds_all_of_it():
+def test_json_round_trip_keeps_all_fields():
     assert results.from_json(results.to_json(example())) == example()
 
 
-def test_markdown_counts_and_quotes():
+def test_markdown_has_counts_and_escaped_messages():
     text = results.to_markdown(example())
     assert "| programs | 2 | 1 | 1 | 0 | 0 | 0 |" in text
     assert "| all | 3 | 1 | 1 | 1 | 0 | 0 |" in text
@@ -104,7 +104,33 @@ def test_markdown_counts_and_quotes():
     assert "fit: No \\*op\\* &lt;x>" in text
 
 
-def test_tables_of_a_page_are_replaced_and_its_text_is_kept(tmp_path):
+@pytest.mark.parametrize(
+    "warning, expected",
+    [
+        (
+            "To train, model 'm' needs these: 2 Sum in layer 'a' (b: c; 1 KiB);"
+            " Split (d; 2 KiB). Every device computes them.",
+            "to train: 2 Sum in layer 'a' (b: c; 1 KiB); Split (d; 2 KiB)",
+        ),
+        ("To test, model 'm' needs these: Su", "to test: Su"),
+        ("Layer 'd' is computed whole.", "Layer 'd' is computed whole."),
+    ],
+)
+def test_markdown_has_the_operations_of_a_warning(warning, expected):
+    result = Result("programs", "a", [Check("fit")], [warning])
+    assert f"replicated {expected} |" in results.to_markdown([result])
+
+
+def test_a_long_list_of_operations_is_truncated_after_an_entry():
+    warning = "To train, model 'm' needs: " + "Split in 'a' (b; 1 KiB); " * 99
+    text = results.to_markdown(
+        [Result("programs", "a", [Check("fit")], [warning])]
+    )
+    assert "| replicated to train: Split in 'a' (b; 1 KiB); Split" in text
+    assert "; Split in 'a' (b; 1 KiB); ... |" in text
+
+
+def test_write_page_replaces_tables_and_keeps_text(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n" + results.MARK + "\nold\n")
     for _ in range(2):
@@ -113,7 +139,7 @@ def test_tables_of_a_page_are_replaced_and_its_text_is_kept(tmp_path):
         "# Title\n\n" + results.MARK + "\n" + results.to_markdown(example())
     )
     page.write_text("# Title\n")
-    with pytest.raises(ValueError, match="has no line"):
+    with pytest.raises(ValueError, match="must have the line"):
         results.write_page(page, example())
 
 
@@ -137,7 +163,7 @@ def test_losses_are_compared_one_by_one():
         losses_differ_by([np.nan], [np.nan])
 
 
-def test_a_sentence_has_no_addresses_and_no_lines():
+def test_one_line_removes_addresses_and_line_breaks():
     assert one_line(TypeError("a <f at 0x7f12>\n  b")) == (
         "TypeError: a <f at 0x> b"
     )
@@ -157,5 +183,5 @@ def test_a_sentence_has_no_addresses_and_no_lines():
         ("d/bias", (8,), None),
     ],
 )
-def test_the_generic_map_divides_what_can_be_divided(path, shape, axes):
+def test_the_generic_map_shards_divisible_dimensions(path, shape, axes):
     assert placement.generic_axes(path, shape) == axes
