@@ -54,7 +54,9 @@ $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	    "setuptools>=66" wheel pybind11
 	# Builds where it can be seen; pip, which shows nothing, finds it done.
 	$(RUN) setup.py -q build_ext --inplace
+	# In compat mode editors and type checkers resolve the package.
 	$(RUN) -m pip install -q --no-build-isolation \
+	    --config-settings editable_mode=compat \
 	    -e '.[$(TF_PACKAGE),datasets,develop]'
 	# Only tested where it is; it would pull `tensorflow` over tensorflow-cpu.
 	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"

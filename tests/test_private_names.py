@@ -81,7 +81,9 @@ def somebody_elses(*args, **kwargs):
 def test_a_replaced_class_is_said_to_be_replaced(monkeypatch):
     monkeypatch.setattr(keras.layers, "Embedding", somebody_elses)
     with pytest.raises(ImportError) as error:
-        import_anew("_core.keras_private", keras, keras.__version__, monkeypatch)
+        import_anew(
+            "_core.keras_private", keras, keras.__version__, monkeypatch
+        )
     sentence = str(error.value)
     assert "needs `keras.layers.Embedding` as Keras has it" in sentence
     assert f"replaced it by `{__name__}.somebody_elses`" in sentence
