@@ -1,4 +1,4 @@
-"""Folders that show the architecture: small, named in the plan, no circles.
+"""The folders show the architecture: small, described, without import circles.
 
 Only sources are read; nothing is imported.
 """
@@ -7,12 +7,10 @@ import ast
 import pathlib
 import re
 
-import pytest
-
 from tests.architecture import test_levels
 
 ROOT = pathlib.Path(__file__).parents[2]
-# "About 14" files, the package's own `__init__.py` and BUILD not counted.
+# `__init__.py` and BUILD are not counted.
 MOST_FILES = 25
 SOURCES = {".py", ".cc", ".h"}
 
@@ -26,20 +24,49 @@ def folders():
     )
 
 
-@pytest.mark.parametrize(
-    "folder", folders(), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_a_folder_can_be_read_at_a_glance(folder):
-    # What the build writes into the package is no source.
-    files = [
-        p.name
-        for p in folder.iterdir()
-        if p.suffix in SOURCES
-        and p.name not in ("__init__.py", "_build_info.py")
+def sources(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the sources in a folder, without those that the build writes."""
+    return [
+        path
+        for path in folder.iterdir()
+        if path.suffix in SOURCES
+        and path.name not in ("__init__.py", "_build_info.py")
     ]
-    assert len(files) <= MOST_FILES, (
-        f"{len(files)} files lie flat in it: find its parts"
-    )
+
+
+def test_a_folder_has_at_most_25_files():
+    crowded = [
+        f"{folder.relative_to(ROOT)}: {len(sources(folder))}"
+        for folder in folders()
+        if len(sources(folder)) > MOST_FILES
+    ]
+    assert not crowded, crowded
+
+
+def packages() -> list[pathlib.Path]:
+    return [path.parent for path in test_levels.PACKAGE.rglob("__init__.py")]
+
+
+def test_a_package_has_at_least_four_modules_or_packages():
+    small = [
+        str(package.relative_to(ROOT))
+        for package in packages()
+        if len(sources(package))
+        + sum(package == other.parent for other in packages())
+        < 3
+    ]
+    assert not small, small
+
+
+def test_a_module_has_at_most_700_lines():
+    # Import lists make the door to TensorFlow's private names longer.
+    long = [
+        f"{path.relative_to(ROOT)}: {lines}"
+        for path in test_levels.PACKAGE.rglob("*.py")
+        if path.name != "tf_private.py"
+        and (lines := len(path.read_text(encoding="utf-8").splitlines())) > 700
+    ]
+    assert not long, long
 
 
 def imports():
@@ -112,15 +139,17 @@ def test_the_design_describes_every_package_once():
 KERAS = {"keras", "tf_keras"}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        m
-        for m in test_levels.modules()
-        if m.startswith(("layout.mesh.", "layout.ops."))
-    ],
-)
-def test_tensors_on_a_mesh_know_no_keras(module):
-    _, imported = test_levels.read(module)
-    assert not {name.split(".")[0] for name in imported} & KERAS
-    assert not [name for name in imported if "_keras_private" in name]
+def test_tensors_on_a_mesh_know_no_keras():
+    below = [
+        module
+        for module in test_levels.modules()
+        if module.startswith(("layout.mesh.", "layout.ops."))
+    ]
+    assert below
+    offenders = [
+        f"{module} imports {name}"
+        for module in below
+        for name in test_levels.read(module)[1]
+        if name.split(".")[0] in KERAS or "keras_private" in name
+    ]
+    assert not offenders, offenders

@@ -213,35 +213,50 @@ def folder(module: str) -> str:
     )
 
 
-@pytest.mark.parametrize("module", modules())
-def test_every_module_has_a_level(module):
-    assert module == "" or level_entry(module), (
-        f"tf_layoutmap.{module} has no level: give it one in LEVELS"
+def no_offenders(rule: str, offenders) -> None:
+    """Asserts that a rule has no offenders, and lists all of them."""
+    assert not offenders, rule + "\n" + "\n".join(map(str, offenders))
+
+
+def test_every_module_has_a_level():
+    no_offenders(
+        "Add these modules to LEVELS:",
+        [m for m in modules() if m and not level_entry(m)],
     )
 
 
-@pytest.mark.parametrize("module", modules())
-def test_imports_point_down_or_stay_in_the_folder(module):
-    _, imported = read(module)
-    for name in sorted(imported):
-        target = own_module(name)
-        if target is None or target in (module, "_native"):
-            continue
-        mine, theirs = LEVELS[level_entry(module)], LEVELS[level_entry(target)]
-        # From the pure level, the folder's other files are up, not sideways.
-        sideways = folder(module) == folder(target) != "" and mine > 0
-        assert theirs < mine or theirs == mine == 0 or sideways, (
-            f"tf_layoutmap.{module} imports {name}, which is not below it"
-        )
+def points_up(module: str, imported: str) -> bool:
+    """Whether an import leads to a module that is not below `module`."""
+    target = own_module(imported)
+    if target is None or target in (module, "_native"):
+        return False
+    mine, theirs = LEVELS[level_entry(module)], LEVELS[level_entry(target)]
+    # From the pure level, other modules of the package are up, not sideways.
+    sideways = folder(module) == folder(target) != "" and mine > 0
+    return not (theirs < mine or theirs == mine == 0 or sideways)
 
 
-@pytest.mark.parametrize(
-    "module", [m for m in modules() if LEVELS[level_entry(m)] == 0]
-)
-def test_pure_modules_import_no_tensorflow(module):
-    _, imported = read(module)
+def test_imports_point_down_or_stay_in_the_package():
+    assert points_up("partition", "tf_layoutmap.layout.explain.Explanation")
+    no_offenders(
+        "These imports lead to modules that are not below the importing one:",
+        [
+            f"{module} imports {name}"
+            for module in modules()
+            for name in sorted(read(module)[1])
+            if points_up(module, name)
+        ],
+    )
+
+
+def test_pure_modules_import_no_tensorflow():
     heavy = {"tensorflow", "keras", "tf_keras"}
-    assert not {name.split(".")[0] for name in imported} & heavy
+    pure = [m for m in modules() if LEVELS[level_entry(m)] == 0]
+    assert "partition" in pure
+    no_offenders(
+        "These modules of level 0 import TensorFlow or Keras:",
+        [m for m in pure if {n.split(".")[0] for n in read(m)[1]} & heavy],
+    )
 
 
 def test_pure_modules_are_type_checked_strictly():
@@ -261,46 +276,64 @@ def test_pure_modules_are_type_checked_strictly():
     assert strict == pure
 
 
-@pytest.mark.parametrize("module", modules())
-@pytest.mark.parametrize(("private", "only_in"), ONLY_IN)
-def test_private_names_are_imported_in_one_module(module, private, only_in):
-    if module == only_in:
-        return
+@functools.cache
+def spelled(module: str) -> frozenset[str]:
+    """Names that a module imports or spells without an import statement."""
     tree, imported = read(module)
     # `tf.python.x` needs no import, and import_module none that ast can see.
-    spelled = {
+    strings = {
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and " " not in node.value
     }
-    spelled |= {
-        "tensorflow" + ast.unparse(node)[2:]
+    attributes = {
+        "tensorflow" + name[2:]
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and ast.unparse(node).startswith("tf.python")
+        and (name := ast.unparse(node)).startswith("tf.python")
     }
-    through = sorted(n for n in imported | spelled if re.match(private, n))
-    assert not through, f"{through} belong into tf_layoutmap/{only_in}.py"
+    return frozenset(imported | strings | attributes)
 
 
-@pytest.mark.parametrize("module", modules())
-def test_shared_libraries_are_loaded_by_ops_alone(module):
-    if module in (
+@pytest.mark.parametrize(("private", "only_in"), ONLY_IN)
+def test_private_names_are_imported_in_one_module(private, only_in):
+    if only_in in modules() and only_in != "_core.ops":
+        assert any(re.match(private, name) for name in spelled(only_in))
+    no_offenders(
+        f"Only tf_layoutmap.{only_in} may import these:",
+        [
+            f"{module}: {name}"
+            for module in modules()
+            if module != only_in
+            for name in sorted(spelled(module))
+            if re.match(private, name)
+        ],
+    )
+
+
+def test_shared_libraries_are_loaded_by_ops_alone():
+    exempt = {
         "_core.ops",
         "_core.tf_private",
         "_core.keras_private",
         "_core.private_names",
-    ):
-        return
-    tree, _ = read(module)
-    called = {
-        node.attr if isinstance(node, ast.Attribute) else node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute | ast.Name)
     }
-    assert not called & LOADERS
+    assert exempt <= set(modules())
+    no_offenders(
+        "Only tf_layoutmap._core.ops may load libraries:",
+        [
+            module
+            for module in set(modules()) - exempt
+            if LOADERS
+            & {
+                node.attr if isinstance(node, ast.Attribute) else node.id
+                for node in ast.walk(read(module)[0])
+                if isinstance(node, ast.Attribute | ast.Name)
+            }
+        ],
+    )
 
 
 def test_the_package_itself_only_names_what_is_public():
@@ -348,28 +381,31 @@ def test_the_core_is_there():
     assert core_sources()
 
 
-@pytest.mark.parametrize(
-    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE))
-)
-def test_the_core_knows_no_tensorflow_and_no_threads(path):
-    banned = (
-        r"tensorflow/|absl/|tsl/|xla/|Eigen|unsupported/|pybind11/|"
-        r"Python\.h|thread$|future$|pthread|cc/(?!core/)"
-    )
-    assert not [name for name in includes(path) if re.match(banned, name)]
-
-
-@pytest.mark.parametrize(
-    "path", core_sources(), ids=lambda p: str(p.relative_to(CORE))
-)
-def test_processor_headers_stay_in_simd(path):
-    if path.parent.name == "simd":
-        return
-    assert not [
-        name
+def including(pattern: str, paths) -> list[str]:
+    """Returns the includes of sources that match a pattern, with the file."""
+    return [
+        f"{path.relative_to(CORE)} includes {name}"
+        for path in paths
         for name in includes(path)
-        if re.search(r"intrin\.h$|arm_neon|cpuid", name)
+        if re.search(pattern, name)
     ]
+
+
+def test_the_core_knows_no_tensorflow_and_no_threads():
+    banned = (
+        r"^(tensorflow/|absl/|tsl/|xla/|Eigen|unsupported/|pybind11/|"
+        r"Python\.h|thread$|future$|pthread|cc/(?!core/))"
+    )
+    no_offenders("cc/core is C++17 alone:", including(banned, core_sources()))
+
+
+def test_processor_headers_stay_in_simd():
+    elsewhere = [p for p in core_sources() if p.parent.name != "simd"]
+    pattern = r"intrin\.h$|arm_neon|cpuid"
+    assert including(pattern, set(core_sources()) - set(elsewhere))
+    no_offenders(
+        "Only cc/core/simd has vector code:", including(pattern, elsewhere)
+    )
 
 
 def test_bodies_per_instruction_set_include_no_templates():

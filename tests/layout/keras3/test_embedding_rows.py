@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.layout import pairs
 from tests.layout.keras3.test_agreement import EXPLORE
 from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.layout.mesh import tracing, transfer
@@ -164,8 +165,8 @@ def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
 
         monkeypatch.setattr(dtensor_ops, verb, noted)
 
-    note("lookup")
-    note("update")
+    note("lookup_rows")
+    note("update_rows")
     meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
     pairs.fit(meshed, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
     assert set(calls) == {"lookup", "update"}
