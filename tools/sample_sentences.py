@@ -1,0 +1,35 @@
+"""Prints sentences of the project's texts, drawn at random with a seed.
+
+    python -m tools.sample_sentences --count 60 --seed 27
+
+A reader who has not seen the project marks each sentence that needs a second
+reading; at most 5 in 100 may.
+"""
+
+import argparse
+import random
+
+from tests.project import texts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--prefix", default="", help="only files whose path begins with it"
+    )
+    arguments = parser.parse_args()
+    found = [
+        (text, sentence)
+        for text in texts.all_texts()
+        if text.kind != "string" and text.path.startswith(arguments.prefix)
+        for sentence in texts.sentences(text)
+    ]
+    drawn = random.Random(arguments.seed).sample(found, arguments.count)
+    for number, (text, sentence) in enumerate(drawn, 1):
+        print(f"{number}. {text.path}:{text.line} ({text.kind}): {sentence}")
+
+
+if __name__ == "__main__":
+    main()
