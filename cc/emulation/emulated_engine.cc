@@ -92,21 +92,20 @@ Status EmulatedEngine::Make(const std::string& serialized, int32_t num_cores,
 }
 
 Status EmulatedEngine::CheckConfig(const std::string& serialized) const {
-  // TensorFlow leaves it out of most ops, because it is long.
+  // TensorFlow omits the configuration from most ops, because it is long.
   if (serialized.empty() || serialized == serialized_) return Status();
   return FailedPrecondition(
-      "The TPU is initialized for another embedding than the one that this op "
-      "belongs to; make and trace both after "
+      "The TPU is initialized for another embedding than the embedding of this "
+      "op; create and trace both after "
       "`tlm.emulation.initialize_tpu_system()`");
 }
 
 Status EmulatedEngine::CheckCore(int32_t core) const {
   if (core >= 0 && core < config_.engine.num_replicas) return Status();
   return InvalidArgument(
-      "The emulated TPU has the cores 0 to " +
-      to_string(config_.engine.num_replicas - 1) + ". Received: core " +
-      to_string(core) +
-      "; `dequeue` and `apply_gradients` belong into `strategy.run`");
+      "`core` must be in [0, " + to_string(config_.engine.num_replicas - 1) +
+      "], the cores of the emulated TPU. Received: core " + to_string(core) +
+      "; call `dequeue` and `apply_gradients` within `strategy.run`");
 }
 
 Status EmulatedEngine::CheckLoaded() const {
@@ -114,7 +113,7 @@ Status EmulatedEngine::CheckLoaded() const {
     for (size_t host = 0; host < tables_[t].is_loaded.size(); ++host) {
       if (tables_[t].is_loaded[host]) continue;
       return FailedPrecondition("Table '" + config_.engine.tables[t].name +
-                                "' was never loaded on host " +
+                                "' has not been loaded on host " +
                                 to_string(host));
     }
   }
@@ -147,8 +146,8 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
       return NotYet("for the batches that were enqueued before it");
     }
   }
-  // Only the holder of the first ticket enqueues, so there still is room when
-  // it does.
+  // Only the holder of the first ticket enqueues, so the queue still has room
+  // when it does.
   if (!engine_->HasRoom(core)) return NotYet("for room in the queue");
   return engine_->EnqueueBatch(core, training, made, std::move(batch),
                                parallel_for);
@@ -160,8 +159,8 @@ Status EmulatedEngine::Receive(int32_t core, const Allocate& allocate,
   LM_RETURN_IF_ERROR(Land(core, false, parallel_for));
   std::shared_ptr<const Batch> batch;
   LM_RETURN_IF_ERROR(engine_->BeginDequeue(core, &batch));
-  // Also where it throws, the engine must hear the end of what it began; and so
-  // below.
+  // `CatchAll` ensures that the engine is notified of the end of the dequeue if
+  // the lookup throws. The same holds for the updates below.
   const Status status =
       CatchAll([&] { return LookUp(*batch, allocate, parallel_for); });
   engine_->FinishDequeue(core, status.ok());
@@ -244,7 +243,7 @@ Status EmulatedEngine::Send(int32_t core, BatchGradients gradients,
   }
   std::shared_ptr<HostEngine::Step> step;
   LM_RETURN_IF_ERROR(engine_->BeginApply(core, std::move(gradients), &step));
-  if (step == nullptr) return Status();  // nothing lands yet
+  if (step == nullptr) return Status();  // no update is due yet
   const Status status =
       CatchAll([&] { return RunUpdate(*step, parallel_for); });
   engine_->FinishApply(core, status.ok());
@@ -261,7 +260,7 @@ Status EmulatedEngine::FindTable(const std::string& name, int64_t id,
     *table = static_cast<int32_t>(t);
     return Status();
   }
-  return InvalidArgument("The TPU has no table '" + name + "' (table_id " +
+  return InvalidArgument("The TPU must have a table '" + name + "' (table_id " +
                          to_string(id) + ")");
 }
 
@@ -291,10 +290,11 @@ Status EmulatedEngine::Load(int32_t table, int32_t shard,
     if (d.pending[core] == 0 && !d.awaiting[core]) continue;
     return FailedPrecondition(
         "Table '" + config_.engine.tables[table].name +
-        "' cannot be loaded or restored while steps are in flight:\n" +
+        "' must not be loaded or restored while steps are in flight:\n" +
         Report());
   }
-  // Of the time before: it must not move what is loaded now.
+  // Applies the pending update first, so that it does not change the loaded
+  // values.
   LM_RETURN_IF_ERROR(Land(0, true, parallel_for));
   std::unique_lock<std::shared_mutex> lock(tables_mutex_);
   Table& kept = tables_[table];

@@ -39,8 +39,9 @@ absl::Status ReadPackedInput(OpKernelContext* ctx, int64_t mark,
     return absl::InvalidArgumentError(absl::StrCat(
         "A packed batch must be one matrix `ids` with a row for each sample. "
         "Received: ",
-        ids.size(), " tensors, of shape ", ids[0].shape().DebugString(),
-        ", `num_samples` ", num_samples->DebugString()));
+        ids.size(), " tensors, the first of shape ",
+        ids[0].shape().DebugString(), ", `num_samples` ",
+        num_samples->DebugString()));
   }
   input->mark = mark;
   input->ids = {ids[0].flat<int64_t>().data(), ids[0].dim_size(0),
@@ -81,7 +82,7 @@ absl::Status ReadFeatureInputs(OpKernelContext* ctx,
   TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
   if (num_samples->shape() != TensorShape({ids.size()})) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "`num_samples` must be one per feature, [", ids.size(),
+        "`num_samples` must have one value per feature, [", ids.size(),
         "]. Received: shape ", num_samples->shape().DebugString()));
   }
   features->resize(ids.size());

@@ -1,4 +1,4 @@
-// Makes a host engine from the attrs of its op.
+// Creates a host engine from the attributes of its op.
 
 #include <cstddef>
 #include <cstdint>

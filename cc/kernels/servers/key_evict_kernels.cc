@@ -1,4 +1,4 @@
-// Keys that leave a shard of a vocabulary because somebody says so.
+// Kernel that evicts keys from a shard of a vocabulary on request.
 
 #include <cstdint>
 #include <string>
