@@ -1,5 +1,6 @@
-// Any calls in any order: none ends the process, the queues are as long as the
-// calls that were accepted say, and a refused call changes nothing.
+// Fuzzes calls of the host engine in any order. No call may end the process,
+// the queue lengths must match the accepted calls, and a rejected call must
+// change nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -128,7 +129,8 @@ class Driver {
     }
   }
 
-  // Marks, numbers of ids and ids of a matrix that is mostly a batch.
+  // Enqueues a matrix with marks, numbers of ids and ids, which is usually a
+  // valid batch.
   Status EnqueuePacked(int32_t replica, bool training) {
     PackedInput input;
     const int64_t num_samples = input_->Below(4);
@@ -164,7 +166,7 @@ class Driver {
     if (!looked_up) return;
     --pending_[replica];
     batches_[replica] = batch;
-    // Only the engine knows whether the step was one of training.
+    // Only the engine records whether the step was a training step.
     awaiting_[replica] = engine_->Describe().awaiting[replica];
   }
 
@@ -225,7 +227,7 @@ class Driver {
                    Code::kInvalidArgument);
         break;
       case 2:
-        // A Finish without its Begin, as after a reset in between.
+        // Calls Finish without Begin, as after a reset between the two.
         engine_->FinishDequeue(0, true);
         break;
       default:
@@ -261,7 +263,7 @@ class Driver {
   const EngineConfig config_;
   std::unique_ptr<HostEngine> engine_;
   std::vector<std::vector<float>> tables_, slots_;
-  // What the accepted calls add up to.
+  // Expected state after the accepted calls.
   std::vector<int64_t> pending_;
   std::vector<bool> awaiting_;
   std::vector<std::shared_ptr<const Batch>> batches_;
