@@ -1,4 +1,4 @@
-"""Compiler flags of the native parts."""
+"""Compiler flags of the native code."""
 
 # -ffp-contract=off: with fused multiply-add, rows computed with AVX2 and with
 # the baseline would differ in the last bit, and a run resumed on another

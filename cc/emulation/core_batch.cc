@@ -18,7 +18,7 @@ namespace {
 
 using std::to_string;
 
-std::string ShapeOf(const std::vector<int64_t>& sizes) {
+std::string ShapeString(const std::vector<int64_t>& sizes) {
   std::string text;
   for (const int64_t size : sizes) {
     text += (text.empty() ? "[" : ", ") + to_string(size);
@@ -44,7 +44,7 @@ class SparseLocations {
     if (num_axes_ == static_cast<int64_t>(shape_.size())) return Status();
     return InvalidArgument(
         "Feature '" + feature_ + "': its activations have the shape " +
-        ShapeOf(shape_) +
+        ShapeString(shape_) +
         ", so the indices of a SparseTensor must have one column for each of "
         "these axes and one additional column. Received: " +
         to_string(num_columns_) + " columns");
@@ -52,7 +52,7 @@ class SparseLocations {
 
   // Computes the activation row of id i, or -1 if the id is after the end of a
   // sequence.
-  Status OutputOf(int64_t i, int64_t* output) const {
+  Status FindOutput(int64_t i, int64_t* output) const {
     *output = 0;
     bool is_cut_off = false;
     for (int64_t axis = 0; axis < num_axes_; ++axis) {
@@ -87,8 +87,7 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   if (input.locations.size() != num_ids * input.num_columns) {
     return InvalidArgument(
         "Feature '" + name +
-        "': a SparseTensor must have one index per id. "
-        "Received: " +
+        "': a SparseTensor must have one index per id. Received: " +
         to_string(input.locations.size() / input.num_columns) + " indices, " +
         to_string(num_ids) + " ids");
   }
@@ -108,7 +107,7 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   int64_t previous = 0;
   for (int64_t i = 0; i < num_ids; ++i) {
     int64_t output;
-    LM_RETURN_IF_ERROR(locations.OutputOf(i, &output));
+    LM_RETURN_IF_ERROR(locations.FindOutput(i, &output));
     sample_of[i] = input.locations[i * input.num_columns];
     if (output < 0) continue;
     if (output < previous) {
@@ -152,7 +151,7 @@ Status MakeRagged(const TpuConfig& config, size_t f, FeatureSpec spec,
   } else if (ragged.num_samples != config.num_outputs(f)) {
     return InvalidArgument(
         "Feature '" + spec.feature + "': its activations have the shape " +
-        ShapeOf(shape) + ", so a RaggedTensor must have " +
+        ShapeString(shape) + ", so a RaggedTensor must have " +
         to_string(shape[0]) + " rows" +
         (shape.size() > 1 ? ", or " + to_string(config.num_outputs(f)) : "") +
         ". Received: " + to_string(ragged.num_samples));
@@ -167,7 +166,7 @@ Status MakeDense(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   if (input.ids.size() != num_outputs) {
     return InvalidArgument(
         "Feature '" + spec.feature + "': its activations have the shape " +
-        ShapeOf(config.output_shapes[f]) +
+        ShapeString(config.output_shapes[f]) +
         ", so the number of dense ids must be " + to_string(num_outputs) +
         ". Received: " + to_string(input.ids.size()));
   }

@@ -15,7 +15,7 @@ namespace layoutmap {
 namespace {
 
 // Returns a configuration of features with 10 rows and these activation shapes.
-TpuConfig ConfigOf(const std::vector<std::vector<int64_t>>& shapes) {
+TpuConfig MakeConfig(const std::vector<std::vector<int64_t>>& shapes) {
   WireWriter config = WriteSystem(1, 1);
   config.Message(1, WriteTable("ads", 10, 2, 1, kSgdField));
   for (const auto& shape : shapes) {
@@ -38,7 +38,7 @@ struct Input {
 
 Status Make(const std::vector<int64_t>& shape, const Input& from,
             RaggedIds* ids, Combiner combiner = Combiner::kSum) {
-  const TpuConfig config = ConfigOf({shape});
+  const TpuConfig config = MakeConfig({shape});
   CoreInput<int64_t> input;
   input.num_columns = from.num_columns;
   input.locations = from.locations;
@@ -105,9 +105,9 @@ TEST(CoreBatchTest, WeightsBecomeGains) {
 }
 
 TEST(CoreBatchTest, ErrorsNameTheWrongInput) {
-  ExpectRefused({2}, {2, {0, 0, 1, 0}, {7, 10}, {}},
-                "Feature 'shown', sample 1: id 10 is outside table 'ads' with "
-                "10 rows");
+  ExpectRefused(
+      {2}, {2, {0, 0, 1, 0}, {7, 10}, {}},
+      "Feature 'shown', sample 1: id 10 is outside table 'ads' with 10 rows");
   // Truncated ids of a sequence are checked, too.
   ExpectRefused({2, 1}, {3, {0, 0, 0, 1, 4, 0}, {7, -1}, {}},
                 "sample 1: id -1 is outside");

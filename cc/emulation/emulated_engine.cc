@@ -30,7 +30,7 @@ namespace {
 
 using std::to_string;
 
-const char* NameOf(Optimizer optimizer) {
+const char* OptimizerName(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kSgd:
       return "SGD";
@@ -48,7 +48,7 @@ const char* NameOf(Optimizer optimizer) {
 }
 
 template <typename T, typename Vector>
-ShardedView<T> ViewOf(const TableSpec& spec, Vector& shards) {
+ShardedView<T> MakeView(const TableSpec& spec, Vector& shards) {
   ShardedView<T> view;
   view.partition = &spec.partition;
   view.dim = spec.dim;
@@ -177,7 +177,7 @@ Status EmulatedEngine::LookUp(const Batch& batch, const Allocate& allocate,
     const RaggedIds& ids = batch[f];
     const int32_t t = config_.engine.table_of_feature[f];
     const TableSpec& spec = config_.engine.tables[t];
-    Lookup(ViewOf<const float>(spec, tables_[t].values[0]), ids.rows(),
+    Lookup(MakeView<const float>(spec, tables_[t].values[0]), ids.rows(),
            ids.splits(), ids.gains(), RowKernelsFor(CurrentCpuLevel()),
            parallel_for, {activations[f], ids.num_outputs(), spec.dim},
            spec.Quantized());
@@ -201,9 +201,9 @@ Status EmulatedEngine::RunUpdate(const HostEngine::Step& step,
   for (size_t t = 0; t < tables_.size(); ++t) {
     const TableSpec& spec = config_.engine.tables[t];
     std::vector<Shards>& values = tables_[t].values;
-    views[t].table = ViewOf<float>(spec, values[0]);
+    views[t].table = MakeView<float>(spec, values[0]);
     for (size_t slot = 1; slot < values.size(); ++slot) {
-      views[t].slots.push_back(ViewOf<float>(spec, values[slot]));
+      views[t].slots.push_back(MakeView<float>(spec, values[slot]));
     }
     views[t].hyperparameters = step.hyperparameters[t];
   }
@@ -269,9 +269,9 @@ Status EmulatedEngine::CheckShard(int32_t table, Optimizer optimizer,
   const TableSpec& spec = config_.engine.tables[table];
   const std::string where = "Table '" + spec.name + "': ";
   if (spec.optimizer != optimizer) {
-    return InvalidArgument(where + "its optimizer is " +
-                           NameOf(spec.optimizer) +
-                           ". Received: parameters of " + NameOf(optimizer));
+    return InvalidArgument(
+        where + "its optimizer is " + OptimizerName(spec.optimizer) +
+        ". Received: parameters of " + OptimizerName(optimizer));
   }
   if (num_shards != config_.num_hosts || shard < 0 || shard >= num_shards) {
     return InvalidArgument(where + "it has " + to_string(config_.num_hosts) +

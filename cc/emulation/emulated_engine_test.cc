@@ -38,8 +38,8 @@ constexpr int64_t kNumSamples = 4;  // per core
 
 // Returns the ids of a step of one core: ragged, with the lengths of the
 // sequences.
-std::shared_ptr<const Batch> BatchOf(const TpuConfig& config, int core,
-                                     int step) {
+std::shared_ptr<const Batch> MakeTestBatch(const TpuConfig& config, int core,
+                                           int step) {
   std::mt19937 random(100 * core + step);
   auto batch = std::make_shared<Batch>(config.engine.features.size());
   for (size_t f = 0; f < batch->size(); ++f) {
@@ -78,7 +78,7 @@ class Cores {
 
   Status Enqueue(int core, int step, bool training = true) {
     const int64_t ticket = engine_->TakeEnqueueTicket(core);
-    auto batch = BatchOf(engine_->config(), core, step);
+    auto batch = MakeTestBatch(engine_->config(), core, step);
     const Status status = Run([=] {
       return engine_->Enqueue(core, ticket, training, Status(), batch,
                               SerialFor);

@@ -53,8 +53,8 @@ class Outcome {
 
 class PendingCallsTest : public testing::Test {
  protected:
-  PendingCalls::Call CallOf(std::function<Status()> attempt, Outcome* outcome,
-                            PendingCalls::Clock::duration patience) {
+  PendingCalls::Call MakeCall(std::function<Status()> attempt, Outcome* outcome,
+                              PendingCalls::Clock::duration patience) {
     PendingCalls::Call call;
     call.name = "call";
     call.attempt = std::move(attempt);
@@ -71,7 +71,7 @@ class PendingCallsTest : public testing::Test {
   std::shared_ptr<PendingCalls::Ticket> Run(
       std::function<Status()> attempt, Outcome* outcome,
       PendingCalls::Clock::duration patience = seconds(30)) {
-    auto ticket = calls.Admit(CallOf(std::move(attempt), outcome, patience));
+    auto ticket = calls.Admit(MakeCall(std::move(attempt), outcome, patience));
     calls.Start(ticket);
     return ticket;
   }
@@ -135,7 +135,7 @@ TEST_F(PendingCallsTest, ACallExpiresAtItsDeadline) {
 
 TEST_F(PendingCallsTest, ACallCanBeCancelledBeforeAndDuringItsWait) {
   Outcome before, after;
-  auto ticket = calls.Admit(CallOf(Never, &before, seconds(30)));
+  auto ticket = calls.Admit(MakeCall(Never, &before, seconds(30)));
   calls.Cancel(ticket, FailedPrecondition("stopped"));
   EXPECT_EQ(before.num_ends(), 0);
   calls.Start(ticket);

@@ -157,7 +157,7 @@ class Driver {
       const RaggedIds& ids = (*batch)[f];
       const int64_t dim = config_.dim_of_feature(f);
       std::vector<float> out(ids.num_outputs() * dim);
-      Lookup(ViewOf<const float>(config_.table_of_feature[f], tables_),
+      Lookup(MakeView<const float>(config_.table_of_feature[f], tables_),
              ids.rows(), ids.splits(), ids.gains(),
              RowKernelsFor(CurrentCpuLevel()), SerialFor,
              {out.data(), ids.num_outputs(), dim});
@@ -196,9 +196,9 @@ class Driver {
     const std::vector<float> rate = {input_->Below(6) == 0 ? -1.0f : 0.5f};
     std::vector<HostEngine::TableViews> views(config_.tables.size());
     for (size_t t = 0; t < views.size(); ++t) {
-      views[t].table = ViewOf<float>(t, tables_);
+      views[t].table = MakeView<float>(t, tables_);
       if (NumSlots(config_.tables[t].optimizer) == 1) {
-        views[t].slots.push_back(ViewOf<float>(t, slots_));
+        views[t].slots.push_back(MakeView<float>(t, slots_));
       }
       views[t].hyperparameters = rate;
     }
@@ -236,7 +236,7 @@ class Driver {
   }
 
   template <typename T>
-  ShardedView<T> ViewOf(size_t t, std::vector<std::vector<float>>& rows) {
+  ShardedView<T> MakeView(size_t t, std::vector<std::vector<float>>& rows) {
     const TableSpec& table = config_.tables[t];
     ShardedView<T> view;
     view.partition = &table.partition;

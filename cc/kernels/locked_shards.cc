@@ -122,8 +122,7 @@ absl::Status LockedShards::MutableCount(tensorflow::OpKernelContext* ctx, int i,
       value.dims() != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Table '", table,
-                     "': `rounding_steps` must be an int64 scalar. "
-                     "Received: ",
+                     "': `rounding_steps` must be an int64 scalar. Received: ",
                      tensorflow::DataTypeString(value.dtype()), " ",
                      value.shape().DebugString()));
   }

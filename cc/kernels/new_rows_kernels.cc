@@ -86,10 +86,10 @@ class NewRowsOp : public Kernel {
     OP_REQUIRES_OK(ctx, tensorflow::tensor::MakeShape(*sizes, &shape));
     OP_REQUIRES_OK(ctx, GetInput(ctx, "generator", 1, &generator));
     OP_REQUIRES(ctx, generator->NumElements() == 3,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`generator` must be a counter of two numbers and a key. "
-                    "Received: ",
-                    generator->NumElements(), " numbers")));
+                absl::InvalidArgumentError(
+                    absl::StrCat("`generator` must be a counter of two numbers "
+                                 "and a key. Received: ",
+                                 generator->NumElements(), " numbers")));
     OP_REQUIRES_OK(ctx, GetScalar(ctx, "factor", &factor));
     OP_REQUIRES_OK(ctx, GetScalar(ctx, "offset", &offset));
     Tensor* output = nullptr;

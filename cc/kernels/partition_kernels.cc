@@ -190,15 +190,14 @@ class PackIdsOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
     OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     const size_t num_features = names_.size();
-    OP_REQUIRES(
-        ctx,
-        ids.size() == static_cast<int>(num_features) &&
-            num_samples->NumElements() == ids.size(),
-        absl::InvalidArgumentError(absl::StrCat(
-            "`names`, `ids` and `num_samples` must have one value per feature. "
-            "Received: ",
-            num_features, ", ", ids.size(), " and ",
-            num_samples->NumElements())));
+    OP_REQUIRES(ctx,
+                ids.size() == static_cast<int>(num_features) &&
+                    num_samples->NumElements() == ids.size(),
+                absl::InvalidArgumentError(
+                    absl::StrCat("`names`, `ids` and `num_samples` must have "
+                                 "one value per feature. Received: ",
+                                 num_features, ", ", ids.size(), " and ",
+                                 num_samples->NumElements())));
     std::vector<FeatureInput<int64_t>> features(num_features);
     for (int f = 0; f < ids.size(); ++f) {
       OP_REQUIRES_OK(ctx, CheckRank("ids", ids[f], 1));
@@ -215,12 +214,11 @@ class PackIdsOp : public Kernel {
     OP_REQUIRES_OK(ctx, ToTf(IdPacker::Make(names_, features, &packer)));
     const int64_t num_columns =
         num_columns_ > 0 ? num_columns_ : packer.num_columns();
-    OP_REQUIRES(
-        ctx, packer.num_columns() <= num_columns,
-        absl::InvalidArgumentError(absl::StrCat(
-            "`num_columns` must be at least the number that the longest "
-            "sample requires, ",
-            packer.num_columns(), ". Received: ", num_columns)));
+    OP_REQUIRES(ctx, packer.num_columns() <= num_columns,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`num_columns` must be at least the number that the "
+                    "longest sample requires, ",
+                    packer.num_columns(), ". Received: ", num_columns)));
     TensorShape shape({packer.num_samples()});
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(num_columns));
     Tensor* packed = nullptr;

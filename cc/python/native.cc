@@ -30,7 +30,7 @@ void Check(const Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// Raises RuntimeError with the core's message, for calls at the wrong time.
+// Raises RuntimeError with the core's message, for failed preconditions.
 void CheckCall(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }

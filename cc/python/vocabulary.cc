@@ -33,8 +33,8 @@ namespace py = pybind11;
 namespace layoutmap {
 namespace {
 
-// Raises ValueError for invalid arguments and RuntimeError for calls at the
-// wrong time, with the core's message.
+// Raises ValueError for invalid arguments and RuntimeError for failed
+// preconditions, with the core's message.
 void Check(const Status& status) {
   if (status.ok()) return;
   if (status.code() == Code::kInvalidArgument) {

@@ -122,15 +122,15 @@ Status ReadRule(const WireField& one, const std::string& where,
       if (settings->constants[2] > 0) return Status();
       return InvalidArgument(where +
                              "the exponent of AdagradMomentum must be greater "
-                             "than "
-                             "0. Received: " +
+                             "than 0. Received: " +
                              to_string(settings->constants[2]));
     case field::kAdam:
       // beta1, beta2, epsilon, use_sum_inside_sqrt, use_non_lazy_adam
       settings->optimizer = Optimizer::kAdam;
       LM_RETURN_IF_ERROR(
           ReadConstants(one.bytes, where, {3, 4, 5, 10, 8}, settings));
-      settings->constants[4] = settings->constants[4] == 0;  // to `lazy`
+      settings->constants[4] =
+          settings->constants[4] == 0;  // converts to `lazy`
       return Status();
     case field::kFtrl:
       // lr_power, l1, l2, beta, multiply_linear_by_lr
@@ -227,10 +227,10 @@ Status CheckSettings(const Settings& settings, const std::string& table,
   }
   if (!settings.accumulate &&
       TouchesAllRows(settings.optimizer, hyperparameters)) {
-    return InvalidArgument(where +
-                           "Adam with lazy=False requires gradient "
-                           "accumulation, because it updates each row once per "
-                           "step");
+    return InvalidArgument(
+        where +
+        "Adam with lazy_adam=False requires gradient "
+        "accumulation, because it updates each row once per step");
   }
   std::vector<float> checked = hyperparameters;
   // A dynamic learning rate is checked when a step passes it.

@@ -146,8 +146,8 @@ Status ReadField(const WireField& one, TpuConfig* config, Draft* draft) {
       if (one.AsInt() == 0) return Status();
       return InvalidArgument(
           "`sharding_strategy` must be 0 (DIV_DEFAULT) in the emulation. "
-          "Received: "
-          "sharding_strategy " +
+          "Received: sharding_strategy " +
+          to_string(one.AsInt()));
     case field::kMode:
       if (one.AsInt() == 2) return Status();
       return InvalidArgument(
@@ -247,8 +247,8 @@ Status ParseTpuConfig(Bytes bytes, TpuConfig* config) {
   if (parsed.engine.features.empty()) {
     return InvalidArgument(
         "A configuration must describe its features (feature_descriptor); "
-        "those of the TensorFlow 1 API, which describes tables only, are not "
-        "emulated");
+        "the configurations of the TensorFlow 1 API, which describe only "
+        "tables, are not supported");
   }
   parsed.num_hosts = static_cast<int32_t>(draft.num_hosts);
   parsed.engine.num_replicas = static_cast<int32_t>(draft.num_cores);

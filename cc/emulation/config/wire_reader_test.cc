@@ -12,7 +12,7 @@
 namespace layoutmap {
 namespace {
 
-Bytes BytesOf(const std::string& text) {
+Bytes AsBytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()),
           static_cast<int64_t>(text.size())};
 }
@@ -21,7 +21,7 @@ TEST(WireReaderTest, ReadsWrittenFields) {
   WireWriter writer;
   writer.Int(1, 300).Int(2, -1).Float(3, 0.5f).Text(4, "ads").Int(536870911, 7);
   const std::string text = writer.bytes;
-  WireReader reader(BytesOf(text));
+  WireReader reader(AsBytes(text));
   WireField field;
   ASSERT_TRUE(reader.Next(&field));
   EXPECT_EQ(field.number, 1);
@@ -46,7 +46,7 @@ TEST(WireReaderTest, TruncatedFieldsAreMalformed) {
   const std::vector<size_t> ends = {0, 3, 8, 13};
   for (size_t size = 0; size <= writer.bytes.size(); ++size) {
     const std::string text = writer.bytes.substr(0, size);
-    WireReader reader(BytesOf(text));
+    WireReader reader(AsBytes(text));
     WireField field;
     while (reader.Next(&field)) {
     }
@@ -64,7 +64,7 @@ TEST(WireReaderTest, InvalidFieldsAreMalformed) {
         "\x08" + eleven,              // a number with more than 64 bits
         std::string("\x22\x05xxxx"),  // four of five bytes
         "\x22" + std::string(9, '\xff') + "\x01"}) {  // 2^64 - 1 bytes
-    WireReader reader(BytesOf(text));
+    WireReader reader(AsBytes(text));
     WireField field;
     EXPECT_FALSE(reader.Next(&field)) << text;
     EXPECT_TRUE(reader.is_malformed()) << text;
@@ -74,7 +74,7 @@ TEST(WireReaderTest, InvalidFieldsAreMalformed) {
 
 TEST(WireReaderTest, PackedListsAreRead) {
   const std::string text = "\x03\xac\x02";
-  WireReader reader(BytesOf(text));
+  WireReader reader(AsBytes(text));
   int64_t value;
   ASSERT_TRUE(reader.NextPacked(&value));
   EXPECT_EQ(value, 3);

@@ -110,10 +110,10 @@ class EnqueueOp : public AsyncOpKernel {
     const std::string name(mode->scalar<tensorflow::tstring>()());
     *training = name == "train" || name == "unspecified";
     if (*training || name == "inference") return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "`mode_override` must be one of train, inference, unspecified. "
-        "Received: ",
-        name));
+    return absl::InvalidArgumentError(
+        absl::StrCat("`mode_override` must be one of train, inference, "
+                     "unspecified. Received: ",
+                     name));
   }
 
   absl::Status ReadCore(OpKernelContext* ctx, int32_t* core) const {

@@ -43,8 +43,8 @@ absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
   if (engine_ != nullptr &&
       (num_cores != num_cores_ || num_hosts != num_hosts_)) {
     return absl::FailedPreconditionError(
-        "The emulated TPU has an embedding; call `tlm.emulation.enable` with "
-        "other cores before it is built");
+        "The emulated TPU already has an embedding; call "
+        "`tlm.emulation.enable` before building an embedding");
   }
   num_cores_ = num_cores;
   num_hosts_ = num_hosts;

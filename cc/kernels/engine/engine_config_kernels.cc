@@ -52,7 +52,7 @@ class CreateHostEngineOp : public Kernel {
       return absl::InvalidArgumentError(absl::StrCat(
           "`table_first_rows` must have one value for each of the ",
           config_.tables.size(),
-          " tables, or none. Received: ", first_rows.size()));
+          " tables, or be empty. Received: ", first_rows.size()));
     }
     for (size_t t = 0; t < first_rows.size(); ++t) {
       config_.tables[t].first_row = first_rows[t];

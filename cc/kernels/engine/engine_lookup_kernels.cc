@@ -105,8 +105,7 @@ class ActivationsOp : public EngineOp {
     if (same) return absl::OkStatus();
     return absl::InvalidArgumentError(
         "`dims` and `max_sequence_lengths` must have the values that the "
-        "engine "
-        "was created with, one per feature");
+        "engine was created with, one per feature");
   }
 
   static absl::Status LookUp(OpKernelContext* ctx, EngineResource& resource,
@@ -181,11 +180,11 @@ class ActivationsOp : public EngineOp {
       const int64_t lines = shape.num_elements() / kAlignment +
                             (shape.num_elements() % kAlignment != 0);
       if (lines > (INT64_MAX - starts.back()) / kAlignment) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            "The activations of this step do not fit in memory. Received: "
-            "feature '",
-            config.features[f].feature, "' with activations of shape ",
-            shape.DebugString()));
+        return absl::ResourceExhaustedError(
+            absl::StrCat("The activations of this step do not fit in memory. "
+                         "Received: feature '",
+                         config.features[f].feature,
+                         "' with activations of shape ", shape.DebugString()));
       }
       starts.push_back(starts.back() + lines * kAlignment);
       shapes.push_back(shape);

@@ -52,9 +52,9 @@ class RetireHostEngineOp : public Kernel {
       return;
     }
     engine->Retire("");
-    OP_REQUIRES_OK(ctx, absl::FailedPreconditionError(
-                            "Steps are in flight; finish them, or call "
-                            "`reset` to discard them"));
+    OP_REQUIRES_OK(
+        ctx, absl::FailedPreconditionError("Steps are in flight; finish them, "
+                                           "or call `reset` to discard them"));
   }
 };
 

@@ -56,9 +56,10 @@ absl::Status SetOutput(OpOutputList* outputs, size_t i,
 enum Size { kRequest, kContributions, kFetched, kGradients, kNumSizes };
 
 // Returns the output `sizes`, row by row; a row belongs to an owner.
-std::vector<int64_t> SizesOf(const ServersConfig& config,
-                             const std::vector<std::vector<uint32_t>>& requests,
-                             const OwnedParts& parts) {
+std::vector<int64_t> MessageSizes(
+    const ServersConfig& config,
+    const std::vector<std::vector<uint32_t>>& requests,
+    const OwnedParts& parts) {
   std::vector<int64_t> sizes(requests.size() * kNumSizes);
   std::vector<size_t> next(requests.size());
   for (size_t s = 0; s < requests.size(); ++s) {
@@ -117,7 +118,7 @@ class PlanExchangeOp : public Kernel {
           contributions[s] = WriteParts(parts[s]);
         }
       }
-      sizes = SizesOf(*config_, requests, parts);
+      sizes = MessageSizes(*config_, requests, parts);
       for (size_t s = 0; s < num_owners; ++s) {
         sizes[s * kNumSizes + kContributions] =
             static_cast<int64_t>(contributions[s].size());

@@ -116,10 +116,10 @@ class FetchKeysOp : public PiecesOp {
     const size_t size = places.size();
     if (first_buckets.size() != size || num_buckets.size() != size ||
         optimizers.size() != size || !rules.AreOf(size)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "The lists about shards of open tables must have the same size. "
-          "Received: ",
-          size, " `open_pieces` and lists of other sizes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("The lists about shards of open tables must have the "
+                       "same size. Received: ",
+                       size, " `open_pieces` and lists of other sizes"));
     }
     is_open_.resize(pieces().size());
     size_t next_value = 0;
@@ -189,8 +189,7 @@ class FetchKeysOp : public PiecesOp {
           (piece.has_unknown_row && !is_last)) {
         return absl::InvalidArgumentError(absl::StrCat(
             "A shard of an open table must have 8 rows for each bucket, and "
-            "the "
-            "last shard one more. Received: ",
+            "the last shard one more. Received: ",
             step->sizes[open_[i].place].num_rows, " rows and ",
             piece.num_buckets, " buckets (table '", piece.table, "')"));
       }

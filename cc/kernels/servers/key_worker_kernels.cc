@@ -85,8 +85,7 @@ class PlanKeysOp : public Kernel {
     if (kinds.size() != numbers.size() ||
         has_unknown_row.size() != numbers.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "The lists about open tables must have the same size. "
-          "Received: ",
+          "The lists about open tables must have the same size. Received: ",
           numbers.size(), " `open_tables` and lists of other sizes"));
     }
     for (size_t i = 0; i < numbers.size(); ++i) {

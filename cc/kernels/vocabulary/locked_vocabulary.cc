@@ -55,10 +55,9 @@ absl::Status ReadPolicy(const std::string& admission, const std::string& evict,
   for (size_t i : {0, 2, 3}) {
     if (numbers[first + i] < 0 ||
         numbers[first + i] > std::numeric_limits<int32_t>::max()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("The numbers of a policy must be in [0, 2^31 - 1]. "
-                       "Received: ",
-                       numbers[first + i]));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The numbers of a policy must be in [0, 2^31 - 1]. Received: ",
+          numbers[first + i]));
     }
   }
   TF_RETURN_IF_ERROR(ToTf(ParseAdmission(admission, &policy->admission)));
