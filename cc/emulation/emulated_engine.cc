@@ -156,7 +156,7 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
 Status EmulatedEngine::Receive(int32_t core, const Allocate& allocate,
                                const ParallelFor& parallel_for) {
   LM_RETURN_IF_ERROR(CheckCore(core));
-  LM_RETURN_IF_ERROR(Land(core, false, parallel_for));
+  LM_RETURN_IF_ERROR(ApplyPendingUpdate(core, false, parallel_for));
   std::shared_ptr<const Batch> batch;
   LM_RETURN_IF_ERROR(engine_->BeginDequeue(core, &batch));
   // `CatchAll` ensures that the engine is notified of the end of the dequeue if
@@ -211,13 +211,13 @@ Status EmulatedEngine::RunUpdate(const HostEngine::Step& step,
                          parallel_for);
 }
 
-Status EmulatedEngine::Land(int32_t core, bool always,
-                            const ParallelFor& parallel_for) {
-  std::shared_ptr<HostEngine::Step> held;
-  LM_RETURN_IF_ERROR(engine_->BeginLanding(core, always, &held));
-  if (held == nullptr) return Status();
+Status EmulatedEngine::ApplyPendingUpdate(int32_t core, bool always,
+                                          const ParallelFor& parallel_for) {
+  std::shared_ptr<HostEngine::Step> pending;
+  LM_RETURN_IF_ERROR(engine_->BeginLanding(core, always, &pending));
+  if (pending == nullptr) return Status();
   const Status status =
-      CatchAll([&] { return RunUpdate(*held, parallel_for); });
+      CatchAll([&] { return RunUpdate(*pending, parallel_for); });
   engine_->FinishLanding(status.ok());
   return status;
 }
@@ -295,7 +295,7 @@ Status EmulatedEngine::Load(int32_t table, int32_t shard,
   }
   // Applies the pending update first, so that it does not change the loaded
   // values.
-  LM_RETURN_IF_ERROR(Land(0, true, parallel_for));
+  LM_RETURN_IF_ERROR(ApplyPendingUpdate(0, true, parallel_for));
   std::unique_lock<std::shared_mutex> lock(tables_mutex_);
   Table& kept = tables_[table];
   for (size_t v = 0; v < values.size(); ++v) {
@@ -318,7 +318,7 @@ Status EmulatedEngine::Load(int32_t table, int32_t shard,
 Status EmulatedEngine::Retrieve(int32_t table, int32_t shard,
                                 const std::vector<Span<float>>& values,
                                 const ParallelFor& parallel_for) {
-  LM_RETURN_IF_ERROR(Land(0, true, parallel_for));
+  LM_RETURN_IF_ERROR(ApplyPendingUpdate(0, true, parallel_for));
   std::shared_lock<std::shared_mutex> lock(tables_mutex_);
   LM_RETURN_IF_ERROR(CheckLoaded());
   for (size_t v = 0; v < values.size(); ++v) {

@@ -97,7 +97,8 @@ class EmulatedEngine {
                                        Span<const float> rates) const;
   Status RunUpdate(const HostEngine::Step& step,
                    const ParallelFor& parallel_for);
-  Status Land(int32_t core, bool always, const ParallelFor& parallel_for);
+  Status ApplyPendingUpdate(int32_t core, bool always,
+                            const ParallelFor& parallel_for);
 
   std::string serialized_;
   TpuConfig config_;

@@ -42,7 +42,7 @@ num_replicas: Number of replicas that enqueue each step.
 max_pending_steps: Maximum number of steps that a replica may enqueue ahead of
   its dequeues.
 table_offsets: Offsets of all tables, one table after the other.
-table_optimizers: Name of an optimizer for each table, or an empty list.
+table_optimizers: Name of an optimizer for each table, or 'none'.
 table_first_rows: First row of each table in its full table, for tables that are
   partitions of a larger one. An empty list means 0 for all tables.
 feature_tables: Index into `table_names` of the table of each feature.
@@ -129,8 +129,7 @@ REGISTER_OP("LayoutMap>ApplyStep")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Adds the gradients of a replica; the call of the last replica updates the
-tables.
+Adds the gradients of a replica; the last replica's call updates the tables.
 
 gradients: Gradients of the activations, with the same shapes.
 hyperparameters: Hyperparameters of each table, in the order that its optimizer

@@ -43,7 +43,10 @@ REGISTER_OP("LayoutMap>PlanExchange")
     .Doc(R"doc(
 Checks a batch and computes the messages to the owner of each shard.
 
-ids, splits, num_samples, weights: As in `EnqueueStep`.
+ids: As in `EnqueueStep`.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
 training: Whether gradients will follow. Otherwise there are no contributions.
 plan: Plan that the other ops of the step accept on the same device.
 requests: For each owner, the number of rows that the batch needs from each of
@@ -67,8 +70,7 @@ REGISTER_OP("LayoutMap>WriteRequest")
       return SetShape(c, "request", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Converts the request of a process for rows of local shards to `FetchRows`
-format.
+Converts the row request of another process to the format of `FetchRows`.
 
 words: One element of `requests` of `PlanExchange`. The rows of each shard
   ascend.

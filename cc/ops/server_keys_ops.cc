@@ -37,7 +37,9 @@ REGISTER_OP("LayoutMap>PlanKeys")
 Checks a batch and finds which keys of each server it needs.
 
 ids: For each feature, keys if its table has an open vocabulary, otherwise rows.
-  splits, num_samples, weights: As in `EnqueueStep`.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
 token: As in `FoldGradients`.
 plan: Plan that `PlaceKeys` accepts on the same device.
 requests: For each server, first the epoch, number and attempt of the closure
@@ -117,8 +119,10 @@ request: Output of `PlanKeys`.
 fetched: A ticket for `ApplyRows` (8 bytes). Then the row of each key in its
   shard, or 2^32 - 1 if the key has no row (4 bytes each), padded with zeros to
   a multiple of 8 bytes. Then the rows of all shards, each once, ascending; the
-  row that unknown keys share is always included. tables, dims, dtypes: As in
-  `FetchRows`.
+  row that unknown keys share is always included.
+tables: As in `FetchRows`.
+dims: As in `FetchRows`.
+dtypes: As in `FetchRows`.
 open_pieces: Indices of the shards that belong to open tables.
 first_buckets: First bucket of each such shard. A shard consists of complete
   segments.
@@ -126,9 +130,13 @@ vocabulary_buckets: For each such shard, the number of buckets of the full
   vocabulary.
 has_unknown_row: For each such shard, whether its last row is the row of unknown
   keys, which are then trained.
-optimizers: For each such shard, the optimizer of its table. admissions,
-  evictions, policies, first_values, first_limits, first_seeds: For each such
-  shard, as in `EnqueueKeys`.
+optimizers: For each such shard, the optimizer of its table.
+admissions: For each such shard, as in `EnqueueKeys`.
+evictions: For each such shard, as in `EnqueueKeys`.
+policies: For each such shard, as in `EnqueueKeys`.
+first_values: For each such shard, as in `EnqueueKeys`.
+first_limits: For each such shard, as in `EnqueueKeys`.
+first_seeds: For each such shard, as in `EnqueueKeys`.
 slot_values: For each such shard, the initial values of its slot variables.
 )doc");
 
@@ -160,8 +168,11 @@ keys: Keys to free, any shape. Keys of other shards are ignored, and with
   `expired` all keys are ignored.
 evicted: Keys that had a row, [num_evicted].
 only_check: If True, the op only checks whether the keys may be freed.
-  first_bucket, vocabulary_buckets: As in `FetchKeys`. admission, evict, policy:
-  As in `EvictKeys`.
+first_bucket: As in `FetchKeys`.
+vocabulary_buckets: As in `FetchKeys`.
+admission: As in `EvictKeys`.
+evict: As in `EvictKeys`.
+policy: As in `EvictKeys`.
 )doc");
 
 }  // namespace

@@ -38,7 +38,10 @@ REGISTER_OP("LayoutMap>PlanStep")
     .Doc(R"doc(
 Checks a batch and finds which rows of each server it needs.
 
-ids, splits, num_samples, weights: As in `EnqueueStep`.
+ids: As in `EnqueueStep`.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
 plan: Plan that the other ops of the step accept on the same device.
 requests: For each server, first the type of values (4 bytes: 0 float32, 1
   bfloat16) and the number of rows of each shard of the server (4 bytes each),

@@ -135,8 +135,7 @@ REGISTER_OP("LayoutMap>EnqueueKeys")
     .Input("training: bool") LM_KEYS_PORTS
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
-Checks the batches of all replicas, assigns rows to new keys, and enqueues a
-step.
+Checks all replicas' batches, assigns rows to new keys and enqueues a step.
 
 training: Whether gradients will follow. Keys are counted, admitted and evicted
   only in this case.

@@ -169,7 +169,7 @@ Status ReadField(const WireField& one, TpuConfig* config, Draft* draft) {
   }
 }
 
-Status CutTables(const Draft& draft, TpuConfig* config) {
+Status ShardTables(const Draft& draft, TpuConfig* config) {
   for (size_t t = 0; t < draft.rows.size(); ++t) {
     const int64_t block = draft.rows[t] / draft.num_hosts;
     const int64_t longer = draft.rows[t] % draft.num_hosts;
@@ -183,7 +183,7 @@ Status CutTables(const Draft& draft, TpuConfig* config) {
   return Status();
 }
 
-Status PairFeatures(const Draft& draft, TpuConfig* config) {
+Status MatchFeatures(const Draft& draft, TpuConfig* config) {
   EngineConfig& engine = config->engine;
   for (size_t f = 0; f < engine.features.size(); ++f) {
     FeatureSpec& feature = engine.features[f];
@@ -254,8 +254,8 @@ Status ParseTpuConfig(Bytes bytes, TpuConfig* config) {
   parsed.engine.num_replicas = static_cast<int32_t>(draft.num_cores);
   parsed.engine.max_pending_steps = kMaxPendingSteps;
   LM_RETURN_IF_ERROR(CheckNames(parsed.engine));
-  LM_RETURN_IF_ERROR(CutTables(draft, &parsed));
-  LM_RETURN_IF_ERROR(PairFeatures(draft, &parsed));
+  LM_RETURN_IF_ERROR(ShardTables(draft, &parsed));
+  LM_RETURN_IF_ERROR(MatchFeatures(draft, &parsed));
   LM_RETURN_IF_ERROR(CountRates(&parsed));
   *config = std::move(parsed);
   return Status();
