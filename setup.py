@@ -1,8 +1,8 @@
 """Builds the native parts of tf_layoutmap with Bazel.
 
-What else pip needs to know stands in pyproject.toml. The op library is compiled
-against TensorFlow: `pip install .` fetches one for the build alone. Without a
-network, the installed one serves:
+pyproject.toml contains the other settings for pip. The op library is compiled
+against TensorFlow: `pip install .` downloads TensorFlow for the build alone.
+Without a network, the build can use the installed packages:
 
     pip install "tensorflow-cpu==2.21.*" pybind11 setuptools wheel
     pip install --no-build-isolation .
@@ -23,35 +23,36 @@ from setuptools.command import build_ext
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = "tf_layoutmap"
 
-# The one minor version of TensorFlow that this version of the package is
-# written for. The file imports nothing, so it can be run without the package.
+# The minor version of TensorFlow that this version of the package supports. The
+# file imports nothing, so this script can run it without the package.
 TF_MINOR = runpy.run_path(str(HERE / PACKAGE / "_core" / "requirements.py"))[
     "TENSORFLOW"
 ]
 
-# Tells third_party/tf/probe.py, which Bazel runs as well, about pip's isolated
-# build environment.
+# Passes the folders of pip's isolated build environment to
+# third_party/tf/probe.py, which Bazel also runs.
 BUILD_PACKAGES = "TF_LAYOUTMAP_BUILD_PACKAGES"
 
 NO_BAZEL = """\
-error: tf_layoutmap's native parts are built with Bazel, and neither `bazel` \
-nor `bazelisk` is on PATH. Install one:
+error: building tf_layoutmap's native parts requires Bazel, and neither \
+`bazel` nor `bazelisk` is on PATH. Install one of them:
   Debian, Ubuntu:  apt-get install bazel-bootstrap g++
   elsewhere:       npm install -g @bazel/bazelisk   (or brew, winget)
-or name the binary in the environment variable BAZEL."""
+or set the environment variable BAZEL to the binary."""
 
 WRONG_TF = """\
-error: this version of tf_layoutmap builds against TensorFlow {wanted}. \
-Received: TensorFlow {found} in {python}. Fix it with:
+error: this version of tf_layoutmap must be built against TensorFlow {wanted}. \
+Received: TensorFlow {found} in {python}. Install the right version:
   pip install "tensorflow-cpu=={wanted}.*" """
 
 
-# What the largest files take with TensorFlow's headers, by GCC 14.
+# 2 GB is the memory that GCC 14 takes for the largest files with TensorFlow's
+# headers.
 BUILDING = """\
-Building tf_layoutmap's native parts with Bazel: about five minutes on two \
-cores the first time, seconds when little has changed. Each of the {cores} \
-cores here takes up to 2 GB of memory meanwhile, of {gigabytes:.0f} GB; \
-`echo "build --jobs=1" >> ~/.bazelrc` lets one core work alone."""
+Building tf_layoutmap's native parts with Bazel: the first build takes about \
+five minutes on two cores, a later one seconds if little has changed. Each of \
+the {cores} cores uses up to 2 GB of memory, of {gigabytes:.0f} GB in total; \
+`echo "build --jobs=1" >> ~/.bazelrc` limits the build to one core."""
 
 
 def find_bazel() -> str:
@@ -65,8 +66,8 @@ def find_bazel() -> str:
     return bazel
 
 
-def say_what_comes() -> None:
-    """One line before minutes of silence: `pip install` shows it with -v."""
+def announce_build() -> None:
+    """Prints one line before the build; `pip install` shows it with -v."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(
         BUILDING.format(
@@ -77,22 +78,23 @@ def say_what_comes() -> None:
 
 
 def is_serving() -> bool:
-    """Whether a Bazel server for this folder is running."""
-    mine = f"--workspace_directory={HERE}".encode()
+    """Returns whether a Bazel server for this folder is running."""
+    option = f"--workspace_directory={HERE}".encode()
     for process in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if mine in process.read_bytes().split(b"\0"):
+            if option in process.read_bytes().split(b"\0"):
                 return True
         except OSError:
-            continue  # It has ended, or is somebody else's.
+            continue  # It has ended, or belongs to another user.
     return False
 
 
 def build_packages() -> str:
-    """Folders of TensorFlow and pybind11 that `python -I` does not see.
+    """Returns folders of TensorFlow and pybind11 that `python -I` does not see.
 
-    An isolated build of pip before 26 is the same interpreter with another
-    search path, which comes by PYTHONPATH. Empty where nothing is isolated.
+    In an isolated build, pip before 26 runs the same interpreter with another
+    search path, which it passes in PYTHONPATH. Returns an empty string if the
+    build is not isolated.
     """
     folders = []
     for name in ("tensorflow", "pybind11"):
@@ -106,7 +108,7 @@ def build_packages() -> str:
 
 
 def build_environment() -> dict[str, str]:
-    """The environment of the probe and of Bazel: whose packages they take."""
+    """Returns the environment of the probe and of Bazel."""
     environment = dict(os.environ)
     if not environment.get("PYTHON_BIN_PATH"):
         environment["PYTHON_BIN_PATH"] = sys.executable
@@ -117,9 +119,10 @@ def build_environment() -> dict[str, str]:
 
 
 def probe_packages(environment: dict[str, str]) -> dict[str, str]:
-    """What third_party/tf/probe.py finds in `environment`."""
+    """Returns the values that third_party/tf/probe.py finds."""
     python = environment["PYTHON_BIN_PATH"]
-    # -I: the same answer as in Bazel, which does not know this PYTHONPATH.
+    # With -I, the result is the same as in Bazel, which does not pass on
+    # PYTHONPATH.
     probe = subprocess.run(
         [python, "-I", str(HERE / "third_party/tf/probe.py")],
         stdout=subprocess.PIPE,
@@ -128,7 +131,7 @@ def probe_packages(environment: dict[str, str]) -> dict[str, str]:
         env=environment,
     )
     if probe.returncode != 0:
-        sys.exit(1)  # The probe has said why.
+        sys.exit(1)  # The probe has printed the reason.
     found = dict(line.split("=", 1) for line in probe.stdout.splitlines())
     if not found["TF_VERSION"].startswith(TF_MINOR + "."):
         sys.exit(
@@ -140,10 +143,11 @@ def probe_packages(environment: dict[str, str]) -> dict[str, str]:
 
 
 def replace_file(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies beside the target and moves over it.
+    """Copies `source` beside `target` and moves the copy over it.
 
-    A process that has the old library mapped keeps it, and Bazel's outputs are
-    read-only, so writing into the old file would fail or crash somebody.
+    A process that has mapped the old library keeps it. Writing into the old
+    file would crash such a process, or fail, because Bazel's outputs are
+    read-only.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(target.name + ".new")
@@ -154,16 +158,17 @@ def replace_file(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 class BazelBuild(build_ext.build_ext):
-    """Builds //cc:native and puts the results into the package."""
+    """Builds //cc:native and copies the libraries into the package."""
 
     def run(self):
         bazel = find_bazel()
         environment = build_environment()
         found = probe_packages(environment)
-        say_what_comes()
-        # Whoever runs `setup.py build_ext`, as the Makefile does, soon builds
-        # again. Behind `pip install` nobody does, and 300 MB would stay.
-        leave_nothing = "build_ext" not in sys.argv and not is_serving()
+        announce_build()
+        # After `setup.py build_ext`, which the Makefile runs, another build is
+        # likely, so the Bazel server keeps running. After `pip install` no
+        # other build follows, and the server would occupy 300 MB.
+        shut_down = "build_ext" not in sys.argv and not is_serving()
         progress = ["--show_progress"] if sys.stderr.isatty() else []
         try:
             status = subprocess.run(
@@ -173,7 +178,7 @@ class BazelBuild(build_ext.build_ext):
                 env=environment,
             ).returncode
         finally:
-            if leave_nothing:
+            if shut_down:
                 subprocess.run([bazel, "shutdown"], cwd=HERE, check=False)
         if status != 0:
             sys.exit(f"error: `bazel build //cc:native` failed ({status}).")
@@ -197,11 +202,11 @@ class BazelBuild(build_ext.build_ext):
         )
 
     def get_source_files(self):
-        return []  # MANIFEST.in names what an sdist holds.
+        return []  # MANIFEST.in lists the files of an sdist.
 
 
 class NativeDistribution(setuptools.Distribution):
-    """Tells wheel that the files inside depend on Python and the platform."""
+    """A distribution whose wheel depends on Python and the platform."""
 
     def has_ext_modules(self):
         return True

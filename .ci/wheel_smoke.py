@@ -1,7 +1,8 @@
-"""Proves that an installed wheel works; run it outside the checkout.
+"""Checks that an installed wheel works; run it outside the checkout.
 
-Short on purpose: the tests have shown that the code is right. This shows that
-the wheel holds all of it, and that its libraries load on this machine.
+The script is short, because the tests check that the code is correct. This
+script checks that the wheel contains all files, and that its libraries load on
+this machine.
 """
 
 import importlib.metadata
@@ -21,7 +22,7 @@ def check_installed() -> None:
     strays = {"tests", "examples", "benchmarks", "cc"}
     top_level = {path.name for path in package.parent.iterdir()}
     assert not strays & top_level, strays & top_level
-    # Type checkers read the annotations of a package only beside this file.
+    # Type checkers read the annotations of a package only if this file exists.
     assert (package / "py.typed").exists()
     assert importlib.metadata.version("tf_layoutmap") == tlm.__version__
 
@@ -61,14 +62,14 @@ def check_embedding_step() -> None:
         embedding.dequeue()["title"], [[2, 2], [1, 1]]
     )
     embedding.apply_gradients({"title": tf.ones([2, 2])})
-    # Row 2 stood twice, so both of its gradients count.
+    # Row 2 occurs twice, so both of its gradients are applied.
     np.testing.assert_array_equal(
         embedding.embedding_tables[words], [[0.5, 0.5], [1, 1], [0, 0], [1, 1]]
     )
 
 
 def check_emulation() -> None:
-    """TensorFlow's own TPUEmbedding, on the library that nothing else loads."""
+    """Checks TensorFlow's TPUEmbedding, which loads the second library."""
     tpu = tf.tpu.experimental.embedding
     words = tpu.TableConfig(
         vocabulary_size=4,
@@ -100,7 +101,7 @@ def main() -> None:
     check_embedding_step()
     check_emulation()
     print(
-        f"The wheel of tf_layoutmap {tlm.__version__} works: TensorFlow "
+        f"The wheel of tf_layoutmap {tlm.__version__} passed: TensorFlow "
         f"{tf.__version__}, Python {sys.version.split()[0]}."
     )
 

@@ -1,4 +1,4 @@
-"""What several BUILD files of the native parts have in common."""
+"""Rules that several BUILD files of the native code share."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 load(
@@ -11,13 +11,13 @@ load(
 )
 
 def unit_tests(deps):
-    """One test per *_test.cc, and `test_headers` with the helpers they share.
+    """Defines one test per *_test.cc, and `test_headers` with shared helpers.
 
-    cc/core/rows/route_test.cc is //cc/core:rows/route_test. GoogleTest comes
-    from the system (libgtest-dev).
+    The test of cc/core/rows/route_test.cc is //cc/core:rows/route_test.
+    GoogleTest must be installed in the system (libgtest-dev).
 
     Args:
-      deps: What all of them test, and helpers of other packages.
+      deps: Libraries under test, and test helpers of other packages.
     """
     cc_library(
         name = "test_headers",
@@ -40,12 +40,12 @@ def unit_tests(deps):
         )
 
 def op_library(name, srcs, deps):
-    """A shared library with kernels, which TensorFlow loads.
+    """Defines a shared library with kernels that TensorFlow loads.
 
     Args:
-      name: Its file name, with .so.
-      srcs: Its kernels.
-      deps: All but TensorFlow.
+      name: File name of the library, with .so.
+      srcs: Sources of the kernels.
+      deps: All dependencies except TensorFlow.
     """
     cc_binary(
         name = name,
@@ -58,16 +58,16 @@ def op_library(name, srcs, deps):
     )
 
 def python_module(name, module, srcs, deps, copts = [], linkopts = [], tags = []):
-    """A Python module in C++.
+    """Defines a Python module written in C++.
 
     Args:
-      name: What the target is called.
-      module: Its file name, with the suffix that Python wants.
-      srcs: One of them has PYBIND11_MODULE.
-      deps: All but pybind11.
-      copts: In addition to those of all native parts.
-      linkopts: In addition to those of all libraries.
-      tags: Of both targets.
+      name: Name of the target.
+      module: File name of the module, with the suffix that Python requires.
+      srcs: Sources; one of them contains PYBIND11_MODULE.
+      deps: All dependencies except pybind11.
+      copts: Compiler flags in addition to the flags of all native code.
+      linkopts: Linker flags in addition to the flags of all libraries.
+      tags: Tags of both targets.
     """
     cc_binary(
         name = module,

@@ -1,6 +1,6 @@
-// What this machine can do at best with random rows: plain C++ loops with
-// prefetch, compiled for this processor, over memory in large pages that was
-// written to before.
+// Measures the best speed of this machine on random rows: plain C++ loops with
+// prefetch, compiled for this processor, on memory in huge pages that has been
+// written before.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -24,11 +24,11 @@ namespace py = pybind11;
 namespace {
 
 constexpr int64_t kAhead = 16;
-// The cache that rows are fetched into, as everywhere here.
+// Cache level into which rows are prefetched, as in the rest of the package.
 constexpr int kSecondLevel = 2;
 constexpr int64_t kFloatsPerLine = 16;
 
-// A cache line of floats.
+// A cache line of 16 floats.
 typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
 
 using Ints = py::array_t<int64_t, py::array::c_style>;
@@ -42,7 +42,7 @@ void Check(const layoutmap::Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// Rows of kLines lines, whose sums stay in registers.
+// Sums rows of kLines cache lines. The sums stay in registers.
 template <int kLines>
 void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
                  int64_t end, const float* table, float* out) {
@@ -65,8 +65,8 @@ void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
   }
 }
 
-// What the update of a table is given: distinct rows, ascending, and the
-// gradients of each, those of row i at [splits[i], splits[i + 1]).
+// Arguments of a table's update: distinct rows, ascending, and the gradients of
+// each row. Row i has the gradients [splits[i], splits[i + 1]).
 struct Groups {
   const int64_t* rows;
   const int64_t* splits;
@@ -122,11 +122,12 @@ Loops LoopsOfDim(int64_t dim) {
     case 256:
       return {LookupRange<16>, UpdateRange<16>};
     default:
-      throw py::value_error("`dim` must be 16, 32, 64, 128 or 256");
+      throw py::value_error("`dim` must be one of 16, 32, 64, 128, 256");
   }
 }
 
-// Tables, one slot variable each, and a batch's activations and gradients.
+// Tables with one slot variable each, and the activations and gradients of a
+// batch.
 class Roof {
  public:
   Roof(const std::vector<int64_t>& num_rows, int64_t dim, int64_t num_samples,
@@ -144,8 +145,8 @@ class Roof {
     }
   }
 
-  // Sums the rows of each sample, by feature, and writes the sums. Returns
-  // the milliseconds that it took, after the ids were checked.
+  // Sums the rows of each sample for each feature and writes the sums. Returns
+  // the duration in milliseconds, without the check of the ids.
   double Lookup(const std::vector<Ints>& ids, const std::vector<Ints>& splits) {
     CheckSizes(ids.size());
     CheckSizes(splits.size());
@@ -154,7 +155,7 @@ class Roof {
       Check(layoutmap::CheckIds(View(splits[f]), ids[f].size() + 1));
       if (splits[f].size() * dim_ >
           static_cast<int64_t>(outputs_[f].size()) + dim_) {
-        throw py::value_error("`splits` must be of `num_samples` samples");
+        throw py::value_error("`splits` must have `num_samples` + 1 values");
       }
     }
     return Run(splits, 1, [&](size_t f, int64_t begin, int64_t end) {
@@ -163,10 +164,10 @@ class Roof {
     });
   }
 
-  // Sums the gradients of each row, then reads, changes and writes it and its
-  // slot row: Adagrad without the root. No row may come twice. Which gradients
-  // are whose is given, as finding it takes no more than reading the ids.
-  // Returns milliseconds, too.
+  // Sums the gradients of each row, then updates the row and its slot row:
+  // Adagrad without the square root. Rows must be distinct. The caller passes
+  // the gradients of each row, because finding them takes no longer than
+  // reading the ids. Returns the duration in milliseconds.
   double Update(const std::vector<Ints>& rows, const std::vector<Ints>& splits,
                 const std::vector<Ints>& gradient_of) {
     CheckSizes(rows.size());
@@ -198,11 +199,12 @@ class Roof {
 
   void CheckSizes(size_t size) const {
     if (size == tables_.size()) return;
-    throw py::value_error("One list must come for each table");
+    throw py::value_error("The arguments must have one list for each table");
   }
 
-  // Has all threads work on the items of all lists, block by block, so that
-  // none waits for another; a list has `extra` more values than items.
+  // Runs `work` on the items of all lists with all threads, block by block, so
+  // that no thread waits for another. A list has `extra` more values than
+  // items.
   template <typename Work>
   double Run(const std::vector<Ints>& lists, int64_t extra, const Work& work) {
     std::vector<int64_t> starts = {0};
@@ -226,7 +228,8 @@ class Roof {
     };
     const auto started = std::chrono::steady_clock::now();
     std::vector<std::thread> threads;
-    // The caller only waits: a new thread may start on the caller's core.
+    // The caller only waits, because a new thread may start on the caller's
+    // core.
     for (int t = 0; t < num_threads_; ++t) threads.emplace_back(take_blocks);
     for (std::thread& thread : threads) thread.join();
     const std::chrono::duration<double, std::milli> took =
@@ -245,7 +248,7 @@ class Roof {
 }  // namespace
 
 PYBIND11_MODULE(_roof, m) {
-  m.doc() = "What this machine can do at best with random rows.";
+  m.doc() = "Measures the best speed of this machine on random rows.";
   py::class_<Roof>(m, "Roof")
       .def(py::init<const std::vector<int64_t>&, int64_t, int64_t, int>(),
            py::arg("num_rows"), py::arg("dim"), py::arg("num_samples"),

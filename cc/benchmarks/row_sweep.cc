@@ -1,5 +1,5 @@
-// Lookups and updates of one table with any prefetch distance and tile, to
-// choose those of cc/core/simd/row_tuning.h by.
+// Measures lookups and updates of one table with any prefetch distance and
+// tile, to choose the values in cc/core/simd/row_tuning.h.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -36,7 +36,7 @@ using layoutmap::RowTuning;
 using layoutmap::RowType;
 using layoutmap::Span;
 
-// Blocks of a loop for threads of its own.
+// Returns a loop that runs its blocks on new threads.
 ParallelFor ThreadsFor(int num_threads) {
   return [num_threads](int64_t total, int64_t,
                        const std::function<void(int64_t, int64_t)>& work) {
@@ -70,7 +70,7 @@ std::vector<T> LargePages(int64_t size, T value) {
   return made;
 }
 
-// A table, its accumulators, and batches of uniform ids.
+// A table with its accumulators, and a batch of uniform ids.
 class Sweep {
  public:
   Sweep(int64_t num_rows, int64_t dim, bool half, int64_t num_samples,
@@ -126,7 +126,7 @@ class Sweep {
         [&] { layoutmap::LookupAll({task}, kernels_, parallel_for_); });
   }
 
-  // Of the distinct rows, by Adagrad.
+  // Applies Adagrad to the distinct rows. Returns the duration in milliseconds.
   double Update(int64_t ahead, int64_t gradients_ahead, int64_t tile) {
     const std::vector<float> hyperparameters = {1e-3f};
     layoutmap::HalfTable half_table;
@@ -148,7 +148,8 @@ class Sweep {
     });
   }
 
-  // Of the ids, as an update needs it.
+  // Groups the ids by row, as an update requires. Returns the duration in
+  // milliseconds.
   double Sort() {
     const Span<const uint32_t> segment = ids_;
     return Milliseconds([&] {
@@ -176,7 +177,7 @@ class Sweep {
 }  // namespace
 
 PYBIND11_MODULE(_row_sweep, m) {
-  m.doc() = "Lookups and updates with any prefetch distance and tile.";
+  m.doc() = "Measures lookups and updates with any prefetch distance and tile.";
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Sweep>(m, "Sweep")
       .def(py::init<int64_t, int64_t, bool, int64_t, int64_t, int>(),

@@ -16,9 +16,10 @@ namespace {
 //   InitOnStartupMarker RegisterPropagateFn(
 //       std::string, std::unique_ptr<SPMDExpanderBase>);
 //
-// In the Itanium ABI a class with a destructor is passed by value as a pointer
-// to it, a unique_ptr is one pointer in memory, and an empty struct returns in
-// no register. So plain pointers serve, and no class of TensorFlow's is named.
+// In the Itanium ABI, a class with a destructor is passed by value as a pointer
+// to it, a unique_ptr is one pointer in memory, and an empty struct is not
+// returned in a register. Therefore the code declares plain pointers and does
+// not require TensorFlow's class definitions.
 using GlobalFn = void* (*)();
 using GetFn = void* (*)(void* registry, const std::string& name);
 using RegisterFn = void (*)(void* registry, std::string* name, void** expander);
@@ -54,14 +55,15 @@ Registry Find() {
   return r;
 }
 
-// Looked for anew until it is there: TensorFlow may be imported later.
+// Repeats the search until it succeeds, because TensorFlow may be imported
+// later.
 const Registry& Get() {
   static Registry registry = Find();
   if (registry.registry == nullptr) registry = Find();
   return registry;
 }
 
-// As the compiler names it.
+// Returns the name of the op in MLIR.
 std::string FullName(const std::string& op) { return "tf." + op; }
 
 }  // namespace
@@ -70,9 +72,9 @@ Status ExpanderRegistryAvailable() {
   const Registry& r = Get();
   if (r.registry != nullptr) return Status();
   return FailedPrecondition(
-      "tf.dtensor's expander registry is not exported by the TensorFlow in "
-      "this process: symbol " +
-      r.missing + " is missing");
+      "The TensorFlow in this process must export tf.dtensor's expander "
+      "registry. Missing symbol: " +
+      r.missing);
 }
 
 bool HasExpander(const std::string& name) {
@@ -85,14 +87,15 @@ Status ShareExpander(const std::string& name, const std::string& donor) {
   const Registry& r = Get();
   if (HasExpander(name)) {
     return FailedPrecondition("Op '" + name +
-                              "' has an expander in tf.dtensor already");
+                              "' already has an expander in tf.dtensor");
   }
   void* expander = r.get(r.registry, FullName(donor));
   if (expander == nullptr) {
     return FailedPrecondition("Op '" + donor +
                               "' has no expander in this tf.dtensor");
   }
-  // Two owners of one object: safe because the registry is never destroyed.
+  // The object has two owners. This is safe because the registry is never
+  // destroyed.
   std::string full_name = FullName(name);
   r.add(r.registry, &full_name, &expander);
   return Status();

@@ -1,4 +1,5 @@
-// tf.dtensor's registry of SPMD expanders, found by name at run time.
+// Access to tf.dtensor's registry of SPMD expanders, which is looked up at run
+// time.
 
 #ifndef TF_LAYOUTMAP_DTENSOR_EXPANDER_REGISTRY_H_
 #define TF_LAYOUTMAP_DTENSOR_EXPANDER_REGISTRY_H_
@@ -9,18 +10,19 @@
 
 namespace layoutmap {
 
-// DTensor divides an op among devices by an expander: what each device runs,
-// and which layouts go in and out. TensorFlow exports the functions of the
-// registry but ships no header for them, and none of the classes in their
-// signatures crosses here: an op of ours gets the very expander object that a
-// stock op has.
+// DTensor partitions an op by an expander, which determines the computation of
+// each device and the layouts of the inputs and outputs. TensorFlow exports the
+// functions of the registry but ships no header for them. This code does not
+// use the classes in their signatures: an op of this package gets the same
+// expander object as a stock op.
 //
-// Says that op `name` is to be divided as the stock op `donor` is. It is a
-// claim about the op: DTensor believes it. Refused if the registry cannot be
-// found in this process, if `donor` has no expander, or if `name` has one.
+// Registers the expander of the stock op `donor` for op `name`. DTensor does
+// not check that the expander is correct for the op. Fails if the registry
+// cannot be found in this process, if `donor` has no expander, or if `name`
+// already has one.
 Status ShareExpander(const std::string& name, const std::string& donor);
 
-// Ok, or why `ShareExpander` cannot work here.
+// Returns OK, or an error with the reason why `ShareExpander` does not work.
 Status ExpanderRegistryAvailable();
 
 bool HasExpander(const std::string& name);

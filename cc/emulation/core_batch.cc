@@ -18,7 +18,7 @@ namespace {
 
 using std::to_string;
 
-std::string ShapeOf(const std::vector<int64_t>& sizes) {
+std::string ShapeString(const std::vector<int64_t>& sizes) {
   std::string text;
   for (const int64_t size : sizes) {
     text += (text.empty() ? "[" : ", ") + to_string(size);
@@ -35,7 +35,8 @@ class SparseLocations {
         shape_(shape),
         indices_(indices),
         num_columns_(num_columns),
-        // A sequence of rank 2 may come without the column to combine along.
+        // The indices of a sequence of rank 2 may omit the column along which
+        // ids are combined.
         num_axes_(num_columns == 2 && shape.size() == 2 ? 2 : num_columns - 1) {
   }
 
@@ -43,14 +44,15 @@ class SparseLocations {
     if (num_axes_ == static_cast<int64_t>(shape_.size())) return Status();
     return InvalidArgument(
         "Feature '" + feature_ + "': its activations have the shape " +
-        ShapeOf(shape_) +
+        ShapeString(shape_) +
         ", so the indices of a SparseTensor must have one column for each of "
-        "these axes and one more. Received: " +
+        "these axes and one additional column. Received: " +
         to_string(num_columns_) + " columns");
   }
 
-  // The activation row of id i, or -1 if it is behind the end of a sequence.
-  Status OutputOf(int64_t i, int64_t* output) const {
+  // Computes the activation row of id i, or -1 if the id is after the end of a
+  // sequence.
+  Status FindOutput(int64_t i, int64_t* output) const {
     *output = 0;
     bool is_cut_off = false;
     for (int64_t axis = 0; axis < num_axes_; ++axis) {
@@ -58,8 +60,7 @@ class SparseLocations {
       if (index < 0 || (axis == 0 && index >= shape_[0])) {
         return InvalidArgument(
             "Feature '" + feature_ +
-            "': the indices of a SparseTensor must be "
-            "inside its " +
+            "': the indices of a SparseTensor must be within its " +
             to_string(shape_[0]) + " samples. Received: " + to_string(index) +
             " (axis " + to_string(axis) + ", id number " + to_string(i) + ")");
       }
@@ -86,14 +87,13 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   if (input.locations.size() != num_ids * input.num_columns) {
     return InvalidArgument(
         "Feature '" + name +
-        "': a SparseTensor must have one index per id. "
-        "Received: " +
+        "': a SparseTensor must have one index per id. Received: " +
         to_string(input.locations.size() / input.num_columns) + " indices, " +
         to_string(num_ids) + " ids");
   }
   if (!input.weights.empty() && input.weights.size() != num_ids) {
     return InvalidArgument("Feature '" + name +
-                           "': weights must be one per id. Received: " +
+                           "': weights must have one value per id. Received: " +
                            to_string(input.weights.size()) + " weights, " +
                            to_string(num_ids) + " ids");
   }
@@ -107,24 +107,24 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   int64_t previous = 0;
   for (int64_t i = 0; i < num_ids; ++i) {
     int64_t output;
-    LM_RETURN_IF_ERROR(locations.OutputOf(i, &output));
+    LM_RETURN_IF_ERROR(locations.FindOutput(i, &output));
     sample_of[i] = input.locations[i * input.num_columns];
     if (output < 0) continue;
     if (output < previous) {
       return InvalidArgument(
           "Feature '" + name +
-          "': the indices of a SparseTensor must be in "
-          "order; tf.sparse.reorder does it. Received: sample " +
-          to_string(sample_of[i]) + " too late (id number " + to_string(i) +
-          ")");
+          "': the indices of a SparseTensor must be in order; call "
+          "tf.sparse.reorder. Received: sample " +
+          to_string(sample_of[i]) + " after a later index (id number " +
+          to_string(i) + ")");
     }
     previous = output;
     ++splits[output + 1];
     ids.push_back(input.ids[i]);
     if (!input.weights.empty()) weights.push_back(input.weights[i]);
   }
-  // Of those that are cut off, too: here, because only here their samples are
-  // known.
+  // Checks all ids, including truncated ones, at this point, because the
+  // samples of the truncated ids are not known later.
   LM_RETURN_IF_ERROR(CheckNamedIds(
       input.ids, spec.num_rows, spec.table,
       [&](int64_t i) { return NameOfId(spec, sample_of[i], input.ids[i]); }));
@@ -151,7 +151,7 @@ Status MakeRagged(const TpuConfig& config, size_t f, FeatureSpec spec,
   } else if (ragged.num_samples != config.num_outputs(f)) {
     return InvalidArgument(
         "Feature '" + spec.feature + "': its activations have the shape " +
-        ShapeOf(shape) + ", so a RaggedTensor must have " +
+        ShapeString(shape) + ", so a RaggedTensor must have " +
         to_string(shape[0]) + " rows" +
         (shape.size() > 1 ? ", or " + to_string(config.num_outputs(f)) : "") +
         ". Received: " + to_string(ragged.num_samples));
@@ -166,13 +166,15 @@ Status MakeDense(const TpuConfig& config, size_t f, const FeatureSpec& spec,
   if (input.ids.size() != num_outputs) {
     return InvalidArgument(
         "Feature '" + spec.feature + "': its activations have the shape " +
-        ShapeOf(config.output_shapes[f]) + ", so dense ids must be " +
-        to_string(num_outputs) + ". Received: " + to_string(input.ids.size()));
+        ShapeString(config.output_shapes[f]) +
+        ", so the number of dense ids must be " + to_string(num_outputs) +
+        ". Received: " + to_string(input.ids.size()));
   }
   if (!input.weights.empty()) {
-    return InvalidArgument("Feature '" + spec.feature +
-                           "': dense ids take no weights. Received: " +
-                           to_string(input.weights.size()) + " weights");
+    return InvalidArgument(
+        "Feature '" + spec.feature +
+        "': weights are not supported for dense ids. Received: " +
+        to_string(input.weights.size()) + " weights");
   }
   FeatureInput<Tid> dense;
   dense.form = Form::kDense;

@@ -14,8 +14,8 @@
 namespace layoutmap {
 namespace {
 
-// Features of 10 rows whose activations have these shapes.
-TpuConfig ConfigOf(const std::vector<std::vector<int64_t>>& shapes) {
+// Returns a configuration of features with 10 rows and these activation shapes.
+TpuConfig MakeConfig(const std::vector<std::vector<int64_t>>& shapes) {
   WireWriter config = WriteSystem(1, 1);
   config.Message(1, WriteTable("ads", 10, 2, 1, kSgdField));
   for (const auto& shape : shapes) {
@@ -38,7 +38,7 @@ struct Input {
 
 Status Make(const std::vector<int64_t>& shape, const Input& from,
             RaggedIds* ids, Combiner combiner = Combiner::kSum) {
-  const TpuConfig config = ConfigOf({shape});
+  const TpuConfig config = MakeConfig({shape});
   CoreInput<int64_t> input;
   input.num_columns = from.num_columns;
   input.locations = from.locations;
@@ -74,14 +74,14 @@ TEST(CoreBatchTest, SparseIdsAreCombinedAlongTheLastColumn) {
             {0, 0, 2, 3, 3}, {7, 8, 9});
 }
 
-TEST(CoreBatchTest, SparseSequencesAreCutOffAtTheirLength) {
+TEST(CoreBatchTest, SparseSequencesAreTruncatedToTheirLength) {
   ExpectIds({2, 2}, {3, {0, 0, 0, 0, 2, 0, 1, 1, 0}, {7, 8, 9}, {}},
             {0, 1, 1, 1, 2}, {7, 9});
   ExpectIds({2, 2}, {2, {0, 0, 0, 2, 1, 1}, {7, 8, 9}, {}}, {0, 1, 1, 1, 2},
             {7, 9});
 }
 
-TEST(CoreBatchTest, RaggedIdsAreSamplesSequencesOrActivations) {
+TEST(CoreBatchTest, RaggedRowsAreSamplesSequencesOrActivations) {
   ExpectIds({2}, {0, {0, 2, 3}, {7, 8, 9}, {}}, {0, 2, 3}, {7, 8, 9});
   ExpectIds({2, 2}, {0, {0, 3, 4}, {7, 8, 9, 1}, {}}, {0, 1, 2, 3, 3},
             {7, 8, 1});
@@ -89,7 +89,7 @@ TEST(CoreBatchTest, RaggedIdsAreSamplesSequencesOrActivations) {
             {7, 8, 9, 1});
 }
 
-TEST(CoreBatchTest, DenseIdsAreOnePerActivation) {
+TEST(CoreBatchTest, EachDenseIdIsOneActivation) {
   ExpectIds({3}, {0, {}, {7, 8, 9}, {}}, {0, 1, 2, 3}, {7, 8, 9});
   ExpectIds({1, 3}, {0, {}, {7, 8, 9}, {}}, {0, 1, 2, 3}, {7, 8, 9});
   ExpectRefused({3}, {0, {}, {7, 8}, {}}, "dense ids must be 3. Received: 2");
@@ -104,21 +104,22 @@ TEST(CoreBatchTest, WeightsBecomeGains) {
             (std::vector<float>{0.25f, 0.75f, 1}));
 }
 
-TEST(CoreBatchTest, WrongInputsAreNamed) {
-  ExpectRefused({2}, {2, {0, 0, 1, 0}, {7, 10}, {}},
-                "Feature 'shown', sample 1: id 10 is outside table 'ads' with "
-                "10 rows");
-  // Also where the end of its sequence is cut off.
+TEST(CoreBatchTest, ErrorsNameTheWrongInput) {
+  ExpectRefused(
+      {2}, {2, {0, 0, 1, 0}, {7, 10}, {}},
+      "Feature 'shown', sample 1: id 10 is outside table 'ads' with 10 rows");
+  // Truncated ids of a sequence are checked, too.
   ExpectRefused({2, 1}, {3, {0, 0, 0, 1, 4, 0}, {7, -1}, {}},
                 "sample 1: id -1 is outside");
   ExpectRefused({2, 2}, {0, {0, 1, 2}, {7, 10}, {}}, "sample 1: id 10");
-  ExpectRefused({2}, {2, {0, 0, 2, 0}, {7, 8}, {}}, "inside its 2 samples");
+  ExpectRefused({2}, {2, {0, 0, 2, 0}, {7, 8}, {}}, "within its 2 samples");
   ExpectRefused({2}, {2, {1, 0, 0, 0}, {7, 8}, {}}, "must be in order");
   ExpectRefused({2}, {2, {1, 0}, {7, 8}, {}}, "one index per id");
   ExpectRefused({2}, {3, {1, 0, 0}, {7}, {}}, "one column for each");
-  ExpectRefused({2}, {2, {1, 0}, {7}, {1, 2}}, "weights must be one per id");
+  ExpectRefused({2}, {2, {1, 0}, {7}, {1, 2}},
+                "weights must have one value per id");
   ExpectRefused({2}, {0, {0, 1}, {7}, {}}, "must have 2 rows. Received: 1");
-  ExpectRefused({1}, {0, {}, {7}, {1}}, "dense ids take no weights");
+  ExpectRefused({1}, {0, {}, {7}, {1}}, "not supported for dense ids");
 }
 
 }  // namespace

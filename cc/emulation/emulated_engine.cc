@@ -30,7 +30,7 @@ namespace {
 
 using std::to_string;
 
-const char* NameOf(Optimizer optimizer) {
+const char* OptimizerName(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kSgd:
       return "SGD";
@@ -48,7 +48,7 @@ const char* NameOf(Optimizer optimizer) {
 }
 
 template <typename T, typename Vector>
-ShardedView<T> ViewOf(const TableSpec& spec, Vector& shards) {
+ShardedView<T> MakeView(const TableSpec& spec, Vector& shards) {
   ShardedView<T> view;
   view.partition = &spec.partition;
   view.dim = spec.dim;
@@ -92,21 +92,20 @@ Status EmulatedEngine::Make(const std::string& serialized, int32_t num_cores,
 }
 
 Status EmulatedEngine::CheckConfig(const std::string& serialized) const {
-  // TensorFlow leaves it out of most ops, because it is long.
+  // TensorFlow omits the configuration from most ops, because it is long.
   if (serialized.empty() || serialized == serialized_) return Status();
   return FailedPrecondition(
-      "The TPU is initialized for another embedding than the one that this op "
-      "belongs to; make and trace both after "
+      "The TPU is initialized for another embedding than the embedding of this "
+      "op; create and trace both after "
       "`tlm.emulation.initialize_tpu_system()`");
 }
 
 Status EmulatedEngine::CheckCore(int32_t core) const {
   if (core >= 0 && core < config_.engine.num_replicas) return Status();
   return InvalidArgument(
-      "The emulated TPU has the cores 0 to " +
-      to_string(config_.engine.num_replicas - 1) + ". Received: core " +
-      to_string(core) +
-      "; `dequeue` and `apply_gradients` belong into `strategy.run`");
+      "`core` must be in [0, " + to_string(config_.engine.num_replicas - 1) +
+      "], the cores of the emulated TPU. Received: core " + to_string(core) +
+      "; call `dequeue` and `apply_gradients` within `strategy.run`");
 }
 
 Status EmulatedEngine::CheckLoaded() const {
@@ -114,7 +113,7 @@ Status EmulatedEngine::CheckLoaded() const {
     for (size_t host = 0; host < tables_[t].is_loaded.size(); ++host) {
       if (tables_[t].is_loaded[host]) continue;
       return FailedPrecondition("Table '" + config_.engine.tables[t].name +
-                                "' was never loaded on host " +
+                                "' has not been loaded on host " +
                                 to_string(host));
     }
   }
@@ -147,8 +146,8 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
       return NotYet("for the batches that were enqueued before it");
     }
   }
-  // Only the holder of the first ticket enqueues, so there still is room when
-  // it does.
+  // Only the holder of the first ticket enqueues, so the queue still has room
+  // when it does.
   if (!engine_->HasRoom(core)) return NotYet("for room in the queue");
   return engine_->EnqueueBatch(core, training, made, std::move(batch),
                                parallel_for);
@@ -157,11 +156,11 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
 Status EmulatedEngine::Receive(int32_t core, const Allocate& allocate,
                                const ParallelFor& parallel_for) {
   LM_RETURN_IF_ERROR(CheckCore(core));
-  LM_RETURN_IF_ERROR(Land(core, false, parallel_for));
+  LM_RETURN_IF_ERROR(ApplyPendingUpdate(core, false, parallel_for));
   std::shared_ptr<const Batch> batch;
   LM_RETURN_IF_ERROR(engine_->BeginDequeue(core, &batch));
-  // Also where it throws, the engine must hear the end of what it began; and so
-  // below.
+  // `CatchAll` ensures that the engine is notified of the end of the dequeue if
+  // the lookup throws. The same holds for the updates below.
   const Status status =
       CatchAll([&] { return LookUp(*batch, allocate, parallel_for); });
   engine_->FinishDequeue(core, status.ok());
@@ -178,7 +177,7 @@ Status EmulatedEngine::LookUp(const Batch& batch, const Allocate& allocate,
     const RaggedIds& ids = batch[f];
     const int32_t t = config_.engine.table_of_feature[f];
     const TableSpec& spec = config_.engine.tables[t];
-    Lookup(ViewOf<const float>(spec, tables_[t].values[0]), ids.rows(),
+    Lookup(MakeView<const float>(spec, tables_[t].values[0]), ids.rows(),
            ids.splits(), ids.gains(), RowKernelsFor(CurrentCpuLevel()),
            parallel_for, {activations[f], ids.num_outputs(), spec.dim},
            spec.Quantized());
@@ -202,9 +201,9 @@ Status EmulatedEngine::RunUpdate(const HostEngine::Step& step,
   for (size_t t = 0; t < tables_.size(); ++t) {
     const TableSpec& spec = config_.engine.tables[t];
     std::vector<Shards>& values = tables_[t].values;
-    views[t].table = ViewOf<float>(spec, values[0]);
+    views[t].table = MakeView<float>(spec, values[0]);
     for (size_t slot = 1; slot < values.size(); ++slot) {
-      views[t].slots.push_back(ViewOf<float>(spec, values[slot]));
+      views[t].slots.push_back(MakeView<float>(spec, values[slot]));
     }
     views[t].hyperparameters = step.hyperparameters[t];
   }
@@ -212,13 +211,13 @@ Status EmulatedEngine::RunUpdate(const HostEngine::Step& step,
                          parallel_for);
 }
 
-Status EmulatedEngine::Land(int32_t core, bool always,
-                            const ParallelFor& parallel_for) {
-  std::shared_ptr<HostEngine::Step> held;
-  LM_RETURN_IF_ERROR(engine_->BeginLanding(core, always, &held));
-  if (held == nullptr) return Status();
+Status EmulatedEngine::ApplyPendingUpdate(int32_t core, bool always,
+                                          const ParallelFor& parallel_for) {
+  std::shared_ptr<HostEngine::Step> pending;
+  LM_RETURN_IF_ERROR(engine_->BeginLanding(core, always, &pending));
+  if (pending == nullptr) return Status();
   const Status status =
-      CatchAll([&] { return RunUpdate(*held, parallel_for); });
+      CatchAll([&] { return RunUpdate(*pending, parallel_for); });
   engine_->FinishLanding(status.ok());
   return status;
 }
@@ -244,7 +243,7 @@ Status EmulatedEngine::Send(int32_t core, BatchGradients gradients,
   }
   std::shared_ptr<HostEngine::Step> step;
   LM_RETURN_IF_ERROR(engine_->BeginApply(core, std::move(gradients), &step));
-  if (step == nullptr) return Status();  // nothing lands yet
+  if (step == nullptr) return Status();  // no update is due yet
   const Status status =
       CatchAll([&] { return RunUpdate(*step, parallel_for); });
   engine_->FinishApply(core, status.ok());
@@ -261,7 +260,7 @@ Status EmulatedEngine::FindTable(const std::string& name, int64_t id,
     *table = static_cast<int32_t>(t);
     return Status();
   }
-  return InvalidArgument("The TPU has no table '" + name + "' (table_id " +
+  return InvalidArgument("The TPU must have a table '" + name + "' (table_id " +
                          to_string(id) + ")");
 }
 
@@ -270,9 +269,9 @@ Status EmulatedEngine::CheckShard(int32_t table, Optimizer optimizer,
   const TableSpec& spec = config_.engine.tables[table];
   const std::string where = "Table '" + spec.name + "': ";
   if (spec.optimizer != optimizer) {
-    return InvalidArgument(where + "its optimizer is " +
-                           NameOf(spec.optimizer) +
-                           ". Received: parameters of " + NameOf(optimizer));
+    return InvalidArgument(
+        where + "its optimizer is " + OptimizerName(spec.optimizer) +
+        ". Received: parameters of " + OptimizerName(optimizer));
   }
   if (num_shards != config_.num_hosts || shard < 0 || shard >= num_shards) {
     return InvalidArgument(where + "it has " + to_string(config_.num_hosts) +
@@ -291,11 +290,12 @@ Status EmulatedEngine::Load(int32_t table, int32_t shard,
     if (d.pending[core] == 0 && !d.awaiting[core]) continue;
     return FailedPrecondition(
         "Table '" + config_.engine.tables[table].name +
-        "' cannot be loaded or restored while steps are in flight:\n" +
+        "' must not be loaded or restored while steps are in flight:\n" +
         Report());
   }
-  // Of the time before: it must not move what is loaded now.
-  LM_RETURN_IF_ERROR(Land(0, true, parallel_for));
+  // Applies the pending update first, so that it does not change the loaded
+  // values.
+  LM_RETURN_IF_ERROR(ApplyPendingUpdate(0, true, parallel_for));
   std::unique_lock<std::shared_mutex> lock(tables_mutex_);
   Table& kept = tables_[table];
   for (size_t v = 0; v < values.size(); ++v) {
@@ -318,7 +318,7 @@ Status EmulatedEngine::Load(int32_t table, int32_t shard,
 Status EmulatedEngine::Retrieve(int32_t table, int32_t shard,
                                 const std::vector<Span<float>>& values,
                                 const ParallelFor& parallel_for) {
-  LM_RETURN_IF_ERROR(Land(0, true, parallel_for));
+  LM_RETURN_IF_ERROR(ApplyPendingUpdate(0, true, parallel_for));
   std::shared_lock<std::shared_mutex> lock(tables_mutex_);
   LM_RETURN_IF_ERROR(CheckLoaded());
   for (size_t v = 0; v < values.size(); ++v) {

@@ -1,5 +1,5 @@
-// The embedding engine of one TPU system: the host engine with tables of its
-// own, cut over the hosts, behind calls that may have to wait.
+// The embedding engine of one TPU system: the host engine with private tables,
+// sharded over the hosts. Its calls may have to wait.
 
 #ifndef TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
 #define TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
@@ -27,25 +27,29 @@ namespace layoutmap {
 
 class EmulatedEngine {
  public:
-  // Memory for activations, by feature; asked for when they are there.
+  // Allocates memory for the activations of each feature, when they are
+  // available.
   using Allocate = std::function<Status(std::vector<float*>* activations)>;
 
-  // One shard of a table: its rows, then its slots as the optimizer has them.
+  // One shard of a table: its rows, then its slot variables in the optimizer's
+  // order.
   using ShardValues = std::vector<Span<const float>>;
 
-  // `serialized` is a TPUEmbeddingConfiguration for `num_cores` and
-  // `num_hosts`. May throw std::bad_alloc: it allocates the tables.
+  // Creates an engine. `serialized` is a TPUEmbeddingConfiguration for
+  // `num_cores` cores and `num_hosts` hosts. May throw std::bad_alloc, because
+  // it allocates the tables.
   static Status Make(const std::string& serialized, int32_t num_cores,
                      int32_t num_hosts, std::shared_ptr<EmulatedEngine>* made);
 
   const TpuConfig& config() const { return config_; }
   PendingCalls& pending_calls() { return pending_calls_; }
 
-  // Refuses an op that was traced for another configuration.
+  // Fails if an op was traced for another configuration.
   Status CheckConfig(const std::string& serialized) const;
 
-  // What follows returns Code::kNotYet if it is to be tried again after a
-  // change. Batches of a core enter its queue in the order of their tickets.
+  // The following methods return Code::kNotYet if the caller must try again
+  // after a change. Batches of a core enter its queue in the order of their
+  // tickets.
   int64_t TakeEnqueueTicket(int32_t core);
   void ReturnEnqueueTicket(int32_t core, int64_t ticket);
   Status Enqueue(int32_t core, int64_t ticket, bool training,
@@ -53,32 +57,33 @@ class EmulatedEngine {
                  const ParallelFor& parallel_for);
   Status Receive(int32_t core, const Allocate& allocate,
                  const ParallelFor& parallel_for);
-  // `gradients.hyperparameters` are worked out here, from the `rates`.
+  // Computes `gradients.hyperparameters` from `rates`.
   Status Send(int32_t core, BatchGradients gradients, Span<const float> rates,
               const ParallelFor& parallel_for);
 
   Status FindTable(const std::string& name, int64_t id, int32_t* table) const;
-  // What a load or retrieve op says about itself, against the configuration.
+  // Checks the arguments of a load or retrieve op against the configuration.
   Status CheckShard(int32_t table, Optimizer optimizer, int64_t shard,
                     int64_t num_shards) const;
   Status Load(int32_t table, int32_t shard, const ShardValues& values,
               const ParallelFor& parallel_for);
-  // Copies into memory of the shard's size.
+  // Copies the values into memory of the shard's size.
   Status Retrieve(int32_t table, int32_t shard,
                   const std::vector<Span<float>>& values,
                   const ParallelFor& parallel_for);
 
-  // Forgets every step in flight; the tables stay.
+  // Discards all steps in flight but keeps the tables.
   void Reset();
 
-  // A few lines: what each core's queue holds, and which calls wait.
+  // Returns a few lines: the number of batches in the queue of each core, and
+  // the waiting calls.
   std::string Report() const;
 
  private:
-  // Rows or one slot of a table, [shard size, dim] for each host.
+  // Rows or one slot variable of a table, [shard size, dim] for each host.
   using Shards = std::vector<std::vector<float>>;
   struct Table {
-    std::vector<Shards> values;   // rows, then slots
+    std::vector<Shards> values;   // rows, then slot variables
     std::vector<bool> is_loaded;  // by host
   };
 
@@ -92,7 +97,8 @@ class EmulatedEngine {
                                        Span<const float> rates) const;
   Status RunUpdate(const HostEngine::Step& step,
                    const ParallelFor& parallel_for);
-  Status Land(int32_t core, bool always, const ParallelFor& parallel_for);
+  Status ApplyPendingUpdate(int32_t core, bool always,
+                            const ParallelFor& parallel_for);
 
   std::string serialized_;
   TpuConfig config_;
@@ -105,7 +111,7 @@ class EmulatedEngine {
   mutable std::shared_mutex tables_mutex_;
   std::vector<Table> tables_;
 
-  // The last member: its calls use all of the above.
+  // Must be the last member, because its calls use all members above.
   PendingCalls pending_calls_;
 };
 

@@ -34,11 +34,12 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr int64_t kNumSamples = 4;  // of a core
+constexpr int64_t kNumSamples = 4;  // per core
 
-// The ids of one core's step: ragged, as long as the sequences are.
-std::shared_ptr<const Batch> BatchOf(const TpuConfig& config, int core,
-                                     int step) {
+// Returns the ids of a step of one core: ragged, with the lengths of the
+// sequences.
+std::shared_ptr<const Batch> MakeTestBatch(const TpuConfig& config, int core,
+                                           int step) {
   std::mt19937 random(100 * core + step);
   auto batch = std::make_shared<Batch>(config.engine.features.size());
   for (size_t f = 0; f < batch->size(); ++f) {
@@ -58,7 +59,7 @@ std::shared_ptr<const Batch> BatchOf(const TpuConfig& config, int core,
   return batch;
 }
 
-// Cores whose calls are pending calls, as those of the kernels are.
+// Cores whose calls are pending calls, like the calls of the kernels.
 class Cores {
  public:
   Cores(int num_hosts, int num_cores, bool is_pipelined = false) {
@@ -77,7 +78,7 @@ class Cores {
 
   Status Enqueue(int core, int step, bool training = true) {
     const int64_t ticket = engine_->TakeEnqueueTicket(core);
-    auto batch = BatchOf(engine_->config(), core, step);
+    auto batch = MakeTestBatch(engine_->config(), core, step);
     const Status status = Run([=] {
       return engine_->Enqueue(core, ticket, training, Status(), batch,
                               SerialFor);
@@ -86,7 +87,7 @@ class Cores {
     return status;
   }
 
-  // Adds up its activations.
+  // Computes the sum of the core's activations.
   Status Receive(int core, double* sum) {
     std::vector<std::vector<float>> values;
     for (size_t f = 0; f < 3; ++f) {
@@ -148,7 +149,7 @@ class Cores {
   }
 
  private:
-  // Blocks the thread, which no kernel does.
+  // Blocks the thread, unlike the kernels.
   Status Run(std::function<Status()> attempt) {
     std::mutex mutex;
     std::condition_variable ended;
@@ -194,8 +195,9 @@ void ExpectRefused(const Status& status, const std::string& words) {
       << status.message();
 }
 
-// Trains `num_steps` with one thread for the enqueues of a core and one for the
-// rest, which is the order TensorFlow promises: none between the two.
+// Trains `num_steps` steps with two threads per core, one for its enqueues and
+// one for its other calls. Like in TensorFlow, the order between the two
+// threads is undefined.
 std::vector<float> TrainAtOnce(Cores* cores, int num_cores, int num_steps) {
   std::vector<std::thread> threads;
   std::atomic<int> num_wrong{0};
@@ -218,7 +220,7 @@ std::vector<float> TrainAtOnce(Cores* cores, int num_cores, int num_steps) {
   return cores->Table(0);
 }
 
-TEST(EmulatedEngineTest, FourCoresAtOnceTrainAsOneAfterTheOther) {
+TEST(EmulatedEngineTest, FourConcurrentCoresTrainLikeSequentialCores) {
   for (const bool is_pipelined : {false, true}) {
     Cores at_once(2, 4, is_pipelined), in_turn(2, 4, is_pipelined);
     double sum = 0;
@@ -235,7 +237,7 @@ TEST(EmulatedEngineTest, FourCoresAtOnceTrainAsOneAfterTheOther) {
   }
 }
 
-TEST(EmulatedEngineTest, HostsOnlyCutTheTables) {
+TEST(EmulatedEngineTest, NumberOfHostsDoesNotChangeResults) {
   Cores one(1, 2), two(2, 2);
   std::vector<float> rows = TrainAtOnce(&one, 2, 10);
   std::vector<float> cut = TrainAtOnce(&two, 2, 10);
@@ -244,7 +246,7 @@ TEST(EmulatedEngineTest, HostsOnlyCutTheTables) {
   EXPECT_EQ(rows, cut);
 }
 
-TEST(EmulatedEngineTest, MoreBatchesThanTheQueueHoldsWaitForRoom) {
+TEST(EmulatedEngineTest, EnqueueWaitsWhileTheQueueIsFull) {
   Cores cores(1, 1);
   std::thread enqueues([&] {
     for (int step = 0; step < 100; ++step) ExpectOk(cores.Enqueue(0, step));
@@ -257,7 +259,7 @@ TEST(EmulatedEngineTest, MoreBatchesThanTheQueueHoldsWaitForRoom) {
   enqueues.join();
 }
 
-TEST(EmulatedEngineTest, WhatNeverComesIsReported) {
+TEST(EmulatedEngineTest, CallsThatExpireAreReported) {
   Cores cores(1, 2);
   cores.patience = std::chrono::milliseconds(5);
   double sum = 0;
@@ -269,7 +271,7 @@ TEST(EmulatedEngineTest, WhatNeverComesIsReported) {
       << cores.engine().Report();
 }
 
-TEST(EmulatedEngineTest, CallsAtTheWrongTimeAreRefusedAtOnce) {
+TEST(EmulatedEngineTest, OutOfOrderCallsFailImmediately) {
   Cores cores(1, 1);
   double sum = 0;
   ExpectRefused(cores.Send(0, 0), "needs a dequeued step");
@@ -283,10 +285,10 @@ TEST(EmulatedEngineTest, CallsAtTheWrongTimeAreRefusedAtOnce) {
   ExpectRefused(cores.Load(0, 0), "while steps are in flight");
   cores.engine().Reset();
   ExpectOk(cores.Load(0, 0));
-  ExpectRefused(cores.Receive(1, &sum), "the cores 0 to 0");
+  ExpectRefused(cores.Receive(1, &sum), "`core` must be in [0, 0]");
 }
 
-TEST(EmulatedEngineTest, OpsOfAnotherEmbeddingAreRefused) {
+TEST(EmulatedEngineTest, OpsOfAnotherEmbeddingFail) {
   Cores cores(2, 2);
   EmulatedEngine& engine = cores.engine();
   ExpectOk(engine.CheckConfig(""));
@@ -297,7 +299,8 @@ TEST(EmulatedEngineTest, OpsOfAnotherEmbeddingAreRefused) {
   ExpectOk(engine.FindTable("words", -1, &table));
   EXPECT_EQ(table, 1);
   ExpectOk(engine.FindTable("", 0, &table));
-  ExpectRefused(engine.FindTable("none", -1, &table), "no table 'none'");
+  ExpectRefused(engine.FindTable("none", -1, &table),
+                "must have a table 'none'");
   ExpectOk(engine.CheckShard(0, Optimizer::kAdagrad, 1, 2));
   ExpectRefused(engine.CheckShard(0, Optimizer::kAdam, 1, 2),
                 "its optimizer is Adagrad");

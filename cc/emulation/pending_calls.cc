@@ -26,7 +26,7 @@ class PendingCalls::Ticket {
   bool is_parked = false;
   bool is_finished = false;
   bool is_cancelled = false;
-  Status why;  // it is cancelled, or what it waits for
+  Status why;  // reason of the cancellation or of waiting
 };
 
 struct PendingCalls::State : std::enable_shared_from_this<State> {
@@ -34,16 +34,17 @@ struct PendingCalls::State : std::enable_shared_from_this<State> {
 
   mutable std::mutex mutex;
   std::condition_variable deadlines_changed;
-  std::list<TicketPtr> parked;  // in the order in which they came
+  std::list<TicketPtr> parked;  // in the order of arrival
   int64_t num_changes = 0;
   bool is_closed = false;
   Status why_closed;
   bool is_watched = false;
-  bool is_abandoned = false;  // its PendingCalls is gone; the watch ends
+  bool is_abandoned = false;  // PendingCalls was deleted; `Watch` ends
 
   void Attempt(const TicketPtr& ticket);
   void Changed();
-  // Under the mutex: ends a parked call; the caller finishes it without.
+  // Ends a parked call, with the mutex held. The caller finishes it without the
+  // mutex.
   void Unpark(const TicketPtr& ticket) {
     parked.remove(ticket);
     ticket->is_parked = false;
@@ -73,13 +74,13 @@ void PendingCalls::State::Attempt(const TicketPtr& ticket) {
       if (status.code() != Code::kNotYet) {
         ticket->is_finished = true;
         lock.unlock();
-        // First the call itself, so that of all errors it causes its own one
-        // is the first that anybody hears of.
+        // Finishes the call before `Changed`, so that its own error is reported
+        // before the errors that it causes in other calls.
         ticket->call.finish(End::kAttempted, status);
         Changed();
         return;
       }
-      // What it needs may have come while it was looking.
+      // A change may have occurred during the attempt.
       if (ticket->is_cancelled || is_closed ||
           num_changes != num_changes_before) {
         continue;
@@ -125,9 +126,10 @@ void PendingCalls::State::Watch() {
       WaitOn(deadlines_changed, lock);
       continue;
     }
-    // No reference to a call is kept over a wait, as it may end meanwhile: what
-    // it holds would live on, and the last reference to it, which may be the
-    // last one to this object as well, would be dropped under the mutex.
+    // The loop must not keep a reference to a call while it waits, because the
+    // call may end meanwhile. The reference would keep its resources alive, and
+    // releasing the last reference, which may also be the last one to this
+    // object, would happen with the mutex held.
     const Clock::time_point deadline = (*next)->deadline;
     if (deadline > Clock::now()) {
       deadlines_changed.wait_until(lock, deadline);
@@ -157,7 +159,7 @@ std::shared_ptr<PendingCalls::Ticket> PendingCalls::Admit(Call call) {
 }
 
 void PendingCalls::Start(const std::shared_ptr<Ticket>& ticket) {
-  // The call may end the last reference to this object.
+  // The call may release the last reference to this object.
   const std::shared_ptr<State> state = state_;
   state->Attempt(ticket);
 }
@@ -170,7 +172,7 @@ void PendingCalls::Cancel(const std::shared_ptr<Ticket>& ticket,
     if (ticket->is_finished || ticket->is_cancelled) return;
     ticket->is_cancelled = true;
     ticket->why = why;
-    if (!ticket->is_parked) return;  // whoever attempts it sees the flag
+    if (!ticket->is_parked) return;  // the running attempt reads the flag
     state->Unpark(ticket);
   }
   ticket->call.finish(End::kCancelled, why);

@@ -1,8 +1,8 @@
-// Calls that cannot be carried out yet wait here without holding a thread.
+// Calls that cannot complete yet and wait without blocking a thread.
 //
-// A call is attempted at once, and again after each change that another call
-// made, until its attempt says something else than Code::kNotYet; until its
-// patience is at an end; or until somebody cancels it:
+// A call is attempted immediately, and again after each change by another call.
+// It ends when its attempt returns something other than Code::kNotYet, when its
+// deadline expires, or when it is cancelled:
 //
 //   Admit -> attempting -> finished
 //               |  ^
@@ -10,8 +10,8 @@
 //               v  |
 //              parked -> expired, cancelled
 //
-// Each call finishes exactly once. No lock is held while a call's own functions
-// run. One thread, started by the first call that parks, watches the deadlines.
+// Each call finishes exactly once. No lock is held while a call's functions
+// run. One thread, started by the first call that parks, checks the deadlines.
 
 #ifndef TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
 #define TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
@@ -35,10 +35,11 @@ class PendingCalls {
   struct Call {
     std::string name;  // for `Waiting`
     std::function<Status()> attempt;
-    // `status` is the attempt's; of one that ended otherwise it says what the
-    // call was waiting for, or why it was cancelled.
+    // `status` is the result of the attempt. If the call ended otherwise,
+    // `status` contains the condition that it waited for, or the reason of the
+    // cancellation.
     std::function<void(End end, const Status& status)> finish;
-    // Runs its argument, on any thread but this one.
+    // Runs its argument on another thread.
     std::function<void(std::function<void()>)> schedule;
     Clock::duration patience;
   };
@@ -50,22 +51,22 @@ class PendingCalls {
   PendingCalls(const PendingCalls&) = delete;
   PendingCalls& operator=(const PendingCalls&) = delete;
 
-  // A call that can be cancelled from now on; `Start` attempts it.
+  // Registers a call, which can be cancelled from now on. `Start` attempts it.
   std::shared_ptr<Ticket> Admit(Call call);
   void Start(const std::shared_ptr<Ticket>& ticket);
   void Cancel(const std::shared_ptr<Ticket>& ticket, const Status& why);
 
-  // Lets all parked calls try again. Each finished attempt does so itself.
+  // Attempts all parked calls again. Each finished attempt calls this method.
   void Changed();
-  // Cancels all calls, also those that come later.
+  // Cancels all calls, including later ones.
   void Close(const Status& why);
 
-  // The names of the parked calls, in the order in which they came.
+  // Returns the names of the parked calls in the order of arrival.
   std::vector<std::string> Waiting() const;
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // outlives this object where calls still run
+  std::shared_ptr<State> state_;  // outlives this object if calls still run
 };
 
 }  // namespace layoutmap

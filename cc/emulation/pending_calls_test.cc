@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// How a call ended, for one thread to wait for.
+// The result of a call, for which one thread can wait.
 class Outcome {
  public:
   void Set(PendingCalls::End end, const Status& status) {
@@ -53,8 +53,8 @@ class Outcome {
 
 class PendingCallsTest : public testing::Test {
  protected:
-  PendingCalls::Call CallOf(std::function<Status()> attempt, Outcome* outcome,
-                            PendingCalls::Clock::duration patience) {
+  PendingCalls::Call MakeCall(std::function<Status()> attempt, Outcome* outcome,
+                              PendingCalls::Clock::duration patience) {
     PendingCalls::Call call;
     call.name = "call";
     call.attempt = std::move(attempt);
@@ -71,18 +71,18 @@ class PendingCallsTest : public testing::Test {
   std::shared_ptr<PendingCalls::Ticket> Run(
       std::function<Status()> attempt, Outcome* outcome,
       PendingCalls::Clock::duration patience = seconds(30)) {
-    auto ticket = calls.Admit(CallOf(std::move(attempt), outcome, patience));
+    auto ticket = calls.Admit(MakeCall(std::move(attempt), outcome, patience));
     calls.Start(ticket);
     return ticket;
   }
 
   PendingCalls calls;
-  Workers workers{4};  // before `calls`: they run there
+  Workers workers{4};  // declared before `calls`, which use them
 };
 
 Status Never() { return NotYet("for nothing"); }
 
-TEST_F(PendingCallsTest, ACallThatCanBeCarriedOutEndsAtOnce) {
+TEST_F(PendingCallsTest, ACompleteCallEndsImmediately) {
   Outcome fine, wrong;
   Run([] { return Status(); }, &fine);
   EXPECT_EQ(fine.num_ends(), 1);
@@ -98,7 +98,7 @@ TEST_F(PendingCallsTest, ACallWaitsForAChange) {
   Outcome outcome;
   Run([&] { return is_there ? Status() : Never(); }, &outcome);
   EXPECT_EQ(calls.Waiting(), (std::vector<std::string>{"call"}));
-  calls.Changed();  // of something else
+  calls.Changed();  // an unrelated change
   EXPECT_EQ(outcome.num_ends(), 0);
   is_there = true;
   calls.Changed();
@@ -107,7 +107,7 @@ TEST_F(PendingCallsTest, ACallWaitsForAChange) {
   EXPECT_TRUE(outcome.status().ok());
 }
 
-TEST_F(PendingCallsTest, AFinishedCallIsAChange) {
+TEST_F(PendingCallsTest, AFinishedCallCausesNewAttempts) {
   std::atomic<bool> is_there{false};
   Outcome waits, brings;
   Run([&] { return is_there ? Status() : Never(); }, &waits);
@@ -121,7 +121,7 @@ TEST_F(PendingCallsTest, AFinishedCallIsAChange) {
   EXPECT_TRUE(waits.status().ok());
 }
 
-TEST_F(PendingCallsTest, PatienceEnds) {
+TEST_F(PendingCallsTest, ACallExpiresAtItsDeadline) {
   Outcome shorter, longer;
   Run(Never, &longer, seconds(600));
   Run(Never, &shorter, milliseconds(5));
@@ -133,9 +133,9 @@ TEST_F(PendingCallsTest, PatienceEnds) {
   longer.Await();
 }
 
-TEST_F(PendingCallsTest, ACallCanBeCancelledBeforeAndWhileItWaits) {
+TEST_F(PendingCallsTest, ACallCanBeCancelledBeforeAndDuringItsWait) {
   Outcome before, after;
-  auto ticket = calls.Admit(CallOf(Never, &before, seconds(30)));
+  auto ticket = calls.Admit(MakeCall(Never, &before, seconds(30)));
   calls.Cancel(ticket, FailedPrecondition("stopped"));
   EXPECT_EQ(before.num_ends(), 0);
   calls.Start(ticket);
@@ -148,7 +148,7 @@ TEST_F(PendingCallsTest, ACallCanBeCancelledBeforeAndWhileItWaits) {
   EXPECT_EQ(after.status().message(), "stopped");
 }
 
-TEST_F(PendingCallsTest, NoCallIsTakenAfterClose) {
+TEST_F(PendingCallsTest, CallsAfterCloseAreCancelled) {
   Outcome outcome;
   calls.Close(FailedPrecondition("closed"));
   Run([] { return Status(); }, &outcome);
@@ -156,7 +156,7 @@ TEST_F(PendingCallsTest, NoCallIsTakenAfterClose) {
   EXPECT_EQ(outcome.status().message(), "closed");
 }
 
-TEST_F(PendingCallsTest, EachOfManyCallsEndsOnce) {
+TEST_F(PendingCallsTest, EachConcurrentCallEndsOnce) {
   constexpr int kNumCalls = 400;
   std::vector<Outcome> outcomes(kNumCalls);
   std::atomic<int> tokens{0};
@@ -193,7 +193,7 @@ TEST_F(PendingCallsTest, EachOfManyCallsEndsOnce) {
   EXPECT_TRUE(calls.Waiting().empty());
 }
 
-// Work that a test carries out itself, on its own thread.
+// Work that a test runs on its own thread.
 class Later {
  public:
   void Schedule(std::function<void()> work) {
@@ -207,7 +207,7 @@ class Later {
   std::vector<std::function<void()>> work_;
 };
 
-// A call that waits until `is_there`, and holds `kept` for as long as it lives.
+// Returns a call that waits until `is_there` and owns `kept`.
 template <typename Kept>
 PendingCalls::Call Holding(Kept kept, const bool* is_there, Later* later,
                            PendingCalls::Clock::duration patience) {
@@ -222,11 +222,12 @@ PendingCalls::Call Holding(Kept kept, const bool* is_there, Later* later,
   return call;
 }
 
-// Long enough for the watch to wait for the deadline of a call that has just
-// parked. Were it too short, a watch that is wrong could pass, none could fail.
+// Waits long enough for `Watch` to wait for the deadline of a call that has
+// just parked. If the time were too short, an incorrect `Watch` could pass the
+// test, but a correct one could not fail.
 void LetItWatch() { std::this_thread::sleep_for(milliseconds(20)); }
 
-TEST(PendingCallsLifeTest, WhatACallHeldIsDroppedAsItEnds) {
+TEST(PendingCallsLifeTest, AFinishedCallReleasesItsResources) {
   PendingCalls calls;
   Later later;
   bool is_there = false;

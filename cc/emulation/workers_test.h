@@ -1,4 +1,4 @@
-// A few threads that run what is scheduled.
+// Test helper: a few threads that run scheduled functions.
 
 #ifndef TF_LAYOUTMAP_EMULATION_WORKERS_TEST_H_
 #define TF_LAYOUTMAP_EMULATION_WORKERS_TEST_H_
@@ -20,7 +20,7 @@ class Workers {
       threads_.emplace_back([this] { Run(); });
     }
   }
-  // Runs what is left first.
+  // Runs the remaining functions before the threads end.
   ~Workers() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -31,8 +31,8 @@ class Workers {
   }
 
   void Schedule(std::function<void()> work) {
-    // Notifies while it holds the lock: once the work can run, the test may end
-    // and destroy these workers before this call returns.
+    // Notifies with the lock held: as soon as the work can run, the test may
+    // end and destroy these workers before this call returns.
     std::lock_guard<std::mutex> lock(mutex_);
     work_.push_back(std::move(work));
     changed_.notify_one();

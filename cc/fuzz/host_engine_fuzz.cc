@@ -1,5 +1,6 @@
-// Any calls in any order: none ends the process, the queues are as long as the
-// calls that were accepted say, and a refused call changes nothing.
+// Fuzzes calls of the host engine in any order. No call may end the process,
+// the queue lengths must match the accepted calls, and a rejected call must
+// change nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -128,7 +129,8 @@ class Driver {
     }
   }
 
-  // Marks, numbers of ids and ids of a matrix that is mostly a batch.
+  // Enqueues a matrix with marks, numbers of ids and ids, which is usually a
+  // valid batch.
   Status EnqueuePacked(int32_t replica, bool training) {
     PackedInput input;
     const int64_t num_samples = input_->Below(4);
@@ -155,7 +157,7 @@ class Driver {
       const RaggedIds& ids = (*batch)[f];
       const int64_t dim = config_.dim_of_feature(f);
       std::vector<float> out(ids.num_outputs() * dim);
-      Lookup(ViewOf<const float>(config_.table_of_feature[f], tables_),
+      Lookup(MakeView<const float>(config_.table_of_feature[f], tables_),
              ids.rows(), ids.splits(), ids.gains(),
              RowKernelsFor(CurrentCpuLevel()), SerialFor,
              {out.data(), ids.num_outputs(), dim});
@@ -164,7 +166,7 @@ class Driver {
     if (!looked_up) return;
     --pending_[replica];
     batches_[replica] = batch;
-    // Only the engine knows whether the step was one of training.
+    // Only the engine records whether the step was a training step.
     awaiting_[replica] = engine_->Describe().awaiting[replica];
   }
 
@@ -194,9 +196,9 @@ class Driver {
     const std::vector<float> rate = {input_->Below(6) == 0 ? -1.0f : 0.5f};
     std::vector<HostEngine::TableViews> views(config_.tables.size());
     for (size_t t = 0; t < views.size(); ++t) {
-      views[t].table = ViewOf<float>(t, tables_);
+      views[t].table = MakeView<float>(t, tables_);
       if (NumSlots(config_.tables[t].optimizer) == 1) {
-        views[t].slots.push_back(ViewOf<float>(t, slots_));
+        views[t].slots.push_back(MakeView<float>(t, slots_));
       }
       views[t].hyperparameters = rate;
     }
@@ -225,7 +227,7 @@ class Driver {
                    Code::kInvalidArgument);
         break;
       case 2:
-        // A Finish without its Begin, as after a reset in between.
+        // Calls Finish without Begin, as after a reset between the two.
         engine_->FinishDequeue(0, true);
         break;
       default:
@@ -234,7 +236,7 @@ class Driver {
   }
 
   template <typename T>
-  ShardedView<T> ViewOf(size_t t, std::vector<std::vector<float>>& rows) {
+  ShardedView<T> MakeView(size_t t, std::vector<std::vector<float>>& rows) {
     const TableSpec& table = config_.tables[t];
     ShardedView<T> view;
     view.partition = &table.partition;
@@ -261,7 +263,7 @@ class Driver {
   const EngineConfig config_;
   std::unique_ptr<HostEngine> engine_;
   std::vector<std::vector<float>> tables_, slots_;
-  // What the accepted calls add up to.
+  // Expected state after the accepted calls.
   std::vector<int64_t> pending_;
   std::vector<bool> awaiting_;
   std::vector<std::shared_ptr<const Batch>> batches_;

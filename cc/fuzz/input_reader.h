@@ -1,4 +1,4 @@
-// Turns a fuzzer's bytes into numbers; zeros once they are used up.
+// Converts a fuzzer's bytes to numbers. Returns zeros after the last byte.
 
 #ifndef TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
 #define TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
@@ -10,8 +10,8 @@
 #include <cstring>
 #include <vector>
 
-// Alive in every build, unlike assert: a fuzz target that checks nothing would
-// find crashes only.
+// Unlike assert, active in every build: a fuzz target without checks would find
+// only crashes.
 #define FUZZ_CHECK(condition)                                              \
   do {                                                                     \
     if (!(condition)) {                                                    \
@@ -36,11 +36,12 @@ class InputReader {
     return value;
   }
 
-  // In [0, bound). One byte: bounds are small, so that inputs are mostly
-  // valid and get past the first check.
+  // Returns a number in [0, bound) from one byte. Bounds are small, so that
+  // most inputs are valid and pass the first check.
   int64_t Below(int64_t bound) { return Take<uint8_t>() % bound; }
 
-  // Mostly a number in [0, bound), now and then any 64 bits.
+  // Returns a number in [0, bound) in most cases, and any 64-bit number
+  // otherwise.
   int64_t MostlyBelow(int64_t bound) {
     const uint8_t byte = Take<uint8_t>();
     if (byte >= 250) return Take<int64_t>();
@@ -54,7 +55,7 @@ class InputReader {
     return values;
   }
 
-  // `size` numbers, of which the first few are not 0.
+  // Returns `size` numbers. Only the first few may be nonzero.
   std::vector<int64_t> State(int64_t size) {
     std::vector<int64_t> state(size, 0);
     for (int64_t i = 0; i < 8; ++i) state[Below(20)] = MostlyBelow(40);

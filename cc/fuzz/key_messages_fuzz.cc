@@ -1,4 +1,5 @@
-// Any bytes that reach a server with keys: refused, or keys of its shards.
+// Fuzzes messages to a server with keys: any bytes are rejected, or are keys of
+// its shards.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace layoutmap {
 namespace {
 
 constexpr int64_t kDim = 2;
-// Of the vocabulary; the server has the second of its two segments.
+// Buckets of the vocabulary, and of the server, which has the second of two
+// segments.
 constexpr int64_t kBuckets = 8, kHere = 4;
 
 void CheckSteps(InputReader* input) {
@@ -40,7 +42,7 @@ void CheckSteps(InputReader* input) {
   }
 }
 
-// A shard of rows, and one of a vocabulary that is empty.
+// A server with one shard of rows and one shard of an empty vocabulary.
 struct Server {
   Server() {
     FUZZ_CHECK(BucketLayout::Make(kBuckets, &piece.layout).ok());
@@ -88,7 +90,8 @@ void CheckFetch(InputReader* input) {
   const int64_t change = input->Below(32);
   if (change == 31) bytes.push_back(0);
   if (change == 30) bytes.resize(input->Below(bytes.size() + 1));
-  // Exactly its size, so that AddressSanitizer sees one byte beyond.
+  // Exact capacity, so that AddressSanitizer detects an access after the last
+  // byte.
   bytes.shrink_to_fit();
 
   KeyFetchMessage message;

@@ -1,4 +1,5 @@
-// Any bytes that reach a server: refused, or rows that are there.
+// Fuzzes messages to a server: any bytes are rejected, or request existing
+// rows.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +35,8 @@ void CheckClosures(InputReader* input) {
     if (!closures.Check(token, &is_repeated).ok() || is_repeated) continue;
     closures.Apply(token, input->Below(9));
     if (!token.has_number()) continue;
-    // Refused where counts of nonsense have grown too large; never new.
+    // The check may fail if invalid counts are too large, but must never report
+    // a new closure.
     const Status again =
         closures.Check({token.epoch, token.number, 77}, &is_repeated);
     FUZZ_CHECK(!again.ok() || is_repeated);
@@ -48,7 +50,7 @@ void Append(T value, std::vector<uint8_t>* bytes) {
   std::memcpy(bytes->data() + at, &value, sizeof(value));
 }
 
-// Mostly what a worker would send, cut off or longer now and then.
+// Returns a message that is usually valid, and sometimes truncated or extended.
 std::vector<uint8_t> Message(InputReader* input, bool is_apply) {
   std::vector<uint8_t> bytes;
   if (is_apply) {
@@ -78,12 +80,13 @@ std::vector<uint8_t> Message(InputReader* input, bool is_apply) {
   const int64_t change = input->Below(32);
   if (change == 31) bytes.push_back(0);
   if (change == 30) bytes.resize(input->Below(bytes.size() + 1));
-  // Exactly its size, so that AddressSanitizer sees one byte beyond.
+  // Exact capacity, so that AddressSanitizer detects an access after the last
+  // byte.
   bytes.shrink_to_fit();
   return bytes;
 }
 
-// The shards of a server.
+// A server with its shards.
 struct Server {
   explicit Server(InputReader* input) {
     for (size_t p = 0; p < kPieces; ++p) {

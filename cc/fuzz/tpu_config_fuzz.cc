@@ -1,5 +1,5 @@
-// Any bytes are a configuration or are refused; one that is not refused makes
-// sense, and an engine can be made of it.
+// Fuzzes configurations: any bytes are rejected, or are a consistent
+// configuration from which an engine can be created.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "cc/fuzz/input_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace layoutmap;  // NOLINT: a target is one function
+  using namespace layoutmap;  // NOLINT: the target is one function
   TpuConfig config;
   const Status status =
       ParseTpuConfig({data, static_cast<int64_t>(size)}, &config);

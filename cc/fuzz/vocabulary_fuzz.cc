@@ -1,5 +1,5 @@
-// Any calls on a vocabulary: each key has one row and each row one key, counts
-// add up, rows in flight stay, and a call that is refused changes nothing.
+// Fuzzes calls on a vocabulary: keys and rows map one-to-one, counts are
+// consistent, rows in flight are kept, and a rejected call changes nothing.
 
 #include <algorithm>
 #include <cstddef>

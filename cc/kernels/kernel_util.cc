@@ -56,16 +56,18 @@ void Kernel::Compute(tensorflow::OpKernelContext* ctx) {
 
 namespace {
 
-// A loop in blocks: whoever has time takes the next one. So the caller never
-// waits for a thread to wake up, as it does where each thread has its share:
-// when all blocks are taken, only for those that somebody is at.
+// A loop that is split into blocks. Each thread takes the next block when it is
+// free. The caller therefore never waits for a thread to wake up, as it would
+// if each thread had a fixed share: when all blocks are taken, the caller waits
+// only for the blocks that are still running.
 class SharedLoop {
  public:
   SharedLoop(int64_t total, int64_t num_blocks,
              const std::function<void(int64_t, int64_t)>& work)
       : total_(total), num_blocks_(num_blocks), work_(work) {}
 
-  // Also after `Wait` has returned: there is nothing to take then.
+  // Runs blocks until none is left. A call after `Wait` has returned finds no
+  // block.
   void TakeBlocks() {
     while (true) {
       const int64_t block = next_.fetch_add(1, std::memory_order_relaxed);
@@ -77,16 +79,18 @@ class SharedLoop {
       }
       if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
           num_blocks_) {
-        // Under the mutex, or it may happen just before the caller waits.
+        // The lock prevents a notification between the caller's check and its
+        // wait.
         std::lock_guard<std::mutex> lock(mutex_);
         all_done_.notify_one();
       }
     }
   }
 
-  // Until all blocks are done; throws what one of them threw.
+  // Waits until all blocks are done. Rethrows an exception of a block.
   void Wait() {
-    // The others are at their last blocks: about as short as falling asleep.
+    // The other threads are at their last blocks. Yielding takes about as long
+    // as falling asleep.
     for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!IsDone()) WaitOn(all_done_, lock);

@@ -1,4 +1,4 @@
-// Between TensorFlow and the core: statuses, threads, tables.
+// Connects TensorFlow and the core: statuses, threads and tables.
 
 #ifndef TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
 #define TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
@@ -20,9 +20,10 @@
 
 namespace layoutmap {
 
+// Converts a status of the core to a TensorFlow status.
 absl::Status ToTf(const Status& status);
 
-// What `run` returns, or what it throws as a status.
+// Returns the result of `run`, or the exception that it throws as a status.
 template <typename Run>
 absl::Status CatchAllTf(const Run& run) {
   try {
@@ -32,8 +33,9 @@ absl::Status CatchAllTf(const Run& run) {
   }
 }
 
-// What all our kernels are: sizes come from outside, and one that no memory
-// holds is an error of the call, not the end of the process.
+// Base class of all kernels of this package. Sizes come from the caller, so an
+// allocation may fail; the failure is an error of the call and does not end the
+// process.
 class Kernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -44,7 +46,7 @@ class Kernel : public tensorflow::OpKernel {
   virtual void Run(tensorflow::OpKernelContext* ctx) = 0;
 };
 
-// The device's intra-op threads, and how many they are.
+// Returns a loop over the device's intra-op threads, and their number.
 ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx);
 int NumWorkers(tensorflow::OpKernelContext* ctx);
 
@@ -60,18 +62,19 @@ Span<T> MutableView(tensorflow::Tensor* tensor) {
   return {flat.data(), static_cast<int64_t>(flat.size())};
 }
 
-// Inputs and outputs go by the names that the op's definition in cc/ops gives
-// them, never by a number, so that their order is said there alone.
+// Kernels access inputs and outputs by the names that the op definition in
+// cc/ops gives them, never by index. Only the definition determines their
+// order.
 
-// Fails unless the tensor has this rank; `name` is the op's input.
+// Fails unless the tensor has this rank. `name` is the name of the input.
 absl::Status CheckRank(const char* name, const tensorflow::Tensor& tensor,
                        int rank);
 
-// The input `name`, which must have this rank.
+// Gets the input `name`, which must have this rank.
 absl::Status GetInput(tensorflow::OpKernelContext* ctx, const char* name,
                       int rank, const tensorflow::Tensor** tensor);
 
-// The value of the scalar input `name`.
+// Gets the value of the scalar input `name`.
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* ctx, const char* name,
                        T* value) {
@@ -92,7 +95,8 @@ absl::Status SetScalar(tensorflow::OpKernelContext* ctx, const char* name,
   return absl::OkStatus();
 }
 
-// Sets the output `name` to a vector, whose values may be of another type.
+// Sets the output `name` to a vector. The type of `values` may differ from the
+// output type.
 template <typename T, typename U>
 absl::Status SetVector(tensorflow::OpKernelContext* ctx, const char* name,
                        const std::vector<U>& values) {
@@ -104,24 +108,24 @@ absl::Status SetVector(tensorflow::OpKernelContext* ctx, const char* name,
   return absl::OkStatus();
 }
 
-// The attrs `placement` and `optimizer`.
+// Reads the attributes `placement` and `optimizer`.
 absl::Status GetPlacement(tensorflow::OpKernelConstruction* ctx,
                           Placement* placement);
 absl::Status GetOptimizer(tensorflow::OpKernelConstruction* ctx,
                           Optimizer* optimizer);
 
-// The input `offsets` with a placement as a partition.
+// Creates a partition from the input `offsets` and a placement.
 absl::Status GetPartition(tensorflow::OpKernelContext* ctx, Placement placement,
                           RowPartition* partition);
 
 }  // namespace layoutmap
 
-// Registers a kernel of ours for CPUs, by its op's name without "LayoutMap>".
+// Registers a CPU kernel. `name` is the name of its op without "LayoutMap>".
 #define LM_REGISTER_KERNEL(name, Kernel) \
   REGISTER_KERNEL_BUILDER(               \
       Name("LayoutMap>" name).Device(tensorflow::DEVICE_CPU), Kernel)
 
-// Registers both ids dtypes of a kernel that is a template over Tid.
+// Registers a kernel template over `Tid` for both dtypes of ids.
 #define LM_REGISTER_ID_KERNELS(name, Kernel)                    \
   REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
                               .Device(tensorflow::DEVICE_CPU)   \

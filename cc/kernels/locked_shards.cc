@@ -69,9 +69,9 @@ absl::Status LockedShards::Lock(tensorflow::OpKernelContext* ctx,
   std::sort(mutexes.begin(), mutexes.end(), std::less<Mutex>());
   mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
   if (mode == Mode::kExclusive && mutexes.size() < variables_.size()) {
-    // Two workers would write to one row at the same time.
+    // Two threads would write to one row at the same time.
     return absl::InvalidArgumentError(
-        "Each shard and each slot shard must be a variable of its own. "
+        "Each shard and each slot shard must be a separate variable. "
         "Received: the same variable twice");
   }
   locked_.reserve(mutexes.size());
@@ -122,8 +122,7 @@ absl::Status LockedShards::MutableCount(tensorflow::OpKernelContext* ctx, int i,
       value.dims() != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Table '", table,
-                     "': `rounding_steps` must be an int64 scalar. "
-                     "Received: ",
+                     "': `rounding_steps` must be an int64 scalar. Received: ",
                      tensorflow::DataTypeString(value.dtype()), " ",
                      value.shape().DebugString()));
   }
@@ -161,8 +160,9 @@ absl::Status LockedShards::ByteView(int first, const std::string& table,
                                     ShardedView<const char>* view) const {
   if (!tensorflow::DataTypeCanUseMemcpy(dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("Table '", table, "': rows of dtype ",
-                     tensorflow::DataTypeString(dtype), " cannot be copied"));
+        absl::StrCat("Table '", table,
+                     "': rows must have a dtype with a fixed size. Received: ",
+                     tensorflow::DataTypeString(dtype)));
   }
   TF_RETURN_IF_ERROR(CheckShards(first, table, partition, dtype, row_shape));
   Fill(first, partition,
@@ -176,7 +176,7 @@ absl::Status LockedShards::Copy(tensorflow::OpKernelContext* ctx, int i,
       !tensorflow::DataTypeCanUseMemcpy(variables_[i]->tensor()->dtype())) {
     return absl::FailedPreconditionError(
         absl::StrCat("Variable ", i, " of ", size(),
-                     " must be there and initialized, and of numbers"));
+                     " must exist, be initialized and have a numeric dtype"));
   }
   const Tensor& value = *variables_[i]->tensor();
   TF_RETURN_IF_ERROR(ctx->allocate_temp(value.dtype(), value.shape(), copy));

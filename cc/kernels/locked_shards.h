@@ -1,4 +1,4 @@
-// The shards of one or more tables, held under their variables' locks.
+// The shards of one or more tables, with the locks of their variables held.
 
 #ifndef TF_LAYOUTMAP_KERNELS_LOCKED_SHARDS_H_
 #define TF_LAYOUTMAP_KERNELS_LOCKED_SHARDS_H_
@@ -19,8 +19,8 @@
 
 namespace layoutmap {
 
-// Refuses a list `input` with more or fewer variables than the tables have;
-// `needs` begins the message: "Table 'ads' needs".
+// Fails unless the list `input` has `expected` variables. `needs` is the
+// beginning of the message, for example "Table 'ads' needs".
 absl::Status CheckNumVariables(const std::string& needs, const char* input,
                                int64_t expected, int64_t received);
 
@@ -33,23 +33,24 @@ class LockedShards {
   LockedShards& operator=(const LockedShards&) = delete;
   ~LockedShards();
 
-  // Looks up the variables behind all handles of the input lists `inputs` and
-  // locks them in the order of their addresses, each once, so that two ops
-  // with the same shards in any order cannot wait for each other.
+  // Looks up the variables of all handles in the input lists `inputs` and locks
+  // each of them once, in the order of their addresses. The order prevents
+  // deadlocks between two ops with the same shards.
   absl::Status Lock(tensorflow::OpKernelContext* ctx,
                     const std::vector<const char*>& inputs, Mode mode);
 
-  // Variables [first, first + num_shards) as the rows of a table, refused
-  // unless they are initialized, of `dtype` and [shard size, *row_shape].
-  // 16-bit rows, of any dtype, are viewed as their bits, uint16_t.
+  // Returns variables [first, first + num_shards) as the rows of a table. Fails
+  // unless they are initialized and have the type `dtype` and the shape [shard
+  // size, *row_shape]. 16-bit rows of any dtype are viewed as uint16_t.
   template <typename T>
   absl::Status View(
       int first, const std::string& table, const RowPartition& partition,
       const tensorflow::TensorShape& row_shape, ShardedView<const T>* view,
       tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value) const;
 
-  // The same for writing. A shard whose value somebody still holds gets a copy
-  // of its own first: that reader's tensor must not change under it.
+  // Returns a view for writing. If another tensor shares the value of a shard,
+  // the shard gets a private copy first, so that the other tensor does not
+  // change.
   template <typename T>
   absl::Status MutableView(
       tensorflow::OpKernelContext* ctx, int first, const std::string& table,
@@ -57,33 +58,34 @@ class LockedShards {
       ShardedView<T>* view,
       tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value);
 
-  // The same as bytes, for any dtype that can be copied as such.
+  // Returns a view of bytes, for any dtype with a fixed size.
   absl::Status ByteView(int first, const std::string& table,
                         const RowPartition& partition,
                         tensorflow::DataType dtype,
                         const tensorflow::TensorShape& row_shape,
                         ShardedView<const char>* view) const;
 
-  // A copy of variable `i`, refused unless it is initialized.
+  // Copies variable `i`. Fails unless the variable is initialized.
   absl::Status Copy(tensorflow::OpKernelContext* ctx, int i,
                     tensorflow::Tensor* copy) const;
 
-  // An int64 scalar, to read and to write.
+  // Returns a pointer to the value of an int64 scalar, for reading and writing.
   absl::Status MutableCount(tensorflow::OpKernelContext* ctx, int i,
                             const std::string& table, int64_t** count);
 
-  // Of the first variable, whatever it is.
+  // Gets the row shape of the first variable, of any dtype and row shape.
   absl::Status FirstRowShape(const std::string& table,
                              tensorflow::TensorShape* row_shape) const;
 
-  // The rows of variable `i`, one shard of a table.
+  // Gets the number of rows of variable `i`, one shard of a table.
   absl::Status NumRows(int i, const std::string& table,
                        int64_t* num_rows) const;
 
-  // Of the first variable, once its row shape is known.
+  // Returns the number of rows of the first variable. `FirstRowShape` must have
+  // succeeded.
   int64_t FirstNumRows() const { return variables_[0]->tensor()->dim_size(0); }
 
-  // Where each variable's value is.
+  // Returns the memory range of each variable's value.
   std::vector<MemoryRange> Memory() const;
 
   int size() const { return static_cast<int>(variables_.size()); }
@@ -95,7 +97,7 @@ class LockedShards {
                            const tensorflow::TensorShape& row_shape) const;
   absl::Status OwnValue(tensorflow::OpKernelContext* ctx, int i);
 
-  // Of checked shards; `dim` values of T are a row.
+  // Fills the view of checked shards. A row has `dim` values of type T.
   template <typename T>
   void Fill(int first, const RowPartition& partition, int64_t dim,
             ShardedView<T>* view) const {
@@ -108,7 +110,8 @@ class LockedShards {
     }
   }
 
-  // TensorFlow has deprecated the name of this type, not what returns it.
+  // TensorFlow has deprecated the name of this type but not the function that
+  // returns it.
   using Mutex = decltype(std::declval<tensorflow::Var>().mu());
 
   Mode mode_ = Mode::kShared;

@@ -1,4 +1,4 @@
-// The pooled gather and the fused update, straight on the variables.
+// Kernels of the pooled gather and the fused update, directly on the variables.
 
 #include <algorithm>
 #include <cstddef>
@@ -34,7 +34,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// The beginning of messages about too many or too few variables.
+// Returns the beginning of messages about a wrong number of variables.
 std::string Needs(const std::string& table) {
   return "Table '" + table + "' needs";
 }
@@ -75,7 +75,7 @@ class LookupRowsOp : public Kernel {
   }
 
  private:
-  // Ids and splits, checked; gains come ready.
+  // Reads and checks ids and splits. The gains need no further computation.
   absl::Status ReadIds(OpKernelContext* ctx, const RowPartition& partition,
                        RaggedIds* checked, Span<const float>* gains) const {
     const Tensor* ids;
@@ -86,8 +86,9 @@ class LookupRowsOp : public Kernel {
     TF_RETURN_IF_ERROR(ctx->input("gains", &factors));
     if (factors->shape() != ids->shape()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "Feature '", spec_.feature, "': gains must be one per id. Received: ",
-          factors->shape().DebugString(), ", with ids ",
+          "Feature '", spec_.feature,
+          "': `gains` must have one value per id. Received: shape ",
+          factors->shape().DebugString(), ", with ids of shape ",
           ids->shape().DebugString()));
     }
     *gains = View<float>(*factors);
@@ -105,7 +106,8 @@ class LookupRowsOp : public Kernel {
   int64_t dim_;
 };
 
-// What `FindUniqueRows` put out, checked again: a graph can wire anything.
+// Checks the outputs of `FindUniqueRows` again, because a graph may pass other
+// tensors.
 template <typename Tid>
 Status CheckUniqueRows(int64_t num_rows, Span<const Tid> rows,
                        Span<const int64_t> splits,
@@ -179,14 +181,14 @@ class ApplyRowGradientsOp : public Kernel {
                                     LockedShards::Mode::kExclusive));
     std::vector<ShardedView<float>> views(1 + NumSlots(optimizer_));
     for (size_t j = 0; j < views.size(); ++j) {
-      // The table first, then its slots.
+      // Element 0 is the table; its slot variables follow.
       const int slot = static_cast<int>(j) - 1;
       const int64_t columns = j == 0 ? dim : SlotDim(optimizer_, slot, dim);
       OP_REQUIRES_OK(ctx, shards.MutableView(ctx, j * num_shards, table_,
                                              partition, {columns}, &views[j]));
     }
 
-    // The gradient row and the gain of each position, in the order summed.
+    // The gradient row and the gain of each position, in summation order.
     const Span<const int64_t> sample_splits = View<int64_t>(*row_splits);
     std::vector<uint32_t> sample_of(positions.size());
     for (int64_t s = 0; s < num_samples; ++s) {
@@ -229,8 +231,10 @@ class ApplyRowGradientsOp : public Kernel {
     }
     if (ok) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "Table '", table_, "': `row_splits` must rise from 0 to the ", num_ids,
-        " ids in `num_samples` + 1 values, with one gain per id. Received: ",
+        "Table '", table_,
+        "': `row_splits` must ascend from 0 to the number of ids, ", num_ids,
+        ", with `num_samples` + 1 values, and `gains` must have one value per "
+        "id. Received: ",
         splits.size(), " values, ", num_samples, " gradient rows, ",
         gains.NumElements(), " gains"));
   }

@@ -1,4 +1,4 @@
-// The first values of a table, in large pages.
+// Kernels that compute the initial values of a table, in huge pages.
 
 #include <algorithm>
 #include <atomic>
@@ -33,18 +33,20 @@ using tensorflow::random::SingleSampleAdapter;
 using tensorflow::random::TruncatedNormalDistribution;
 using tensorflow::random::UniformDistribution;
 
-// Numbers that are drawn, then scaled while they are in the first-level cache.
+// Number of values that are drawn and then scaled while they are in the L1
+// cache.
 constexpr int64_t kTile = 2048;
 
-// Of all operations of this process.
+// Number of bytes written by all `NewRows` ops of this process.
 std::atomic<int64_t> bytes_drawn{0};
 
 void CountDrawn(int64_t bytes) {
   bytes_drawn.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-// Draws, scales and moves `size` numbers. A distribution gives groups of them,
-// and any group can be drawn without those before it.
+// Draws `size` numbers, scales them and adds the offset. A distribution
+// generates groups of numbers; each group is independent of the groups before
+// it.
 template <typename Distribution, typename T>
 void Draw(const PhiloxRandom& generator, T factor, T offset, T* data,
           int64_t size, const ParallelFor& parallel_for) {
@@ -60,8 +62,7 @@ void Draw(const PhiloxRandom& generator, T factor, T offset, T* data,
                    Task::Run(generator, data, size, g, last, Distribution());
                    const int64_t stop = std::min(last * kGroup, size);
                    for (int64_t i = g * kGroup; i < stop; ++i) {
-                     // Two roundings, as two operations of TensorFlow make
-                     // them.
+                     // Rounds twice, like two separate TensorFlow ops.
                      const T scaled = data[i] * factor;
                      data[i] = scaled + offset;
                    }
@@ -85,10 +86,10 @@ class NewRowsOp : public Kernel {
     OP_REQUIRES_OK(ctx, tensorflow::tensor::MakeShape(*sizes, &shape));
     OP_REQUIRES_OK(ctx, GetInput(ctx, "generator", 1, &generator));
     OP_REQUIRES(ctx, generator->NumElements() == 3,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`generator` must be a counter of two numbers and a key. "
-                    "Received: ",
-                    generator->NumElements(), " numbers")));
+                absl::InvalidArgumentError(
+                    absl::StrCat("`generator` must be a counter of two numbers "
+                                 "and a key. Received: ",
+                                 generator->NumElements(), " numbers")));
     OP_REQUIRES_OK(ctx, GetScalar(ctx, "factor", &factor));
     OP_REQUIRES_OK(ctx, GetScalar(ctx, "offset", &offset));
     Tensor* output = nullptr;

@@ -1,4 +1,4 @@
-// Partition assignment, scatter decomposition, unique rows, packed batches.
+// Kernels for partition assignment, routing, unique rows and packed batches.
 
 #include <algorithm>
 #include <cstddef>
@@ -76,7 +76,8 @@ class RouteIdsOp : public Kernel {
     OP_REQUIRES_OK(ctx, GetPartition(ctx, placement_, &partition));
     const Span<const Tid> ids = View<Tid>(*id_values);
     if (!unique_) {
-      // Straight into the outputs: their sizes are known before.
+      // Writes directly to the outputs, because their sizes are known in
+      // advance.
       Tensor *local_rows, *splits, *permutation, *inverse;
       const TensorShape& shape = id_values->shape();
       const TensorShape splits_shape({partition.num_shards() + int64_t{1}});
@@ -87,15 +88,16 @@ class RouteIdsOp : public Kernel {
                      ctx->allocate_output("splits", splits_shape, &splits));
       OP_REQUIRES_OK(ctx,
                      ctx->allocate_output("permutation", shape, &permutation));
-      // A quarter of the work, for which few programs have a use.
+      // `inverse` is a quarter of the work and rarely used, so it is computed
+      // only if the graph uses it.
       OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverses));
       OP_REQUIRES_OK(
           ctx,
           inverses.allocate(0, inverses.required(0) ? shape : TensorShape({0}),
                             &inverse));
-      OP_REQUIRES_OK(ctx,
-                     Named(partition, ids,
-                           RouteEachId<Tid>(partition, ids, TfParallelFor(ctx),
+      OP_REQUIRES_OK(ctx, WithTableName(partition, ids,
+                                        RouteEachId<Tid>(
+                                            partition, ids, TfParallelFor(ctx),
                                             {MutableView<Tid>(local_rows),
                                              MutableView<int64_t>(splits),
                                              MutableView<int32_t>(permutation),
@@ -103,8 +105,9 @@ class RouteIdsOp : public Kernel {
       return;
     }
     Route<Tid> route;
-    OP_REQUIRES_OK(ctx, Named(partition, ids,
-                              RouteIds<Tid>(partition, ids, true, &route)));
+    OP_REQUIRES_OK(ctx,
+                   WithTableName(partition, ids,
+                                 RouteIds<Tid>(partition, ids, true, &route)));
     OP_REQUIRES_OK(ctx, SetVector<Tid>(ctx, "local_rows", route.local_rows));
     OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "splits", route.splits));
     OP_REQUIRES_OK(ctx,
@@ -113,9 +116,9 @@ class RouteIdsOp : public Kernel {
   }
 
  private:
-  // An error about an id, with the name of the table.
-  absl::Status Named(const RowPartition& partition, Span<const Tid> ids,
-                     const Status& status) const {
+  // Adds the name of the table to an error about an id.
+  absl::Status WithTableName(const RowPartition& partition, Span<const Tid> ids,
+                             const Status& status) const {
     if (status.ok()) return absl::OkStatus();
     TF_RETURN_IF_ERROR(ToTf(CheckIds(ids, partition.num_rows(), table_)));
     return ToTf(status);
@@ -190,11 +193,11 @@ class PackIdsOp : public Kernel {
     OP_REQUIRES(ctx,
                 ids.size() == static_cast<int>(num_features) &&
                     num_samples->NumElements() == ids.size(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`names`, `ids` and `num_samples` must be one per feature. "
-                    "Received: ",
-                    num_features, ", ", ids.size(), " and ",
-                    num_samples->NumElements())));
+                absl::InvalidArgumentError(
+                    absl::StrCat("`names`, `ids` and `num_samples` must have "
+                                 "one value per feature. Received: ",
+                                 num_features, ", ", ids.size(), " and ",
+                                 num_samples->NumElements())));
     std::vector<FeatureInput<int64_t>> features(num_features);
     for (int f = 0; f < ids.size(); ++f) {
       OP_REQUIRES_OK(ctx, CheckRank("ids", ids[f], 1));
@@ -213,8 +216,8 @@ class PackIdsOp : public Kernel {
         num_columns_ > 0 ? num_columns_ : packer.num_columns();
     OP_REQUIRES(ctx, packer.num_columns() <= num_columns,
                 absl::InvalidArgumentError(absl::StrCat(
-                    "`num_columns` must be no less than the longest sample "
-                    "needs, ",
+                    "`num_columns` must be at least the number that the "
+                    "longest sample requires, ",
                     packer.num_columns(), ". Received: ", num_columns)));
     TensorShape shape({packer.num_samples()});
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(num_columns));

@@ -1,4 +1,5 @@
-// Uniform random numbers, as TensorFlow's own kernels draw them.
+// Kernels that draw the same uniform random numbers as TensorFlow's own
+// kernels.
 
 #define EIGEN_USE_THREADS
 
@@ -22,7 +23,7 @@ using tensorflow::TensorShape;
 using tensorflow::random::PhiloxRandom;
 using tensorflow::random::UniformDistribution;
 
-// What TensorFlow skips after each call, for every number drawn.
+// Number of samples that TensorFlow's kernels skip per value after each call.
 constexpr int kSamplesPerOutput = 256;
 
 class RandomKernel : public Kernel {

@@ -1,4 +1,4 @@
-// One shard of a table on one device, as tf.dtensor hands it to each device.
+// Kernels on one shard of a table on one device, for use with tf.dtensor.
 
 #include <algorithm>
 #include <cstddef>
@@ -43,9 +43,10 @@ absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
   const Tensor* index;
   TF_RETURN_IF_ERROR(ctx->input("shard_index", &index));
   if (index->NumElements() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Table '", table, "': each device takes one `shard_index`. Received: ",
-        index->NumElements()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("Table '", table,
+                     "': each device must have one `shard_index`. Received: ",
+                     index->NumElements()));
   }
   TF_RETURN_IF_ERROR(shards.FirstRowShape(table, row_shape));
   const int64_t size = shards.FirstNumRows();
@@ -64,7 +65,8 @@ absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
   return absl::OkStatus();
 }
 
-// Local rows of the ids that live here, and their places in `ids`.
+// Selects the local rows of the ids that this shard owns, and their indices in
+// `ids`.
 template <typename Tid>
 void SelectOwned(Span<const Tid> ids, const LocalShard& shard,
                  std::vector<uint32_t>* rows, std::vector<int64_t>* places) {
@@ -97,7 +99,7 @@ class LookupShardOp : public Kernel {
     const Tensor* id_values;
     OP_REQUIRES_OK(ctx, GetInput(ctx, "ids", 1, &id_values));
     const Span<const Tid> ids = View<Tid>(*id_values);
-    // Every device sees all ids, so every device refuses a bad one.
+    // Every device receives all ids, so every device reports an invalid id.
     OP_REQUIRES_OK(ctx, ToTf(CheckIds(ids, num_rows_, table_)));
     ShardedView<const float> table;
     OP_REQUIRES_OK(ctx,
@@ -151,11 +153,11 @@ class UpdateShardOp : public Kernel {
     LockedShards shards;
     OP_REQUIRES_OK(ctx, shards.Lock(ctx, {"shard", "slots"},
                                     LockedShards::Mode::kExclusive));
-    OP_REQUIRES(
-        ctx, shards.size() == 1 + NumSlots(optimizer_),
-        absl::InvalidArgumentError(absl::StrCat(
-            "Table '", table_, "': its optimizer has ", NumSlots(optimizer_),
-            " slot variables. Received: ", shards.size() - 1)));
+    OP_REQUIRES(ctx, shards.size() == 1 + NumSlots(optimizer_),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "Table '", table_, "': its optimizer requires ",
+                    NumSlots(optimizer_),
+                    " slot variables. Received: ", shards.size() - 1)));
     LocalShard shard;
     TensorShape row_shape;
     OP_REQUIRES_OK(

@@ -1,4 +1,4 @@
-// Gather and scatter over the shards of a table on one device, in one op.
+// Kernels for gather and scatter over the shards of a table on one device.
 
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +36,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// What both ops take: a partition and checked ids.
+// Base class that reads the inputs of both ops: a partition and checked ids.
 class TableOp : public Kernel {
  public:
   explicit TableOp(OpKernelConstruction* ctx) : Kernel(ctx) {
@@ -51,7 +51,7 @@ class TableOp : public Kernel {
     TF_RETURN_IF_ERROR(GetPartition(ctx, placement_, partition));
     if ((*ids)->NumElements() > std::numeric_limits<int32_t>::max()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("One call takes at most 2^31 - 1 ids. Received: ",
+          absl::StrCat("`ids` must have at most 2^31 - 1 values. Received: ",
                        (*ids)->NumElements()));
     }
     const int64_t num_rows = partition->num_rows();
@@ -105,8 +105,9 @@ class GatherRowsOp : public TableOp {
   tensorflow::DataType dtype_;
 };
 
-// The verbs. A quotient of integers is cut towards zero, and the one that does
-// not fit (the lowest number by -1) wraps around instead of ending the process.
+// Functions that combine a row with an update. Integer quotients are truncated
+// toward zero. The only quotient that overflows, the lowest number divided by
+// -1, wraps around instead of ending the process.
 template <typename T>
 T Quotient(T a, T b) {
   if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
@@ -134,7 +135,7 @@ class ScatterRowsOp : public TableOp {
         ctx,
         verb_ == "update" || (kIsNumber && (!needs_order || kIsOrdered<T>)),
         absl::InvalidArgumentError(absl::StrCat(
-            "`scatter_", verb_, "` does not take dtype ",
+            "`scatter_", verb_, "` does not support dtype ",
             tensorflow::DataTypeString(tensorflow::DataTypeToEnum<T>::value),
             " (table '", table_, "')")));
   }
@@ -171,7 +172,7 @@ class ScatterRowsOp : public TableOp {
     ShardedView<T> table;
     OP_REQUIRES_OK(
         ctx, shards.MutableView(ctx, 0, table_, partition, row_shape, &table));
-    // One id dtype keeps the number of compiled loops in check.
+    // Converting all ids to one dtype limits the number of compiled loops.
     std::vector<int64_t> widened;
     Span<const int64_t> rows;
     if (ids->dtype() == tensorflow::DT_INT32) {
@@ -194,7 +195,8 @@ class ScatterRowsOp : public TableOp {
       ScatterRows(table, ids, values, broadcast, verb_ == "update", write,
                   num_workers, parallel_for);
     };
-    // One value for all columns of all rows, or one for each.
+    // Combines each row with one scalar update or with an update of the same
+    // shape.
     auto scatter_each = [&](auto combine) {
       if (broadcast) {
         scatter([=](T* row, const T* value) {

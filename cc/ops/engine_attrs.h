@@ -1,10 +1,11 @@
-// What says which tables and features there are, of every op that reads it
-// (cc/kernels/engine/engine_config_reader.h).
+// Attributes that describe the tables and features of a host engine. Every op
+// that needs this configuration declares them;
+// cc/kernels/engine/engine_config_reader.h reads them.
 
 #ifndef TF_LAYOUTMAP_OPS_ENGINE_ATTRS_H_
 #define TF_LAYOUTMAP_OPS_ENGINE_ATTRS_H_
 
-// Part of a REGISTER_OP: a chain of `.Attr(...)`.
+// A chain of `.Attr(...)` calls for use inside a REGISTER_OP.
 #define LM_ENGINE_CONFIG_ATTRS                                  \
   .Attr("table_names: list(string)")                            \
       .Attr("table_num_rows: list(int)")                        \

@@ -1,4 +1,4 @@
-// The host engine's ops. docs/ops.md has the contract in one table.
+// Ops of the host engine. docs/ops.md summarizes their contract in one table.
 
 #include <cstdint>
 #include <vector>
@@ -18,7 +18,7 @@ using tensorflow::shape_inference::NoOutputs;
 using tensorflow::shape_inference::ScalarShape;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Of what looks a batch up.
+// Shape function of ops that look up a batch.
 absl::Status ActivationShapes(InferenceContext* c) {
   std::vector<int64_t> dims, lengths;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
@@ -35,25 +35,30 @@ REGISTER_OP("LayoutMap>CreateHostEngine")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
-Makes a host engine, which lives as long as a handle to it does.
+Creates a host engine, which exists as long as there is a handle to it.
 
-engine: What the other ops take.
-num_replicas: How many replicas enqueue each step.
-max_pending_steps: Steps a replica may enqueue ahead of its dequeues.
-table_offsets: The offsets of all tables, one table after the other.
-table_optimizers: none, or the name of a rule, one per table.
-table_first_rows: Of parts of tables, where each begins in the whole; none: 0.
-feature_tables: For each feature the place of its table in `table_names`.
-feature_max_sequence_lengths: 0 for a feature that is not a sequence.
-table_num_buckets: By table, to how many values rows are rounded when they are
-  looked up; 0 for rows as they are. Empty: 0 for all.
-table_limits: By table, the lowest and the highest of these values.
-table_dtypes: By table, how its rows are stored. Empty: float for all.
-rounding_seed: What the rounding of 16-bit rows depends on, besides the table,
-  the number of its updates, the row and the column.
-out_of_range: What becomes of ids that are no row: an error, nothing (they are
-  dropped), or the nearest row.
-pipelined: Whether each update waits until the next step is looked up.
+engine: Handle that the other ops accept.
+num_replicas: Number of replicas that enqueue each step.
+max_pending_steps: Maximum number of steps that a replica may enqueue ahead of
+  its dequeues.
+table_offsets: Offsets of all tables, one table after the other.
+table_optimizers: Name of an optimizer for each table, or 'none'.
+table_first_rows: First row of each table in its full table, for tables that are
+  partitions of a larger one. An empty list means 0 for all tables.
+feature_tables: Index into `table_names` of the table of each feature.
+feature_max_sequence_lengths: Maximum sequence length of each feature; 0 if the
+  feature is not a sequence.
+table_num_buckets: Number of quantization levels to which the rows of each table
+  are rounded when they are looked up; 0 disables rounding. An empty list means
+  0 for all tables.
+table_limits: Lowest and highest quantization level of each table.
+table_dtypes: Storage type of the rows of each table. An empty list means float
+  for all tables.
+rounding_seed: Seed for the rounding of 16-bit rows. The rounding also depends
+  on the table, the number of updates of the table, the row and the column.
+out_of_range: Treatment of ids that are not rows of their table: 'error' raises
+  an error, 'drop' ignores the id, 'clip' uses the nearest row.
+pipelined: Whether each update waits until the next step has been looked up.
 )doc");
 
 REGISTER_OP("LayoutMap>EnqueueStep")
@@ -71,17 +76,19 @@ REGISTER_OP("LayoutMap>EnqueueStep")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Checks a batch and puts it at the end of the replica's queue.
+Checks a batch and appends it to the queue of a replica.
 
-training: Whether gradients will follow; the same for all replicas of a step.
+training: Whether gradients will follow. All replicas must pass the same value
+  for a step.
 ids: Global rows of each feature.
-splits: row_splits [num_samples + 1], or the indices [num_ids, 2] of a sparse
+splits: row_splits [num_samples + 1], the indices [num_ids, 2] of a sparse
   tensor, or empty for dense ids.
 num_samples: [num_features].
-weights: One factor per id, or none for 1 each.
-packed: Whether all features are in one matrix `ids`, as `LayoutMap>PackIds`
-  makes it. `weights` are its or none, `splits` are not used.
-mark: What a packed batch must have before the features of each sample.
+weights: One factor per id. An empty tensor means 1 for each id.
+packed: Whether the ids of all features are in a single matrix `ids`, as
+  returned by `LayoutMap>PackIds`. `weights` are then its `packed_weights` or an
+  empty tensor, and `splits` are not used.
+mark: Number that each row of a packed batch must begin with.
 )doc");
 
 REGISTER_OP("LayoutMap>DequeueStep")
@@ -96,13 +103,14 @@ REGISTER_OP("LayoutMap>DequeueStep")
     .SetIsStateful()
     .SetShapeFn(ActivationShapes)
     .Doc(R"doc(
-Looks up the replica's oldest batch.
+Looks up the oldest batch of a replica.
 
-shards: All shards of the first table, then those of the second, and so on.
-activations: By feature, [num_samples, dim], or
-  [num_samples, max_sequence_length, dim] for a sequence feature.
-dims: The dim of each feature's table.
-max_sequence_lengths: Of each feature, 0 for none.
+shards: All shards of the first table, then all shards of the second, and so on.
+activations: For each feature, [num_samples, dim], or [num_samples,
+  max_sequence_length, dim] if the feature is a sequence.
+dims: Embedding dimension of the table of each feature.
+max_sequence_lengths: Maximum sequence length of each feature; 0 if the feature
+  is not a sequence.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyStep")
@@ -121,14 +129,16 @@ REGISTER_OP("LayoutMap>ApplyStep")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Hands in a replica's gradients; with the last replica's, updates the tables.
+Adds the gradients of a replica; the last replica's call updates the tables.
 
-gradients: Shaped like the activations.
-hyperparameters: By table, as its optimizer orders them.
-shards: All shards of the first table, then those of the second, and so on.
-slots: Table by table, one slot variable after the other, shard by shard.
-rounding_steps: Of each table with 16-bit rows, the int64 that counts its
-  updates.
+gradients: Gradients of the activations, with the same shapes.
+hyperparameters: Hyperparameters of each table, in the order that its optimizer
+  defines.
+shards: All shards of the first table, then all shards of the second, and so on.
+slots: Slot variables table by table; within a table, one slot variable after
+  the other, shard by shard.
+rounding_steps: For each table with 16-bit rows, the int64 variable that counts
+  its updates.
 )doc");
 
 REGISTER_OP("LayoutMap>LandUpdate")
@@ -144,14 +154,15 @@ REGISTER_OP("LayoutMap>LandUpdate")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Lands the update that a pipelined engine holds back, if there is one.
+Applies the pending update of a pipelined engine, if there is one.
 
-shards: All shards of the first table, then those of the second, and so on.
-slots: Table by table, one slot variable after the other, shard by shard.
-rounding_steps: Of each table with 16-bit rows, the int64 that counts its
-  updates.
-always: False: only if the replica's next step is forward-only, which must see
-  the update.
+shards: All shards of the first table, then all shards of the second, and so on.
+slots: Slot variables table by table; within a table, one slot variable after
+  the other, shard by shard.
+rounding_steps: For each table with 16-bit rows, the int64 variable that counts
+  its updates.
+always: If False, the op applies the update only if the next step of the replica
+  is forward-only, because such a step must see the update.
 )doc");
 
 REGISTER_OP("LayoutMap>PassStep")
@@ -160,9 +171,9 @@ REGISTER_OP("LayoutMap>PassStep")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Dequeues the replica's oldest batch without looking it up.
+Dequeues the oldest batch of a replica without looking it up.
 
-Of a replica in another process, which looks it up there.
+The op is for a replica in another process, which looks up the batch there.
 )doc");
 
 REGISTER_OP("LayoutMap>OpenStep")
@@ -180,17 +191,18 @@ REGISTER_OP("LayoutMap>OpenStep")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
-Checks a batch and keeps it under a new token. Nothing has to follow.
+Checks a batch and stores it under a new token. No other call has to follow.
 
 ids: Global rows of each feature.
-splits: row_splits [num_samples + 1], or the indices [num_ids, 2] of a sparse
+splits: row_splits [num_samples + 1], the indices [num_ids, 2] of a sparse
   tensor, or empty for dense ids.
 num_samples: [num_features].
-weights: One factor per id, or none for 1 each.
-token: [], larger than those of the replica before it.
-packed: Whether all features are in one matrix `ids`, as `LayoutMap>PackIds`
-  makes it. `weights` are its or none, `splits` are not used.
-mark: What a packed batch must have before the features of each sample.
+weights: One factor per id. An empty tensor means 1 for each id.
+token: Scalar that is larger than all earlier tokens of the replica.
+packed: Whether the ids of all features are in a single matrix `ids`, as
+  returned by `LayoutMap>PackIds`. `weights` are then its `packed_weights` or an
+  empty tensor, and `splits` are not used.
+mark: Number that each row of a packed batch must begin with.
 )doc");
 
 REGISTER_OP("LayoutMap>LookUpStep")
@@ -206,7 +218,7 @@ REGISTER_OP("LayoutMap>LookUpStep")
     .SetIsStateful()
     .SetShapeFn(ActivationShapes)
     .Doc(R"doc(
-Looks up the batch of a token; as `DequeueStep` otherwise.
+Looks up the batch of a token. Otherwise the op works like `DequeueStep`.
 )doc");
 
 REGISTER_OP("LayoutMap>FollowStep")
@@ -221,11 +233,11 @@ REGISTER_OP("LayoutMap>FollowStep")
       return SetShape(c, "mark", c->Matrix(64, 2));
     })
     .Doc(R"doc(
-Keeps gradients of a token until they are applied, or expire.
+Stores the gradients of a token until they are applied or expire.
 
-gradients: Shaped like the activations.
-mark: What `ApplyFollowed` knows them by. Marks may be added up and scaled as
-  gradients are.
+gradients: Gradients of the activations, with the same shapes.
+mark: Matrix that identifies the gradients for `ApplyFollowed`. Marks may be
+  summed and scaled like gradients.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyFollowed")
@@ -243,22 +255,24 @@ REGISTER_OP("LayoutMap>ApplyFollowed")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Takes a replica's marks; with the last replica's, updates the tables.
+Accepts the marks of a replica; the call of the last replica updates the tables.
 
-marks: [64, 2], a sum of marks: the gradients of each are applied times its
-  factor in the sum. Zeros are no gradients.
-hyperparameters: By table, as its optimizer orders them.
-shards: All shards of the first table, then those of the second, and so on.
-slots: Table by table, one slot variable after the other, shard by shard.
-rounding_steps: Of each table with 16-bit rows, the int64 that counts its
-  updates.
+marks: Sum of marks, [64, 2]. The gradients of each mark are multiplied by the
+  factor of the mark in the sum and then applied. Zeros stand for no gradients.
+hyperparameters: Hyperparameters of each table, in the order that its optimizer
+  defines.
+shards: All shards of the first table, then all shards of the second, and so on.
+slots: Slot variables table by table; within a table, one slot variable after
+  the other, shard by shard.
+rounding_steps: For each table with 16-bit rows, the int64 variable that counts
+  its updates.
 )doc");
 
 REGISTER_OP("LayoutMap>ResetHostEngine")
     .Input("engine: resource")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
-    .Doc("Forgets every step in flight.");
+    .Doc("Discards all steps that are in progress.");
 
 REGISTER_OP("LayoutMap>RetireHostEngine")
     .Input("engine: resource")
@@ -266,9 +280,9 @@ REGISTER_OP("LayoutMap>RetireHostEngine")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Refuses every later call of an engine, whose place another one takes.
+Makes all later calls of an engine fail because another engine replaces it.
 
-why: The message; an empty one allows calls again.
+why: Error message of the later calls. An empty string allows calls again.
 )doc");
 
 REGISTER_OP("LayoutMap>WatchChanges")
@@ -277,9 +291,10 @@ REGISTER_OP("LayoutMap>WatchChanges")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
-Begins to note which rows of the engine's tables are written.
+Starts to record which rows of the engine's tables are written.
 
-watch: What `TakeChanges` asks for; an earlier one is refused from now on.
+watch: Identifier to pass to `TakeChanges`. `TakeChanges` rejects all earlier
+  identifiers from now on.
 )doc");
 
 REGISTER_OP("LayoutMap>TakeChanges")
@@ -301,20 +316,21 @@ REGISTER_OP("LayoutMap>TakeChanges")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
-Copies the rows that were written since the last call, all at one moment.
+Copies all rows that were written since the last call, at one point in time.
 
-watch: As of `WatchChanges`.
-also: By table, rows that are to be copied besides.
-shards: All shards of the first table, then those of the second, and so on.
-slots: Table by table, one slot variable after the other, shard by shard.
-lanes: Of each open table, all shards of its keys, of their last steps and of
-  their counts.
-whole: Variables that are copied as they are.
-open_tables: Which tables of the engine are open, ascending.
-values: By table: the rows that were written, ascending; these rows of the
-  table, and of each slot variable; if it is open, the key, the last step and
-  the count of each, an empty key for the row of unknown ones. Then the whole
-  variables.
+watch: Identifier that `WatchChanges` returned.
+also: For each table, additional rows to copy.
+shards: All shards of the first table, then all shards of the second, and so on.
+slots: Slot variables table by table; within a table, one slot variable after
+  the other, shard by shard.
+lanes: For each table with an open vocabulary, all shards of its keys, of the
+  last steps of the keys and of the counts of the keys.
+whole: Variables that are copied in full.
+open_tables: Indices of the tables with an open vocabulary, ascending.
+values: For each table, the rows that were written, ascending; then the values
+  of these rows in the table and in each slot variable. If the table has an open
+  vocabulary, the key, the last step and the count of each row follow; the row
+  of unknown keys has the empty key. The variables `whole` come last.
 )doc");
 
 REGISTER_OP("LayoutMap>DescribeHostEngine")
@@ -342,18 +358,21 @@ REGISTER_OP("LayoutMap>DescribeHostEngine")
       return SetShape(c, "table_counts", c->Matrix(kUnknown, 2));
     })
     .Doc(R"doc(
-Tells where the engine's steps are.
+Reports the state of the engine and of its steps.
 
-pending: By replica, steps that wait for a dequeue.
-awaiting: By replica, whether a dequeued step waits for its gradients.
-num_updates: Steps that were applied.
-poisoned: Why everything is refused until a reset, or empty.
-held: Whether an update waits to land.
-feature_counts: By feature, of all batches: samples, ids, and of these ids those
-  dropped, clipped, and cut off behind the last position of a sequence.
-table_counts: By table, of all training steps: lookups, and unique rows.
-num_open: By replica, lookups of `OpenStep` that gradients may follow.
-num_followed: By replica, gradients of `FollowStep` that wait for an update.
+pending: For each replica, the number of steps that wait for a dequeue.
+awaiting: For each replica, whether a dequeued step waits for its gradients.
+num_updates: Number of applied steps.
+poisoned: Error that makes all calls fail until a reset, or an empty string.
+held: Whether a pipelined update is pending.
+feature_counts: For each feature, totals over all batches: samples, ids, dropped
+  ids, clipped ids, and ids truncated after the last position of a sequence.
+table_counts: For each table, totals over all training steps: lookups and unique
+  rows.
+num_open: For each replica, the number of lookups from `OpenStep` that gradients
+  may follow.
+num_followed: For each replica, the number of gradients from `FollowStep` that
+  wait for an update.
 )doc");
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Steps whose tables are divided among processes. docs/ops.md has the contract
-// in one table.
+// Ops for steps whose tables are sharded over processes. docs/ops.md summarizes
+// their contract in one table.
 
 #include <cstdint>
 
@@ -30,7 +30,7 @@ REGISTER_OP("LayoutMap>PlanExchange")
     .Attr("mark: int = 0")
     .Attr("num_owners: int >= 1")
     .Attr("shard_owners: list(int)") LM_ENGINE_CONFIG_ATTRS
-    .SetIsStateful()  // Neither folded nor left out, as `PlanStep`.
+    .SetIsStateful()  // Not folded or pruned, like `PlanStep`.
     .SetShapeFn([](InferenceContext* c) {
       int32_t num_owners;
       TF_RETURN_IF_ERROR(c->GetAttr("num_owners", &num_owners));
@@ -41,20 +41,25 @@ REGISTER_OP("LayoutMap>PlanExchange")
       return SetShape(c, "error", c->Scalar());
     })
     .Doc(R"doc(
-Checks a batch and finds what the owner of each shard is asked and told of it.
+Checks a batch and computes the messages to the owner of each shard.
 
-ids, splits, num_samples, weights: As of `EnqueueStep`.
-training: Whether gradients will follow; else there are no contributions.
-plan: What the other ops of the step take, on the same device.
-requests: By owner, the number of rows that are needed of each of its shards,
-  then the rows, numbered in their shards.
-contributions: By owner, the part of each feature that looks into its shards:
-  what `ReadContributions` takes.
-sizes: By owner: the sizes of its request and its contributions, of the rows
-  that it will send, and of the gradients it will get.
-error: What is wrong with the batch, or empty. An error of one process alone
-  would leave the others waiting; so the processes tell each other first.
-shard_owners: As `shard_servers` of `PlanStep`.
+ids: As in `EnqueueStep`.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
+training: Whether gradients will follow. Otherwise there are no contributions.
+plan: Plan that the other ops of the step accept on the same device.
+requests: For each owner, the number of rows that the batch needs from each of
+  its shards, followed by the rows as local row numbers of the shards.
+contributions: For each owner, the part of each feature that uses its shards, in
+  the format that `ReadContributions` accepts.
+sizes: For each owner, four sizes: its request, its contributions, the rows that
+  it will send, and the gradients that it will receive.
+error: Error message for an invalid batch, or an empty string. The op does not
+  fail, because the other processes would then wait for this one; the processes
+  exchange the messages first.
+shard_owners: Owner of each shard, in the order of `shard_servers` of
+  `PlanStep`.
 )doc");
 
 REGISTER_OP("LayoutMap>WriteRequest")
@@ -65,9 +70,10 @@ REGISTER_OP("LayoutMap>WriteRequest")
       return SetShape(c, "request", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Writes what a process asks of the shards of this one as `FetchRows` takes it.
+Converts the row request of another process to the format of `FetchRows`.
 
-words: Of `requests` of `PlanExchange`. Rows of a shard ascend.
+words: One element of `requests` of `PlanExchange`. The rows of each shard
+  ascend.
 )doc");
 
 REGISTER_OP("LayoutMap>ReadContributions")
@@ -86,12 +92,13 @@ REGISTER_OP("LayoutMap>ReadContributions")
       return SetShape(c, "num_samples", c->Vector(num_features));
     })
     .Doc(R"doc(
-Reads what a process contributes to the shards of this one, for `EnqueueStep`.
+Reads the contribution of a process to the local shards, for `EnqueueStep`.
 
-words: Of `PlanExchange`, or none.
-ids: By feature, rows of the shard.
-weights: By feature, the gain of each id; none where they are 1 each.
-num_samples: By feature, the activations that have an id there.
+words: One element of `contributions` of `PlanExchange`, or an empty tensor.
+ids: For each feature, rows of the shard.
+weights: For each feature, the gain of each id. An empty tensor means 1 for each
+  id.
+num_samples: For each feature, the number of activations that have an id there.
 )doc");
 
 REGISTER_OP("LayoutMap>SplitGradients")
@@ -104,12 +111,12 @@ REGISTER_OP("LayoutMap>SplitGradients")
       return SetVectors(c, "values", "num_owners");
     })
     .Doc(R"doc(
-Gives each owner the gradients of the activations that it contributed to.
+Selects for each owner the gradients of the activations it contributed to.
 
-plan: Of `PlanExchange`.
-gradients: Shaped like the activations.
-values: By owner, feature by feature, the gradient of each activation in its
-  contributions.
+plan: Output of `PlanExchange`.
+gradients: Gradients of the activations, with the same shapes.
+values: For each owner, feature by feature, the gradient of each activation in
+  its contributions.
 )doc");
 
 }  // namespace

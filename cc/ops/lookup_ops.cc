@@ -1,4 +1,5 @@
-// Ops that read and write tables. docs/ops.md has the contract in one table.
+// Ops that read and update tables. docs/ops.md summarizes their contract in one
+// table.
 
 #include <cstdint>
 
@@ -42,17 +43,17 @@ REGISTER_OP("LayoutMap>LookupRows")
       return SetShape(c, "activations", c->Matrix(num_samples, dim));
     })
     .Doc(R"doc(
-Adds up the rows of each sample, scaled by their gains, straight from the shards.
+Sums the rows of each sample, scaled by their gains, directly from the shards.
 
-shards: Float32 variables, shard `s` of shape [shard size, dim].
+shards: Float32 variables; shard `s` has shape [shard size, dim].
 offsets: Cumulative shard sizes, [num_shards + 1].
 ids: Global rows, [num_ids].
 row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
 gains: One factor per id, [num_ids].
 activations: [num_samples, dim]; zeros for a sample without ids.
-placement: How rows are dealt out to the shards.
-feature: For messages.
-table: For messages.
+placement: Assignment of rows to shards.
+feature: Name of the feature, for error messages.
+table: Name of the table, for error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyRowGradients")
@@ -83,20 +84,20 @@ REGISTER_OP("LayoutMap>ApplyRowGradients")
       return GetShape(c, "gradients", 2, &unused);
     })
     .Doc(R"doc(
-Sums the gradients of each row and takes one optimizer step on it, in place.
+Sums the gradients of each row and applies one optimizer step to it, in place.
 
-shards: Float32 variables, shard `s` of shape [shard size, dim].
+shards: Float32 variables; shard `s` has shape [shard size, dim].
 slots: The shards of each slot variable, one slot variable after the other.
 offsets: Cumulative shard sizes, [num_shards + 1].
-unique_rows: An output of FindUniqueRows.
-unique_splits: An output of FindUniqueRows.
-positions: An output of FindUniqueRows.
+unique_rows: An output of `FindUniqueRows`.
+unique_splits: An output of `FindUniqueRows`.
+positions: An output of `FindUniqueRows`.
 row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
 gains: One factor per id, [num_ids].
-gradients: Of the activations, [num_samples, dim].
-hyperparameters: The numbers of the rule, learning_rate first; docs/ops.md lists
-  them.
-table: For messages.
+gradients: Gradients of the activations, [num_samples, dim].
+hyperparameters: Hyperparameters of the optimizer, learning_rate first;
+  docs/ops.md lists them.
+table: Name of the table, for error messages.
 )doc");
 
 }  // namespace

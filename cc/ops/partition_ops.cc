@@ -1,4 +1,5 @@
-// Ops that work on ids alone. docs/ops.md has the contract in one table.
+// Ops that process only ids. docs/ops.md summarizes their contract in one
+// table.
 
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -26,14 +27,14 @@ REGISTER_OP("LayoutMap>AssignPartition")
       return SetShape(c, "local_rows", ids);
     })
     .Doc(R"doc(
-Finds the shard of each global row, and its row in that shard.
+Finds the shard of each global row and the local row in that shard.
 
 ids: Global rows, any shape; each in [0, num_rows).
 offsets: Cumulative shard sizes, [num_shards + 1].
-shards: The owner of each id, shaped like `ids`.
-local_rows: The row within that shard, shaped like `ids`.
-placement: How rows are dealt out: contiguous even blocks, round robin, or
-  contiguous blocks of any size.
+shards: Shard that owns each id, shaped like `ids`.
+local_rows: Row within that shard, shaped like `ids`.
+placement: Assignment of rows to shards: 'div' uses contiguous blocks of even
+  size, 'mod' round robin, 'offsets' contiguous blocks of any size.
 )doc");
 
 REGISTER_OP("LayoutMap>RouteIds")
@@ -67,11 +68,12 @@ ids: Global rows, [num_ids].
 offsets: Cumulative shard sizes, [num_shards + 1].
 local_rows: Rows within the shards, shard by shard, [num_routed].
 splits: Shard `s` owns slots [splits[s], splits[s + 1]).
-permutation: Where in `ids` each slot comes from; its first place if `unique`.
-inverse: The slot of each id, [num_ids].
-unique: Whether each row gets one slot, ascending inside its shard, instead of
-  one per id in the order of ids.
-table: For messages.
+permutation: Index into `ids` of the id of each slot; the first such index if
+  `unique`.
+inverse: Slot of each id, [num_ids].
+unique: Whether each distinct row gets one slot, ascending within its shard.
+  Otherwise each id gets one slot, in the order of `ids`.
+table: Name of the table, for error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>FindUniqueRows")
@@ -99,21 +101,21 @@ REGISTER_OP("LayoutMap>FindUniqueRows")
       return SetShape(c, "positions", ids);
     })
     .Doc(R"doc(
-Checks ragged ids, works out their gains and finds the distinct rows.
+Checks ragged ids, computes their gains and finds the distinct rows.
 
 ids: Global rows, [num_ids], each in [0, num_rows).
 row_splits: Sample `s` has ids [row_splits[s], row_splits[s + 1]).
-weights: One finite factor per id, or none for 1 each.
-gains: What each id's row is multiplied with, [num_ids].
-unique_rows: The distinct ids, ascending.
-unique_splits: Row `u` stands at `positions` [unique_splits[u],
-  unique_splits[u + 1]).
-positions: Places in `ids`, row by row, ascending inside a row.
-combiner: sum: w; mean: w / sum(w); sqrtn: w / sqrt(sum(w^2)); 0 where that
-  divisor is 0.
-num_rows: Rows of the table.
-feature: For messages.
-table: For messages.
+weights: One finite factor per id. An empty tensor means 1 for each id.
+gains: Factor for the row of each id, [num_ids].
+unique_rows: Distinct ids, ascending.
+unique_splits: Row `u` has the `positions` [unique_splits[u], unique_splits[u +
+  1]).
+positions: Indices into `ids`, row by row, ascending within a row.
+combiner: Gain of an id with weight w: w for sum, w / sum(w) for mean, w /
+  sqrt(sum(w^2)) for sqrtn; 0 if the divisor is 0.
+num_rows: Number of rows in the table.
+feature: Name of the feature, for error messages.
+table: Name of the table, for error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>PackIds")
@@ -140,20 +142,22 @@ REGISTER_OP("LayoutMap>PackIds")
       return SetShape(c, "packed_weights", is_weighted ? packed : c->Vector(0));
     })
     .Doc(R"doc(
-Makes one matrix of the ids of all features of a batch.
+Packs the ids of all features of a batch into one matrix.
 
-ids: Of each feature.
+ids: Ids of each feature.
 splits: row_splits [num_samples + 1], or empty for dense ids.
-num_samples: [num_features], the same for all.
-weights: Of each feature one factor per id, or none for 1 each.
-packed: [num_samples, num_columns]: of each sample the mark, the number of ids
+num_samples: [num_features], the same number for all features.
+weights: For each feature, one factor per id. An empty tensor means 1 for each
+  id.
+packed: [num_samples, num_columns]. Each row holds the mark, the number of ids
   of each feature, the ids of all features, and zeros.
-packed_weights: Of the shape of `packed`: a factor where an id is, 1 elsewhere;
-  none unless `weighted`.
-names: Of each feature, for messages.
-mark: Says which features these are.
-num_columns: No less than the longest sample needs; 0 for just that.
-weighted: Whether there are weights.
+packed_weights: Factors at the positions of the ids and 1 elsewhere, shaped like
+  `packed`; empty unless `weighted`.
+names: Name of each feature, for error messages.
+mark: Number that identifies the set of features.
+num_columns: Number of columns, at least the number that the longest sample
+  requires; 0 selects exactly that number.
+weighted: Whether to return weights.
 )doc");
 
 }  // namespace

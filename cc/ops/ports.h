@@ -1,5 +1,5 @@
-// Inputs and outputs for shape functions, by the names that the op's own
-// definition gives them, so that their order is said there alone.
+// Access to the inputs and outputs of shape functions by name. Only the op
+// definition then determines the order of the ports.
 
 #ifndef TF_LAYOUTMAP_OPS_PORTS_H_
 #define TF_LAYOUTMAP_OPS_PORTS_H_
@@ -13,7 +13,8 @@
 
 namespace layoutmap {
 
-// The shape of the input `name`, of a list that of its first tensor.
+// Gets the shape of the input `name`; for a list, the shape of its first
+// tensor.
 inline absl::Status GetShape(tensorflow::shape_inference::InferenceContext* c,
                              const char* name,
                              tensorflow::shape_inference::ShapeHandle* shape) {
@@ -23,7 +24,7 @@ inline absl::Status GetShape(tensorflow::shape_inference::InferenceContext* c,
   return status;
 }
 
-// The same, refused unless it may have this rank.
+// Gets the shape of the input `name` and checks that it may have this rank.
 inline absl::Status GetShape(tensorflow::shape_inference::InferenceContext* c,
                              const char* name, int rank,
                              tensorflow::shape_inference::ShapeHandle* shape) {
@@ -37,7 +38,8 @@ inline absl::Status SetShape(tensorflow::shape_inference::InferenceContext* c,
   return c->set_output(name, {shape});
 }
 
-// The list of vectors `name`, as many as the attr `count` says.
+// Sets the output list `name` to vectors of unknown size. The attribute `count`
+// gives the length of the list.
 inline absl::Status SetVectors(tensorflow::shape_inference::InferenceContext* c,
                                const char* name, const char* count) {
   using tensorflow::shape_inference::InferenceContext;
@@ -48,8 +50,8 @@ inline absl::Status SetVectors(tensorflow::shape_inference::InferenceContext* c,
                            size, c->Vector(InferenceContext::kUnknownDim)));
 }
 
-// The output `activations`, by feature: [num_samples, dim], or of a sequence
-// [num_samples, length, dim].
+// Sets the output `activations`: [num_samples, dim] for each feature, or
+// [num_samples, length, dim] if the feature is a sequence.
 inline absl::Status SetActivationShapes(
     tensorflow::shape_inference::InferenceContext* c,
     const std::vector<int64_t>& dims, const std::vector<int64_t>& lengths) {
@@ -58,7 +60,7 @@ inline absl::Status SetActivationShapes(
   for (size_t f = 0; f < static_cast<size_t>(c->num_outputs()); ++f) {
     if (f >= dims.size() || f >= lengths.size()) {
       return absl::InvalidArgumentError(
-          "`dims` and `max_sequence_lengths` must be one per feature");
+          "`dims` and `max_sequence_lengths` must have one value per feature");
     }
     auto shape = c->Vector(InferenceContext::kUnknownDim);
     if (lengths[f] > 0) {

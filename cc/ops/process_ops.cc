@@ -1,4 +1,5 @@
-// What a process of a cluster says of itself. docs/ops.md has the contract.
+// Op that describes a process of a cluster. docs/ops.md summarizes its
+// contract.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -11,9 +12,9 @@ REGISTER_OP("LayoutMap>DescribeProcess")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Tells which versions the process that runs this has.
+Returns the package versions of the process that executes the op.
 
-description: A JSON object with the versions `tensorflow` and `tf_layoutmap`.
+description: A JSON object with the versions of `tensorflow` and `tf_layoutmap`.
 )doc");
 
 }  // namespace

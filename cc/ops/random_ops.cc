@@ -1,6 +1,6 @@
-// Uniform random numbers, which tf.dtensor refuses to run in TensorFlow's own
-// op, and the first values of tables. docs/ops.md has the contract in one
-// table.
+// Uniform random numbers and the initial values of tables. tf.dtensor does not
+// support TensorFlow's own ops for uniform random numbers. docs/ops.md
+// summarizes the contract in one table.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -19,7 +19,7 @@ REGISTER_OP("LayoutMap>RandomUniform")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::RandomShape)
     .Doc(R"doc(
-Draws what `RandomUniform` draws with the same seeds, bit for bit.
+Returns bitwise the same numbers as `RandomUniform` with the same seeds.
 
 shape: Shape of the output, [rank].
 output: Numbers in [0, 1).
@@ -39,11 +39,11 @@ REGISTER_OP("LayoutMap>RandomUniformInt")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::RandomShape)
     .Doc(R"doc(
-Draws what `RandomUniformInt` draws with the same seeds, bit for bit.
+Returns bitwise the same numbers as `RandomUniformInt` with the same seeds.
 
 shape: Shape of the output, [rank].
-minval: The smallest number, a scalar.
-maxval: One more than the largest number, a scalar; above `minval`.
+minval: Smallest number, a scalar.
+maxval: Exclusive upper bound, a scalar larger than `minval`.
 output: Numbers in [minval, maxval).
 seed: First half of the seed.
 seed2: Second half of the seed.
@@ -60,16 +60,17 @@ REGISTER_OP("LayoutMap>NewRows")
     .Attr("T: {int32, int64}")
     .SetShapeFn(tensorflow::shape_inference::RandomShape)
     .Doc(R"doc(
-Draws the first values of a table, in memory that is cheap to read at random.
+Returns the initial values of a table in memory that is fast to read at random.
 
-The numbers that TensorFlow's operations draw with the same generator, times
-`factor`, plus `offset`, bit for bit.
+The values are bitwise equal to the numbers that TensorFlow's ops generate from
+the same generator, times `factor`, plus `offset`.
 
 shape: Shape of the output, [rank].
-generator: The counter and the key of TensorFlow's Philox generator, [3].
+generator: Counter and key of TensorFlow's Philox generator, [3].
 factor: A scalar.
-offset: A scalar; with "constant" the value of every element.
-distribution: Uniform in [0, 1), or with mean 0 and deviation 1.
+offset: A scalar; with "constant", the value of every element.
+distribution: Distribution of the numbers before scaling: uniform in [0, 1), or
+  with mean 0 and standard deviation 1.
 )doc");
 
 REGISTER_OP("LayoutMap>BytesDrawn")
@@ -77,12 +78,12 @@ REGISTER_OP("LayoutMap>BytesDrawn")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Returns how much the `NewRows` operations of this process have written by now.
+Returns the number of bytes that `NewRows` ops of this process have written.
 
-Those that still run are counted, so that another thread can tell how far they
-are.
+Ops that are still running are included, so another thread can measure their
+progress.
 
-size: In bytes, a scalar.
+size: Number of bytes, a scalar.
 )doc");
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Steps over parameter servers whose tables have open vocabularies.
-// docs/ops.md has the contract in one table.
+// Ops for parameter server steps on tables with open vocabularies. docs/ops.md
+// summarizes their contract in one table.
 
 #include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
@@ -28,29 +28,32 @@ REGISTER_OP("LayoutMap>PlanKeys")
     .Attr("num_servers: int >= 1")
     .Attr("shard_servers: list(int)")
     .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
-    .SetIsStateful()  // Neither folded nor left out: it refuses bad ids.
+    .SetIsStateful()  // Not folded or pruned: it rejects bad ids.
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
       return SetVectors(c, "requests", "num_servers");
     })
     .Doc(R"doc(
-Checks a batch and finds which keys of which server it needs.
+Checks a batch and finds which keys of each server it needs.
 
-ids: By feature: keys where the table is open, else rows.
-splits, num_samples, weights: As of `EnqueueStep`.
-token: As of `FoldGradients`.
-plan: What `PlaceKeys` takes, on the same device.
-requests: By server: epoch, number, attempt, and whether the step trains (8 bytes
-  each); the type of values, as of `PlanStep`, the number of rows or keys of each
-  shard there, and what its keys are made of (4 bytes each), zeros up to a
-  multiple of 8 bytes; the keys of all shards (8 bytes each), each once, in the
-  order of their first use; of each shard its rows, as of `PlanStep`, or how
-  often each key is used, coded as differences of rows are.
+ids: For each feature, keys if its table has an open vocabulary, otherwise rows.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
+token: As in `FoldGradients`.
+plan: Plan that `PlaceKeys` accepts on the same device.
+requests: For each server, first the epoch, number and attempt of the closure
+  and whether the step trains (8 bytes each). Then the type of values, as in
+  `PlanStep`, the number of rows or keys of each shard of the server, and the
+  kind of its keys (4 bytes each), padded with zeros to a multiple of 8 bytes.
+  Then the keys of all shards (8 bytes each), each key once, in the order of
+  their first use. Last, for each shard, its rows, as in `PlanStep`, or the
+  number of uses of each key, encoded like differences of rows.
 training: Whether keys are counted, admitted and evicted.
-open_tables: Which tables are open.
-key_kinds: Of each, what its keys are made of: 1 integers, 2 strings.
-has_unknown_row: Of each, whether keys without a row share the one after those
-  of its vocabulary; else they are zeros.
+open_tables: Indices of the tables with an open vocabulary.
+key_kinds: For each open table, the kind of its keys: 1 integers, 2 strings.
+has_unknown_row: For each open table, whether keys without a row share the row
+  after the rows of the vocabulary. Otherwise their embeddings are zeros.
 )doc");
 
 REGISTER_OP("LayoutMap>PlaceKeys")
@@ -62,11 +65,11 @@ REGISTER_OP("LayoutMap>PlaceKeys")
       return SetShape(c, "placed", c->Scalar());
     })
     .Doc(R"doc(
-Gives the keys of a batch the rows that the servers found.
+Assigns the rows that the servers found to the keys of a batch.
 
-plan: Of `PlanKeys`.
-fetched: By server, of `FetchKeys`.
-placed: What `CombineRows` and `FoldGradients` take.
+plan: Output of `PlanKeys`.
+fetched: For each server, the output of `FetchKeys`.
+placed: Plan that `CombineRows` and `FoldGradients` accept.
 )doc");
 
 REGISTER_OP("LayoutMap>FetchKeys")
@@ -100,31 +103,41 @@ REGISTER_OP("LayoutMap>FetchKeys")
       return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Finds or makes the rows of keys, and reads rows, of all shards on a server.
+Finds or creates the rows of keys, and reads rows, of all shards on a server.
 
-Of a closure that has fetched here before, keys are only found.
+If the closure has already fetched here, the op only finds keys.
 
 shards: All shards on this server, by table, then by shard.
-slots: Of each shard of an open table, one slot variable after the other.
-state: Of each such shard: its keys, last steps and counts; its sketch and the
-  sums of it where keys are admitted by their count; its numbers.
-fetched_steps: Which steps' gradients are awaited, an int64 variable [6403] that
-  starts as zeros.
+slots: For each shard of an open table, one slot variable after the other.
+state: For each such shard, its keys, their last steps and their counts; its
+  sketch and the sums of the sketch if keys are admitted by their count; its
+  numbers.
+fetched_steps: Record of the steps whose gradients are pending: an int64
+  variable [6403] with zeros as initial values.
 applied: The int64 variable [2054] of `ApplyRows`.
-request: Of `PlanKeys`.
-fetched: A ticket for `ApplyRows` (8 bytes); the row of each key in its shard, or
-  2^32 - 1 (4 bytes each), zeros up to a multiple of 8 bytes; the rows of all
-  shards, each once, ascending, and the one that unknown keys share in any case.
-tables, dims, dtypes: As of `FetchRows`.
-open_pieces: Which shards are of open tables.
-first_buckets: Of each, its first bucket; it has whole segments.
-vocabulary_buckets: Of each, the buckets of the whole vocabulary.
-has_unknown_row: Of each, whether it ends with the row of unknown keys, and they
-  are trained.
-optimizers: Of each, that of its table.
-admissions, evictions, policies, first_values, first_limits, first_seeds: Of
-  each, as of `EnqueueKeys`.
-slot_values: Of each, what its slot variables start with.
+request: Output of `PlanKeys`.
+fetched: A ticket for `ApplyRows` (8 bytes). Then the row of each key in its
+  shard, or 2^32 - 1 if the key has no row (4 bytes each), padded with zeros to
+  a multiple of 8 bytes. Then the rows of all shards, each once, ascending; the
+  row that unknown keys share is always included.
+tables: As in `FetchRows`.
+dims: As in `FetchRows`.
+dtypes: As in `FetchRows`.
+open_pieces: Indices of the shards that belong to open tables.
+first_buckets: First bucket of each such shard. A shard consists of complete
+  segments.
+vocabulary_buckets: For each such shard, the number of buckets of the full
+  vocabulary.
+has_unknown_row: For each such shard, whether its last row is the row of unknown
+  keys, which are then trained.
+optimizers: For each such shard, the optimizer of its table.
+admissions: For each such shard, as in `EnqueueKeys`.
+evictions: For each such shard, as in `EnqueueKeys`.
+policies: For each such shard, as in `EnqueueKeys`.
+first_values: For each such shard, as in `EnqueueKeys`.
+first_limits: For each such shard, as in `EnqueueKeys`.
+first_seeds: For each such shard, as in `EnqueueKeys`.
+slot_values: For each such shard, the initial values of its slot variables.
 )doc");
 
 REGISTER_OP("LayoutMap>EvictServerKeys")
@@ -146,16 +159,20 @@ REGISTER_OP("LayoutMap>EvictServerKeys")
       return SetShape(c, "evicted", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Frees the rows of keys of one shard, or of all there whose time is over.
+Frees the rows of the given keys, or of all expired keys, of one shard.
 
-state: Of the shard, as of `FetchKeys`.
-fetched_steps: As of `FetchKeys`: what an awaited step uses is refused.
-keys: Those to free, any shape; those of other shards are left out, and with
-  `expired` all.
-evicted: The keys that had a row, [num_evicted].
-only_check: Whether nothing is freed, only refused.
-first_bucket, vocabulary_buckets: As of `FetchKeys`.
-admission, evict, policy: As of `EvictKeys`.
+state: State of the shard, as in `FetchKeys`.
+fetched_steps: As in `FetchKeys`. The op fails if a pending step uses one of the
+  keys.
+keys: Keys to free, any shape. Keys of other shards are ignored, and with
+  `expired` all keys are ignored.
+evicted: Keys that had a row, [num_evicted].
+only_check: If True, the op only checks whether the keys may be freed.
+first_bucket: As in `FetchKeys`.
+vocabulary_buckets: As in `FetchKeys`.
+admission: As in `EvictKeys`.
+evict: As in `EvictKeys`.
+policy: As in `EvictKeys`.
 )doc");
 
 }  // namespace

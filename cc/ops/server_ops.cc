@@ -1,4 +1,5 @@
-// Steps over parameter servers. docs/ops.md has the contract in one table.
+// Ops for parameter server steps. docs/ops.md summarizes their contract in one
+// table.
 
 #include <cstdint>
 #include <vector>
@@ -29,25 +30,30 @@ REGISTER_OP("LayoutMap>PlanStep")
     .Attr("num_servers: int >= 1")
     .Attr("shard_servers: list(int)")
     .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
-    .SetIsStateful()  // Neither folded nor left out: it refuses bad ids.
+    .SetIsStateful()  // Not folded or pruned: it rejects bad ids.
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
       return SetVectors(c, "requests", "num_servers");
     })
     .Doc(R"doc(
-Checks a batch and finds which rows of which server it needs.
+Checks a batch and finds which rows of each server it needs.
 
-ids, splits, num_samples, weights: As of `EnqueueStep`.
-plan: What the other ops of the step take, on the same device.
-requests: By server, of which type values are (4 bytes: 0 float32, 1 bfloat16)
-  and the number of rows of each shard there (4 bytes each), by table and then
-  by shard; then the rows, numbered in their shard and ascending, each as the
-  difference to the one before it in its shard, 7 bits in a byte, the lowest
-  first, the upper bit set where another byte follows.
-wire_dtype: How rows and gradients go from process to process. As bfloat16 each
-  value becomes the nearest one; a finite value stays finite.
-shard_servers: Of all shards of the first table, then those of the second, and
-  so on, the server that each is on.
+ids: As in `EnqueueStep`.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
+plan: Plan that the other ops of the step accept on the same device.
+requests: For each server, first the type of values (4 bytes: 0 float32, 1
+  bfloat16) and the number of rows of each shard of the server (4 bytes each),
+  by table and then by shard. Then the rows as local row numbers of their
+  shards, ascending, each encoded as the difference from the previous row of its
+  shard: 7 bits per byte, lowest bits first, with the upper bit set if another
+  byte follows.
+wire_dtype: Type of rows and gradients in messages between processes. With
+  bfloat16, each value is rounded to the nearest bfloat16; a finite value stays
+  finite.
+shard_servers: Server of each shard: of all shards of the first table, then of
+  all shards of the second, and so on.
 )doc");
 
 REGISTER_OP("LayoutMap>FetchRows")
@@ -68,12 +74,12 @@ Reads rows of all shards on a server.
 
 shards: All shards on this server, by table, then by shard.
 applied: The int64 variable [2054] of `ApplyRows`.
-request: As of `PlanStep`.
-fetched: The number of updates so far (8 bytes), and the rows of all shards after
-  each other, as the request has them.
-tables: Of each shard, the name of its table, for messages.
-dims: Of each shard, the columns of its table.
-dtypes: Of each shard, how its rows are stored.
+request: Output of `PlanStep`.
+fetched: Number of updates so far (8 bytes), followed by the rows of all shards
+  in the order of the request.
+tables: For each shard, the name of its table, for error messages.
+dims: For each shard, the number of columns of its table.
+dtypes: For each shard, the storage type of its rows.
 )doc");
 
 REGISTER_OP("LayoutMap>CombineRows")
@@ -91,11 +97,11 @@ REGISTER_OP("LayoutMap>CombineRows")
       return SetActivationShapes(c, dims, lengths);
     })
     .Doc(R"doc(
-Looks a batch up in the rows that were fetched for it.
+Looks up a batch in the rows that were fetched for it.
 
-plan: Of `PlanStep`.
-fetched: By server, of `FetchRows`.
-activations: As of `DequeueStep`.
+plan: Output of `PlanStep`.
+fetched: For each server, the output of `FetchRows`.
+activations: As in `DequeueStep`.
 )doc");
 
 REGISTER_OP("LayoutMap>FoldGradients")
@@ -114,16 +120,19 @@ REGISTER_OP("LayoutMap>FoldGradients")
     .Doc(R"doc(
 Sums the gradients of each unique row of a batch.
 
-plan: Of `PlanStep`.
-fetched: By server, of `FetchRows`.
-gradients: Shaped like the activations.
-hyperparameters: By table, as its optimizer orders them.
-token: [3]: epoch, number and attempt of the closure; number -1 for none.
-requests: By server: epoch, number, attempt and the number of updates when the
-  rows were fetched (8 bytes each); the type of values, the number of rows of
-  each shard, and the hyperparameters of its shards, float32 (4 bytes each); a
-  gradient for each row; the rows, as of `PlanStep`. A row comes once, or where
-  a rule takes one step per contribution, once for each.
+plan: Output of `PlanStep`.
+fetched: For each server, the output of `FetchRows`.
+gradients: Gradients of the activations, with the same shapes.
+hyperparameters: Hyperparameters of each table, in the order that its optimizer
+  defines.
+token: [3]: epoch, number and attempt of the closure; number -1 if there is no
+  closure.
+requests: For each server, first the epoch, number, attempt and the number of
+  updates when the rows were fetched (8 bytes each). Then the type of values,
+  the number of rows of each shard, and the hyperparameters of its shards as
+  float32 (4 bytes each). Then one gradient for each row, and last the rows, as
+  in `PlanStep`. Each row occurs once, or once per contribution if the optimizer
+  applies one step per contribution.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyRows")
@@ -153,20 +162,23 @@ Updates rows of all shards on a server, once for each closure.
 
 shards: All shards on this server, by table, then by shard.
 slots: Shard by shard, one slot variable after the other.
-rounding_steps: Of each shard with 16-bit rows, the int64 that counts its
-  updates.
-fetched_steps: None; or, where tables have open vocabularies, that of
-  `FetchKeys`: a step whose rows are no longer pinned is refused.
-applied: Which closures were applied, an int64 variable [2054] that starts as
-  zeros: epoch, the number below which all were applied, updates so far, sum and
-  maximum of the updates between a fetch and its apply, closures that came
-  again; then number + 1 and attempt of each of 1,024 closures.
-request: Of `FoldGradients`.
-is_new: False if the closure had been applied, and nothing has changed.
-table_numbers: Of each shard, the place of its table among all tables.
-first_rows: Of each shard, its first row in its table.
-num_hyperparameters: Of each shard, those of its optimizer.
-rounding_seed: As of `CreateHostEngine`.
+rounding_steps: For each shard with 16-bit rows, the int64 variable that counts
+  its updates.
+fetched_steps: The variable of `FetchKeys` if a table has an open vocabulary,
+  otherwise empty. The op fails if the rows of the step are no longer pinned.
+applied: Record of the applied closures: an int64 variable [2054] with zeros as
+  initial values. It holds the epoch, the number below which all closures were
+  applied, the number of updates so far, the sum and the maximum of the updates
+  between a fetch and its apply, and the number of repeated closures; then
+  number + 1 and attempt of each of 1,024 closures.
+request: Output of `FoldGradients`.
+is_new: False if the closure was already applied. In this case the op changes
+  nothing.
+table_numbers: For each shard, the index of its table among all tables.
+first_rows: For each shard, its first row in its table.
+num_hyperparameters: For each shard, the number of hyperparameters of its
+  optimizer.
+rounding_seed: As in `CreateHostEngine`.
 )doc");
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Ops on one device's shard of a table whose rows tf.dtensor has divided.
-// Their shapes fit the policies of tf_layoutmap/dtensor.py.
+// Ops on one device's shard of a table whose rows tf.dtensor shards. Their
+// shapes match the policies of tf_layoutmap/_core/dtensor_ops.py.
 
 #include <cstdint>
 
@@ -35,17 +35,17 @@ REGISTER_OP("LayoutMap>LookupShard")
           c->MakeShape({c->Dim(index, 0), c->Dim(ids, 0), c->MakeDim(dim)}));
     })
     .Doc(R"doc(
-Reads the rows of the ids that live in this shard; zeros for the others.
+Reads the rows of the ids that this shard owns; returns zeros for other ids.
 
 The sum of `partial_rows` over all shards is the lookup.
 
-shard_index: Which shard this is, [num_shards, 1, 1], one on each device.
+shard_index: Index of the shard, [num_shards, 1, 1], one value on each device.
 shard: Float32 variable, [num_rows / num_shards, dim].
 ids: Global rows, [num_ids], the same on each device.
 partial_rows: [num_shards, num_ids, dim].
-dim: Of the table.
-num_rows: Of the table; an id outside is refused.
-table: For messages.
+dim: Number of columns of the table.
+num_rows: Number of rows of the table. An id outside of the table is an error.
+table: Name of the table, for error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>UpdateShard")
@@ -63,16 +63,16 @@ REGISTER_OP("LayoutMap>UpdateShard")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Sums the gradients of each row of this shard and takes one optimizer step on it.
+Sums the gradients of each row of this shard and applies one optimizer step.
 
 shard: Float32 variable, [num_rows / num_shards, dim].
 slots: The slot variables of the shard.
-shard_index: Which shard this is, [num_shards, 1, 1], one on each device.
+shard_index: Index of the shard, [num_shards, 1, 1], one value on each device.
 ids: Global rows, [num_ids], the same on each device.
 gradients: [num_ids, dim], the same on each device.
-hyperparameters: The numbers of the rule; docs/ops.md lists them.
-num_rows: Of the table; an id outside is refused.
-table: For messages.
+hyperparameters: Hyperparameters of the optimizer; docs/ops.md lists them.
+num_rows: Number of rows of the table. An id outside of the table is an error.
+table: Name of the table, for error messages.
 )doc");
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Gather and scatter over shards. docs/ops.md has the contract in one table.
+// Ops for gather and scatter over shards. docs/ops.md summarizes their contract
+// in one table.
 
 #include "absl/status/status.h"
 #include "cc/ops/ports.h"
@@ -12,8 +13,8 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// The shape of one row per id, as far as the handle of the first shard, the
-// first input, knows that of a row.
+// Computes the shape of one row per id. The row shape comes from the handle of
+// the first shard, which is the first input, if the handle has a known shape.
 absl::Status RowsShape(InferenceContext* c, ShapeHandle* rows) {
   ShapeHandle ids;
   TF_RETURN_IF_ERROR(GetShape(c, "ids", &ids));
@@ -42,14 +43,14 @@ REGISTER_OP("LayoutMap>GatherRows")
       return SetShape(c, "rows", rows);
     })
     .Doc(R"doc(
-Reads one row per id, in the order of ids, straight from the shards.
+Reads one row per id, in the order of the ids, directly from the shards.
 
-shards: Variables, shard `s` of shape [shard size, *row_shape].
+shards: Variables; shard `s` has shape [shard size, *row_shape].
 offsets: Cumulative shard sizes, [num_shards + 1].
 ids: Global rows, any shape.
 rows: [*ids.shape, *row_shape].
-placement: How rows are dealt out to the shards.
-table: For messages.
+placement: Assignment of rows to shards.
+table: Name of the table, for error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>ScatterRows")
@@ -74,15 +75,16 @@ REGISTER_OP("LayoutMap>ScatterRows")
       return c->Merge(updates, expected, &expected);
     })
     .Doc(R"doc(
-Writes one row per id, in place. Of equal ids, all apply, in the order of ids.
+Writes one row per id, in place. Repeated ids are all applied, in id order.
 
-shards: Variables, shard `s` of shape [shard size, *row_shape].
+shards: Variables; shard `s` has shape [shard size, *row_shape].
 offsets: Cumulative shard sizes, [num_shards + 1].
 ids: Global rows, any shape.
-updates: [*ids.shape, *row_shape], or one scalar for all.
-placement: How rows are dealt out to the shards.
-verb: What becomes of a row: row + update, and so on; update replaces it.
-table: For messages.
+updates: [*ids.shape, *row_shape], or one scalar for all rows.
+placement: Assignment of rows to shards.
+verb: Operation on a row: 'add' computes row + update, and so on; 'update'
+  replaces the row.
+table: Name of the table, for error messages.
 )doc");
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Open vocabularies. docs/ops.md has the contract in one table.
+// Ops for open vocabularies. docs/ops.md summarizes their contract in one
+// table.
 
 #include "absl/status/status.h"
 #include "cc/ops/ports.h"
@@ -26,13 +27,13 @@ REGISTER_OP("LayoutMap>FindKeys")
       return SetShape(c, "rows", keys);
     })
     .Doc(R"doc(
-Finds the rows of keys in an open vocabulary, which it does not change.
+Finds the rows of keys in an open vocabulary without changing the vocabulary.
 
-shards: The vocabulary's keys, shard `s` of shape [buckets of the shard, 8].
+shards: Keys of the vocabulary; shard `s` has shape [buckets of the shard, 8].
 offsets: Cumulative numbers of buckets, [num_shards + 1].
 keys: Any shape.
-rows: The row of each key, or -1.
-table: For messages.
+rows: Row of each key, or -1 if the key has no row.
+table: Name of the table, for error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>EvictKeys")
@@ -58,20 +59,20 @@ REGISTER_OP("LayoutMap>EvictKeys")
       return SetShape(c, "evicted", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Frees the rows of keys, or of all keys whose time is over.
+Frees the rows of the given keys, or of all expired keys.
 
 state: Variables of the vocabulary: all shards of its keys, of their last steps
-  and of their counts; its sketch and the sums of it where keys are admitted by
-  their count; its numbers.
+  and of their counts; its sketch and the sums of the sketch if keys are
+  admitted by their count; its numbers.
 shards: All shards of the table.
 slots: One slot variable after the other, shard by shard.
-keys: Those to free, any shape; unused with `expired`. One whose row a step in
-  flight uses is refused.
-evicted: The keys that had a row, [num_evicted].
-values: What their rows held, [num_evicted, dim], then each slot variable.
-policy: min_count, admitted of 2^32, half_life_steps, ttl_steps,
+keys: Keys to free, any shape; unused with `expired`. The op fails if a step in
+  flight uses the row of one of the keys.
+evicted: Keys that had a row, [num_evicted].
+values: Values of their rows, [num_evicted, dim], then of each slot variable.
+policy: min_count, admission probability times 2^32, half_life_steps, ttl_steps,
   fails_when_full, seed.
-table: Its number in the engine.
+table: Index of the table in the engine.
 )doc");
 
 REGISTER_OP("LayoutMap>FirstRows")
@@ -90,16 +91,18 @@ REGISTER_OP("LayoutMap>FirstRows")
       return SetShape(c, "rows", rows);
     })
     .Doc(R"doc(
-Computes the values that the rows of keys start with.
+Computes the initial values of the rows of keys.
 
 keys: Any shape.
-rows: [*keys.shape, dim], a function of seed, key and column alone.
-limits: The constant and nothing, the limits, or mean and standard deviation.
-seed: That of the vocabulary and the table.
+rows: [*keys.shape, dim]. A value depends only on the seed, the key and the
+  column.
+limits: Two numbers: the constant and an unused number, the lower and upper
+  limit, or the mean and the standard deviation.
+seed: Seed of the vocabulary and the table.
 )doc");
 
-// What an op that takes batches of keys takes (cc/kernels/vocabulary/
-// engine_keys_kernels.cc), and tells of the keys that went.
+// Inputs, attributes and outputs of ops that accept batches of keys and report
+// evicted keys (cc/kernels/vocabulary/engine_keys_kernels.cc).
 #define LM_KEYS_PORTS                             \
   .Input("ids: num_inputs * int64")               \
       .Input("splits: num_inputs * int64")        \
@@ -132,29 +135,33 @@ REGISTER_OP("LayoutMap>EnqueueKeys")
     .Input("training: bool") LM_KEYS_PORTS
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
-Checks the batches of all replicas, gives new keys rows, and enqueues the step.
+Checks all replicas' batches, assigns rows to new keys and enqueues a step.
 
-training: Whether gradients will follow; only then keys are counted, admitted
-  and evicted.
-ids: By replica, then by feature: keys where the table is open, else rows.
-splits: As of `EnqueueStep`.
+training: Whether gradients will follow. Keys are counted, admitted and evicted
+  only in this case.
+ids: By replica, then by feature: keys if the table has an open vocabulary,
+  otherwise rows.
+splits: As in `EnqueueStep`.
 num_samples: [num_replicas * num_features].
-weights: One factor per id, or none for 1 each.
-state: By open table, the variables of its vocabulary, as of `EvictKeys`.
-shards: All shards of the first open table, then those of the second, and so on.
-slots: The same of each slot variable.
-open_tables: Which tables of the engine are open.
-key_kinds: Of each, what its keys are made of: 1 integers, 2 strings.
-has_unknown_row: Of each, whether keys without a row share the one after those
-  of its vocabulary; else they are zeros.
-policies: Of each, six numbers, as of `EvictKeys`.
-first_values: Of each, the distribution of first values, as of `FirstRows`.
-first_limits: Of each, the two numbers of that.
-first_seeds: Of each, the seed of that.
-slot_values: Of each, what its slot variables start with.
-telling: Of which tables it is told what went, as places in `open_tables`.
-evicted: Of each of these: the keys whose rows others got, [num_evicted] int64;
-  what their rows held before, [num_evicted, dim]; and each slot variable.
+weights: One factor per id. An empty tensor means 1 for each id.
+state: For each open table, the variables of its vocabulary, as in `EvictKeys`.
+shards: All shards of the first open table, then all shards of the second, and
+  so on.
+slots: Shards of each slot variable, in the same order.
+open_tables: Indices of the tables with an open vocabulary.
+key_kinds: For each open table, the kind of its keys: 1 integers, 2 strings.
+has_unknown_row: For each open table, whether keys without a row share the row
+  after the rows of the vocabulary. Otherwise their embeddings are zeros.
+policies: For each open table, six numbers, as in `EvictKeys`.
+first_values: For each open table, the distribution of initial values, as in
+  `FirstRows`.
+first_limits: For each open table, the two numbers of the distribution.
+first_seeds: For each open table, the seed of the distribution.
+slot_values: For each open table, the initial values of its slot variables.
+telling: Tables whose evicted keys are reported, as indices into `open_tables`.
+evicted: For each of these tables, the keys whose rows were assigned to other
+  keys, [num_evicted] int64; the previous values of their rows, [num_evicted,
+  dim]; and the values of each slot variable.
 )doc");
 
 REGISTER_OP("LayoutMap>OpenKeys")
@@ -166,10 +173,10 @@ REGISTER_OP("LayoutMap>OpenKeys")
       return SetShape(c, "token", c->Scalar());
     })
     .Doc(R"doc(
-Opens a lookup of keys, which gives new ones rows; see `OpenStep`.
+Opens a lookup of keys and assigns rows to new keys; see `OpenStep`.
 
-ids: By feature; all else as of `EnqueueKeys`.
-token: Names the lookup.
+ids: Keys or rows by feature. All other inputs are as in `EnqueueKeys`.
+token: Token of the lookup.
 )doc");
 
 REGISTER_OP("LayoutMap>TakeBackKeys")
@@ -188,15 +195,16 @@ REGISTER_OP("LayoutMap>TakeBackKeys")
     .Doc(R"doc(
 Undoes the last `EnqueueKeys`, `OpenKeys` or `EvictKeys`.
 
-That is for a program that failed when it was told which keys went. The step
-leaves the engine; keys get their rows and values back. It is refused if another
-call has used the step or changed a vocabulary since.
+A program calls the op if it failed to process the keys that were evicted. The
+step is removed from the engine, and the keys get their rows and values back.
+The op fails if another call has used the step or changed a vocabulary since.
 
-why: What failed. Empty: nothing, and the op only forgets how to undo it.
-state: As of the op that is undone; `shards` and `slots`, too.
-raises: Whether the op fails with `why` once all is undone.
-in_processes: Whether other processes have the step, too. Then it stays, and the
-  engine refuses every later call until it is reset.
+why: Message of the failure. With an empty string, the op only discards the
+  information that is required for undoing.
+state: As in the op that is undone, like `shards` and `slots`.
+raises: Whether the op fails with the message `why` after the undo.
+in_processes: Whether other processes have the step, too. In this case the step
+  stays in the engine, and all later calls of the engine fail until it is reset.
 )doc");
 
 #undef LM_KEYS_PORTS

@@ -1,4 +1,5 @@
-// The core on numpy arrays: for tests, and for planning without TensorFlow.
+// Python module with the core on numpy arrays, for tests and for planning
+// without TensorFlow.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -24,12 +25,12 @@ namespace py = pybind11;
 namespace layoutmap {
 namespace {
 
-// A wrong value is a ValueError with the core's sentence.
+// Raises ValueError with the core's message.
 void Check(const Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// A call that cannot be carried out is a RuntimeError.
+// Raises RuntimeError with the core's message, for failed preconditions.
 void CheckCall(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }
@@ -87,7 +88,7 @@ py::tuple RouteIdsPy(const Array<Tid>& ids, const Array<int64_t>& offsets,
 
 template <typename Tid>
 py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
-  // One shard owns every row: this only checks their number.
+  // A partition with one shard: the call only checks the number of rows.
   const std::vector<int64_t> offsets = {0, num_rows};
   RowPartition partition;
   Check(RowPartition::Make(Placement::kDiv, offsets, &partition));
@@ -104,41 +105,44 @@ py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
 
 template <typename Tid>
 void DefineForIds(py::module_* m) {
-  // noconvert: ids of another dtype are refused, not narrowed.
+  // noconvert: ids of another dtype raise TypeError instead of being converted.
   m->def("assign_partition", &AssignPartitionPy<Tid>,
          py::arg("ids").noconvert(), py::arg("offsets"), py::arg("placement"),
-         "(shards, local_rows) of the global rows `ids`.");
-  m->def("route_ids", &RouteIdsPy<Tid>, py::arg("ids").noconvert(),
-         py::arg("offsets"), py::arg("placement"), py::arg("unique") = false,
-         "(local_rows, splits, permutation, inverse): `ids` by shard.");
+         "Returns (shards, local_rows) of the global rows `ids`.");
+  m->def(
+      "route_ids", &RouteIdsPy<Tid>, py::arg("ids").noconvert(),
+      py::arg("offsets"), py::arg("placement"), py::arg("unique") = false,
+      "Returns (local_rows, splits, permutation, inverse) of `ids` by shard.");
   m->def("find_unique_rows", &FindUniqueRowsPy<Tid>, py::arg("ids").noconvert(),
          py::arg("num_rows"),
-         "(rows, splits, positions): the distinct ids and where they stand.");
+         "Returns (rows, splits, positions): the distinct ids and their "
+         "positions.");
 }
 
 }  // namespace
 }  // namespace layoutmap
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "tf_layoutmap's core on numpy arrays.";
+  m.doc() = "The core of tf_layoutmap on numpy arrays.";
   layoutmap::DefineForIds<int32_t>(&m);
   layoutmap::DefineForIds<int64_t>(&m);
   layoutmap::DefineVocabulary(&m);
   m.def(
       "cpu_level",
       [] { return layoutmap::CpuLevelName(layoutmap::CurrentCpuLevel()); },
-      "The instruction set in use: baseline, avx2 or avx512.");
+      "Returns the instruction set in use: baseline, avx2 or avx512.");
   m.def(
       "share_expander",
       [](const std::string& name, const std::string& donor) {
         layoutmap::CheckCall(layoutmap::ShareExpander(name, donor));
       },
       py::arg("name"), py::arg("donor"),
-      "Has tf.dtensor divide op `name` as it does the stock op `donor`.");
+      "Registers the tf.dtensor expander of the stock op `donor` for op "
+      "`name`.");
   m.def("has_expander", &layoutmap::HasExpander, py::arg("name"),
-        "Whether tf.dtensor knows how to divide op `name`.");
+        "Returns whether op `name` has an expander in tf.dtensor.");
   m.def(
       "expander_registry_problem",
       [] { return layoutmap::ExpanderRegistryAvailable().message(); },
-      "Why `share_expander` cannot work here, or an empty string.");
+      "Returns why `share_expander` does not work, or an empty string.");
 }

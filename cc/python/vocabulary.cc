@@ -33,8 +33,8 @@ namespace py = pybind11;
 namespace layoutmap {
 namespace {
 
-// A wrong value is a ValueError, a call that cannot be carried out a
-// RuntimeError, each with the core's sentence.
+// Raises ValueError for invalid arguments and RuntimeError for failed
+// preconditions, with the core's message.
 void Check(const Status& status) {
   if (status.ok()) return;
   if (status.code() == Code::kInvalidArgument) {
@@ -79,7 +79,7 @@ ParallelFor ThreadsFor(int num_threads) {
   };
 }
 
-// A vocabulary with its state, in shards of whole buckets.
+// A vocabulary with its state, in shards of complete buckets.
 class Vocabulary {
  public:
   Vocabulary(int64_t capacity, const std::string& admission, int32_t min_count,
@@ -155,7 +155,8 @@ class Vocabulary {
     return Column(evicted, [](const KeyOfRow& one) { return one.row; });
   }
 
-  // Puts the keys into as many rows, and shards, as are asked for.
+  // Moves the keys to a vocabulary with the given capacity and number of
+  // shards.
   py::tuple Resize(int64_t capacity, int32_t num_shards, int32_t step) {
     int64_t num_buckets;
     Check(BucketLayout::NumBucketsFor(capacity, &num_buckets));
@@ -168,7 +169,8 @@ class Vocabulary {
         Column(moves, [](const RowMove& one) { return one.to; }));
   }
 
-  // All that a checkpoint would hold, by row whatever the shards.
+  // Returns the arrays of a checkpoint, by row, independent of the number of
+  // shards.
   py::dict State() const {
     py::dict state;
     state["keys"] = ToArray(Joined(keys_));
@@ -270,7 +272,7 @@ Array<float> FirstValuesPy(const std::string& kind, float a, float b,
   return rows;
 }
 
-// Keys with a row into an empty vocabulary; those without one are left out.
+// Adds the keys to an empty vocabulary. Empty keys are skipped.
 py::dict PutKeysPy(const Array<int64_t>& keys, const Array<int32_t>& last_step,
                    const Array<int32_t>& count, int32_t step, int64_t capacity,
                    const std::string& evict, int32_t half_life_steps) {
@@ -315,7 +317,8 @@ py::dict PutKeysPy(const Array<int64_t>& keys, const Array<int32_t>& last_step,
 }  // namespace
 
 void DefineVocabulary(py::module_* m) {
-  // The class holds views of its own members, so it is never copied or moved.
+  // Neither copyable nor movable, because the class holds views of its own
+  // members.
   py::class_<Vocabulary, std::unique_ptr<Vocabulary>>(
       *m, "Vocabulary", "An open vocabulary with its state.")
       .def(py::init<int64_t, const std::string&, int32_t, double,
@@ -331,25 +334,26 @@ void DefineVocabulary(py::module_* m) {
       .def("admit", &Vocabulary::Admit, py::arg("keys").noconvert(),
            py::arg("step"), py::arg("oldest_in_flight"),
            py::arg("pinned_rows").noconvert(),
-           "What a training step does: rows of its keys, and new keys.")
+           "Applies a training step: returns rows of keys and admits new keys.")
       .def("find", &Vocabulary::Find, py::arg("keys").noconvert(),
-           "The row of each key, or -1.")
+           "Returns the row of each key, or -1 if it has no row.")
       .def("evict", &Vocabulary::Evict, py::arg("keys").noconvert(),
            py::arg("step"), py::arg("oldest_in_flight"),
-           py::arg("pinned_rows").noconvert(), "The rows that became free.")
+           py::arg("pinned_rows").noconvert(), "Returns the freed rows.")
       .def("evict_expired", &Vocabulary::EvictOld, py::arg("step"),
-           py::arg("oldest_in_flight"), "The rows that became free.")
+           py::arg("oldest_in_flight"), "Returns the freed rows.")
       .def("resize", &Vocabulary::Resize, py::arg("capacity"),
            py::arg("num_shards"), py::arg("step"),
-           "(from, to): the rows of the keys that found a place.")
-      .def("state", &Vocabulary::State, "All arrays of the state, by row.");
+           "Returns (from, to): the old and new rows of the keys that fit.")
+      .def("state", &Vocabulary::State,
+           "Returns all arrays of the state, by row.");
   m->def("put_keys", &PutKeysPy, py::arg("keys").noconvert(),
          py::arg("last_step").noconvert(), py::arg("count").noconvert(),
          py::arg("step"), py::arg("capacity"), py::arg("evict"),
          py::arg("half_life_steps"),
-         "Keys by row in a vocabulary of another capacity, and their moves.");
+         "Returns keys by row in a vocabulary of another capacity, and moves.");
   m->def("first_values", &FirstValuesPy, py::arg("kind"), py::arg("a"),
-         py::arg("b"), py::arg("seed"), py::arg("keys").noconvert(),
+         py::arg("dim"), "Returns initial rows of keys, [num_keys, dim].");
          py::arg("dim"), "The first rows of keys, [num_keys, dim].");
 }
 

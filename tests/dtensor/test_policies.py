@@ -48,7 +48,7 @@ def test_registering_twice_is_fine_and_otherwise_is_refused():
 
 
 def test_what_tensorflow_divides_by_itself_is_left_alone():
-    with pytest.raises(RuntimeError, match="'Relu' has an expander"):
+    with pytest.raises(RuntimeError, match="'Relu' already has an expander"):
         dtensor_ops.register_op("Relu", "elementwise")
 
 

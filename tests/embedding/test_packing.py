@@ -236,7 +236,7 @@ def test_row_splits_that_are_none_are_refused():
 
 
 def test_a_sample_that_needs_more_columns_is_refused():
-    with pytest.raises(InvalidArgument, match="no less than .* 4. .*: 3"):
+    with pytest.raises(InvalidArgument, match="at least .* 4. .*: 3"):
         tlm.pack([ragged([[1], [2, 3]])], num_columns=3)
 
 

@@ -557,7 +557,7 @@ def test_stats_are_not_for_functions():
         (
             np.array([0, 10]),
             "^Feature 'ads/clicks', sample 1: id 10 is outside "
-            "table 'words' with 10 rows; with out_of_range=.* accepts it$",
+            "table 'words' with 10 rows; set out_of_range=.* to accept it$",
         ),
         (np.array([-1, 0]), "'ads/clicks', sample 0: id -1 .*'words' with 10"),
         (np.array([2**33 + 5]), f"sample 0: id {2**33 + 5} "),

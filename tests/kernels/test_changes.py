@@ -154,8 +154,8 @@ def test_what_cannot_be_taken():
             {"shards": [one.handle for one in shards]},
             "This engine's tables need 2 `shards`. Received: 1",
         ),
-        ({"open_tables": [2]}, "`open_tables` must be tables of the"),
-        ({"open_tables": [1, 1]}, "each once. Received: 1"),
+        ({"open_tables": [2]}, "`open_tables` must be distinct tables of the"),
+        ({"open_tables": [1, 1]}, "distinct tables of the engine. Received: 1"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             ops.take_changes(

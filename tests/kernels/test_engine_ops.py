@@ -391,7 +391,7 @@ BAD_ENQUEUE = {
     ),
     "samples of rank 2": (
         lambda i: i.update(num_samples=i["num_samples"][None]),
-        "`num_samples` must be one per feature",
+        "`num_samples` must have one value per feature",
     ),
 }
 
@@ -554,7 +554,7 @@ def test_a_held_value_stays_while_the_update_lands():
         ({"table_names": ["ads"]}, "too many values|names no table"),
         (
             {"table_num_rows": [7]},
-            "Table 'words': an attr `table_\\*` has too few",
+            "Table 'words': an attribute `table_\\*` has too few",
         ),
         (
             {"table_num_rows": [7, 6]},

@@ -160,7 +160,7 @@ def test_verbs_that_a_dtype_has_not_are_refused(dtype, verb):
     variables = cases.shard_variables(draw_table(dtype, 5, (2,), 0), cut)
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=f"`scatter_{verb}` does not take dtype",
+        match=f"`scatter_{verb}` does not support dtype",
     ):
         scatter(variables, cut, [1], tf.zeros([1, 2], dtype), verb)
 

@@ -557,7 +557,7 @@ def test_what_is_no_plan_or_no_answer_is_refused():
                     element_dtype=tf.float32,
                 )
             },
-            "must be what `PlanStep` made",
+            "must be an output of `PlanStep`",
         ),
         (
             {"fetched": [tf.zeros([9], tf.uint8), fetched[1]]},

@@ -1,8 +1,8 @@
 """Stand-ins that let Bazel 4 to 6 build C++ without the network.
 
-These versions of Bazel fetch rules_cc and rules_java as soon as a C++ toolchain
-is looked up, and a coverage tool as soon as a test is built. All they need of
-the first two is their `defs.bzl`, which can as well name the native rules.
+These versions of Bazel fetch rules_cc and rules_java when a C++ toolchain is
+looked up, and a coverage tool when a test is built. They load only `defs.bzl` of
+rules_cc and rules_java, and this file can refer to the native rules.
 """
 
 _NATIVE_RULES = {
@@ -45,7 +45,7 @@ def _native_rules_impl(ctx):
 
 native_rules = repository_rule(
     implementation = _native_rules_impl,
-    doc = "Makes `rules_<language>`, whose defs.bzl names the native rules.",
+    doc = "Creates `rules_<language>`, whose defs.bzl refers to the native rules.",
 )
 
 def _no_coverage_tools_impl(ctx):
@@ -59,5 +59,5 @@ filegroup(
 
 no_coverage_tools = repository_rule(
     implementation = _no_coverage_tools_impl,
-    doc = "Makes an empty report generator: `bazel coverage` is not used.",
+    doc = "Creates an empty report generator, because `bazel coverage` is not used.",
 )

@@ -1,4 +1,4 @@
-"""`pip_deps` for Bazel 7 and newer; WORKSPACE calls the rule itself."""
+"""The repository `pip_deps` for Bazel 7 and newer; WORKSPACE defines it for older versions."""
 
 load(":tf_configure.bzl", "pip_deps")
 

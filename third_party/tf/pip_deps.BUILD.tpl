@@ -2,10 +2,12 @@ load("@rules_cc//cc:defs.bzl", "cc_library")
 
 package(default_visibility = ["//visibility:public"])
 
-# `includes` becomes -isystem, so warnings inside these headers stay quiet.
+# Bazel passes `includes` as -isystem, so the compiler does not warn about these
+# headers.
 
-# Only the folders that our sources reach: each build server reads every file
-# once, and all of TensorFlow's 18,000 headers would take half a minute.
+# Only the folders that the sources of this package include: each build server
+# reads every file once, and TensorFlow's 18,000 headers would take half a
+# minute.
 cc_library(
     name = "tf_headers",
     hdrs = glob(
@@ -34,7 +36,7 @@ cc_library(
     includes = ["tf_include"],
 )
 
-# cc/copts.bzl says how the library is linked.
+# cc/copts.bzl describes how the library is linked.
 exports_files(["libtensorflow_framework.so.2"])
 
 cc_library(

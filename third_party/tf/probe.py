@@ -1,11 +1,11 @@
-"""Prints where pip put what the C++ build needs, one KEY=value per line.
+"""Prints the locations of packages for the C++ build, one KEY=value per line.
 
-Run as `python -I probe.py`, so that setup.py and Bazel get the same answer
-whatever PYTHONPATH is. The folders that TF_LAYOUTMAP_BUILD_PACKAGES names come
-first: setup.py sets it in an isolated build of pip. Packages are found, not
-imported, which saves the seconds that TensorFlow takes to start.
+Run the script as `python -I probe.py`, so that setup.py and Bazel get the same
+result for any PYTHONPATH. Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority;
+setup.py sets this variable in an isolated build of pip. The script finds
+packages without importing them, because importing TensorFlow takes seconds.
 
-Exit status 1 with one sentence on stderr when something is missing.
+If a package is missing, the exit status is 1 and stderr contains one sentence.
 """
 
 import importlib.metadata
@@ -20,15 +20,15 @@ def package_dir(module: str, remedy: str) -> pathlib.Path:
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         sys.exit(
-            f"Building tf_layoutmap needs the Python package {module!r} in "
-            f"{sys.executable}, which has none: {remedy}"
+            f"Building tf_layoutmap requires the Python package {module!r} in "
+            f"{sys.executable}. Install it: {remedy}"
         )
     return pathlib.Path(spec.submodule_search_locations[0])
 
 
 def tensorflow_version(folder: pathlib.Path) -> str:
-    """The version in `folder`; another folder may hold another TensorFlow."""
-    # One package under several names; they own the same files.
+    """Returns the version of the TensorFlow distribution in `folder`."""
+    # One package with several distribution names, which install the same files.
     for name in (
         "tensorflow-cpu",
         "tensorflow",
@@ -41,15 +41,15 @@ def tensorflow_version(folder: pathlib.Path) -> str:
         ):
             return found.version
     sys.exit(
-        "Found the files of TensorFlow but no installed distribution of "
-        "it. Reinstall it: pip install --force-reinstall tensorflow-cpu"
+        "The files of TensorFlow exist but it has no installed distribution. "
+        "Reinstall it: pip install --force-reinstall tensorflow-cpu"
     )
 
 
 def existing(path: pathlib.Path, remedy: str) -> pathlib.Path:
     if not path.exists():
         sys.exit(
-            f"Building tf_layoutmap needs {path}, which does not exist: "
+            f"Building tf_layoutmap requires {path}, which does not exist: "
             f"{remedy}"
         )
     return path
@@ -58,8 +58,8 @@ def existing(path: pathlib.Path, remedy: str) -> pathlib.Path:
 def main() -> None:
     folders = os.environ.get("TF_LAYOUTMAP_BUILD_PACKAGES", "")
     sys.path[:0] = filter(None, folders.split(os.pathsep))
-    # Links to TensorFlow's files must not go stale when this interpreter is
-    # reached through a link that later points elsewhere, hence realpath.
+    # realpath keeps links to TensorFlow's files valid if this interpreter is
+    # run through a link that later changes.
     tensorflow = package_dir(
         "tensorflow", "pip install 'tensorflow-cpu==2.21.*'"
     )

@@ -1,9 +1,10 @@
 """The repository `pip_deps`: headers and libraries that pip installed.
 
-It holds TensorFlow's headers and libtensorflow_framework, pybind11's headers
-and Python's, linked from the environment of one interpreter: the one that
-PYTHON_BIN_PATH names, else this checkout's .venv, else python3 on PATH. Folders
-that TF_LAYOUTMAP_BUILD_PACKAGES names come first; probe.py says why.
+The repository links TensorFlow's headers and libtensorflow_framework, pybind11's
+headers and Python's headers from the environment of one interpreter: the
+interpreter in PYTHON_BIN_PATH, otherwise .venv of this checkout, otherwise
+python3 on PATH. Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority; see
+probe.py.
 """
 
 def _interpreter(ctx):
@@ -16,13 +17,13 @@ def _interpreter(ctx):
         return str(own)
     found = ctx.which("python3")
     if not found:
-        fail("No Python: set PYTHON_BIN_PATH to an interpreter 3.11 to 3.13.")
+        fail("No Python interpreter found. Set PYTHON_BIN_PATH to Python 3.11 to 3.13.")
     return str(found)
 
 def _pip_deps_impl(ctx):
     result = ctx.execute([_interpreter(ctx), "-I", str(ctx.path(ctx.attr.probe))])
     if result.return_code != 0:
-        fail(result.stderr.strip() or "The probe of Python's packages failed.")
+        fail(result.stderr.strip() or "third_party/tf/probe.py failed without a message.")
     found = {}
     for line in result.stdout.splitlines():
         key, value = line.split("=", 1)
@@ -36,7 +37,7 @@ def _pip_deps_impl(ctx):
 
 pip_deps = repository_rule(
     implementation = _pip_deps_impl,
-    doc = "Links what pip installed into one repository.",
+    doc = "Links headers and libraries that pip installed into one repository.",
     environ = ["PYTHON_BIN_PATH", "TF_LAYOUTMAP_BUILD_PACKAGES"],
     local = True,
     attrs = {

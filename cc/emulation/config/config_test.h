@@ -1,4 +1,5 @@
-// Writes configurations as TensorFlow serializes them.
+// Test helpers that write configurations in the format of TensorFlow's protocol
+// buffers.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_CONFIG_TEST_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_CONFIG_TEST_H_
@@ -44,7 +45,7 @@ struct WireWriter {
   }
 };
 
-// Field numbers of the rules in OptimizationParameters.
+// Field numbers of the optimizers in OptimizationParameters.
 constexpr uint32_t kAdagradField = 3;
 constexpr uint32_t kSgdField = 4;
 
@@ -73,8 +74,9 @@ inline WireWriter WriteSystem(int64_t num_hosts, int64_t num_cores,
       .Int(7, is_pipelined);
 }
 
-// Two tables, three features: `ads` is trained by Adagrad and looked up by
-// `clicked` and `shown`, `words` by SGD and the sequence `text`.
+// Returns a configuration with two tables and three features. Adagrad trains
+// `ads`, which the features `clicked` and `shown` use. SGD trains `words`,
+// which the sequence feature `text` uses.
 inline std::string TestTpuConfig(int64_t num_hosts, int64_t num_cores,
                                  int64_t num_samples = 4,
                                  bool is_pipelined = false) {

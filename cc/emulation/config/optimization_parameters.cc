@@ -47,7 +47,7 @@ struct Limits {
 
 Status ReadLimits(Bytes bytes, const std::string& what, Limits* limits) {
   return ForFields(bytes, what, [&](const WireField& side) {
-    // A FloatValue, whose field 1 is left out if it is 0.
+    // The message is a FloatValue, whose field 1 is omitted if its value is 0.
     float value = 0;
     LM_RETURN_IF_ERROR(ForFields(side.bytes, what, [&](const WireField& one) {
       if (one.number == 1) value = one.AsFloat();
@@ -59,10 +59,10 @@ Status ReadLimits(Bytes bytes, const std::string& what, Limits* limits) {
   });
 }
 
-// The settings of one table; each reader takes a field it knows.
+// Settings of one table. Each reader handles the fields that it supports.
 struct Settings {
   Optimizer optimizer = Optimizer::kNone;
-  std::vector<float> constants;  // of the rule, behind the learning rate
+  std::vector<float> constants;  // hyperparameters after the learning rate
   float rate = 0;
   int32_t dynamic_rate = -1;
   Limits gradient;
@@ -81,7 +81,7 @@ Status ReadRate(Bytes bytes, const std::string& where, Settings* settings) {
       if (t.number == 1) tag = t.AsInt();
       return Status();
     }));
-    // Tags are dense, and there are no more of them than tables.
+    // Tags are consecutive, and there are at most as many tags as tables.
     LM_RETURN_IF_ERROR(
         CheckRange(where + "the tag of a learning rate", tag, 0, 1 << 20));
     settings->dynamic_rate = static_cast<int32_t>(tag);
@@ -89,8 +89,8 @@ Status ReadRate(Bytes bytes, const std::string& where, Settings* settings) {
   });
 }
 
-// Reads the fields `numbers` of a rule's message, floats and bools alike, into
-// the places they have among its constants.
+// Reads the fields `numbers` of an optimizer's message, floats and bools, into
+// the constants in the same order.
 Status ReadConstants(Bytes bytes, const std::string& where,
                      const std::vector<uint32_t>& numbers, Settings* settings) {
   settings->constants.assign(numbers.size(), 0);
@@ -121,15 +121,16 @@ Status ReadRule(const WireField& one, const std::string& where,
           ReadConstants(one.bytes, where, {1, 2, 3, 4, 5}, settings));
       if (settings->constants[2] > 0) return Status();
       return InvalidArgument(where +
-                             "AdagradMomentum's exponent must be above "
-                             "0. Received: " +
+                             "the exponent of AdagradMomentum must be greater "
+                             "than 0. Received: " +
                              to_string(settings->constants[2]));
     case field::kAdam:
       // beta1, beta2, epsilon, use_sum_inside_sqrt, use_non_lazy_adam
       settings->optimizer = Optimizer::kAdam;
       LM_RETURN_IF_ERROR(
           ReadConstants(one.bytes, where, {3, 4, 5, 10, 8}, settings));
-      settings->constants[4] = settings->constants[4] == 0;  // lazy
+      settings->constants[4] =
+          settings->constants[4] == 0;  // converts to `lazy`
       return Status();
     case field::kFtrl:
       // lr_power, l1, l2, beta, multiply_linear_by_lr
@@ -137,13 +138,14 @@ Status ReadRule(const WireField& one, const std::string& where,
       return ReadConstants(one.bytes, where, {3, 1, 2, 7, 6}, settings);
     case field::kHotIdReplication:
     case field::kLowDimensionalPacking:
-      return Status();  // where rows lie, not what they are
+      return Status();  // affects storage but not values
     default:
-      return InvalidArgument(
-          where +
-          "the emulation has the optimizers SGD, Adagrad, "
-          "AdagradMomentum, Adam and FTRL. Received: field " +
-          to_string(one.number) + " of OptimizationParameters");
+      return InvalidArgument(where +
+                             "the optimizer must be one that the emulation "
+                             "supports: SGD, Adagrad, "
+                             "AdagradMomentum, Adam or FTRL. Received: field " +
+                             to_string(one.number) +
+                             " of OptimizationParameters");
   }
 }
 
@@ -180,7 +182,7 @@ Status ReadOptimization(Bytes bytes, const std::string& where,
         settings->decay_times_rate = one.AsBool();
         return Status();
       case field::kGradientAccumulation:
-        settings->accumulate = one.AsInt() != 2;  // DISABLED
+        settings->accumulate = one.AsInt() != 2;  // 2 is DISABLED
         return Status();
       case field::kSimulatedQuantization:
         return ReadQuantization(one.bytes, where, table);
@@ -190,7 +192,8 @@ Status ReadOptimization(Bytes bytes, const std::string& where,
   });
 }
 
-// The numbers of a rule in the engine's order; modifiers only if there are any.
+// Returns the hyperparameters in the engine's order. Modifiers are included
+// only if at least one is set.
 std::vector<float> Hyperparameters(const Settings& settings) {
   std::vector<float> all = {settings.rate};
   all.insert(all.end(), settings.constants.begin(), settings.constants.end());
@@ -214,22 +217,23 @@ Status CheckSettings(const Settings& settings, const std::string& table,
                      const std::vector<float>& hyperparameters) {
   const std::string where = "Table '" + table + "': ";
   if (settings.optimizer == Optimizer::kNone) {
-    return InvalidArgument(where + "its configuration names no optimizer");
+    return InvalidArgument(where + "its configuration must set an optimizer");
   }
   if (!settings.accumulate && (settings.gradient.lower != -kInfinity ||
                                settings.gradient.upper != kInfinity)) {
     return InvalidArgument(where +
-                           "gradients are clipped when they are summed, so "
-                           "clipping needs gradient accumulation");
+                           "gradient clipping requires gradient accumulation, "
+                           "because it is applied to the sum of the gradients");
   }
   if (!settings.accumulate &&
       TouchesAllRows(settings.optimizer, hyperparameters)) {
-    return InvalidArgument(where +
-                           "Adam that is not lazy moves each row once per "
-                           "step, so it needs gradient accumulation");
+    return InvalidArgument(
+        where +
+        "Adam with lazy_adam=False requires gradient "
+        "accumulation, because it updates each row once per step");
   }
   std::vector<float> checked = hyperparameters;
-  // One that comes with the step is checked then.
+  // A dynamic learning rate is checked when a step passes it.
   if (settings.dynamic_rate >= 0) checked[0] = 1;
   return CheckHyperparameters(settings.optimizer, table, checked);
 }

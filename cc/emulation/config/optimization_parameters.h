@@ -1,4 +1,5 @@
-// What a serialized OptimizationParameters says of a table.
+// Reads the settings of a table from a serialized OptimizationParameters
+// message.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_OPTIMIZATION_PARAMETERS_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_OPTIMIZATION_PARAMETERS_H_
@@ -12,15 +13,16 @@
 
 namespace layoutmap {
 
-// A table's numbers, as cc/core/optimizers/optimizer.h lists them. The first
-// one, the learning rate, comes with each step if it is dynamic.
+// Hyperparameters of a table, in the order of cc/core/optimizers/optimizer.h. A
+// dynamic learning rate, which is the first hyperparameter, is passed with each
+// step.
 struct TpuRule {
   std::vector<float> hyperparameters;
-  int32_t dynamic_rate = -1;  // which of the step's learning rates, or none
+  int32_t dynamic_rate = -1;  // index into the step's rates, or -1
 };
 
-// Reads the optimizer and the quantization of a table, whose name is known, and
-// refuses what the engine does not carry out.
+// Reads the optimizer and the quantization of a table whose name is set.
+// Returns an error for settings that the engine does not support.
 Status ReadOptimizationParameters(Bytes bytes, TableSpec* table, TpuRule* rule);
 
 }  // namespace layoutmap

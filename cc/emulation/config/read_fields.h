@@ -1,4 +1,4 @@
-// Reads the fields of a message, and says what is wrong with them.
+// Reads the fields of a message and reports malformed fields.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_READ_FIELDS_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_READ_FIELDS_H_
@@ -13,7 +13,7 @@ namespace layoutmap {
 
 inline Status MalformedBytes(const std::string& what) {
   return InvalidArgument("The bytes of " + what +
-                         " are no protocol buffer of that kind");
+                         " must be a valid protocol buffer of its type");
 }
 
 // Calls `visit(field)` for each field of a message.

@@ -20,14 +20,15 @@ namespace {
 using std::to_string;
 
 constexpr int64_t kMaxNumRows = int64_t{1} << 32;
-// Shards and cores have entries of their own in several lists, so that bytes
-// that ask for more than any pod has must not be believed.
+// Several lists have an entry per shard or core. The limits, which exceed every
+// pod, prevent malformed bytes from causing large allocations.
 constexpr int64_t kMaxNumHosts = 1 << 10;
 constexpr int64_t kMaxNumCores = 1 << 14;
 constexpr int64_t kMaxNumOutputs = INT32_MAX;
 constexpr int64_t kMaxDim = 1 << 20;
-// Batches that wait for a core before `enqueue` waits, too. What a TPU's queue
-// holds is not public; this is more than programs put into it.
+// Number of batches that a core's queue holds before `enqueue` waits. The size
+// of a TPU's queue is not public; this value exceeds the number that programs
+// enqueue.
 constexpr int64_t kMaxPendingSteps = 32;
 
 // Field numbers of tpu_embedding_configuration.proto.
@@ -87,7 +88,7 @@ Status ReadFeature(Bytes bytes, int64_t index, FeatureSpec* feature,
     while (packed.NextPacked(&size)) shape->push_back(size);
     return packed.is_malformed() ? MalformedBytes(where) : Status();
   }));
-  // TensorFlow leaves it out where the user has given none.
+  // TensorFlow omits the name if the user has not set one.
   if (feature->feature.empty()) feature->feature = "#" + to_string(index);
   if (shape->empty()) {
     return InvalidArgument(where + "input_shape must have at least one axis");
@@ -101,7 +102,8 @@ Status ReadFeature(Bytes bytes, int64_t index, FeatureSpec* feature,
   return Status();
 }
 
-// What `ForFields` collects before tables and features can be cut and paired.
+// Fields that `ForFields` collects before tables are sharded and features are
+// matched to tables.
 struct Draft {
   int64_t num_hosts = 0;
   int64_t num_cores = 0;
@@ -143,14 +145,14 @@ Status ReadField(const WireField& one, TpuConfig* config, Draft* draft) {
     case field::kShardingStrategy:
       if (one.AsInt() == 0) return Status();
       return InvalidArgument(
-          "The emulation cuts tables into blocks (DIV_DEFAULT). Received: "
-          "sharding_strategy " +
+          "`sharding_strategy` must be 0 (DIV_DEFAULT) in the emulation. "
+          "Received: sharding_strategy " +
           to_string(one.AsInt()));
     case field::kMode:
       if (one.AsInt() == 2) return Status();
       return InvalidArgument(
-          "The mode of a configuration must be TRAINING; each enqueue says "
-          "what it is. Received: mode " +
+          "The mode of a configuration must be TRAINING; each enqueue sets "
+          "its own mode. Received: mode " +
           to_string(one.AsInt()));
     case field::kPipeline:
       engine.is_pipelined = one.AsBool();
@@ -159,14 +161,15 @@ Status ReadField(const WireField& one, TpuConfig* config, Draft* draft) {
       return ForFields(one.bytes, "spmd_sharding", [](const WireField& spmd) {
         if (spmd.number != 1 || !spmd.AsBool()) return Status();
         return InvalidArgument(
-            "The emulation has one core per replica. Received: spmd_sharding");
+            "The emulation supports one core per replica. Received: "
+            "spmd_sharding");
       });
     default:
       return Status();
   }
 }
 
-Status CutTables(const Draft& draft, TpuConfig* config) {
+Status ShardTables(const Draft& draft, TpuConfig* config) {
   for (size_t t = 0; t < draft.rows.size(); ++t) {
     const int64_t block = draft.rows[t] / draft.num_hosts;
     const int64_t longer = draft.rows[t] % draft.num_hosts;
@@ -180,7 +183,7 @@ Status CutTables(const Draft& draft, TpuConfig* config) {
   return Status();
 }
 
-Status PairFeatures(const Draft& draft, TpuConfig* config) {
+Status MatchFeatures(const Draft& draft, TpuConfig* config) {
   EngineConfig& engine = config->engine;
   for (size_t f = 0; f < engine.features.size(); ++f) {
     FeatureSpec& feature = engine.features[f];
@@ -212,9 +215,9 @@ Status CountRates(TpuConfig* config) {
   config->num_rates = static_cast<int32_t>(tags.size());
   if (tags.empty() || *tags.rbegin() + 1 == config->num_rates) return Status();
   return InvalidArgument(
-      "The tags of dynamic learning rates must be numbered from 0 on. "
+      "The tags of dynamic learning rates must be consecutive numbers from 0. "
       "Received: " +
-      to_string(tags.size()) + " tags, the highest " +
+      to_string(tags.size()) + " tags, the largest is " +
       to_string(*tags.rbegin()));
 }
 
@@ -244,15 +247,15 @@ Status ParseTpuConfig(Bytes bytes, TpuConfig* config) {
   if (parsed.engine.features.empty()) {
     return InvalidArgument(
         "A configuration must describe its features (feature_descriptor); "
-        "those of the TensorFlow 1 API, which describes tables only, are not "
-        "emulated");
+        "the configurations of the TensorFlow 1 API, which describe only "
+        "tables, are not supported");
   }
   parsed.num_hosts = static_cast<int32_t>(draft.num_hosts);
   parsed.engine.num_replicas = static_cast<int32_t>(draft.num_cores);
   parsed.engine.max_pending_steps = kMaxPendingSteps;
   LM_RETURN_IF_ERROR(CheckNames(parsed.engine));
-  LM_RETURN_IF_ERROR(CutTables(draft, &parsed));
-  LM_RETURN_IF_ERROR(PairFeatures(draft, &parsed));
+  LM_RETURN_IF_ERROR(ShardTables(draft, &parsed));
+  LM_RETURN_IF_ERROR(MatchFeatures(draft, &parsed));
   LM_RETURN_IF_ERROR(CountRates(&parsed));
   *config = std::move(parsed);
   return Status();

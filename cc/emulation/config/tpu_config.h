@@ -1,4 +1,5 @@
-// What a serialized TPUEmbeddingConfiguration says, in the engine's words.
+// Converts a serialized TPUEmbeddingConfiguration to the engine's
+// configuration.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_TPU_CONFIG_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_TPU_CONFIG_H_
@@ -17,18 +18,19 @@ namespace layoutmap {
 struct TpuConfig {
   EngineConfig engine;
   std::vector<TpuRule> rules;  // by table
-  // By feature: the shape of its activations without the last axis.
+  // For each feature, the shape of its activations without the last axis.
   std::vector<std::vector<int64_t>> output_shapes;
   int32_t num_hosts = 1;
   int32_t num_rates = 0;  // dynamic learning rates of a step
 
-  // Activation rows of one core's feature, and of one of its samples.
+  // Number of activation rows of a feature on one core, and per sample.
   int64_t num_outputs(size_t f) const;
   int64_t outputs_per_sample(size_t f) const;
 };
 
-// Refuses bytes that are no configuration, and settings that the engine does
-// not carry out. Memory is bounded by the number of bytes, whatever they say.
+// Parses a configuration. Returns an error for malformed bytes and for settings
+// that the engine does not support. Memory is bounded by the number of bytes,
+// not by the values in them.
 Status ParseTpuConfig(Bytes bytes, TpuConfig* config);
 
 }  // namespace layoutmap

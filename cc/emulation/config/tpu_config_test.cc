@@ -32,7 +32,8 @@ void ExpectRefused(const WireWriter& config, const std::string& words) {
   EXPECT_TRUE(parsed.rules.empty());
 }
 
-// One table with these OptimizationParameters, one feature.
+// Returns a configuration of one table with these OptimizationParameters and
+// one feature.
 WireWriter ConfigWith(const WireWriter& optimization) {
   WireWriter table;
   table.Text(1, "ads").Int(2, 8).Int(3, 4).Message(5, optimization);
@@ -63,7 +64,7 @@ TEST(TpuConfigTest, TablesAndFeaturesAreRead) {
   EXPECT_EQ(config.rules[0].hyperparameters, (std::vector<float>{0.25f}));
 }
 
-TEST(TpuConfigTest, RulesBecomeHyperparameters) {
+TEST(TpuConfigTest, OptimizersAreConvertedToHyperparameters) {
   const WireWriter rate = WireWriter().Message(13, ConstantRate(0.5f));
   struct Case {
     uint32_t field;
@@ -104,7 +105,7 @@ TEST(TpuConfigTest, RulesBecomeHyperparameters) {
   }
 }
 
-TEST(TpuConfigTest, ModifiersFollowTheRule) {
+TEST(TpuConfigTest, ModifiersFollowTheHyperparameters) {
   const auto limit = [](float value) { return WireWriter().Float(1, value); };
   WireWriter optimization;
   optimization.Message(13, ConstantRate(0.5f))
@@ -119,7 +120,7 @@ TEST(TpuConfigTest, ModifiersFollowTheRule) {
             (std::vector<float>{0.5f, -1, 0, 0.125f, 1, -3, kInfinity, 1}));
 }
 
-TEST(TpuConfigTest, WithoutAccumulationNothingIsClipped) {
+TEST(TpuConfigTest, ClippingRequiresAccumulation) {
   WireWriter optimization;
   optimization.Message(13, ConstantRate(0.5f))
       .Message(4, WireWriter())
@@ -128,7 +129,7 @@ TEST(TpuConfigTest, WithoutAccumulationNothingIsClipped) {
   ASSERT_TRUE(Parse(ConfigWith(optimization).bytes, &config).ok());
   EXPECT_EQ(config.rules[0].hyperparameters.back(), 0);
   optimization.Message(7, WireWriter().Message(1, WireWriter().Float(1, -1)));
-  ExpectRefused(ConfigWith(optimization), "clipping needs");
+  ExpectRefused(ConfigWith(optimization), "clipping requires");
 }
 
 TEST(TpuConfigTest, DynamicRatesAreCounted) {
@@ -143,7 +144,7 @@ TEST(TpuConfigTest, DynamicRatesAreCounted) {
   EXPECT_EQ(parsed.rules[0].dynamic_rate, 0);
   ExpectRefused(
       ConfigWith(WireWriter().Message(13, rate(1)).Message(4, WireWriter())),
-      "numbered from 0 on");
+      "consecutive numbers from 0");
 }
 
 TEST(TpuConfigTest, QuantizationIsRead) {
@@ -164,12 +165,12 @@ TEST(TpuConfigTest, QuantizationIsRead) {
   EXPECT_EQ(config.engine.tables[0].Quantized()->quantum, 0.5f);
 }
 
-TEST(TpuConfigTest, WhatTheEngineDoesNotCarryOutIsRefused) {
+TEST(TpuConfigTest, UnsupportedSettingsAreRejected) {
   const WireWriter sgd =
       WireWriter().Message(13, ConstantRate(0.5f)).Message(4, WireWriter());
   ExpectRefused(ConfigWith(WireWriter().Message(9, WireWriter())),
                 "Received: field 9 of OptimizationParameters");
-  ExpectRefused(ConfigWith(WireWriter()), "names no optimizer");
+  ExpectRefused(ConfigWith(WireWriter()), "must set an optimizer");
   ExpectRefused(ConfigWith(sgd).Int(6, 1), "sharding_strategy 1");
   ExpectRefused(ConfigWith(sgd).Int(2, 1), "must be TRAINING");
   ExpectRefused(ConfigWith(sgd).Message(11, WireWriter().Int(1, 1)),
@@ -192,12 +193,12 @@ TEST(TpuConfigTest, WhatTheEngineDoesNotCarryOutIsRefused) {
                 "vocabulary_size");
 }
 
-TEST(TpuConfigTest, NoCutOfAConfigurationIsRead) {
+TEST(TpuConfigTest, TruncatedConfigurationsAreRejected) {
   const std::string whole = TestTpuConfig(2, 2);
   for (size_t size = 0; size < whole.size(); ++size) {
     TpuConfig config;
     const Status status = Parse(whole.substr(0, size), &config);
-    // A cut between two fields may leave a smaller configuration.
+    // A truncation between two fields may leave a valid, smaller configuration.
     EXPECT_TRUE(!status.ok() || config.engine.features.size() < 3) << size;
     EXPECT_EQ(status.ok(), status.message().empty());
   }

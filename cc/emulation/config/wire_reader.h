@@ -1,8 +1,9 @@
-// Walks over a serialized protocol buffer, field by field.
+// Reads a serialized protocol buffer, field by field.
 //
-// Only as much of the format as a configuration needs; bytes that are none, or
-// that end in the middle of a field, end the walk with `is_malformed`. It reads
-// nothing outside of the bytes it was given and allocates nothing.
+// The reader supports the part of the format that a configuration requires.
+// Malformed bytes, or bytes that end within a field, end the iteration and set
+// `is_malformed`. The reader does not access memory outside of its input and
+// does not allocate memory.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_WIRE_READER_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_WIRE_READER_H_
@@ -15,7 +16,7 @@ namespace layoutmap {
 
 using Bytes = Span<const uint8_t>;
 
-// The numbers that the format gives them.
+// Numbers of the wire types in the format.
 enum class WireType {
   kVarint = 0,
   kFixed64 = 1,
@@ -26,10 +27,11 @@ enum class WireType {
 struct WireField {
   uint32_t number = 0;
   WireType type = WireType::kVarint;
-  uint64_t value = 0;  // of a number; a float's or double's bits
-  Bytes bytes;         // of a string, message or packed list
+  uint64_t value = 0;  // number, or bits of a float or double
+  Bytes bytes;         // string, message or packed list
 
-  // Zero, or empty, if the field is of another type: as a missing field.
+  // Returns zero or an empty value if the field has another type, like for a
+  // missing field.
   int64_t AsInt() const;
   bool AsBool() const { return AsInt() != 0; }
   float AsFloat() const;
@@ -39,9 +41,9 @@ class WireReader {
  public:
   explicit WireReader(Bytes bytes) : next_(bytes.begin()), end_(bytes.end()) {}
 
-  // False at the end, and where the bytes are no field.
+  // Reads the next field. Returns false at the end and for malformed bytes.
   bool Next(WireField* field);
-  // One number of a packed list; false as `Next`.
+  // Reads the next number of a packed list. Returns false like `Next`.
   bool NextPacked(int64_t* value);
 
   bool is_malformed() const { return is_malformed_; }

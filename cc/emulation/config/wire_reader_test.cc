@@ -12,23 +12,23 @@
 namespace layoutmap {
 namespace {
 
-Bytes BytesOf(const std::string& text) {
+Bytes AsBytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()),
           static_cast<int64_t>(text.size())};
 }
 
-TEST(WireReaderTest, ReadsWhatWasWritten) {
+TEST(WireReaderTest, ReadsWrittenFields) {
   WireWriter writer;
   writer.Int(1, 300).Int(2, -1).Float(3, 0.5f).Text(4, "ads").Int(536870911, 7);
   const std::string text = writer.bytes;
-  WireReader reader(BytesOf(text));
+  WireReader reader(AsBytes(text));
   WireField field;
   ASSERT_TRUE(reader.Next(&field));
   EXPECT_EQ(field.number, 1);
   EXPECT_EQ(field.AsInt(), 300);
   ASSERT_TRUE(reader.Next(&field));
   EXPECT_EQ(field.AsInt(), -1);
-  EXPECT_EQ(field.AsFloat(), 0);  // of another type
+  EXPECT_EQ(field.AsFloat(), 0);  // the field has another type
   ASSERT_TRUE(reader.Next(&field));
   EXPECT_EQ(field.AsFloat(), 0.5f);
   EXPECT_EQ(field.AsInt(), 0);
@@ -40,13 +40,13 @@ TEST(WireReaderTest, ReadsWhatWasWritten) {
   EXPECT_FALSE(reader.is_malformed());
 }
 
-TEST(WireReaderTest, EveryCutInsideOfAFieldIsMalformed) {
+TEST(WireReaderTest, TruncatedFieldsAreMalformed) {
   WireWriter writer;
   writer.Int(1, 300).Float(3, 0.5f).Text(4, "ads");
   const std::vector<size_t> ends = {0, 3, 8, 13};
   for (size_t size = 0; size <= writer.bytes.size(); ++size) {
     const std::string text = writer.bytes.substr(0, size);
-    WireReader reader(BytesOf(text));
+    WireReader reader(AsBytes(text));
     WireField field;
     while (reader.Next(&field)) {
     }
@@ -55,16 +55,16 @@ TEST(WireReaderTest, EveryCutInsideOfAFieldIsMalformed) {
   }
 }
 
-TEST(WireReaderTest, BytesThatAreNoFieldAreMalformed) {
+TEST(WireReaderTest, InvalidFieldsAreMalformed) {
   const std::string eleven(11, '\xff');
   for (const std::string& text :
        {std::string("\0", 1),         // field 0
         std::string("\x0b"),          // a group
-        std::string("\x0f"),          // no type has the number 7
-        "\x08" + eleven,              // a number of more than 64 bits
+        std::string("\x0f"),          // wire type 7 does not exist
+        "\x08" + eleven,              // a number with more than 64 bits
         std::string("\x22\x05xxxx"),  // four of five bytes
         "\x22" + std::string(9, '\xff') + "\x01"}) {  // 2^64 - 1 bytes
-    WireReader reader(BytesOf(text));
+    WireReader reader(AsBytes(text));
     WireField field;
     EXPECT_FALSE(reader.Next(&field)) << text;
     EXPECT_TRUE(reader.is_malformed()) << text;
@@ -74,7 +74,7 @@ TEST(WireReaderTest, BytesThatAreNoFieldAreMalformed) {
 
 TEST(WireReaderTest, PackedListsAreRead) {
   const std::string text = "\x03\xac\x02";
-  WireReader reader(BytesOf(text));
+  WireReader reader(AsBytes(text));
   int64_t value;
   ASSERT_TRUE(reader.NextPacked(&value));
   EXPECT_EQ(value, 3);

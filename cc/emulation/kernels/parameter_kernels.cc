@@ -1,4 +1,5 @@
-// Tables into the emulated TPU and out of it, a pair of ops per optimizer.
+// Kernels that load and retrieve the tables of the emulated TPU, a pair of ops
+// per optimizer.
 
 #include <cstdint>
 #include <string>
@@ -27,7 +28,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// What load and retrieve ops say about themselves.
+// Base class that reads the attributes of load and retrieve ops.
 class ParametersOp : public Kernel {
  public:
   ParametersOp(OpKernelConstruction* ctx, Optimizer optimizer)

@@ -1,4 +1,4 @@
-// Enqueue, receive and send, under the names TensorFlow gives them.
+// Kernels for enqueue, receive and send, under the names of TensorFlow's ops.
 
 #include <cstddef>
 #include <cstdint>
@@ -110,10 +110,10 @@ class EnqueueOp : public AsyncOpKernel {
     const std::string name(mode->scalar<tensorflow::tstring>()());
     *training = name == "train" || name == "unspecified";
     if (*training || name == "inference") return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "`mode_override` must be one of train, inference, unspecified. "
-        "Received: ",
-        name));
+    return absl::InvalidArgumentError(
+        absl::StrCat("`mode_override` must be one of train, inference, "
+                     "unspecified. Received: ",
+                     name));
   }
 
   absl::Status ReadCore(OpKernelContext* ctx, int32_t* core) const {
@@ -123,7 +123,8 @@ class EnqueueOp : public AsyncOpKernel {
       TF_RETURN_IF_ERROR(CheckRank("device_ordinal", *ordinal, 0));
       *core = ordinal->scalar<int32_t>()();
     }
-    // Inside `strategy.run` the op runs on its core and cannot know its number.
+    // In `strategy.run`, the op runs on its core's device and has no attribute
+    // with its index.
     if (*core < 0) *core = CoreOf(ctx);
     return absl::OkStatus();
   }
@@ -181,10 +182,10 @@ class EnqueueOp : public AsyncOpKernel {
 
   bool is_dynamic_ = false;
   int32_t core_ = -1;
-  std::vector<Combiner> combiners_;  // by table
+  std::vector<Combiner> combiners_;  // one per table
 };
 
-// [d0, d1, ..., dim]
+// Computes the shape [d0, d1, ..., dim].
 absl::Status ActivationShape(const TpuConfig& config, size_t f,
                              TensorShape* shape) {
   for (const int64_t size : config.output_shapes[f]) {

@@ -1,4 +1,5 @@
-// Setting the emulated TPU up, TensorFlow's way and ours.
+// Kernels that initialize the emulated TPU, for TensorFlow's ops and for ops of
+// this package.
 
 #include <cstdint>
 #include <string>
@@ -28,19 +29,21 @@ REGISTER_OP("LayoutMap>SetUpEmulation")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(
-        "Gives the emulated TPU its cores and hosts, and calls that wait "
-        "their deadline in seconds.");
+        "Sets the number of cores and hosts of the emulated TPU, and the "
+        "deadline of waiting calls in seconds.");
 
 REGISTER_OP("LayoutMap>ResetEmulation")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
-    .Doc("Forgets the steps in flight; tables stay.");
+    .Doc("Discards the steps in flight but keeps the tables.");
 
 REGISTER_OP("LayoutMap>DescribeEmulation")
     .Output("report: string")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
-    .Doc("A few lines: the queues of each core, and which calls wait.");
+    .Doc(
+        "Returns a few lines with the queue of each core and the waiting "
+        "calls.");
 
 class SetUpEmulationOp : public Kernel {
  public:
@@ -140,7 +143,7 @@ class ConfigureSystemOp : public Kernel {
   }
 
  private:
-  // A TopologyProto: the cores in one row.
+  // Returns a serialized TopologyProto with all cores in one row.
   static std::string Topology(const TpuSystem& system) {
     enum {
       kMeshShape = 1,

@@ -24,7 +24,8 @@ using tensorflow::CancellationToken;
 using tensorflow::OpKernelContext;
 
 TpuSystem& TpuSystem::Get() {
-  // Never destroyed: calls may still wait when the process ends.
+  // The object is never destroyed, because calls may still wait when the
+  // process ends.
   static TpuSystem* system = new TpuSystem;
   return *system;
 }
@@ -42,7 +43,8 @@ absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
   if (engine_ != nullptr &&
       (num_cores != num_cores_ || num_hosts != num_hosts_)) {
     return absl::FailedPreconditionError(
-        "The emulated TPU has an embedding; its cores cannot change");
+        "The emulated TPU already has an embedding; call "
+        "`tlm.emulation.enable` before building an embedding");
   }
   num_cores_ = num_cores;
   num_hosts_ = num_hosts;
@@ -59,15 +61,15 @@ absl::Status TpuSystem::Configure(const std::string& config) {
   }
   if (engine_ != nullptr) {
     return absl::FailedPreconditionError(
-        "The TPU is initialized for an embedding already; call "
-        "`tlm.emulation.initialize_tpu_system()` before another one is built");
+        "The TPU is already initialized for an embedding; call "
+        "`tlm.emulation.initialize_tpu_system()` before building another one");
   }
   const Status made = CatchAll([&] {
     return EmulatedEngine::Make(config, num_cores_, num_hosts_, &engine_);
   });
   if (made.code() != Code::kOutOfMemory) return ToTf(made);
   return absl::ResourceExhaustedError(
-      absl::StrCat("The tables do not fit into memory: ", made.message()));
+      absl::StrCat("The tables do not fit in memory: ", made.message()));
 }
 
 void TpuSystem::Shutdown() {
@@ -152,8 +154,8 @@ void RunWhenReady(OpKernelContext* ctx,
   call.attempt = [attempt = std::move(attempt), tf_status] {
     return CatchAll([&] { return attempt(tf_status.get()); });
   };
-  // A copy: the work may end the step, and with it the runner, before the call
-  // that schedules it returns.
+  // A copy is required: the call may end the step, and with it the runner,
+  // before the scheduling function returns.
   call.schedule = *ctx->runner();
   call.finish = [ctx, done = std::move(done), engine, name, tf_status,
                  cancellation, token, patience = call.patience,

@@ -1,4 +1,4 @@
-// The one emulated TPU system of the process, as a TPU is one.
+// The single emulated TPU system of the process.
 
 #ifndef TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
 #define TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
@@ -25,14 +25,15 @@ class TpuSystem {
   static TpuSystem& Get();
 
   absl::Status SetUp(int32_t num_cores, int32_t num_hosts, float deadline);
-  // Gives the system the embedding of `config`, whose tables are to be loaded.
+  // Creates the embedding of `config`. Its tables must be loaded afterwards.
   absl::Status Configure(const std::string& config);
-  // Forgets the embedding; calls that wait for it are cancelled.
+  // Deletes the embedding and cancels the calls that wait for it.
   void Shutdown();
 
-  // Null if there is no embedding.
+  // Returns the engine, or null if there is no embedding.
   EmulatedEnginePtr engine() const;
-  // The embedding an op belongs to; `config` is the op's, perhaps empty.
+  // Gets the engine of an op. `config` is the configuration of the op and may
+  // be empty.
   absl::Status EngineFor(const std::string& config,
                          EmulatedEnginePtr* engine) const;
 
@@ -41,19 +42,20 @@ class TpuSystem {
   PendingCalls::Clock::duration patience() const;
 
  private:
-  mutable std::mutex mutex_;  // guards all below
-  int32_t num_cores_ = 0;     // 0: not set up
+  mutable std::mutex mutex_;  // guards all members below
+  int32_t num_cores_ = 0;     // 0 before the setup
   int32_t num_hosts_ = 0;
   PendingCalls::Clock::duration patience_{};
   EmulatedEnginePtr engine_;
 };
 
-// The logical device an op runs on, which is its core.
+// Returns the index of the logical device that runs the op, which is its core.
 int32_t CoreOf(tensorflow::OpKernelContext* ctx);
 
-// Finishes the op with what `attempt` says once that is no longer "not yet",
-// or with an error that tells the queues when the system's patience is at an
-// end. `attempt` may leave a status of TensorFlow's in `*status`.
+// Calls `attempt` until it returns something other than `kNotYet`, and finishes
+// the op with the result. If the deadline of the system expires, the op fails
+// with an error that reports the queues. `attempt` may return a TensorFlow
+// status in `*status`.
 void RunWhenReady(
     tensorflow::OpKernelContext* ctx,
     tensorflow::AsyncOpKernel::DoneCallback done, EmulatedEnginePtr engine,

@@ -1,4 +1,4 @@
-// What was written to the tables of an engine since somebody last asked.
+// Kernels that record and copy the rows written to the tables of an engine.
 
 #include <cstddef>
 #include <cstdint>
@@ -58,7 +58,7 @@ class TakeChangesOp : public Kernel {
     for (const int32_t t : open_tables_) {
       if (t < 0 || t >= static_cast<int32_t>(tables.size()) || is_open[t]) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "`open_tables` must be tables of the engine, each once. Received: ",
+            "`open_tables` must be distinct tables of the engine. Received: ",
             t));
       }
       is_open[t] = true;
@@ -81,8 +81,8 @@ class TakeChangesOp : public Kernel {
       besides.emplace_back(view.begin(), view.end());
     }
 
-    // All variables at once: what is taken is of one moment. Until this op
-    // ends nothing is written, so it copies and does nothing else.
+    // The op locks all variables together, so the copies are of one point in
+    // time. All writes wait until the op ends; therefore the op only copies.
     LockedShards locked;
     TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes", "whole"},
                                    LockedShards::Mode::kShared));
@@ -90,7 +90,7 @@ class TakeChangesOp : public Kernel {
     const absl::Status copied =
         Copy(ctx, tables, is_open, locked, num_shards, num_slots, rows);
     if (!copied.ok()) {
-      // Whoever asks again gets them.
+      // Records the rows again, so that the next call returns them.
       for (size_t t = 0; t < rows.size(); ++t) {
         resource.changed().Note(static_cast<int32_t>(t), rows[t]);
       }
@@ -137,7 +137,8 @@ class TakeChangesOp : public Kernel {
                              handles.size());
   }
 
-  // Keys, last steps and counts.
+  // Variables of a vocabulary with one value per row: keys, last steps and
+  // counts.
   static constexpr int kNumLaneVariables = 3;
 
   std::vector<int32_t> open_tables_;

@@ -48,7 +48,7 @@ absl::Status OutputsInOrder::Check(DataType dtype) const {
       tensorflow::DataTypeString(dtype), ". Received: ", outputs_.size(),
       " dtypes",
       next_ < outputs_.size()
-          ? absl::StrCat(", this one ",
+          ? absl::StrCat(", this one is ",
                          tensorflow::DataTypeString(
                              outputs_.expected_output_dtype(next_)))
           : ""));
@@ -77,7 +77,7 @@ absl::Status OutputsInOrder::SetVector(Span<const int64_t> values) {
 absl::Status OutputsInOrder::Finish() const {
   if (next_ == outputs_.size()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("`", name_, "` must be ", next_,
+      absl::StrCat("`", name_, "` must have ", next_,
                    " tensors. Received: ", outputs_.size(), " dtypes"));
 }
 
@@ -187,8 +187,9 @@ absl::Status CopyLanes(OpKernelContext* ctx, const LockedShards& locked,
     char* to = static_cast<char*>(output->data());
     view.WithRow([&](auto bucket_of) {
       for (const int64_t row : rows) {
-        // Of a smaller dtype its bytes come first: this runs on little-endian
-        // machines only, as do the 16-bit rows.
+        // A value of a smaller dtype occupies the first bytes of the int64: the
+        // code supports only little-endian machines, like the code for 16-bit
+        // rows.
         const char* from =
             row < num_lanes
                 ? bucket_of(row / kKeysPerBucket) + row % kKeysPerBucket * size

@@ -1,4 +1,4 @@
-// Rows of a table and of its slot variables, as outputs of an op.
+// Copies rows of a table and of its slot variables to the outputs of an op.
 
 #ifndef TF_LAYOUTMAP_KERNELS_CHANGES_ROW_VALUES_H_
 #define TF_LAYOUTMAP_KERNELS_CHANGES_ROW_VALUES_H_
@@ -19,7 +19,7 @@
 
 namespace layoutmap {
 
-// An output of the type `list(type)`, written one after the other.
+// An output of type `list(type)` whose tensors are written one after the other.
 class OutputsInOrder {
  public:
   absl::Status Start(tensorflow::OpKernelContext* ctx, const char* name);
@@ -42,33 +42,34 @@ class OutputsInOrder {
   int next_ = 0;
 };
 
-// The buckets of an open table, whose rows count 8 each; one more row is that
-// of unknown keys.
+// Returns the bucket offsets of the shards of an open table. A bucket has 8
+// rows; the table has one more row for unknown keys.
 std::vector<int64_t> BucketOffsets(const TableSpec& table);
 
-// Copies `rows` of the table, whose shards begin at `first_shard`, then those
-// of each slot variable, whose shards begin at `first_slot`. Without rows the
-// variables need not be locked.
+// Copies `rows` of the table, whose shards begin at `first_shard`, and of each
+// slot variable; the shards of the slot variables begin at `first_slot`. If
+// `rows` is empty, the variables need not be locked.
 absl::Status SaveRows(tensorflow::OpKernelContext* ctx,
                       const LockedShards& locked, int first_shard,
                       int first_slot, const TableSpec& table,
                       Span<const int64_t> rows,
                       std::vector<tensorflow::Tensor>* values);
-// The same as outputs.
+// Copies the same values to the next outputs.
 absl::Status CopyRows(tensorflow::OpKernelContext* ctx,
                       const LockedShards& locked, int first_shard,
                       int first_slot, const TableSpec& table,
                       Span<const int64_t> rows, OutputsInOrder* outputs);
 
-// Writes `rows` of the table and of its slot variables back: `values` are what
-// `SaveRows` has copied.
+// Writes `values`, which `SaveRows` has copied, back to `rows` of the table and
+// of its slot variables.
 absl::Status RestoreRows(tensorflow::OpKernelContext* ctx, LockedShards* locked,
                          int first_shard, int first_slot,
                          const TableSpec& table, Span<const int64_t> rows,
                          const std::vector<tensorflow::Tensor>& values);
 
-// Writes the lanes `rows` of variables by bucket, of `dtypes`, which begin at
-// `first`. A row beyond all buckets gets `beyond`, one for each dtype.
+// Copies the lanes `rows` of variables with one row per bucket. The variables
+// have the types `dtypes` and begin at `first`. A row after the last bucket
+// gets the value in `beyond`, which has one value for each dtype.
 absl::Status CopyLanes(tensorflow::OpKernelContext* ctx,
                        const LockedShards& locked, int first,
                        const TableSpec& table,

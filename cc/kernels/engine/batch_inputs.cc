@@ -36,11 +36,12 @@ absl::Status ReadPackedInput(OpKernelContext* ctx, int64_t mark,
   if (ids.size() != 1 || ids[0].dims() != 2 ||
       num_samples->NumElements() != 1 ||
       num_samples->vec<int64_t>()(0) != ids[0].dim_size(0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "A packed batch must be one matrix `ids` with a row for each sample. "
-        "Received: ",
-        ids.size(), " tensors, of shape ", ids[0].shape().DebugString(),
-        ", `num_samples` ", num_samples->DebugString()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("A packed batch must be one matrix `ids` with a row for "
+                     "each sample. Received: ",
+                     ids.size(), " tensors, the first of shape ",
+                     ids[0].shape().DebugString(), ", `num_samples` ",
+                     num_samples->DebugString()));
   }
   input->mark = mark;
   input->ids = {ids[0].flat<int64_t>().data(), ids[0].dim_size(0),
@@ -57,13 +58,13 @@ absl::Status ReadPackedInput(OpKernelContext* ctx, int64_t mark,
 absl::Status CheckSplits(const Tensor& splits) {
   if (splits.dims() == 1) return absl::OkStatus();
   if (splits.dims() == 2 && splits.dim_size(1) == 2) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "`splits` must be row_splits of rank 1, or indices [num_ids, 2]. "
-      "Received: shape ",
-      splits.shape().DebugString()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("`splits` must be row_splits of rank 1, or indices "
+                   "[num_ids, 2]. Received: shape ",
+                   splits.shape().DebugString()));
 }
 
-Form FormOf(const Tensor& splits) {
+Form InputForm(const Tensor& splits) {
   if (splits.dims() == 2) return Form::kSparse;
   return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
 }
@@ -81,7 +82,7 @@ absl::Status ReadFeatureInputs(OpKernelContext* ctx,
   TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
   if (num_samples->shape() != TensorShape({ids.size()})) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "`num_samples` must be one per feature, [", ids.size(),
+        "`num_samples` must have one value per feature, [", ids.size(),
         "]. Received: shape ", num_samples->shape().DebugString()));
   }
   features->resize(ids.size());
@@ -92,7 +93,7 @@ absl::Status ReadFeatureInputs(OpKernelContext* ctx,
     FeatureInput<Tid>& feature = (*features)[f];
     feature.ids = View<Tid>(ids[f]);
     feature.splits = View<int64_t>(splits[f]);
-    feature.form = FormOf(splits[f]);
+    feature.form = InputForm(splits[f]);
     feature.num_samples = num_samples->vec<int64_t>()(f);
     feature.weights = View<float>(weights[f]);
   }

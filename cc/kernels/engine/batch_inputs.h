@@ -1,4 +1,4 @@
-// The inputs of an op that hold the ids of a batch.
+// Reads the inputs of an op that contain the ids of a batch.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_BATCH_INPUTS_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_BATCH_INPUTS_H_
@@ -16,20 +16,20 @@
 
 namespace layoutmap {
 
-// The inputs `ids`, `splits`, `num_samples` and `weights`, one for each
+// Reads the inputs `ids`, `splits`, `num_samples` and `weights` of each
 // feature.
 template <typename Tid>
 absl::Status ReadFeatureInputs(tensorflow::OpKernelContext* ctx,
                                std::vector<FeatureInput<Tid>>* features);
 
-// Of an op with the inputs `ids`, `splits`, `num_samples` and `weights`, and
-// the attrs `Tids`, `packed` and `mark`.
+// Reads batches of an op with the inputs `ids`, `splits`, `num_samples` and
+// `weights` and the attributes `Tids`, `packed` and `mark`.
 class BatchInputs {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
-  // The batch, or in `made` what the engine finds wrong with it. What is wrong
-  // with the tensors is returned.
+  // Creates the batch. Returns an error if the tensors are malformed. Errors
+  // that the engine finds in the batch are returned in `made`.
   template <typename Tid>
   absl::Status MakeBatch(tensorflow::OpKernelContext* ctx,
                          const HostEngine& engine,

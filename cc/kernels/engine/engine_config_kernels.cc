@@ -1,4 +1,4 @@
-// Makes a host engine from the attrs of its op.
+// Creates a host engine from the attributes of its op.
 
 #include <cstddef>
 #include <cstdint>
@@ -52,7 +52,7 @@ class CreateHostEngineOp : public Kernel {
       return absl::InvalidArgumentError(absl::StrCat(
           "`table_first_rows` must have one value for each of the ",
           config_.tables.size(),
-          " tables, or none. Received: ", first_rows.size()));
+          " tables, or be empty. Received: ", first_rows.size()));
     }
     for (size_t t = 0; t < first_rows.size(); ++t) {
       config_.tables[t].first_row = first_rows[t];

@@ -41,7 +41,7 @@ absl::Status ReadTables(OpKernelConstruction* ctx, EngineConfig* config) {
         t >= placements.size() || t >= optimizers.size() || num_shards[t] < 1 ||
         num_shards[t] >= static_cast<int64_t>(offsets.size()) - next) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "Table '", names[t], "': an attr `table_*` has too few values"));
+          "Table '", names[t], "': an attribute `table_*` has too few values"));
     }
     TableSpec table;
     table.name = names[t];
@@ -55,8 +55,9 @@ absl::Status ReadTables(OpKernelConstruction* ctx, EngineConfig* config) {
     next += num_shards[t] + 1;
     if (table.partition.num_rows() != num_rows[t]) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "Table '", names[t], "': its offsets must end with its ", num_rows[t],
-          " rows. Received: ", table.partition.num_rows()));
+          "Table '", names[t],
+          "': its offsets must end with its number of rows, ", num_rows[t],
+          ". Received: ", table.partition.num_rows()));
     }
     config->tables.push_back(std::move(table));
   }
@@ -66,7 +67,7 @@ absl::Status ReadTables(OpKernelConstruction* ctx, EngineConfig* config) {
       optimizers.size() != count ||
       next != static_cast<int64_t>(offsets.size())) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "An attr `table_*` has too many values for ", count, " tables"));
+        "An attribute `table_*` has too many values for ", count, " tables"));
   }
   return absl::OkStatus();
 }
@@ -82,8 +83,8 @@ absl::Status ReadQuantization(OpKernelConstruction* ctx, EngineConfig* config) {
     return absl::InvalidArgumentError(absl::StrCat(
         "`table_num_buckets` must have one value and `table_limits` two for "
         "each of the ",
-        count, " tables, or both none. Received: ", num_buckets.size(), " and ",
-        limits.size()));
+        count, " tables, or both must be empty. Received: ", num_buckets.size(),
+        " and ", limits.size()));
   }
   for (size_t t = 0; t < count; ++t) {
     TableSpec& table = config->tables[t];
@@ -104,9 +105,10 @@ absl::Status ReadRowTypes(OpKernelConstruction* ctx, EngineConfig* config) {
   config->rounding_seed = static_cast<uint64_t>(seed);
   if (types.empty()) return absl::OkStatus();
   if (types.size() != config->tables.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "`table_dtypes` must have one value for each of the ",
-        config->tables.size(), " tables, or none. Received: ", types.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("`table_dtypes` must have one value for each of the ",
+                     config->tables.size(),
+                     " tables, or be empty. Received: ", types.size()));
   }
   for (size_t t = 0; t < types.size(); ++t) {
     config->tables[t].row_type =
@@ -133,7 +135,7 @@ absl::Status ReadFeatures(OpKernelConstruction* ctx, EngineConfig* config) {
         tables[f] >= static_cast<int64_t>(config->tables.size())) {
       return absl::InvalidArgumentError(absl::StrCat(
           "Feature '", names[f],
-          "': an attr `feature_*` has too few values or names no table"));
+          "': an attribute `feature_*` has too few values or names no table"));
     }
     const TableSpec& table = config->tables[tables[f]];
     FeatureSpec feature;
@@ -145,14 +147,15 @@ absl::Status ReadFeatures(OpKernelConstruction* ctx, EngineConfig* config) {
     TF_RETURN_IF_ERROR(
         ToTf(ParseOutOfRange(out_of_range, &feature.out_of_range)));
     feature.advice =
-        "; with out_of_range=\"drop\" or \"clip\" TPUEmbedding accepts it";
+        "; set out_of_range=\"drop\" or \"clip\" of TPUEmbedding to accept it";
     config->features.push_back(std::move(feature));
   }
   const size_t count = names.size();
   if (combiners.size() != count || tables.size() != count ||
       lengths.size() != count) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "An attr `feature_*` has too many values for ", count, " features"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("An attribute `feature_*` has too many values for ", count,
+                     " features"));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// The attrs that say which tables and features there are.
+// Reads the attributes that describe the tables and features of an engine.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_CONFIG_READER_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_CONFIG_READER_H_
@@ -9,8 +9,8 @@
 
 namespace layoutmap {
 
-// All that is common to the engines of hosts and the steps of workers: the
-// attrs `table_*` and `feature_*`, `rounding_seed` and `out_of_range`.
+// Reads the configuration that host engines and worker steps share: the
+// attributes `table_*`, `feature_*`, `rounding_seed` and `out_of_range`.
 absl::Status ReadEngineConfig(tensorflow::OpKernelConstruction* ctx,
                               EngineConfig* config);
 

@@ -1,4 +1,5 @@
-// The way of a batch through the host engine: in, and out as activations.
+// Kernels that enqueue batches in the host engine and look up their
+// activations.
 
 #include <cstddef>
 #include <cstdint>
@@ -84,7 +85,7 @@ class OpenStepOp : public EngineOp {
   BatchInputs inputs_;
 };
 
-// An op that looks a batch up.
+// Base class of ops that look up a batch.
 class ActivationsOp : public EngineOp {
  public:
   explicit ActivationsOp(OpKernelConstruction* ctx) : EngineOp(ctx) {
@@ -93,7 +94,7 @@ class ActivationsOp : public EngineOp {
   }
 
  protected:
-  // What the graph was told of the activations must be what comes.
+  // Checks that the static shapes of the graph match the engine.
   absl::Status CheckStaticShapes(const EngineConfig& config) const {
     const size_t count = config.features.size();
     bool same = dims_.size() == count && lengths_.size() == count;
@@ -103,8 +104,8 @@ class ActivationsOp : public EngineOp {
     }
     if (same) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        "`dims` and `max_sequence_lengths` must be those that the engine was "
-        "created with, one per feature");
+        "`dims` and `max_sequence_lengths` must have the values that the "
+        "engine was created with, one per feature");
   }
 
   static absl::Status LookUp(OpKernelContext* ctx, EngineResource& resource,
@@ -163,7 +164,7 @@ class ActivationsOp : public EngineOp {
   }
 
  private:
-  // The activations of all features, as slices of one buffer.
+  // Allocates the activations of all features as slices of one buffer.
   static absl::Status Allocate(OpKernelContext* ctx, EngineResource& resource,
                                const Batch& batch,
                                std::vector<Tensor>* activations) {
@@ -179,11 +180,11 @@ class ActivationsOp : public EngineOp {
       const int64_t lines = shape.num_elements() / kAlignment +
                             (shape.num_elements() % kAlignment != 0);
       if (lines > (INT64_MAX - starts.back()) / kAlignment) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            "The activations of this step do not fit any memory: those of "
-            "feature '",
-            config.features[f].feature, "' are of shape ",
-            shape.DebugString()));
+        return absl::ResourceExhaustedError(
+            absl::StrCat("The activations of this step do not fit in memory. "
+                         "Received: feature '",
+                         config.features[f].feature,
+                         "' with activations of shape ", shape.DebugString()));
       }
       starts.push_back(starts.back() + lines * kAlignment);
       shapes.push_back(shape);
@@ -198,7 +199,7 @@ class ActivationsOp : public EngineOp {
       }
       Tensor& shaped = activations->emplace_back();
       if (!shaped.CopyFrom(activation, shapes[f])) {
-        return absl::InternalError("A slice of activations lost its size");
+        return absl::InternalError("A slice of activations has a wrong size");
       }
     }
     return absl::OkStatus();

@@ -26,7 +26,7 @@ absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
   std::lock_guard<std::mutex> lock(mutex_);
   tensorflow::Tensor* place = nullptr;
   for (tensorflow::Tensor& kept : kept_) {
-    // Also false while any slice of it is held.
+    // The condition also covers slices of the tensor that are still referenced.
     if (!kept.RefCountIsOne()) continue;
     if (kept.NumElements() >= size && kept.NumElements() / 2 <= size) {
       *buffer = kept;
@@ -37,7 +37,7 @@ absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
   if (place == nullptr && kept_.size() < max_kept_) {
     place = &kept_.emplace_back();
   }
-  // What is too small or far too large goes first.
+  // A new buffer replaces one that is too small or far too large.
   if (place != nullptr) *place = tensorflow::Tensor();
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, {size}, buffer));
   AdviseHugePages(buffer->data(), buffer->TotalBytes());

@@ -1,4 +1,4 @@
-// The engine behind a resource handle, and what its kernels share.
+// The resource that contains an engine, and helpers that its kernels share.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
@@ -27,21 +27,21 @@
 
 namespace layoutmap {
 
-// Memory for the activations of a step, all of them in one buffer, which later
-// steps take again as soon as nobody holds any of its activations. Memory fresh
-// from the system is cleared by it page by page, which takes about as long as
-// looking up rows to fill it.
+// Memory for the activations of a step. All activations of a step are in one
+// buffer, which later steps reuse when none of its activations is referenced.
+// Fresh memory is expensive: the operating system clears it page by page, which
+// takes about as long as looking up the rows that fill it.
 class ActivationBuffers {
  public:
-  // Keeps no more than `max_kept`.
+  // Keeps at most `max_kept` buffers.
   explicit ActivationBuffers(size_t max_kept) : max_kept_(max_kept) {}
 
-  // A vector of `size` floats or more, which are anything.
+  // Returns a vector of at least `size` floats with undefined values.
   absl::Status Take(tensorflow::OpKernelContext* ctx, int64_t size,
                     tensorflow::Tensor* buffer);
 
-  // Where slices start, in floats: TensorFlow's operations read and write
-  // memory as aligned as that of its allocator.
+  // Alignment of slices, in floats. TensorFlow's ops require memory that is
+  // aligned like the memory of its allocator.
   static constexpr int64_t kAlignment = 64 / sizeof(float);
 
  private:
@@ -52,8 +52,8 @@ class ActivationBuffers {
 
 class EngineResource : public tensorflow::ResourceBase {
  public:
-  // Of each replica, the activations of one step are in use while those of the
-  // next are made.
+  // Each replica has two buffers, because the activations of one step are in
+  // use while the next step computes its activations.
   explicit EngineResource(std::unique_ptr<HostEngine> engine)
       : engine_(std::move(engine)),
         tokens_(engine_.get()),
@@ -64,23 +64,25 @@ class EngineResource : public tensorflow::ResourceBase {
   TokenSteps& tokens() { return tokens_; }
   ActivationBuffers& buffers() { return buffers_; }
   ChangedRows& changed() { return changed_; }
-  // Of the shards, and then of the slot variables.
+  // Memory of the shards, followed by the memory of the slot variables.
   SettledMemory& memory() { return memory_; }
 
-  // Refuses every call from now on, as `why` says; none if it is empty.
-  // How the last change of vocabularies is taken back, by an op with the same
-  // variables, as long as nothing was changed since.
+  // Function that undoes the last change of the vocabularies. An op with the
+  // same variables calls it; it fails if the vocabularies have changed since.
   using TakeBack = std::function<absl::Status(tensorflow::OpKernelContext*)>;
   void KeepTakeBack(TakeBack take_back) {
     std::lock_guard<std::mutex> lock(mutex_);
     take_back_ = std::move(take_back);
   }
-  // Empty if there is none. It works once.
+  // Returns and removes the function, or returns an empty function. It works
+  // only once.
   TakeBack RemoveTakeBack() {
     std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(take_back_, nullptr);
   }
 
+  // Makes every later call fail with the message `why`. An empty `why` allows
+  // calls again.
   void Retire(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     retired_ = why;
@@ -110,17 +112,17 @@ class EngineResource : public tensorflow::ResourceBase {
   ChangedRows changed_;
   ActivationBuffers buffers_;
   SettledMemory memory_;
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all members below
   std::string retired_;
   TakeBack take_back_;
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;
 
-// The engine of the input `engine`, refused if it is retired.
+// Gets the engine of the input `engine`. Fails if the engine is retired.
 absl::Status GetEngine(tensorflow::OpKernelContext* ctx, EnginePtr* engine);
 
-// An op that works on the inputs `engine` and `replica`.
+// Base class of ops with the inputs `engine` and `replica`.
 class EngineOp : public Kernel {
  public:
   using Kernel::Kernel;
@@ -129,11 +131,13 @@ class EngineOp : public Kernel {
   virtual absl::Status RunOn(tensorflow::OpKernelContext* ctx,
                              EngineResource& engine, int32_t replica) = 0;
 
-  // Refuses a list that must have one for each of the engine's `things`.
+  // Fails unless a list has `expected` elements, one for each of the engine's
+  // `things`.
   static absl::Status CheckListSize(const char* things, const char* received_as,
                                     size_t expected, int received);
-  // Runs what the engine has begun, and tells it by `finish(succeeded)` how it
-  // ended, also where it throws for lack of memory.
+  // Runs `work`, which the engine has begun, and reports the result to the
+  // engine with `finish(succeeded)`, also if `work` throws because memory is
+  // exhausted.
   template <typename Work, typename Finish>
   static absl::Status RunAndFinish(const Work& work, const Finish& finish) {
     const absl::Status status = CatchAllTf(work);
@@ -145,7 +149,7 @@ class EngineOp : public Kernel {
   void Run(tensorflow::OpKernelContext* ctx) final;
 };
 
-// How TensorFlow calls a table's 16-bit rows.
+// Returns the TensorFlow dtype of a table with 16-bit rows.
 tensorflow::DataType HalfDtype(const TableSpec& table);
 
 }  // namespace layoutmap

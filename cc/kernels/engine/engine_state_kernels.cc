@@ -1,4 +1,4 @@
-// Where the host engine is, and how to make it forget.
+// Kernels that report and reset the state of the host engine.
 
 #include <cstdint>
 #include <memory>
@@ -44,16 +44,17 @@ class RetireHostEngineOp : public Kernel {
     OP_REQUIRES_OK(
         ctx, tensorflow::LookupResource(
                  ctx, handle->scalar<tensorflow::ResourceHandle>()(), &engine));
-    // First: no step begins after it was seen that there is none.
+    // Retires the engine before the check, so that no step can begin after the
+    // check.
     engine->Retire(why);
     if (why.empty() || !(engine->engine().HasStepsInFlight() ||
                          engine->tokens().IsApplying())) {
       return;
     }
     engine->Retire("");
-    OP_REQUIRES_OK(ctx, absl::FailedPreconditionError(
-                            "Steps are in flight; finish them, or call "
-                            "`reset` to forget them"));
+    OP_REQUIRES_OK(
+        ctx, absl::FailedPreconditionError("Steps are in flight; finish them, "
+                                           "or call `reset` to discard them"));
   }
 };
 

@@ -1,4 +1,4 @@
-// The way back: gradients into the host engine, and updates onto the tables.
+// Kernels that pass gradients to the host engine and update the tables.
 
 #include <algorithm>
 #include <cstddef>
@@ -32,14 +32,14 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// An op on gradients: it takes them in, or updates the tables by them.
+// Base class of ops that accept gradients or update the tables.
 class GradientsOp : public EngineOp {
  public:
   using EngineOp::EngineOp;
 
  protected:
-  // Runs the update of `step` on the variables of the op's inputs `shards` and
-  // `slots`, with how many updates there were in `rounding_steps`.
+  // Applies the update of `step` to the variables of the inputs `shards` and
+  // `slots`. `rounding_steps` holds the numbers of earlier updates.
   static absl::Status RunUpdate(OpKernelContext* ctx, EngineResource& resource,
                                 const HostEngine::Step& step) {
     constexpr char kNeeds[] = "This engine's tables need";
@@ -109,7 +109,7 @@ class GradientsOp : public EngineOp {
     return absl::OkStatus();
   }
 
-  // The input `gradients`.
+  // Reads the input `gradients`.
   static absl::Status ReadGradients(OpKernelContext* ctx,
                                     const EngineConfig& config,
                                     BatchGradients* batch) {
@@ -127,8 +127,9 @@ class GradientsOp : public EngineOp {
     return absl::OkStatus();
   }
 
-  // The input `hyperparameters`. Of each replica, though those of the last one
-  // are used: a wrong value is refused where it comes in.
+  // Reads the input `hyperparameters`. Only the values of the last replica are
+  // used, but each replica checks its values, so that the error names the wrong
+  // call.
   static absl::Status ReadHyperparameters(
       OpKernelContext* ctx, const EngineConfig& config,
       std::vector<std::vector<float>>* values) {
@@ -149,7 +150,7 @@ class GradientsOp : public EngineOp {
   }
 
  private:
-  // The number of values is the engine's to check: it knows the samples.
+  // Checks the shape except for the number of samples, which the engine checks.
   static absl::Status CheckGradient(const EngineConfig& config, int f,
                                     const Tensor& gradient) {
     const int64_t length = config.features[f].max_sequence_length;
@@ -181,7 +182,7 @@ class ApplyStepOp : public GradientsOp {
     std::shared_ptr<HostEngine::Step> step;
     TF_RETURN_IF_ERROR(
         ToTf(engine.BeginApply(replica, std::move(batch), &step)));
-    if (step == nullptr) return absl::OkStatus();  // nothing lands yet
+    if (step == nullptr) return absl::OkStatus();  // no update is due yet
     return RunAndFinish(
         [&] { return RunUpdate(ctx, resource, *step); },
         [&](bool updated) { engine.FinishApply(replica, updated); });
@@ -225,7 +226,7 @@ class ApplyFollowedOp : public GradientsOp {
     std::shared_ptr<HostEngine::Step> step;
     TF_RETURN_IF_ERROR(ToTf(tokens.BeginApply(
         replica, View<float>(*marks), std::move(hyperparameters), &step)));
-    // Nothing to apply, or not by this replica.
+    // There is nothing to apply, or another replica applies the update.
     if (step == nullptr) return absl::OkStatus();
     return RunAndFinish(
         [&] {

@@ -10,7 +10,7 @@
 namespace layoutmap {
 namespace {
 
-// Smaller tables are in the caches anyway.
+// Smaller tables fit in the caches.
 constexpr size_t kLeastBytes = size_t{1} << 23;
 
 }  // namespace
@@ -21,7 +21,7 @@ SettledMemory::~SettledMemory() {
 }
 
 void SettledMemory::See(const std::vector<MemoryRange>& ranges) {
-  // Another thread that counts now will do.
+  // If another thread is counting, its count is sufficient.
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   if (seen_.size() < ranges.size()) seen_.resize(ranges.size());
@@ -34,7 +34,7 @@ void SettledMemory::See(const std::vector<MemoryRange>& ranges) {
   }
   if (waiting_.empty() || is_moving_) return;
   is_moving_ = true;
-  if (thread_.joinable()) thread_.join();  // It has nothing left to do.
+  if (thread_.joinable()) thread_.join();  // The thread has no work left.
   thread_ = std::thread([this] { Move(); });
 }
 
@@ -46,7 +46,8 @@ void SettledMemory::Move() {
     lock.unlock();
     const bool is_moved = MoveToHugePages(range, stop_);
     lock.lock();
-    // What the system cannot do, it is not asked again.
+    // A failure means that the system does not support the move, so the code
+    // does not try again.
     if (!is_moved) waiting_.clear();
   }
   is_moving_ = false;

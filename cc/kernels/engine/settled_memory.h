@@ -1,4 +1,4 @@
-// Moves memory that stays where it is into large pages.
+// Moves long-lived memory to huge pages.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_SETTLED_MEMORY_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_SETTLED_MEMORY_H_
@@ -13,10 +13,10 @@
 
 namespace layoutmap {
 
-// A table that a checkpoint gave lies in pages of 4 KiB, of which random rows
-// wait for the address. It keeps its memory from then on, so a thread of its
-// own moves it while steps go on. A table that gets new memory in each step is
-// left alone.
+// A table restored from a checkpoint lies in pages of 4 KiB, and reading random
+// rows then waits for address translation. The table keeps its memory from then
+// on, so a background thread moves the memory to huge pages while steps run. A
+// table that gets new memory in each step is not moved.
 class SettledMemory {
  public:
   SettledMemory() = default;
@@ -24,12 +24,12 @@ class SettledMemory {
   SettledMemory& operator=(const SettledMemory&) = delete;
   ~SettledMemory();
 
-  // How often a range is seen in one place before it is moved; a step that
-  // looks up and updates sees it twice.
+  // Number of times that a range must be seen at one address before it is
+  // moved. A step with a lookup and an update sees each range twice.
   static constexpr int kTimes = 8;
 
-  // Takes where ranges [0, ranges.size()) are in this step. Ranges below the
-  // size of a few large pages do not count. Any thread may call it.
+  // Records the addresses of the ranges [0, ranges.size()) in this step. Ranges
+  // smaller than a few huge pages are ignored. The method is thread-safe.
   void See(const std::vector<MemoryRange>& ranges);
 
  private:
@@ -41,7 +41,7 @@ class SettledMemory {
   void Move();
 
   std::mutex mutex_;
-  // All of it by `mutex_`.
+  // `mutex_` guards all members below.
   std::vector<Seen> seen_;
   std::vector<MemoryRange> waiting_;
   std::thread thread_;

@@ -1,5 +1,6 @@
-// Steps whose tables are divided among processes: what goes to the owners of
-// shards, and what an owner reads of it.
+// Kernels of steps whose tables are sharded over processes: they write the
+// messages to the owners of shards and read the messages that an owner
+// receives.
 
 #include <algorithm>
 #include <cstddef>
@@ -51,13 +52,14 @@ absl::Status SetOutput(OpOutputList* outputs, size_t i,
   return absl::OkStatus();
 }
 
-// Of the output `sizes`.
+// Columns of the output `sizes`.
 enum Size { kRequest, kContributions, kFetched, kGradients, kNumSizes };
 
-// All sizes of a step, by owner.
-std::vector<int64_t> SizesOf(const ServersConfig& config,
-                             const std::vector<std::vector<uint32_t>>& requests,
-                             const OwnedParts& parts) {
+// Returns the output `sizes`, row by row; a row belongs to an owner.
+std::vector<int64_t> MessageSizes(
+    const ServersConfig& config,
+    const std::vector<std::vector<uint32_t>>& requests,
+    const OwnedParts& parts) {
   std::vector<int64_t> sizes(requests.size() * kNumSizes);
   std::vector<size_t> next(requests.size());
   for (size_t s = 0; s < requests.size(); ++s) {
@@ -116,7 +118,7 @@ class PlanExchangeOp : public Kernel {
           contributions[s] = WriteParts(parts[s]);
         }
       }
-      sizes = SizesOf(*config_, requests, parts);
+      sizes = MessageSizes(*config_, requests, parts);
       for (size_t s = 0; s < num_owners; ++s) {
         sizes[s * kNumSizes + kContributions] =
             static_cast<int64_t>(contributions[s].size());
@@ -148,7 +150,7 @@ class PlanExchangeOp : public Kernel {
  private:
   BatchInputs inputs_;
   std::shared_ptr<const ServersConfig> config_;
-  // It only reads batches: no step of it begins.
+  // The engine only reads batches; no step begins in it.
   std::unique_ptr<HostEngine> engine_;
 };
 
@@ -164,17 +166,17 @@ class WriteRequestOp : public Kernel {
     const auto words = View<uint32_t>(*input);
     FetchWriter writer;
     int64_t next = num_shards_;
-    bool is_whole = words.size() >= next;
-    for (int64_t shard = 0; is_whole && shard < num_shards_; ++shard) {
+    bool is_complete = words.size() >= next;
+    for (int64_t shard = 0; is_complete && shard < num_shards_; ++shard) {
       const int64_t end = next + words[shard];
-      is_whole = end <= words.size();
-      if (!is_whole) break;
+      is_complete = end <= words.size();
+      if (!is_complete) break;
       writer.counts.push_back(words[shard]);
       RowWriter rows(&writer.rows);
       for (; next < end; ++next) rows.Add(words[next]);
     }
     OP_REQUIRES(
-        ctx, is_whole && next == words.size(),
+        ctx, is_complete && next == words.size(),
         absl::InvalidArgumentError(absl::StrCat(
             "`words` must be the number of rows of each of ", num_shards_,
             " shards, and then the rows. Received: ", words.size(), " words")));
@@ -200,20 +202,20 @@ class ReadContributionsOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("splits", &splits));
     OP_REQUIRES_OK(ctx, ctx->output_list("weights", &weights));
     std::vector<OwnedPart> parts(ids.size());
-    // Of a forward-only step there are no words.
+    // A forward-only step has no words.
     if (words->NumElements() > 0) {
       OP_REQUIRES_OK(
           ctx, ToTf(ReadParts(View<uint32_t>(*words), ids.size(), &parts)));
     }
     std::vector<int64_t> num_samples;
     for (size_t f = 0; f < parts.size(); ++f) {
-      std::vector<int64_t> own_splits = {0};
+      std::vector<int64_t> part_splits = {0};
       for (const uint32_t count : parts[f].counts) {
-        own_splits.push_back(own_splits.back() + count);
+        part_splits.push_back(part_splits.back() + count);
       }
       num_samples.push_back(static_cast<int64_t>(parts[f].counts.size()));
       OP_REQUIRES_OK(ctx, SetOutput<int64_t>(&ids, f, parts[f].rows));
-      OP_REQUIRES_OK(ctx, SetOutput<int64_t>(&splits, f, own_splits));
+      OP_REQUIRES_OK(ctx, SetOutput<int64_t>(&splits, f, part_splits));
       OP_REQUIRES_OK(ctx, SetOutput<float>(&weights, f, parts[f].gains));
     }
     OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "num_samples", num_samples));

@@ -1,4 +1,4 @@
-// A message between worker and server, as a kernel is given it.
+// A message between worker and server as the input of a kernel.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_ALIGNED_BYTES_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_ALIGNED_BYTES_H_
@@ -15,8 +15,8 @@
 
 namespace layoutmap {
 
-// Bytes that begin where 8 of them can be read at once. What comes from another
-// process does; a slice of a tensor may not, and is copied.
+// Bytes aligned to 8, so that 8 bytes can be read at once. Messages from
+// another process are aligned; a slice of a tensor may not be, and is copied.
 class AlignedBytes {
  public:
   absl::Status Get(tensorflow::OpKernelContext* ctx, const char* name) {

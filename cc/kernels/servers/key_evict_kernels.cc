@@ -1,4 +1,4 @@
-// Keys that leave a shard of a vocabulary because somebody says so.
+// Kernel that evicts keys from a shard of a vocabulary on request.
 
 #include <cstdint>
 #include <string>
@@ -76,11 +76,13 @@ class EvictServerKeysOp : public Kernel {
     std::vector<KeyOfRow> evicted;
     OP_REQUIRES_OK(ctx,
                    Evict(piece, step, state, View<int64_t>(*keys), &evicted));
-    std::vector<int64_t> gone;
-    for (const KeyOfRow& one : evicted) gone.push_back(one.key);
-    const absl::Status told = SetVector<int64_t>(ctx, "evicted", gone);
-    if (!told.ok() || only_check_) TakeBackEvicted(evicted, state.state);
-    OP_REQUIRES_OK(ctx, told);
+    std::vector<int64_t> evicted_keys;
+    for (const KeyOfRow& one : evicted) evicted_keys.push_back(one.key);
+    const absl::Status output_status =
+        SetVector<int64_t>(ctx, "evicted", evicted_keys);
+    if (!output_status.ok() || only_check_)
+      TakeBackEvicted(evicted, state.state);
+    OP_REQUIRES_OK(ctx, output_status);
     if (only_check_) return;
     VocabularyCounts counts;
     counts.num_evicted = static_cast<int64_t>(evicted.size());

@@ -1,5 +1,5 @@
-// What a server does in a step whose tables have open vocabularies: it finds
-// the rows of keys, gives new ones rows, and reads the rows of all its tables.
+// Kernel of a server for steps on tables with open vocabularies: it finds the
+// rows of keys, assigns rows to new keys, and reads the rows of all tables.
 
 #include <algorithm>
 #include <cstddef>
@@ -81,21 +81,21 @@ class FetchKeysOp : public PiecesOp {
   }
 
  private:
-  // One fetch, under the locks of all variables.
+  // A fetch that holds the locks of all variables.
   struct Step {
     LockedShards locked;
     KeyFetchMessage message;
     std::vector<RowPartition> partitions;
     std::vector<PieceSize> sizes;
-    // Of open tables.
+    // Shards of tables with open vocabularies.
     std::vector<KeyPiece> pieces;
     std::deque<LockedKeyPiece> views;
     std::vector<KeyPieceStep> steps;
   };
 
-  // What the attrs say of one open piece.
+  // Attributes of one shard of an open table.
   struct OpenPiece {
-    int place = 0;  // among all pieces
+    int place = 0;  // index among all shards
     KeyPiece piece;
     FirstValues values;
     Optimizer optimizer = Optimizer::kNone;
@@ -116,10 +116,10 @@ class FetchKeysOp : public PiecesOp {
     const size_t size = places.size();
     if (first_buckets.size() != size || num_buckets.size() != size ||
         optimizers.size() != size || !rules.AreOf(size)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "The lists about shards of open tables must be of one size each. "
-          "Received: ",
-          size, " shards and other sizes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("The lists about shards of open tables must have the "
+                       "same size. Received: ",
+                       size, " `open_pieces` and lists of other sizes"));
     }
     is_open_.resize(pieces().size());
     size_t next_value = 0;
@@ -128,7 +128,8 @@ class FetchKeysOp : public PiecesOp {
       if (place < 0 || place >= static_cast<int64_t>(pieces().size()) ||
           is_open_[place]) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "`open_pieces` must be shards here, each once. Received: ", place));
+            "`open_pieces` must be distinct shards of this server. Received: ",
+            place));
       }
       is_open_[place] = true;
       OpenPiece& open = open_.emplace_back();
@@ -142,9 +143,10 @@ class FetchKeysOp : public PiecesOp {
       TF_RETURN_IF_ERROR(ToTf(ParseOptimizer(optimizers[i], &open.optimizer)));
       for (int j = 0; j < NumSlots(open.optimizer); ++j) {
         if (next_value >= slot_values.size()) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "`slot_values` must be one for each slot variable. Received: ",
-              slot_values.size()));
+          return absl::InvalidArgumentError(
+              absl::StrCat("`slot_values` must have one value for each slot "
+                           "variable. Received: ",
+                           slot_values.size()));
         }
         open.slot_values.push_back(slot_values[next_value++]);
       }
@@ -152,7 +154,7 @@ class FetchKeysOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // The message, checked against the variables.
+  // Reads the message and checks it against the variables.
   absl::Status Read(OpKernelContext* ctx, Span<const uint8_t> bytes,
                     Step* step) const {
     TF_RETURN_IF_ERROR(
@@ -179,15 +181,15 @@ class FetchKeysOp : public PiecesOp {
       TF_RETURN_IF_ERROR(
           step->views.emplace_back().Find(step->locked, next, &piece));
       next += LockedKeyPiece::NumVariables(piece);
-      // The last shard has a row that no key has.
+      // The last shard has one additional row, which belongs to no key.
       const bool is_last =
           piece.first_bucket + piece.num_buckets == piece.layout.num_buckets();
       const int64_t num_rows = piece.num_buckets * kKeysPerBucket + is_last;
       if (step->sizes[open_[i].place].num_rows != num_rows ||
           (piece.has_unknown_row && !is_last)) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "A shard of an open table must have 8 rows for each bucket, the "
-            "last one more. Received: ",
+            "A shard of an open table must have 8 rows for each bucket, and "
+            "the last shard one more. Received: ",
             step->sizes[open_[i].place].num_rows, " rows and ",
             piece.num_buckets, " buckets (table '", piece.table, "')"));
       }
@@ -198,8 +200,8 @@ class FetchKeysOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // As much as there can be to send: too little memory must be an error that
-  // has changed nothing.
+  // Allocates memory for the largest possible response before any change, so
+  // that an allocation failure leaves the vocabularies unchanged.
   absl::Status Allocate(OpKernelContext* ctx, const Step& step,
                         Tensor* bytes) const {
     int64_t num_keys = 0, num_values = 0;
@@ -216,7 +218,7 @@ class FetchKeysOp : public PiecesOp {
         bytes);
   }
 
-  // All is checked before the first vocabulary is changed.
+  // All checks precede the first change of a vocabulary.
   absl::Status Train(OpKernelContext* ctx, Step* step, int64_t* ticket) const {
     const ClosureToken& token = step->message.token;
     ShardedView<int64_t> applied, fetched;
@@ -270,8 +272,7 @@ class FetchKeysOp : public PiecesOp {
       const uint32_t kind = step->message.kinds[open.place];
       if (kind > kStringKeys) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "`request` must say what keys are made of, 0 to 2. Received: ",
-            kind));
+            "`request` must have a kind of keys in [0, 2]. Received: ", kind));
       }
       TF_RETURN_IF_ERROR(CheckKeyKind(piece.table, view.numbers(),
                                       static_cast<KeyKind>(kind)));
@@ -301,7 +302,7 @@ class FetchKeysOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // The places of keys, then the rows of all pieces.
+  // Writes the rows of the keys, followed by the rows of all shards.
   absl::Status Write(OpKernelContext* ctx, const Step& step, int64_t ticket,
                      Tensor* bytes) const {
     auto* const out = bytes->flat<uint8_t>().data();
@@ -349,7 +350,7 @@ class FetchKeysOp : public PiecesOp {
         bytes->Slice(0, (values - out) + NumValues(reads) * WireBytes(wire)));
   }
 
-  std::vector<bool> is_open_;  // of each piece
+  std::vector<bool> is_open_;  // for each shard
   std::vector<OpenPiece> open_;
   RowPartition fetched_partition_;
 };

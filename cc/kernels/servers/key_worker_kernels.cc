@@ -1,5 +1,5 @@
-// What a worker does in a step whose tables have open vocabularies, before it
-// knows the rows of its keys.
+// Kernels of a worker for steps on tables with open vocabularies, before the
+// worker has the rows of its keys.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// As PlanTensor.
+// The step as a tensor, like `PlanTensor`.
 struct KeyPlanTensor {
   std::shared_ptr<const KeyStep> step;
 
@@ -84,17 +84,16 @@ class PlanKeysOp : public Kernel {
     tables->resize(num_tables);
     if (kinds.size() != numbers.size() ||
         has_unknown_row.size() != numbers.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("The lists about open tables must be of one size each. "
-                       "Received: ",
-                       numbers.size(), " tables and other sizes"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The lists about open tables must have the same size. Received: ",
+          numbers.size(), " `open_tables` and lists of other sizes"));
     }
     for (size_t i = 0; i < numbers.size(); ++i) {
       const int32_t number = numbers[i];
       if (number < 0 || number >= static_cast<int32_t>(num_tables) ||
           (*tables)[number].is_open) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "`open_tables` must be tables, each once. Received: ", number));
+            "`open_tables` must be distinct tables. Received: ", number));
       }
       (*tables)[number].is_open = true;
       (*tables)[number].has_unknown_row = has_unknown_row[i];
@@ -122,7 +121,7 @@ class PlaceKeysOp : public Kernel {
     OP_REQUIRES(
         ctx, plan != nullptr && plan->step != nullptr,
         absl::InvalidArgumentError(
-            "`plan` must be what `PlanKeys` made, in the same process"));
+            "`plan` must be an output of `PlanKeys` in the same process"));
     OP_REQUIRES_OK(ctx,
                    ToTf(plan->step->Place(fetched.bytes(), TfParallelFor(ctx),
                                           &placed.step)));

@@ -19,19 +19,21 @@
 namespace layoutmap {
 namespace {
 
-// Of a variable that is one shard, for the middle one of three.
+// Makes the only shard of a variable the middle one of three shards.
 template <typename T>
 void PlaceBuckets(const RowPartition* buckets, ShardedView<T>* view) {
   view->partition = buckets;
   view->shards = {nullptr, view->shards[0], nullptr};
 }
 
-// A variable with a row for each segment, or of numbers.
+// Returns a view of a variable with one row per segment, or of the numbers
+// variable.
 template <typename T>
-absl::Status WholeView(tensorflow::OpKernelContext* ctx, LockedShards* locked,
-                       int which, const std::string& name, int64_t num_rows,
-                       const tensorflow::TensorShape& row_shape,
-                       Span<T>* span) {
+absl::Status UnshardedView(tensorflow::OpKernelContext* ctx,
+                           LockedShards* locked, int which,
+                           const std::string& name, int64_t num_rows,
+                           const tensorflow::TensorShape& row_shape,
+                           Span<T>* span) {
   RowPartition whole;
   TF_RETURN_IF_ERROR(OneShard(num_rows, &whole));
   ShardedView<T> view;
@@ -57,7 +59,7 @@ absl::Status LockedKeyPiece::Find(const LockedShards& locked, int first,
   const int64_t total = piece->layout.num_buckets();
   TF_RETURN_IF_ERROR(
       ToTf(PartOf(total, piece->first_bucket, piece->num_buckets, &buckets_)));
-  // The row of unknown keys is in the last shard, and none of a key.
+  // The last shard holds the row of unknown keys, which is not a row of a key.
   return ToTf(PartOf(total * kKeysPerBucket, piece->first_row(),
                      piece->num_buckets * kKeysPerBucket, &rows_));
 }
@@ -92,14 +94,14 @@ absl::Status LockedKeyPiece::MutableView(tensorflow::OpKernelContext* ctx,
   state.num_segments = piece.num_buckets / per_segment;
   int next = first_ + 3;
   if (piece.policy.admission == Admission::kCount) {
-    TF_RETURN_IF_ERROR(
-        WholeView(ctx, locked, next++, table + " (sketch)", state.num_segments,
-                  {2, SegmentSketch::NumCells(piece.layout)}, &state.sketch));
-    TF_RETURN_IF_ERROR(WholeView(ctx, locked, next++, table + " (seen)",
-                                 state.num_segments, {}, &state.seen));
+    TF_RETURN_IF_ERROR(UnshardedView(
+        ctx, locked, next++, table + " (sketch)", state.num_segments,
+        {2, SegmentSketch::NumCells(piece.layout)}, &state.sketch));
+    TF_RETURN_IF_ERROR(UnshardedView(ctx, locked, next++, table + " (seen)",
+                                     state.num_segments, {}, &state.seen));
   }
-  TF_RETURN_IF_ERROR(WholeView(ctx, locked, next, table + " (numbers)",
-                               kNumVocabularyNumbers, {}, &numbers_));
+  TF_RETURN_IF_ERROR(UnshardedView(ctx, locked, next, table + " (numbers)",
+                                   kNumVocabularyNumbers, {}, &numbers_));
   int32_t number;
   TF_RETURN_IF_ERROR(NextVocabularyStep(table, numbers_, &number));
   step->last_step = number - 1;

@@ -1,5 +1,5 @@
-// The part of an open vocabulary that a server has, under the locks of its
-// variables.
+// The part of an open vocabulary on a server, with the locks of its variables
+// held.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_LOCKED_KEY_PIECE_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_LOCKED_KEY_PIECE_H_
@@ -15,35 +15,39 @@
 
 namespace layoutmap {
 
-// Not copied or moved: the views have its partitions.
+// Neither copyable nor movable, because the views point to its partitions.
 class LockedKeyPiece {
  public:
   LockedKeyPiece() = default;
   LockedKeyPiece(const LockedKeyPiece&) = delete;
   LockedKeyPiece& operator=(const LockedKeyPiece&) = delete;
 
-  // Takes the variables of a shard's state from number `first` on, and fills
-  // in how many buckets it has. Variables: keys, last steps, counts; sketch and
-  // sums of it where keys are admitted by their count; numbers.
+  // Reads the state variables of a shard, from index `first` on, and sets the
+  // number of buckets in `piece`. The variables are keys, last steps and
+  // counts; the sketch and its sums if keys are admitted by their count; and
+  // the numbers.
   absl::Status Find(const LockedShards& locked, int first, KeyPiece* piece);
 
-  // Where rows are only found.
+  // Creates a view for finding rows.
   absl::Status View(const LockedShards& locked, const KeyPiece& piece,
                     KeyPieceStep* step);
 
-  // Where the vocabulary may change. The shards are locked exclusively.
+  // Creates a view for changing the vocabulary. The shards must be locked
+  // exclusively.
   absl::Status MutableView(tensorflow::OpKernelContext* ctx,
                            LockedShards* locked, const KeyPiece& piece,
                            KeyPieceStep* step);
 
-  // The view of its table, or of a slot variable, whose shard alone is here.
+  // Converts a view of the local shard to a view of its full table or slot
+  // variable.
   template <typename T>
   void PlaceRows(ShardedView<T>* view) const {
     view->partition = &rows_;
     view->shards = {nullptr, view->shards[0], nullptr};
   }
 
-  // Of a mutable view: what cc/kernels/vocabulary/locked_vocabulary.h lists.
+  // Returns the values that cc/kernels/vocabulary/locked_vocabulary.h lists.
+  // Requires a mutable view.
   Span<int64_t> numbers() const { return numbers_; }
 
   static int NumVariables(const KeyPiece& piece);
@@ -51,8 +55,8 @@ class LockedKeyPiece {
  private:
   int first_ = 0;
   RowPartition own_buckets_;  // of the shard's variables
-  RowPartition buckets_;      // of the whole vocabulary
-  RowPartition rows_;         // of the whole table
+  RowPartition buckets_;      // of the full vocabulary
+  RowPartition rows_;         // of the full table
   Span<int64_t> numbers_;
 };
 

@@ -1,4 +1,4 @@
-// What all ops on the shards of a server have in common.
+// Base class of all ops on the shards of a server.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_PIECES_OP_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_PIECES_OP_H_
@@ -24,7 +24,7 @@
 
 namespace layoutmap {
 
-// For messages.
+// Names of variables for error messages.
 constexpr char kApplied[] = "(closures applied)";
 constexpr char kFetchedSteps[] = "(steps fetched)";
 
@@ -40,7 +40,7 @@ inline tensorflow::DataType DtypeOf(const Piece& piece) {
   return tensorflow::DT_FLOAT;
 }
 
-// The partition of rows that are all in one shard.
+// Creates a partition whose rows are all in one shard.
 inline absl::Status OneShard(int64_t num_rows, RowPartition* partition) {
   const std::vector<int64_t> offsets = {0, num_rows};
   return ToTf(RowPartition::Make(Placement::kDiv, Span<const int64_t>(offsets),
@@ -60,7 +60,7 @@ class PiecesOp : public Kernel {
   std::vector<Piece>* mutable_pieces() { return &pieces_; }
   const RowPartition& applied_partition() const { return applied_partition_; }
 
-  // One value of a list attr for each shard.
+  // Reads a list attribute with one value for each shard.
   template <typename T>
   absl::Status GetList(tensorflow::OpKernelConstruction* ctx, const char* name,
                        std::vector<T>* values) const {
@@ -71,8 +71,8 @@ class PiecesOp : public Kernel {
                      pieces_.size(), " shards. Received: ", values->size()));
   }
 
-  // What a message is checked against, and the partition of each shard's own
-  // rows.
+  // Reads the sizes against which messages are checked, and creates the
+  // partition of each shard's own rows.
   absl::Status ReadSizes(const LockedShards& shards,
                          std::vector<RowPartition>* partitions,
                          std::vector<PieceSize>* sizes) const {
@@ -103,7 +103,7 @@ class PiecesOp : public Kernel {
     for (size_t p = 0; p < pieces_.size(); ++p) {
       if (dims[p] < 1) {
         return absl::InvalidArgumentError(
-            absl::StrCat("`dims` must be 1 or more. Received: ", dims[p],
+            absl::StrCat("`dims` must be at least 1. Received: ", dims[p],
                          " (table '", tables[p], "')"));
       }
       pieces_[p].table = tables[p];

@@ -1,5 +1,5 @@
-// The step of a worker as a tensor, which goes from op to op of one device, and
-// the gradients that come with it.
+// The step of a worker as a tensor, which ops of one device pass on, and the
+// gradients of the step.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_PLAN_TENSOR_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_PLAN_TENSOR_H_
@@ -21,18 +21,19 @@
 
 namespace layoutmap {
 
-// A value and no resource: it is gone with the last tensor that holds it.
+// A variant value instead of a resource: it is deleted with the last tensor
+// that holds it.
 struct PlanTensor {
   std::shared_ptr<const WorkerStep> step;
 
   static std::string TypeName() { return "LayoutMap>WorkerStep"; }
   std::string DebugString() const { return TypeName(); }
-  // It is not to be sent: ids and rows travel, a plan does not.
+  // Plans are not sent to other processes; only ids and rows are.
   void Encode(tensorflow::VariantTensorData* data) const {}
   bool Decode(const tensorflow::VariantTensorData& data) { return false; }
 };
 
-// The step that the input `plan` holds.
+// Gets the step of the input `plan`.
 inline absl::Status GetPlan(tensorflow::OpKernelContext* ctx,
                             std::shared_ptr<const WorkerStep>* step) {
   const tensorflow::Tensor* tensor;
@@ -40,7 +41,7 @@ inline absl::Status GetPlan(tensorflow::OpKernelContext* ctx,
   const auto* plan = tensor->scalar<tensorflow::Variant>()().get<PlanTensor>();
   if (plan == nullptr || plan->step == nullptr) {
     return absl::InvalidArgumentError(
-        "`plan` must be what `PlanStep` made, in the same process");
+        "`plan` must be an output of `PlanStep` in the same process");
   }
   *step = plan->step;
   return absl::OkStatus();
@@ -53,7 +54,7 @@ inline absl::Status CheckCount(const char* name, size_t expected,
       "`", name, "` must be ", expected, ". Received: ", received));
 }
 
-// The input list `gradients`, one for each feature.
+// Reads the input list `gradients`, one tensor for each feature.
 inline absl::Status GetFeatureGradients(tensorflow::OpKernelContext* ctx,
                                         const EngineConfig& config,
                                         BatchGradients* gradients) {

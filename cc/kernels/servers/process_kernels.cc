@@ -1,4 +1,4 @@
-// What a process of a cluster says of itself.
+// Kernel that describes a process of a cluster.
 
 #include <cstdlib>
 
@@ -15,7 +15,7 @@ class DescribeProcessOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(tensorflow::OpKernelContext* ctx) override {
-    // Set by tf_layoutmap/_core/ops.py, when it has loaded this library.
+    // tf_layoutmap/_core/ops.py sets the variable after it has loaded this library.
     const char* found = std::getenv("TF_LAYOUTMAP_PROCESS");
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "description",

@@ -1,4 +1,4 @@
-// What a server does in a step: one read, one update, of all its tables.
+// Kernels of a server: one read and one update of all its tables per step.
 
 #include <cstddef>
 #include <cstdint>
@@ -137,7 +137,7 @@ class ApplyRowsOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // All checks come first: a request that is refused has changed nothing.
+  // All checks come first, so a request that fails changes nothing.
   absl::Status ApplyOnce(OpKernelContext* ctx, bool* is_new) const {
     AlignedBytes request;
     TF_RETURN_IF_ERROR(request.Get(ctx, "request"));
@@ -162,7 +162,8 @@ class ApplyRowsOp : public PiecesOp {
     bool is_repeated;
     TF_RETURN_IF_ERROR(ToTf(closures.Check(header.token, &is_repeated)));
 
-    // Of keys: what was sent with the rows is the ticket of the step.
+    // If there are tables with keys, the message contains the ticket of the
+    // step instead.
     int64_t num_updates = header.num_updates;
     ShardedView<int64_t> fetched;
     if (!is_repeated && has_fetched_) {
@@ -178,7 +179,7 @@ class ApplyRowsOp : public PiecesOp {
     std::unique_ptr<float[]> widened;
     if (message.wire == RowType::kBfloat16) {
       const int64_t count = message.half_gradients.size();
-      widened.reset(new float[count]);  // Not zeros: all of it is written.
+      widened.reset(new float[count]);  // Uninitialized: all of it is written.
       FromBfloat16(message.half_gradients, TfParallelFor(ctx), widened.get());
       values = {widened.get(), count};
     }

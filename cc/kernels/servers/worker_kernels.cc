@@ -1,5 +1,5 @@
-// What a worker does in a step over servers: ids to requests, rows to
-// activations, gradients to sums.
+// Kernels of a worker for steps over servers: they compute requests from ids,
+// activations from rows, and sums of gradients.
 
 #include <cstddef>
 #include <cstdint>
@@ -70,7 +70,7 @@ class PlanStepOp : public Kernel {
  private:
   BatchInputs inputs_;
   std::shared_ptr<const ServersConfig> config_;
-  // It only reads batches: no step of it begins.
+  // The engine only reads batches; no step begins in it.
   std::unique_ptr<HostEngine> engine_;
 };
 

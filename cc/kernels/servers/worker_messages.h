@@ -1,4 +1,4 @@
-// The messages of a worker to servers and back, as kernels write and read them.
+// Writes and reads the messages between a worker and the servers.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_
@@ -24,7 +24,7 @@
 
 namespace layoutmap {
 
-// The attrs that say where which shard is.
+// Reads the attributes that assign shards to servers.
 inline absl::Status ReadServersConfig(tensorflow::OpKernelConstruction* ctx,
                                       ServersConfig* config) {
   tensorflow::DataType wire;
@@ -37,22 +37,22 @@ inline absl::Status ReadServersConfig(tensorflow::OpKernelConstruction* ctx,
   return ToTf(CheckServersConfig(*config));
 }
 
-// The input `token`.
+// Gets the input `token`.
 inline absl::Status GetToken(tensorflow::OpKernelContext* ctx,
                              ClosureToken* token) {
   const tensorflow::Tensor* tensor;
   TF_RETURN_IF_ERROR(GetInput(ctx, "token", 1, &tensor));
   if (tensor->NumElements() != 3) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`token` must be epoch, number and attempt. Received: ",
-                     tensor->NumElements(), " values"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`token` must have three values: epoch, number and attempt. Received: ",
+        tensor->NumElements(), " values"));
   }
   const auto values = tensor->vec<int64_t>();
   *token = {values(0), values(1), values(2)};
   return absl::OkStatus();
 }
 
-// Memory for the messages to servers.
+// Allocates the messages to the servers.
 class Requests {
  public:
   absl::Status Get(tensorflow::OpKernelContext* ctx) {
@@ -64,13 +64,14 @@ class Requests {
       tensorflow::Tensor* output = nullptr;
       status_ =
           list_.allocate(server, tensorflow::TensorShape({size}), &output);
-      if (!status_.ok()) return OutOfMemory("No memory for a request");
+      if (!status_.ok()) return OutOfMemory("Allocating a request failed");
       *bytes = output->flat<uint8_t>().data();
       return Status();
     };
   }
 
-  // What the core says, or TensorFlow has said.
+  // Returns the allocation error if there is one, otherwise the core's
+  // `status`.
   absl::Status Result(const Status& status) const {
     return status_.ok() ? ToTf(status) : status_;
   }
@@ -80,7 +81,7 @@ class Requests {
   absl::Status status_;
 };
 
-// The input `fetched`.
+// Reads the input `fetched`.
 class Fetched {
  public:
   absl::Status Get(tensorflow::OpKernelContext* ctx) {

@@ -1,4 +1,5 @@
-// Batches of keys into the host engine: their vocabularies are asked first.
+// Kernels that find or create the rows of keys and pass the batches to the host
+// engine.
 
 #include <algorithm>
 #include <cstddef>
@@ -43,16 +44,16 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// A table of which a step is made, under the locks of all its variables.
+// A table of the current step, with the locks of all its variables held.
 struct OpenTable {
   LockedVocabulary vocabulary;
   FirstRows first_rows;
   TableKeys keys;
-  RawArray<int64_t> rows;  // of the keys
+  RawArray<int64_t> rows;  // rows of the keys
   std::vector<int64_t> pinned_rows;
   VocabularyStep step;
   AdmittedKeys admitted;
-  // The first of its variables among those that are locked.
+  // Indices of its first variables among the locked variables.
   int first_shard = 0;
   int first_slot = 0;
 };
@@ -67,19 +68,20 @@ class KeysOp : public Kernel {
       OP_REQUIRES(
           ctx, place >= 0 && place < static_cast<int32_t>(specs_.size()),
           absl::InvalidArgumentError(absl::StrCat(
-              "`telling` must be places in `open_tables`. Received: ", place)));
+              "`telling` must be indices into `open_tables`. Received: ",
+              place)));
     }
   }
 
  protected:
-  // Reads `num_replicas` batches, finds the rows of their keys, those of new
-  // ones too if the step is `training`, and calls `hand_over(batches, forget)`
-  // before another step can give a row away. `forget` becomes what takes the
-  // step out of the engine again.
-  template <typename HandOver>
+  // Reads `num_replicas` batches and finds the rows of their keys. If the step
+  // is `training`, new keys get rows. Then calls `enqueue(batches, forget)`
+  // before another step can reuse a row. `enqueue` sets `forget` to a function
+  // that removes the step from the engine.
+  template <typename Enqueue>
   absl::Status FindRows(OpKernelContext* ctx, EngineResource& resource,
                         int32_t num_replicas, bool training,
-                        const HandOver& hand_over) {
+                        const Enqueue& enqueue) {
     const EngineConfig& config = resource.engine().config();
     std::vector<bool> is_open(config.tables.size());
     for (const OpenTableSpec& spec : specs_) {
@@ -87,7 +89,7 @@ class KeysOp : public Kernel {
           spec.table >= static_cast<int32_t>(is_open.size()) ||
           is_open[spec.table]) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "`open_tables` must be tables of the engine, each once. Received: ",
+            "`open_tables` must be distinct tables of the engine. Received: ",
             spec.table));
       }
       is_open[spec.table] = true;
@@ -101,7 +103,7 @@ class KeysOp : public Kernel {
     std::vector<KeptChange> changes;
     const auto finish = [&] {
       std::function<Status()> forget;
-      TF_RETURN_IF_ERROR(hand_over(batches.Finish(), &forget));
+      TF_RETURN_IF_ERROR(enqueue(batches.Finish(), &forget));
       if (!telling_.empty()) {
         KeepChanges(&resource, std::move(changes), std::move(forget));
       }
@@ -120,7 +122,8 @@ class KeysOp : public Kernel {
     TF_RETURN_IF_ERROR(
         locked.Lock(ctx, {"state"}, LockedShards::Mode::kShared));
     TF_RETURN_IF_ERROR(Find(ctx, config, locked, &batches));
-    TF_RETURN_IF_ERROR(TellEvicted(ctx, config, locked, &unchanged, &changes));
+    TF_RETURN_IF_ERROR(
+        OutputEvicted(ctx, config, locked, &unchanged, &changes));
     changes.clear();
     return finish();
   }
@@ -161,9 +164,10 @@ class KeysOp : public Kernel {
       rows.slots.resize(NumSlots(table.optimizer));
       for (size_t j = 0; j < rows.slots.size(); ++j) {
         if (next_value >= slot_values_.size()) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "`slot_values` must be one for each slot variable. Received: ",
-              slot_values_.size()));
+          return absl::InvalidArgumentError(
+              absl::StrCat("`slot_values` must have one value for each slot "
+                           "variable. Received: ",
+                           slot_values_.size()));
         }
         rows.slot_values.push_back(slot_values_[next_value++]);
         TF_RETURN_IF_ERROR(locked->MutableView(
@@ -176,8 +180,9 @@ class KeysOp : public Kernel {
                              first, locked->size());
   }
 
-  // All is checked before the first vocabulary is changed, but whether its keys
-  // find a place; if those of one do not, all are taken back.
+  // All checks precede the first change of a vocabulary, except for the check
+  // whether all keys get rows. If keys of one table do not, the changes of all
+  // tables are undone.
   absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
                      const LockedShards& locked, KeyBatches* batches,
                      std::deque<OpenTable>* tables,
@@ -196,7 +201,8 @@ class KeysOp : public Kernel {
       table.step.pinned_rows = table.pinned_rows;
       table.step.oldest_in_flight =
           std::min(in_flight.oldest_step, table.step.number);
-      // Memory for what they tell may run out.
+      // Undo is also required if memory for the evicted rows cannot be
+      // allocated.
       table.step.keeps_old =
           (may_fail && specs_.size() > 1) || !telling_.empty();
       table.keys = batches->KeysOf(specs_[i].table);
@@ -216,15 +222,15 @@ class KeysOp : public Kernel {
       return ToTf(Status(status.code(), status.message() + " (table '" +
                                             vocabulary.table() + "')"));
     }
-    const absl::Status told = CatchAllTf([&] {
-      return TellEvicted(ctx, resource.engine().config(), locked, tables,
-                         changes);
+    const absl::Status output_status = CatchAllTf([&] {
+      return OutputEvicted(ctx, resource.engine().config(), locked, tables,
+                           changes);
     });
-    if (!told.ok()) {
+    if (!output_status.ok()) {
       for (OpenTable& table : *tables) {
         table.admitted.take_back(table.vocabulary.state());
       }
-      return told;
+      return output_status;
     }
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
@@ -243,12 +249,13 @@ class KeysOp : public Kernel {
     return absl::OkStatus();
   }
 
-  // Before first values overwrite the rows that keys have given away. `changes`
-  // become those of all tables, if some of them tell.
-  absl::Status TellEvicted(OpKernelContext* ctx, const EngineConfig& config,
-                           const LockedShards& locked,
-                           std::deque<OpenTable>* tables,
-                           std::vector<KeptChange>* changes) const {
+  // Outputs the evicted keys and their rows before initial values overwrite the
+  // rows. If any table reports evicted keys, `changes` is set to the changes of
+  // all tables.
+  absl::Status OutputEvicted(OpKernelContext* ctx, const EngineConfig& config,
+                             const LockedShards& locked,
+                             std::deque<OpenTable>* tables,
+                             std::vector<KeptChange>* changes) const {
     OutputsInOrder outputs;
     TF_RETURN_IF_ERROR(outputs.Start(ctx, "evicted"));
     if (!telling_.empty()) changes->resize(specs_.size());
@@ -341,7 +348,8 @@ class EnqueueKeysOp : public KeysOp {
                 TF_RETURN_IF_ERROR(ToTf(engine.EnqueueBatch(
                     r, training, Status(), batches[r], TfParallelFor(ctx))));
               }
-              // Weak: rows of a batch that is held are in use.
+              // Weak pointers: a strong reference to a batch would mark its
+              // rows as in use.
               *forget = [&engine,
                          kept = std::vector<std::weak_ptr<const Batch>>(
                              batches.begin(), batches.end())] {

@@ -96,14 +96,16 @@ class TakeBackKeysOp : public Kernel {
     if (in_processes_) {
       engine->engine().Poison(why);
     } else {
-      const absl::Status taken =
-          take_back ? take_back(ctx)
-                    : absl::FailedPreconditionError("nothing is left to undo");
-      OP_REQUIRES(ctx, taken.ok(),
-                  absl::Status(
-                      taken.code(),
-                      absl::StrCat(why, "\nIt could not be undone: ",
-                                   taken.message(), ". Restore a checkpoint")));
+      const absl::Status undone =
+          take_back
+              ? take_back(ctx)
+              : absl::FailedPreconditionError("there is no change to undo");
+      OP_REQUIRES(
+          ctx, undone.ok(),
+          absl::Status(
+              undone.code(),
+              absl::StrCat(why, "\nThe change could not be undone: ",
+                           undone.message(), ". Restore a checkpoint")));
     }
     OP_REQUIRES(ctx, !raises_, absl::UnknownError(why));
   }
@@ -121,7 +123,7 @@ void KeepChanges(EngineResource* engine, std::vector<KeptChange> changes,
                  std::function<Status()> forget_step) {
   const auto kept =
       std::make_shared<const std::vector<KeptChange>>(std::move(changes));
-  // The engine owns this: a pointer back to it must not keep it alive.
+  // The engine owns this function, so the function must not own the engine.
   engine->KeepTakeBack([engine, kept, forget_step = std::move(forget_step)](
                            OpKernelContext* ctx) {
     return TakeBack(ctx, engine, *kept, forget_step);

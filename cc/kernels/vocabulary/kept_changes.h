@@ -1,5 +1,5 @@
-// What an op has changed in vocabularies, kept until those who are told which
-// keys went have taken it.
+// Changes of vocabularies that are stored until the receivers of the evicted
+// keys have processed them.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_KEPT_CHANGES_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_KEPT_CHANGES_H_
@@ -20,28 +20,29 @@ namespace layoutmap {
 
 // The change of one vocabulary.
 struct KeptChange {
-  int32_t table = 0;  // its number in the engine
+  int32_t table = 0;  // its index in the engine
   VocabularyPolicy policy;
-  // The numbers of the vocabulary (locked_vocabulary.h). Those after the change
-  // tell whether there was another one since.
+  // The numbers of the vocabulary (locked_vocabulary.h). If `numbers_after`
+  // differs from the current numbers, the vocabulary has changed since.
   std::vector<int64_t> numbers_before;
   std::vector<int64_t> numbers_after;
-  // Makes the state of keys what it was.
+  // Restores the state of the keys.
   std::function<void(const VocabularyState&)> restore;
-  // Rows that others got, and what they held before, as of `SaveRows`.
+  // Rows that were assigned to other keys, and their values before, from
+  // `SaveRows`.
   std::vector<int64_t> overwritten;
   std::vector<tensorflow::Tensor> values;
-  // All rows that the change has touched.
+  // All rows that were modified.
   std::vector<int64_t> touched;
 };
 
-// Lets `engine` take these changes back. `forget_step` takes the step that they
-// belong to out of the engine; it is called first, and nothing is changed if it
-// fails. It may be empty.
+// Stores `changes` in `engine` so that they can be undone. `forget_step`
+// removes the step of the changes from the engine. It is called first; if it
+// fails, nothing is changed. It may be empty.
 //
-// The op that takes back must have the variables of the op that made the
-// changes as its inputs `state`, `shards` and `slots`. It fails, and changes
-// nothing, if a vocabulary was changed since.
+// The op that undoes the changes must have the same inputs `state`, `shards`
+// and `slots` as the op that made them. It fails, and changes nothing, if a
+// vocabulary has changed since.
 void KeepChanges(EngineResource* engine, std::vector<KeptChange> changes,
                  std::function<Status()> forget_step);
 

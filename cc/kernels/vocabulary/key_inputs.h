@@ -1,4 +1,4 @@
-// The inputs of a step whose ids are keys.
+// Reads the inputs of a step whose ids are keys.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_KEY_INPUTS_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_KEY_INPUTS_H_
@@ -13,7 +13,7 @@
 
 namespace layoutmap {
 
-// Views of `ids`, `splits`, `num_samples` and `weights`, by replica and
+// Reads views of `ids`, `splits`, `num_samples` and `weights`, by replica and
 // feature.
 absl::Status ReadKeyInputs(
     tensorflow::OpKernelContext* ctx, const EngineConfig& config,

@@ -20,12 +20,13 @@
 namespace layoutmap {
 namespace {
 
-// One variable that is not divided, as the only shard of a partition.
+// Returns a view of an unsharded variable.
 template <typename T>
-absl::Status WholeView(tensorflow::OpKernelContext* ctx, LockedShards* locked,
-                       int which, const std::string& table, int64_t num_rows,
-                       const tensorflow::TensorShape& row_shape,
-                       Span<T>* span) {
+absl::Status UnshardedView(tensorflow::OpKernelContext* ctx,
+                           LockedShards* locked, int which,
+                           const std::string& table, int64_t num_rows,
+                           const tensorflow::TensorShape& row_shape,
+                           Span<T>* span) {
   RowPartition whole;
   const std::vector<int64_t> offsets = {0, num_rows};
   TF_RETURN_IF_ERROR(
@@ -54,10 +55,9 @@ absl::Status ReadPolicy(const std::string& admission, const std::string& evict,
   for (size_t i : {0, 2, 3}) {
     if (numbers[first + i] < 0 ||
         numbers[first + i] > std::numeric_limits<int32_t>::max()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("The numbers of a policy must be int32 and at least 0. "
-                       "Received: ",
-                       numbers[first + i]));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The numbers of a policy must be in [0, 2^31 - 1]. Received: ",
+          numbers[first + i]));
     }
   }
   TF_RETURN_IF_ERROR(ToTf(ParseAdmission(admission, &policy->admission)));
@@ -97,14 +97,14 @@ absl::Status LockedVocabulary::Make(tensorflow::OpKernelContext* ctx,
                                          &state_.count));
   int next = first + 3 * num_shards;
   if (policy.admission == Admission::kCount) {
-    TF_RETURN_IF_ERROR(WholeView(
+    TF_RETURN_IF_ERROR(UnshardedView(
         ctx, locked, next++, table + " (sketch)", layout_.num_segments(),
         {2, SegmentSketch::NumCells(layout_)}, &state_.sketch));
-    TF_RETURN_IF_ERROR(WholeView(ctx, locked, next++, table + " (seen)",
-                                 layout_.num_segments(), {}, &state_.seen));
+    TF_RETURN_IF_ERROR(UnshardedView(ctx, locked, next++, table + " (seen)",
+                                     layout_.num_segments(), {}, &state_.seen));
   }
-  return WholeView(ctx, locked, next, table + " (numbers)",
-                   kNumVocabularyNumbers, {}, &numbers_);
+  return UnshardedView(ctx, locked, next, table + " (numbers)",
+                       kNumVocabularyNumbers, {}, &numbers_);
 }
 
 absl::Status CheckKeyKind(const std::string& table, Span<const int64_t> numbers,
@@ -127,9 +127,10 @@ absl::Status NextVocabularyStep(const std::string& table,
                                 Span<const int64_t> numbers, int32_t* step) {
   const int64_t last = numbers[kVocabularyStep];
   if (last < 0 || last >= std::numeric_limits<int32_t>::max() - 1) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "A vocabulary counts at most 2^31 - 2 training steps. Received: step ",
-        last, " of table '", table, "'"));
+    return absl::OutOfRangeError(
+        absl::StrCat("A vocabulary supports at most 2^31 - 2 training steps. "
+                     "Received: step ",
+                     last, " of table '", table, "'"));
   }
   *step = static_cast<int32_t>(last + 1);
   return absl::OkStatus();

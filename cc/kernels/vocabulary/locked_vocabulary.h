@@ -1,4 +1,4 @@
-// The state of an open vocabulary in variables, held under their locks.
+// The state of an open vocabulary in variables, with their locks held.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_LOCKED_VOCABULARY_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_LOCKED_VOCABULARY_H_
@@ -20,61 +20,61 @@
 
 namespace layoutmap {
 
-// What a variable of int64 numbers holds of a vocabulary, besides its keys.
+// Indices into the int64 variable with the numbers of a vocabulary.
 enum VocabularyNumber {
-  kVocabularyStep,  // how many training steps there were
-  kKeyKind,         // what its keys are made of: KeyKind
-  kFirstCount,      // then the eight counts of VocabularyCounts, in order
+  kVocabularyStep,  // number of training steps so far
+  kKeyKind,         // KeyKind of its keys
+  kFirstCount,      // first of the eight VocabularyCounts, in order
   kNumVocabularyNumbers = kFirstCount + 8,
 };
 
-// Integers and hashed strings never mix in one vocabulary: a string's hash may
-// be any integer.
+// Integer keys and hashed strings must not mix in one vocabulary, because the
+// hash of a string may be any integer.
 enum KeyKind { kNoKeysYet, kIntegerKeys, kStringKeys };
 
-// How many variables the state has in so many shards: the shards of keys, of
-// last steps and of counts, the sketch and its sums where keys are counted, and
-// the numbers.
+// Returns the number of state variables of a vocabulary with `num_shards`
+// shards: the shards of keys, of last steps and of counts; the sketch and its
+// sums if keys are admitted by their count; and the numbers.
 int NumStateVariables(const VocabularyPolicy& policy, int num_shards);
 
-// Reads a policy from the numbers [min_count, admitted of 2^32,
+// Reads a policy from the numbers [min_count, admission probability times 2^32,
 // half_life_steps, ttl_steps, fails_when_full, seed] at `numbers[first]`.
 absl::Status ReadPolicy(const std::string& admission, const std::string& evict,
                         const std::vector<int64_t>& numbers, size_t first,
                         VocabularyPolicy* policy);
 constexpr size_t kNumPolicyNumbers = 6;
 
-// Refuses strings where the keys were integers, and the other way round.
+// Fails if `kind` differs from the kind of the earlier keys.
 absl::Status CheckKeyKind(const std::string& table, Span<const int64_t> numbers,
                           KeyKind kind);
-// The number of the next training step.
+// Returns the number of the next training step.
 absl::Status NextVocabularyStep(const std::string& table,
                                 Span<const int64_t> numbers, int32_t* step);
-// Adds what a step, or something else, has counted.
+// Adds `counts` to the counts in `numbers`.
 void AddCounts(const VocabularyCounts& counts, Span<int64_t> numbers);
 
-// Not copied or moved: the state has views of the partitions.
+// Neither copyable nor movable, because the state points to the partitions.
 class LockedVocabulary {
  public:
   LockedVocabulary() = default;
   LockedVocabulary(const LockedVocabulary&) = delete;
   LockedVocabulary& operator=(const LockedVocabulary&) = delete;
 
-  // Takes the variables of `locked`, which are locked exclusively, from number
-  // `first` on. `bucket_offsets` are those of the shards.
+  // Reads the variables of `locked` from index `first` on. They must be locked
+  // exclusively. `bucket_offsets` are the offsets of the shards.
   absl::Status Make(tensorflow::OpKernelContext* ctx, LockedShards* locked,
                     int first, const std::string& table,
                     const std::vector<int64_t>& bucket_offsets,
                     const VocabularyPolicy& policy);
 
-  // Refuses strings where the keys were integers, and the other way round.
+  // Fails if `kind` differs from the kind of the earlier keys.
   absl::Status CheckKind(KeyKind kind) const;
-  // The number of the next training step.
+  // Returns the number of the next training step.
   absl::Status NextStep(int32_t* step) const;
 
-  // Counts a step that has been carried out.
+  // Records a step that has been applied.
   void CountStep(int32_t step, KeyKind kind, const VocabularyCounts& counts);
-  // Keys that left otherwise than in a step.
+  // Records keys that were evicted outside of a step.
   void CountEvicted(int64_t num_evicted, int64_t num_expired);
 
   const std::string& table() const { return table_; }

@@ -52,8 +52,8 @@ absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
   const size_t size = tables.size();
   if (kinds.size() != size || !rules.AreOf(size)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "The lists about open tables must be of one size each. Received: ",
-        size, " tables and other sizes"));
+        "The lists about open tables must have the same size. Received: ", size,
+        " `open_tables` and lists of other sizes"));
   }
   for (size_t i = 0; i < size; ++i) {
     OpenTableSpec spec;

@@ -1,4 +1,4 @@
-// What attrs say of tables with open vocabularies.
+// Reads the attributes of tables with open vocabularies.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_OPEN_TABLE_SPECS_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_OPEN_TABLE_SPECS_H_
@@ -16,13 +16,13 @@
 
 namespace layoutmap {
 
-// What lists in attrs say of open tables or their shards: which keys come in,
-// which go, and what the rows of new ones hold.
+// Attribute lists about open tables or their shards: which keys are admitted,
+// which are evicted, and the initial values of new rows.
 class OpenTableRules {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
-  // Whether all lists are of so many tables or shards.
+  // Returns whether all lists are for `size` tables or shards.
   bool AreOf(size_t size) const;
 
   bool has_unknown_row(size_t i) const { return has_unknown_row_[i]; }
@@ -38,14 +38,14 @@ class OpenTableRules {
 };
 
 struct OpenTableSpec {
-  int32_t table = 0;  // its number in the engine
+  int32_t table = 0;  // its index in the engine
   VocabularyPolicy policy;
   FirstValues values;
   bool has_unknown_row = false;
   KeyKind kind = kNoKeysYet;
 };
 
-// Refuses lists of other sizes than that of `open_tables`.
+// Reads the specs. Fails if a list is not for as many tables as `open_tables`.
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs);
 

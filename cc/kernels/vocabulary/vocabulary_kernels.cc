@@ -1,4 +1,4 @@
-// What is asked of one vocabulary outside of the engine's steps.
+// Kernels that access one vocabulary outside of the engine's steps.
 
 #include <cstdint>
 #include <string>
@@ -100,7 +100,7 @@ class EvictKeysOp : public Kernel {
     OP_REQUIRES_OK(
         ctx, Evict(*resource, vocabulary, View<int64_t>(*keys), &evicted));
     const absl::Status told =
-        CatchAllTf([&] { return Tell(ctx, locked, table, evicted); });
+        CatchAllTf([&] { return SetOutputs(ctx, locked, table, evicted); });
     if (!told.ok()) TakeBackEvicted(evicted, vocabulary.state());
     OP_REQUIRES_OK(ctx, told);
     const Span<int64_t> numbers = vocabulary.numbers();
@@ -113,7 +113,7 @@ class EvictKeysOp : public Kernel {
     change.numbers_after.assign(numbers.begin(), numbers.end());
     for (const KeyOfRow& one : evicted) change.touched.push_back(one.row);
     resource->changed().Note(table_, change.touched);
-    // The rows keep their values until another key gets them.
+    // The rows keep their values until they are assigned to other keys.
     change.restore = [evicted](const VocabularyState& state) {
       TakeBackEvicted(evicted, state);
     };
@@ -121,7 +121,8 @@ class EvictKeysOp : public Kernel {
   }
 
  private:
-  // Under the locks of the vocabulary: no step can take a row meanwhile.
+  // The caller holds the locks of the vocabulary, so no step can take a row
+  // meanwhile.
   absl::Status Evict(EngineResource& resource,
                      const LockedVocabulary& vocabulary,
                      Span<const int64_t> keys,
@@ -141,9 +142,10 @@ class EvictKeysOp : public Kernel {
     return absl::OkStatus();
   }
 
-  static absl::Status Tell(OpKernelContext* ctx, const LockedShards& locked,
-                           const TableSpec& table,
-                           const std::vector<KeyOfRow>& evicted) {
+  static absl::Status SetOutputs(OpKernelContext* ctx,
+                                 const LockedShards& locked,
+                                 const TableSpec& table,
+                                 const std::vector<KeyOfRow>& evicted) {
     OpInputList state, shards;
     OutputsInOrder outputs;
     std::vector<int64_t> keys, rows;
@@ -176,9 +178,10 @@ class FirstRowsOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("limits", &limits));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
-    OP_REQUIRES(ctx, limits.size() == 2,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`limits` must be two. Received: ", limits.size())));
+    OP_REQUIRES(
+        ctx, limits.size() == 2,
+        absl::InvalidArgumentError(absl::StrCat(
+            "`limits` must have two values. Received: ", limits.size())));
     OP_REQUIRES_OK(ctx, ToTf(ParseFirstValues(kind, &values_.kind)));
     values_.a = limits[0];
     values_.b = limits[1];

@@ -161,7 +161,7 @@ def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
     )
     assert words in found.error.numpy().decode()
     assert not found.sizes.numpy().any()
-    with pytest.raises(InvalidArgument, match="must be what"):
+    with pytest.raises(InvalidArgument, match="must be an output of"):
         ops.split_gradients(
             plan=found.plan,
             gradients=[np.zeros([2, 3], np.float32)],
