@@ -13,7 +13,8 @@
 namespace layoutmap {
 namespace {
 
-// Splits of items of the given sizes, which start at `first`.
+// Returns the row splits of items of the given sizes. The first split is
+// `first`.
 std::vector<int64_t> SplitsOf(const std::vector<int64_t>& sizes,
                               int64_t first = 0) {
   std::vector<int64_t> splits = {first};
@@ -21,7 +22,7 @@ std::vector<int64_t> SplitsOf(const std::vector<int64_t>& sizes,
   return splits;
 }
 
-// How often each item of each loop is worked on.
+// Returns how many times each item of each loop is processed.
 std::vector<std::vector<int>> Count(
     const std::vector<std::vector<int64_t>>& splits, int64_t per_item,
     const ParallelFor& parallel_for) {
@@ -50,7 +51,7 @@ std::vector<std::vector<int>> Once(
   return once;
 }
 
-TEST(ItemLoopsTest, EachItemOfEachLoopIsWorkedOnOnce) {
+TEST(ItemLoopsTest, ProcessesEachItemOfEachLoopOnce) {
   const std::vector<std::vector<int64_t>> splits = {
       SplitsOf({}),           SplitsOf({3, 0, 0, 50, 1}),
       SplitsOf({0, 0}),       SplitsOf({1}),
@@ -64,7 +65,7 @@ TEST(ItemLoopsTest, EachItemOfEachLoopIsWorkedOnOnce) {
   }
 }
 
-TEST(ItemLoopsTest, AnyLoops) {
+TEST(ItemLoopsTest, ProcessesEachItemOfRandomLoopsOnce) {
   std::mt19937 random(3);
   for (uint32_t seed = 0; seed < 100; ++seed) {
     std::vector<std::vector<int64_t>> splits(random() % 9);
@@ -78,7 +79,7 @@ TEST(ItemLoopsTest, AnyLoops) {
   }
 }
 
-TEST(ItemLoopsTest, NothingToDo) {
+TEST(ItemLoopsTest, EmptyLoopsCallNoWork) {
   EXPECT_TRUE(Count({}, 1, SerialFor).empty());
   EXPECT_EQ(Count({SplitsOf({})}, 1, SerialFor),
             std::vector<std::vector<int>>(1));
