@@ -84,8 +84,7 @@ struct LookupArgs {
 struct ApplyArgs {
   Optimizer optimizer;
   const float* hyperparameters;
-  const Modifiers*
-      modifiers;  // null: no modifiers, and contributions are accumulated
+  const Modifiers* modifiers;        // null: no modifiers, accumulate
   float* const* row_of;              // indexed by u - begin
   float* const* slot_of[kMaxSlots];  // indexed by u - begin
   const int64_t* splits;
