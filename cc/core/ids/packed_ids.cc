@@ -35,8 +35,7 @@ Status WrongMark(const std::vector<FeatureSpec>& specs, int64_t sample) {
 Status WrongSizes(int64_t sample, int64_t num_columns) {
   return InvalidArgument("A packed batch, sample " + to_string(sample) +
                          ": the numbers of ids of its features must be at "
-                         "least 0, and all ids must "
-                         "fit in its " +
+                         "least 0, and all ids must fit in its " +
                          to_string(num_columns) +
                          " columns. Received: other numbers of ids");
 }
@@ -322,8 +321,7 @@ Status IdPacker::Make(const std::vector<std::string>& names,
     if (features[f].num_samples != made.num_samples_) {
       return InvalidArgument(
           "The features of a packed batch must have the same number of "
-          "samples. "
-          "Received: feature '" +
+          "samples. Received: feature '" +
           names[0] + "' with " + to_string(made.num_samples_) + ", feature '" +
           names[f] + "' with " + to_string(features[f].num_samples));
     }

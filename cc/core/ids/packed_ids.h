@@ -38,9 +38,9 @@ class UnpackedIds {
                      const PackedInput& input, const ParallelFor& parallel_for,
                      UnpackedIds* unpacked);
 
-  // Returns the features in `features`, if no feature needs further checks:
-  // there are no weights, no sequences, and no id outside its table. Returns
-  // false otherwise.
+  // Sets `features` and returns true if no feature needs further checks: there
+  // are no weights, no sequences, and no id outside its table. Returns false
+  // otherwise.
   bool TakeRows(const std::vector<FeatureSpec>& specs,
                 const ParallelFor& parallel_for,
                 std::vector<RaggedIds>* features) const;
@@ -58,6 +58,8 @@ class UnpackedIds {
   template <typename Put>
   void WriteIds(const PackedInput& input, int64_t first, int64_t last,
                 int64_t* next, const Put& put);
+  // Reads the weights of the same samples. Sets all_one[f] to 0 if feature f
+  // has a weight other than 1.
   void WriteWeights(const PackedInput& input, int64_t first, int64_t last,
                     uint8_t* all_one);
 

@@ -14,8 +14,8 @@
 namespace layoutmap {
 namespace {
 
-// Of the same size whatever the threads: what a key's place is depends on where
-// the parts are cut.
+// The size does not depend on the number of threads, because the place of a key
+// depends on the borders of the parts.
 constexpr int64_t kKeysPerPart = 4096;
 
 }  // namespace
@@ -27,7 +27,8 @@ KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
   const int64_t num_segments = layout.num_segments();
   const int64_t num_parts = (num_keys + kKeysPerPart - 1) / kKeysPerPart;
   const RawArray<uint32_t> buckets(num_keys);
-  // By part, then by segment: how many keys, then where the next one goes.
+  // Indexed by part, then by segment: first the number of keys, later the place
+  // of the next key.
   std::vector<int64_t> next(num_parts * num_segments);
   std::vector<char> has_empty_key(num_parts);
   const auto for_parts = [&](int64_t nanoseconds_per_key, const auto& work) {
