@@ -30,7 +30,7 @@ TestBatch BatchOf(const Trainer& trainer, uint32_t seed) {
   return RandomBatch(trainer.config(), kNumSamples, seed);
 }
 
-// Shaped like the activations.
+// Returns random gradients with the shapes of the activations.
 Values GradientsOf(const Trainer& trainer, uint32_t seed) {
   Values gradients;
   for (size_t f = 0; f < trainer.config().features.size(); ++f) {
@@ -54,7 +54,7 @@ std::string ToString(const HostEngine::Description& d) {
   return text + std::to_string(d.num_updates) + d.poisoned;
 }
 
-// What a refused call must leave alone.
+// The state that a failed call must not change.
 struct Snapshot {
   explicit Snapshot(Trainer* trainer)
       : description(ToString(trainer->engine().Describe())) {
@@ -71,19 +71,19 @@ struct Snapshot {
 };
 
 template <typename Call>
-void ExpectRefused(Trainer* trainer, const std::string& words, const Call& call,
-                   Code code = Code::kFailedPrecondition) {
+void ExpectFails(Trainer* trainer, const std::string& words, const Call& call,
+                 Code code = Code::kFailedPrecondition) {
   const Snapshot before(trainer);
   const Status status = call();
   EXPECT_EQ(status.code(), code) << status.message();
   EXPECT_NE(status.message().find(words), std::string::npos)
       << status.message();
   EXPECT_TRUE(before == Snapshot(trainer))
-      << "a refused call changed " << before.description << " into "
+      << "a failed call changed " << before.description << " into "
       << Snapshot(trainer).description;
 }
 
-TEST(HostEngineTest, TrainsAsByHand) {
+TEST(HostEngineTest, TrainingMatchesTheReference) {
   for (int32_t num_replicas : {1, 2, 3}) {
     for (int num_workers : {1, 2, 8}) {
       Trainer trainer(TestConfig(num_replicas));
@@ -98,7 +98,7 @@ TEST(HostEngineTest, TrainsAsByHand) {
           gradients.push_back(GradientsOf(trainer, step * 10 + r));
           ExpectOk(trainer.Enqueue(r, batches[r]));
         }
-        // Replicas take turns in another order each step.
+        // The order of the replicas changes in each step.
         for (int32_t i = 0; i < num_replicas; ++i) {
           const int32_t r = (i + step) % num_replicas;
           Values activations;
@@ -108,11 +108,11 @@ TEST(HostEngineTest, TrainsAsByHand) {
         }
         for (int32_t i = 0; i < num_replicas; ++i) {
           const int32_t r = (2 * i + step) % num_replicas;
-          // With 2 replicas 2 * i repeats itself.
+          // With 2 replicas, 2 * i would repeat a replica.
           const int32_t turn = num_replicas == 2 ? (i + step) % 2 : r;
           ExpectOk(trainer.Apply(turn, gradients[turn]));
         }
-        UpdateByHand(trainer.config(), batches, gradients, &tables,
+        ReferenceUpdate(trainer.config(), batches, gradients, &tables,
                      &accumulators);
         for (size_t t = 0; t < tables.size(); ++t) {
           ASSERT_EQ(trainer.tables()[t].shards(), tables[t].shards());
@@ -125,7 +125,7 @@ TEST(HostEngineTest, TrainsAsByHand) {
   }
 }
 
-TEST(HostEngineTest, StepsLeaveInTheOrderInWhichTheyCame) {
+TEST(HostEngineTest, StepsAreDequeuedInTheOrderOfTheirEnqueue) {
   EngineConfig config = TestConfig(1);
   config.max_pending_steps = 5;
   Trainer trainer(config);
@@ -140,7 +140,7 @@ TEST(HostEngineTest, StepsLeaveInTheOrderInWhichTheyCame) {
   }
 }
 
-TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
+TEST(HostEngineTest, AStepThatIsTakenBackHasNoEffect) {
   Trainer trainer(TestConfig(2));
   HostEngine& engine = trainer.engine();
   const auto enqueue = [&](uint32_t seed, bool training) {
@@ -156,9 +156,8 @@ TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
   const HostEngine::Description before = engine.Describe();
   for (const bool training : {true, false}) {
     const auto second = enqueue(2, training);
-    // Only the newest.
-    ExpectRefused(&trainer, "newest",
-                  [&] { return engine.TakeBackStep(first); });
+    // Only the newest step can be taken back.
+    ExpectFails(&trainer, "newest", [&] { return engine.TakeBackStep(first); });
     ExpectOk(engine.TakeBackStep(second));
     const HostEngine::Description after = engine.Describe();
     EXPECT_EQ(after.pending, before.pending);
@@ -171,15 +170,15 @@ TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
       EXPECT_EQ(after.tables[t].num_unique_rows,
                 before.tables[t].num_unique_rows);
     }
-    // Once only.
-    ExpectRefused(&trainer, "newest",
-                  [&] { return engine.TakeBackStep(second); });
+    // A step can be taken back only once.
+    ExpectFails(&trainer, "newest",
+                [&] { return engine.TakeBackStep(second); });
   }
   ExpectOk(trainer.Dequeue(0));
-  ExpectRefused(&trainer, "dequeued",
-                [&] { return engine.TakeBackStep(first); });
+  ExpectFails(&trainer, "dequeued", [&] { return engine.TakeBackStep(first); });
   ExpectOk(trainer.Dequeue(1));
-  // While gradients of the first are awaited, the second is the newest.
+  // While the gradients of the first step are pending, the second step is the
+  // newest.
   ExpectOk(engine.TakeBackStep(enqueue(4, true)));
   for (int32_t r = 0; r < 2; ++r) {
     ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
@@ -189,55 +188,55 @@ TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, APoisonedEngineRefusesCallsUntilAReset) {
+TEST(HostEngineTest, APoisonedEngineRejectsCallsUntilAReset) {
   Trainer trainer(TestConfig(1));
   trainer.engine().Poison("a program failed");
-  ExpectRefused(&trainer, "a program failed",
-                [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
+  ExpectFails(&trainer, "a program failed",
+              [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
   trainer.engine().Reset();
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
 }
 
-TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineAreRefused) {
+TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineFail) {
   for (int32_t num_replicas : {1, 2}) {
     Trainer trainer(TestConfig(num_replicas));
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`dequeue` needs an enqueued step",
         [&] { return trainer.Dequeue(0); }, Code::kNotYet);
-    ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                  [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
-    // A step of another replica is none of this one.
+    ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+    // A step of another replica does not help.
     if (num_replicas == 1) continue;
     ExpectOk(trainer.Enqueue(1, BatchOf(trainer, 0)));
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`dequeue` needs an enqueued step",
         [&] { return trainer.Dequeue(0); }, Code::kNotYet);
   }
 }
 
-TEST(HostEngineTest, ApplyBeforeDequeueIsRefused) {
+TEST(HostEngineTest, ApplyBeforeDequeueFails) {
   Trainer trainer(TestConfig(1));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+              [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
   ExpectOk(trainer.Dequeue(0));
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
-  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+              [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
 }
 
-TEST(HostEngineTest, DequeueWhileGradientsAreAwaitedIsRefused) {
+TEST(HostEngineTest, DequeueWhileGradientsArePendingFails) {
   Trainer trainer(TestConfig(1));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
   ExpectOk(trainer.Dequeue(0));
-  ExpectRefused(&trainer, "still awaits its gradients",
-                [&] { return trainer.Dequeue(0); });
+  ExpectFails(&trainer, "still awaits its gradients",
+              [&] { return trainer.Dequeue(0); });
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, DequeueBeforeTheOtherReplicasGradientsIsRefused) {
+TEST(HostEngineTest, DequeueBeforeTheGradientsOfOtherReplicasFails) {
   Trainer trainer(TestConfig(2));
   for (int32_t r : {0, 1, 0, 1}) {
     ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
@@ -245,7 +244,7 @@ TEST(HostEngineTest, DequeueBeforeTheOtherReplicasGradientsIsRefused) {
   ExpectOk(trainer.Dequeue(0));
   ExpectOk(trainer.Dequeue(1));
   ExpectOk(trainer.Apply(1, GradientsOf(trainer, 1)));
-  ExpectRefused(
+  ExpectFails(
       &trainer, "still waits for the gradients of another replica",
       [&] { return trainer.Dequeue(1); }, Code::kNotYet);
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
@@ -254,7 +253,7 @@ TEST(HostEngineTest, DequeueBeforeTheOtherReplicasGradientsIsRefused) {
   ExpectOk(trainer.Dequeue(1));
 }
 
-TEST(HostEngineTest, AReplicaMayDequeueBeforeTheOthersHaveEnqueued) {
+TEST(HostEngineTest, AReplicaCanDequeueBeforeOthersEnqueue) {
   Trainer trainer(TestConfig(2));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
@@ -266,18 +265,18 @@ TEST(HostEngineTest, AReplicaMayDequeueBeforeTheOthersHaveEnqueued) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(HostEngineTest, AStepWithoutTrainingTakesNoGradients) {
+TEST(HostEngineTest, AForwardOnlyStepRejectsGradients) {
   Trainer trainer(TestConfig(1));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
   ExpectOk(trainer.Dequeue(0));
-  ExpectRefused(&trainer, "training=False",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectFails(&trainer, "training=False",
+              [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
 }
 
-TEST(HostEngineTest, ReplicasMayRunAheadWithoutTraining) {
+TEST(HostEngineTest, ReplicasCanRunAheadWithoutTraining) {
   Trainer trainer(TestConfig(2));
   for (uint32_t step = 0; step < 2; ++step) {
     ExpectOk(trainer.Enqueue(0, BatchOf(trainer, step), false));
@@ -290,27 +289,27 @@ TEST(HostEngineTest, ReplicasMayRunAheadWithoutTraining) {
   EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 0");
 }
 
-TEST(HostEngineTest, NoMoreThanMaxPendingStepsAreKept) {
+TEST(HostEngineTest, AtMostMaxPendingStepsAreKept) {
   Trainer trainer(TestConfig(1));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
-  ExpectRefused(&trainer, "2 steps are enqueued already",
-                [&] { return trainer.Enqueue(0, BatchOf(trainer, 2)); });
+  ExpectFails(&trainer, "2 steps are enqueued already",
+              [&] { return trainer.Enqueue(0, BatchOf(trainer, 2)); });
   ExpectOk(trainer.Dequeue(0));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 2)));
 }
 
-TEST(HostEngineTest, AReplicaOutsideIsRefusedWithoutPoison) {
+TEST(HostEngineTest, AnInvalidReplicaIsRejectedWithoutPoison) {
   Trainer trainer(TestConfig(2));
   for (int32_t replica : {-1, 2, INT32_MAX, INT32_MIN}) {
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`replica` must be in [0, 2)",
         [&] { return trainer.Enqueue(replica, BatchOf(trainer, 0)); },
         Code::kInvalidArgument);
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`replica` must be in [0, 2)",
         [&] { return trainer.Dequeue(replica); }, Code::kInvalidArgument);
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`replica` must be in [0, 2)",
         [&] { return trainer.Apply(replica, GradientsOf(trainer, 0)); },
         Code::kInvalidArgument);
@@ -324,9 +323,9 @@ TestBatch BadBatch(const Trainer& trainer) {
   return batch;
 }
 
-TEST(HostEngineTest, OneReplicaGoesOnAfterAFailedEnqueue) {
+TEST(HostEngineTest, ASingleReplicaContinuesAfterAFailedEnqueue) {
   Trainer trainer(TestConfig(1));
-  ExpectRefused(
+  ExpectFails(
       &trainer,
       "Feature 'shown', sample 1: id 11 is outside table 'ads' with 11 rows",
       [&] { return trainer.Enqueue(0, BadBatch(trainer)); },
@@ -339,11 +338,11 @@ TEST(HostEngineTest, OneReplicaGoesOnAfterAFailedEnqueue) {
 void ExpectPoisoned(Trainer* trainer, const std::string& by) {
   EXPECT_NE(trainer->engine().Describe().poisoned.find(by), std::string::npos);
   for (int32_t r = 0; r < trainer->config().num_replicas; ++r) {
-    ExpectRefused(trainer, by,
-                  [&] { return trainer->Enqueue(r, BatchOf(*trainer, 0)); });
-    ExpectRefused(trainer, by, [&] { return trainer->Dequeue(r); });
-    ExpectRefused(trainer, by,
-                  [&] { return trainer->Apply(r, GradientsOf(*trainer, 0)); });
+    ExpectFails(trainer, by,
+                [&] { return trainer->Enqueue(r, BatchOf(*trainer, 0)); });
+    ExpectFails(trainer, by, [&] { return trainer->Dequeue(r); });
+    ExpectFails(trainer, by,
+                [&] { return trainer->Apply(r, GradientsOf(*trainer, 0)); });
   }
   trainer->engine().Reset();
   EXPECT_EQ(trainer->engine().Describe().poisoned, "");
@@ -354,7 +353,7 @@ void ExpectPoisoned(Trainer* trainer, const std::string& by) {
   }
 }
 
-TEST(HostEngineTest, SeveralReplicasAreStoppedByAFailedEnqueue) {
+TEST(HostEngineTest, AFailedEnqueuePoisonsSeveralReplicas) {
   Trainer trainer(TestConfig(3));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
@@ -364,7 +363,7 @@ TEST(HostEngineTest, SeveralReplicasAreStoppedByAFailedEnqueue) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(HostEngineTest, ReplicasThatDisagreeAboutTrainingAreStopped) {
+TEST(HostEngineTest, DifferentTrainingFlagsPoisonTheEngine) {
   Trainer trainer(TestConfig(2));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), true));
   const Status status = trainer.Enqueue(1, BatchOf(trainer, 0), false);
@@ -373,7 +372,7 @@ TEST(HostEngineTest, ReplicasThatDisagreeAboutTrainingAreStopped) {
   ExpectPoisoned(&trainer, "replica 1 failed to enqueue");
 }
 
-TEST(HostEngineTest, SeveralReplicasAreStoppedByOneThatRunsTooFarAhead) {
+TEST(HostEngineTest, AReplicaThatExceedsMaxPendingStepsPoisonsTheEngine) {
   Trainer trainer(TestConfig(2));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
@@ -382,32 +381,32 @@ TEST(HostEngineTest, SeveralReplicasAreStoppedByOneThatRunsTooFarAhead) {
   ExpectPoisoned(&trainer, "replica 0 failed to enqueue step 2");
 }
 
-TEST(HostEngineTest, AWrongNumberOfFeaturesIsRefused) {
+TEST(HostEngineTest, AWrongNumberOfFeaturesIsRejected) {
   Trainer trainer(TestConfig(1));
   TestBatch batch = BatchOf(trainer, 0);
   batch.pop_back();
-  ExpectRefused(
+  ExpectFails(
       &trainer, "A batch must have 3 features. Received: 2",
       [&] { return trainer.Enqueue(0, batch); }, Code::kInvalidArgument);
 }
 
-TEST(HostEngineTest, ATableWithoutOptimizerIsNotTrained) {
+TEST(HostEngineTest, ATableWithoutAnOptimizerCannotBeTrained) {
   EngineConfig config = TestConfig(1);
   config.tables[1].optimizer = Optimizer::kNone;
   Trainer trainer(config);
-  ExpectRefused(&trainer, "Table 'words' has no optimizer",
-                [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
+  ExpectFails(&trainer, "Table 'words' has no optimizer",
+              [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, GradientsOfAnotherSizeAreRefused) {
+TEST(HostEngineTest, GradientsOfWrongSizeAreRejected) {
   Trainer trainer(TestConfig(1));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
   Values gradients = GradientsOf(trainer, 0);
   gradients[1].push_back(0);
-  ExpectRefused(
+  ExpectFails(
       &trainer,
       "Feature 'text': its gradient must be shaped like its activation, "
       "[4, 2, 5]. Received: 41 values",
@@ -415,7 +414,7 @@ TEST(HostEngineTest, GradientsOfAnotherSizeAreRefused) {
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
 }
 
-TEST(HostEngineTest, GradientsAreAwaitedAgainAfterAFailedUpdate) {
+TEST(HostEngineTest, GradientsArePendingAgainAfterAFailedUpdate) {
   for (int32_t num_replicas : {1, 2}) {
     Trainer trainer(TestConfig(num_replicas));
     for (int32_t r = 0; r < num_replicas; ++r) {
@@ -424,7 +423,7 @@ TEST(HostEngineTest, GradientsAreAwaitedAgainAfterAFailedUpdate) {
     }
     if (num_replicas == 2) ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
     const int32_t last = num_replicas - 1;
-    ExpectRefused(
+    ExpectFails(
         &trainer, "the learning rate must be finite",
         [&] { return trainer.Apply(last, GradientsOf(trainer, last), NAN); },
         Code::kInvalidArgument);
@@ -449,7 +448,7 @@ TEST(HostEngineTest, AStepStaysInTheQueueAfterAFailedLookup) {
   ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
 }
 
-TEST(HostEngineTest, ResetForgetsStepsAndKeepsCounting) {
+TEST(HostEngineTest, ResetDiscardsStepsAndKeepsCounts) {
   Trainer trainer(TestConfig(2));
   for (int32_t r : {0, 1}) {
     ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
@@ -461,14 +460,14 @@ TEST(HostEngineTest, ResetForgetsStepsAndKeepsCounting) {
   ExpectOk(trainer.Dequeue(0));
   trainer.engine().Reset();
   EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 1");
-  ExpectRefused(
+  ExpectFails(
       &trainer, "`dequeue` needs an enqueued step",
       [&] { return trainer.Dequeue(0); }, Code::kNotYet);
-  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+              [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
 }
 
-TEST(HostEngineTest, ACallThatAResetOvertookChangesNothing) {
+TEST(HostEngineTest, ACallDuringAResetChangesNothing) {
   Trainer trainer(TestConfig(1));
   HostEngine& engine = trainer.engine();
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
@@ -493,7 +492,7 @@ TEST(HostEngineTest, ACallThatAResetOvertookChangesNothing) {
   EXPECT_EQ(ToString(engine.Describe()), "0 0");
 }
 
-TEST(HostEngineTest, AResetInsideAnEnqueueDropsItsStep) {
+TEST(HostEngineTest, AResetDuringAnEnqueueDiscardsItsStep) {
   Trainer trainer(TestConfig(1));
   trainer.parallel_for =
       [&](int64_t total, int64_t cost,
@@ -508,8 +507,8 @@ TEST(HostEngineTest, AResetInsideAnEnqueueDropsItsStep) {
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, ConfigurationsThatMakeNoSenseAreRefused) {
-  const auto refusal = [](const EngineConfig& config) {
+TEST(HostEngineTest, InvalidConfigurationsAreRejected) {
+  const auto error_of = [](const EngineConfig& config) {
     std::unique_ptr<HostEngine> engine;
     const Status status = HostEngine::Make(config, &engine);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -519,34 +518,35 @@ TEST(HostEngineTest, ConfigurationsThatMakeNoSenseAreRefused) {
   for (int32_t num_replicas : {0, -1, INT32_MAX}) {
     EngineConfig config = TestConfig(1);
     config.num_replicas = num_replicas;
-    EXPECT_NE(refusal(config).find("`num_replicas`"), std::string::npos);
+    EXPECT_NE(error_of(config).find("`num_replicas`"), std::string::npos);
   }
   EngineConfig config = TestConfig(1);
   config.max_pending_steps = 0;
-  EXPECT_NE(refusal(config).find("`max_pending_steps`"), std::string::npos);
+  EXPECT_NE(error_of(config).find("`max_pending_steps`"), std::string::npos);
   config = TestConfig(1);
   config.tables[1].name = "ads";
-  EXPECT_EQ(refusal(config), "Two tables have the name 'ads'");
+  EXPECT_EQ(error_of(config), "Two tables have the name 'ads'");
   config = TestConfig(1);
   config.tables[1].dim = 0;
-  EXPECT_NE(refusal(config).find("Table 'words': dim must be at least 1"),
+  EXPECT_NE(error_of(config).find("Table 'words': dim must be at least 1"),
             std::string::npos);
   config = TestConfig(1);
   config.features.clear();
-  EXPECT_NE(refusal(config).find("at least one feature"), std::string::npos);
+  EXPECT_NE(error_of(config).find("at least one feature"), std::string::npos);
   for (int32_t table : {-1, 2}) {
     config = TestConfig(1);
     config.table_of_feature[1] = table;
-    EXPECT_NE(refusal(config).find("Feature 'text': table"), std::string::npos);
+    EXPECT_NE(error_of(config).find("Feature 'text': table"),
+              std::string::npos);
   }
   config = TestConfig(1);
   config.features[0].max_sequence_length = -1;
-  EXPECT_NE(refusal(config).find("max_sequence_length"), std::string::npos);
+  EXPECT_NE(error_of(config).find("max_sequence_length"), std::string::npos);
 }
 
-// Each replica on a thread of its own. A call at the wrong time is tried again;
-// the result is that of the same steps one after the other.
-TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
+// Runs each replica on a separate thread. Calls that return kNotYet are
+// retried. The result must equal the result of sequential steps.
+TEST(HostEngineTest, EightConcurrentReplicasMatchTheReference) {
   constexpr int32_t kNumReplicas = 8;
   constexpr uint32_t kNumSteps = 30;
   Trainer trainer(TestConfig(kNumReplicas));
@@ -568,7 +568,7 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
   for (int32_t r = 0; r < kNumReplicas; ++r) {
     threads.emplace_back([&, r] {
       for (uint32_t step = 0; step < kNumSteps; ++step) {
-        // One step ahead every other time.
+        // Enqueues one step ahead in every other step.
         if (!trainer.Enqueue(r, BatchOf(trainer, step * 100 + r)).ok()) {
           ++num_wrong;
         }
@@ -595,7 +595,7 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
       batches.push_back(BatchOf(trainer, step * 100 + r));
       gradients.push_back(GradientsOf(trainer, step * 100 + r));
     }
-    UpdateByHand(trainer.config(), batches, gradients, &tables, &accumulators);
+    ReferenceUpdate(trainer.config(), batches, gradients, &tables, &accumulators);
   }
   for (size_t t = 0; t < tables.size(); ++t) {
     EXPECT_EQ(trainer.tables()[t].shards(), tables[t].shards());
@@ -603,7 +603,7 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
   }
 }
 
-// Resets come at any time, also inside a call of another thread.
+// Resets happen at any time, including during calls of other threads.
 TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   constexpr int32_t kNumReplicas = 4;
   Trainer trainer(TestConfig(kNumReplicas));
@@ -634,7 +634,7 @@ TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, num_updates + 1);
 }
 
-// The engine's steps alone: what an update does to rows, others test.
+// Tests the order of steps only; other tests check the updates of rows.
 class PipelinedTest : public testing::Test {
  protected:
   static EngineConfig Config(int32_t num_replicas) {
@@ -643,7 +643,8 @@ class PipelinedTest : public testing::Test {
     return config;
   }
 
-  // Hands in gradients; the rate tells whose update comes out, or 0.
+  // Passes gradients with a learning rate that identifies the step. Returns the
+  // rate of the resulting update, or 0 if there is none.
   static float Apply(Trainer* trainer, int32_t replica, float rate,
                      bool succeeds = true) {
     BatchGradients gradients;
@@ -670,7 +671,7 @@ class PipelinedTest : public testing::Test {
   }
 };
 
-TEST_F(PipelinedTest, EachUpdateLandsWithTheNextStepsGradients) {
+TEST_F(PipelinedTest, EachUpdateIsAppliedWithTheGradientsOfTheNextStep) {
   Trainer trainer(Config(2));
   const float expected[] = {0, 1, 2, 3};
   for (int step = 0; step < 4; ++step) {
@@ -687,14 +688,15 @@ TEST_F(PipelinedTest, EachUpdateLandsWithTheNextStepsGradients) {
   EXPECT_FALSE(trainer.engine().Describe().is_held);
 }
 
-TEST_F(PipelinedTest, AForwardStepMustSeeTheHeldUpdate) {
+TEST_F(PipelinedTest, AForwardOnlyStepRequiresTheDeferredUpdate) {
   Trainer trainer(Config(1));
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
   EXPECT_EQ(Apply(&trainer, 0, 1), 0);
-  EXPECT_EQ(Land(&trainer, false), 0);  // no step, so none to wait for
+  EXPECT_EQ(Land(&trainer, false), 0);  // There is no next step.
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  EXPECT_EQ(Land(&trainer, false), 0);  // a training step sees old rows
+  EXPECT_EQ(Land(&trainer, false),
+            0);  // A training step may use rows before the update.
   ExpectOk(trainer.Dequeue(0));
   EXPECT_EQ(Apply(&trainer, 0, 2), 1);
   ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
@@ -703,7 +705,7 @@ TEST_F(PipelinedTest, AForwardStepMustSeeTheHeldUpdate) {
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST_F(PipelinedTest, AnUpdateThatFailsIsNotLost) {
+TEST_F(PipelinedTest, AFailedUpdateIsRetried) {
   Trainer trainer(Config(1));
   for (int step = 0; step < 2; ++step) {
     ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
@@ -718,7 +720,7 @@ TEST_F(PipelinedTest, AnUpdateThatFailsIsNotLost) {
   EXPECT_EQ(Land(&trainer, true), 3);
 }
 
-TEST_F(PipelinedTest, OneUpdateLandsAtATime) {
+TEST_F(PipelinedTest, OnlyOneUpdateIsAppliedAtATime) {
   Trainer trainer(Config(1));
   for (int step = 0; step < 2; ++step) {
     ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));

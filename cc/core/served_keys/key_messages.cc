@@ -23,7 +23,8 @@ constexpr int64_t kWord = sizeof(uint32_t);
 
 int64_t RoundUp(int64_t size) { return (size + 7) / 8 * 8; }
 
-// The token, whether it trains, type, counts and kinds.
+// Returns the size of the token, the training flag, the value type, the counts
+// and the kinds.
 int64_t HeaderBytes(int64_t num_pieces) {
   return RoundUp(kStart + (1 + 2 * num_pieces) * kWord);
 }
@@ -44,12 +45,13 @@ void Put(T value, uint8_t** bytes) {
 
 Status TooShort(int64_t size) {
   return InvalidArgument(
-      "`request` must have the closure, a type of values and, for each shard "
-      "here, a number of rows or keys and these. Received: " +
+      "`request` must contain the closure, the value type and, for each shard "
+      "on this server, the number of rows or keys and the rows or keys. "
+      "Received: " +
       to_string(size) + " bytes, too few");
 }
 
-// How often each key is used, from sums that ascend.
+// Converts cumulative numbers of uses to the number of uses of each key.
 Status ToTimes(const std::string& where, std::vector<uint32_t>* sums,
                int64_t* num_uses) {
   uint32_t last = 0;
@@ -58,8 +60,8 @@ Status ToTimes(const std::string& where, std::vector<uint32_t>* sums,
     one -= last;
     last = sum;
     if (one > 0) continue;
-    return InvalidArgument("`request` must have keys that are used" + where +
-                           ". Received: one that is not");
+    return InvalidArgument("`request` must have at least one use of each key" +
+                           where + ". Received: a key without uses");
   }
   *num_uses += last;
   if (*num_uses <= kMostUses) return Status();
@@ -129,7 +131,7 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
   for (int64_t p = 0; p < num_pieces; ++p) {
     if (!is_open[p]) continue;
     const int64_t size = counts[p] * int64_t{sizeof(int64_t)};
-    // Before any memory is taken for so many.
+    // The size is checked before memory is allocated.
     if (size > bytes.size()) return TooShort(bytes.size());
     keys[p].keys.resize(counts[p]);
     if (size > 0) std::memcpy(keys[p].keys.data(), bytes.data(), size);

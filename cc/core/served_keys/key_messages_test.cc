@@ -16,7 +16,8 @@ namespace {
 const std::vector<PieceSize> kSizes = {{"ads", 9, 2, 1}, {"words", 17, 3, 1}};
 const std::vector<bool> kIsOpen = {false, true};
 
-// Rows 1 and 4 of `ads`, and two keys of `words`, used twice and once.
+// Returns a request for rows 1 and 4 of `ads`, and for two keys of `words` with
+// two uses and one use.
 KeyFetchWriter Writer() {
   KeyFetchWriter writer;
   writer.token = {1, 2, 3};
@@ -41,12 +42,13 @@ std::vector<uint8_t> BytesOf(const KeyFetchWriter& writer) {
 }
 
 Status Read(const std::vector<uint8_t>& bytes, KeyFetchMessage* message) {
-  // Memory of exactly this size, for whoever reads behind it.
+  // The memory has exactly this size, so that AddressSanitizer detects reads
+  // beyond the message.
   const std::vector<uint8_t> exact(bytes);
   return message->Read(exact, kSizes, kIsOpen);
 }
 
-TEST(KeyMessagesTest, AServerReadsWhatAWorkerWrites) {
+TEST(KeyMessagesTest, WrittenMessagesCanBeRead) {
   KeyFetchMessage message;
   const std::vector<uint8_t> bytes = BytesOf(Writer());
   const Status status = Read(bytes, &message);
@@ -61,7 +63,7 @@ TEST(KeyMessagesTest, AServerReadsWhatAWorkerWrites) {
   EXPECT_EQ(message.kinds[1], 1u);
 }
 
-TEST(KeyMessagesTest, EveryMessageThatIsCutOffIsRefused) {
+TEST(KeyMessagesTest, EveryTruncatedMessageIsRejected) {
   const std::vector<uint8_t> whole = BytesOf(Writer());
   for (size_t size = 0; size < whole.size(); ++size) {
     KeyFetchMessage message;
@@ -70,7 +72,7 @@ TEST(KeyMessagesTest, EveryMessageThatIsCutOffIsRefused) {
   }
 }
 
-TEST(KeyMessagesTest, WhatNoWorkerWritesIsRefused) {
+TEST(KeyMessagesTest, InvalidMessagesAreRejected) {
   const auto refusal = [](const auto& change) {
     KeyFetchWriter writer = Writer();
     change(&writer);
@@ -87,7 +89,7 @@ TEST(KeyMessagesTest, WhatNoWorkerWritesIsRefused) {
             std::string::npos);
   EXPECT_NE(refusal([](auto* one) {
               one->pieces[1].compact = {1, 0};
-            }).find("keys that are used"),
+            }).find("one use of each key"),
             std::string::npos);
   EXPECT_NE(refusal([](auto* one) {
               one->pieces[1].compact = {0xff, 0xff, 0xff, 0xff, 0x0f, 0};
@@ -103,7 +105,7 @@ TEST(KeyMessagesTest, WhatNoWorkerWritesIsRefused) {
             std::string::npos);
 }
 
-TEST(KeyMessagesTest, ValuesBeginWhereTheyCanBeReadAtOnce) {
+TEST(KeyMessagesTest, ValuesStartAtAlignedOffsets) {
   EXPECT_EQ(FetchedKeysHeader(0), 8);
   EXPECT_EQ(FetchedKeysHeader(1), 16);
   EXPECT_EQ(FetchedKeysHeader(2), 16);

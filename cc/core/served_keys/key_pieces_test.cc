@@ -1,4 +1,4 @@
-// Shards of a vocabulary on servers, against a vocabulary in one process.
+// Compares shards of a vocabulary on servers with a single-process vocabulary.
 
 #include "cc/core/served_keys/key_pieces.h"
 
@@ -46,7 +46,7 @@ VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
 class KeyPiecesTest
     : public testing::TestWithParam<std::tuple<Admission, Eviction>> {};
 
-TEST_P(KeyPiecesTest, AllPiecesAreTheVocabularyOfOneProcess) {
+TEST_P(KeyPiecesTest, AllPiecesTogetherEqualASingleProcessVocabulary) {
   const VocabularyPolicy policy =
       PolicyOf(std::get<0>(GetParam()), std::get<1>(GetParam()));
   TestVocabulary whole(kCapacity, policy);
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(Eviction::kNone, Eviction::kLru,
                                      Eviction::kLfu)));
 
-TEST(KeyPiecesTest, NewKeysGetTheirFirstValues) {
+TEST(KeyPiecesTest, NewKeysGetTheirInitialValues) {
   Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
   servers.Ask(RandomKeys(300, 1));
   std::vector<KeyPieceStep> steps = servers.steps();
@@ -107,7 +107,7 @@ TEST(KeyPiecesTest, NewKeysGetTheirFirstValues) {
   }
 }
 
-TEST(KeyPiecesTest, WhatIsFoundChangesNothing) {
+TEST(KeyPiecesTest, FindChangesNothing) {
   Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
   const std::vector<int64_t> keys = RandomKeys(300, 1);
   servers.Ask(keys);
@@ -126,7 +126,7 @@ TEST(KeyPiecesTest, WhatIsFoundChangesNothing) {
   EXPECT_EQ(servers.Bits(false), bits);
 }
 
-TEST(KeyPiecesTest, AFullPieceLeavesAllAsTheyWere) {
+TEST(KeyPiecesTest, AFullPieceLeavesAllPiecesUnchanged) {
   VocabularyPolicy policy = PolicyOf(Admission::kAll, Eviction::kNone);
   policy.fails_when_full = true;
   Servers servers(policy);
@@ -134,7 +134,8 @@ TEST(KeyPiecesTest, AFullPieceLeavesAllAsTheyWere) {
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   const std::vector<int64_t> bits = servers.Bits(false);
-  // More than the last server has rows, and one new key of the first.
+  // More keys than the last server has rows, and one new key of the first
+  // server.
   std::vector<int64_t> keys;
   for (int64_t key = 1000; keys.size() < 200; ++key) {
     if (servers.servers[2]->Has(key)) keys.push_back(key);
@@ -145,13 +146,13 @@ TEST(KeyPiecesTest, AFullPieceLeavesAllAsTheyWere) {
   servers.Ask(keys);
   steps = servers.steps(1);
   const Status status = AdmitToPieces(servers.pieces(), UnevenFor(2), &steps);
-  EXPECT_NE(status.message().find("finds no place"), std::string::npos)
+  EXPECT_NE(status.message().find("has no free row"), std::string::npos)
       << status.message();
   EXPECT_NE(status.message().find("(table 'words')"), std::string::npos);
   EXPECT_EQ(servers.Bits(false), bits);
 }
 
-TEST(KeyPiecesTest, AClosureThatComesAgainPinsItsRowsAndCountsNoUse) {
+TEST(KeyPiecesTest, ARepeatedClosurePinsItsRowsAndCountsNoUse) {
   Servers servers(PolicyOf(Admission::kAll, Eviction::kLfu));
   servers.Ask({1, 1, 1, 1, 1, 1, 1, 1});
   std::vector<KeyPieceStep> steps = servers.steps();
@@ -159,7 +160,7 @@ TEST(KeyPiecesTest, AClosureThatComesAgainPinsItsRowsAndCountsNoUse) {
   steps = servers.steps(7);
   FindInPieces(servers.pieces(), SerialFor, &steps);
   const int64_t row = servers.RowsOf(steps)[1];
-  // Its step began two steps ago: it was the sixth.
+  // The step of the closure was the sixth, two steps ago.
   PinInPieces(servers.pieces(), 2, &steps);
   for (size_t s = 0; s < steps.size(); ++s) {
     const Server& server = *servers.servers[s];
@@ -170,7 +171,7 @@ TEST(KeyPiecesTest, AClosureThatComesAgainPinsItsRowsAndCountsNoUse) {
   }
 }
 
-TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownOneAlways) {
+TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownRowAlways) {
   KeyPiece piece;
   piece.num_buckets = 4;
   KeyPieceStep step;
@@ -180,15 +181,16 @@ TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownOneAlways) {
   EXPECT_EQ(RowsToSend(piece, step), (std::vector<uint32_t>{3, 9, 32}));
 }
 
-TEST(KeyPiecesTest, WhatIsNotHereIsRefused) {
+TEST(KeyPiecesTest, KeysAndSegmentsOfOtherServersAreRejected) {
   const Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
   const KeyPiece& piece = servers.servers[1]->piece;
   int64_t foreign = 0;
   while (servers.servers[1]->Has(foreign)) ++foreign;
   for (const int64_t key : {foreign, kEmptyKey}) {
     const Status status = CheckKeysOf(piece, std::vector<int64_t>{key});
-    EXPECT_NE(status.message().find("keys of the shards here. Received: key " +
-                                    std::to_string(key)),
+    EXPECT_NE(status.message().find(
+                  "keys of the shards on this server. Received: key " +
+                  std::to_string(key)),
               std::string::npos)
         << status.message();
   }

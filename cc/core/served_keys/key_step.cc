@@ -51,16 +51,19 @@ Status MakeKeysConfig(std::shared_ptr<const ServersConfig> servers,
     if (!tables[t].is_open) continue;
     const std::vector<int64_t>& offsets = specs[t].partition.offsets();
     const int64_t num_rows = offsets.back();
-    bool is_cut_well = num_rows % kKeysPerBucket == 1;
+    bool is_aligned = num_rows % kKeysPerBucket == 1;
     for (size_t s = 0; s + 1 < offsets.size(); ++s) {
-      is_cut_well &= offsets[s] % kKeysPerBucket == 0;
+      is_aligned &= offsets[s] % kKeysPerBucket == 0;
     }
-    if (!is_cut_well) {
+    if (!is_aligned) {
       return InvalidArgument(
           "Table '" + specs[t].name +
-          "' with an open vocabulary must be in shards of whole buckets of " +
-          to_string(kKeysPerBucket) + " rows, and one row more. Received: " +
-          to_string(num_rows) + " rows");
+          "' with an open vocabulary must be partitioned into complete buckets "
+          "of " +
+          to_string(kKeysPerBucket) +
+          " rows, and one row for unknown keys at the end. Received: " +
+          to_string(num_rows) + " rows in " + to_string(offsets.size() - 1) +
+          " shards");
     }
     LM_RETURN_IF_ERROR(
         BucketLayout::Make(num_rows / kKeysPerBucket, &tables[t].layout));
@@ -150,7 +153,7 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
     KeyFetchWriter::Asked& piece = writers[server].pieces[next_piece[server]++];
     const OpenTable& table = config_->tables[t];
     if (table.is_open) {
-      // All shards are told, so that they agree.
+      // The kind is sent to all shards, so that they agree.
       piece.kind = keys_[t].unique.empty() ? 0 : table.kind;
       asked[t].push_back(&piece);
       return;
@@ -212,7 +215,7 @@ Status KeyStep::ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
                            " keys. Received: " + to_string(fetched[s].size()) +
                            " bytes, too few");
   }
-  // Where the rows of each shard's keys begin.
+  // Start of the rows of each shard's keys.
   std::vector<std::vector<const uint8_t*>> places(keys_.size());
   std::vector<int64_t> first(servers.num_servers);
   ForShards(servers, [&](size_t t, int32_t s, int32_t server) {
@@ -241,8 +244,7 @@ Status KeyStep::ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
       if (place >= partition.shard_size(s) ||
           row >= config_->tables[t].layout.num_rows()) {
         return InvalidArgument(
-            "`fetched` must have rows of the shards that were asked. "
-            "Received: row " +
+            "`fetched` must have rows of the requested shards. Received: row " +
             to_string(place) + " of shard " + to_string(s) + " (table '" +
             servers.engine.tables[t].name + "')");
       }

@@ -37,7 +37,8 @@ Span<const uint8_t> Skip(Span<const uint8_t> bytes, int64_t count) {
   return {bytes.data() + count, bytes.size() - count};
 }
 
-// Type and counts, which `*bytes` begins with, and moves it past them.
+// Reads the value type and the counts from the front of `*bytes`, and advances
+// `*bytes`.
 Status TakeCounts(const std::vector<PieceSize>& sizes,
                   Span<const uint8_t>* bytes, RowType* wire,
                   std::vector<uint32_t>* counts) {
@@ -45,9 +46,10 @@ Status TakeCounts(const std::vector<PieceSize>& sizes,
   const int64_t expected = CountsBytes(num_pieces);
   if (bytes->size() < expected) {
     return InvalidArgument(
-        "`request` must have a type of values and a number of rows for each "
-        "of the " +
-        to_string(num_pieces) + " shards here, and then the rows. Received: " +
+        "`request` must contain a value type, the number of rows for each of "
+        "the " +
+        to_string(num_pieces) +
+        " shards on this server, and the rows. Received: " +
         to_string(bytes->size()) + " bytes, too few");
   }
   LM_RETURN_IF_ERROR(ReadWireType(Take<uint32_t>(bytes->data()), wire));
@@ -58,7 +60,7 @@ Status TakeCounts(const std::vector<PieceSize>& sizes,
   return Status();
 }
 
-// The rows, which are all of `bytes`.
+// Reads the rows, which must be all of `bytes`.
 Status TakeRows(const std::vector<PieceSize>& sizes,
                 const std::vector<uint32_t>& counts, Span<const uint8_t> bytes,
                 std::vector<std::vector<uint32_t>>* rows) {
@@ -137,10 +139,10 @@ Status FetchMessage::Read(Span<const uint8_t> bytes,
 Status ApplyMessage::Read(Span<const uint8_t> bytes,
                           const std::vector<PieceSize>& sizes) {
   if (bytes.size() < ApplyHeader::kNumBytes) {
-    return InvalidArgument(
-        "`request` must begin with " + to_string(ApplyHeader::kNumBytes) +
-        " bytes about its closure. Received: " + to_string(bytes.size()) +
-        " bytes");
+    return InvalidArgument("`request` must begin with a closure header of " +
+                           to_string(ApplyHeader::kNumBytes) +
+                           " bytes. Received: " + to_string(bytes.size()) +
+                           " bytes");
   }
   header.token.epoch = Take<int64_t>(bytes.data());
   header.token.number = Take<int64_t>(bytes.data() + 8);
@@ -149,8 +151,9 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
   bytes = Skip(bytes, ApplyHeader::kNumBytes);
   std::vector<uint32_t> counts;
   LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
-  // At most one more than can have come: too many stay too many, also where
-  // nothing has come, and no sum overflows.
+  // Counts are limited to one more than the number of received bytes. Too large
+  // counts stay too large, even if no bytes were received, and sums cannot
+  // overflow.
   const int64_t most = bytes.size() + 1;
   int64_t num_hyperparameters = 0, num_values = 0;
   for (size_t p = 0; p < sizes.size(); ++p) {
@@ -162,10 +165,10 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
       num_hyperparameters * sizeof(float) + num_values * WireBytes(wire);
   if (bytes.size() < value_bytes) {
     return InvalidArgument(
-        "`request` must have the hyperparameters of all shards here and a "
-        "gradient for each row, " +
-        to_string(value_bytes) +
-        " bytes, and then the rows. Received: " + to_string(bytes.size()));
+        "`request` must contain the hyperparameters of all shards on this "
+        "server and a gradient for each row (" +
+        to_string(value_bytes) + " bytes), followed by the rows. Received: " +
+        to_string(bytes.size()) + " bytes");
   }
   const auto* next = reinterpret_cast<const float*>(bytes.data());
   hyperparameters.clear();
