@@ -15,8 +15,8 @@ namespace {
 
 // Returns the row splits of items of the given sizes. The first split is
 // `first`.
-std::vector<int64_t> SplitsOf(const std::vector<int64_t>& sizes,
-                              int64_t first = 0) {
+std::vector<int64_t> MakeSplits(const std::vector<int64_t>& sizes,
+                                int64_t first = 0) {
   std::vector<int64_t> splits = {first};
   for (int64_t size : sizes) splits.push_back(splits.back() + size);
   return splits;
@@ -53,10 +53,10 @@ std::vector<std::vector<int>> Once(
 
 TEST(ItemLoopsTest, ProcessesEachItemOfEachLoopOnce) {
   const std::vector<std::vector<int64_t>> splits = {
-      SplitsOf({}),           SplitsOf({3, 0, 0, 50, 1}),
-      SplitsOf({0, 0}),       SplitsOf({1}),
-      SplitsOf({}),           SplitsOf({0, 9, 0, 0}, 1000),
-      SplitsOf({2, 2, 2, 2}), SplitsOf({0})};
+      MakeSplits({}),           MakeSplits({3, 0, 0, 50, 1}),
+      MakeSplits({0, 0}),       MakeSplits({1}),
+      MakeSplits({}),           MakeSplits({0, 9, 0, 0}, 1000),
+      MakeSplits({2, 2, 2, 2}), MakeSplits({0})};
   EXPECT_EQ(Count(splits, 1, SerialFor), Once(splits));
   for (int num_workers : {1, 2, 8}) {
     for (uint32_t seed = 0; seed < 50; ++seed) {
@@ -72,7 +72,7 @@ TEST(ItemLoopsTest, ProcessesEachItemOfRandomLoopsOnce) {
     for (auto& loop : splits) {
       std::vector<int64_t> sizes(random() % 20);
       for (int64_t& size : sizes) size = random() % 5 * (random() % 5);
-      loop = SplitsOf(sizes, random() % 3);
+      loop = MakeSplits(sizes, random() % 3);
     }
     EXPECT_EQ(Count(splits, 1 + random() % 9, UnevenFor(3, seed)),
               Once(splits));
@@ -81,7 +81,7 @@ TEST(ItemLoopsTest, ProcessesEachItemOfRandomLoopsOnce) {
 
 TEST(ItemLoopsTest, EmptyLoopsCallNoWork) {
   EXPECT_TRUE(Count({}, 1, SerialFor).empty());
-  EXPECT_EQ(Count({SplitsOf({})}, 1, SerialFor),
+  EXPECT_EQ(Count({MakeSplits({})}, 1, SerialFor),
             std::vector<std::vector<int>>(1));
 }
 

@@ -245,9 +245,9 @@ inline std::vector<float> GainsOf(const FeatureSpec& spec, const Bags& bags,
   return gains;
 }
 
-inline Values ActivationsByHand(const EngineConfig& config,
-                                std::vector<TestTable>* tables,
-                                const TestBatch& batch) {
+inline Values ReferenceActivations(const EngineConfig& config,
+                                   std::vector<TestTable>* tables,
+                                   const TestBatch& batch) {
   Values activations;
   for (size_t f = 0; f < batch.size(); ++f) {
     const FeatureSpec& spec = config.features[f];

@@ -56,8 +56,7 @@ class HostEngine {
   // optimizer.
   struct TableViews {
     ShardedView<float> table;
-    ShardedView<uint16_t>
-        half_table;  // used instead of `table` for 16-bit rows
+    ShardedView<uint16_t> half_table;  // replaces `table` for 16-bit rows
     // Number of earlier updates of this table, which determines the rounding of
     // 16-bit rows.
     uint64_t num_updates = 0;
@@ -186,8 +185,7 @@ class HostEngine {
   int64_t first_number_ = 0;                 // number of steps_.front()
   int64_t num_updates_ = 0;
   std::string poisoned_;
-  std::shared_ptr<Step>
-      held_;  // step whose gradients are complete and whose update is deferred
+  std::shared_ptr<Step> held_;  // step whose update is deferred
   BatchesInUse in_use_;
   bool is_landing_ = false;
   std::vector<FeatureCounts> feature_counts_;

@@ -28,8 +28,8 @@ struct TableKeys {
   TableKeys& operator=(TableKeys&&) = default;
 
   Span<const int64_t> keys;
-  std::vector<int64_t>
-      joined;  // memory of `keys`, unless they are a view of one input
+  // Memory of `keys`, unless `keys` is a view of one input.
+  std::vector<int64_t> joined;
 };
 
 // The batches of all replicas of one step. They are checked completely before a

@@ -97,21 +97,22 @@ TEST(ContributionsTest, ReadRejectsInvalidWords) {
   std::vector<OwnedPart> found;
   std::vector<OwnedPart> parts(1);
   parts[0] = {{0, 1}, {2, 1}, {7, 0, 3}, {}};
-  const std::vector<uint32_t> good = WriteParts(parts);
-  const auto error_of = [&](std::vector<uint32_t> words) {
+  const std::vector<uint32_t> valid = WriteParts(parts);
+  const auto error_message = [&](std::vector<uint32_t> words) {
     return ReadParts(words, 1, &found).message();
   };
-  EXPECT_EQ(error_of(good), "");
-  for (size_t size = 0; size < good.size(); ++size) {
-    const auto words = std::vector<uint32_t>(good.begin(), good.begin() + size);
-    EXPECT_NE(error_of(words).find("Received"), std::string::npos);
+  EXPECT_EQ(error_message(valid), "");
+  for (size_t size = 0; size < valid.size(); ++size) {
+    const auto words =
+        std::vector<uint32_t>(valid.begin(), valid.begin() + size);
+    EXPECT_NE(error_message(words).find("Received"), std::string::npos);
   }
-  std::vector<uint32_t> words = good;
+  std::vector<uint32_t> words = valid;
   words.push_back(0);
-  EXPECT_NE(error_of(words).find("9 words"), std::string::npos);
-  words = good;
+  EXPECT_NE(error_message(words).find("9 words"), std::string::npos);
+  words = valid;
   words[3] = 9;  // number of ids of the first output
-  EXPECT_NE(error_of(words).find("3 ids, but outputs with a total of 10"),
+  EXPECT_NE(error_message(words).find("3 ids, but outputs with a total of 10"),
             std::string::npos);
 }
 

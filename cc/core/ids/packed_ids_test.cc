@@ -82,7 +82,7 @@ Status Make(const Packed& packed, std::vector<RaggedIds>* made,
   return Status();
 }
 
-std::string ErrorOf(const Packed& packed) {
+std::string ErrorMessage(const Packed& packed) {
   std::vector<RaggedIds> made;
   const Status status = Make(packed, &made);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -208,38 +208,39 @@ TEST(PackedIdsTest, WeightsAreReadWithTheirIds) {
 TEST(PackedIdsTest, SequenceFeaturesRejectWeights) {
   Packed packed({{{1}}, {{4}}, {{6}}});
   packed.weights = {1, 1, 1, 1, 1, 1, 0.5f};
-  EXPECT_NE(ErrorOf(packed).find("Feature 'c': a sequence feature takes no "
-                                 "weights"),
-            std::string::npos);
+  EXPECT_NE(
+      ErrorMessage(packed).find("Feature 'c': a sequence feature takes no "
+                                "weights"),
+      std::string::npos);
 }
 
 TEST(PackedIdsTest, InvalidBatchesAreRejected) {
   const Ids features = {{{1}, {2}}, {{4, 5}, {}}, {{6}, {7}}};
-  const Packed good(features);
-  ASSERT_EQ(good.num_columns, 8);
-  Packed packed = good;
+  const Packed valid(features);
+  ASSERT_EQ(valid.num_columns, 8);
+  Packed packed = valid;
   packed.ids[8] = kMark + 1;
-  EXPECT_NE(ErrorOf(packed).find("whose features are 'a', 'b', 'c'"),
+  EXPECT_NE(ErrorMessage(packed).find("whose features are 'a', 'b', 'c'"),
             std::string::npos);
-  EXPECT_NE(ErrorOf(packed).find("sample 1"), std::string::npos);
+  EXPECT_NE(ErrorMessage(packed).find("sample 1"), std::string::npos);
   // Invalid numbers of ids: negative, too large, and large enough that the sum
   // with the next number overflows.
   for (int64_t size : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN}) {
     for (int place : {1, 2, 3}) {
-      packed = good;
+      packed = valid;
       packed.ids[8 + place] = size;
-      EXPECT_NE(ErrorOf(packed).find("sample 1: the numbers of ids"),
+      EXPECT_NE(ErrorMessage(packed).find("sample 1: the numbers of ids"),
                 std::string::npos);
     }
   }
-  packed = good;
+  packed = valid;
   packed.num_columns = 3;
-  EXPECT_NE(ErrorOf(packed).find("at least 4 columns"), std::string::npos);
-  packed = good;
+  EXPECT_NE(ErrorMessage(packed).find("at least 4 columns"), std::string::npos);
+  packed = valid;
   packed.ids[4] = 10;
-  EXPECT_NE(ErrorOf(packed).find("Feature 'a', sample 0: id 10"),
+  EXPECT_NE(ErrorMessage(packed).find("Feature 'a', sample 0: id 10"),
             std::string::npos);
-  PackedInput input = good.View();
+  PackedInput input = valid.View();
   const std::vector<float> weights(100);
   input.weights = {weights.data(), 2, 7};
   UnpackedIds unpacked;

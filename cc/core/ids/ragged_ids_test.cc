@@ -52,7 +52,7 @@ RaggedIds MakeOk(const FeatureSpec& spec, const Input& input) {
   return ids;
 }
 
-std::string ErrorOf(const FeatureSpec& spec, const Input& input) {
+std::string ErrorMessage(const FeatureSpec& spec, const Input& input) {
   // The object is initialized, so that a change by a failed call is detected.
   RaggedIds ids = MakeOk(Spec(), {Form::kRagged, {4, 5}, {0, 2}, 1, {}});
   const Status status = RaggedIds::Make(spec, input.View(), &ids);
@@ -150,14 +150,15 @@ TEST(RaggedIdsTest, ASparseSequenceKeepsItsGaps) {
 
 TEST(RaggedIdsTest, RejectsSequencePositionsThatDoNotAscend) {
   const FeatureSpec spec = Spec(Combiner::kSum, 3);
-  EXPECT_NE(ErrorOf(spec, {Form::kSparse, {1, 2}, {0, 0, 1, -1}, 2, {}})
+  EXPECT_NE(ErrorMessage(spec, {Form::kSparse, {1, 2}, {0, 0, 1, -1}, 2, {}})
                 .find("'clicked', sample 1: the positions of a sequence"),
             std::string::npos);
   for (const int64_t second : {1, 0}) {
-    EXPECT_NE(ErrorOf(spec, {Form::kSparse, {1, 2}, {0, 1, 0, second}, 1, {}})
-                  .find("position " + std::to_string(second) +
-                        " after 1 (id number 1)"),
-              std::string::npos);
+    EXPECT_NE(
+        ErrorMessage(spec, {Form::kSparse, {1, 2}, {0, 1, 0, second}, 1, {}})
+            .find("position " + std::to_string(second) +
+                  " after 1 (id number 1)"),
+        std::string::npos);
   }
 }
 
@@ -169,14 +170,15 @@ TEST(RaggedIdsTest, ASequenceIgnoresTheCombiner) {
 TEST(RaggedIdsTest, ReportsTheSampleOfAnIdOutsideTheTable) {
   for (int64_t id : {int64_t{-1}, int64_t{10}, int64_t{1} << 32, INT64_MIN,
                      INT64_MAX, (int64_t{1} << 32) + 3}) {
-    EXPECT_EQ(ErrorOf(Spec(), {Form::kRagged, {1, 2, id}, {0, 1, 1, 3}, 3, {}}),
-              "Feature 'clicked', sample 2: id " + std::to_string(id) +
-                  " is outside table 'ads' with 10 rows");
+    EXPECT_EQ(
+        ErrorMessage(Spec(), {Form::kRagged, {1, 2, id}, {0, 1, 1, 3}, 3, {}}),
+        "Feature 'clicked', sample 2: id " + std::to_string(id) +
+            " is outside table 'ads' with 10 rows");
   }
   // Ids that exceed the sequence length are checked, too.
-  EXPECT_NE(
-      ErrorOf(Spec(Combiner::kSum, 1), {Form::kRagged, {1, 10}, {0, 2}, 1, {}}),
-      "");
+  EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, 1),
+                         {Form::kRagged, {1, 10}, {0, 2}, 1, {}}),
+            "");
 }
 
 TEST(RaggedIdsTest, RejectsInvalidRowSplits) {
@@ -200,7 +202,7 @@ TEST(RaggedIdsTest, RejectsInvalidRowSplits) {
       {{0}, 0, "end with the number of ids. Received: 0, with 3 ids"},
   };
   for (const Case& c : cases) {
-    const std::string message = ErrorOf(
+    const std::string message = ErrorMessage(
         Spec(), {Form::kRagged, {1, 2, 3}, c.splits, c.num_samples, {}});
     EXPECT_NE(message.find("Feature 'clicked': row_splits must " + c.words),
               std::string::npos)
@@ -209,42 +211,44 @@ TEST(RaggedIdsTest, RejectsInvalidRowSplits) {
 }
 
 TEST(RaggedIdsTest, RejectsSparseIndicesThatAreOutsideOrUnordered) {
-  const auto error_of = [](const Splits& indices) {
-    return ErrorOf(Spec(), {Form::kSparse, {1, 2}, indices, 2, {}});
+  const auto error_message = [](const Splits& indices) {
+    return ErrorMessage(Spec(), {Form::kSparse, {1, 2}, indices, 2, {}});
   };
-  EXPECT_NE(error_of({0, 0, 2, 0})
+  EXPECT_NE(error_message({0, 0, 2, 0})
                 .find("inside its 2 samples. Received: sample 2 (id number 1)"),
             std::string::npos);
-  EXPECT_NE(error_of({-1, 0, 0, 0}).find("Received: sample -1 (id number 0)"),
-            std::string::npos);
-  EXPECT_NE(error_of({1, 0, 0, 0})
+  EXPECT_NE(
+      error_message({-1, 0, 0, 0}).find("Received: sample -1 (id number 0)"),
+      std::string::npos);
+  EXPECT_NE(error_message({1, 0, 0, 0})
                 .find("use tf.sparse.reorder. Received: sample 0 after 1"),
             std::string::npos);
-  EXPECT_NE(error_of({0, 0}).find("[num_ids, 2]"), std::string::npos);
-  EXPECT_NE(error_of({INT64_MAX, 0, INT64_MIN, 0}), "");
+  EXPECT_NE(error_message({0, 0}).find("[num_ids, 2]"), std::string::npos);
+  EXPECT_NE(error_message({INT64_MAX, 0, INT64_MIN, 0}), "");
 }
 
 TEST(RaggedIdsTest, RejectsDenseIdsThatDoNotFillTheirSamples) {
-  EXPECT_NE(ErrorOf(Spec(), {Form::kDense, {1, 2, 3}, {}, 2, {}})
+  EXPECT_NE(ErrorMessage(Spec(), {Form::kDense, {1, 2, 3}, {}, 2, {}})
                 .find("the same number of ids for each sample. Received: 3 "
                       "ids, 2 samples"),
             std::string::npos);
-  EXPECT_NE(ErrorOf(Spec(), {Form::kDense, {1}, {}, 0, {}}), "");
+  EXPECT_NE(ErrorMessage(Spec(), {Form::kDense, {1}, {}, 0, {}}), "");
 }
 
 TEST(RaggedIdsTest, RejectsInvalidBatchSizes) {
   for (Form form : {Form::kRagged, Form::kSparse, Form::kDense}) {
     for (int64_t num_samples :
          {int64_t{-1}, int64_t{1} << 31, INT64_MIN, INT64_MAX}) {
-      EXPECT_NE(ErrorOf(Spec(), {form, {}, {}, num_samples, {}}), "");
+      EXPECT_NE(ErrorMessage(Spec(), {form, {}, {}, num_samples, {}}), "");
     }
     // The size is checked before memory is allocated.
-    EXPECT_NE(ErrorOf(Spec(Combiner::kSum, int64_t{1} << 40),
-                      {form, {}, {}, 1 << 20, {}})
+    EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, int64_t{1} << 40),
+                           {form, {}, {}, 1 << 20, {}})
                   .find("activation rows"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(Spec(Combiner::kSum, INT64_MAX), {form, {}, {}, 2, {}}),
-              "");
+    EXPECT_NE(
+        ErrorMessage(Spec(Combiner::kSum, INT64_MAX), {form, {}, {}, 2, {}}),
+        "");
   }
 }
 
@@ -252,7 +256,7 @@ TEST(RaggedIdsTest, RejectsTablesWithTooManyRows) {
   FeatureSpec spec = Spec();
   for (int64_t num_rows : {(int64_t{1} << 32) + 1, INT64_MAX, int64_t{-1}}) {
     spec.num_rows = num_rows;
-    EXPECT_NE(ErrorOf(spec, {Form::kRagged, {1}, {0, 1}, 1, {}})
+    EXPECT_NE(ErrorMessage(spec, {Form::kRagged, {1}, {0, 1}, 1, {}})
                   .find("0 to 2^32 rows"),
               std::string::npos);
   }
@@ -264,24 +268,25 @@ TEST(RaggedIdsTest, RejectsTablesWithTooManyRows) {
 
 TEST(RaggedIdsTest, RejectsWeightsThatAreNotOnePerIdOrNotFinite) {
   Input input = {Form::kRagged, {1, 2, 3}, {0, 1, 3}, 2, {1, 2}};
-  EXPECT_NE(ErrorOf(Spec(), input)
+  EXPECT_NE(ErrorMessage(Spec(), input)
                 .find("weights must be one per id. Received: 2 weights, 3 ids"),
             std::string::npos);
   for (float bad : {std::numeric_limits<float>::quiet_NaN(),
                     std::numeric_limits<float>::infinity(),
                     -std::numeric_limits<float>::infinity()}) {
     input.weights = {1, 2, bad};
-    EXPECT_NE(ErrorOf(Spec(), input).find("sample 1: a weight must be finite"),
-              std::string::npos);
+    EXPECT_NE(
+        ErrorMessage(Spec(), input).find("sample 1: a weight must be finite"),
+        std::string::npos);
   }
   input.weights = {1, 2, 3};
-  EXPECT_NE(ErrorOf(Spec(Combiner::kSum, 2), input)
+  EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, 2), input)
                 .find("a sequence feature takes no weights"),
             std::string::npos);
 }
 
-FeatureSpec SpecOf(OutOfRange out_of_range, Combiner combiner,
-                   int64_t length = 0) {
+FeatureSpec MakeSpec(OutOfRange out_of_range, Combiner combiner,
+                     int64_t length = 0) {
   FeatureSpec spec = Spec(combiner, length);
   spec.out_of_range = out_of_range;
   return spec;
@@ -292,7 +297,7 @@ std::vector<float> GainsOf(const RaggedIds& ids) {
 }
 
 TEST(RaggedIdsTest, DroppedIdsAreIgnored) {
-  const FeatureSpec spec = SpecOf(OutOfRange::kDrop, Combiner::kMean);
+  const FeatureSpec spec = MakeSpec(OutOfRange::kDrop, Combiner::kMean);
   const RaggedIds ids = MakeOk(
       spec,
       {Form::kRagged, {-1, 4, 10, 5, 11}, {0, 2, 4, 5}, 3, {8, 3, 9, 2, 1}});
@@ -308,7 +313,7 @@ TEST(RaggedIdsTest, DroppedIdsAreIgnored) {
 
 TEST(RaggedIdsTest, ADroppedIdLeavesItsSequencePositionEmpty) {
   const RaggedIds ids =
-      MakeOk(SpecOf(OutOfRange::kDrop, Combiner::kSum, 2),
+      MakeOk(MakeSpec(OutOfRange::kDrop, Combiner::kSum, 2),
              {Form::kRagged, {-1, 4, 5, 6, 7, 99}, {0, 2, 6}, 2, {}});
   EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{4, 5, 6}));
   EXPECT_EQ(Splits(ids.splits().begin(), ids.splits().end()),
@@ -318,7 +323,7 @@ TEST(RaggedIdsTest, ADroppedIdLeavesItsSequencePositionEmpty) {
 
 TEST(RaggedIdsTest, ClippedIdsBecomeTheNearestRow) {
   const RaggedIds ids =
-      MakeOk(SpecOf(OutOfRange::kClip, Combiner::kSum),
+      MakeOk(MakeSpec(OutOfRange::kClip, Combiner::kSum),
              {Form::kDense, {-1, 4, 10, int64_t{1} << 40}, {}, 2, {}});
   EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{0, 4, 9, 9}));
   EXPECT_EQ(ids.counts().num_clipped, 3);
@@ -326,8 +331,8 @@ TEST(RaggedIdsTest, ClippedIdsBecomeTheNearestRow) {
 }
 
 TEST(RaggedIdsTest, WeightsOfDroppedIdsAreChecked) {
-  EXPECT_NE(ErrorOf(SpecOf(OutOfRange::kDrop, Combiner::kSum),
-                    {Form::kRagged, {-1}, {0, 1}, 1, {std::nanf("")}})
+  EXPECT_NE(ErrorMessage(MakeSpec(OutOfRange::kDrop, Combiner::kSum),
+                         {Form::kRagged, {-1}, {0, 1}, 1, {std::nanf("")}})
                 .find("must be finite"),
             std::string::npos);
 }

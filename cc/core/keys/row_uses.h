@@ -31,8 +31,8 @@ inline void SortUses(int64_t num_rows, int64_t size, Span<RowUse>* uses,
   // cache.
   constexpr int kMaxDigitBits = 8;
   // Below this size, std::sort is faster than a pass over the counters.
-  constexpr int64_t kFew = 64;
-  if (size <= kFew) {
+  constexpr int64_t kMaxStdSortSize = 64;
+  if (size <= kMaxStdSortSize) {
     std::sort(uses->data(), uses->data() + size);
     return;
   }

@@ -24,10 +24,10 @@ constexpr bool kKeeps = true;
 
 // The C library itself keeps blocks below this size.
 constexpr size_t kSmallest = size_t{64} << 10;
-constexpr size_t kMostKept = size_t{64} << 20;
+constexpr size_t kMaxKeptBytes = size_t{64} << 20;
 
 bool IsKept(size_t size) {
-  return kKeeps && size >= kSmallest && size <= kMostKept;
+  return kKeeps && size >= kSmallest && size <= kMaxKeptBytes;
 }
 
 // Returns the size of the block to allocate for `size` bytes. Batch sizes vary
@@ -61,7 +61,7 @@ class KeptBlocks {
     std::lock_guard<std::mutex> lock(mutex_);
     // The blocks that were returned longest ago are freed first.
     size_t num_evicted = 0;
-    for (; total_ + size > kMostKept; ++num_evicted) {
+    for (; total_ + size > kMaxKeptBytes; ++num_evicted) {
       total_ -= blocks_[num_evicted].size;
       ::operator delete(blocks_[num_evicted].memory);
     }
@@ -72,7 +72,7 @@ class KeptBlocks {
     total_ += size;
   }
 
-  KeptBlocks() { blocks_.reserve(kMostKept / kSmallest); }
+  KeptBlocks() { blocks_.reserve(kMaxKeptBytes / kSmallest); }
 
  private:
   struct Block {

@@ -80,8 +80,8 @@ struct Trained {
   }
 };
 
-void ApplyByHand(Optimizer optimizer, const Step& step, bool with_gains,
-                 Trained* trained) {
+void ReferenceApply(Optimizer optimizer, const Step& step, bool with_gains,
+                    Trained* trained) {
   for (size_t u = 0; u < step.rows.size(); ++u) {
     float* row = trained->table.row(step.rows[u]);
     float* accumulator = trained->accumulators.row(step.rows[u]);
@@ -113,7 +113,7 @@ void Apply(Optimizer optimizer, const Step& step, bool with_gains,
                  parallel_for);
 }
 
-void ExpectSameBits(const TestTable& actual, const TestTable& expected) {
+void ExpectBitwiseEqual(const TestTable& actual, const TestTable& expected) {
   ASSERT_EQ(actual.shards().size(), expected.shards().size());
   for (size_t s = 0; s < actual.shards().size(); ++s) {
     const std::vector<float>& a = actual.shards()[s];
@@ -132,7 +132,7 @@ void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
   for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
     for (bool with_gains : {false, true}) {
       Trained expected(partition, dim, dim);
-      ApplyByHand(optimizer, step, with_gains, &expected);
+      ReferenceApply(optimizer, step, with_gains, &expected);
       for (CpuLevel level : LevelsOfThisCpu()) {
         for (int num_workers : {1, 2, 8}) {
           SCOPED_TRACE(testing::Message()
@@ -142,8 +142,8 @@ void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
           Trained trained(partition, dim, dim);
           Apply(optimizer, step, with_gains, level, UnevenFor(num_workers, dim),
                 &trained);
-          ExpectSameBits(trained.table, expected.table);
-          ExpectSameBits(trained.accumulators, expected.accumulators);
+          ExpectBitwiseEqual(trained.table, expected.table);
+          ExpectBitwiseEqual(trained.accumulators, expected.accumulators);
         }
       }
     }
@@ -284,8 +284,8 @@ TEST(ApplyTest, OptimizersAreParsedByName) {
 }
 
 TEST(ApplyTest, RejectsInvalidHyperparameters) {
-  const auto error_of = [](Optimizer optimizer,
-                           const std::vector<float>& values) {
+  const auto error_message = [](Optimizer optimizer,
+                                const std::vector<float>& values) {
     const Status status = CheckHyperparameters(optimizer, "ads", values);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     return status.message();
@@ -293,19 +293,20 @@ TEST(ApplyTest, RejectsInvalidHyperparameters) {
   for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
     for (float bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(),
                       std::numeric_limits<float>::infinity()}) {
-      EXPECT_NE(error_of(optimizer, {bad})
+      EXPECT_NE(error_message(optimizer, {bad})
                     .find("Table 'ads': the learning rate must be finite"),
                 std::string::npos);
     }
-    EXPECT_NE(error_of(optimizer, {}).find("takes 1 hyperparameters"),
+    EXPECT_NE(error_message(optimizer, {}).find("takes 1 hyperparameters"),
               std::string::npos);
-    EXPECT_NE(error_of(optimizer, {1, 2}).find("Received: 2"),
+    EXPECT_NE(error_message(optimizer, {1, 2}).find("Received: 2"),
               std::string::npos);
     EXPECT_TRUE(
         CheckHyperparameters(optimizer, "ads", std::vector<float>{0}).ok());
   }
-  EXPECT_NE(error_of(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
-            std::string::npos);
+  EXPECT_NE(
+      error_message(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
+      std::string::npos);
   EXPECT_TRUE(CheckHyperparameters(Optimizer::kNone, "ads", {}).ok());
 }
 

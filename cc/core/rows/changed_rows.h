@@ -44,8 +44,7 @@ class ChangedRows {
   const std::vector<int64_t> num_rows_;
   std::mutex mutex_;  // guards the members below
   int64_t watch_ = 0;
-  std::vector<std::vector<uint64_t>>
-      bits_;  // by table; empty before the first watch
+  std::vector<std::vector<uint64_t>> bits_;  // by table; empty before `Watch`
 };
 
 }  // namespace layoutmap

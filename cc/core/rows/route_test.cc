@@ -37,9 +37,9 @@ Route<Tid> ReferenceRoute(const RowPartition& partition,
     }
     for (int32_t place : shard) {
       for (size_t i = 0; i < ids.size(); ++i) {
-        const bool mine =
+        const bool is_owned =
             unique ? ids[i] == ids[place] : static_cast<int32_t>(i) == place;
-        if (mine) route.inverse[i] = route.permutation.size();
+        if (is_owned) route.inverse[i] = route.permutation.size();
       }
       route.permutation.push_back(place);
       route.local_rows.push_back(partition.Locate(ids[place]).local_row);
@@ -50,8 +50,8 @@ Route<Tid> ReferenceRoute(const RowPartition& partition,
 }
 
 template <typename Tid>
-void ExpectByHand(const RowPartition& partition, const std::vector<Tid>& ids,
-                  bool unique) {
+void ExpectMatchesReference(const RowPartition& partition,
+                            const std::vector<Tid>& ids, bool unique) {
   Route<Tid> route;
   const Status status =
       RouteIds<Tid>(partition, Span<const Tid>(ids), unique, &route);
@@ -64,7 +64,7 @@ void ExpectByHand(const RowPartition& partition, const std::vector<Tid>& ids,
 }
 
 template <typename Tid>
-void ExpectManyByHand(uint32_t seed) {
+void ExpectRandomIdsMatchReference(uint32_t seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < 400; ++round) {
     const Placement placement = static_cast<Placement>(random() % 3);
@@ -79,14 +79,14 @@ void ExpectManyByHand(uint32_t seed) {
     const RowPartition partition = MakePartition(placement, offsets);
     std::vector<Tid> ids(partition.num_rows() == 0 ? 0 : random() % 40);
     for (Tid& id : ids) id = random() % partition.num_rows();
-    ExpectByHand<Tid>(partition, ids, false);
-    ExpectByHand<Tid>(partition, ids, true);
+    ExpectMatchesReference<Tid>(partition, ids, false);
+    ExpectMatchesReference<Tid>(partition, ids, true);
   }
 }
 
 TEST(RouteTest, MatchesOneListPerShard) {
-  ExpectManyByHand<int32_t>(1);
-  ExpectManyByHand<int64_t>(2);
+  ExpectRandomIdsMatchReference<int32_t>(1);
+  ExpectRandomIdsMatchReference<int64_t>(2);
 }
 
 // Uses enough ids for several chunks.
@@ -155,10 +155,10 @@ TEST(RouteTest, RoutesTheLastRowOfTheLargestTable) {
   for (Placement placement : {Placement::kDiv, Placement::kMod}) {
     const RowPartition partition =
         MakePartition(placement, EvenOffsets(num_rows, 3));
-    ExpectByHand<int64_t>(partition,
-                          {num_rows - 1, 0, num_rows / 3, num_rows - 1}, true);
-    ExpectByHand<int64_t>(partition,
-                          {num_rows - 1, 0, num_rows / 3, num_rows - 1}, false);
+    ExpectMatchesReference<int64_t>(
+        partition, {num_rows - 1, 0, num_rows / 3, num_rows - 1}, true);
+    ExpectMatchesReference<int64_t>(
+        partition, {num_rows - 1, 0, num_rows / 3, num_rows - 1}, false);
   }
 }
 
@@ -182,8 +182,8 @@ TEST(RouteTest, RejectsAllIdsIfOneIsOutside) {
 TEST(RouteTest, ATableWithoutRowsIsValidAndRejectsEveryId) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(0, 3));
-  ExpectByHand<int32_t>(partition, {}, false);
-  ExpectByHand<int32_t>(partition, {}, true);
+  ExpectMatchesReference<int32_t>(partition, {}, false);
+  ExpectMatchesReference<int32_t>(partition, {}, true);
 }
 
 }  // namespace

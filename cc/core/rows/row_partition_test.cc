@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kTwo32 = int64_t{1} << 32;
 
-std::string ErrorOf(Placement placement, const std::vector<int64_t>& offsets) {
+std::string ErrorMessage(Placement placement,
+                         const std::vector<int64_t>& offsets) {
   RowPartition partition;
   const Status status = RowPartition::Make(placement, offsets, &partition);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -124,30 +125,31 @@ TEST(RowPartitionTest, LocatesRowsAtTheShardBordersOfTheLargestTable) {
 TEST(RowPartitionTest, RejectsInvalidOffsets) {
   for (Placement placement :
        {Placement::kDiv, Placement::kMod, Placement::kOffsets}) {
-    EXPECT_NE(ErrorOf(placement, {}).find("num_shards + 1"), std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0}).find("num_shards + 1"),
+    EXPECT_NE(ErrorMessage(placement, {}).find("num_shards + 1"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {1, 2}).find("start with 0"),
+    EXPECT_NE(ErrorMessage(placement, {0}).find("num_shards + 1"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0, 4, 3}).find("not decrease"),
+    EXPECT_NE(ErrorMessage(placement, {1, 2}).find("start with 0"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0, -1}).find("not decrease"),
+    EXPECT_NE(ErrorMessage(placement, {0, 4, 3}).find("not decrease"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0, INT64_MIN}).find("not decrease"),
+    EXPECT_NE(ErrorMessage(placement, {0, -1}).find("not decrease"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0, kTwo32 + 1}).find("at most 2^32"),
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MIN}).find("not decrease"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0, INT64_MAX}).find("at most 2^32"),
+    EXPECT_NE(ErrorMessage(placement, {0, kTwo32 + 1}).find("at most 2^32"),
               std::string::npos);
-    EXPECT_NE(ErrorOf(placement, {0, INT64_MAX, 4}), "");
-    EXPECT_NE(ErrorOf(placement, {0, INT64_MIN, 4}), "");
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MAX}).find("at most 2^32"),
+              std::string::npos);
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MAX, 4}), "");
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MIN, 4}), "");
   }
 }
 
 TEST(RowPartitionTest, RejectsUnevenOffsetsForEvenPlacements) {
   const std::vector<int64_t> short_first = {0, 2, 5};
   for (Placement placement : {Placement::kDiv, Placement::kMod}) {
-    const std::string message = ErrorOf(placement, short_first);
+    const std::string message = ErrorMessage(placement, short_first);
     EXPECT_NE(message.find("shard 1 starts at 2, expected 3"),
               std::string::npos)
         << message;
@@ -169,7 +171,7 @@ TEST(RowPartitionTest, PlacementsAreParsedByName) {
 }
 
 template <typename Tid>
-void ExpectRefusedId(Tid id) {
+void ExpectIdIsRejected(Tid id) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(5, 2));
   const std::vector<Tid> ids = {0, 4, id};
@@ -183,14 +185,14 @@ void ExpectRefusedId(Tid id) {
 }
 
 TEST(AssignPartitionTest, RejectsIdsOutsideTheTable) {
-  ExpectRefusedId<int32_t>(-1);
-  ExpectRefusedId<int32_t>(5);
-  ExpectRefusedId<int32_t>(INT32_MIN);
-  ExpectRefusedId<int64_t>(-1);
-  ExpectRefusedId<int64_t>(5);
-  ExpectRefusedId<int64_t>(kTwo32);
-  ExpectRefusedId<int64_t>(INT64_MAX);
-  ExpectRefusedId<int64_t>(INT64_MIN);
+  ExpectIdIsRejected<int32_t>(-1);
+  ExpectIdIsRejected<int32_t>(5);
+  ExpectIdIsRejected<int32_t>(INT32_MIN);
+  ExpectIdIsRejected<int64_t>(-1);
+  ExpectIdIsRejected<int64_t>(5);
+  ExpectIdIsRejected<int64_t>(kTwo32);
+  ExpectIdIsRejected<int64_t>(INT64_MAX);
+  ExpectIdIsRejected<int64_t>(INT64_MIN);
 }
 
 TEST(AssignPartitionTest, ResultsAreInIdOrder) {

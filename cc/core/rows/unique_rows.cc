@@ -116,7 +116,7 @@ class Parts {
 
  private:
   static constexpr int64_t kNumChunks = 16;
-  static constexpr int64_t kMostParts = 32;
+  static constexpr int64_t kMaxParts = 32;
 
   // Calls `use(row, position)` for the ids [begin, end).
   template <typename Use>
@@ -168,7 +168,7 @@ class Parts {
     std::vector<int64_t> sizes;  // by part and chunk
     int64_t size_of_part = 0;
     for (int64_t bucket = 0; bucket < num_buckets; ++bucket) {
-      if (sizes.empty() || size_of_part * kMostParts >= num_ids_) {
+      if (sizes.empty() || size_of_part * kMaxParts >= num_ids_) {
         first_rows_.push_back(bucket << shift);
         sizes.resize(sizes.size() + kNumChunks);
         size_of_part = 0;
@@ -189,7 +189,7 @@ class Parts {
     starts_.push_back(start);
 
     ForChunks([&](int64_t chunk, int64_t begin, int64_t end) {
-      int64_t next[kMostParts + 1];
+      int64_t next[kMaxParts + 1];
       for (size_t p = 0; p < count(); ++p) {
         next[p] = sizes[p * kNumChunks + chunk];
       }
@@ -207,10 +207,9 @@ class Parts {
   const ParallelFor& parallel_for_;
   std::vector<int64_t> segment_starts_;
   RawArray<Item> items_;
-  std::vector<int64_t>
-      first_rows_;  // first row of each part, and the end of the last part
-  std::vector<int64_t>
-      starts_;  // first item of each part, and the end of the last part
+  // First row and first item of each part, and the end of the last part.
+  std::vector<int64_t> first_rows_;
+  std::vector<int64_t> starts_;
 };
 
 }  // namespace

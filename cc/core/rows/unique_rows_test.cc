@@ -23,7 +23,7 @@ UniqueRows Find(const Segments& segments, int64_t num_rows,
   return FindUniqueRows(spans, num_rows, parallel_for, labels);
 }
 
-void ExpectAsMap(const Segments& segments, int64_t num_rows) {
+void ExpectMatchesMap(const Segments& segments, int64_t num_rows) {
   std::map<uint32_t, std::vector<uint32_t>> positions_of;
   uint32_t position = 0;
   for (const std::vector<uint32_t>& segment : segments) {
@@ -60,14 +60,14 @@ TEST_P(DigitBorderTest, MatchesAMap) {
   const int64_t num_rows = GetParam();
   std::mt19937_64 random(num_rows);
   for (int64_t num_ids : {0, 1, 2, 3, 17, 255, 256, 257, 1000, 5000}) {
-    ExpectAsMap({RandomRows(num_ids, num_rows, &random)}, num_rows);
+    ExpectMatchesMap({RandomRows(num_ids, num_rows, &random)}, num_rows);
     // A few rows with many ids, including the first and the last row.
     std::vector<uint32_t> skewed(num_ids);
     for (uint32_t& row : skewed) {
       row = random() % 3 ? num_rows - 1
                          : random() % std::min<int64_t>(num_rows, 4);
     }
-    ExpectAsMap({skewed}, num_rows);
+    ExpectMatchesMap({skewed}, num_rows);
   }
 }
 
@@ -80,7 +80,7 @@ TEST_P(DigitBorderTest, NumbersPositionsAcrossSegments) {
       segment =
           RandomRows(random() % 40, std::min<int64_t>(num_rows, 50), &random);
     }
-    ExpectAsMap(segments, num_rows);
+    ExpectMatchesMap(segments, num_rows);
   }
 }
 
@@ -90,8 +90,8 @@ TEST_P(DigitBorderTest, KeepsTheOrderOfSortedAndReversedIds) {
   for (int64_t i = 0; i < 3000; ++i) {
     rows.push_back(num_rows - 1 - std::min(num_rows - 1, i / 2));
   }
-  ExpectAsMap({rows}, num_rows);
-  ExpectAsMap({{rows.rbegin(), rows.rend()}}, num_rows);
+  ExpectMatchesMap({rows}, num_rows);
+  ExpectMatchesMap({{rows.rbegin(), rows.rend()}}, num_rows);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -115,9 +115,9 @@ TEST(UniqueRowsTest, EmptyInputHasNoRows) {
 
 TEST(UniqueRowsTest, ManyIdsMatchAMap) {
   std::mt19937_64 random(7);
-  ExpectAsMap({RandomRows(200000, 50000, &random),
-               RandomRows(100000, 2000000, &random)},
-              2000000);
+  ExpectMatchesMap({RandomRows(200000, 50000, &random),
+                    RandomRows(100000, 2000000, &random)},
+                   2000000);
 }
 
 TEST(UniqueRowsTest, ResultsDoNotDependOnTheNumberOfThreads) {

@@ -87,9 +87,9 @@ int64_t FetchedSteps::AgeOf(const ClosureToken& token) const {
 int64_t FetchedSteps::Add(const ClosureToken& token, int64_t num_updates) {
   const int64_t ticket = ++state_[kTickets];
   const int64_t step = ++state_[kSteps];
-  int64_t* const made = record(
-      token.has_number() ? token.number % AppliedClosures::kWindow
-                         : AppliedClosures::kWindow + ticket % kMostOpen);
+  int64_t* const made =
+      record(token.has_number() ? token.number % AppliedClosures::kWindow
+                                : AppliedClosures::kWindow + ticket % kMaxOpen);
   made[kTicket] = ticket;
   made[kStep] = step;
   made[kNumUpdates] = num_updates;
@@ -115,7 +115,7 @@ Status FetchedSteps::Find(int64_t ticket, int64_t* num_updates) const {
   return FailedPrecondition(
       "The gradients of this step arrived too late: its rows may belong to "
       "other keys now. Its closure has run again or was discarded, or " +
-      to_string(kMostOpen) +
+      to_string(kMaxOpen) +
       " steps without a closure have begun since. Nothing was applied");
 }
 

@@ -5,7 +5,7 @@
 // Each row stores the step that used it last, so the number of the oldest step
 // is sufficient to pin the rows. A step of a closure is pending until it is
 // applied, the closure runs again, or the epoch of the closure ends. A step
-// without a closure is pending until kMostOpen later steps without a closure
+// without a closure is pending until kMaxOpen later steps without a closure
 // have begun. A failed worker therefore does not pin rows permanently.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_FETCHED_STEPS_H_
@@ -27,10 +27,10 @@ namespace layoutmap {
 //   closure number, attempt
 class FetchedSteps {
  public:
-  static constexpr int64_t kMostOpen = 256;
+  static constexpr int64_t kMaxOpen = 256;
   static constexpr int64_t kNumCounts = 3;
   static constexpr int64_t kRecord = 5;
-  static constexpr int64_t kNumRecords = AppliedClosures::kWindow + kMostOpen;
+  static constexpr int64_t kNumRecords = AppliedClosures::kWindow + kMaxOpen;
   static constexpr int64_t kSize = kNumCounts + kRecord * kNumRecords;
 
   explicit FetchedSteps(Span<int64_t> state) : state_(state) {}

@@ -28,7 +28,7 @@ class FetchedStepsTest : public testing::Test {
     return steps().Find(ticket, &num_updates).ok();
   }
 
-  std::string ErrorOf(const ClosureToken& token) {
+  std::string ErrorMessage(const ClosureToken& token) {
     const std::vector<int64_t> before = state_;
     bool is_repeated = false;
     const std::string message = steps().Check(token, &is_repeated).message();
@@ -68,8 +68,8 @@ TEST_F(FetchedStepsTest, ARepeatedClosureKeepsItsStepAndGetsANewTicket) {
 
 TEST_F(FetchedStepsTest, OneRunFetchesOnlyOnce) {
   Fetch({1, 3, 7});
-  EXPECT_NE(ErrorOf({1, 3, 7}).find("only once"), std::string::npos);
-  EXPECT_EQ(ErrorOf({1, 4, 7}), "");
+  EXPECT_NE(ErrorMessage({1, 3, 7}).find("only once"), std::string::npos);
+  EXPECT_EQ(ErrorMessage({1, 4, 7}), "");
 }
 
 TEST_F(FetchedStepsTest, ANewEpochEndsEarlierClosures) {
@@ -78,22 +78,22 @@ TEST_F(FetchedStepsTest, ANewEpochEndsEarlierClosures) {
   EXPECT_FALSE(IsPending(old));
   EXPECT_TRUE(IsPending(open));
   EXPECT_TRUE(IsPending(fresh));
-  EXPECT_NE(ErrorOf({1, 4, 9}).find("discarded"), std::string::npos);
+  EXPECT_NE(ErrorMessage({1, 4, 9}).find("discarded"), std::string::npos);
 }
 
 TEST_F(FetchedStepsTest, StepsWithoutAClosureExpire) {
   const int64_t first = Fetch(kNone);
-  for (int64_t i = 1; i < FetchedSteps::kMostOpen; ++i) Fetch(kNone);
-  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMostOpen);
+  for (int64_t i = 1; i < FetchedSteps::kMaxOpen; ++i) Fetch(kNone);
+  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMaxOpen);
   EXPECT_TRUE(IsPending(first));
   Fetch(kNone);
-  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMostOpen);
+  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMaxOpen);
   EXPECT_FALSE(IsPending(first));
 }
 
 TEST_F(FetchedStepsTest, AnInvalidStateIsRejected) {
   state_[1] = -5;
-  EXPECT_NE(ErrorOf(kNone).find("must start as zeros"), std::string::npos);
+  EXPECT_NE(ErrorMessage(kNone).find("must start as zeros"), std::string::npos);
 }
 
 }  // namespace

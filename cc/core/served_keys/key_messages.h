@@ -33,7 +33,7 @@ namespace layoutmap {
 // The row of a key that has none.
 constexpr uint32_t kNoPlace = UINT32_MAX;
 // The maximum number of uses of all keys of a fetch.
-constexpr int64_t kMostUses = int64_t{1} << 28;
+constexpr int64_t kMaxUses = int64_t{1} << 28;
 
 // The unique keys of one piece, in the order of their first use.
 struct PieceKeys {

@@ -35,7 +35,7 @@ KeyFetchWriter Writer() {
   return writer;
 }
 
-std::vector<uint8_t> BytesOf(const KeyFetchWriter& writer) {
+std::vector<uint8_t> ToBytes(const KeyFetchWriter& writer) {
   std::vector<uint8_t> bytes(writer.size());
   writer.Write(bytes.data());
   return bytes;
@@ -50,7 +50,7 @@ Status Read(const std::vector<uint8_t>& bytes, KeyFetchMessage* message) {
 
 TEST(KeyMessagesTest, WrittenMessagesCanBeRead) {
   KeyFetchMessage message;
-  const std::vector<uint8_t> bytes = BytesOf(Writer());
+  const std::vector<uint8_t> bytes = ToBytes(Writer());
   const Status status = Read(bytes, &message);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_TRUE(KeyFetchMessage::IsTraining(bytes));
@@ -64,42 +64,43 @@ TEST(KeyMessagesTest, WrittenMessagesCanBeRead) {
 }
 
 TEST(KeyMessagesTest, EveryTruncatedMessageIsRejected) {
-  const std::vector<uint8_t> whole = BytesOf(Writer());
-  for (size_t size = 0; size < whole.size(); ++size) {
+  const std::vector<uint8_t> complete = ToBytes(Writer());
+  for (size_t size = 0; size < complete.size(); ++size) {
     KeyFetchMessage message;
-    EXPECT_FALSE(Read({whole.begin(), whole.begin() + size}, &message).ok())
+    EXPECT_FALSE(
+        Read({complete.begin(), complete.begin() + size}, &message).ok())
         << size;
   }
 }
 
 TEST(KeyMessagesTest, InvalidMessagesAreRejected) {
-  const auto refusal = [](const auto& change) {
+  const auto error_message = [](const auto& change) {
     KeyFetchWriter writer = Writer();
     change(&writer);
     KeyFetchMessage message;
-    return Read(BytesOf(writer), &message).message();
+    return Read(ToBytes(writer), &message).message();
   };
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->wire = RowType::kFloat16;
             }).find("type 0 (float32) or 1"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[0].compact = {1, 9};
             }).find("rows below 9"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].compact = {1, 0};
             }).find("one use of each key"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].compact = {0xff, 0xff, 0xff, 0xff, 0x0f, 0};
             }).find("uses below"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].compact.push_back(0);
             }).find("bytes more"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].count = UINT32_MAX;
             }).find("too few"),
             std::string::npos);

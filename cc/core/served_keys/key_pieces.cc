@@ -24,13 +24,13 @@ using std::to_string;
 namespace {
 
 // Returns all uses of the keys, in the form that a vocabulary counts.
-std::vector<int64_t> Expand(const PieceKeys& asked) {
+std::vector<int64_t> Expand(const PieceKeys& requested) {
   int64_t num_uses = 0;
-  for (const uint32_t times : asked.times) num_uses += times;
+  for (const uint32_t times : requested.times) num_uses += times;
   std::vector<int64_t> uses;
   uses.reserve(num_uses);
-  for (size_t i = 0; i < asked.keys.size(); ++i) {
-    uses.insert(uses.end(), asked.times[i], asked.keys[i]);
+  for (size_t i = 0; i < requested.keys.size(); ++i) {
+    uses.insert(uses.end(), requested.times[i], requested.keys[i]);
   }
   return uses;
 }

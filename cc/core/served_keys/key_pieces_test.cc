@@ -31,7 +31,7 @@ std::vector<int64_t> RandomKeys(int64_t below, uint32_t seed) {
   return keys;
 }
 
-VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
+VocabularyPolicy MakePolicy(Admission admission, Eviction eviction) {
   VocabularyPolicy policy;
   policy.admission = admission;
   policy.eviction = eviction;
@@ -48,21 +48,21 @@ class KeyPiecesTest
 
 TEST_P(KeyPiecesTest, AllPiecesTogetherEqualASingleProcessVocabulary) {
   const VocabularyPolicy policy =
-      PolicyOf(std::get<0>(GetParam()), std::get<1>(GetParam()));
-  TestVocabulary whole(kCapacity, policy);
+      MakePolicy(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  TestVocabulary single_process(kCapacity, policy);
   Servers servers(policy);
   int64_t num_admitted = 0;
   for (int32_t number = 1; number <= 20; ++number) {
     const std::vector<int64_t> keys = RandomKeys(700, number);
     VocabularyStep step;
     step.number = step.oldest_in_flight = number;
-    ASSERT_TRUE(whole.Admit(keys, step).ok());
-    servers.Ask(keys);
+    ASSERT_TRUE(single_process.Admit(keys, step).ok());
+    servers.Request(keys);
     std::vector<KeyPieceStep> steps = servers.steps(number - 1);
     ASSERT_TRUE(AdmitToPieces(servers.pieces(), UnevenFor(3), &steps).ok());
     std::map<int64_t, int64_t> rows = servers.RowsOf(steps);
     for (size_t i = 0; i < keys.size(); ++i) {
-      EXPECT_EQ(rows[keys[i]], whole.rows[i]) << number;
+      EXPECT_EQ(rows[keys[i]], single_process.rows[i]) << number;
     }
     VocabularyCounts total;
     for (const KeyPieceStep& one : steps) {
@@ -70,11 +70,12 @@ TEST_P(KeyPiecesTest, AllPiecesTogetherEqualASingleProcessVocabulary) {
       total.num_admitted += one.counts.num_admitted;
       total.num_evicted += one.counts.num_evicted;
     }
-    EXPECT_EQ(total.num_lookups, whole.admitted.counts.num_lookups);
-    EXPECT_EQ(total.num_admitted, whole.admitted.counts.num_admitted);
-    EXPECT_EQ(total.num_evicted, whole.admitted.counts.num_evicted);
+    EXPECT_EQ(total.num_lookups, single_process.admitted.counts.num_lookups);
+    EXPECT_EQ(total.num_admitted, single_process.admitted.counts.num_admitted);
+    EXPECT_EQ(total.num_evicted, single_process.admitted.counts.num_evicted);
     num_admitted += total.num_admitted;
-    ASSERT_EQ(servers.Bits(policy.admission == Admission::kCount), whole.Bits())
+    ASSERT_EQ(servers.Bits(policy.admission == Admission::kCount),
+              single_process.Bits())
         << number;
   }
   EXPECT_GT(num_admitted, 0);
@@ -88,8 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
                                      Eviction::kLfu)));
 
 TEST(KeyPiecesTest, NewKeysGetTheirInitialValues) {
-  Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
-  servers.Ask(RandomKeys(300, 1));
+  Servers servers(MakePolicy(Admission::kAll, Eviction::kLru));
+  servers.Request(RandomKeys(300, 1));
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   for (size_t s = 0; s < steps.size(); ++s) {
@@ -98,7 +99,7 @@ TEST(KeyPiecesTest, NewKeysGetTheirInitialValues) {
       const uint32_t place = steps[s].rows[i];
       if (place == kNoPlace) continue;
       std::vector<float> expected(kDim);
-      FillFirstValues(server.step.first_rows.values, server.asked.keys[i],
+      FillFirstValues(server.step.first_rows.values, server.requested.keys[i],
                       expected);
       for (int64_t c = 0; c < kDim; ++c) {
         EXPECT_EQ(server.rows[place * kDim + c], expected[c]);
@@ -108,16 +109,16 @@ TEST(KeyPiecesTest, NewKeysGetTheirInitialValues) {
 }
 
 TEST(KeyPiecesTest, FindChangesNothing) {
-  Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
+  Servers servers(MakePolicy(Admission::kAll, Eviction::kLru));
   const std::vector<int64_t> keys = RandomKeys(300, 1);
-  servers.Ask(keys);
+  servers.Request(keys);
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   std::map<int64_t, int64_t> rows = servers.RowsOf(steps);
   const std::vector<int64_t> bits = servers.Bits(false);
   std::vector<int64_t> more = keys;
   for (int64_t key = 1000; key < 1020; ++key) more.push_back(key);
-  servers.Ask(more);
+  servers.Request(more);
   steps = servers.steps(1);
   FindInPieces(servers.pieces(), UnevenFor(2), &steps);
   std::map<int64_t, int64_t> found = servers.RowsOf(steps);
@@ -127,10 +128,10 @@ TEST(KeyPiecesTest, FindChangesNothing) {
 }
 
 TEST(KeyPiecesTest, AFullPieceLeavesAllPiecesUnchanged) {
-  VocabularyPolicy policy = PolicyOf(Admission::kAll, Eviction::kNone);
+  VocabularyPolicy policy = MakePolicy(Admission::kAll, Eviction::kNone);
   policy.fails_when_full = true;
   Servers servers(policy);
-  servers.Ask(RandomKeys(40, 1));
+  servers.Request(RandomKeys(40, 1));
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   const std::vector<int64_t> bits = servers.Bits(false);
@@ -143,7 +144,7 @@ TEST(KeyPiecesTest, AFullPieceLeavesAllPiecesUnchanged) {
   int64_t first = 5000;
   while (!servers.servers[0]->Has(first)) ++first;
   keys.push_back(first);
-  servers.Ask(keys);
+  servers.Request(keys);
   steps = servers.steps(1);
   const Status status = AdmitToPieces(servers.pieces(), UnevenFor(2), &steps);
   EXPECT_NE(status.message().find("has no free row"), std::string::npos)
@@ -153,8 +154,8 @@ TEST(KeyPiecesTest, AFullPieceLeavesAllPiecesUnchanged) {
 }
 
 TEST(KeyPiecesTest, ARepeatedClosurePinsItsRowsAndCountsNoUse) {
-  Servers servers(PolicyOf(Admission::kAll, Eviction::kLfu));
-  servers.Ask({1, 1, 1, 1, 1, 1, 1, 1});
+  Servers servers(MakePolicy(Admission::kAll, Eviction::kLfu));
+  servers.Request({1, 1, 1, 1, 1, 1, 1, 1});
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   steps = servers.steps(7);
@@ -182,7 +183,7 @@ TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownRowAlways) {
 }
 
 TEST(KeyPiecesTest, KeysAndSegmentsOfOtherServersAreRejected) {
-  const Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
+  const Servers servers(MakePolicy(Admission::kAll, Eviction::kLru));
   const KeyPiece& piece = servers.servers[1]->piece;
   int64_t foreign = 0;
   while (servers.servers[1]->Has(foreign)) ++foreign;

@@ -77,7 +77,7 @@ class Server {
 
   KeyPiece piece;
   KeyPieceStep step;
-  PieceKeys asked;
+  PieceKeys requested;
   std::vector<int64_t> keys, seen;
   std::vector<int32_t> last_step, count;
   std::vector<float> rows;
@@ -100,21 +100,21 @@ class Servers {
   }
 
   // Sends each server its keys with their numbers of uses, like a worker.
-  void Ask(const std::vector<int64_t>& keys) {
+  void Request(const std::vector<int64_t>& keys) {
     for (auto& server : servers) {
-      server->asked = {};
+      server->requested = {};
       std::map<int64_t, size_t> place_of;
       for (const int64_t key : keys) {
         if (!server->Has(key)) continue;
         const auto [place, is_new] =
-            place_of.emplace(key, server->asked.keys.size());
+            place_of.emplace(key, server->requested.keys.size());
         if (is_new) {
-          server->asked.keys.push_back(key);
-          server->asked.times.push_back(0);
+          server->requested.keys.push_back(key);
+          server->requested.times.push_back(0);
         }
-        ++server->asked.times[place->second];
+        ++server->requested.times[place->second];
       }
-      EXPECT_TRUE(CheckKeysOf(server->piece, server->asked.keys).ok());
+      EXPECT_TRUE(CheckKeysOf(server->piece, server->requested.keys).ok());
     }
   }
 
@@ -127,7 +127,7 @@ class Servers {
     std::vector<KeyPieceStep> steps;
     for (const auto& server : servers) {
       steps.push_back(server->step);
-      steps.back().keys = &server->asked;
+      steps.back().keys = &server->requested;
       steps.back().last_step = last_step;
     }
     return steps;
@@ -139,7 +139,7 @@ class Servers {
     for (size_t s = 0; s < servers.size(); ++s) {
       for (size_t i = 0; i < steps[s].rows.size(); ++i) {
         const uint32_t place = steps[s].rows[i];
-        rows[servers[s]->asked.keys[i]] =
+        rows[servers[s]->requested.keys[i]] =
             place == kNoPlace ? kNoRow : servers[s]->piece.first_row() + place;
       }
     }

@@ -144,7 +144,8 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
   size_t table_of_rows = engine.tables.size();
   std::vector<uint32_t> rows;
   size_t next_row = 0;
-  std::vector<std::vector<KeyFetchWriter::Asked*>> asked(engine.tables.size());
+  std::vector<std::vector<KeyFetchWriter::Asked*>> requests(
+      engine.tables.size());
   ForShards(servers, [&](size_t, int32_t, int32_t server) {
     writers[server].pieces.emplace_back();
   });
@@ -155,7 +156,7 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
     if (table.is_open) {
       // The kind is sent to all shards, so that they agree.
       piece.kind = keys_[t].unique.empty() ? 0 : table.kind;
-      asked[t].push_back(&piece);
+      requests[t].push_back(&piece);
       return;
     }
     if (table_of_rows != t) {
@@ -173,15 +174,15 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
   });
   for (size_t t = 0; t < keys_.size(); ++t) {
     std::vector<RowWriter> uses;
-    std::vector<uint32_t> sums(asked[t].size());
-    uses.reserve(asked[t].size());
-    for (KeyFetchWriter::Asked* piece : asked[t]) {
+    std::vector<uint32_t> sums(requests[t].size());
+    uses.reserve(requests[t].size());
+    for (KeyFetchWriter::Asked* piece : requests[t]) {
       uses.emplace_back(&piece->compact);
     }
     for (size_t i = 0; i < keys_[t].unique.size(); ++i) {
       const int32_t s = keys_[t].shards[i];
-      asked[t][s]->keys.push_back(keys_[t].unique[i]);
-      ++asked[t][s]->count;
+      requests[t][s]->keys.push_back(keys_[t].unique[i]);
+      ++requests[t][s]->count;
       sums[s] += keys_[t].times[i];
       uses[s].Add(sums[s]);
     }

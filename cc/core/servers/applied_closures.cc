@@ -13,7 +13,7 @@ using std::to_string;
 namespace {
 
 // The largest valid number in the state, so that sums cannot overflow.
-constexpr int64_t kMostClosures = int64_t{1} << 60;
+constexpr int64_t kMaxNumber = int64_t{1} << 60;
 
 }  // namespace
 
@@ -21,15 +21,15 @@ Status AppliedClosures::Check(const ClosureToken& token,
                               bool* is_repeated) const {
   *is_repeated = false;
   for (int64_t i = 0; i < kNumCounts; ++i) {
-    if (state_[i] >= 0 && state_[i] <= kMostClosures) continue;
+    if (state_[i] >= 0 && state_[i] <= kMaxNumber) continue;
     return InvalidArgument(
         "The state of applied closures must start as zeros. Received: " +
         to_string(state_[i]) + " at index " + to_string(i));
   }
   if (!token.has_number()) return Status();
   const int64_t epoch = state_[0], base = state_[1];
-  if (token.epoch < 1 || token.epoch > kMostClosures ||
-      token.number > kMostClosures) {
+  if (token.epoch < 1 || token.epoch > kMaxNumber ||
+      token.number > kMaxNumber) {
     return InvalidArgument(
         "The token of a closure must have an epoch in [1, 2^60] and a number "
         "in [0, 2^60]. Received: epoch " +

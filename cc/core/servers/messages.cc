@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kWord = sizeof(uint32_t);
 
 template <typename T>
-T Take(const uint8_t* bytes) {
+T ReadValue(const uint8_t* bytes) {
   T value;
   std::memcpy(&value, bytes, sizeof(value));
   return value;
@@ -39,7 +39,7 @@ Span<const uint8_t> Skip(Span<const uint8_t> bytes, int64_t count) {
 
 // Reads the value type and the counts from the front of `*bytes`, and advances
 // `*bytes`.
-Status TakeCounts(const std::vector<PieceSize>& sizes,
+Status ReadCounts(const std::vector<PieceSize>& sizes,
                   Span<const uint8_t>* bytes, RowType* wire,
                   std::vector<uint32_t>* counts) {
   const auto num_pieces = static_cast<int64_t>(sizes.size());
@@ -52,18 +52,19 @@ Status TakeCounts(const std::vector<PieceSize>& sizes,
         " shards on this server, and the rows. Received: " +
         to_string(bytes->size()) + " bytes, too few");
   }
-  LM_RETURN_IF_ERROR(ReadWireType(Take<uint32_t>(bytes->data()), wire));
+  LM_RETURN_IF_ERROR(ReadWireType(ReadValue<uint32_t>(bytes->data()), wire));
   for (int64_t p = 0; p < num_pieces; ++p) {
-    counts->push_back(Take<uint32_t>(bytes->data() + (1 + p) * kWord));
+    counts->push_back(ReadValue<uint32_t>(bytes->data() + (1 + p) * kWord));
   }
   *bytes = Skip(*bytes, expected);
   return Status();
 }
 
 // Reads the rows, which must be all of `bytes`.
-Status TakeRows(const std::vector<PieceSize>& sizes,
-                const std::vector<uint32_t>& counts, Span<const uint8_t> bytes,
-                std::vector<std::vector<uint32_t>>* rows) {
+Status ReadPieceRows(const std::vector<PieceSize>& sizes,
+                     const std::vector<uint32_t>& counts,
+                     Span<const uint8_t> bytes,
+                     std::vector<std::vector<uint32_t>>* rows) {
   rows->assign(sizes.size(), {});
   for (size_t p = 0; p < sizes.size(); ++p) {
     uint64_t row = 0;
@@ -92,7 +93,9 @@ void WriteNumUpdates(int64_t num_updates, uint8_t* header) {
   Put(num_updates, header);
 }
 
-int64_t ReadNumUpdates(const uint8_t* header) { return Take<int64_t>(header); }
+int64_t ReadNumUpdates(const uint8_t* header) {
+  return ReadValue<int64_t>(header);
+}
 
 int64_t CountsBytes(int64_t num_pieces) { return (1 + num_pieces) * kWord; }
 
@@ -132,8 +135,8 @@ uint8_t* ApplyWriter::Write(uint8_t* bytes) const {
 Status FetchMessage::Read(Span<const uint8_t> bytes,
                           const std::vector<PieceSize>& sizes) {
   std::vector<uint32_t> counts;
-  LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
-  return TakeRows(sizes, counts, bytes, &rows);
+  LM_RETURN_IF_ERROR(ReadCounts(sizes, &bytes, &wire, &counts));
+  return ReadPieceRows(sizes, counts, bytes, &rows);
 }
 
 Status ApplyMessage::Read(Span<const uint8_t> bytes,
@@ -144,13 +147,13 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
                            " bytes. Received: " + to_string(bytes.size()) +
                            " bytes");
   }
-  header.token.epoch = Take<int64_t>(bytes.data());
-  header.token.number = Take<int64_t>(bytes.data() + 8);
-  header.token.attempt = Take<int64_t>(bytes.data() + 16);
-  header.num_updates = Take<int64_t>(bytes.data() + 24);
+  header.token.epoch = ReadValue<int64_t>(bytes.data());
+  header.token.number = ReadValue<int64_t>(bytes.data() + 8);
+  header.token.attempt = ReadValue<int64_t>(bytes.data() + 16);
+  header.num_updates = ReadValue<int64_t>(bytes.data() + 24);
   bytes = Skip(bytes, ApplyHeader::kNumBytes);
   std::vector<uint32_t> counts;
-  LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
+  LM_RETURN_IF_ERROR(ReadCounts(sizes, &bytes, &wire, &counts));
   // Counts are limited to one more than the number of received bytes. Too large
   // counts stay too large, even if no bytes were received, and sums cannot
   // overflow.
@@ -181,7 +184,7 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
   } else {
     half_gradients = {reinterpret_cast<const uint16_t*>(next), num_values};
   }
-  return TakeRows(sizes, counts, Skip(bytes, value_bytes), &rows);
+  return ReadPieceRows(sizes, counts, Skip(bytes, value_bytes), &rows);
 }
 
 }  // namespace layoutmap

@@ -24,7 +24,7 @@ std::vector<uint8_t> Fetch(const std::vector<uint32_t>& counts,
   return bytes;
 }
 
-std::string ErrorOf(const std::vector<uint8_t>& bytes) {
+std::string ErrorMessage(const std::vector<uint8_t>& bytes) {
   FetchMessage message;
   return message.Read(bytes, kSizes).message();
 }
@@ -36,21 +36,21 @@ TEST(MessagesTest, RowsAreReadByPiece) {
   EXPECT_EQ(message.wire, RowType::kBfloat16);
   EXPECT_EQ(message.rows,
             (std::vector<std::vector<uint32_t>>{{0, 2}, {}, {1}}));
-  EXPECT_EQ(ErrorOf(Fetch({0, 0, 0}, {})), "");
+  EXPECT_EQ(ErrorMessage(Fetch({0, 0, 0}, {})), "");
 }
 
 TEST(MessagesTest, MismatchesAreRejectedWithTheTableName) {
   const auto has = [](const std::string& text, const std::string& words) {
     return text.find(words) != std::string::npos;
   };
-  EXPECT_TRUE(has(ErrorOf({}), "too few"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({1, 0}, {})), "too few"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({0, 0, 2}, {1})), "'words'"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({UINT32_MAX, 0, 0}, {})), "'ads'"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({0, 0, 1}, {1, 1})), "1 bytes more"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({2, 0, 0}, {1, 2})), "below 3"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({0, 1, 0}, {0})), "below 0"));
-  EXPECT_TRUE(has(ErrorOf(Fetch({0, 0, 0}, {}, 2)), "type 2"));
+  EXPECT_TRUE(has(ErrorMessage({}), "too few"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({1, 0}, {})), "too few"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 0, 2}, {1})), "'words'"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({UINT32_MAX, 0, 0}, {})), "'ads'"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 0, 1}, {1, 1})), "1 bytes more"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({2, 0, 0}, {1, 2})), "below 3"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 1, 0}, {0})), "below 0"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 0, 0}, {}, 2)), "type 2"));
 }
 
 class ApplyTest : public testing::TestWithParam<RowType> {

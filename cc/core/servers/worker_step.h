@@ -92,8 +92,7 @@ class WorkerStep {
     int64_t first_row;
     int64_t first;
     int64_t last;
-    int64_t
-        num_unused;  // number of rows that are sent in addition, after these
+    int64_t num_unused;  // additional rows that are sent after these
   };
 
   WorkerStep() = default;

@@ -241,10 +241,10 @@ TEST_P(ServersTest, ABfloat16StepMatchesTheHostEngineWithinItsError) {
   ASSERT_TRUE(trainer_.Apply(0, gradients).ok());
   for (size_t t = 0; t < tables_.size(); ++t) {
     for (size_t s = 0; s < tables_[t].shards().size(); ++s) {
-      const std::vector<float>& ours = tables_[t].shards()[s];
+      const std::vector<float>& updated = tables_[t].shards()[s];
       const std::vector<float>& host = trainer_.tables()[t].shards()[s];
-      for (size_t i = 0; i < ours.size(); ++i) {
-        EXPECT_NEAR(ours[i], host[i], 0.25f) << t << ", " << s << ", " << i;
+      for (size_t i = 0; i < updated.size(); ++i) {
+        EXPECT_NEAR(updated[i], host[i], 0.25f) << t << ", " << s << ", " << i;
       }
     }
   }

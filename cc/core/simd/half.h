@@ -53,10 +53,10 @@ static inline float ToFloat(uint32_t x) {
 static inline Vector ToFloat(Words x) {
   return __builtin_convertvector((Ints)x, Vector);
 }
-static inline uint32_t ToWhole(float x) {
+static inline uint32_t ToInteger(float x) {
   return static_cast<uint32_t>(static_cast<int32_t>(x));
 }
-static inline Words ToWhole(Vector x) {
+static inline Words ToInteger(Vector x) {
   return (Words) __builtin_convertvector(x, Ints);
 }
 // Returns 1 where the condition is true, else 0.
@@ -142,9 +142,9 @@ struct Float16 {
     // compared with the noise as 24-bit integers.
     const auto is_small = magnitude < zero + 0x38800000u;
     const F scaled = FromBits(is_small ? magnitude : zero) * 0x1p24f;
-    const W whole = ToWhole(scaled);
-    const W rest = ToWhole((scaled - ToFloat(whole)) * 0x1p24f);
-    half = is_small ? whole + OneWhere((noise >> 8) < rest) : half;
+    const W integer = ToInteger(scaled);
+    const W fraction = ToInteger((scaled - ToFloat(integer)) * 0x1p24f);
+    half = is_small ? integer + OneWhere((noise >> 8) < fraction) : half;
     const W special =
         magnitude > zero + kInfinity ? zero + 0x7e00u : zero + 0x7c00u;
     return sign | (magnitude < zero + kInfinity ? half : special);

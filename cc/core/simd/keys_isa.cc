@@ -31,10 +31,10 @@ inline unsigned LanesWith(const int64_t* keys, int64_t key) {
   return _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(keys),
                                  _mm512_set1_epi64(key));
 #elif defined(__AVX2__)
-  const __m256i wanted = _mm256_set1_epi64x(key);
+  const __m256i target = _mm256_set1_epi64x(key);
   const auto half = [&](const int64_t* four) {
     const __m256i found = _mm256_cmpeq_epi64(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(four)), wanted);
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(four)), target);
     return static_cast<unsigned>(
         _mm256_movemask_pd(_mm256_castsi256_pd(found)));
   };

@@ -150,8 +150,9 @@ TEST(RowTypeTest, UpdatesAreBitwiseIdenticalForAllLevelsAndWorkers) {
   std::vector<int64_t> splits = {0};
   for (uint32_t row = 0; row < kNumRows; row += 1 + row % 3) {
     rows.push_back(row);
-    for (uint32_t i = 0; i <= row % 4; ++i)
+    for (uint32_t i = 0; i <= row % 4; ++i) {
       gradient_of.push_back((row + i) % 5);
+    }
     splits.push_back(gradient_of.size());
   }
   const std::vector<float> values = RandomFloats(5 * kDim, 7);

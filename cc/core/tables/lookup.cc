@@ -29,12 +29,12 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
   std::vector<const void*> row_of;
   row_of.reserve(tuning.tile + tuning.ahead);
   // Prefetches beyond the last row use this valid address.
-  const void* const anywhere = task.out.data;
+  const void* const valid_address = task.out.data;
   const int64_t last = splits[end];
   // Prefetches the first rows. The rows of later tiles are prefetched by the
   // preceding tile.
-  const int64_t begun = std::min(splits[begin] + tuning.ahead, last);
-  for (int64_t i = splits[begin]; i < begun; ++i) {
+  const int64_t prefetch_end = std::min(splits[begin] + tuning.ahead, last);
+  for (int64_t i = splits[begin]; i < prefetch_end; ++i) {
     PrefetchRow(table.row(task.rows[i]), row_bytes);
   }
   while (begin < end) {
@@ -47,7 +47,7 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
     table.WithRow([&](auto row) {
       for (int64_t i = 0; i < known; ++i) row_of[i] = row(task.rows[first + i]);
     });
-    std::fill(row_of.begin() + known, row_of.end(), anywhere);
+    std::fill(row_of.begin() + known, row_of.end(), valid_address);
     LookupArgs args;
     args.row_type = row_type;
     args.row_of = row_of.data();

@@ -55,9 +55,9 @@ std::vector<float> ReferenceLookup(TestTable* table, const Ids& ids,
   return out;
 }
 
-std::vector<float> LookupOf(const TestTable& table, const Ids& ids,
-                            bool with_gains, CpuLevel level,
-                            const ParallelFor& parallel_for) {
+std::vector<float> RunLookup(const TestTable& table, const Ids& ids,
+                             bool with_gains, CpuLevel level,
+                             const ParallelFor& parallel_for) {
   const int64_t num_outputs = ids.splits.size() - 1;
   // The values must be overwritten.
   std::vector<float> out(num_outputs * table.dim(), -7.0f);
@@ -68,8 +68,8 @@ std::vector<float> LookupOf(const TestTable& table, const Ids& ids,
   return out;
 }
 
-void ExpectSameBits(const std::vector<float>& actual,
-                    const std::vector<float>& expected) {
+void ExpectBitwiseEqual(const std::vector<float>& actual,
+                        const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
   if (actual.empty()) return;
   ASSERT_EQ(std::memcmp(actual.data(), expected.data(),
@@ -88,9 +88,9 @@ void ExpectMatchesReference(TestTable* table, const Ids& ids) {
                      << "dim " << table->dim() << ", " << CpuLevelName(level)
                      << ", " << num_workers << " workers, gains "
                      << with_gains);
-        ExpectSameBits(LookupOf(*table, ids, with_gains, level,
-                                UnevenFor(num_workers, table->dim())),
-                       expected);
+        ExpectBitwiseEqual(RunLookup(*table, ids, with_gains, level,
+                                     UnevenFor(num_workers, table->dim())),
+                           expected);
       }
     }
   }
@@ -138,8 +138,8 @@ TEST(LookupTest, EmptySamplesBecomeZerosAndEmptyBatchesAreValid) {
   TestTable table(MakePartition(Placement::kDiv, EvenOffsets(0, 2)), 3, 1);
   ExpectMatchesReference(&table, Ids());
   ExpectMatchesReference(&table, RandomIds({0, 0, 0}, 1, 1));
-  EXPECT_EQ(LookupOf(table, RandomIds({0, 0}, 1, 1), true, CurrentCpuLevel(),
-                     SerialFor),
+  EXPECT_EQ(RunLookup(table, RandomIds({0, 0}, 1, 1), true, CurrentCpuLevel(),
+                      SerialFor),
             std::vector<float>(6, 0.0f));
 }
 

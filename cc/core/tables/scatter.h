@@ -51,16 +51,16 @@ void PushOwnIds(Span<const Tid> ids, int64_t num_groups, int64_t first,
                 int64_t last, const Push& push) {
   const uint64_t size = last - first;
   constexpr int64_t kBlock = 1024;
-  int32_t mine[kBlock];
+  int32_t selected[kBlock];
   for (int64_t begin = 0; begin < ids.size(); begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, ids.size());
-    int64_t num_mine = 0;
+    int64_t num_selected = 0;
     // The loop has no branches, for the same reason as above.
     for (int64_t i = begin; i < end; ++i) {
-      mine[num_mine] = static_cast<int32_t>(i);
-      num_mine += GroupOfRow(ids[i], num_groups) - first < size;
+      selected[num_selected] = static_cast<int32_t>(i);
+      num_selected += GroupOfRow(ids[i], num_groups) - first < size;
     }
-    for (int64_t k = 0; k < num_mine; ++k) push(mine[k]);
+    for (int64_t k = 0; k < num_selected; ++k) push(selected[k]);
   }
 }
 

@@ -55,12 +55,12 @@ struct OldVocabulary {
 };
 
 // A step on a vocabulary, in phases that run one after the other.
-class Admitting {
+class KeyAdmission {
  public:
-  Admitting(const BucketLayout& layout, const VocabularyPolicy& policy,
-            const VocabularyStep& step, Span<const int64_t> keys,
-            const ParallelFor& parallel_for, const VocabularyState& state,
-            const KeyKernels& kernels)
+  KeyAdmission(const BucketLayout& layout, const VocabularyPolicy& policy,
+               const VocabularyStep& step, Span<const int64_t> keys,
+               const ParallelFor& parallel_for, const VocabularyState& state,
+               const KeyKernels& kernels)
       : layout_(layout),
         policy_(policy),
         step_(step),
@@ -68,11 +68,11 @@ class Admitting {
         parallel_for_(parallel_for),
         state_(state),
         kernels_(kernels),
-        dealt_(DealKeys(layout, keys, kernels, parallel_for)),
+        grouped_(DealKeys(layout, keys, kernels, parallel_for)),
         segments_(layout.num_segments()) {}
 
   Status Run(Span<int64_t> rows, AdmittedKeys* admitted) {
-    if (dealt_.has_empty_key) return EmptyKeyError();
+    if (grouped_.has_empty_key) return EmptyKeyError();
     Prepare();
     ForSegments([](auto* work) { work->Run(); });
     if (old_ != nullptr) {
@@ -97,7 +97,7 @@ class Admitting {
     }
     parallel_for_(keys_.size(), 2, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        rows[i] = rows_[dealt_.place_of[i]];
+        rows[i] = rows_[grouped_.place_of[i]];
       }
     });
     Collect(admitted);
@@ -135,9 +135,9 @@ class Admitting {
     std::vector<int64_t> first_slots = {0};
     for (size_t s = 0; s < segments_.size(); ++s) {
       SegmentKeys& segment = segments_[s];
-      const int64_t begin = dealt_.splits[s];
-      const int64_t size = dealt_.splits[s + 1] - begin;
-      segment.places = {dealt_.places.data() + begin, size};
+      const int64_t begin = grouped_.splits[s];
+      const int64_t size = grouped_.splits[s + 1] - begin;
+      segment.places = {grouped_.places.data() + begin, size};
       segment.rows = {rows_.data() + begin, size};
       segment.missing = {missing_.data() + begin, size};
       segment.uses = {uses_.data() + 2 * begin, size};
@@ -218,7 +218,7 @@ class Admitting {
   const ParallelFor& parallel_for_;
   const VocabularyState& state_;
   const KeyKernels& kernels_;
-  KeysBySegment dealt_;
+  KeysBySegment grouped_;
   std::vector<SegmentKeys> segments_;
   // By place; the places of a segment are contiguous.
   RawArray<int64_t> rows_;
@@ -268,10 +268,11 @@ Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                  Span<int64_t> rows, AdmittedKeys* admitted,
                  const KeyKernels& kernels) {
   LM_RETURN_IF_ERROR(CheckStep(layout, policy, step, keys, state));
-  Admitting admitting(layout, policy, step, keys, parallel_for, state, kernels);
-  LM_RETURN_IF_ERROR(admitting.Run(rows, admitted));
+  KeyAdmission admission(layout, policy, step, keys, parallel_for, state,
+                         kernels);
+  LM_RETURN_IF_ERROR(admission.Run(rows, admitted));
   if (step.keeps_old) {
-    admitted->take_back = [old = admitting.old()](const VocabularyState& now) {
+    admitted->take_back = [old = admission.old()](const VocabularyState& now) {
       old->Restore(now);
     };
   }

@@ -30,7 +30,7 @@ std::vector<int64_t> FrequentKeys(int64_t size, uint32_t seed) {
   return keys;
 }
 
-VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
+VocabularyPolicy MakePolicy(Admission admission, Eviction eviction) {
   VocabularyPolicy policy;
   policy.admission = admission;
   policy.min_count = 2;
@@ -66,7 +66,7 @@ TEST(BucketLayoutTest, SegmentsPartitionTheBuckets) {
 }
 
 // Expects that the groups contain the rows of all keys.
-void ExpectGroupsOfRows(const TestVocabulary& one) {
+void ExpectGroupsMatchRows(const TestVocabulary& one) {
   const RowGroups& groups = *one.admitted.groups;
   std::vector<int64_t> seen(one.rows.size(), kNoRow);
   int64_t last_row = -1;
@@ -96,7 +96,7 @@ TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
        {Admission::kAll, Admission::kCount, Admission::kProbability}) {
     for (Eviction eviction :
          {Eviction::kNone, Eviction::kLru, Eviction::kLfu}) {
-      const VocabularyPolicy policy = PolicyOf(admission, eviction);
+      const VocabularyPolicy policy = MakePolicy(admission, eviction);
       std::vector<std::vector<int64_t>> expected;
       for (int32_t num_shards : {1, 3, 7}) {
         for (int num_threads : {1, 2, 8}) {
@@ -113,7 +113,7 @@ TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
             const Status status = one.Admit(FrequentKeys(9000, step), now,
                                             UnevenFor(num_threads), level);
             ASSERT_TRUE(status.ok()) << status.message();
-            ExpectGroupsOfRows(one);
+            ExpectGroupsMatchRows(one);
             found.push_back(one.rows);
             std::vector<int64_t> new_keys;
             for (const NewKey& key : one.admitted.new_keys) {
@@ -131,7 +131,7 @@ TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
 }
 
 TEST(AdmitKeysTest, KeysAndRowsAreOneToOne) {
-  TestVocabulary one(512, PolicyOf(Admission::kAll, Eviction::kLru), 3);
+  TestVocabulary one(512, MakePolicy(Admission::kAll, Eviction::kLru), 3);
   for (int32_t step = 1; step <= 40; ++step) {
     const std::vector<int64_t> keys = FrequentKeys(300, step);
     const std::vector<int64_t> pinned = {1, 2, 3};
@@ -148,7 +148,7 @@ TEST(AdmitKeysTest, KeysAndRowsAreOneToOne) {
 }
 
 TEST(AdmitKeysTest, AFailedStepChangesNothing) {
-  VocabularyPolicy policy = PolicyOf(Admission::kCount, Eviction::kNone);
+  VocabularyPolicy policy = MakePolicy(Admission::kCount, Eviction::kNone);
   policy.ttl_steps = 0;
   policy.fails_when_full = true;
   TestVocabulary one(600, policy, 3);
