@@ -8,10 +8,9 @@
 // id, and later one gradient for each of the outputs of that part.
 //
 //   words   for each feature: number of outputs, number of ids, flags
-//           for each feature: number of ids of each output, omitted if all are
-//           1
+//           for each feature: number of ids of each output, omitted if all 1
 //                             rows, relative to the shard
-//                             gains as bits, omitted if all are 1
+//                             gains as bits, omitted if all 1
 //   floats  for each feature: the gradient of each output
 
 #ifndef TF_LAYOUTMAP_CORE_EXCHANGE_CONTRIBUTIONS_H_

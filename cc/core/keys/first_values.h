@@ -26,7 +26,7 @@ struct FirstValues {
   Kind kind = Kind::kConstant;
   float a = 0;
   float b = 0;
-  uint64_t seed = 0;  // of the vocabulary and the table
+  uint64_t seed = 0;  // derived from vocabulary and table
 };
 
 Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind);

@@ -49,7 +49,7 @@ struct KeyFetchWriter {
   struct Asked {
     uint32_t count = 0;
     uint32_t kind = 0;             // kind of the keys
-    std::vector<int64_t> keys;     // of an open table
+    std::vector<int64_t> keys;     // keys of an open table
     std::vector<uint8_t> compact;  // rows, or numbers of uses of keys
   };
   std::vector<Asked> pieces;
@@ -63,9 +63,9 @@ struct KeyFetchMessage {
   ClosureToken token;
   bool training = false;
   RowType wire = RowType::kFloat32;
-  std::vector<std::vector<uint32_t>> rows;  // of closed pieces, ascending
-  std::vector<PieceKeys> keys;              // of open pieces
-  std::vector<uint32_t> kinds;              // of open pieces
+  std::vector<std::vector<uint32_t>> rows;  // ascending rows of closed pieces
+  std::vector<PieceKeys> keys;              // keys of open pieces
+  std::vector<uint32_t> kinds;              // kinds of the keys
 
   // Returns whether the message belongs to a training step. The message may be
   // unchecked.

@@ -25,7 +25,7 @@ namespace layoutmap {
 // so that the handling of a key does not depend on other shards.
 struct KeyPiece {
   std::string table;
-  BucketLayout layout;       // of the full vocabulary
+  BucketLayout layout;       // layout of the full vocabulary
   int64_t first_bucket = 0;  // first bucket of the shard
   int64_t num_buckets = 0;
   // Whether the last row of the shard is shared by unknown keys.
@@ -47,8 +47,8 @@ Status PartOf(int64_t size, int64_t first, int64_t count,
 // The arguments and results of a step for one piece. The views use partitions
 // from `PartOf`.
 struct KeyPieceStep {
-  VocabularyState state;              // for training steps
-  FirstRows first_rows;               // for steps that may insert keys
+  VocabularyState state;              // used by training steps
+  FirstRows first_rows;               // used by steps that may insert keys
   ShardedView<const int64_t> stored;  // the keys, for steps that only find rows
   const PieceKeys* keys = nullptr;
   // The latest step of the vocabulary before this step, and how many steps ago

@@ -41,7 +41,7 @@ struct ApplyHeader {
   static constexpr int64_t kNumBytes = 32;
 
   ClosureToken token;
-  int64_t num_updates = 0;  // at the time when the rows were fetched
+  int64_t num_updates = 0;  // number of updates at the fetch
 };
 
 // Size of the value type and the number of rows of each piece.
@@ -52,7 +52,7 @@ void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
 // Writes a `fetch` message.
 struct FetchWriter {
   RowType wire = RowType::kFloat32;
-  std::vector<uint32_t> counts;  // of each piece
+  std::vector<uint32_t> counts;  // number of rows, by piece
   std::vector<uint8_t> rows;
 
   int64_t size() const;
@@ -64,9 +64,9 @@ struct FetchWriter {
 struct ApplyWriter {
   ApplyHeader header;
   RowType wire = RowType::kFloat32;
-  std::vector<uint32_t> counts;        // of each piece
-  std::vector<float> hyperparameters;  // of all pieces
-  int64_t num_values = 0;              // of all gradients
+  std::vector<uint32_t> counts;        // number of rows, by piece
+  std::vector<float> hyperparameters;  // values of all pieces
+  int64_t num_values = 0;              // number of gradient values
   std::vector<uint8_t> rows;
 
   int64_t size() const;
@@ -87,7 +87,7 @@ struct PieceSize {
 // an error unless the message matches the pieces and all rows are in range.
 struct FetchMessage {
   RowType wire = RowType::kFloat32;
-  std::vector<std::vector<uint32_t>> rows;  // of each piece, ascending
+  std::vector<std::vector<uint32_t>> rows;  // by piece, ascending
 
   Status Read(Span<const uint8_t> bytes, const std::vector<PieceSize>& sizes);
 };
@@ -96,7 +96,7 @@ struct ApplyMessage {
   ApplyHeader header;
   RowType wire = RowType::kFloat32;
   std::vector<std::vector<uint32_t>> rows;
-  std::vector<Span<const float>> hyperparameters;  // of each piece
+  std::vector<Span<const float>> hyperparameters;  // by piece
   // Gradients of all pieces, [rows, dim] each, in one of the two spans,
   // depending on `wire`.
   Span<const float> gradients;

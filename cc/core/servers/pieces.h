@@ -60,7 +60,7 @@ void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
 struct PieceUpdate {
   ShardedView<float> table;
   ShardedView<uint16_t> half_table;
-  uint64_t num_updates = 0;  // of a table with 16-bit rows, before this update
+  uint64_t num_updates = 0;  // earlier updates, for 16-bit rows
   std::vector<ShardedView<float>> slots;
   // Ascending. A row may occur several times, with one contribution each, for
   // rules that apply one step per contribution.

@@ -87,7 +87,7 @@ static inline V Fill(float x) {
 
 #if defined(__AVX512F__)
 // Half a register of AVX-512, for remaining columns that do not fill a
-// register. Smaller registers need no half.
+// register. Other instruction sets do not need half registers.
 typedef float HalfVector
     __attribute__((vector_size(32), aligned(4), may_alias));
 constexpr int kHalfLanes = 8;

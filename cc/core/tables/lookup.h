@@ -40,7 +40,7 @@ void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
 struct LookupTask {
   const ShardedView<const float>* table = nullptr;
   const ShardedView<const uint16_t>* half_table =
-      nullptr;  // used if `table` is null
+      nullptr;  // if `table` is null
   RowType row_type = RowType::kFloat32;
   Span<const uint32_t> rows;
   Span<const int64_t> splits;

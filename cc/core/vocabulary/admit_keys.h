@@ -24,8 +24,7 @@ struct RowGroups;
 // the last step that used it, so that the number of a step in flight is
 // sufficient to pin its rows.
 struct VocabularyStep {
-  int32_t number =
-      1;  // at least 1, and at least the number of any earlier step
+  int32_t number = 1;  // at least 1, and never decreasing
   // The oldest step in flight, possibly this one. Rows that were used since
   // then are not evicted.
   int32_t oldest_in_flight = 1;

@@ -43,7 +43,7 @@ struct SegmentKeys {
   Span<KeyPlace> places;  // places of all keys; later of the keys without a row
   Span<int64_t> rows;     // rows of all keys
   Span<Missing> missing;  // size of `places`
-  Span<uint32_t> slots;   // for FirstOccurrences
+  Span<uint32_t> slots;   // memory of FirstOccurrences
   Span<RowUse> uses;      // size of `places`
   Span<RowUse> spare_uses;  // size of `places`
   Span<NewKey> new_keys;    // size of `places`
