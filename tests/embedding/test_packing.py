@@ -210,7 +210,7 @@ def test_datasets_cut_between_samples():
             {"x": tf.zeros([2], tf.int64), "y": tf.zeros([3], tf.int64)},
             None,
             InvalidArgument,
-            "one number of samples.*'x' with 2, feature 'y' with 3",
+            "same number of samples.*'x' with 2, feature 'y' with 3",
         ),
         ({"x": "text"}, None, ValueError, "unknown type"),
         # The second sample's ids do not begin at the first place.

@@ -145,7 +145,10 @@ def test_what_cannot_be_taken():
     changes = Changes(one._state.spec, one._variables, handle)
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=("`also` must be rows of table 1, which has 70. Received: 70"),
+        match=(
+            "`also` must contain rows of table 1, which has 70 rows. "
+            "Received: 70"
+        ),
     ):
         changes.take({"rows": np.array([70])})
     shards = shards_of(one._variables["rows"]["parameters"])

@@ -566,7 +566,7 @@ def test_a_held_value_stays_while_the_update_lands():
         ({"table_num_shards": [2, -4]}, "Table 'words'"),
         ({"table_offsets": [0, 4, 7, 0, 2, 4, 5, 6]}, "too many values"),
         ({"table_offsets": []}, "Table 'ads'"),
-        ({"table_offsets": [0, 4, 7, 0, 1, 4, 5]}, "cut the rows evenly"),
+        ({"table_offsets": [0, 4, 7, 0, 1, 4, 5]}, "split the rows evenly"),
         ({"table_placements": ["div", "hash"]}, "one of div, mod, offsets"),
         (
             {"table_optimizers": ["newton", "sgd"]},

@@ -134,7 +134,9 @@ def test_a_forward_step_waits_for_no_one_to_land_the_update():
     engine.dequeue()
     engine.apply([[1.0, 2.0]])
     engine.enqueue(np.array([1]), training=False)
-    with pytest.raises(FailedPrecondition, match="held update must land"):
+    with pytest.raises(
+        FailedPrecondition, match="deferred update must be applied"
+    ):
         engine.dequeue()
     engine.land(always=False)
     assert engine.dequeue().tolist() == [[0, -1]]

@@ -216,7 +216,7 @@ def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
         ([1, 2], "start with 0"),
         ([0, 3, 2], "must not decrease"),
         ([0, 2**32 + 1], "at most 2\\^32 rows"),
-        ([0, 2, 5], "cut the rows evenly. Received: shard 1 starts at 2"),
+        ([0, 2, 5], "split the rows evenly. Received: shard 1 starts at 2"),
         ([[0, 5]], "`offsets` must have rank 1"),
         (5, "`offsets` must have rank 1"),
     ],

@@ -187,7 +187,7 @@ BAD_CALLS = {
     ),
     "a token of nobody": (
         lambda e, t: e.follow(0, 7, random_gradients(1)),
-        "`token` must be that of a lookup.*Received: 7",
+        "`token` must belong to a lookup.*Received: 7",
     ),
     "a gradient too long": (
         lambda e, t: e.follow(0, t, random_gradients(1, num_samples=4)),

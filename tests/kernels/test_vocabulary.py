@@ -43,7 +43,7 @@ class Pair:
                 keys.tolist(), step, oldest_in_flight, pinned_rows
             )
         except RuntimeError:
-            with pytest.raises(RuntimeError, match="finds no place"):
+            with pytest.raises(RuntimeError, match="has no free row"):
                 self.core.admit(
                     keys, step, oldest_in_flight, int64(pinned_rows)
                 )
@@ -270,7 +270,7 @@ def test_a_step_that_finds_no_place_changes_nothing():
     with pytest.raises(
         RuntimeError,
         match=(
-            "Key 16 finds no place: all 8 rows that it may have are taken, of "
+            "Key 16 has no free row: all 8 rows of its buckets are in use, of "
             "8 in the vocabulary"
         ),
     ):

@@ -108,7 +108,7 @@ class Vocabulary:
                 counts["num_full"] += 1
                 if self.fails_when_full:
                     self.__dict__.update(before)
-                    raise RuntimeError(f"Key {key} finds no place")
+                    raise RuntimeError(f"Key {key} has no free row")
                 continue
             old = self.rows[row]
             if old is not None:

@@ -1,4 +1,4 @@
-// Exceptions of the standard library as statuses.
+// Conversion of C++ exceptions to statuses.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_CATCH_ALL_H_
 #define TF_LAYOUTMAP_CORE_BASE_CATCH_ALL_H_
@@ -12,10 +12,13 @@
 
 namespace layoutmap {
 
-// What the exception that is being handled says; call it inside `catch (...)`.
-// Sizes come from outside, so that memory may be asked for that nobody has
-// (std::bad_alloc) or that no container can hold (std::length_error). Nothing
-// else is thrown on purpose: whatever it is, it is an internal error.
+// Returns a status for the exception that is being handled. Must be called
+// inside `catch (...)`.
+//
+// The sizes of containers depend on the input. An allocation can therefore fail
+// with std::bad_alloc, or with std::length_error if the size exceeds the limit
+// of the container; both become `kOutOfMemory`. The core throws no other
+// exception on purpose, so every other exception becomes `kInternal`.
 inline Status StatusOfException() {
   try {
     throw;
@@ -30,7 +33,8 @@ inline Status StatusOfException() {
   }
 }
 
-// What `run` returns, or what it throws as a status.
+// Returns the status that `run` returns, or the status for the exception that
+// `run` throws.
 template <typename Run>
 Status CatchAll(const Run& run) {
   try {

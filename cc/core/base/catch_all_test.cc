@@ -12,18 +12,18 @@
 namespace layoutmap {
 namespace {
 
-TEST(CatchAllTest, WhatReturnsIsReturned) {
+TEST(CatchAllTest, ReturnedStatusIsPassedOn) {
   EXPECT_TRUE(CatchAll([] { return Status(); }).ok());
   const Status status = CatchAll([] { return NotYet("for a row"); });
   EXPECT_EQ(status.code(), Code::kNotYet);
   EXPECT_EQ(status.message(), "for a row");
 }
 
-TEST(CatchAllTest, TooLittleMemoryAndTooLongAContainerAreOutOfMemory) {
+TEST(CatchAllTest, AllocationAndLengthErrorsAreOutOfMemory) {
   const Status bad_alloc = CatchAll([]() -> Status { throw std::bad_alloc(); });
   EXPECT_EQ(bad_alloc.code(), Code::kOutOfMemory);
   const Status length_error = CatchAll([] {
-    // Not a constant, which the compiler would warn of.
+    // The size is volatile because the compiler warns about a constant size.
     volatile size_t size = std::numeric_limits<size_t>::max();
     std::vector<float> values;
     values.reserve(size);
@@ -33,7 +33,7 @@ TEST(CatchAllTest, TooLittleMemoryAndTooLongAContainerAreOutOfMemory) {
   EXPECT_EQ(length_error.message().find("Out of memory ("), 0u);
 }
 
-TEST(CatchAllTest, AnythingElseIsAnInternalErrorWithItsText) {
+TEST(CatchAllTest, OtherExceptionsAreInternalErrorsWithTheirText) {
   const Status runtime_error =
       CatchAll([]() -> Status { throw std::runtime_error("no such thread"); });
   EXPECT_EQ(runtime_error.code(), Code::kInternal);

@@ -15,7 +15,7 @@ int64_t UnitsBefore(const ItemLoop& loop, int64_t item) {
   return loop.splits[item] - loop.splits[0] + item * loop.per_item;
 }
 
-// The first item that starts at or after `cost`.
+// Returns the first item that starts at or after `cost`.
 int64_t ItemAt(const ItemLoop& loop, int64_t cost) {
   int64_t low = 0, high = loop.num_items();
   while (low < high) {
@@ -34,7 +34,7 @@ int64_t ItemAt(const ItemLoop& loop, int64_t cost) {
 void RunItemLoops(
     const std::vector<ItemLoop>& loops, const ParallelFor& parallel_for,
     const std::function<void(size_t loop, int64_t begin, int64_t end)>& work) {
-  // Where each loop starts on the axis of all their costs.
+  // Start of each loop when the costs of all loops are put one after the other.
   std::vector<int64_t> starts = {0};
   for (const ItemLoop& loop : loops) {
     starts.push_back(starts.back() +
@@ -45,8 +45,8 @@ void RunItemLoops(
         std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin();
     for (--l; l < loops.size() && starts[l] < end; ++l) {
       const int64_t first = ItemAt(loops[l], begin - starts[l]);
-      // What starts inside of the range is in it, and so are the items at the
-      // end of a loop that take nothing.
+      // An item belongs to the range in which it starts. The last range of a
+      // loop also includes trailing items of cost 0.
       const int64_t last = end >= starts[l + 1]
                                ? loops[l].num_items()
                                : ItemAt(loops[l], end - starts[l]);

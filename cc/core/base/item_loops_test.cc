@@ -13,15 +13,16 @@
 namespace layoutmap {
 namespace {
 
-// Splits of items of the given sizes, which start at `first`.
-std::vector<int64_t> SplitsOf(const std::vector<int64_t>& sizes,
-                              int64_t first = 0) {
+// Returns the row splits of items of the given sizes. The first split is
+// `first`.
+std::vector<int64_t> MakeSplits(const std::vector<int64_t>& sizes,
+                                int64_t first = 0) {
   std::vector<int64_t> splits = {first};
   for (int64_t size : sizes) splits.push_back(splits.back() + size);
   return splits;
 }
 
-// How often each item of each loop is worked on.
+// Returns how many times each item of each loop is processed.
 std::vector<std::vector<int>> Count(
     const std::vector<std::vector<int64_t>>& splits, int64_t per_item,
     const ParallelFor& parallel_for) {
@@ -50,12 +51,12 @@ std::vector<std::vector<int>> Once(
   return once;
 }
 
-TEST(ItemLoopsTest, EachItemOfEachLoopIsWorkedOnOnce) {
+TEST(ItemLoopsTest, ProcessesEachItemOfEachLoopOnce) {
   const std::vector<std::vector<int64_t>> splits = {
-      SplitsOf({}),           SplitsOf({3, 0, 0, 50, 1}),
-      SplitsOf({0, 0}),       SplitsOf({1}),
-      SplitsOf({}),           SplitsOf({0, 9, 0, 0}, 1000),
-      SplitsOf({2, 2, 2, 2}), SplitsOf({0})};
+      MakeSplits({}),           MakeSplits({3, 0, 0, 50, 1}),
+      MakeSplits({0, 0}),       MakeSplits({1}),
+      MakeSplits({}),           MakeSplits({0, 9, 0, 0}, 1000),
+      MakeSplits({2, 2, 2, 2}), MakeSplits({0})};
   EXPECT_EQ(Count(splits, 1, SerialFor), Once(splits));
   for (int num_workers : {1, 2, 8}) {
     for (uint32_t seed = 0; seed < 50; ++seed) {
@@ -64,23 +65,23 @@ TEST(ItemLoopsTest, EachItemOfEachLoopIsWorkedOnOnce) {
   }
 }
 
-TEST(ItemLoopsTest, AnyLoops) {
+TEST(ItemLoopsTest, ProcessesEachItemOfRandomLoopsOnce) {
   std::mt19937 random(3);
   for (uint32_t seed = 0; seed < 100; ++seed) {
     std::vector<std::vector<int64_t>> splits(random() % 9);
     for (auto& loop : splits) {
       std::vector<int64_t> sizes(random() % 20);
       for (int64_t& size : sizes) size = random() % 5 * (random() % 5);
-      loop = SplitsOf(sizes, random() % 3);
+      loop = MakeSplits(sizes, random() % 3);
     }
     EXPECT_EQ(Count(splits, 1 + random() % 9, UnevenFor(3, seed)),
               Once(splits));
   }
 }
 
-TEST(ItemLoopsTest, NothingToDo) {
+TEST(ItemLoopsTest, EmptyLoopsCallNoWork) {
   EXPECT_TRUE(Count({}, 1, SerialFor).empty());
-  EXPECT_EQ(Count({SplitsOf({})}, 1, SerialFor),
+  EXPECT_EQ(Count({MakeSplits({})}, 1, SerialFor),
             std::vector<std::vector<int>>(1));
 }
 

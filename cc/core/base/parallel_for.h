@@ -1,4 +1,5 @@
-// How the core borrows threads: it owns none.
+// The interface through which the core uses threads of its caller. The core
+// creates no threads.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_H_
 #define TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_H_
@@ -8,10 +9,10 @@
 
 namespace layoutmap {
 
-// Calls `work(begin, end)` so that the ranges cover [0, total) once, in any
-// order, perhaps at the same time, and returns when all are done. `cost` is
-// about how many nanoseconds one unit takes: it only sizes the ranges, so no
-// result may depend on where they are cut.
+// Calls `work(begin, end)` with ranges that cover [0, total) once, in any order
+// and possibly in parallel. Returns when all calls are done. `cost` is the
+// approximate number of nanoseconds per unit and only determines the range
+// sizes. Results must not depend on how [0, total) is split.
 using ParallelFor = std::function<void(
     int64_t total, int64_t cost,
     const std::function<void(int64_t begin, int64_t end)>& work)>;

@@ -1,5 +1,5 @@
-// Threads for tests: ranges are cut where a result that depends on the cuts
-// would show it.
+// Parallel loops for tests, with ranges that reveal results that depend on how
+// the work is split.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_TEST_H_
 #define TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_TEST_H_
@@ -16,33 +16,36 @@
 
 namespace layoutmap {
 
-// Ascending borders of ranges that cover [0, total): ranges of one unit at both
-// ends, the others of any size.
-inline std::vector<int64_t> RaggedCuts(int64_t total, int64_t num_ranges,
-                                       uint32_t seed) {
+// Returns ascending borders of ranges that cover [0, total). The first and last
+// range have one unit, the others have random sizes.
+inline std::vector<int64_t> RandomBorders(int64_t total, int64_t num_ranges,
+                                          uint32_t seed) {
   std::mt19937 random(seed);
-  std::vector<int64_t> cuts = {0, total};
-  if (total > 1) cuts.push_back(1);
-  if (total > 2) cuts.push_back(total - 1);
+  std::vector<int64_t> borders = {0, total};
+  if (total > 1) borders.push_back(1);
+  if (total > 2) borders.push_back(total - 1);
   for (int64_t i = 0; total > 0 && i < num_ranges; ++i) {
-    cuts.push_back(random() % total);
+    borders.push_back(random() % total);
   }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  return cuts;
+  std::sort(borders.begin(), borders.end());
+  borders.erase(std::unique(borders.begin(), borders.end()), borders.end());
+  return borders;
 }
 
-// `num_workers` threads that take uneven ranges, the last range first.
+// Returns a parallel loop in which `num_workers` threads process uneven ranges,
+// starting with the last range.
 inline ParallelFor UnevenFor(int num_workers, uint32_t seed = 0) {
   return [num_workers, seed](
              int64_t total, int64_t /*cost*/,
              const std::function<void(int64_t begin, int64_t end)>& work) {
     if (total <= 0) return;
-    const std::vector<int64_t> cuts =
-        RaggedCuts(total, 3 * num_workers, seed + num_workers);
-    std::atomic<int64_t> left{static_cast<int64_t>(cuts.size()) - 1};
+    const std::vector<int64_t> borders =
+        RandomBorders(total, 3 * num_workers, seed + num_workers);
+    std::atomic<int64_t> left{static_cast<int64_t>(borders.size()) - 1};
     auto take_ranges = [&] {
-      for (int64_t i = --left; i >= 0; i = --left) work(cuts[i], cuts[i + 1]);
+      for (int64_t i = --left; i >= 0; i = --left) {
+        work(borders[i], borders[i + 1]);
+      }
     };
     std::vector<std::thread> threads;
     for (int t = 1; t < num_workers; ++t) threads.emplace_back(take_ranges);

@@ -1,4 +1,4 @@
-// Rows on their way from memory to the one loop that needs them.
+// Prefetching of table rows in front of a loop.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
 #define TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
@@ -8,12 +8,12 @@
 
 namespace layoutmap {
 
-// Asks for the cache lines of a row: into the second-level cache, because the
-// first level takes so few at a time that asking itself would wait (a third of
-// the time of a large gather).
+// Prefetches the cache lines of a row into the second-level cache. The
+// first-level cache accepts so few outstanding requests that prefetching into
+// it would stall, which costs a third of the time of a large gather.
 inline void PrefetchRow(const void* row, int64_t row_bytes) {
   constexpr int64_t kLineBytes = 64;
-  // A row of many lines is fetched ahead by the hardware once it is begun.
+  // The hardware prefetcher fetches the remaining lines of a wide row.
   const int64_t bytes = std::min<int64_t>(row_bytes, 8 * kLineBytes);
   for (int64_t b = 0; b < bytes; b += kLineBytes) {
     __builtin_prefetch(static_cast<const char*>(row) + b, /*write=*/0,
@@ -21,9 +21,9 @@ inline void PrefetchRow(const void* row, int64_t row_bytes) {
   }
 }
 
-// Calls use(row, other) for each pair that is pushed, in that order, but only
-// when so many others came after it that its prefetched row is there; for the
-// last ones when it ends.
+// A queue that delays the processing of rows until their prefetch is complete.
+// Calls use(row, other) for each pushed pair, in push order, after `kSize` more
+// pairs were pushed. The destructor processes the remaining pairs.
 template <typename Row, typename Other, typename Use>
 class RowQueue {
  public:

@@ -1,4 +1,4 @@
-// How the rows of a table are stored.
+// The data type of stored table rows.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_
 #define TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_

@@ -1,4 +1,4 @@
-// The result of a core call: fine, or why not.
+// The result of a core call: success, or an error code with a message.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_STATUS_H_
 #define TF_LAYOUTMAP_CORE_BASE_STATUS_H_
@@ -10,14 +10,15 @@ namespace layoutmap {
 
 enum class Code {
   kOk,
-  kInvalidArgument,     // a value that came in is wrong
-  kFailedPrecondition,  // a call that came at the wrong time
-  kNotYet,  // the same, but a call of somebody else may still make it right
-  kOutOfMemory,  // no memory holds what was asked for
-  kInternal,     // an error that no input explains
+  kInvalidArgument,     // An argument has an invalid value.
+  kFailedPrecondition,  // The call is not valid in the current state.
+  kNotYet,  // The call is not valid yet, but becomes valid after calls of other
+            // threads.
+  kOutOfMemory,  // An allocation failed.
+  kInternal,     // An error that is not caused by the input.
 };
 
-// [[nodiscard]]: an error that nobody looks at is a wrong result later.
+// [[nodiscard]] because an ignored error leads to wrong results later.
 class [[nodiscard]] Status {
  public:
   Status() = default;

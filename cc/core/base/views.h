@@ -1,4 +1,4 @@
-// Views of memory that somebody else owns.
+// Views of memory that another object owns.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_VIEWS_H_
 #define TF_LAYOUTMAP_CORE_BASE_VIEWS_H_
@@ -14,7 +14,7 @@ class Span {
  public:
   Span() = default;
   Span(T* data, int64_t size) : data_(data), size_(size) {}
-  // A vector is viewed as it is now; growing it ends the view.
+  // The view becomes invalid when the vector reallocates.
   template <typename U>
   Span(std::vector<U>& v)  // NOLINT: views convert
       : data_(v.data()), size_(static_cast<int64_t>(v.size())) {}
@@ -39,7 +39,7 @@ class Span {
   int64_t size_ = 0;
 };
 
-// Rows of equal length, one after the other.
+// Rows of equal length, stored contiguously.
 template <typename T>
 struct MatrixView {
   T* data = nullptr;

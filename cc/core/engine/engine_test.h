@@ -1,4 +1,4 @@
-// An engine with its tables, driven as the kernels drive it.
+// An engine with its tables, which is called in the same way as by the kernels.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_ENGINE_TEST_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_ENGINE_TEST_H_
@@ -33,17 +33,17 @@ namespace layoutmap {
 
 constexpr float kLearningRate = 0.25f;
 
-// Ids and weights of one feature, sample by sample.
+// Ids and weights of one feature, by sample.
 struct Bags {
   std::vector<std::vector<int64_t>> ids;
-  std::vector<std::vector<float>> weights;  // empty: 1 each
+  std::vector<std::vector<float>> weights;  // empty: all weights are 1
 };
 
 using TestBatch = std::vector<Bags>;  // by feature
 using Values = std::vector<std::vector<float>>;
 
-// Two tables and three features; `clicked` and `shown` share the first table,
-// `text` is a sequence.
+// Returns a configuration with two tables and three features. `clicked` and
+// `shown` share the first table, `text` is a sequence.
 inline EngineConfig TestConfig(int32_t num_replicas) {
   EngineConfig config;
   config.num_replicas = num_replicas;
@@ -216,14 +216,14 @@ class Trainer {
  private:
   EngineConfig config_;
   std::unique_ptr<HostEngine> engine_;
-  // Stands for the locks of the variables.
+  // Represents the locks of the variables.
   std::shared_mutex tables_mutex_;
   std::vector<TestTable> tables_;
   std::vector<TestTable> accumulators_;
 };
 
-// How many of a sample's ids a feature uses, and the place of an id's output
-// row among those of the batch.
+// NumUsed returns how many ids of a sample a feature uses. The function below
+// returns the output row of an id.
 inline int64_t NumUsed(const FeatureSpec& spec, int64_t num_ids) {
   const int64_t length = spec.max_sequence_length;
   return length > 0 ? std::min(length, num_ids) : num_ids;
@@ -233,7 +233,7 @@ inline int64_t OutputRow(const FeatureSpec& spec, int64_t sample, int64_t i) {
   return length > 0 ? sample * length + i : sample;
 }
 
-// The gains of one sample.
+// Returns the gains of one sample.
 inline std::vector<float> GainsOf(const FeatureSpec& spec, const Bags& bags,
                                   int64_t sample) {
   const int64_t num_ids = NumUsed(spec, bags.ids[sample].size());
@@ -245,9 +245,9 @@ inline std::vector<float> GainsOf(const FeatureSpec& spec, const Bags& bags,
   return gains;
 }
 
-inline Values ActivationsByHand(const EngineConfig& config,
-                                std::vector<TestTable>* tables,
-                                const TestBatch& batch) {
+inline Values ReferenceActivations(const EngineConfig& config,
+                                   std::vector<TestTable>* tables,
+                                   const TestBatch& batch) {
   Values activations;
   for (size_t f = 0; f < batch.size(); ++f) {
     const FeatureSpec& spec = config.features[f];
@@ -268,13 +268,13 @@ inline Values ActivationsByHand(const EngineConfig& config,
   return activations;
 }
 
-// One step of all replicas, row by row: gradients summed by feature, replica,
-// sample, position.
-inline void UpdateByHand(const EngineConfig& config,
-                         const std::vector<TestBatch>& batches,
-                         const std::vector<Values>& gradients,
-                         std::vector<TestTable>* tables,
-                         std::vector<TestTable>* accumulators) {
+// Runs one step of all replicas row by row. Gradients are summed in the order
+// feature, replica, sample, position.
+inline void ReferenceUpdate(const EngineConfig& config,
+                            const std::vector<TestBatch>& batches,
+                            const std::vector<Values>& gradients,
+                            std::vector<TestTable>* tables,
+                            std::vector<TestTable>* accumulators) {
   for (size_t t = 0; t < config.tables.size(); ++t) {
     const int64_t dim = config.tables[t].dim;
     std::map<int64_t, std::vector<float>> sums;

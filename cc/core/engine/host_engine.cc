@@ -42,14 +42,15 @@ Status HostEngine::CheckCall(int32_t replica) const {
   if (!poisoned_.empty()) {
     return FailedPrecondition(
         "The replicas no longer agree about their steps since " + poisoned_ +
-        ". Call `reset` to forget the steps in flight");
+        ". Call `reset` to discard the steps in flight");
   }
   return Status();
 }
 
 std::shared_ptr<HostEngine::Step> HostEngine::StepAt(int64_t number) const {
   const int64_t i = number - first_number_;
-  // Below 0: the caller began before a reset that dropped its step.
+  // The index is negative if the caller began before a reset that discarded its
+  // step.
   const bool here = i >= 0 && i < static_cast<int64_t>(steps_.size());
   return here ? steps_[i] : nullptr;
 }
@@ -115,12 +116,12 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
   auto made = std::make_shared<Batch>(features.size());
   std::vector<Status> statuses(features.size());
   int64_t num_ids = 0;
-  // What is there, not what the batch says of itself: it is unchecked yet.
+  // The actual sizes are used, because `num_samples` is not checked yet.
   for (const FeatureInput<Tid>& feature : features) {
     num_ids += static_cast<int64_t>(feature.ids.size() + feature.splits.size());
   }
   const int64_t num_features = static_cast<int64_t>(features.size());
-  // About 4 ns for an id, and for the splits of a sample.
+  // About 4 ns per id, and per split of a sample.
   parallel_for(num_features, 1 + 4 * num_ids / num_features,
                [&](int64_t begin, int64_t end) {
                  for (int64_t f = begin; f < end; ++f) {
@@ -128,7 +129,7 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
                                                  features[f], &(*made)[f]);
                  }
                });
-  // The first one, whichever was found first.
+  // Returns the error of the first feature, regardless of the thread order.
   for (const Status& status : statuses) LM_RETURN_IF_ERROR(status);
   *batch = std::move(made);
   return Status();
@@ -247,8 +248,8 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
     number = replicas_[replica].enqueued;
     if (status.ok()) status = Publish(replica, training, batch, &complete);
     if (!status.ok()) {
-      // The other replicas' batches of this step are there or will come, and
-      // would meet this replica's next batch.
+      // The batches of the other replicas for this step would be combined with
+      // the next batch of this replica.
       if (config_.num_replicas > 1) {
         poisoned_ = "replica " + to_string(replica) +
                     " failed to enqueue step " + to_string(number) + " (" +
@@ -262,7 +263,7 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
     PrepareTables(config_, complete->batches, parallel_for, &complete->tables);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  // A reset may have come in between and dropped the step.
+  // A reset may have discarded the step in the meantime.
   std::shared_ptr<Step> step = StepAt(number);
   if (step != nullptr && step->batches[replica] == batch) {
     step->published[replica] = true;
@@ -285,9 +286,9 @@ Status HostEngine::TakeBackStep(
   }
   if (!is_waiting) {
     return FailedPrecondition(
-        "A step is taken back only while it is the newest and before it is "
-        "dequeued. Received: one that another call has dequeued, reset or "
-        "followed by another step");
+        "Only the newest step can be taken back, and only before it is "
+        "dequeued. Received: a step that another call has dequeued or reset, "
+        "or that is followed by another step");
   }
   for (const std::shared_ptr<const Batch>& batch : batches) {
     CountBatchLocked(*batch, -1);
@@ -325,7 +326,7 @@ Status HostEngine::BeginDequeue(int32_t replica,
         "`dequeue` needs an enqueued step; call `enqueue` first (replica " +
         to_string(replica) + ")");
   }
-  // Unfinished steps before this one are waiting for other replicas.
+  // Unfinished earlier steps wait for other replicas.
   for (int64_t number = first_number_; number < r.dequeued; ++number) {
     if (!StepAt(number)->training) continue;
     return NotYet("`dequeue` of replica " + to_string(replica) +
@@ -335,7 +336,8 @@ Status HostEngine::BeginDequeue(int32_t replica,
   if (held_ != nullptr && (is_landing_ || !step->training)) {
     return NotYet(
         "`dequeue` of replica " + to_string(replica) +
-        ": the held update must land before a forward-only step is looked up");
+        ": the deferred update must be applied before a forward-only step is "
+        "looked up");
   }
   r.stage = Stage::kDequeuing;
   *batch = step->batches[replica];
@@ -346,7 +348,7 @@ Status HostEngine::BeginDequeue(int32_t replica,
 void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
   std::lock_guard<std::mutex> lock(mutex_);
   Replica& r = replicas_[replica];
-  if (r.stage != Stage::kDequeuing) return;  // a reset came in between
+  if (r.stage != Stage::kDequeuing) return;  // a reset happened in the meantime
   r.stage = Stage::kReady;
   if (!looked_up) return;
   std::shared_ptr<Step> step = StepAt(r.dequeued++);
@@ -361,8 +363,8 @@ void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
 
 void HostEngine::Reset() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Numbers go on from the furthest, so that a call which began before the
-  // reset cannot mistake a new step for its own.
+  // Numbers continue after the last step, so that a call which began before the
+  // reset does not use a new step.
   int64_t next = first_number_ + static_cast<int64_t>(steps_.size());
   steps_.clear();
   first_number_ = next;

@@ -1,4 +1,4 @@
-// The half of the engine that takes gradients and hands out updates.
+// The part of the engine that receives gradients and returns updates.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +41,7 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
               "`dequeue` first (replica " +
                   to_string(replica) + ")"
             : "`apply_gradients` of replica " + to_string(replica) +
-                  " after a forward-only step, which takes no gradients (a TPU "
+                  " after a forward-only step, which needs no gradients (a TPU "
                   "would wait forever): it was enqueued with training=False, "
                   "or by a tf.function that dequeues it too and does not apply "
                   "in the same function and under the same name");
@@ -52,7 +52,7 @@ Status HostEngine::BeginApply(int32_t replica, BatchGradients gradients,
   const bool is_last = step->num_finished + 1 == config_.num_replicas;
   if (is_last && IsUpdating()) {
     return NotYet("`apply_gradients` of replica " + to_string(replica) +
-                  " while another update lands");
+                  " while another update is applied");
   }
   if (is_last) step->hyperparameters = std::move(gradients.hyperparameters);
   step->gradients[replica] = std::move(gradients);
@@ -82,7 +82,7 @@ Status HostEngine::Update(const Step& step,
                                             tables[t].hyperparameters));
   }
   std::vector<std::vector<const float*>> gradient_rows(tables.size());
-  // One pointer for each output row: a few microseconds a table.
+  // Setting one pointer per output row takes a few microseconds per table.
   parallel_for(static_cast<int64_t>(tables.size()), 10000,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
@@ -122,7 +122,7 @@ Status HostEngine::Update(const Step& step,
 void HostEngine::FinishApply(int32_t replica, bool updated) {
   std::lock_guard<std::mutex> lock(mutex_);
   Replica& r = replicas_[replica];
-  if (r.stage != Stage::kApplying) return;  // a reset came in between
+  if (r.stage != Stage::kApplying) return;  // a reset happened in the meantime
   std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
   if (!updated) {
     r.stage = Stage::kAwaiting;
@@ -142,7 +142,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
   if (replica < 0 || replica >= config_.num_replicas) return CheckCall(replica);
   if (held_ == nullptr) return Status();
   if (!always) {
-    // Whatever is wrong with it, `dequeue` says.
+    // Errors of the next step are reported by `dequeue`.
     const Replica& r = replicas_[replica];
     std::shared_ptr<Step> next = StepAt(r.dequeued);
     if (r.stage != Stage::kReady || next == nullptr || next->training) {
@@ -150,7 +150,8 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
     }
   }
   if (IsUpdating()) {
-    return NotYet("The held update cannot land while another does");
+    return NotYet(
+        "The deferred update must not be applied while another update runs");
   }
   is_landing_ = true;
   *update = held_;
@@ -160,7 +161,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
 
 void HostEngine::FinishLanding(bool updated) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!is_landing_) return;  // a reset came in between
+  if (!is_landing_) return;  // a reset happened in the meantime
   is_landing_ = false;
   if (!updated) return;
   held_ = nullptr;

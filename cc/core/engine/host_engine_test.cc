@@ -26,12 +26,12 @@ namespace {
 
 constexpr int64_t kNumSamples = 4;
 
-TestBatch BatchOf(const Trainer& trainer, uint32_t seed) {
+TestBatch RandomBatchFor(const Trainer& trainer, uint32_t seed) {
   return RandomBatch(trainer.config(), kNumSamples, seed);
 }
 
-// Shaped like the activations.
-Values GradientsOf(const Trainer& trainer, uint32_t seed) {
+// Returns random gradients with the shapes of the activations.
+Values RandomGradients(const Trainer& trainer, uint32_t seed) {
   Values gradients;
   for (size_t f = 0; f < trainer.config().features.size(); ++f) {
     const FeatureSpec& spec = trainer.config().features[f];
@@ -54,7 +54,7 @@ std::string ToString(const HostEngine::Description& d) {
   return text + std::to_string(d.num_updates) + d.poisoned;
 }
 
-// What a refused call must leave alone.
+// The state that a failed call must not change.
 struct Snapshot {
   explicit Snapshot(Trainer* trainer)
       : description(ToString(trainer->engine().Describe())) {
@@ -71,19 +71,19 @@ struct Snapshot {
 };
 
 template <typename Call>
-void ExpectRefused(Trainer* trainer, const std::string& words, const Call& call,
-                   Code code = Code::kFailedPrecondition) {
+void ExpectFails(Trainer* trainer, const std::string& words, const Call& call,
+                 Code code = Code::kFailedPrecondition) {
   const Snapshot before(trainer);
   const Status status = call();
   EXPECT_EQ(status.code(), code) << status.message();
   EXPECT_NE(status.message().find(words), std::string::npos)
       << status.message();
   EXPECT_TRUE(before == Snapshot(trainer))
-      << "a refused call changed " << before.description << " into "
+      << "a failed call changed " << before.description << " into "
       << Snapshot(trainer).description;
 }
 
-TEST(HostEngineTest, TrainsAsByHand) {
+TEST(HostEngineTest, TrainingMatchesTheReference) {
   for (int32_t num_replicas : {1, 2, 3}) {
     for (int num_workers : {1, 2, 8}) {
       Trainer trainer(TestConfig(num_replicas));
@@ -94,26 +94,26 @@ TEST(HostEngineTest, TrainsAsByHand) {
         std::vector<TestBatch> batches;
         std::vector<Values> gradients;
         for (int32_t r = 0; r < num_replicas; ++r) {
-          batches.push_back(BatchOf(trainer, step * 10 + r));
-          gradients.push_back(GradientsOf(trainer, step * 10 + r));
+          batches.push_back(RandomBatchFor(trainer, step * 10 + r));
+          gradients.push_back(RandomGradients(trainer, step * 10 + r));
           ExpectOk(trainer.Enqueue(r, batches[r]));
         }
-        // Replicas take turns in another order each step.
+        // The order of the replicas changes in each step.
         for (int32_t i = 0; i < num_replicas; ++i) {
           const int32_t r = (i + step) % num_replicas;
           Values activations;
           ExpectOk(trainer.Dequeue(r, &activations));
-          ASSERT_EQ(activations,
-                    ActivationsByHand(trainer.config(), &tables, batches[r]));
+          ASSERT_EQ(activations, ReferenceActivations(trainer.config(), &tables,
+                                                      batches[r]));
         }
         for (int32_t i = 0; i < num_replicas; ++i) {
           const int32_t r = (2 * i + step) % num_replicas;
-          // With 2 replicas 2 * i repeats itself.
+          // With 2 replicas, 2 * i would repeat a replica.
           const int32_t turn = num_replicas == 2 ? (i + step) % 2 : r;
           ExpectOk(trainer.Apply(turn, gradients[turn]));
         }
-        UpdateByHand(trainer.config(), batches, gradients, &tables,
-                     &accumulators);
+        ReferenceUpdate(trainer.config(), batches, gradients, &tables,
+                        &accumulators);
         for (size_t t = 0; t < tables.size(); ++t) {
           ASSERT_EQ(trainer.tables()[t].shards(), tables[t].shards());
           ASSERT_EQ(trainer.accumulators()[t].shards(),
@@ -125,28 +125,28 @@ TEST(HostEngineTest, TrainsAsByHand) {
   }
 }
 
-TEST(HostEngineTest, StepsLeaveInTheOrderInWhichTheyCame) {
+TEST(HostEngineTest, StepsAreDequeuedInTheOrderOfTheirEnqueue) {
   EngineConfig config = TestConfig(1);
   config.max_pending_steps = 5;
   Trainer trainer(config);
   for (uint32_t step = 0; step < 5; ++step) {
-    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, step), false));
+    ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, step), false));
   }
   for (uint32_t step = 0; step < 5; ++step) {
     Values activations;
     ExpectOk(trainer.Dequeue(0, &activations));
-    EXPECT_EQ(activations, ActivationsByHand(config, &trainer.tables(),
-                                             BatchOf(trainer, step)));
+    EXPECT_EQ(activations, ReferenceActivations(config, &trainer.tables(),
+                                                RandomBatchFor(trainer, step)));
   }
 }
 
-TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
+TEST(HostEngineTest, AStepThatIsTakenBackHasNoEffect) {
   Trainer trainer(TestConfig(2));
   HostEngine& engine = trainer.engine();
   const auto enqueue = [&](uint32_t seed, bool training) {
     std::vector<std::shared_ptr<const Batch>> batches;
     for (int32_t r = 0; r < 2; ++r) {
-      batches.push_back(trainer.MakeBatch(BatchOf(trainer, seed + r)));
+      batches.push_back(trainer.MakeBatch(RandomBatchFor(trainer, seed + r)));
       ExpectOk(engine.EnqueueBatch(r, training, Status(), batches[r],
                                    trainer.parallel_for));
     }
@@ -156,9 +156,8 @@ TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
   const HostEngine::Description before = engine.Describe();
   for (const bool training : {true, false}) {
     const auto second = enqueue(2, training);
-    // Only the newest.
-    ExpectRefused(&trainer, "newest",
-                  [&] { return engine.TakeBackStep(first); });
+    // Only the newest step can be taken back.
+    ExpectFails(&trainer, "newest", [&] { return engine.TakeBackStep(first); });
     ExpectOk(engine.TakeBackStep(second));
     const HostEngine::Description after = engine.Describe();
     EXPECT_EQ(after.pending, before.pending);
@@ -171,271 +170,277 @@ TEST(HostEngineTest, AStepThatIsTakenBackWasNeverThere) {
       EXPECT_EQ(after.tables[t].num_unique_rows,
                 before.tables[t].num_unique_rows);
     }
-    // Once only.
-    ExpectRefused(&trainer, "newest",
-                  [&] { return engine.TakeBackStep(second); });
+    // A step can be taken back only once.
+    ExpectFails(&trainer, "newest",
+                [&] { return engine.TakeBackStep(second); });
   }
   ExpectOk(trainer.Dequeue(0));
-  ExpectRefused(&trainer, "dequeued",
-                [&] { return engine.TakeBackStep(first); });
+  ExpectFails(&trainer, "dequeued", [&] { return engine.TakeBackStep(first); });
   ExpectOk(trainer.Dequeue(1));
-  // While gradients of the first are awaited, the second is the newest.
+  // While the gradients of the first step are pending, the second step is the
+  // newest.
   ExpectOk(engine.TakeBackStep(enqueue(4, true)));
   for (int32_t r = 0; r < 2; ++r) {
-    ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
+    ExpectOk(trainer.Apply(r, RandomGradients(trainer, r)));
   }
   EXPECT_EQ(engine.Describe().num_updates, 1);
   enqueue(6, true);
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, APoisonedEngineRefusesCallsUntilAReset) {
+TEST(HostEngineTest, APoisonedEngineRejectsCallsUntilAReset) {
   Trainer trainer(TestConfig(1));
   trainer.engine().Poison("a program failed");
-  ExpectRefused(&trainer, "a program failed",
-                [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
+  ExpectFails(&trainer, "a program failed",
+              [&] { return trainer.Enqueue(0, RandomBatchFor(trainer, 0)); });
   trainer.engine().Reset();
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
 }
 
-TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineAreRefused) {
+TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineFail) {
   for (int32_t num_replicas : {1, 2}) {
     Trainer trainer(TestConfig(num_replicas));
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`dequeue` needs an enqueued step",
         [&] { return trainer.Dequeue(0); }, Code::kNotYet);
-    ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                  [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
-    // A step of another replica is none of this one.
+    ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+                [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
+    // A step of another replica does not help.
     if (num_replicas == 1) continue;
-    ExpectOk(trainer.Enqueue(1, BatchOf(trainer, 0)));
-    ExpectRefused(
+    ExpectOk(trainer.Enqueue(1, RandomBatchFor(trainer, 0)));
+    ExpectFails(
         &trainer, "`dequeue` needs an enqueued step",
         [&] { return trainer.Dequeue(0); }, Code::kNotYet);
   }
 }
 
-TEST(HostEngineTest, ApplyBeforeDequeueIsRefused) {
+TEST(HostEngineTest, ApplyBeforeDequeueFails) {
   Trainer trainer(TestConfig(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+              [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
   ExpectOk(trainer.Dequeue(0));
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
-  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
+  ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+              [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
 }
 
-TEST(HostEngineTest, DequeueWhileGradientsAreAwaitedIsRefused) {
+TEST(HostEngineTest, DequeueWhileGradientsArePendingFails) {
   Trainer trainer(TestConfig(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 1)));
   ExpectOk(trainer.Dequeue(0));
-  ExpectRefused(&trainer, "still awaits its gradients",
-                [&] { return trainer.Dequeue(0); });
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectFails(&trainer, "still awaits its gradients",
+              [&] { return trainer.Dequeue(0); });
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, DequeueBeforeTheOtherReplicasGradientsIsRefused) {
+TEST(HostEngineTest, DequeueBeforeTheGradientsOfOtherReplicasFails) {
   Trainer trainer(TestConfig(2));
   for (int32_t r : {0, 1, 0, 1}) {
-    ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+    ExpectOk(trainer.Enqueue(r, RandomBatchFor(trainer, r)));
   }
   ExpectOk(trainer.Dequeue(0));
   ExpectOk(trainer.Dequeue(1));
-  ExpectOk(trainer.Apply(1, GradientsOf(trainer, 1)));
-  ExpectRefused(
+  ExpectOk(trainer.Apply(1, RandomGradients(trainer, 1)));
+  ExpectFails(
       &trainer, "still waits for the gradients of another replica",
       [&] { return trainer.Dequeue(1); }, Code::kNotYet);
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
   ExpectOk(trainer.Dequeue(1));
 }
 
-TEST(HostEngineTest, AReplicaMayDequeueBeforeTheOthersHaveEnqueued) {
+TEST(HostEngineTest, AReplicaCanDequeueBeforeOthersEnqueue) {
   Trainer trainer(TestConfig(2));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
-  ExpectOk(trainer.Enqueue(1, BatchOf(trainer, 1)));
+  ExpectOk(trainer.Enqueue(1, RandomBatchFor(trainer, 1)));
   ExpectOk(trainer.Dequeue(1));
-  ExpectOk(trainer.Apply(1, GradientsOf(trainer, 1)));
+  ExpectOk(trainer.Apply(1, RandomGradients(trainer, 1)));
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(HostEngineTest, AStepWithoutTrainingTakesNoGradients) {
+TEST(HostEngineTest, AForwardOnlyStepRejectsGradients) {
   Trainer trainer(TestConfig(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0), false));
   ExpectOk(trainer.Dequeue(0));
-  ExpectRefused(&trainer, "training=False",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectFails(&trainer, "training=False",
+              [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
 }
 
-TEST(HostEngineTest, ReplicasMayRunAheadWithoutTraining) {
+TEST(HostEngineTest, ReplicasCanRunAheadWithoutTraining) {
   Trainer trainer(TestConfig(2));
   for (uint32_t step = 0; step < 2; ++step) {
-    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, step), false));
+    ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, step), false));
     ExpectOk(trainer.Dequeue(0));
   }
   for (uint32_t step = 0; step < 2; ++step) {
-    ExpectOk(trainer.Enqueue(1, BatchOf(trainer, step), false));
+    ExpectOk(trainer.Enqueue(1, RandomBatchFor(trainer, step), false));
     ExpectOk(trainer.Dequeue(1));
   }
   EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 0");
 }
 
-TEST(HostEngineTest, NoMoreThanMaxPendingStepsAreKept) {
+TEST(HostEngineTest, AtMostMaxPendingStepsAreKept) {
   Trainer trainer(TestConfig(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
-  ExpectRefused(&trainer, "2 steps are enqueued already",
-                [&] { return trainer.Enqueue(0, BatchOf(trainer, 2)); });
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 1)));
+  ExpectFails(&trainer, "2 steps are enqueued already",
+              [&] { return trainer.Enqueue(0, RandomBatchFor(trainer, 2)); });
   ExpectOk(trainer.Dequeue(0));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 2)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 2)));
 }
 
-TEST(HostEngineTest, AReplicaOutsideIsRefusedWithoutPoison) {
+TEST(HostEngineTest, AnInvalidReplicaIsRejectedWithoutPoison) {
   Trainer trainer(TestConfig(2));
   for (int32_t replica : {-1, 2, INT32_MAX, INT32_MIN}) {
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`replica` must be in [0, 2)",
-        [&] { return trainer.Enqueue(replica, BatchOf(trainer, 0)); },
+        [&] { return trainer.Enqueue(replica, RandomBatchFor(trainer, 0)); },
         Code::kInvalidArgument);
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`replica` must be in [0, 2)",
         [&] { return trainer.Dequeue(replica); }, Code::kInvalidArgument);
-    ExpectRefused(
+    ExpectFails(
         &trainer, "`replica` must be in [0, 2)",
-        [&] { return trainer.Apply(replica, GradientsOf(trainer, 0)); },
+        [&] { return trainer.Apply(replica, RandomGradients(trainer, 0)); },
         Code::kInvalidArgument);
   }
 }
 
-TestBatch BadBatch(const Trainer& trainer) {
-  TestBatch batch = BatchOf(trainer, 0);
+TestBatch InvalidBatch(const Trainer& trainer) {
+  TestBatch batch = RandomBatchFor(trainer, 0);
   batch[2].ids[1] = {3, 11};
   batch[2].weights.clear();
   return batch;
 }
 
-TEST(HostEngineTest, OneReplicaGoesOnAfterAFailedEnqueue) {
+TEST(HostEngineTest, ASingleReplicaContinuesAfterAFailedEnqueue) {
   Trainer trainer(TestConfig(1));
-  ExpectRefused(
+  ExpectFails(
       &trainer,
       "Feature 'shown', sample 1: id 11 is outside table 'ads' with 11 rows",
-      [&] { return trainer.Enqueue(0, BadBatch(trainer)); },
+      [&] { return trainer.Enqueue(0, InvalidBatch(trainer)); },
       Code::kInvalidArgument);
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
 }
 
 void ExpectPoisoned(Trainer* trainer, const std::string& by) {
   EXPECT_NE(trainer->engine().Describe().poisoned.find(by), std::string::npos);
   for (int32_t r = 0; r < trainer->config().num_replicas; ++r) {
-    ExpectRefused(trainer, by,
-                  [&] { return trainer->Enqueue(r, BatchOf(*trainer, 0)); });
-    ExpectRefused(trainer, by, [&] { return trainer->Dequeue(r); });
-    ExpectRefused(trainer, by,
-                  [&] { return trainer->Apply(r, GradientsOf(*trainer, 0)); });
+    ExpectFails(trainer, by, [&] {
+      return trainer->Enqueue(r, RandomBatchFor(*trainer, 0));
+    });
+    ExpectFails(trainer, by, [&] { return trainer->Dequeue(r); });
+    ExpectFails(trainer, by, [&] {
+      return trainer->Apply(r, RandomGradients(*trainer, 0));
+    });
   }
   trainer->engine().Reset();
   EXPECT_EQ(trainer->engine().Describe().poisoned, "");
   for (int32_t r = 0; r < trainer->config().num_replicas; ++r) {
-    ExpectOk(trainer->Enqueue(r, BatchOf(*trainer, r)));
+    ExpectOk(trainer->Enqueue(r, RandomBatchFor(*trainer, r)));
     ExpectOk(trainer->Dequeue(r));
-    ExpectOk(trainer->Apply(r, GradientsOf(*trainer, r)));
+    ExpectOk(trainer->Apply(r, RandomGradients(*trainer, r)));
   }
 }
 
-TEST(HostEngineTest, SeveralReplicasAreStoppedByAFailedEnqueue) {
+TEST(HostEngineTest, AFailedEnqueuePoisonsSeveralReplicas) {
   Trainer trainer(TestConfig(3));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
-  EXPECT_EQ(trainer.Enqueue(1, BadBatch(trainer)).code(),
+  EXPECT_EQ(trainer.Enqueue(1, InvalidBatch(trainer)).code(),
             Code::kInvalidArgument);
   ExpectPoisoned(&trainer, "replica 1 failed to enqueue step 0");
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(HostEngineTest, ReplicasThatDisagreeAboutTrainingAreStopped) {
+TEST(HostEngineTest, DifferentTrainingFlagsPoisonTheEngine) {
   Trainer trainer(TestConfig(2));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), true));
-  const Status status = trainer.Enqueue(1, BatchOf(trainer, 0), false);
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0), true));
+  const Status status = trainer.Enqueue(1, RandomBatchFor(trainer, 0), false);
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_NE(status.message().find("the same `training`"), std::string::npos);
   ExpectPoisoned(&trainer, "replica 1 failed to enqueue");
 }
 
-TEST(HostEngineTest, SeveralReplicasAreStoppedByOneThatRunsTooFarAhead) {
+TEST(HostEngineTest, AReplicaThatExceedsMaxPendingStepsPoisonsTheEngine) {
   Trainer trainer(TestConfig(2));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 1)));
-  EXPECT_EQ(trainer.Enqueue(0, BatchOf(trainer, 2)).code(),
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 1)));
+  EXPECT_EQ(trainer.Enqueue(0, RandomBatchFor(trainer, 2)).code(),
             Code::kFailedPrecondition);
   ExpectPoisoned(&trainer, "replica 0 failed to enqueue step 2");
 }
 
-TEST(HostEngineTest, AWrongNumberOfFeaturesIsRefused) {
+TEST(HostEngineTest, AWrongNumberOfFeaturesIsRejected) {
   Trainer trainer(TestConfig(1));
-  TestBatch batch = BatchOf(trainer, 0);
+  TestBatch batch = RandomBatchFor(trainer, 0);
   batch.pop_back();
-  ExpectRefused(
+  ExpectFails(
       &trainer, "A batch must have 3 features. Received: 2",
       [&] { return trainer.Enqueue(0, batch); }, Code::kInvalidArgument);
 }
 
-TEST(HostEngineTest, ATableWithoutOptimizerIsNotTrained) {
+TEST(HostEngineTest, ATableWithoutAnOptimizerCannotBeTrained) {
   EngineConfig config = TestConfig(1);
   config.tables[1].optimizer = Optimizer::kNone;
   Trainer trainer(config);
-  ExpectRefused(&trainer, "Table 'words' has no optimizer",
-                [&] { return trainer.Enqueue(0, BatchOf(trainer, 0)); });
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  ExpectFails(&trainer, "Table 'words' has no optimizer",
+              [&] { return trainer.Enqueue(0, RandomBatchFor(trainer, 0)); });
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0), false));
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, GradientsOfAnotherSizeAreRefused) {
+TEST(HostEngineTest, GradientsOfWrongSizeAreRejected) {
   Trainer trainer(TestConfig(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
-  Values gradients = GradientsOf(trainer, 0);
+  Values gradients = RandomGradients(trainer, 0);
   gradients[1].push_back(0);
-  ExpectRefused(
+  ExpectFails(
       &trainer,
       "Feature 'text': its gradient must be shaped like its activation, "
       "[4, 2, 5]. Received: 41 values",
       [&] { return trainer.Apply(0, gradients); }, Code::kInvalidArgument);
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
 }
 
-TEST(HostEngineTest, GradientsAreAwaitedAgainAfterAFailedUpdate) {
+TEST(HostEngineTest, GradientsArePendingAgainAfterAFailedUpdate) {
   for (int32_t num_replicas : {1, 2}) {
     Trainer trainer(TestConfig(num_replicas));
     for (int32_t r = 0; r < num_replicas; ++r) {
-      ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+      ExpectOk(trainer.Enqueue(r, RandomBatchFor(trainer, r)));
       ExpectOk(trainer.Dequeue(r));
     }
-    if (num_replicas == 2) ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+    if (num_replicas == 2) {
+      ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
+    }
     const int32_t last = num_replicas - 1;
-    ExpectRefused(
+    ExpectFails(
         &trainer, "the learning rate must be finite",
-        [&] { return trainer.Apply(last, GradientsOf(trainer, last), NAN); },
+        [&] {
+          return trainer.Apply(last, RandomGradients(trainer, last), NAN);
+        },
         Code::kInvalidArgument);
-    ExpectOk(trainer.Apply(last, GradientsOf(trainer, last)));
+    ExpectOk(trainer.Apply(last, RandomGradients(trainer, last)));
     EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
   }
 }
 
 TEST(HostEngineTest, AStepStaysInTheQueueAfterAFailedLookup) {
   Trainer trainer(TestConfig(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   std::shared_ptr<const Batch> batch;
   ExpectOk(trainer.engine().BeginDequeue(0, &batch));
   std::shared_ptr<const Batch> again;
@@ -446,42 +451,42 @@ TEST(HostEngineTest, AStepStaysInTheQueueAfterAFailedLookup) {
   trainer.engine().FinishDequeue(0, false);
   EXPECT_EQ(ToString(trainer.engine().Describe()), "1 0");
   ExpectOk(trainer.Dequeue(0));
-  ExpectOk(trainer.Apply(0, GradientsOf(trainer, 0)));
+  ExpectOk(trainer.Apply(0, RandomGradients(trainer, 0)));
 }
 
-TEST(HostEngineTest, ResetForgetsStepsAndKeepsCounting) {
+TEST(HostEngineTest, ResetDiscardsStepsAndKeepsCounts) {
   Trainer trainer(TestConfig(2));
   for (int32_t r : {0, 1}) {
-    ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+    ExpectOk(trainer.Enqueue(r, RandomBatchFor(trainer, r)));
     ExpectOk(trainer.Dequeue(r));
-    ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
+    ExpectOk(trainer.Apply(r, RandomGradients(trainer, r)));
   }
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
   trainer.engine().Reset();
   EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0 1");
-  ExpectRefused(
+  ExpectFails(
       &trainer, "`dequeue` needs an enqueued step",
       [&] { return trainer.Dequeue(0); }, Code::kNotYet);
-  ExpectRefused(&trainer, "`apply_gradients` needs a dequeued step",
-                [&] { return trainer.Apply(0, GradientsOf(trainer, 0)); });
+  ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
+              [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
 }
 
-TEST(HostEngineTest, ACallThatAResetOvertookChangesNothing) {
+TEST(HostEngineTest, ACallDuringAResetChangesNothing) {
   Trainer trainer(TestConfig(1));
   HostEngine& engine = trainer.engine();
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   std::shared_ptr<const Batch> batch;
   ExpectOk(engine.BeginDequeue(0, &batch));
   engine.Reset();
   engine.FinishDequeue(0, true);
   EXPECT_EQ(ToString(engine.Describe()), "0 0");
 
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
   BatchGradients gradients;
-  const Values values = GradientsOf(trainer, 0);
+  const Values values = RandomGradients(trainer, 0);
   for (const std::vector<float>& value : values) {
     gradients.features.push_back(value);
   }
@@ -493,7 +498,7 @@ TEST(HostEngineTest, ACallThatAResetOvertookChangesNothing) {
   EXPECT_EQ(ToString(engine.Describe()), "0 0");
 }
 
-TEST(HostEngineTest, AResetInsideAnEnqueueDropsItsStep) {
+TEST(HostEngineTest, AResetDuringAnEnqueueDiscardsItsStep) {
   Trainer trainer(TestConfig(1));
   trainer.parallel_for =
       [&](int64_t total, int64_t cost,
@@ -501,15 +506,15 @@ TEST(HostEngineTest, AResetInsideAnEnqueueDropsItsStep) {
         SerialFor(total, cost, work);
         trainer.engine().Reset();
       };
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   trainer.parallel_for = SerialFor;
   EXPECT_EQ(ToString(trainer.engine().Describe()), "0 0");
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST(HostEngineTest, ConfigurationsThatMakeNoSenseAreRefused) {
-  const auto refusal = [](const EngineConfig& config) {
+TEST(HostEngineTest, InvalidConfigurationsAreRejected) {
+  const auto error_message = [](const EngineConfig& config) {
     std::unique_ptr<HostEngine> engine;
     const Status status = HostEngine::Make(config, &engine);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -519,34 +524,38 @@ TEST(HostEngineTest, ConfigurationsThatMakeNoSenseAreRefused) {
   for (int32_t num_replicas : {0, -1, INT32_MAX}) {
     EngineConfig config = TestConfig(1);
     config.num_replicas = num_replicas;
-    EXPECT_NE(refusal(config).find("`num_replicas`"), std::string::npos);
+    EXPECT_NE(error_message(config).find("`num_replicas`"), std::string::npos);
   }
   EngineConfig config = TestConfig(1);
   config.max_pending_steps = 0;
-  EXPECT_NE(refusal(config).find("`max_pending_steps`"), std::string::npos);
+  EXPECT_NE(error_message(config).find("`max_pending_steps`"),
+            std::string::npos);
   config = TestConfig(1);
   config.tables[1].name = "ads";
-  EXPECT_EQ(refusal(config), "Two tables have the name 'ads'");
+  EXPECT_EQ(error_message(config), "Two tables have the name 'ads'");
   config = TestConfig(1);
   config.tables[1].dim = 0;
-  EXPECT_NE(refusal(config).find("Table 'words': dim must be at least 1"),
+  EXPECT_NE(error_message(config).find("Table 'words': dim must be at least 1"),
             std::string::npos);
   config = TestConfig(1);
   config.features.clear();
-  EXPECT_NE(refusal(config).find("at least one feature"), std::string::npos);
+  EXPECT_NE(error_message(config).find("at least one feature"),
+            std::string::npos);
   for (int32_t table : {-1, 2}) {
     config = TestConfig(1);
     config.table_of_feature[1] = table;
-    EXPECT_NE(refusal(config).find("Feature 'text': table"), std::string::npos);
+    EXPECT_NE(error_message(config).find("Feature 'text': table"),
+              std::string::npos);
   }
   config = TestConfig(1);
   config.features[0].max_sequence_length = -1;
-  EXPECT_NE(refusal(config).find("max_sequence_length"), std::string::npos);
+  EXPECT_NE(error_message(config).find("max_sequence_length"),
+            std::string::npos);
 }
 
-// Each replica on a thread of its own. A call at the wrong time is tried again;
-// the result is that of the same steps one after the other.
-TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
+// Runs each replica on a separate thread. Calls that return kNotYet are
+// retried. The result must equal the result of sequential steps.
+TEST(HostEngineTest, EightConcurrentReplicasMatchTheReference) {
   constexpr int32_t kNumReplicas = 8;
   constexpr uint32_t kNumSteps = 30;
   Trainer trainer(TestConfig(kNumReplicas));
@@ -568,13 +577,13 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
   for (int32_t r = 0; r < kNumReplicas; ++r) {
     threads.emplace_back([&, r] {
       for (uint32_t step = 0; step < kNumSteps; ++step) {
-        // One step ahead every other time.
-        if (!trainer.Enqueue(r, BatchOf(trainer, step * 100 + r)).ok()) {
+        // Enqueues one step ahead in every other step.
+        if (!trainer.Enqueue(r, RandomBatchFor(trainer, step * 100 + r)).ok()) {
           ++num_wrong;
         }
         retry([&] { return trainer.Dequeue(r); });
         retry([&] {
-          return trainer.Apply(r, GradientsOf(trainer, step * 100 + r));
+          return trainer.Apply(r, RandomGradients(trainer, step * 100 + r));
         });
       }
     });
@@ -592,10 +601,11 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
     std::vector<TestBatch> batches;
     std::vector<Values> gradients;
     for (int32_t r = 0; r < kNumReplicas; ++r) {
-      batches.push_back(BatchOf(trainer, step * 100 + r));
-      gradients.push_back(GradientsOf(trainer, step * 100 + r));
+      batches.push_back(RandomBatchFor(trainer, step * 100 + r));
+      gradients.push_back(RandomGradients(trainer, step * 100 + r));
     }
-    UpdateByHand(trainer.config(), batches, gradients, &tables, &accumulators);
+    ReferenceUpdate(trainer.config(), batches, gradients, &tables,
+                    &accumulators);
   }
   for (size_t t = 0; t < tables.size(); ++t) {
     EXPECT_EQ(trainer.tables()[t].shards(), tables[t].shards());
@@ -603,7 +613,7 @@ TEST(HostEngineTest, EightReplicasAtOnceTrainAsByHand) {
   }
 }
 
-// Resets come at any time, also inside a call of another thread.
+// Resets happen at any time, including during calls of other threads.
 TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   constexpr int32_t kNumReplicas = 4;
   Trainer trainer(TestConfig(kNumReplicas));
@@ -612,9 +622,9 @@ TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   for (int32_t r = 0; r < kNumReplicas; ++r) {
     threads.emplace_back([&, r] {
       for (uint32_t step = 0; !done; ++step) {
-        (void)trainer.Enqueue(r, BatchOf(trainer, step));
+        (void)trainer.Enqueue(r, RandomBatchFor(trainer, step));
         (void)trainer.Dequeue(r);
-        (void)trainer.Apply(r, GradientsOf(trainer, step));
+        (void)trainer.Apply(r, RandomGradients(trainer, step));
       }
     });
   }
@@ -627,14 +637,14 @@ TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   trainer.engine().Reset();
   const int64_t num_updates = trainer.engine().Describe().num_updates;
   for (int32_t r = 0; r < kNumReplicas; ++r) {
-    ExpectOk(trainer.Enqueue(r, BatchOf(trainer, r)));
+    ExpectOk(trainer.Enqueue(r, RandomBatchFor(trainer, r)));
     ExpectOk(trainer.Dequeue(r));
-    ExpectOk(trainer.Apply(r, GradientsOf(trainer, r)));
+    ExpectOk(trainer.Apply(r, RandomGradients(trainer, r)));
   }
   EXPECT_EQ(trainer.engine().Describe().num_updates, num_updates + 1);
 }
 
-// The engine's steps alone: what an update does to rows, others test.
+// Tests the order of steps only; other tests check the updates of rows.
 class PipelinedTest : public testing::Test {
  protected:
   static EngineConfig Config(int32_t num_replicas) {
@@ -643,11 +653,12 @@ class PipelinedTest : public testing::Test {
     return config;
   }
 
-  // Hands in gradients; the rate tells whose update comes out, or 0.
+  // Passes gradients with a learning rate that identifies the step. Returns the
+  // rate of the resulting update, or 0 if there is none.
   static float Apply(Trainer* trainer, int32_t replica, float rate,
                      bool succeeds = true) {
     BatchGradients gradients;
-    const auto values = std::make_shared<Values>(GradientsOf(*trainer, 0));
+    const auto values = std::make_shared<Values>(RandomGradients(*trainer, 0));
     for (const std::vector<float>& value : *values) {
       gradients.features.push_back(value);
     }
@@ -670,11 +681,13 @@ class PipelinedTest : public testing::Test {
   }
 };
 
-TEST_F(PipelinedTest, EachUpdateLandsWithTheNextStepsGradients) {
+TEST_F(PipelinedTest, EachUpdateIsAppliedWithTheGradientsOfTheNextStep) {
   Trainer trainer(Config(2));
   const float expected[] = {0, 1, 2, 3};
   for (int step = 0; step < 4; ++step) {
-    for (int32_t r : {0, 1}) ExpectOk(trainer.Enqueue(r, BatchOf(trainer, 0)));
+    for (int32_t r : {0, 1}) {
+      ExpectOk(trainer.Enqueue(r, RandomBatchFor(trainer, 0)));
+    }
     for (int32_t r : {0, 1}) ExpectOk(trainer.Dequeue(r));
     EXPECT_EQ(Apply(&trainer, 1, 100), 0);
     EXPECT_EQ(Apply(&trainer, 0, step + 1), expected[step]);
@@ -687,26 +700,27 @@ TEST_F(PipelinedTest, EachUpdateLandsWithTheNextStepsGradients) {
   EXPECT_FALSE(trainer.engine().Describe().is_held);
 }
 
-TEST_F(PipelinedTest, AForwardStepMustSeeTheHeldUpdate) {
+TEST_F(PipelinedTest, AForwardOnlyStepRequiresTheDeferredUpdate) {
   Trainer trainer(Config(1));
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   ExpectOk(trainer.Dequeue(0));
   EXPECT_EQ(Apply(&trainer, 0, 1), 0);
-  EXPECT_EQ(Land(&trainer, false), 0);  // no step, so none to wait for
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
-  EXPECT_EQ(Land(&trainer, false), 0);  // a training step sees old rows
+  EXPECT_EQ(Land(&trainer, false), 0);  // There is no next step.
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  EXPECT_EQ(Land(&trainer, false),
+            0);  // A training step may use rows before the update.
   ExpectOk(trainer.Dequeue(0));
   EXPECT_EQ(Apply(&trainer, 0, 2), 1);
-  ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0), false));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0), false));
   EXPECT_EQ(trainer.Dequeue(0).code(), Code::kNotYet);
   EXPECT_EQ(Land(&trainer, false), 2);
   ExpectOk(trainer.Dequeue(0));
 }
 
-TEST_F(PipelinedTest, AnUpdateThatFailsIsNotLost) {
+TEST_F(PipelinedTest, AFailedUpdateIsRetried) {
   Trainer trainer(Config(1));
   for (int step = 0; step < 2; ++step) {
-    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+    ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   }
   ExpectOk(trainer.Dequeue(0));
   EXPECT_EQ(Apply(&trainer, 0, 1), 0);
@@ -718,10 +732,10 @@ TEST_F(PipelinedTest, AnUpdateThatFailsIsNotLost) {
   EXPECT_EQ(Land(&trainer, true), 3);
 }
 
-TEST_F(PipelinedTest, OneUpdateLandsAtATime) {
+TEST_F(PipelinedTest, OnlyOneUpdateIsAppliedAtATime) {
   Trainer trainer(Config(1));
   for (int step = 0; step < 2; ++step) {
-    ExpectOk(trainer.Enqueue(0, BatchOf(trainer, 0)));
+    ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
   }
   ExpectOk(trainer.Dequeue(0));
   Apply(&trainer, 0, 1);

@@ -22,20 +22,20 @@ namespace layoutmap {
 namespace {
 
 Status CheckKeys(const FeatureSpec& spec, Span<const int64_t> keys) {
-  // Without a branch, at the speed of memory.
+  // The loop has no branches, so that it is only limited by memory bandwidth.
   bool has_bad = false;
   for (const int64_t key : keys) has_bad |= key == kEmptyKey;
   if (!has_bad) return Status();
   const auto bad = std::find(keys.begin(), keys.end(), kEmptyKey);
   return InvalidArgument("Feature '" + spec.feature + "': a key must not be " +
                          std::to_string(kEmptyKey) +
-                         ", which marks rows without a key. Received: it as "
-                         "id number " +
+                         ", which marks rows without a key. Received: this "
+                         "value at index " +
                          std::to_string(bad - keys.begin()) + " (table '" +
                          spec.table + "')");
 }
 
-// Checks the batch of a feature; `keys` become those it uses.
+// Checks the batch of a feature and sets `keys` to the keys that it uses.
 Status MakeOfKeys(const FeatureSpec& spec, const FeatureInput<int64_t>& input,
                   RaggedIds* ids, TableKeys* keys) {
   LM_RETURN_IF_ERROR(CheckKeys(spec, input.ids));

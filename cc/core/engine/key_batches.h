@@ -1,4 +1,5 @@
-// Batches whose ids are keys of open vocabularies, before their rows are known.
+// Batches whose ids are keys of open vocabularies and whose rows are not known
+// yet.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_KEY_BATCHES_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_KEY_BATCHES_H_
@@ -22,37 +23,41 @@ struct RowGroups;
 // The keys of one table.
 struct TableKeys {
   TableKeys() = default;
-  // Not copied: `keys` may be a view of `joined`.
+  // Copies are not possible because `keys` may be a view of `joined`.
   TableKeys(TableKeys&&) = default;
   TableKeys& operator=(TableKeys&&) = default;
 
   Span<const int64_t> keys;
-  std::vector<int64_t> joined;  // their memory, if it is not that of one input
+  // Memory of `keys`, unless `keys` is a view of one input.
+  std::vector<int64_t> joined;
 };
 
-// The batches of all replicas that take a step together. Everything about them
-// is checked before a vocabulary sees the first key. The memory of `inputs` has
-// to be there until `Finish`.
+// The batches of all replicas of one step. They are checked completely before a
+// vocabulary processes the first key. The memory of `inputs` must stay valid
+// until `Finish`.
 class KeyBatches {
  public:
-  // `is_open` says by table whether its ids are keys; those of others are rows
-  // as ever. `inputs` are by replica, then by feature.
+  // `is_open` contains for each table whether its ids are keys; the ids of
+  // other tables are rows. `inputs` are indexed by replica, then by feature.
   static Status Make(
       const EngineConfig& config, const std::vector<bool>& is_open,
       const std::vector<std::vector<FeatureInput<int64_t>>>& inputs,
       KeyBatches* made);
 
-  // Of one table, by feature, then by replica: as if one replica had all
-  // samples. Keys that a sequence cuts off are none.
+  // Returns the keys of one table by feature, then by replica, as if one
+  // replica had all samples. Keys beyond the maximum length of a sequence are
+  // not included.
   TableKeys KeysOf(int32_t table) const;
 
-  // The rows of these keys; `unknown_row` is that of keys without one, or
-  // negative if they are as zeros. `groups`, if there are any, are these rows
-  // without that one, by the number of the key.
+  // Sets the rows of the keys from `KeysOf`. `unknown_row` is the row of keys
+  // without a row, or negative if their embedding is zero. `groups` may hold
+  // the unique rows, without `unknown_row`, with the indices of the keys as
+  // positions.
   void TakeRows(int32_t table, Span<const int64_t> rows, int64_t unknown_row,
                 int32_t step, std::shared_ptr<RowGroups> groups = nullptr);
 
-  // By replica, once all open tables have their rows.
+  // Returns the batches by replica. Must be called after all open tables have
+  // their rows.
   std::vector<std::shared_ptr<const Batch>> Finish();
 
  private:
@@ -64,11 +69,11 @@ class KeyBatches {
   std::vector<std::vector<TableKeys>> keys_;  // by replica, then by feature
 };
 
-// What steps in flight use of an open table.
+// The rows of an open table that are in use by steps in flight.
 struct RowsInFlight {
-  // The oldest step of the vocabulary that is in flight, or INT32_MAX.
+  // The oldest step of the vocabulary in flight, or INT32_MAX.
   int32_t oldest_step = INT32_MAX;
-  // Rows of lookups that are no step of it. Ascending.
+  // Ascending rows of lookups that are not steps of the vocabulary.
   std::vector<int64_t> pinned_rows;
 };
 

@@ -22,8 +22,9 @@
 namespace layoutmap {
 namespace {
 
-// Two replicas of one sample each, of the features of TestConfig: table 0 has
-// `clicked` (mean) and `shown` (sum), table 1 the sequence `text` of length 2.
+// Batches of two replicas with one sample each, for the features of TestConfig.
+// Table 0 has `clicked` (mean) and `shown` (sum), table 1 has the sequence
+// `text` of length 2.
 class KeyBatchesTest : public testing::Test {
  protected:
   KeyBatchesTest() : config_(TestConfig(2)) {}
@@ -56,7 +57,8 @@ class KeyBatchesTest : public testing::Test {
     return {found.keys.begin(), found.keys.end()};
   }
 
-  // Shaped like the activations of one replica.
+  // Returns gradients of ones with the shapes of the activations of one
+  // replica.
   static BatchGradients GradientsOfOnes() {
     static const std::vector<float> ones(10, 1.0f);
     BatchGradients gradients;
@@ -72,12 +74,12 @@ class KeyBatchesTest : public testing::Test {
   std::vector<std::vector<FeatureInput<int64_t>>> inputs_;
 };
 
-TEST_F(KeyBatchesTest, KeysComeByFeatureThenByReplica) {
+TEST_F(KeyBatchesTest, KeysAreOrderedByFeatureThenByReplica) {
   KeyBatches batches;
   ASSERT_TRUE(
       Make({{{-7, 900}, {1, 2, 3}, {5}}, {{8}, {4}, {6, 900}}}, &batches).ok());
   EXPECT_EQ(KeysOf(batches, 0), (std::vector<int64_t>{-7, 900, 8, 5, 6, 900}));
-  // The third of a sequence of two is none.
+  // The third key of a sequence of length two is not used.
   EXPECT_EQ(KeysOf(batches, 1), (std::vector<int64_t>{1, 2, 4}));
 }
 
@@ -111,8 +113,8 @@ TEST_F(KeyBatchesTest, KeysWithoutARowCountInTheMeanAndAreNotUpdated) {
   EXPECT_EQ(sequence.vocabulary_step(), 9);
 }
 
-// Keys of two features and replicas, some without a row.
-TEST_F(KeyBatchesTest, StepsOfGroupsAreThoseOfTheSort) {
+// Uses keys of two features and replicas, some of them without a row.
+TEST_F(KeyBatchesTest, StepsFromGroupsEqualStepsFromTheSort) {
   VocabularyPolicy policy;
   policy.admission = Admission::kCount;
   policy.min_count = 2;
@@ -126,7 +128,7 @@ TEST_F(KeyBatchesTest, StepsOfGroupsAreThoseOfTheSort) {
   };
   TestVocabulary one(512, policy);
   for (int32_t step = 1; step <= 6; ++step) {
-    // One lookup alone, too, which has groups of its own.
+    // A single lookup, which has separate groups, is tested, too.
     std::vector<std::vector<std::vector<int64_t>>> ids = {
         {draw(200), {1}, draw(300)}, {draw(90), {}, draw(step == 4 ? 0 : 9)}};
     if (step % 2 == 0) ids.pop_back();
@@ -150,7 +152,7 @@ TEST_F(KeyBatchesTest, StepsOfGroupsAreThoseOfTheSort) {
       };
       ASSERT_FALSE(PrepareTable(config_, 0, batches).rows.empty());
       expect_equal(batches, sorted.Finish());
-      // Gradients of one lookup that came twice.
+      // Gradients of one lookup that were passed twice.
       auto twice = sorted.Finish();
       batches.push_back(batches[0]);
       twice.push_back(twice[0]);
@@ -159,7 +161,7 @@ TEST_F(KeyBatchesTest, StepsOfGroupsAreThoseOfTheSort) {
   }
 }
 
-TEST_F(KeyBatchesTest, BadBatchesAreRefusedByName) {
+TEST_F(KeyBatchesTest, InvalidBatchesAreRejectedByFeature) {
   KeyBatches batches;
   Status status = Make({{{kEmptyKey}, {}, {}}, {{}, {}, {}}}, &batches);
   EXPECT_NE(status.message().find("'clicked': a key must not be"),
@@ -169,7 +171,7 @@ TEST_F(KeyBatchesTest, BadBatchesAreRefusedByName) {
   EXPECT_FALSE(KeyBatches::Make(config_, {true, true}, inputs_, &batches).ok());
 }
 
-TEST_F(KeyBatchesTest, WhatStepsInFlightUseIsFound) {
+TEST_F(KeyBatchesTest, RowsOfStepsInFlightAreReported) {
   Trainer trainer(config_);
   TokenSteps tokens(&trainer.engine());
   KeyBatches batches;
@@ -208,7 +210,7 @@ TEST_F(KeyBatchesTest, WhatStepsInFlightUseIsFound) {
   EXPECT_EQ(find().oldest_step, INT32_MAX);
 }
 
-TEST_F(KeyBatchesTest, AResetLeavesTheRowsOfWhatRunsNowInUse) {
+TEST_F(KeyBatchesTest, RowsOfRunningCallsStayInUseAfterAReset) {
   for (const bool is_pipelined : {false, true}) {
     config_.is_pipelined = is_pipelined;
     Trainer trainer(config_);
@@ -226,7 +228,7 @@ TEST_F(KeyBatchesTest, AResetLeavesTheRowsOfWhatRunsNowInUse) {
     };
     std::shared_ptr<const Batch> batch;
     std::shared_ptr<HostEngine::Step> update;
-    // Pipelined, the second step hands out the update of the first.
+    // In a pipelined engine, the second step returns the update of the first.
     for (int32_t step = 5; step < 5 + 1 + is_pipelined; ++step) {
       auto batches = made(step);
       for (int32_t r : {0, 1}) {

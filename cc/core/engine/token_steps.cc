@@ -25,11 +25,13 @@ namespace {
 
 using std::to_string;
 
-// Generations are told apart by a quotient of floats: far below 2^24.
+// Generations are computed as a quotient of floats and must therefore be far
+// below 2^24.
 constexpr int64_t kGenerations = 1000;
 
-// What a factor of 1 is in a mark: so little that marks add nothing to the norm
-// of all gradients, by which others clip them. A power of two loses no bits.
+// The value of a factor of 1 in a mark. It is small enough that marks do not
+// affect the global norm of gradients, which is used for clipping. It is a
+// power of two, so no precision is lost.
 constexpr float kUnit = 1.0f / (int64_t{1} << 40);
 
 int64_t PlaceOf(int64_t number) { return number % TokenSteps::kMaxOpen; }
@@ -38,7 +40,7 @@ float GenerationOf(int64_t number) {
   return 1 + number / TokenSteps::kMaxOpen % kGenerations;
 }
 
-// Whether ids of a batch are keys of an open vocabulary.
+// Returns whether ids of a batch are keys of an open vocabulary.
 bool HasKeys(const Batch& batch) {
   return std::any_of(batch.begin(), batch.end(), [](const RaggedIds& ids) {
     return ids.vocabulary_step() > 0;
@@ -84,8 +86,9 @@ Status TokenSteps::Open(int32_t replica, std::shared_ptr<const Batch> batch,
   LM_RETURN_IF_ERROR(CheckReplica(replica));
   engine_->CountBatch(*batch);
   std::lock_guard<std::mutex> lock(mutex_);
-  // A step that failed in one replica is over when the first begins the next.
-  if (replica == 0 && !refused_.empty()) EndRound();
+  // A step that failed in one replica ends when the first replica begins the
+  // next step.
+  if (replica == 0 && !error_.empty()) EndRound();
   Replica& r = replicas_[replica];
   *token = r.next_token++;
   r.open.emplace(*token, std::move(batch));
@@ -102,8 +105,7 @@ Status TokenSteps::TakeBack(int32_t replica, int64_t token) {
   Replica& r = replicas_[replica];
   if (token != r.next_token - 1) {
     return FailedPrecondition(
-        "A lookup is taken back only while it is the newest. Received: "
-        "lookup " +
+        "Only the newest lookup can be taken back. Received: lookup " +
         to_string(token) + " of replica " + to_string(replica) + ", newest " +
         to_string(r.next_token - 1));
   }
@@ -117,7 +119,7 @@ Status TokenSteps::FindLocked(int32_t replica, int64_t token,
   LM_RETURN_IF_ERROR(CheckReplica(replica));
   const Replica& r = replicas_[replica];
   if (token < 1 || token >= r.next_token) {
-    return InvalidArgument("`token` must be that of a lookup of replica " +
+    return InvalidArgument("`token` must belong to a lookup of replica " +
                            to_string(replica) +
                            ". Received: " + to_string(token));
   }
@@ -125,10 +127,11 @@ Status TokenSteps::FindLocked(int32_t replica, int64_t token,
   if (found == r.open.end()) {
     return FailedPrecondition(
         "Lookup " + to_string(token) + " of replica " + to_string(replica) +
-        " has expired. Gradients must follow a lookup before " +
-        to_string(kMaxOpen) + " newer ones, before an update of one that is " +
+        " has expired. Its gradients must arrive before " +
+        to_string(kMaxOpen) +
+        " newer lookups, before an update of a lookup that is " +
         to_string(kKeptBehind) +
-        " lookups newer, before its own update where tables have open "
+        " lookups newer, before the update of this lookup if tables have open "
         "vocabularies, and before a reset or a restore (tables " +
         TableNames() + ")");
   }
@@ -181,7 +184,7 @@ Status TokenSteps::ReadMarks(
     const float factor = marks[2 * place] / kUnit;
     const float product = marks[2 * place + 1] / kUnit;
     if (factor == 0.0f && product == 0.0f) continue;
-    // The newest gradients in that place.
+    // Number of the newest gradients in that place.
     const int64_t newest =
         r.next_followed - 1 - PlaceOf(r.next_followed - 1 - place + kMaxOpen);
     const bool is_finite = std::isfinite(factor) && std::isfinite(product);
@@ -190,15 +193,16 @@ Status TokenSteps::ReadMarks(
     if (r.followed.count(newest) == 0 || !is_of_newest) {
       return FailedPrecondition(
           "The gradients to apply have expired in replica " +
-          to_string(replica) + ": they were applied already, or " +
+          to_string(replica) + ": they were already applied, or " +
           to_string(kMaxOpen) +
-          " newer ones came, or an update of a lookup that is " +
-          to_string(kKeptBehind) + " newer, a reset or a restore (tables " +
+          " newer gradients, an update of a lookup that is " +
+          to_string(kKeptBehind) +
+          " lookups newer, a reset or a restore came first (tables " +
           TableNames() + ")");
     }
     applying->emplace_back(newest, factor);
   }
-  // In the order of the lookups, and of one lookup as they came.
+  // Sorts by lookup; gradients of one lookup stay in the order of their calls.
   std::sort(applying->begin(), applying->end(),
             [&](const auto& one, const auto& other) {
               return std::make_pair(r.followed.at(one.first).token, one.first) <
@@ -208,10 +212,11 @@ Status TokenSteps::ReadMarks(
   return Status();
 }
 
-Status TokenSteps::Refuse(int32_t replica, Status status) {
-  // The others' parts of this step would meet this replica's next one.
+Status TokenSteps::Fail(int32_t replica, Status status) {
+  // The batches of the other replicas for this step would be combined with the
+  // next step of this replica.
   if (engine_->config().num_replicas > 1) {
-    refused_ = "replica " + to_string(replica) + ": " + status.message();
+    error_ = "replica " + to_string(replica) + ": " + status.message();
   }
   return status;
 }
@@ -221,14 +226,14 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
                               std::shared_ptr<HostEngine::Step>* update) {
   std::lock_guard<std::mutex> lock(mutex_);
   LM_RETURN_IF_ERROR(CheckReplica(replica));
-  if (!refused_.empty()) {
+  if (!error_.empty()) {
     return FailedPrecondition(
-        "A step must be applied by all replicas, and this one was refused: " +
-        refused_);
+        "A step must be applied by all replicas, and this step failed: " +
+        error_);
   }
   if (is_updating_) {
     return NotYet("Gradients of replica " + to_string(replica) +
-                  " cannot be applied while another update runs");
+                  " must not be applied while another update runs");
   }
   Replica& r = replicas_[replica];
   if (r.is_applying) {
@@ -237,15 +242,16 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
       if (replicas_[other].is_applying) continue;
       missing += (missing.empty() ? "" : ", ") + to_string(other);
     }
-    return Refuse(
+    return Fail(
         replica,
-        FailedPrecondition("It applies its next step, and the last one was not "
-                           "applied by all replicas. Missing: " +
-                           missing));
+        FailedPrecondition(
+            "All replicas must apply a step before one of them applies the "
+            "next step. Missing replicas: " +
+            missing));
   }
   std::vector<std::pair<int64_t, float>> applying;
   Status status = ReadMarks(replica, marks, &applying);
-  if (!status.ok()) return Refuse(replica, std::move(status));
+  if (!status.ok()) return Fail(replica, std::move(status));
   r.applying = std::move(applying);
   r.is_applying = true;
   for (const Replica& other : replicas_) {
@@ -264,8 +270,8 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
   return Status();
 }
 
-// Summed by feature, then by lookup, then by replica: as if one replica had all
-// samples of each lookup.
+// Gradients are summed by feature, then by lookup, then by replica, as if one
+// replica had all samples of each lookup.
 std::shared_ptr<HostEngine::Step> TokenSteps::MakeUpdate() const {
   auto step = std::make_shared<HostEngine::Step>();
   size_t num_lookups = 0;
@@ -300,11 +306,11 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
                              bool updated) {
   if (updated) engine_->CountUpdate(update.tables);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!is_updating_) return;  // a reset came in between
+  if (!is_updating_) return;  // a reset happened in the meantime
   is_updating_ = false;
   if (!updated) {
     replicas_[replica].is_applying = false;
-    if (replicas_.size() > 1) refused_ = "an update that failed";
+    if (replicas_.size() > 1) error_ = "the update failed";
     return;
   }
   for (Replica& r : replicas_) {
@@ -312,7 +318,7 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
     const int64_t oldest = r.followed.at(r.applying[0].first).token;
     for (const auto& [number, factor] : r.applying) {
       const Followed& applied = r.followed.at(number);
-      // Its rows may be given to other keys from now on.
+      // The rows of the lookup may be assigned to other keys from now on.
       if (HasKeys(*applied.batch)) r.open.erase(applied.token);
       r.followed.erase(number);
     }
@@ -326,7 +332,7 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
 }
 
 void TokenSteps::EndRound() {
-  refused_.clear();
+  error_.clear();
   for (Replica& r : replicas_) {
     r.is_applying = false;
     r.applying.clear();

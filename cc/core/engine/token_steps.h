@@ -1,14 +1,15 @@
-// Steps that are found by a token instead of by their order.
+// Steps that are identified by a token instead of by their order.
 //
-//   Open    ids -> token                 a lookup, which may stay the only call
-//   Follow  token, gradients -> mark     its gradients, if somebody takes them
-//   Apply   sum of marks -> update       when an optimizer takes its step
+//   Open    ids -> token                 a lookup, possibly without later calls
+//   Follow  token, gradients -> mark     the gradients of a lookup
+//   Apply   sum of marks -> update       a step of an optimizer
 //
-// Nothing has to follow a lookup: of the open ones the oldest are dropped. What
-// is applied is said by the marks. A mark is the gradient of a weight, so that
-// whatever adds up, averages or scales gradients does the same to marks, and
-// each gradient is applied times its factor in the sum. A step that is not
-// taken leaves no mark, and its gradients are dropped in time.
+// A lookup does not require later calls; the oldest open lookups are discarded.
+// The marks determine which gradients are applied. A mark is returned as the
+// gradient of a weight. If gradients are summed, averaged or scaled, marks are
+// processed in the same way, and each gradient is multiplied by the resulting
+// factor of its mark. A skipped step has no mark in the sum, and its gradients
+// are discarded later.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
@@ -33,38 +34,43 @@ namespace layoutmap {
 
 class TokenSteps {
  public:
-  // Open lookups of a replica, and gradients of it that wait for an update.
+  // Maximum number of open lookups per replica, and of gradients that wait for
+  // an update.
   static constexpr int64_t kMaxOpen = 64;
-  // An update drops what is so many lookups older than those it applies.
+  // An update discards lookups and gradients that are at least this many
+  // lookups older.
   static constexpr int64_t kKeptBehind = 8;
 
-  // By place, one for each gradient that may wait: a factor, and the factor
-  // times the generation of the place. Their quotient tells of whom it is.
+  // For each place of a waiting gradient: a factor, and the factor multiplied
+  // by the generation of the place. Their quotient identifies the gradient.
   static constexpr int64_t kMarkSize = 2 * kMaxOpen;
   using Mark = std::array<float, kMarkSize>;
 
-  // Counts its lookups and updates in `engine`, which must outlive it.
+  // Lookups and updates are counted in `engine`, which must outlive this
+  // object.
   explicit TokenSteps(HostEngine* engine);
 
-  // Keeps a checked batch; its token is larger than all before it.
+  // Stores a checked batch. Its token is larger than all earlier tokens.
   Status Open(int32_t replica, std::shared_ptr<const Batch> batch,
               int64_t* token);
 
-  // Takes the newest lookup of a replica back, as if it had never been opened.
-  // Refused if a newer one was opened or an update has dropped it.
+  // Takes back the newest lookup of a replica, as if it had not been opened.
+  // Returns an error if a newer lookup was opened or an update has discarded
+  // this one.
   Status TakeBack(int32_t replica, int64_t token);
 
   Status Find(int32_t replica, int64_t token,
               std::shared_ptr<const Batch>* batch) const;
 
-  // Keeps gradients of a lookup, which may come more than once, each time with
-  // a mark of its own.
+  // Stores gradients of a lookup. A lookup may have several gradients, each
+  // with a separate mark.
   Status Follow(int32_t replica, int64_t token, BatchGradients gradients,
                 Mark* mark);
 
-  // Takes the sum of marks of one replica. With the last replica's comes the
-  // update of all, or null if there are no marks; it must be prepared, run, and
-  // then `FinishApply`. If it failed, the replica may apply again.
+  // Receives the sum of marks of one replica. The call of the last replica sets
+  // `update` to the update of all replicas, or to null if there are no marks.
+  // The caller must call `Prepare`, run the update, and then call
+  // `FinishApply`. If the update failed, the replica may apply again.
   Status BeginApply(int32_t replica, Span<const float> marks,
                     std::vector<std::vector<float>> hyperparameters,
                     std::shared_ptr<HostEngine::Step>* update);
@@ -73,17 +79,17 @@ class TokenSteps {
   void FinishApply(int32_t replica, const HostEngine::Step& update,
                    bool updated);
 
-  // Calls `visit(batch)` for the batches of all lookups that are kept, and of
-  // what runs now though a reset has forgotten it.
+  // Calls `visit(batch)` for the batches of all stored lookups, and of running
+  // calls whose lookup was discarded by a reset.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
-  // Forgets everything; tokens are counted on.
+  // Discards all lookups and gradients. Tokens continue to increase.
   void Reset();
 
-  // Whether an update runs, or waits for other replicas.
+  // Returns whether an update runs or waits for other replicas.
   bool IsApplying() const;
 
-  // By replica: lookups that are open, and gradients that wait.
+  // Return the number of open lookups and of waiting gradients, by replica.
   std::vector<int64_t> NumOpen() const;
   std::vector<int64_t> NumFollowed() const;
 
@@ -98,7 +104,7 @@ class TokenSteps {
     int64_t next_followed = 0;
     std::map<int64_t, std::shared_ptr<const Batch>> open;  // by token
     std::map<int64_t, Followed> followed;                  // by number
-    // Of the update that waits for other replicas: numbers and factors.
+    // Numbers and factors of the update that waits for other replicas.
     bool is_applying = false;
     std::vector<std::pair<int64_t, float>> applying;
   };
@@ -108,17 +114,17 @@ class TokenSteps {
                     std::shared_ptr<const Batch>* batch) const;
   Status ReadMarks(int32_t replica, Span<const float> marks,
                    std::vector<std::pair<int64_t, float>>* applying) const;
-  Status Refuse(int32_t replica, Status status);
+  Status Fail(int32_t replica, Status status);
   std::string TableNames() const;
   std::shared_ptr<HostEngine::Step> MakeUpdate() const;
   void EndRound();
 
   HostEngine* const engine_;
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<Replica> replicas_;
   bool is_updating_ = false;
-  mutable BatchesInUse in_use_;  // `Find` hands batches out
-  std::string refused_;  // why the replicas' steps no longer pair, or empty
+  mutable BatchesInUse in_use_;  // batches returned by `Find`
+  std::string error_;  // reason why the replicas have no common step, or empty
 };
 
 }  // namespace layoutmap

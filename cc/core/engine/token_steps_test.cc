@@ -25,7 +25,7 @@ using Marks = std::vector<float>;
 
 constexpr int64_t kNumSamples = 4;
 
-// An engine whose steps are found by token.
+// An engine whose steps are identified by tokens.
 class TokenTrainer : public Trainer {
  public:
   explicit TokenTrainer(int32_t num_replicas)
@@ -96,42 +96,43 @@ void ExpectOk(const Status& status) {
   ASSERT_TRUE(status.ok()) << status.message();
 }
 
-void ExpectRefused(const Status& status, const std::string& words) {
+void ExpectFails(const Status& status, const std::string& words) {
   EXPECT_FALSE(status.ok());
   EXPECT_NE(status.message().find(words), std::string::npos)
       << status.message();
 }
 
-// Expects the tables of one update, of the lookups in the order given.
+// Expects that the tables equal the result of one update for the lookups in the
+// given order.
 void ExpectTrained(TokenTrainer* trainer, std::vector<TestTable> tables,
                    std::vector<TestTable> accumulators,
                    const std::vector<uint32_t>& batches,
                    const std::vector<Values>& gradients) {
   std::vector<TestBatch> read;
   for (uint32_t seed : batches) read.push_back(trainer->BatchOf(seed));
-  UpdateByHand(trainer->config(), read, gradients, &tables, &accumulators);
+  ReferenceUpdate(trainer->config(), read, gradients, &tables, &accumulators);
   for (size_t t = 0; t < tables.size(); ++t) {
     EXPECT_EQ(trainer->tables()[t].shards(), tables[t].shards());
     EXPECT_EQ(trainer->accumulators()[t].shards(), accumulators[t].shards());
   }
 }
 
-TEST(TokenStepsTest, ALookupThatIsTakenBackWasNeverOpened) {
+TEST(TokenStepsTest, ALookupThatIsTakenBackHasNoEffect) {
   TokenTrainer trainer(1);
   const int64_t first = trainer.Open(0);
   const int64_t samples = trainer.engine().Describe().features[0].num_samples;
   const int64_t second = trainer.Open(1);
-  ExpectRefused(trainer.tokens.TakeBack(0, first), "newest");
+  ExpectFails(trainer.tokens.TakeBack(0, first), "newest");
   ExpectOk(trainer.tokens.TakeBack(0, second));
   EXPECT_EQ(trainer.engine().Describe().features[0].num_samples, samples);
   EXPECT_EQ(trainer.tokens.NumOpen(), std::vector<int64_t>{1});
-  ExpectRefused(trainer.tokens.TakeBack(0, second), "expired");
-  ExpectRefused(trainer.tokens.TakeBack(0, 99), "`token` must be");
+  ExpectFails(trainer.tokens.TakeBack(0, second), "expired");
+  ExpectFails(trainer.tokens.TakeBack(0, 99), "`token` must be");
   EXPECT_GT(trainer.Open(2), second);
   ExpectOk(trainer.Apply(trainer.Follow(first, 0)));
 }
 
-TEST(TokenStepsTest, EqualStepsInOrder) {
+TEST(TokenStepsTest, StepsInOrderEqualTheReference) {
   for (int num_workers : {1, 3}) {
     TokenTrainer trainer(1);
     trainer.parallel_for = UnevenFor(num_workers);
@@ -158,9 +159,9 @@ TEST(TokenStepsTest, SeveralLookupsAreOneUpdate) {
   TokenTrainer trainer(1);
   const auto tables = trainer.tables(), accumulators = trainer.accumulators();
   const int64_t first = trainer.Open(1);
-  trainer.Open(2);  // nobody follows it
+  trainer.Open(2);  // a lookup without gradients
   const int64_t second = trainer.Open(3);
-  // A tape goes backwards.
+  // A gradient tape computes gradients in reverse order.
   const Marks late = trainer.Follow(second, 3);
   const Marks early = trainer.Follow(first, 1);
   ExpectOk(trainer.Apply(Sum(early, late)));
@@ -169,10 +170,10 @@ TEST(TokenStepsTest, SeveralLookupsAreOneUpdate) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(TokenStepsTest, GradientsAreScaledAsTheirMarks) {
+TEST(TokenStepsTest, GradientsAreScaledByTheirMarks) {
   TokenTrainer trainer(1);
   const auto tables = trainer.tables(), accumulators = trainer.accumulators();
-  // Twice of one lookup, and their mean, as of two losses.
+  // The mean of two gradients of one lookup, as for two losses.
   const int64_t token = trainer.Open(1);
   const Marks one = trainer.Follow(token, 1), other = trainer.Follow(token, 2);
   ExpectOk(trainer.Apply(Sum(one, other, 0.5f)));
@@ -186,7 +187,7 @@ TEST(TokenStepsTest, GradientsAreScaledAsTheirMarks) {
   ExpectTrained(&trainer, tables, accumulators, {1, 1}, gradients);
 }
 
-TEST(TokenStepsTest, StepsThatAreNotTakenLeaveNoTrace) {
+TEST(TokenStepsTest, SkippedStepsHaveNoEffect) {
   TokenTrainer trainer(1);
   const auto tables = trainer.tables(), accumulators = trainer.accumulators();
   for (uint32_t step = 0; step < 200; ++step) {
@@ -196,40 +197,41 @@ TEST(TokenStepsTest, StepsThatAreNotTakenLeaveNoTrace) {
   EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kMaxOpen);
   ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(7), 7)));
   ExpectTrained(&trainer, tables, accumulators, {7}, {trainer.GradientsOf(7)});
-  // What was skipped long before goes, what is newer may still be wanted.
+  // Lookups and gradients that are too old are discarded, newer ones are kept.
   EXPECT_EQ(trainer.tokens.NumOpen()[0], TokenSteps::kKeptBehind + 1);
   EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kKeptBehind);
   ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize)));
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRefused) {
+TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRejected) {
   TokenTrainer trainer(1);
   Marks marks;
   const int64_t token = trainer.Open(1);
   const Marks mark = trainer.Follow(token, 1);
   ExpectOk(trainer.Apply(mark));
   const auto before = trainer.tables()[0].shards();
-  ExpectRefused(trainer.Apply(mark), "have expired");
-  // The same place, of other gradients.
+  ExpectFails(trainer.Apply(mark), "have expired");
+  // Other gradients in the same place.
   for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
     trainer.Follow(trainer.Open(i), i);
   }
-  ExpectRefused(trainer.Apply(mark), "have expired");
-  ExpectRefused(trainer.TryFollow(token, 1, 0, &marks),
-                "Lookup 1 of replica 0 has expired");
-  ExpectRefused(trainer.TryFollow(0, 1, 0, &marks), "`token` must be");
-  ExpectRefused(trainer.TryFollow(999, 1, 0, &marks), "`token` must be");
-  ExpectRefused(trainer.TryFollow(token, 1, 1, &marks), "`replica` must be");
-  ExpectRefused(trainer.Apply({1.0f}), "`marks` must have 128 values");
+  ExpectFails(trainer.Apply(mark), "have expired");
+  ExpectFails(trainer.TryFollow(token, 1, 0, &marks),
+              "Lookup 1 of replica 0 has expired");
+  ExpectFails(trainer.TryFollow(0, 1, 0, &marks), "`token` must be");
+  ExpectFails(trainer.TryFollow(999, 1, 0, &marks), "`token` must be");
+  ExpectFails(trainer.TryFollow(token, 1, 1, &marks), "`replica` must be");
+  ExpectFails(trainer.Apply({1.0f}), "`marks` must have 128 values");
   const Marks last = trainer.Follow(trainer.Open(2), 2);
   trainer.tokens.Reset();
-  ExpectRefused(trainer.Apply(last), "have expired");
+  ExpectFails(trainer.Apply(last), "have expired");
   EXPECT_EQ(trainer.tables()[0].shards(), before);
   EXPECT_GT(trainer.Open(3), 65);
 }
 
-// Its rows may be given to other keys, which a second update would change.
+// After the update, rows may belong to other keys, which a second update would
+// change.
 TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
   TokenTrainer trainer(1);
   const auto num_open = [&] { return trainer.tokens.NumOpen()[0]; };
@@ -251,8 +253,8 @@ TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
     EXPECT_EQ(num_open(), has_keys ? 1 : 2);
     Marks again;
     if (has_keys) {
-      ExpectRefused(trainer.TryFollow(token, 3, 0, &again),
-                    "before its own update where tables have open");
+      ExpectFails(trainer.TryFollow(token, 3, 0, &again),
+                  "before the update of this lookup if tables have open");
     } else {
       ExpectOk(trainer.TryFollow(token, 3, 0, &again));
     }
@@ -260,19 +262,19 @@ TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
   }
 }
 
-TEST(TokenStepsTest, ATooLateGradientOfAnotherGenerationNeverCounts) {
+TEST(TokenStepsTest, GradientsOfAnEarlierGenerationAreRejected) {
   TokenTrainer trainer(1);
   const Marks old = trainer.Follow(trainer.Open(1), 1);
   Marks last;
   for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
     last = trainer.Follow(trainer.Open(i), i);
   }
-  // Both stand in one place, and only one of them is still there.
-  ExpectRefused(trainer.Apply(Sum(old, last)), "have expired");
+  // Both gradients use the same place, and only one of them is still stored.
+  ExpectFails(trainer.Apply(Sum(old, last)), "have expired");
   ExpectOk(trainer.Apply(last));
 }
 
-TEST(TokenStepsTest, NotFiniteMarksTrainAsSuch) {
+TEST(TokenStepsTest, NonFiniteMarksGiveNonFiniteUpdates) {
   TokenTrainer trainer(1);
   Marks marks = trainer.Follow(trainer.Open(1), 1);
   for (float& mark : marks) {
@@ -282,7 +284,7 @@ TEST(TokenStepsTest, NotFiniteMarksTrainAsSuch) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
-TEST(TokenStepsTest, ReplicasSumAsOne) {
+TEST(TokenStepsTest, ReplicasAreSummedLikeOneReplica) {
   TokenTrainer trainer(3);
   for (uint32_t step = 0; step < 10; ++step) {
     const auto tables = trainer.tables(), accumulators = trainer.accumulators();
@@ -309,7 +311,7 @@ TEST(TokenStepsTest, ReplicasSumAsOne) {
   }
 }
 
-TEST(TokenStepsTest, AStepThatFailedInOneReplicaIsOver) {
+TEST(TokenStepsTest, AStepThatFailedInOneReplicaEnds) {
   TokenTrainer trainer(2);
   const auto tables = trainer.tables(), accumulators = trainer.accumulators();
   const auto follow = [&](uint32_t seed, int32_t replica) {
@@ -318,9 +320,9 @@ TEST(TokenStepsTest, AStepThatFailedInOneReplicaIsOver) {
   const Marks first = follow(1, 0);
   follow(2, 1);
   ExpectOk(trainer.Apply(first, 0));
-  ExpectRefused(trainer.Apply({1.0f}, 1), "`marks` must have");
-  ExpectRefused(trainer.Apply(first, 0), "replica 1: `marks` must have");
-  // The next step of both.
+  ExpectFails(trainer.Apply({1.0f}, 1), "`marks` must have");
+  ExpectFails(trainer.Apply(first, 0), "replica 1: `marks` must have");
+  // The next step of both replicas.
   const Marks again = follow(3, 0), other = follow(4, 1);
   ExpectOk(trainer.Apply(again, 0));
   ExpectOk(trainer.Apply(other, 1));
@@ -328,24 +330,24 @@ TEST(TokenStepsTest, AStepThatFailedInOneReplicaIsOver) {
                 {trainer.GradientsOf(3), trainer.GradientsOf(4)});
 }
 
-TEST(TokenStepsTest, AReplicaThatLeavesAStepOutIsNamed) {
+TEST(TokenStepsTest, AReplicaThatSkipsAStepIsReported) {
   TokenTrainer trainer(3);
   ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(1), 1), 0));
   ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize), 2));
-  ExpectRefused(trainer.Apply(trainer.Follow(trainer.Open(2), 2), 0),
-                "Missing: 1");
-  ExpectRefused(trainer.Apply(Marks(TokenSteps::kMarkSize), 1), "refused");
+  ExpectFails(trainer.Apply(trainer.Follow(trainer.Open(2), 2), 0),
+              "Missing replicas: 1");
+  ExpectFails(trainer.Apply(Marks(TokenSteps::kMarkSize), 1), "failed");
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
 }
 
-// Others may be updating, or so far ahead that it has expired.
+// Another update may be running, or the lookup may have expired.
 void ExpectOkOrTooLate(const Status& status) {
   EXPECT_TRUE(status.ok() || status.code() == Code::kFailedPrecondition ||
               status.code() == Code::kNotYet)
       << status.message();
 }
 
-TEST(TokenStepsTest, ThreadsMayOpenFollowAndApplyAtOnce) {
+TEST(TokenStepsTest, ThreadsCanOpenFollowAndApplyConcurrently) {
   TokenTrainer trainer(1);
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t) {
@@ -368,7 +370,7 @@ TEST(TokenStepsTest, ThreadsMayOpenFollowAndApplyAtOnce) {
   EXPECT_LE(trainer.tokens.NumOpen()[0], TokenSteps::kMaxOpen);
 }
 
-TEST(TokenStepsTest, TablesWithoutAnOptimizerAreNotTrained) {
+TEST(TokenStepsTest, TablesWithoutAnOptimizerCannotBeTrained) {
   EngineConfig config = TestConfig(1);
   config.tables[1].optimizer = Optimizer::kNone;
   Trainer trainer(config);
@@ -377,8 +379,8 @@ TEST(TokenStepsTest, TablesWithoutAnOptimizerAreNotTrained) {
   ExpectOk(tokens.Open(
       0, trainer.MakeBatch(RandomBatch(config, kNumSamples, 1)), &token));
   TokenSteps::Mark mark;
-  ExpectRefused(tokens.Follow(0, token, BatchGradients(), &mark),
-                "Table 'words' has no optimizer");
+  ExpectFails(tokens.Follow(0, token, BatchGradients(), &mark),
+              "Table 'words' has no optimizer");
 }
 
 }  // namespace

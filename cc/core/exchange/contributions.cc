@@ -27,7 +27,7 @@ constexpr size_t kWordsOfFeature = 3;
 constexpr uint32_t kHasCounts = 1;
 constexpr uint32_t kHasGains = 2;
 
-// The owner of each shard of a table.
+// Returns the owner of each shard of a table.
 const int32_t* OwnersOf(const ServersConfig& config, int32_t table) {
   const int32_t* owners = config.server_of_shard.data();
   for (int32_t t = 0; t < table; ++t) {
@@ -45,7 +45,8 @@ void SplitFeature(const ServersConfig& config, int32_t table,
   for (int64_t o = 0; o < ids.num_outputs(); ++o) {
     for (int64_t i = splits[o]; i < splits[o + 1]; ++i) {
       const int64_t row = ids.rows()[i];
-      // The last shard that begins at or before the row, so not an empty one.
+      // The last shard that starts at or before the row. The shard is therefore
+      // not empty.
       const auto end =
           std::upper_bound(offsets.begin(), offsets.end() - 1, row);
       const size_t shard = end - offsets.begin() - 1;
@@ -106,10 +107,10 @@ std::vector<uint32_t> WriteParts(const std::vector<OwnedPart>& parts) {
 
 Status ReadParts(Span<const uint32_t> words, int64_t num_features,
                  std::vector<OwnedPart>* parts) {
-  const auto bad = [&](const std::string& what) {
-    return InvalidArgument("`words` must be those of " +
-                           to_string(num_features) +
-                           " features, as they were split. Received: " + what);
+  const auto bad = [&](const std::string& received) {
+    return InvalidArgument(
+        "`words` must be the contributions of " + to_string(num_features) +
+        " features as split by the sender. Received: " + received);
   };
   const int64_t num_heads =
       num_features * static_cast<int64_t>(kWordsOfFeature);
@@ -133,7 +134,8 @@ Status ReadParts(Span<const uint32_t> words, int64_t num_features,
     int64_t sum = 0;
     for (const uint32_t count : part.counts) sum += count;
     if (sum != num_ids) {
-      return bad(to_string(num_ids) + " ids of outputs with " + to_string(sum));
+      return bad(to_string(num_ids) + " ids, but outputs with a total of " +
+                 to_string(sum));
     }
     data += num_counts;
     part.rows.assign(data, data + num_ids);
@@ -154,8 +156,9 @@ Status SplitGradients(const WorkerStep& step, const BatchGradients& gradients,
                       std::vector<std::vector<float>>* values) {
   const ServersConfig& config = step.config();
   LM_RETURN_IF_ERROR(CheckGradients(config.engine, step.batch(), gradients));
-  // A second time in a step: keeping it from the first would cost memory
-  // between them, and it takes a fraction of what the network does.
+  // The batch is split again instead of storing the first result, which would
+  // occupy memory between the two calls. Splitting takes a fraction of the time
+  // of the network transfer.
   const OwnedParts parts = SplitBatch(step, parallel_for);
   values->assign(parts.size(), {});
   for (size_t s = 0; s < parts.size(); ++s) {

@@ -1,15 +1,16 @@
-// What the owners of shards are told of a batch, and of its gradients.
+// The contributions of a batch that are sent to the owners of table shards.
 //
-// Under a strategy of several processes each table is divided among them. An
-// update sums what all replicas contribute to a row, in the order feature,
-// replica, sample, position. So a contribution travels as it is: an owner gets
-// the part of each feature that looks into its shards, as ragged ids with a
-// gain each, and later one gradient for each of their outputs.
+// Under a strategy with several processes, the rows of each table are
+// partitioned over the processes. An update sums the contributions of all
+// replicas to a row in the order feature, replica, sample, position.
+// Contributions are therefore sent unsummed: for each feature, an owner
+// receives the part that accesses its shards, as ragged ids with one gain per
+// id, and later one gradient for each of the outputs of that part.
 //
 //   words   for each feature: number of outputs, number of ids, flags
-//           for each feature: ids of each output, unless it is 1 each
-//                             rows, numbered in the shard
-//                             gains, as bits, unless they are 1 each
+//           for each feature: number of ids of each output, omitted if all 1
+//                             rows, relative to the shard
+//                             gains as bits, omitted if all 1
 //   floats  for each feature: the gradient of each output
 
 #ifndef TF_LAYOUTMAP_CORE_EXCHANGE_CONTRIBUTIONS_H_
@@ -26,29 +27,30 @@
 
 namespace layoutmap {
 
-// The part of one feature that looks into the shards of one owner.
+// The part of one feature that accesses the shards of one owner.
 struct OwnedPart {
-  std::vector<uint32_t> outputs;  // output rows that have an id there
-  std::vector<uint32_t> counts;   // how many ids each of them has there
-  std::vector<uint32_t> rows;     // in the shard, sample by sample
-  std::vector<float> gains;       // empty: 1 each
+  std::vector<uint32_t> outputs;  // output rows that have an id in these shards
+  std::vector<uint32_t> counts;   // number of these ids for each output row
+  std::vector<uint32_t> rows;     // relative to the shard, ordered by sample
+  std::vector<float> gains;       // empty: all gains are 1
 };
 
-// By owner, then by feature. The config's servers are the owners.
+// Parts indexed by owner, then by feature. The owners are the servers of the
+// configuration.
 using OwnedParts = std::vector<std::vector<OwnedPart>>;
 
 OwnedParts SplitBatch(const WorkerStep& step, const ParallelFor& parallel_for);
 
-// The words for one owner.
+// Returns the encoded parts for one owner.
 std::vector<uint32_t> WriteParts(const std::vector<OwnedPart>& parts);
 
-// What `WriteParts` has written, but for `outputs`. Refused if it is too short
-// or too long.
+// Decodes the result of `WriteParts`, except for `outputs`. Returns an error if
+// `words` is too short or too long.
 Status ReadParts(Span<const uint32_t> words, int64_t num_features,
                  std::vector<OwnedPart>* parts);
 
-// Floats for each owner. Refused if gradients are not shaped like the
-// activations of the step's batch.
+// Computes the gradients to send to each owner. Returns an error if the shapes
+// of `gradients` do not match the activations of the step's batch.
 Status SplitGradients(const WorkerStep& step, const BatchGradients& gradients,
                       const ParallelFor& parallel_for,
                       std::vector<std::vector<float>>* values);

@@ -1,4 +1,4 @@
-// What goes to the owners of shards, against the batch that it is cut from.
+// Tests that the contributions for all owners together equal the batch.
 
 #include "cc/core/exchange/contributions.h"
 
@@ -28,7 +28,7 @@ std::shared_ptr<const ServersConfig> Config() {
   return config;
 }
 
-// All ids of a feature, from the parts of all owners: output, row, gain.
+// One id of a feature in the parts of all owners.
 struct Id {
   uint32_t output;
   int64_t row;
@@ -38,7 +38,7 @@ struct Id {
   }
 };
 
-TEST(ContributionsTest, OwnersTogetherHaveEachIdOnceAndInOrder) {
+TEST(ContributionsTest, PartsOfAllOwnersHoldEachIdOnceAndInOrder) {
   const auto config = Config();
   Trainer trainer(config->engine);
   for (uint32_t seed = 0; seed < 20; ++seed) {
@@ -80,7 +80,7 @@ TEST(ContributionsTest, OwnersTogetherHaveEachIdOnceAndInOrder) {
   }
 }
 
-TEST(ContributionsTest, WhatIsWrittenIsRead) {
+TEST(ContributionsTest, WrittenPartsCanBeRead) {
   std::vector<OwnedPart> parts(3), found;
   parts[0] = {{1, 4}, {2, 1}, {7, 0, 3}, {0.5f, 0.5f, 1.0f}};
   parts[2] = {{0, 2}, {1, 1}, {5, 5}, {}};
@@ -93,28 +93,30 @@ TEST(ContributionsTest, WhatIsWrittenIsRead) {
   }
 }
 
-TEST(ContributionsTest, WordsThatDoNotFitAreRefused) {
+TEST(ContributionsTest, ReadRejectsInvalidWords) {
   std::vector<OwnedPart> found;
   std::vector<OwnedPart> parts(1);
   parts[0] = {{0, 1}, {2, 1}, {7, 0, 3}, {}};
-  const std::vector<uint32_t> good = WriteParts(parts);
-  const auto refusal = [&](std::vector<uint32_t> words) {
+  const std::vector<uint32_t> valid = WriteParts(parts);
+  const auto error_message = [&](std::vector<uint32_t> words) {
     return ReadParts(words, 1, &found).message();
   };
-  EXPECT_EQ(refusal(good), "");
-  for (size_t size = 0; size < good.size(); ++size) {
-    const auto words = std::vector<uint32_t>(good.begin(), good.begin() + size);
-    EXPECT_NE(refusal(words).find("Received"), std::string::npos);
+  EXPECT_EQ(error_message(valid), "");
+  for (size_t size = 0; size < valid.size(); ++size) {
+    const auto words =
+        std::vector<uint32_t>(valid.begin(), valid.begin() + size);
+    EXPECT_NE(error_message(words).find("Received"), std::string::npos);
   }
-  std::vector<uint32_t> words = good;
+  std::vector<uint32_t> words = valid;
   words.push_back(0);
-  EXPECT_NE(refusal(words).find("9 words"), std::string::npos);
-  words = good;
-  words[3] = 9;  // ids of the first output
-  EXPECT_NE(refusal(words).find("3 ids of outputs with 10"), std::string::npos);
+  EXPECT_NE(error_message(words).find("9 words"), std::string::npos);
+  words = valid;
+  words[3] = 9;  // number of ids of the first output
+  EXPECT_NE(error_message(words).find("3 ids, but outputs with a total of 10"),
+            std::string::npos);
 }
 
-TEST(ContributionsTest, AnOwnerGetsTheGradientsOfItsOutputs) {
+TEST(ContributionsTest, EachOwnerReceivesTheGradientsOfItsOutputs) {
   const auto config = Config();
   Trainer trainer(config->engine);
   const auto batch = trainer.MakeBatch(RandomBatch(config->engine, 5, 3));

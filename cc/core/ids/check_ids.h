@@ -1,4 +1,4 @@
-// The range check of ids, and its one sentence.
+// Range check of ids, with its error message.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_
 #define TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_
@@ -12,23 +12,25 @@
 
 namespace layoutmap {
 
-// One comparison covers both ends: a negative id becomes a huge number.
+// One comparison checks both bounds, because a negative id becomes a huge
+// unsigned number.
 template <typename Tid>
 inline bool IsOutside(Tid id, int64_t num_rows) {
   return static_cast<uint64_t>(static_cast<int64_t>(id)) >=
          static_cast<uint64_t>(num_rows);
 }
 
-// Refuses a list with an id outside [0, num_rows), naming the first:
+// Returns an error that names the first id outside [0, num_rows), if there is
+// one:
 //
 //   Feature 'ads', sample 3: id 105 is outside table 'ad_table' with 100 rows
 //
-// where `name_of(i)` names ids[i], here "Feature 'ads', sample 3: id 105".
-// `table` is empty where it is not known.
+// `name_of(i)` returns the description of ids[i], here "Feature 'ads', sample
+// 3: id 105". `table` is empty if the name of the table is not known.
 template <typename Tid, typename NameOf>
 Status CheckNamedIds(Span<const Tid> ids, int64_t num_rows,
                      const std::string& table, const NameOf& name_of) {
-  // No branch, so that the loop runs at the speed of memory.
+  // The loop has no branches, so that it is only limited by memory bandwidth.
   bool bad = false;
   for (Tid id : ids) bad |= IsOutside(id, num_rows);
   if (!bad) return Status();
@@ -42,7 +44,7 @@ Status CheckNamedIds(Span<const Tid> ids, int64_t num_rows,
       std::to_string(num_rows) + " rows");
 }
 
-// The same, naming ids by their place: "Id 105 (ids[7])".
+// Checks ids and describes an invalid id by its index: "Id 105 (ids[7])".
 template <typename Tid>
 Status CheckIds(Span<const Tid> ids, int64_t num_rows,
                 const std::string& table = "") {

@@ -1,4 +1,4 @@
-// How the ids of a sample merge: a gain per id.
+// Combiners of the ids of a sample, expressed as one gain per id.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_COMBINER_H_
 #define TF_LAYOUTMAP_CORE_IDS_COMBINER_H_
@@ -15,14 +15,16 @@ enum class Combiner { kSum, kMean, kSqrtn };
 
 Status ParseCombiner(const std::string& name, Combiner* combiner);
 
-// gains[i] for the ids i of sample s, with w = 1 where `weights` is empty:
+// Computes gains[i] for the ids i of each sample. With w = weights[i], or 1 if
+// `weights` is empty:
 //
 //   sum    w
 //   mean   w / sum(w)
 //   sqrtn  w / sqrt(sum(w^2))
 //
-// and 0 where the divisor is 0, as the TPU's own kernels have it. Divisors are
-// summed in double, in id order, so that they do not depend on the caller.
+// The gain is 0 if the divisor is 0, as in the TPU's kernels. Divisors are
+// summed in double precision and in id order, so that results do not depend on
+// the caller.
 void CombineGains(Combiner combiner, Span<const int64_t> splits,
                   Span<const float> weights, Span<float> gains);
 

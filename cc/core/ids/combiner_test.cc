@@ -16,10 +16,10 @@ std::vector<float> Gains(Combiner combiner, const std::vector<int64_t>& splits,
   return gains;
 }
 
-// Samples of 2, 0 and 4 ids.
+// Row splits of samples with 2, 0 and 4 ids.
 const std::vector<int64_t> kSplits = {0, 2, 2, 6};
 
-TEST(CombinerTest, WithoutWeightsEachIdWeighsOne) {
+TEST(CombinerTest, WithoutWeightsEveryIdHasWeightOne) {
   EXPECT_EQ(Gains(Combiner::kSum, kSplits, {}),
             (std::vector<float>{1, 1, 1, 1, 1, 1}));
   EXPECT_EQ(Gains(Combiner::kMean, kSplits, {}),
@@ -29,7 +29,7 @@ TEST(CombinerTest, WithoutWeightsEachIdWeighsOne) {
             (std::vector<float>{half_root, half_root, 0.5, 0.5, 0.5, 0.5}));
 }
 
-TEST(CombinerTest, WeightsAreDividedByTheirSumOrTheRootOfTheirSquares) {
+TEST(CombinerTest, WeightsAreNormalizedByTheirSumOrTheirNorm) {
   const std::vector<float> weights = {3, 4, 1, 2, 0, 5};
   EXPECT_EQ(Gains(Combiner::kSum, kSplits, weights), weights);
   EXPECT_EQ(Gains(Combiner::kMean, kSplits, weights),
@@ -40,7 +40,7 @@ TEST(CombinerTest, WeightsAreDividedByTheirSumOrTheRootOfTheirSquares) {
   EXPECT_EQ(sqrtn[5], static_cast<float>(5 / std::sqrt(30.0)));
 }
 
-TEST(CombinerTest, ADivisorOfZeroMakesTheGainZero) {
+TEST(CombinerTest, GainIsZeroIfTheDivisorIsZero) {
   EXPECT_EQ(Gains(Combiner::kMean, {0, 2}, {1, -1}),
             (std::vector<float>{0, 0}));
   EXPECT_EQ(Gains(Combiner::kSqrtn, {0, 2}, {0, 0}),
@@ -50,14 +50,14 @@ TEST(CombinerTest, ADivisorOfZeroMakesTheGainZero) {
 }
 
 TEST(CombinerTest, DivisorsAreSummedInDouble) {
-  // In float the ones would vanish next to 2^24.
+  // A float sum of 2^24 and the ones would stay 2^24.
   std::vector<float> weights(1025, 1.0f);
   weights[0] = 16777216.0f;
   const std::vector<float> gains = Gains(Combiner::kMean, {0, 1025}, weights);
   EXPECT_EQ(gains[1], static_cast<float>(1.0 / (16777216.0 + 1024.0)));
 }
 
-TEST(CombinerTest, CombinersGoByTheirNames) {
+TEST(CombinerTest, CombinersAreParsedByName) {
   Combiner combiner;
   EXPECT_TRUE(ParseCombiner("sum", &combiner).ok());
   EXPECT_EQ(combiner, Combiner::kSum);

@@ -27,17 +27,17 @@ Status WrongMark(const std::vector<FeatureSpec>& specs, int64_t sample) {
       "A packed batch must have been packed from a structure with the paths of "
       "this embedding's feature_config, whose features are " +
       names +
-      ". Received: one that was packed from others, or changed since "
-      "(sample " +
+      ". Received: a batch that was packed from other features or modified "
+      "afterwards (sample " +
       to_string(sample) + ")");
 }
 
 Status WrongSizes(int64_t sample, int64_t num_columns) {
-  return InvalidArgument(
-      "A packed batch, sample " + to_string(sample) +
-      ": the numbers of ids of its features must be at least 0, and all ids in "
-      "its " +
-      to_string(num_columns) + " columns. Received: others");
+  return InvalidArgument("A packed batch, sample " + to_string(sample) +
+                         ": the numbers of ids of its features must be at "
+                         "least 0, and all ids must fit in its " +
+                         to_string(num_columns) +
+                         " columns. Received: other numbers of ids");
 }
 
 Status CheckShape(const std::vector<FeatureSpec>& specs,
@@ -56,7 +56,7 @@ Status CheckShape(const std::vector<FeatureSpec>& specs,
       (input.weights.num_rows != ids.num_rows ||
        input.weights.dim != ids.dim)) {
     return InvalidArgument(
-        "Packed weights must be of the shape of the packed batch, " +
+        "Packed weights must have the shape of the packed batch, " +
         to_string(ids.num_rows) + " x " + to_string(ids.dim) +
         ". Received: " + to_string(input.weights.num_rows) + " x " +
         to_string(input.weights.dim));
@@ -64,19 +64,22 @@ Status CheckShape(const std::vector<FeatureSpec>& specs,
   return Status();
 }
 
-// Samples that one thread reads. All features of a sample are read while its
-// columns are in the cache: a feature at a time would take a cache line an id.
+// Number of samples that a thread reads at a time. All features of these
+// samples are read while their columns are in the cache. Reading one feature at
+// a time would load one cache line per id.
 constexpr int64_t kSamplesPerChunk = 256;
 
-// Elements that a column of `size` int64 takes among others: an odd number of
-// cache lines. All columns are written at once, and lines of columns a power of
-// two apart would push each other out of the first-level cache.
+// Returns the distance between arrays of `size` int64 values that are written
+// at the same time. The distance is an odd number of cache lines, because
+// arrays at a power-of-two distance would evict each other's lines from the
+// first-level cache.
 int64_t PaddedSize(int64_t size) {
   constexpr int64_t kLine = 64 / sizeof(int64_t);
   return kLine * ((size / kLine + 1) | 1);
 }
 
-// Whether ids can become rows as they are read, unless one is outside.
+// Returns whether ids can be converted to rows while they are read. Ids outside
+// their table are detected later.
 bool MayBeRows(const std::vector<FeatureSpec>& specs,
                const PackedInput& input) {
   if (input.weights.data != nullptr) return false;
@@ -89,7 +92,7 @@ bool MayBeRows(const std::vector<FeatureSpec>& specs,
   return true;
 }
 
-// Adds the numbers of ids of samples [begin, end) to `totals`, by feature.
+// Adds the number of ids of each feature in samples [begin, end) to `totals`.
 Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
                 int64_t begin, int64_t end, int64_t* totals) {
   const auto num_features = static_cast<int64_t>(specs.size());
@@ -99,7 +102,7 @@ Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
     int64_t room = input.ids.dim - 1 - num_features;
     for (int64_t f = 0; f < num_features; ++f) {
       const int64_t size = row[1 + f];
-      // Also a negative number is too many.
+      // The unsigned comparison also rejects negative sizes.
       if (static_cast<uint64_t>(size) > static_cast<uint64_t>(room)) {
         return WrongSizes(s, input.ids.dim);
       }
@@ -112,7 +115,7 @@ Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
 
 }  // namespace
 
-// What is known of each chunk of samples, by chunk and feature.
+// Intermediate results of each chunk of samples, by chunk and feature.
 struct UnpackedIds::Chunks {
   Chunks(int64_t num_samples, int64_t num_features)
       : count((num_samples + kSamplesPerChunk - 1) / kSamplesPerChunk),
@@ -124,9 +127,9 @@ struct UnpackedIds::Chunks {
 
   int64_t count, num_features;
   std::vector<Status> statuses;
-  // First how many ids there are, then where they go.
+  // First the number of ids, later the index of the next id to write.
   std::vector<int64_t> next;
-  std::vector<uint8_t> outside;  // whether an id is outside of its table
+  std::vector<uint8_t> outside;  // whether an id is outside its table
   std::vector<uint8_t> all_one;
 };
 
@@ -139,7 +142,7 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
   const auto num_features = static_cast<int64_t>(specs.size());
   Chunks chunks(num_samples, num_features);
   const auto for_chunks = [&](const auto& work) {
-    // A nanosecond or two a column.
+    // Counting takes one to two nanoseconds per column.
     parallel_for(chunks.count, 2 * kSamplesPerChunk * (1 + num_features),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t c = begin; c < end; ++c) {
@@ -153,7 +156,8 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
     chunks.statuses[c] = CountIds(specs, input, first, last,
                                   chunks.next.data() + c * num_features);
   });
-  // The first one, whichever was found first.
+  // Returns the error of the first invalid sample, regardless of the thread
+  // order.
   for (const Status& status : chunks.statuses) LM_RETURN_IF_ERROR(status);
 
   UnpackedIds made;
@@ -168,14 +172,15 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
     may_be_rows &= start - made.starts_[f] <= INT32_MAX;
     start = made.starts_[f] + PaddedSize(start - made.starts_[f]);
   }
-  // What is read is written below: clearing them first would take as long.
+  // The array stays uninitialized, because all values are written below and
+  // clearing them first would take as long.
   made.splits_.reset(new int64_t[num_features * PaddedSize(num_samples + 1)]);
   for (int64_t f = 0; f < num_features; ++f) {
     made.splits_[f * PaddedSize(num_samples + 1)] = 0;
   }
   if (may_be_rows) {
     made.rows_.reset(new uint32_t[start]);
-    // Kept for a second try.
+    // `chunks.next` must stay unchanged for the second attempt below.
     std::vector<int64_t> next = chunks.next;
     std::vector<uint64_t> limits;
     for (const FeatureSpec& spec : specs) limits.push_back(spec.num_rows);
@@ -222,7 +227,8 @@ template <typename Put>
 void UnpackedIds::WriteIds(const PackedInput& input, int64_t first,
                            int64_t last, int64_t* next, const Put& put) {
   const auto num_features = static_cast<int64_t>(starts_.size());
-  // All in registers: for the compiler any write might change the members.
+  // Copies of the members in registers. The compiler would reload members after
+  // every write.
   const int64_t* const starts = starts_.data();
   const int64_t stride = PaddedSize(num_samples_ + 1);
   for (int64_t s = first; s < last; ++s) {
@@ -263,7 +269,7 @@ bool UnpackedIds::TakeRows(const std::vector<FeatureSpec>& specs,
   if (rows_ == nullptr) return false;
   const auto num_features = static_cast<int64_t>(specs.size());
   features->resize(num_features);
-  // Of all of them, one after the other.
+  // One owner keeps the arrays of all features alive.
   const auto owner = std::make_shared<
       std::pair<std::shared_ptr<uint32_t[]>, std::shared_ptr<int64_t[]>>>(
       rows_, splits_);
@@ -274,7 +280,7 @@ bool UnpackedIds::TakeRows(const std::vector<FeatureSpec>& specs,
         specs[f], {rows_.get() + starts_[f], splits[num_samples_]}, splits,
         owner);
   };
-  // Only factors of ids take time, about 4 ns each.
+  // Only the factors of ids take noticeable time, about 4 ns each.
   int64_t num_factors = 1;
   for (int64_t f = 0; f < num_features; ++f) {
     if (specs[f].combiner == Combiner::kSum) continue;
@@ -295,7 +301,8 @@ std::vector<FeatureInput<int64_t>> UnpackedIds::features() const {
     features[f].ids = {ids_.get() + starts_[f], num_ids};
     features[f].splits = {splits, num_samples_ + 1};
     features[f].num_samples = num_samples_;
-    // A feature without weights has those of the others beside it.
+    // In a packed batch with weights, a feature whose weights are all 1 is
+    // treated like one without weights.
     if (weights_ != nullptr && !all_one_[f]) {
       features[f].weights = {weights_.get() + starts_[f], num_ids};
     }
@@ -313,8 +320,8 @@ Status IdPacker::Make(const std::vector<std::string>& names,
   for (size_t f = 0; f < features.size(); ++f) {
     if (features[f].num_samples != made.num_samples_) {
       return InvalidArgument(
-          "The features of a packed batch must have one number of samples. "
-          "Received: feature '" +
+          "The features of a packed batch must have the same number of "
+          "samples. Received: feature '" +
           names[0] + "' with " + to_string(made.num_samples_) + ", feature '" +
           names[f] + "' with " + to_string(features[f].num_samples));
     }

@@ -1,5 +1,5 @@
-// A batch of all features as one matrix of ids: a tensor instead of one or two
-// for each feature.
+// A batch of all features in one matrix of ids, which is one tensor instead of
+// one or two tensors per feature.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_PACKED_IDS_H_
 #define TF_LAYOUTMAP_CORE_IDS_PACKED_IDS_H_
@@ -16,81 +16,86 @@
 
 namespace layoutmap {
 
-// A row is a sample: a mark, then of each feature how many ids it has, then the
-// ids of all features one after the other, then anything. The mark says which
-// features these are, so that ids of others are refused.
+// Each row is a sample: a mark, then the number of ids of each feature, then
+// the ids of all features in order, then padding. The mark identifies the
+// features, so that batches of other features are rejected.
 //
 //   mark  2 1  3 9  7  0 0
 //   mark  0 3  8 1  4  0 0     two samples of two features
 //
-// Weights, if there are any, stand where the ids do.
+// Optional weights have the same positions as the ids.
 struct PackedInput {
   int64_t mark = 0;
   MatrixView<const int64_t> ids;
-  MatrixView<const float> weights;  // no data: 1 each
+  MatrixView<const float> weights;  // no data: all weights are 1
 };
 
-// The features of a packed batch, each with its ids one after the other.
+// The features of a packed batch. The ids of each feature are contiguous.
 class UnpackedIds {
  public:
-  // Checks what the features have in common: marks, and where their ids are.
+  // Checks the marks and the numbers of ids in each sample.
   static Status Make(const std::vector<FeatureSpec>& specs,
                      const PackedInput& input, const ParallelFor& parallel_for,
                      UnpackedIds* unpacked);
 
-  // The features themselves, if nothing of them needs a second look: no
-  // weights, no sequences, and no id outside of its table. Else false.
+  // Sets `features` and returns true if no feature needs further checks: there
+  // are no weights, no sequences, and no id outside its table. Returns false
+  // otherwise.
   bool TakeRows(const std::vector<FeatureSpec>& specs,
                 const ParallelFor& parallel_for,
                 std::vector<RaggedIds>* features) const;
 
-  // Else views of each feature, for `RaggedIds::Make`.
+  // Returns views of each feature for `RaggedIds::Make`, if `TakeRows` returned
+  // false.
   std::vector<FeatureInput<int64_t>> features() const;
 
  private:
   struct Chunks;
 
-  // Take samples [first, last) of a checked batch. `next` says where the ids of
-  // each feature go, by `put(feature, place, id)`; `all_one` becomes 0 where a
-  // weight is not 1.
+  // Reads samples [first, last) of a checked batch. Calls `put(feature, place,
+  // id)` for each id; `next` holds the next place of each feature and is
+  // advanced.
   template <typename Put>
   void WriteIds(const PackedInput& input, int64_t first, int64_t last,
                 int64_t* next, const Put& put);
+  // Reads the weights of the same samples. Sets all_one[f] to 0 if feature f
+  // has a weight other than 1.
   void WriteWeights(const PackedInput& input, int64_t first, int64_t last,
                     uint8_t* all_one);
 
   int64_t num_samples_ = 0;
-  std::vector<int64_t> starts_;  // of the ids of each feature
-  // Of each feature, whether all weights are 1, as if it had none.
+  std::vector<int64_t> starts_;  // start of the ids of each feature
+  // For each feature, whether all weights are 1.
   std::vector<bool> all_one_;
   std::unique_ptr<int64_t[]> ids_;
-  std::shared_ptr<uint32_t[]> rows_;   // instead of ids_, if `TakeRows` works
-  std::shared_ptr<int64_t[]> splits_;  // of each feature
+  std::shared_ptr<uint32_t[]> rows_;  // replaces ids_ if `TakeRows` is possible
+  std::shared_ptr<int64_t[]> splits_;  // row splits of each feature
   std::unique_ptr<float[]> weights_;
 };
 
-// Makes a packed batch of features, some of which may have weights.
+// Builds a packed batch from features with optional weights.
 class IdPacker {
  public:
-  // Refuses features of different numbers of samples, and what
-  // `RaggedIds::Make` refuses of splits and weights. `names` are for messages.
+  // Returns an error if the features have different numbers of samples, or if
+  // `RaggedIds::Make` would reject their splits or weights. `names` are the
+  // feature names for messages.
   static Status Make(const std::vector<std::string>& names,
                      const std::vector<FeatureInput<int64_t>>& features,
                      IdPacker* packer);
 
   int64_t num_samples() const { return num_samples_; }
-  // The columns that the longest sample needs.
+  // Returns the number of columns that the longest sample needs.
   int64_t num_columns() const { return num_columns_; }
 
-  // Matrices with a row for each sample and enough columns; what stands behind
-  // the ids becomes 0. Weights without data are not wanted; 1 where an id has
-  // none.
+  // Writes the matrices. They must have one row per sample and at least
+  // `num_columns()` columns. Padding becomes 0. If `weights` has no data, no
+  // weights are written; ids without a weight get weight 1.
   void Write(int64_t mark, MatrixView<int64_t> ids,
              MatrixView<float> weights) const;
 
  private:
   std::vector<FeatureInput<int64_t>> features_;
-  std::vector<std::vector<int64_t>> splits_;  // of each feature
+  std::vector<std::vector<int64_t>> splits_;  // row splits of each feature
   int64_t num_samples_ = 0;
   int64_t num_columns_ = 0;
 };

@@ -32,7 +32,7 @@ std::vector<FeatureSpec> Specs() {
   return specs;
 }
 
-// By feature, then by sample.
+// Ids by feature, then by sample.
 using Ids = std::vector<std::vector<std::vector<int64_t>>>;
 
 struct Packed {
@@ -53,7 +53,7 @@ struct Packed {
       num_columns = std::max<int64_t>(num_columns, row.size());
     }
     for (std::vector<int64_t>& row : rows) {
-      row.resize(num_columns, -3);  // anything
+      row.resize(num_columns, -3);  // arbitrary padding
       ids.insert(ids.end(), row.begin(), row.end());
     }
   }
@@ -82,7 +82,7 @@ Status Make(const Packed& packed, std::vector<RaggedIds>* made,
   return Status();
 }
 
-std::string Refusal(const Packed& packed) {
+std::string ErrorMessage(const Packed& packed) {
   std::vector<RaggedIds> made;
   const Status status = Make(packed, &made);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -94,9 +94,9 @@ std::vector<T> ToVector(Span<const T> span) {
   return {span.begin(), span.end()};
 }
 
-// The same batch, feature by feature.
-void ExpectAsRagged(const Ids& features, const Packed& packed,
-                    const std::vector<FeatureSpec>& specs = Specs()) {
+// Expects that the packed batch has the same result as its features.
+void ExpectEqualsFeatures(const Ids& features, const Packed& packed,
+                          const std::vector<FeatureSpec>& specs = Specs()) {
   std::vector<RaggedIds> made;
   const Status status = Make(packed, &made, specs);
   ASSERT_TRUE(status.ok()) << status.message();
@@ -123,8 +123,8 @@ void ExpectAsRagged(const Ids& features, const Packed& packed,
   }
 }
 
-// Features whose ids become rows as they are read, if none is outside.
-std::vector<FeatureSpec> SpecsOfRows(OutOfRange out_of_range) {
+// Returns features whose ids are converted to rows while they are read.
+std::vector<FeatureSpec> SpecsWithoutSequences(OutOfRange out_of_range) {
   std::vector<FeatureSpec> specs = Specs();
   specs[2].max_sequence_length = 0;
   specs[2].combiner = Combiner::kSqrtn;
@@ -132,12 +132,12 @@ std::vector<FeatureSpec> SpecsOfRows(OutOfRange out_of_range) {
   return specs;
 }
 
-TEST(PackedIdsTest, IdsBecomeRowsAsTheyAreRead) {
+TEST(PackedIdsTest, IdsAreConvertedToRowsWhileTheyAreRead) {
   std::mt19937 random(9);
   for (int i = 0; i < 60; ++i) {
     const bool has_bad_id = i % 2 == 1;
-    const auto specs =
-        SpecsOfRows(i % 4 < 2 ? OutOfRange::kDrop : OutOfRange::kClip);
+    const auto specs = SpecsWithoutSequences(i % 4 < 2 ? OutOfRange::kDrop
+                                                       : OutOfRange::kClip);
     Ids features(3, std::vector<std::vector<int64_t>>(
                         i % 10 < 2 ? 700 : 1 + random() % 6));
     for (auto& feature : features) {
@@ -146,7 +146,7 @@ TEST(PackedIdsTest, IdsBecomeRowsAsTheyAreRead) {
         for (int64_t& id : sample) id = random() % 10;
       }
     }
-    // The first one outside is as good as any other, and so is the last.
+    // An invalid id may be the first or the last one of any feature.
     features[random() % 3].back() = {9, 0};
     if (has_bad_id) {
       const int64_t bad[] = {-1, 10, int64_t{1} << 32, INT64_MIN};
@@ -158,25 +158,25 @@ TEST(PackedIdsTest, IdsBecomeRowsAsTheyAreRead) {
         UnpackedIds::Make(specs, packed.View(), UnevenFor(3), &unpacked).ok());
     std::vector<RaggedIds> made;
     EXPECT_EQ(unpacked.TakeRows(specs, SerialFor, &made), !has_bad_id);
-    ExpectAsRagged(features, packed, specs);
+    ExpectEqualsFeatures(features, packed, specs);
   }
 }
 
-TEST(PackedIdsTest, AnIdOutsideIsNamedAsByItsFeature) {
+TEST(PackedIdsTest, AnIdOutsideItsTableIsReportedWithItsFeature) {
   const Ids features = {{{1}, {2}}, {{3, 4}, {}}, {{5}, {6, 10}}};
   std::vector<RaggedIds> made;
   const Status status =
-      Make(Packed(features), &made, SpecsOfRows(OutOfRange::kError));
+      Make(Packed(features), &made, SpecsWithoutSequences(OutOfRange::kError));
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_EQ(status.message(),
             "Feature 'c', sample 1: id 10 is outside table 'words' with 10 "
             "rows");
 }
 
-TEST(PackedIdsTest, AnyBatchIsWhatItsFeaturesAre) {
+TEST(PackedIdsTest, RandomBatchesEqualTheirFeatures) {
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
-    // Now and then more samples than one thread reads at a time.
+    // Some batches have more samples than one thread reads at a time.
     const size_t num_samples = i % 10 == 0 ? 700 : random() % 6;
     Ids features(3, std::vector<std::vector<int64_t>>(num_samples));
     for (auto& feature : features) {
@@ -185,16 +185,16 @@ TEST(PackedIdsTest, AnyBatchIsWhatItsFeaturesAre) {
         for (int64_t& id : sample) id = random() % 10;
       }
     }
-    ExpectAsRagged(features, Packed(features));
-    ExpectAsRagged(features, Packed(features, 5));
-    // Weights of 1 are as if there were none, also beside other weights.
+    ExpectEqualsFeatures(features, Packed(features));
+    ExpectEqualsFeatures(features, Packed(features, 5));
+    // Weights of 1 have no effect, even if other features have other weights.
     Packed weighted(features);
     weighted.weights.assign(weighted.ids.size(), 1.0f);
-    ExpectAsRagged(features, weighted);
+    ExpectEqualsFeatures(features, weighted);
   }
 }
 
-TEST(PackedIdsTest, WeightsGoWithTheirIds) {
+TEST(PackedIdsTest, WeightsAreReadWithTheirIds) {
   Packed packed({{{1}, {2, 3}}, {{4, 5}, {}}, {{6}, {7}}});
   ASSERT_EQ(packed.num_columns, 8);
   packed.weights = {9, 9, 9, 9, 2, 1, 3, 1, 9, 9, 9, 9, 4, 5, 1, 9};
@@ -205,51 +205,52 @@ TEST(PackedIdsTest, WeightsGoWithTheirIds) {
   EXPECT_TRUE(made[2].gains().empty());
 }
 
-TEST(PackedIdsTest, ASequenceTakesNoWeights) {
+TEST(PackedIdsTest, SequenceFeaturesRejectWeights) {
   Packed packed({{{1}}, {{4}}, {{6}}});
   packed.weights = {1, 1, 1, 1, 1, 1, 0.5f};
-  EXPECT_NE(Refusal(packed).find("Feature 'c': a sequence feature takes no "
-                                 "weights"),
-            std::string::npos);
+  EXPECT_NE(
+      ErrorMessage(packed).find("Feature 'c': a sequence feature takes no "
+                                "weights"),
+      std::string::npos);
 }
 
-TEST(PackedIdsTest, BadBatchesAreRefused) {
+TEST(PackedIdsTest, InvalidBatchesAreRejected) {
   const Ids features = {{{1}, {2}}, {{4, 5}, {}}, {{6}, {7}}};
-  const Packed good(features);
-  ASSERT_EQ(good.num_columns, 8);
-  Packed packed = good;
+  const Packed valid(features);
+  ASSERT_EQ(valid.num_columns, 8);
+  Packed packed = valid;
   packed.ids[8] = kMark + 1;
-  EXPECT_NE(Refusal(packed).find("whose features are 'a', 'b', 'c'"),
+  EXPECT_NE(ErrorMessage(packed).find("whose features are 'a', 'b', 'c'"),
             std::string::npos);
-  EXPECT_NE(Refusal(packed).find("sample 1"), std::string::npos);
-  // A number of ids that is negative, that is too large, and of which the sum
-  // with the next is too small again.
+  EXPECT_NE(ErrorMessage(packed).find("sample 1"), std::string::npos);
+  // Invalid numbers of ids: negative, too large, and large enough that the sum
+  // with the next number overflows.
   for (int64_t size : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN}) {
     for (int place : {1, 2, 3}) {
-      packed = good;
+      packed = valid;
       packed.ids[8 + place] = size;
-      EXPECT_NE(Refusal(packed).find("sample 1: the numbers of ids"),
+      EXPECT_NE(ErrorMessage(packed).find("sample 1: the numbers of ids"),
                 std::string::npos);
     }
   }
-  packed = good;
+  packed = valid;
   packed.num_columns = 3;
-  EXPECT_NE(Refusal(packed).find("at least 4 columns"), std::string::npos);
-  packed = good;
+  EXPECT_NE(ErrorMessage(packed).find("at least 4 columns"), std::string::npos);
+  packed = valid;
   packed.ids[4] = 10;
-  EXPECT_NE(Refusal(packed).find("Feature 'a', sample 0: id 10"),
+  EXPECT_NE(ErrorMessage(packed).find("Feature 'a', sample 0: id 10"),
             std::string::npos);
-  PackedInput input = good.View();
+  PackedInput input = valid.View();
   const std::vector<float> weights(100);
   input.weights = {weights.data(), 2, 7};
   UnpackedIds unpacked;
   EXPECT_NE(UnpackedIds::Make(Specs(), input, SerialFor, &unpacked)
                 .message()
-                .find("Packed weights must be of the shape"),
+                .find("Packed weights must have the shape"),
             std::string::npos);
 }
 
-TEST(PackedIdsTest, WhatIsPackedIsRead) {
+TEST(PackedIdsTest, PackedFeaturesAreReadUnchanged) {
   const Ids features = {{{1}, {2, 3}}, {{4, 5}, {}}, {{6}, {7}}};
   std::vector<std::vector<int64_t>> ids(3), splits(3, {0});
   std::vector<FeatureInput<int64_t>> inputs(3);
@@ -270,7 +271,7 @@ TEST(PackedIdsTest, WhatIsPackedIsRead) {
   packed.ids.assign(packed.ids.size(), -9);
   packer.Write(kMark, {packed.ids.data(), 2, packed.num_columns}, {});
   EXPECT_EQ(packed.ids.back(), 0);
-  ExpectAsRagged(features, packed);
+  ExpectEqualsFeatures(features, packed);
   inputs[1].num_samples = 1;
   EXPECT_NE(IdPacker::Make({"a", "b", "c"}, inputs, &packer)
                 .message()

@@ -22,7 +22,7 @@ namespace {
 
 using std::to_string;
 
-// Positions travel as 32 bits through the sort, and so do rows.
+// The sort stores positions and rows as 32-bit integers.
 constexpr int64_t kMaxNumIds = INT32_MAX;
 constexpr int64_t kMaxNumRows = int64_t{1} << 32;
 
@@ -71,7 +71,7 @@ Status SplitsOfIndices(const FeatureSpec& spec, Span<const int64_t> indices,
     if (sample < previous) {
       return InvalidArgument(where +
                              "SparseTensor must be ordered by sample; "
-                             "tf.sparse.reorder does it. Received: sample " +
+                             "use tf.sparse.reorder. Received: sample " +
                              to_string(sample) + " after " +
                              to_string(previous) + " (id number " +
                              to_string(i) + ")");
@@ -83,7 +83,8 @@ Status SplitsOfIndices(const FeatureSpec& spec, Span<const int64_t> indices,
   return Status();
 }
 
-// A position of a sequence holds one id, so within a sample they ascend.
+// Checks that positions of a sequence ascend within each sample, because each
+// position holds one id.
 Status CheckPositions(const FeatureSpec& spec, Span<const int64_t> indices,
                       Span<const int64_t> splits) {
   for (int64_t s = 0; s + 1 < splits.size(); ++s) {
@@ -94,7 +95,7 @@ Status CheckPositions(const FeatureSpec& spec, Span<const int64_t> indices,
         return InvalidArgument(
             "Feature '" + spec.feature + "', sample " + to_string(s) +
             ": the positions of a sequence in a SparseTensor must be at least "
-            "0 and ascend; tf.sparse.reorder does it. Received: position " +
+            "0 and ascend; use tf.sparse.reorder. Received: position " +
             to_string(position) +
             (previous < 0 ? "" : " after " + to_string(previous)) +
             " (id number " + to_string(i) + ")");
@@ -114,7 +115,7 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   const int64_t num_samples = input.num_samples;
   if (num_samples < 0 || num_samples > kMaxNumIds || num_ids > kMaxNumIds) {
     return InvalidArgument("Feature '" + spec.feature +
-                           "': a batch has at most 2^31 - 1 ids and 0 to "
+                           "': a batch must have at most 2^31 - 1 ids and 0 to "
                            "2^31 - 1 samples. Received: " +
                            to_string(num_ids) + " ids, " +
                            to_string(num_samples) + " samples");
@@ -123,7 +124,7 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   if (num_samples > kMaxNumIds / length) {
     return InvalidArgument(
         "Feature '" + spec.feature +
-        "': a batch has at most 2^31 - 1 activation rows. Received: " +
+        "': a batch must have at most 2^31 - 1 activation rows. Received: " +
         to_string(num_samples) + " samples of max_sequence_length " +
         to_string(length));
   }
@@ -153,11 +154,11 @@ Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   }
   const int64_t per_sample = num_samples > 0 ? num_ids / num_samples : 0;
   if (per_sample * num_samples != num_ids) {
-    return InvalidArgument("Feature '" + spec.feature +
-                           "': dense ids must be as many for each sample. "
-                           "Received: " +
-                           to_string(num_ids) + " ids, " +
-                           to_string(num_samples) + " samples");
+    return InvalidArgument(
+        "Feature '" + spec.feature +
+        "': dense ids must have the same number of ids for each sample. "
+        "Received: " +
+        to_string(num_ids) + " ids, " + to_string(num_samples) + " samples");
   }
   splits->resize(num_samples + 1);
   for (int64_t s = 0; s <= num_samples; ++s) (*splits)[s] = s * per_sample;
@@ -170,9 +171,9 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
   return std::upper_bound(splits.begin(), splits.end(), i) - splits.begin() - 1;
 }
 
-// Narrows ids to rows. The loop has no branch, so that it runs at the speed of
-// memory; only a batch with a bad id looks for it. `dropped` becomes one flag
-// per id if some are to be dropped.
+// Converts ids to rows. The loop has no branches, so that it is only limited by
+// memory bandwidth; only a batch with an invalid id is searched for it. If ids
+// are to be dropped, `dropped` receives one flag per id.
 template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
                 Span<const int64_t> splits, std::vector<uint32_t>* rows,
@@ -233,7 +234,7 @@ Status CheckWeights(const FeatureSpec& spec, Span<const float> weights,
   return Status();
 }
 
-// Takes the dropped ids out of their samples.
+// Removes the dropped ids from their samples.
 void Compact(const std::vector<bool>& dropped, std::vector<uint32_t>* rows,
              std::vector<int64_t>* splits, std::vector<float>* weights) {
   int64_t kept = 0, start = 0;
@@ -251,9 +252,9 @@ void Compact(const std::vector<bool>& dropped, std::vector<uint32_t>* rows,
   if (!weights->empty()) weights->resize(kept);
 }
 
-// One output row for each position of a sequence, at most one id in it. Ids
-// stand one after the other, or where the checked `indices` of a SparseTensor
-// say, if there are any.
+// Creates one output row, with at most one id, for each position of a sequence.
+// Positions are given by the checked `indices` of a SparseTensor; if there are
+// none, the ids are consecutive.
 void SpreadSequences(int64_t length, Span<const int64_t> indices,
                      const std::vector<bool>& dropped,
                      std::vector<uint32_t>* rows, std::vector<int64_t>* splits,
@@ -385,7 +386,7 @@ void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
   assert(owner_ == nullptr);
   vocabulary_step_ = step;
   groups_ = std::move(groups);
-  // The loop for keys that all have a row has no branch.
+  // The loop for batches in which every key has a row has no branches.
   bool all_known = true;
   for (int64_t i = 0; i < rows.size(); ++i) {
     const int64_t row = rows[i] >= 0 ? rows[i] : unknown_row;

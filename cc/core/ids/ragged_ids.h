@@ -1,4 +1,5 @@
-// The ids of one feature in one batch: the one place where they are checked.
+// The checked ids of one feature in one batch. All checks of ids are in this
+// file.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
 #define TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
@@ -16,43 +17,45 @@ namespace layoutmap {
 
 struct RowGroups;
 
-// What becomes of an id that is not a row of its table.
+// Handling of ids that are not rows of their table.
 enum class OutOfRange {
   kError,
-  kDrop,  // as if it were not there; its position of a sequence stays empty
-  kClip,  // the nearest row
+  kDrop,  // The id is ignored; its position in a sequence stays empty.
+  kClip,  // The id becomes the nearest row.
 };
 
 Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range);
 
-// What a batch must agree with, and the names that messages use.
+// The properties that a batch is checked against, and the names for messages.
 struct FeatureSpec {
   std::string feature;
   std::string table;
   int64_t num_rows = 0;
   Combiner combiner = Combiner::kSum;
-  // Above 0: a sequence feature. It has one output row for each of the first
-  // positions of a sample, and combines nothing.
+  // If above 0, the feature is a sequence. It has one output row for each of
+  // the first `max_sequence_length` positions of a sample and does not combine
+  // ids.
   int64_t max_sequence_length = 0;
   OutOfRange out_of_range = OutOfRange::kError;
-  // What the error about an id outside the table advises; may be empty.
+  // Advice in the error message about an id outside the table; may be empty.
   std::string advice;
 };
 
-// How many ids of a batch were not used as they came.
+// Numbers of ids in a batch that were not used unchanged.
 struct IdCounts {
-  int64_t num_ids = 0;        // that came
-  int64_t num_dropped = 0;    // out of range
-  int64_t num_clipped = 0;    // out of range
-  int64_t num_truncated = 0;  // behind the last position of a sequence
+  int64_t num_ids = 0;        // all ids
+  int64_t num_dropped = 0;    // out of range, removed
+  int64_t num_clipped = 0;    // out of range, replaced
+  int64_t num_truncated = 0;  // after the last position of a sequence
 };
 
-// How `splits` says which sample an id belongs to.
+// The representation that assigns ids to samples in `splits`.
 enum class Form {
   kRagged,  // row_splits, [num_samples + 1]
-  kSparse,  // indices, [num_ids, 2] row-major: the sample, and the position
-            // in it, which a sequence keeps
-  kDense,   // unused: every sample has num_ids / num_samples ids
+  // Indices, [num_ids, 2] row-major: the sample, and the position in the
+  // sample, which only sequences use.
+  kSparse,
+  kDense,  // unused: every sample has num_ids / num_samples ids
 };
 
 template <typename Tid>
@@ -61,58 +64,60 @@ struct FeatureInput {
   Span<const Tid> ids;
   Span<const int64_t> splits;
   int64_t num_samples = 0;
-  Span<const float> weights;  // empty: 1 each
+  Span<const float> weights;  // empty: all weights are 1
 };
 
-// The checked row_splits of an input, [num_samples + 1].
+// Computes the checked row_splits of an input, [num_samples + 1].
 template <typename Tid>
 Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                   std::vector<int64_t>* splits);
 
-// What messages call an id of a feature: "Feature 'ads', sample 3: id 105".
+// Returns the description of an id in messages: "Feature 'ads', sample 3: id
+// 105".
 std::string NameOfId(const FeatureSpec& spec, int64_t sample, int64_t id);
 
 class RaggedIds {
  public:
-  // Checks `input` and keeps a copy of what a step needs. Nothing of `ids`
-  // changes unless the result is ok.
+  // Checks `input` and copies the data that a step needs. `ids` stays unchanged
+  // on error.
   template <typename Tid>
   static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                      RaggedIds* ids);
 
-  // Of rows that are checked already, without weights, of a feature that is no
-  // sequence: views of memory that `owner` keeps.
+  // Creates ids of a non-sequence feature from checked rows without weights.
+  // The spans are views of memory that `owner` keeps alive.
   static RaggedIds OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
                           Span<const int64_t> splits,
                           std::shared_ptr<const void> owner);
 
-  // The same as `Make` of ids that are keys, which any int64 may be. `rows()`
-  // are then the places of the keys in use among those of `input`, if `spec` is
-  // of a sequence; else all are, and their rows are to come.
+  // Like `Make`, for ids that are keys of an open vocabulary; every int64 is
+  // allowed. The rows must then be set with `TakeRowsOfKeys`. For a sequence,
+  // `rows()` are the indices of the used keys in `input`; other features use
+  // all keys.
   static Status MakeOfKeys(const FeatureSpec& spec,
                            const FeatureInput<int64_t>& input, RaggedIds* ids);
 
-  // Rows of the activations: samples, times the sequence length if there is
-  // one.
+  // Returns the number of activation rows: samples, multiplied by the sequence
+  // length for sequences.
   int64_t num_outputs() const { return splits().size() - 1; }
   int64_t num_samples() const { return num_samples_; }
 
-  // Validated global rows, those of output `o` at [splits[o], splits[o + 1]).
+  // Validated global rows. Output `o` has the rows [splits[o], splits[o + 1]).
   Span<const uint32_t> rows() const {
     return owner_ == nullptr ? Span<const uint32_t>(rows_) : shared_rows_;
   }
   Span<const int64_t> splits() const {
     return owner_ == nullptr ? Span<const int64_t>(splits_) : shared_splits_;
   }
-  // One factor per row; empty when all are 1.
+  // One factor per row; empty if all factors are 1.
   Span<const float> gains() const { return gains_; }
   const IdCounts& counts() const { return counts_; }
 
-  // Of ids that are keys: puts rows[i] in the place of `rows()[i]`. Where it is
-  // negative the id gets `unknown_row`; if that is negative, too, it goes with
-  // its gain, and its position of a sequence stays empty. `step` is the
-  // vocabulary's step that used them, 0 if none did; `groups`, if there are
-  // any, are those of all batches of the table in that step.
+  // Replaces `rows()[i]`, the index of a key, by rows[i]. If rows[i] is
+  // negative, the id gets `unknown_row`. If that is negative, too, the id is
+  // removed with its gain, and its position in a sequence stays empty. `step`
+  // is the step of the vocabulary that used the keys, or 0. `groups` may hold
+  // the unique rows of all batches of the table in that step.
   void TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
                       int32_t step,
                       std::shared_ptr<const RowGroups> groups = nullptr);
@@ -120,7 +125,7 @@ class RaggedIds {
   const std::shared_ptr<const RowGroups>& groups() const { return groups_; }
 
  private:
-  // The samples, positions and gains of `rows_`, one for each id so far.
+  // Computes splits and gains for `rows_`, which holds one row per id.
   template <typename Tid>
   Status Arrange(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                  const std::vector<bool>& dropped);
@@ -128,7 +133,7 @@ class RaggedIds {
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
-  // Instead of these two, where `OfRows` made it.
+  // Used instead of `rows_` and `splits_` if `OfRows` created the object.
   std::shared_ptr<const void> owner_;
   Span<const uint32_t> shared_rows_;
   Span<const int64_t> shared_splits_;

@@ -26,7 +26,7 @@ FeatureSpec Spec(Combiner combiner = Combiner::kSum, int64_t length = 0) {
   return spec;
 }
 
-// Owns what a FeatureInput views.
+// Owns the data that a FeatureInput views.
 struct Input {
   Form form = Form::kRagged;
   std::vector<int64_t> ids;
@@ -52,8 +52,8 @@ RaggedIds MakeOk(const FeatureSpec& spec, const Input& input) {
   return ids;
 }
 
-std::string Refusal(const FeatureSpec& spec, const Input& input) {
-  // Made before, so that a refusal that changes it is seen.
+std::string ErrorMessage(const FeatureSpec& spec, const Input& input) {
+  // The object is initialized, so that a change by a failed call is detected.
   RaggedIds ids = MakeOk(Spec(), {Form::kRagged, {4, 5}, {0, 2}, 1, {}});
   const Status status = RaggedIds::Make(spec, input.View(), &ids);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -67,7 +67,7 @@ std::vector<T> ToVector(Span<const T> span) {
   return {span.begin(), span.end()};
 }
 
-TEST(RaggedIdsTest, TheThreeFormsOfOneBatchAreTheSame) {
+TEST(RaggedIdsTest, RaggedSparseAndDenseFormsAreEquivalent) {
   const std::vector<int64_t> values = {3, 9, 0, 3};
   const Input ragged = {Form::kRagged, values, {0, 2, 4}, 2, {}};
   const Input sparse = {Form::kSparse, values, {0, 0, 0, 1, 1, 0, 1, 7}, 2, {}};
@@ -82,7 +82,7 @@ TEST(RaggedIdsTest, TheThreeFormsOfOneBatchAreTheSame) {
   }
 }
 
-TEST(RaggedIdsTest, ThirtyTwoBitIdsAreTheSame) {
+TEST(RaggedIdsTest, Int32IdsAreEquivalent) {
   const std::vector<int32_t> values = {3, 9, 0};
   const Splits splits = {0, 3};
   FeatureInput<int32_t> input;
@@ -99,7 +99,7 @@ TEST(RaggedIdsTest, ThirtyTwoBitIdsAreTheSame) {
             "rows");
 }
 
-TEST(RaggedIdsTest, EmptySamplesAndEmptyBatches) {
+TEST(RaggedIdsTest, EmptySamplesAndEmptyBatchesAreValid) {
   const RaggedIds sparse =
       MakeOk(Spec(), {Form::kSparse, {1, 2}, {1, 0, 3, 0}, 5, {}});
   EXPECT_EQ(ToVector(sparse.splits()), (Splits{0, 0, 1, 1, 2, 2}));
@@ -113,7 +113,7 @@ TEST(RaggedIdsTest, EmptySamplesAndEmptyBatches) {
   }
 }
 
-TEST(RaggedIdsTest, GainsAreKeptOnlyWhereTheyAreNotAllOne) {
+TEST(RaggedIdsTest, GainsAreStoredOnlyIfNotAllAreOne) {
   const Input plain = {Form::kRagged, {1, 2, 3}, {0, 2, 3}, 2, {}};
   EXPECT_TRUE(MakeOk(Spec(Combiner::kSum), plain).gains().empty());
   EXPECT_EQ(ToVector(MakeOk(Spec(Combiner::kMean), plain).gains()),
@@ -148,38 +148,40 @@ TEST(RaggedIdsTest, ASparseSequenceKeepsItsGaps) {
   EXPECT_EQ(ids.counts().num_truncated, 1);
 }
 
-TEST(RaggedIdsTest, RefusesPositionsOfASequenceThatDoNotAscend) {
+TEST(RaggedIdsTest, RejectsSequencePositionsThatDoNotAscend) {
   const FeatureSpec spec = Spec(Combiner::kSum, 3);
-  EXPECT_NE(Refusal(spec, {Form::kSparse, {1, 2}, {0, 0, 1, -1}, 2, {}})
+  EXPECT_NE(ErrorMessage(spec, {Form::kSparse, {1, 2}, {0, 0, 1, -1}, 2, {}})
                 .find("'clicked', sample 1: the positions of a sequence"),
             std::string::npos);
   for (const int64_t second : {1, 0}) {
-    EXPECT_NE(Refusal(spec, {Form::kSparse, {1, 2}, {0, 1, 0, second}, 1, {}})
-                  .find("position " + std::to_string(second) +
-                        " after 1 (id number 1)"),
-              std::string::npos);
+    EXPECT_NE(
+        ErrorMessage(spec, {Form::kSparse, {1, 2}, {0, 1, 0, second}, 1, {}})
+            .find("position " + std::to_string(second) +
+                  " after 1 (id number 1)"),
+        std::string::npos);
   }
 }
 
-TEST(RaggedIdsTest, ASequenceHasNoCombiner) {
+TEST(RaggedIdsTest, ASequenceIgnoresTheCombiner) {
   const Input input = {Form::kRagged, {1, 2}, {0, 2}, 1, {}};
   EXPECT_TRUE(MakeOk(Spec(Combiner::kMean, 2), input).gains().empty());
 }
 
-TEST(RaggedIdsTest, NamesTheSampleOfAnIdOutsideTheTable) {
+TEST(RaggedIdsTest, ReportsTheSampleOfAnIdOutsideTheTable) {
   for (int64_t id : {int64_t{-1}, int64_t{10}, int64_t{1} << 32, INT64_MIN,
                      INT64_MAX, (int64_t{1} << 32) + 3}) {
-    EXPECT_EQ(Refusal(Spec(), {Form::kRagged, {1, 2, id}, {0, 1, 1, 3}, 3, {}}),
-              "Feature 'clicked', sample 2: id " + std::to_string(id) +
-                  " is outside table 'ads' with 10 rows");
+    EXPECT_EQ(
+        ErrorMessage(Spec(), {Form::kRagged, {1, 2, id}, {0, 1, 1, 3}, 3, {}}),
+        "Feature 'clicked', sample 2: id " + std::to_string(id) +
+            " is outside table 'ads' with 10 rows");
   }
-  // Also an id that the sequence would drop.
-  EXPECT_NE(
-      Refusal(Spec(Combiner::kSum, 1), {Form::kRagged, {1, 10}, {0, 2}, 1, {}}),
-      "");
+  // Ids that exceed the sequence length are checked, too.
+  EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, 1),
+                         {Form::kRagged, {1, 10}, {0, 2}, 1, {}}),
+            "");
 }
 
-TEST(RaggedIdsTest, RefusesRowSplitsThatDescribeNoSamples) {
+TEST(RaggedIdsTest, RejectsInvalidRowSplits) {
   struct Case {
     Splits splits;
     int64_t num_samples;
@@ -200,7 +202,7 @@ TEST(RaggedIdsTest, RefusesRowSplitsThatDescribeNoSamples) {
       {{0}, 0, "end with the number of ids. Received: 0, with 3 ids"},
   };
   for (const Case& c : cases) {
-    const std::string message = Refusal(
+    const std::string message = ErrorMessage(
         Spec(), {Form::kRagged, {1, 2, 3}, c.splits, c.num_samples, {}});
     EXPECT_NE(message.find("Feature 'clicked': row_splits must " + c.words),
               std::string::npos)
@@ -208,50 +210,53 @@ TEST(RaggedIdsTest, RefusesRowSplitsThatDescribeNoSamples) {
   }
 }
 
-TEST(RaggedIdsTest, RefusesSparseIndicesThatAreOutsideOrUnordered) {
-  const auto refusal = [](const Splits& indices) {
-    return Refusal(Spec(), {Form::kSparse, {1, 2}, indices, 2, {}});
+TEST(RaggedIdsTest, RejectsSparseIndicesThatAreOutsideOrUnordered) {
+  const auto error_message = [](const Splits& indices) {
+    return ErrorMessage(Spec(), {Form::kSparse, {1, 2}, indices, 2, {}});
   };
-  EXPECT_NE(refusal({0, 0, 2, 0})
+  EXPECT_NE(error_message({0, 0, 2, 0})
                 .find("inside its 2 samples. Received: sample 2 (id number 1)"),
             std::string::npos);
-  EXPECT_NE(refusal({-1, 0, 0, 0}).find("Received: sample -1 (id number 0)"),
+  EXPECT_NE(
+      error_message({-1, 0, 0, 0}).find("Received: sample -1 (id number 0)"),
+      std::string::npos);
+  EXPECT_NE(error_message({1, 0, 0, 0})
+                .find("use tf.sparse.reorder. Received: sample 0 after 1"),
             std::string::npos);
-  EXPECT_NE(refusal({1, 0, 0, 0})
-                .find("tf.sparse.reorder does it. Received: sample 0 after 1"),
-            std::string::npos);
-  EXPECT_NE(refusal({0, 0}).find("[num_ids, 2]"), std::string::npos);
-  EXPECT_NE(refusal({INT64_MAX, 0, INT64_MIN, 0}), "");
+  EXPECT_NE(error_message({0, 0}).find("[num_ids, 2]"), std::string::npos);
+  EXPECT_NE(error_message({INT64_MAX, 0, INT64_MIN, 0}), "");
 }
 
-TEST(RaggedIdsTest, RefusesDenseIdsThatDoNotFillTheirSamples) {
-  EXPECT_NE(Refusal(Spec(), {Form::kDense, {1, 2, 3}, {}, 2, {}})
-                .find("as many for each sample. Received: 3 ids, 2 samples"),
+TEST(RaggedIdsTest, RejectsDenseIdsThatDoNotFillTheirSamples) {
+  EXPECT_NE(ErrorMessage(Spec(), {Form::kDense, {1, 2, 3}, {}, 2, {}})
+                .find("the same number of ids for each sample. Received: 3 "
+                      "ids, 2 samples"),
             std::string::npos);
-  EXPECT_NE(Refusal(Spec(), {Form::kDense, {1}, {}, 0, {}}), "");
+  EXPECT_NE(ErrorMessage(Spec(), {Form::kDense, {1}, {}, 0, {}}), "");
 }
 
-TEST(RaggedIdsTest, RefusesSizesThatNoBatchHas) {
+TEST(RaggedIdsTest, RejectsInvalidBatchSizes) {
   for (Form form : {Form::kRagged, Form::kSparse, Form::kDense}) {
     for (int64_t num_samples :
          {int64_t{-1}, int64_t{1} << 31, INT64_MIN, INT64_MAX}) {
-      EXPECT_NE(Refusal(Spec(), {form, {}, {}, num_samples, {}}), "");
+      EXPECT_NE(ErrorMessage(Spec(), {form, {}, {}, num_samples, {}}), "");
     }
-    // Refused before anything is allocated for it.
-    EXPECT_NE(Refusal(Spec(Combiner::kSum, int64_t{1} << 40),
-                      {form, {}, {}, 1 << 20, {}})
+    // The size is checked before memory is allocated.
+    EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, int64_t{1} << 40),
+                           {form, {}, {}, 1 << 20, {}})
                   .find("activation rows"),
               std::string::npos);
-    EXPECT_NE(Refusal(Spec(Combiner::kSum, INT64_MAX), {form, {}, {}, 2, {}}),
-              "");
+    EXPECT_NE(
+        ErrorMessage(Spec(Combiner::kSum, INT64_MAX), {form, {}, {}, 2, {}}),
+        "");
   }
 }
 
-TEST(RaggedIdsTest, RefusesATableWhoseRowsDoNotFit) {
+TEST(RaggedIdsTest, RejectsTablesWithTooManyRows) {
   FeatureSpec spec = Spec();
   for (int64_t num_rows : {(int64_t{1} << 32) + 1, INT64_MAX, int64_t{-1}}) {
     spec.num_rows = num_rows;
-    EXPECT_NE(Refusal(spec, {Form::kRagged, {1}, {0, 1}, 1, {}})
+    EXPECT_NE(ErrorMessage(spec, {Form::kRagged, {1}, {0, 1}, 1, {}})
                   .find("0 to 2^32 rows"),
               std::string::npos);
   }
@@ -261,26 +266,27 @@ TEST(RaggedIdsTest, RefusesATableWhoseRowsDoNotFit) {
   EXPECT_EQ(ids.rows()[0], UINT32_MAX);
 }
 
-TEST(RaggedIdsTest, RefusesWeightsThatAreNotOnePerIdOrNotFinite) {
+TEST(RaggedIdsTest, RejectsWeightsThatAreNotOnePerIdOrNotFinite) {
   Input input = {Form::kRagged, {1, 2, 3}, {0, 1, 3}, 2, {1, 2}};
-  EXPECT_NE(Refusal(Spec(), input)
+  EXPECT_NE(ErrorMessage(Spec(), input)
                 .find("weights must be one per id. Received: 2 weights, 3 ids"),
             std::string::npos);
   for (float bad : {std::numeric_limits<float>::quiet_NaN(),
                     std::numeric_limits<float>::infinity(),
                     -std::numeric_limits<float>::infinity()}) {
     input.weights = {1, 2, bad};
-    EXPECT_NE(Refusal(Spec(), input).find("sample 1: a weight must be finite"),
-              std::string::npos);
+    EXPECT_NE(
+        ErrorMessage(Spec(), input).find("sample 1: a weight must be finite"),
+        std::string::npos);
   }
   input.weights = {1, 2, 3};
-  EXPECT_NE(Refusal(Spec(Combiner::kSum, 2), input)
+  EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, 2), input)
                 .find("a sequence feature takes no weights"),
             std::string::npos);
 }
 
-FeatureSpec SpecOf(OutOfRange out_of_range, Combiner combiner,
-                   int64_t length = 0) {
+FeatureSpec MakeSpec(OutOfRange out_of_range, Combiner combiner,
+                     int64_t length = 0) {
   FeatureSpec spec = Spec(combiner, length);
   spec.out_of_range = out_of_range;
   return spec;
@@ -290,8 +296,8 @@ std::vector<float> GainsOf(const RaggedIds& ids) {
   return {ids.gains().begin(), ids.gains().end()};
 }
 
-TEST(RaggedIdsTest, DroppedIdsAreAsIfTheyWereNotThere) {
-  const FeatureSpec spec = SpecOf(OutOfRange::kDrop, Combiner::kMean);
+TEST(RaggedIdsTest, DroppedIdsAreIgnored) {
+  const FeatureSpec spec = MakeSpec(OutOfRange::kDrop, Combiner::kMean);
   const RaggedIds ids = MakeOk(
       spec,
       {Form::kRagged, {-1, 4, 10, 5, 11}, {0, 2, 4, 5}, 3, {8, 3, 9, 2, 1}});
@@ -305,9 +311,9 @@ TEST(RaggedIdsTest, DroppedIdsAreAsIfTheyWereNotThere) {
   EXPECT_EQ(ids.counts().num_dropped, 3);
 }
 
-TEST(RaggedIdsTest, ADroppedIdLeavesItsPositionOfASequenceEmpty) {
+TEST(RaggedIdsTest, ADroppedIdLeavesItsSequencePositionEmpty) {
   const RaggedIds ids =
-      MakeOk(SpecOf(OutOfRange::kDrop, Combiner::kSum, 2),
+      MakeOk(MakeSpec(OutOfRange::kDrop, Combiner::kSum, 2),
              {Form::kRagged, {-1, 4, 5, 6, 7, 99}, {0, 2, 6}, 2, {}});
   EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{4, 5, 6}));
   EXPECT_EQ(Splits(ids.splits().begin(), ids.splits().end()),
@@ -317,21 +323,21 @@ TEST(RaggedIdsTest, ADroppedIdLeavesItsPositionOfASequenceEmpty) {
 
 TEST(RaggedIdsTest, ClippedIdsBecomeTheNearestRow) {
   const RaggedIds ids =
-      MakeOk(SpecOf(OutOfRange::kClip, Combiner::kSum),
+      MakeOk(MakeSpec(OutOfRange::kClip, Combiner::kSum),
              {Form::kDense, {-1, 4, 10, int64_t{1} << 40}, {}, 2, {}});
   EXPECT_EQ(Rows(ids.rows().begin(), ids.rows().end()), (Rows{0, 4, 9, 9}));
   EXPECT_EQ(ids.counts().num_clipped, 3);
   EXPECT_EQ(ids.counts().num_dropped, 0);
 }
 
-TEST(RaggedIdsTest, WeightsOfDroppedIdsAreStillChecked) {
-  EXPECT_NE(Refusal(SpecOf(OutOfRange::kDrop, Combiner::kSum),
-                    {Form::kRagged, {-1}, {0, 1}, 1, {std::nanf("")}})
+TEST(RaggedIdsTest, WeightsOfDroppedIdsAreChecked) {
+  EXPECT_NE(ErrorMessage(MakeSpec(OutOfRange::kDrop, Combiner::kSum),
+                         {Form::kRagged, {-1}, {0, 1}, 1, {std::nanf("")}})
                 .find("must be finite"),
             std::string::npos);
 }
 
-TEST(RaggedIdsTest, PoliciesHaveNames) {
+TEST(RaggedIdsTest, OutOfRangePoliciesAreParsedByName) {
   OutOfRange found = OutOfRange::kError;
   EXPECT_TRUE(ParseOutOfRange("drop", &found).ok());
   EXPECT_EQ(found, OutOfRange::kDrop);

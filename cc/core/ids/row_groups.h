@@ -1,4 +1,4 @@
-// The distinct rows of a batch, found in parts by several workers.
+// The unique rows of a batch, found in parts by several workers.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_ROW_GROUPS_H_
 #define TF_LAYOUTMAP_CORE_IDS_ROW_GROUPS_H_
@@ -11,22 +11,23 @@
 
 namespace layoutmap {
 
-// As `UniqueRows` (cc/core/rows/unique_rows.h), with room between the parts,
-// because a worker does not know how many rows those before its own have:
+// Like `UniqueRows` (cc/core/rows/unique_rows.h), with gaps between the parts,
+// because a worker does not know how many rows the preceding parts have:
 //
-//   positions   7 2 4 .   5 0 1 6     . : nothing
+//   positions   7 2 4 .   5 0 1 6     . : unused
 //   rows        3 8 . .   20 . . .
 //   starts      0 1 . .   0 . . .
 //   parts       0, 2, 3   4, 1, 4
 struct RowGroups {
   struct Part {
-    int64_t first;          // of its rows, starts and positions
-    int64_t num_rows;       // ascending, and above those of the part before
-    int64_t num_positions;  // of all its rows
+    int64_t first;     // index of its first row, start and position
+    int64_t num_rows;  // ascending, and above the rows of the preceding part
+    int64_t num_positions;  // total over its rows
   };
 
   RowGroups() = default;
-  // For at most so many positions, some of which may have no row.
+  // Allocates memory for up to `max_positions` positions. Some of them may have
+  // no row.
   explicit RowGroups(int64_t max_positions)
       : rows(max_positions + 1),
         starts(max_positions + 1),
@@ -35,19 +36,19 @@ struct RowGroups {
   int64_t num_rows() const;
   int64_t num_positions() const;
 
-  // Gives the positions that have no row, which are negative in `row_of`, a
-  // row above all others.
+  // Assigns `row`, which must be above all other rows, to the positions without
+  // a row, which are negative in `row_of`.
   void Add(Span<const int64_t> row_of, uint32_t row);
-  // Numbers positions anew, without those that have no row.
+  // Renumbers the positions, skipping positions without a row.
   void Renumber(Span<const int64_t> row_of);
 
   std::vector<Part> parts;
   RawArray<uint32_t> rows;
-  RawArray<uint32_t> starts;     // of the positions of each row, from `first`
-  RawArray<uint32_t> positions;  // of one row ascending
-  // Of each position what it is to be; empty if they stay as they are.
+  RawArray<uint32_t> starts;  // first position of each row, relative to `first`
+  RawArray<uint32_t> positions;  // ascending within each row
+  // New number of each position; empty if the numbers do not change.
   std::vector<uint32_t> number_of;
-  // How many batches of features the positions go through.
+  // Number of feature batches that the positions cover.
   int64_t num_batches = 0;
 };
 

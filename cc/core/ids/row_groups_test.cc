@@ -8,7 +8,7 @@
 namespace layoutmap {
 namespace {
 
-TEST(RowGroupsTest, PositionsWithoutARowGetOneOrGo) {
+TEST(RowGroupsTest, PositionsWithoutARowGetARowOrAreSkipped) {
   const std::vector<int64_t> row_of = {4, -1, 4, 9, -1};
   RowGroups groups(5);
   groups.parts = {{0, 1, 2}, {2, 1, 1}};
@@ -26,7 +26,7 @@ TEST(RowGroupsTest, PositionsWithoutARowGetOneOrGo) {
   EXPECT_EQ(groups.positions[last.first + 1], 4u);
 }
 
-TEST(RowGroupsTest, NothingIsAddedForNoPositions) {
+TEST(RowGroupsTest, AddWithoutSuchPositionsChangesNothing) {
   RowGroups groups(2);
   groups.parts = {{0, 1, 2}};
   groups.Add(std::vector<int64_t>{3, 3}, 12);

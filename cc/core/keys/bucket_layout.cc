@@ -10,7 +10,8 @@
 namespace layoutmap {
 namespace {
 
-// As many as leave each segment the buckets of one search.
+// Returns the largest number of segments that leaves each segment the buckets
+// of one search.
 int64_t NumSegments(int64_t num_buckets) {
   int64_t num_segments = 1;
   while (num_segments < BucketLayout::kMaxSegments &&

@@ -12,10 +12,11 @@
 namespace layoutmap {
 namespace {
 
-// So many keys' buckets are asked for before the first is looked at.
+// Number of keys whose buckets are prefetched ahead of the search.
 constexpr int64_t kAhead = 16;
 
-// About a line from memory, shared with those that are fetched meanwhile.
+// About the time of one cache miss, which overlaps with the prefetches of other
+// keys.
 constexpr int64_t kNanosecondsPerKey = 20;
 
 }  // namespace

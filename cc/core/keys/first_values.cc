@@ -14,13 +14,15 @@
 namespace layoutmap {
 namespace {
 
-// erf(sqrt(2)): the share of a normal distribution within two deviations.
+// erf(sqrt(2)): the fraction of a normal distribution within two standard
+// deviations.
 constexpr double kShareWithinTwo = 0.95449973610364158;
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kLn2 = 0.69314718055994531;
 
-// The natural logarithm of a positive normal number, by the series of atanh:
-// far more exact than the float that is made of it.
+// Returns the natural logarithm of a positive normal number, computed with the
+// series of atanh. The precision is far above the precision of the resulting
+// float.
 double Log(double x) {
   uint64_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -41,8 +43,8 @@ double Polynomial(const double (&coefficients)[9], double x) {
   return sum;
 }
 
-// The inverse of erf on (-1, 1), to single precision (Giles, "Approximating
-// the erfinv function", GPU Computing Gems, 2011).
+// Returns the inverse of erf on (-1, 1) with single precision (Giles,
+// "Approximating the erfinv function", GPU Computing Gems, 2011).
 double InverseErf(double x) {
   constexpr double kCenter[9] = {
       2.81022636e-08,  3.43273939e-07, -3.5233877e-06,
@@ -57,7 +59,8 @@ double InverseErf(double x) {
   return p * x;
 }
 
-// In (-1, 1), both ends excluded, symmetric.
+// Returns a value in (-1, 1) with both ends excluded; the values are symmetric
+// around 0.
 double Symmetric(uint64_t bits) {
   constexpr double kStep = 1.0 / (int64_t{1} << 52);
   return (static_cast<double>(bits >> 12) + 0.5) * 2 * kStep - 1;
@@ -76,7 +79,7 @@ Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind) {
     *kind = FirstValues::Kind::kTruncatedNormal;
   } else {
     return InvalidArgument(
-        "First values must be one of constant, uniform, normal, "
+        "Initial values must be one of constant, uniform, normal, "
         "truncated_normal. Received: " +
         name);
   }
@@ -100,7 +103,7 @@ void FillFirstValues(const FirstValues& first_values, int64_t key,
       first_values.kind == FirstValues::Kind::kTruncatedNormal;
   const double share = is_truncated ? kShareWithinTwo : 1;
   for (float& value : row) {
-    // What splitmix64 draws one after the other.
+    // The next state of splitmix64.
     state += 0x9E3779B97F4A7C15u;
     value = static_cast<float>(
         a + b * (kSqrt2 * InverseErf(share * Symmetric(MixBits(state)))));

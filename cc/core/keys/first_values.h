@@ -1,4 +1,4 @@
-// The values that the row of a new key starts with.
+// Initial values for the rows of new keys.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_FIRST_VALUES_H_
 #define TF_LAYOUTMAP_CORE_KEYS_FIRST_VALUES_H_
@@ -12,26 +12,27 @@
 
 namespace layoutmap {
 
-// A distribution. Its values are a function of seed, key and column, whatever
-// the row and the step: a key that comes back starts as it first did.
+// A distribution of initial values. The values only depend on seed, key and
+// column, and not on the row or the step. A key that is inserted again gets the
+// same initial values.
 struct FirstValues {
   enum class Kind {
     kConstant,         // a
     kUniform,          // in [a, b)
     kNormal,           // mean a, standard deviation b
-    kTruncatedNormal,  // the same of what is within two of the deviations
+    kTruncatedNormal,  // normal, limited to two standard deviations
   };
 
   Kind kind = Kind::kConstant;
   float a = 0;
   float b = 0;
-  uint64_t seed = 0;  // of the vocabulary and the table
+  uint64_t seed = 0;  // derived from vocabulary and table
 };
 
 Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind);
 
-// Fills the row of a key. The same bits on every machine: no function of the
-// C library but sqrt, which is exact.
+// Fills the row of a key. Results are bitwise identical on all machines: sqrt,
+// which is exact, is the only C library function used.
 void FillFirstValues(
     const FirstValues& first_values, int64_t key, Span<float> row,
     const KeyKernels& kernels = KeyKernelsFor(CurrentCpuLevel()));

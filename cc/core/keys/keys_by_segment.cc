@@ -14,8 +14,8 @@
 namespace layoutmap {
 namespace {
 
-// Of the same size whatever the threads: what a key's place is depends on where
-// the parts are cut.
+// The size does not depend on the number of threads, because the place of a key
+// depends on the borders of the parts.
 constexpr int64_t kKeysPerPart = 4096;
 
 }  // namespace
@@ -27,7 +27,8 @@ KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
   const int64_t num_segments = layout.num_segments();
   const int64_t num_parts = (num_keys + kKeysPerPart - 1) / kKeysPerPart;
   const RawArray<uint32_t> buckets(num_keys);
-  // By part, then by segment: how many keys, then where the next one goes.
+  // Indexed by part, then by segment: first the number of keys, later the place
+  // of the next key.
   std::vector<int64_t> next(num_parts * num_segments);
   std::vector<char> has_empty_key(num_parts);
   const auto for_parts = [&](int64_t nanoseconds_per_key, const auto& work) {
@@ -49,30 +50,30 @@ KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
     }
   });
 
-  KeysBySegment dealt;
-  dealt.has_empty_key =
+  KeysBySegment grouped;
+  grouped.has_empty_key =
       std::count(has_empty_key.begin(), has_empty_key.end(), 0) != num_parts;
-  dealt.splits.reserve(num_segments + 1);
+  grouped.splits.reserve(num_segments + 1);
   int64_t start = 0;
   for (int64_t s = 0; s < num_segments; ++s) {
-    dealt.splits.push_back(start);
+    grouped.splits.push_back(start);
     for (int64_t part = 0; part < num_parts; ++part) {
       int64_t& count = next[part * num_segments + s];
       start += std::exchange(count, start);
     }
   }
-  dealt.splits.push_back(start);
+  grouped.splits.push_back(start);
 
-  dealt.places = RawArray<KeyPlace>(num_keys);
-  dealt.place_of = RawArray<uint32_t>(num_keys);
+  grouped.places = RawArray<KeyPlace>(num_keys);
+  grouped.place_of = RawArray<uint32_t>(num_keys);
   for_parts(3, [&](int64_t, int64_t begin, int64_t end, int64_t* next_of) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t place = next_of[layout.SegmentOf(buckets[i])]++;
-      dealt.places[place] = {keys[i], static_cast<uint32_t>(i), buckets[i]};
-      dealt.place_of[i] = static_cast<uint32_t>(place);
+      grouped.places[place] = {keys[i], static_cast<uint32_t>(i), buckets[i]};
+      grouped.place_of[i] = static_cast<uint32_t>(place);
     }
   });
-  return dealt;
+  return grouped;
 }
 
 int64_t FirstOccurrences::NumSlots(int64_t num_keys) {

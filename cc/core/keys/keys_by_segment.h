@@ -1,4 +1,4 @@
-// The keys of a batch, dealt to the segments of a vocabulary.
+// The keys of a batch, grouped by segments of a vocabulary.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_KEYS_BY_SEGMENT_H_
 #define TF_LAYOUTMAP_CORE_KEYS_KEYS_BY_SEGMENT_H_
@@ -15,13 +15,14 @@
 
 namespace layoutmap {
 
-// Each place has its key, and each key its place: a worker of a segment reads
-// and writes memory of its own, and none between that of two other segments.
+// The keys of a batch in places that are contiguous for each segment. The
+// worker of a segment therefore accesses separate memory.
 struct KeysBySegment {
-  // Those of segment s at [splits[s], splits[s + 1]), positions ascending.
+  // The keys of segment s are places[splits[s]] to places[splits[s + 1] - 1],
+  // with ascending positions.
   RawArray<KeyPlace> places;
   std::vector<int64_t> splits;
-  // Where each key of the batch is among `places`.
+  // Index in `places` of each key of the batch.
   RawArray<uint32_t> place_of;
   bool has_empty_key = false;  // whether kEmptyKey is among the keys
 };
@@ -30,23 +31,24 @@ KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
                        const KeyKernels& kernels,
                        const ParallelFor& parallel_for);
 
-// Finds equal keys again: for each key of a list the first equal one.
+// Finds duplicate keys: returns the first occurrence of each key of a list.
 class FirstOccurrences {
  public:
-  // Slots that a list of so many keys needs.
+  // Returns the number of slots for a list of `num_keys` keys.
   static int64_t NumSlots(int64_t num_keys);
 
-  // `slots` are NumSlots(num_keys), of any values.
+  // `slots` must have NumSlots(num_keys) elements and may be uninitialized.
   explicit FirstOccurrences(Span<uint32_t> slots) : slots_(slots) {
     std::fill(slots.begin(), slots.end(), 0);
   }
 
-  // The number under which an equal key was added first; else `number`.
-  // `key_of(n)` is the key that was added as n.
+  // Returns the number under which an equal key was added first, or `number` if
+  // there is none. `key_of(n)` must return the key that was added with number
+  // n.
   template <typename KeyOf>
   uint32_t Add(int64_t key, uint32_t number, const KeyOf& key_of) {
     const uint64_t mask = static_cast<uint64_t>(slots_.size()) - 1;
-    // Other bits than those that chose the segment and the bucket.
+    // Uses bits other than the ones that select the segment and the bucket.
     uint64_t slot = MixBits(static_cast<uint64_t>(key)) & mask;
     while (slots_[slot] != 0 && key_of(slots_[slot] - 1) != key) {
       slot = (slot + 1) & mask;

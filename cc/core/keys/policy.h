@@ -1,4 +1,4 @@
-// Which keys get a row, and which give theirs away.
+// Admission and eviction policies of open vocabularies.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_POLICY_H_
 #define TF_LAYOUTMAP_CORE_KEYS_POLICY_H_
@@ -14,14 +14,14 @@ namespace layoutmap {
 
 enum class Admission {
   kAll,
-  kCount,        // once a sketch has counted it `min_count` times
-  kProbability,  // by chance, anew in each step that has it
+  kCount,        // admits a key after a sketch has counted it `min_count` times
+  kProbability,  // admits a key at random in each step that uses the key
 };
 
 enum class Eviction {
   kNone,
-  kLru,  // the key that was used last longest ago
-  kLfu,  // the key that was used least, counts halved with age
+  kLru,  // evicts the least recently used key
+  kLfu,  // evicts the least frequently used key; counts decay with age
 };
 
 Status ParseAdmission(const std::string& name, Admission* admission);
@@ -30,28 +30,29 @@ Status ParseEviction(const std::string& name, Eviction* eviction);
 struct VocabularyPolicy {
   Admission admission = Admission::kAll;
   int32_t min_count = 1;  // in [1, 255]
-  // Of 2^32: how often a key is admitted by chance.
+  // Admission probability of a key, multiplied by 2^32.
   int64_t admitted_of_2_32 = int64_t{1} << 32;
   Eviction eviction = Eviction::kLru;
-  int32_t half_life_steps = 0;  // of counts; 0: they are never halved
-  // A key that was not used for more steps gives its row away before any other;
-  // 0: keys do not expire.
+  int32_t half_life_steps = 0;  // steps until a count is halved; 0: never
+  // A key that was not used for more than this number of steps is evicted
+  // before any other key; 0: keys do not expire.
   int32_t ttl_steps = 0;
-  // Whether a key that finds no place is an error, and none is then inserted.
+  // Whether a key without a free row is an error. No key is then inserted.
   bool fails_when_full = false;
-  uint64_t seed = 0;  // of chance
+  uint64_t seed = 0;  // seed of random admission
 };
 
 Status CheckPolicy(const VocabularyPolicy& policy);
 
-// How often a key counts as used after so many steps without a use.
+// Returns the decayed count of a key that was not used for `age` steps.
 inline int32_t DecayedCount(const VocabularyPolicy& policy, int32_t count,
                             int64_t age) {
   if (policy.half_life_steps <= 0 || age <= 0) return count;
   return count >> std::min<int64_t>(age / policy.half_life_steps, 31);
 }
 
-// The lowest gives its row away first; of equal ones, the lowest row.
+// Returns the score of a key. The key with the lowest score is evicted first;
+// among equal scores, the key with the lowest row.
 inline int32_t ScoreOf(const VocabularyPolicy& policy, int32_t last_step,
                        int32_t count, int32_t step) {
   if (policy.eviction == Eviction::kLru) return last_step;
@@ -63,7 +64,8 @@ inline bool IsExpired(const VocabularyPolicy& policy, int32_t last_step,
   return policy.ttl_steps > 0 && int64_t{step} - last_step > policy.ttl_steps;
 }
 
-// A function of seed, key and step alone.
+// Returns whether a key is admitted at random. The result only depends on seed,
+// key and step.
 inline bool IsAdmittedByChance(const VocabularyPolicy& policy, int64_t key,
                                int32_t step) {
   const uint64_t bits =

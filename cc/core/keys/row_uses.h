@@ -1,4 +1,4 @@
-// The uses of rows in a step, brought into the order of the rows.
+// Sorting of the uses of rows in a step by row.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_ROW_USES_H_
 #define TF_LAYOUTMAP_CORE_KEYS_ROW_USES_H_
@@ -11,8 +11,9 @@
 
 namespace layoutmap {
 
-// A row of a segment, counted from its first, above the position of a key that
-// has it: in their order, uses of a row stand together, positions ascending.
+// A use of a row. The upper bits hold the row, relative to the first row of its
+// segment, and the lower bits the position of the key. Sorted uses are
+// therefore grouped by row, with ascending positions.
 using RowUse = uint64_t;
 
 inline RowUse MakeRowUse(int64_t row, uint32_t position) {
@@ -21,15 +22,17 @@ inline RowUse MakeRowUse(int64_t row, uint32_t position) {
 inline int64_t RowOfUse(RowUse use) { return static_cast<int64_t>(use >> 32); }
 inline uint32_t PositionOfUse(RowUse use) { return static_cast<uint32_t>(use); }
 
-// Sorts uses whose positions ascend, of rows below `num_rows`. `spare` has room
-// for as many; the result is in either of the two, which trade places then.
+// Sorts uses whose positions ascend and whose rows are below `num_rows`.
+// `spare` must have at least the size of `uses`. The function may swap the two
+// spans; the result is in `uses`.
 inline void SortUses(int64_t num_rows, int64_t size, Span<RowUse>* uses,
                      Span<RowUse>* spare) {
-  // Counters that stay in the first-level cache beside the uses of a segment.
+  // The counters and the uses of a segment together fit in the first-level
+  // cache.
   constexpr int kMaxDigitBits = 8;
-  // As many as a pass over the counters costs.
-  constexpr int64_t kFew = 64;
-  if (size <= kFew) {
+  // Below this size, std::sort is faster than a pass over the counters.
+  constexpr int64_t kMaxStdSortSize = 64;
+  if (size <= kMaxStdSortSize) {
     std::sort(uses->data(), uses->data() + size);
     return;
   }
@@ -55,8 +58,8 @@ inline void SortUses(int64_t num_rows, int64_t size, Span<RowUse>* uses,
   }
 }
 
-// The same of `size` uses of which the first `num_sorted` are sorted already.
-// No row is in both parts.
+// Sorts `size` uses, of which the first `num_sorted` are already sorted. The
+// two parts must not have common rows.
 inline void SortAddedUses(int64_t num_rows, int64_t num_sorted, int64_t size,
                           Span<RowUse>* uses, Span<RowUse>* spare) {
   if (num_sorted == size) return;
@@ -69,7 +72,7 @@ inline void SortAddedUses(int64_t num_rows, int64_t num_sorted, int64_t size,
   std::swap(*uses, *spare);
 }
 
-// Calls `visit(row, first, last)` for each row, whose uses are at [first,
+// Calls `visit(row, first, last)` for each row, whose uses are in [first,
 // last).
 template <typename Visit>
 void ForRowsOfUses(const RowUse* uses, int64_t size, const Visit& visit) {

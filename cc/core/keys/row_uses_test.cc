@@ -11,8 +11,9 @@
 namespace layoutmap {
 namespace {
 
-// Sizes about where it sorts otherwise, rows of one to four digits.
-TEST(RowUsesTest, SortedAsTheStandardLibraryDoes) {
+// Sizes around the threshold of the sort algorithms, and rows of one to four
+// digits.
+TEST(RowUsesTest, SortMatchesTheStandardLibrary) {
   std::mt19937_64 random(3);
   for (int64_t num_rows : {1, 2, 255, 256, 257, 15632, 65536, 1 << 26}) {
     for (int64_t size : {1, 63, 64, 65, 1000}) {
@@ -31,14 +32,14 @@ TEST(RowUsesTest, SortedAsTheStandardLibraryDoes) {
   }
 }
 
-TEST(RowUsesTest, AddedUsesComeAmongThoseBefore) {
+TEST(RowUsesTest, AddedUsesAreMergedWithSortedUses) {
   std::mt19937_64 random(5);
   for (int64_t num_rows : {200, 70000}) {
     for (int64_t num_sorted : {0, 3, 500}) {
       for (int64_t num_added : {0, 1, 700}) {
         std::vector<RowUse> uses, spare(num_sorted + num_added);
         for (int64_t i = 0; i < num_sorted + num_added; ++i) {
-          // Even rows are sorted, odd ones come.
+          // Even rows are already sorted, odd rows are added.
           const int64_t row = random() % (num_rows / 2) * 2 + (i >= num_sorted);
           uses.push_back(MakeRowUse(row, static_cast<uint32_t>(i)));
         }
@@ -55,7 +56,7 @@ TEST(RowUsesTest, AddedUsesComeAmongThoseBefore) {
   }
 }
 
-TEST(RowUsesTest, EachRowComesOnceWithAllItsUses) {
+TEST(RowUsesTest, EachRowIsVisitedOnceWithAllItsUses) {
   const std::vector<RowUse> uses = {MakeRowUse(2, 7), MakeRowUse(2, 9),
                                     MakeRowUse(5, 1)};
   std::vector<std::vector<int64_t>> seen;

@@ -1,4 +1,4 @@
-// How often keys without a row were seen, in 16 bits a key.
+// Approximate use counts of keys without a row, in 16 bits per key.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_SKETCH_H_
 #define TF_LAYOUTMAP_CORE_KEYS_SKETCH_H_
@@ -11,34 +11,36 @@
 
 namespace layoutmap {
 
-// A count-min sketch of one segment: two rows of 8-bit cells, of which a key
-// has one each. Each time it has counted as many ids as half the cells of a
-// row, its window, all cells go down by one. So:
+// A count-min sketch of one segment. It has two rows of 8-bit cells; each key
+// has one cell in each row. When the number of counted ids reaches half the
+// cells of a row, the window, all cells are decremented by one. This gives the
+// following bounds:
 //
-//   * A key that was seen n times (up to 255) while N ids were counted has a
-//     count of at least n - ceil(N / window): n - 1 if those are no more than
-//     a window. A key that is seen more than once in each window reaches any
+//   * If a key was seen n times (up to 255) while N ids were counted, its
+//     count is at least n - ceil(N / window), which is n - 1 within one
+//     window. A key that is seen more than once in each window reaches any
 //     count.
-//   * A count is too high only where other keys share both cells. Of keys that
-//     are seen once among others that are, fewer than one in ten are counted
-//     twice.
+//   * A count is too high only if other keys share both cells. Among keys
+//     that are seen once, fewer than one in ten have a count of two.
 //
-// Halving all cells instead would keep a key with k ids in a window from ever
-// reaching 2 * k.
+// If all cells were halved instead, the count of a key with k ids per window
+// would never reach 2 * k.
 class SegmentSketch {
  public:
-  // Cells in one of the two rows: two for each key, and enough that the window
-  // of a small vocabulary is longer than a few steps.
+  // Returns the number of cells in each of the two rows: two per key, and at
+  // least 256, so that the window of a small vocabulary is longer than a few
+  // steps.
   static int64_t NumCells(const BucketLayout& layout) {
     return std::max<int64_t>(2 * kKeysPerBucket * layout.buckets_per_segment(),
                              256);
   }
 
-  // `cells` are [2, NumCells]. `seen` counts the ids of the window so far.
+  // `cells` is [2, NumCells]. `seen` is the number of ids in the current
+  // window.
   SegmentSketch(Span<uint8_t> cells, int64_t* seen)
       : cells_(cells), num_cells_(cells.size() / 2), seen_(seen) {}
 
-  // Counts `times` more and returns how often the key was seen, at most 255.
+  // Adds `times` uses of a key and returns its count, at most 255.
   int32_t Add(int64_t key, int64_t times) {
     const uint64_t bits =
         MixBits(MixBits(static_cast<uint64_t>(key)) + 0x9E3779B97F4A7C15u);
@@ -48,12 +50,13 @@ class SegmentSketch {
                ScaledTo(num_cells_, static_cast<uint32_t>(bits >> 32))];
     times = std::min<int64_t>(times, 255);
     const int64_t count = std::min<int64_t>(std::min(a, b) + times, 255);
-    // Only up to the new count: a cell that is higher counts other keys.
+    // Cells are only raised to the new count. A cell with a higher value counts
+    // other keys, too.
     a = std::max(a, static_cast<uint8_t>(count));
     b = std::max(b, static_cast<uint8_t>(count));
     *seen_ += times;
-    // Half an id for each cell: at one and more, cells would fill faster than
-    // they empty.
+    // The window is half an id per cell. With one id per cell or more, cells
+    // would be incremented faster than they are decremented.
     const int64_t window = num_cells_ / 2;
     for (; *seen_ >= window; *seen_ -= window) LowerCells();
     return static_cast<int32_t>(count);

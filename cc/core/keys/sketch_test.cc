@@ -13,7 +13,7 @@
 namespace layoutmap {
 namespace {
 
-// The sketch of the only or first segment of a vocabulary.
+// The sketch of the first segment of a vocabulary.
 class Sketch {
  public:
   explicit Sketch(int64_t capacity) {
@@ -37,25 +37,25 @@ class Sketch {
   int64_t seen_ = 0;
 };
 
-TEST(SketchTest, AWindowIsTheRowsOfASegmentOrMore) {
+TEST(SketchTest, TheWindowIsAtLeastTheRowsOfASegment) {
   EXPECT_EQ(Sketch(8).window(), 128);
   EXPECT_EQ(Sketch(2000).window(), 128);    // 64 segments of 32 rows.
   EXPECT_EQ(Sketch(64000).window(), 1000);  // 64 segments of 1,000 rows.
 }
 
-// Keys of all shares, which come one by one and several at a time.
-TEST(SketchTest, NoCountIsLowerThanItsBound) {
+// Keys of different frequencies, added one at a time or several at a time.
+TEST(SketchTest, CountsAreNotBelowTheirLowerBound) {
   std::mt19937_64 random(1);
   for (const int64_t capacity : {8, 500, 64000}) {
     Sketch sketch(capacity);
     struct Seen {
       int64_t times = 0;
-      int64_t first = 0;  // ids that were counted before
+      int64_t first = 0;  // number of ids that were counted earlier
     };
     std::map<int64_t, Seen> seen;
     int64_t num_ids = 0;
     for (int64_t i = 0; i < 30 * sketch.window(); ++i) {
-      // Small keys are the frequent ones.
+      // Small keys are frequent.
       const int64_t key = int64_t{1} << (random() % 16);
       const int64_t drawn = static_cast<int64_t>(random() % key);
       const int64_t times = random() % 8 == 0 ? 1 + random() % 20 : 1;
@@ -68,14 +68,15 @@ TEST(SketchTest, NoCountIsLowerThanItsBound) {
       const int64_t lost = (passed + sketch.window() - 1) / sketch.window();
       ASSERT_GE(count, std::min<int64_t>(one.times, 255) - lost)
           << capacity << " " << i;
-      // A cell that is full counts no more: begin again.
+      // A saturated cell does not count further, so the count of this key
+      // restarts.
       if (count == 255) seen.erase(found);
     }
   }
 }
 
-TEST(SketchTest, WithinAWindowOneIsLostAtMost) {
-  // Wherever the window begins.
+TEST(SketchTest, AtMostOneCountIsLostWithinAWindow) {
+  // The test starts at each position of the window.
   for (int64_t before = 0; before < 128; ++before) {
     Sketch sketch(8);
     for (int64_t i = 0; i < before; ++i) sketch.Add(1'000'000 + i);
@@ -85,24 +86,24 @@ TEST(SketchTest, WithinAWindowOneIsLostAtMost) {
   }
 }
 
-TEST(SketchTest, KeysThatComeAllTheTimeReachAnyCount) {
+TEST(SketchTest, KeysThatAreSeenInEachWindowReachAnyCount) {
   for (const int64_t capacity : {8, 100, 2000}) {
     Sketch sketch(capacity);
     std::vector<int32_t> highest(10);
     for (int64_t i = 0; i < 400; ++i) {
       for (int64_t key = 0; key < 10; ++key) {
         highest[key] = std::max(highest[key], sketch.Add(key));
-        // And as many that come once.
+        // An equal number of keys is seen only once.
         sketch.Add(1'000'000 + 10 * i + key);
       }
     }
-    // 20 ids a round, so a count is lost in 6.4 of them.
+    // There are 20 ids per round, so a count is lost every 6.4 rounds.
     EXPECT_EQ(*std::min_element(highest.begin(), highest.end()), 255)
         << capacity;
   }
 }
 
-TEST(SketchTest, OfKeysSeenOnceFewerThanOneInTenCountTwice) {
+TEST(SketchTest, FewerThanOneInTenKeysSeenOnceCountTwice) {
   for (const int64_t capacity : {8, 64000}) {
     Sketch sketch(capacity);
     const int64_t num_keys = 50 * sketch.window();
@@ -117,10 +118,10 @@ TEST(SketchTest, OfKeysSeenOnceFewerThanOneInTenCountTwice) {
   }
 }
 
-TEST(SketchTest, ACountIsAtMost255) {
+TEST(SketchTest, CountsAreAtMost255) {
   Sketch sketch(8);
   EXPECT_EQ(sketch.Add(5, 1000), 255);
-  // Of 255 ids a window has passed, and the second one not yet.
+  // After 255 ids one window is complete and the second is not.
   EXPECT_EQ(sketch.Add(5, 0), 254);
   EXPECT_EQ(sketch.Add(5, 1), 255);
 }

@@ -1,4 +1,4 @@
-// The state of an open vocabulary, in memory that somebody else owns.
+// Views of the state of an open vocabulary.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_VOCABULARY_STATE_H_
 #define TF_LAYOUTMAP_CORE_KEYS_VOCABULARY_STATE_H_
@@ -12,19 +12,20 @@
 
 namespace layoutmap {
 
-// Views by bucket, [num_buckets, 8] each, in shards that all are cut alike. A
-// lane without a key has kEmptyKey, step 0 and count 0.
+// Views by bucket, [num_buckets, 8] each. All views are sharded alike. A lane
+// without a key has key kEmptyKey, step 0 and count 0.
 struct VocabularyState {
   ShardedView<int64_t> keys;
-  ShardedView<int32_t> last_step;  // that used the key
-  ShardedView<int32_t> count;      // of uses
-  // [num_segments, 2, cells] and [num_segments] (cc/core/keys/sketch.h);
-  // empty where keys are not admitted by their count.
+  ShardedView<int32_t> last_step;  // last step that used the key
+  ShardedView<int32_t> count;      // number of uses
+  // [num_segments, 2, cells] and [num_segments] (cc/core/keys/sketch.h). Empty
+  // if keys are not admitted by count.
   Span<uint8_t> sketch;
   Span<int64_t> seen;
-  // Of a part, as a server has it: whole segments, these. The views are still
-  // numbered by all buckets, and nothing may ask for any but those here; the
-  // sketch is that of these segments. 0 segments: all of the vocabulary.
+  // The segments of a partial state, for example on a server. The views are
+  // still indexed by bucket of the full vocabulary, but only buckets of these
+  // segments may be accessed. `sketch` and `seen` only hold these segments. 0
+  // segments mean the full vocabulary.
   int64_t first_segment = 0;
   int64_t num_segments = 0;
 
@@ -37,8 +38,8 @@ struct VocabularyState {
   }
 };
 
-// The buckets of a state, found by one `locate` of their partition
-// (RowPartition::WithLocate), for loops.
+// Access to the buckets of a state through a `locate` function of their
+// partition (RowPartition::WithLocate), which is faster in loops.
 template <typename Locate>
 struct Buckets {
   struct Bucket {
@@ -70,10 +71,9 @@ void WithBuckets(const VocabularyState& state, const Work& work) {
       [&](auto locate) { work(Buckets<decltype(locate)>{locate, &state}); });
 }
 
-// The lane of a key in its bucket, or -1.
+// Returns the lane of a key in its bucket, or -1.
 inline int FindLane(const int64_t* keys, int64_t key) {
-  // All are compared, without a branch: a vector instruction where there is
-  // one.
+  // All lanes are compared without branches, which allows vector instructions.
   unsigned found = 0;
   for (int lane = 0; lane < kKeysPerBucket; ++lane) {
     found |= static_cast<unsigned>(keys[lane] == key) << lane;
@@ -81,8 +81,9 @@ inline int FindLane(const int64_t* keys, int64_t key) {
   return found == 0 ? -1 : __builtin_ctz(found);
 }
 
-// The row of a key whose search begins in `bucket`, or kNoRow. `num_probes`
-// goes up by the buckets looked into. `keys_of(bucket)` are its keys.
+// Returns the row of a key, or kNoRow. The search starts in `bucket`. The
+// number of visited buckets is added to `num_probes`. `keys_of(bucket)` must
+// return the keys of a bucket.
 template <typename KeysOf>
 int64_t FindRow(const BucketLayout& layout, const KeysOf& keys_of,
                 int64_t bucket, int64_t key, int64_t* num_probes) {

@@ -12,10 +12,11 @@
 namespace layoutmap {
 namespace {
 
-// Of x86-64, and of aarch64 with pages of 4 KiB.
+// Size of a huge page on x86-64, and on aarch64 with 4 KiB base pages.
 constexpr uintptr_t kPage = uintptr_t{1} << 21;
 
-// The whole pages inside of some memory, so that nothing of others is changed.
+// The huge pages that lie completely inside a memory range. Neighboring memory
+// stays unchanged.
 struct Pages {
   Pages(const void* data, size_t num_bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(data);
@@ -31,7 +32,8 @@ void AdviseHugePages(void* data, size_t num_bytes) {
 #ifdef MADV_HUGEPAGE
   const Pages pages(data, num_bytes);
   if (pages.first >= pages.last) return;
-  // Its failure is no error: the kernel may have been built without them.
+  // Errors are ignored because the kernel may have been built without
+  // transparent huge pages.
   (void)madvise(reinterpret_cast<void*>(pages.first), pages.last - pages.first,
                 MADV_HUGEPAGE);
 #endif
@@ -39,18 +41,20 @@ void AdviseHugePages(void* data, size_t num_bytes) {
 
 bool MoveToHugePages(const MemoryRange& range, const std::atomic<bool>& stop) {
 #ifdef __linux__
-  // MADV_COLLAPSE of Linux 6.1, which older headers do not name.
+  // MADV_COLLAPSE, available since Linux 6.1. Older system headers do not
+  // define the constant.
   constexpr int kCollapse = 25;
   const Pages pages(range.data, range.num_bytes);
-  bool is_whole = true;
+  bool is_complete = true;
   for (uintptr_t page = pages.first; page < pages.last; page += kPage) {
     if (stop.load(std::memory_order_relaxed)) return false;
     if (madvise(reinterpret_cast<void*>(page), kPage, kCollapse) == 0) continue;
-    is_whole = false;
-    // A page that is in use at this moment stays where it is.
+    is_complete = false;
+    // The kernel reports these errors for a page that is currently in use; the
+    // page is not moved.
     if (errno != EAGAIN && errno != EBUSY) return false;
   }
-  return is_whole;
+  return is_complete;
 #else
   return false;
 #endif

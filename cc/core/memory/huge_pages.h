@@ -1,4 +1,4 @@
-// Large memory in large pages.
+// Huge pages for large memory blocks.
 
 #ifndef TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_
 #define TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_
@@ -8,10 +8,11 @@
 
 namespace layoutmap {
 
-// Asks the system for pages of 2 MiB in all of `data` that fills such pages:
-// random rows then rarely wait for the address of a page, and memory that was
-// never written to is cleared 512 pages at a time. Only a hint: what the system
-// does not offer changes nothing. Pays before the first write.
+// Advises the kernel to use 2 MiB pages for the part of `data` that fills such
+// pages. Random row accesses then cause fewer TLB misses, and the kernel clears
+// untouched memory 512 base pages at a time. The call is a hint: it has no
+// effect where huge pages are not available. Call it before the first write to
+// `data`.
 void AdviseHugePages(void* data, size_t num_bytes);
 
 struct MemoryRange {
@@ -19,10 +20,11 @@ struct MemoryRange {
   size_t num_bytes = 0;
 };
 
-// Has the system move what is in `range` into such pages, one after the other,
-// until `stop`. Others may read, write and even free the memory meanwhile.
-// Returns whether all of it is there: the system may not know how (before Linux
-// 6.1), or have no such page left.
+// Moves the memory in `range` to huge pages, one page at a time, until `stop`
+// is true. Other threads may read, write and free the memory during the call.
+// Returns whether all of the memory is in huge pages. The result is false if
+// the kernel does not support the move (before Linux 6.1) or has no free huge
+// page.
 bool MoveToHugePages(const MemoryRange& range, const std::atomic<bool>& stop);
 
 }  // namespace layoutmap

@@ -11,7 +11,7 @@
 namespace layoutmap {
 namespace {
 
-TEST(HugePagesTest, AHintLeavesMemoryAsItIs) {
+TEST(HugePagesTest, AdviceKeepsValues) {
   constexpr size_t kPage = size_t{1} << 21;
   for (size_t size : {size_t{0}, size_t{1}, kPage, 3 * kPage + 5}) {
     std::vector<uint8_t> memory(size, 7);
@@ -23,12 +23,13 @@ TEST(HugePagesTest, AHintLeavesMemoryAsItIs) {
   AdviseHugePages(nullptr, 0);
 }
 
-TEST(HugePagesTest, WhatIsMovedKeepsItsValues) {
+TEST(HugePagesTest, MoveKeepsValues) {
   constexpr size_t kSize = (size_t{5} << 21) + 12345;
   std::vector<uint8_t> memory(kSize, 7);
   std::atomic<bool> stop{false};
   const MemoryRange range = {memory.data() + 1, memory.size() - 1};
-  // Whether the system can do it, or not.
+  // Two calls return the same result, whether or not the kernel supports the
+  // move.
   const bool is_moved = MoveToHugePages(range, stop);
   EXPECT_EQ(MoveToHugePages(range, stop), is_moved);
   EXPECT_EQ(memory, std::vector<uint8_t>(kSize, 7));
@@ -38,7 +39,7 @@ TEST(HugePagesTest, WhatIsMovedKeepsItsValues) {
   EXPECT_FALSE(MoveToHugePages(range, stop));
 }
 
-TEST(HugePagesTest, MovedWhileItIsWritten) {
+TEST(HugePagesTest, MoveDuringWritesKeepsValues) {
   std::vector<uint8_t> memory(size_t{8} << 21, 1);
   std::atomic<bool> stop{false};
   std::thread mover(

@@ -8,7 +8,8 @@
 namespace layoutmap {
 namespace {
 
-// AddressSanitizer has to see each block come and go, at its own size.
+// AddressSanitizer must observe each allocation and deallocation with its exact
+// size, so no blocks are kept.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kKeeps = false;
 #elif defined(__has_feature)
@@ -21,17 +22,18 @@ constexpr bool kKeeps = true;
 constexpr bool kKeeps = true;
 #endif
 
-// The C library keeps smaller blocks by itself.
+// The C library itself keeps blocks below this size.
 constexpr size_t kSmallest = size_t{64} << 10;
-constexpr size_t kMostKept = size_t{64} << 20;
+constexpr size_t kMaxKeptBytes = size_t{64} << 20;
 
 bool IsKept(size_t size) {
-  return kKeeps && size >= kSmallest && size <= kMostKept;
+  return kKeeps && size >= kSmallest && size <= kMaxKeptBytes;
 }
 
-// Batches differ a little: blocks have four sizes between powers of two, so
-// that one serves the next batch, too. What is never written to takes no
-// memory.
+// Returns the size of the block to allocate for `size` bytes. Batch sizes vary
+// slightly, so sizes are rounded up to one of four block sizes per power of
+// two, and the next batch can use the same block. The unused end of a block is
+// never written to, so it takes no physical memory.
 size_t BlockSize(size_t size) {
   size_t quarter = kSmallest / 4;
   while (8 * quarter < size) quarter *= 2;
@@ -40,10 +42,11 @@ size_t BlockSize(size_t size) {
 
 class KeptBlocks {
  public:
-  // Null if none has this size.
+  // Returns a kept block, or null if no block has this size.
   void* Take(size_t size) {
     std::lock_guard<std::mutex> lock(mutex_);
-    // The one returned last may still be in a cache.
+    // The search begins with the most recently returned block, which may still
+    // be in a cache.
     for (size_t i = blocks_.size(); i-- > 0;) {
       if (blocks_[i].size != size) continue;
       void* const memory = blocks_[i].memory;
@@ -56,19 +59,20 @@ class KeptBlocks {
 
   void Return(void* memory, size_t size) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Those that nobody has asked for longest make room.
-    size_t num_gone = 0;
-    for (; total_ + size > kMostKept; ++num_gone) {
-      total_ -= blocks_[num_gone].size;
-      ::operator delete(blocks_[num_gone].memory);
+    // The blocks that were returned longest ago are freed first.
+    size_t num_evicted = 0;
+    for (; total_ + size > kMaxKeptBytes; ++num_evicted) {
+      total_ -= blocks_[num_evicted].size;
+      ::operator delete(blocks_[num_evicted].memory);
     }
     blocks_.erase(blocks_.begin(),
-                  blocks_.begin() + static_cast<ptrdiff_t>(num_gone));
-    blocks_.push_back({memory, size});  // Within the room that is reserved.
+                  blocks_.begin() + static_cast<ptrdiff_t>(num_evicted));
+    blocks_.push_back(
+        {memory, size});  // Does not allocate: capacity is reserved.
     total_ += size;
   }
 
-  KeptBlocks() { blocks_.reserve(kMostKept / kSmallest); }
+  KeptBlocks() { blocks_.reserve(kMaxKeptBytes / kSmallest); }
 
  private:
   struct Block {
@@ -77,12 +81,14 @@ class KeptBlocks {
   };
 
   std::mutex mutex_;
-  // All of it by `mutex_`. By the time of their return.
+  // Kept blocks in the order in which they were returned. `mutex_` guards all
+  // members.
   std::vector<Block> blocks_;
   size_t total_ = 0;
 };
 
-// Never destroyed: threads may still return memory when the process ends.
+// The object is never destroyed, because threads may return memory while the
+// process exits.
 KeptBlocks& Kept() {
   static KeptBlocks* const kept = new KeptBlocks;
   return *kept;

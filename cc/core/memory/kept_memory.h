@@ -1,4 +1,4 @@
-// Memory of a step, kept for the next one.
+// A pool that keeps the memory of one step for the next step.
 
 #ifndef TF_LAYOUTMAP_CORE_MEMORY_KEPT_MEMORY_H_
 #define TF_LAYOUTMAP_CORE_MEMORY_KEPT_MEMORY_H_
@@ -7,16 +7,17 @@
 
 namespace layoutmap {
 
-// At least `size` bytes, of any values, for `ReturnMemory`. Throws
-// std::bad_alloc. Any thread may call both.
+// Returns at least `size` bytes of uninitialized memory, which must be released
+// with `ReturnMemory`. Throws std::bad_alloc. Both functions are thread-safe.
 //
-// A step needs as much memory as the one before it. The C library gives large
-// blocks back to the system, which clears every page when they are asked for
-// again: a third of a step of 160,000 keys went into that. So the blocks that
-// were returned last are kept, 64 MiB of them at most.
+// Consecutive steps need about the same amount of memory. The C library returns
+// large blocks to the kernel, which clears every page at the next allocation;
+// that took a third of the time of a step with 160,000 keys. The pool therefore
+// keeps the most recently returned blocks, up to 64 MiB.
 void* TakeMemory(size_t size);
 
-// `size` is that of `TakeMemory`.
+// Releases memory from `TakeMemory`. `size` must be the size that was passed to
+// `TakeMemory`.
 void ReturnMemory(void* memory, size_t size) noexcept;
 
 }  // namespace layoutmap

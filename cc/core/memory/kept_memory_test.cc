@@ -25,10 +25,11 @@ TEST(KeptMemoryTest, EveryByteCanBeWritten) {
   }
 }
 
-TEST(KeptMemoryTest, NullCanBeReturned) { ReturnMemory(nullptr, 1 << 20); }
+TEST(KeptMemoryTest, ReturningNullIsANoOp) { ReturnMemory(nullptr, 1 << 20); }
 
-TEST(KeptMemoryTest, NoBlockIsGivenTwice) {
-  // Also where all that is kept has to make room for others.
+TEST(KeptMemoryTest, NoBlockIsInUseTwice) {
+  // The total size exceeds the limit of the pool, so that blocks are evicted,
+  // too.
   std::vector<std::thread> threads;
   for (uint8_t t = 0; t < 4; ++t) {
     threads.emplace_back([t] {
@@ -56,14 +57,14 @@ TEST(KeptMemoryTest, NoBlockIsGivenTwice) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(RawArrayTest, WhatIsMovedFromIsEmpty) {
+TEST(RawArrayTest, MovedFromArrayIsEmpty) {
   RawArray<int64_t> array(100000);
   int64_t* const data = array.data();
   data[99999] = 5;
   RawArray<int64_t> other(std::move(array));
   EXPECT_EQ(other.data(), data);
   EXPECT_EQ(other[99999], 5);
-  EXPECT_EQ(array.size(), 0);  // NOLINT: that is what is tested
+  EXPECT_EQ(array.size(), 0);  // NOLINT: tests the moved-from state
   EXPECT_EQ(array.data(), nullptr);
   array = std::move(other);
   EXPECT_EQ(array.size(), 100000);

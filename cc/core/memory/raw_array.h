@@ -1,4 +1,4 @@
-// Memory for values that are all written before they are read.
+// An array of uninitialized values.
 
 #ifndef TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_
 #define TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_
@@ -13,16 +13,17 @@
 
 namespace layoutmap {
 
-// A vector would clear it first, in one thread: for a step of 100,000 keys that
-// takes as long as to find them. What is never written to is never fetched from
-// the system, so that room for the worst case costs little. Large arrays are
-// kept for the next step (kept_memory.h).
+// An array whose values must be written before they are read. A std::vector
+// would initialize its values in one thread, which takes as long as finding the
+// keys of a step with 100,000 keys. Memory that is never written to takes no
+// physical pages, so that an array can be allocated for the worst case. Large
+// arrays are kept for the next step (kept_memory.h).
 template <typename T>
 class RawArray {
  public:
   static_assert(std::is_trivially_default_constructible<T>::value &&
                     std::is_trivially_destructible<T>::value,
-                "nothing is constructed here");
+                "values are not constructed or destroyed");
 
   RawArray() = default;
   explicit RawArray(int64_t size)

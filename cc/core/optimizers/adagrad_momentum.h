@@ -1,4 +1,4 @@
-// Adagrad with momentum, as the TPU engine has it.
+// Adagrad with momentum, as implemented by the TPU engine.
 //
 //   a = b a + (1 - b) g^2      (a + g^2 if b is 1)
 //   s = g (a + epsilon)^(-1 / exponent)

@@ -1,13 +1,14 @@
-// Adam (Kingma and Ba, ICLR 2015) as the TPU engine has it: no bias correction,
-// which is left to a dynamic learning rate, lr sqrt(1 - beta_2^t) /
-// (1 - beta_1^t).
+// Adam (Kingma and Ba, ICLR 2015) as implemented by the TPU engine. There is no
+// bias correction; a dynamic learning rate of lr sqrt(1 - beta_2^t) / (1 -
+// beta_1^t) can provide it.
 //
 //   m = beta_1 m + (1 - beta_1) g
 //   v = beta_2 v + (1 - beta_2) g^2
 //   p -= lr m / sqrt(v + epsilon^2)   (sum inside the root)
 //   p -= lr m / (sqrt(v) + epsilon)   (outside)
 //
-// Whether rows without a gradient move too (not lazy) is the caller's.
+// The caller decides whether rows without a gradient are updated, too (not
+// lazy).
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_ADAM_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_ADAM_H_

@@ -20,12 +20,13 @@
 namespace layoutmap {
 namespace {
 
-// Of rows that are expanded to floats: while a tile is worked on and rounded,
-// the rows that its expansion has prefetched arrive, which are the next tile.
+// Tile size of rows that are expanded to floats. Expanding a tile prefetches
+// the rows of the next tile, which arrive while the tile is updated and
+// rounded.
 constexpr int64_t kHalfTile = kAhead;
 
-// Pointers of rows [begin, end) and of the `ahead` after them, as far as
-// there are any; the rest repeats the last one.
+// Sets the pointers of rows [begin, end) and of the `ahead` rows after them.
+// Beyond the last row, the pointer of the last row is repeated.
 template <typename T>
 void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
                  int64_t begin, int64_t end, int64_t ahead,
@@ -38,7 +39,7 @@ void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
   std::fill(row_of->begin() + known, row_of->end(), (*row_of)[known - 1]);
 }
 
-// Rows that are floats already: a tile of them is where it is.
+// A tile of float rows, which are updated in place.
 class FloatTile {
  public:
   static constexpr RowType kRowType = RowType::kFloat32;
@@ -62,10 +63,11 @@ class FloatTile {
   std::vector<float*> row_of_;
 };
 
-// Rows that are expanded before a tile is worked on, and rounded after.
+// A tile of 16-bit rows, which are expanded before and rounded after the
+// update.
 class HalfTile {
  public:
-  // Or of the other 16 bits.
+  // Also used for float16.
   static constexpr RowType kRowType = RowType::kBfloat16;
 
   HalfTile(const HalfTable& table, const RowTuning& tuning)
@@ -117,7 +119,7 @@ class HalfTile {
   std::vector<uint64_t> noise_keys_;
 };
 
-// The settings of an update that every range of its rows shares.
+// The settings that are common to all ranges of an update.
 struct Settings {
   explicit Settings(const TableUpdate& update)
       : has_modifiers(HasModifiers(update.optimizer, update.hyperparameters)) {
@@ -168,7 +170,8 @@ void ApplyToRange(const TableUpdate& update, const Settings& settings,
   }
 }
 
-// The same gradients over every row of the table: none where there were none.
+// Gradients for every row of the table. Rows of the update keep their
+// gradients; other rows have none.
 struct AllRows {
   std::vector<uint32_t> rows;
   std::vector<int64_t> splits;
@@ -198,7 +201,7 @@ int64_t NumRowsOf(const TableUpdate& update) {
              : update.half_table->rows.partition->num_rows();
 }
 
-// One update, ready to run on any range of its rows.
+// An update that is prepared to run on any range of its rows.
 class PreparedUpdate {
  public:
   explicit PreparedUpdate(const TableUpdate& update)
@@ -213,8 +216,9 @@ class PreparedUpdate {
   PreparedUpdate& operator=(const PreparedUpdate&) = delete;
 
   ItemLoop Loop() const {
-    // A gradient row mostly comes from cache, a table row and its slots from
-    // memory and back: counted as four gradient rows per table row touched.
+    // The cost assumes that gradient rows are in the cache, and that a table
+    // row and its slot rows are read from and written to memory, at four times
+    // the cost of a gradient row.
     const int64_t rows_touched = 1 + update_.slots.size();
     return {gradients_.splits, 4 * rows_touched, 8 + DimOf(update_) / 8};
   }

@@ -22,7 +22,8 @@ namespace {
 
 constexpr float kRate = 0.3f;
 
-// Unique rows with their positions, and gradients of `num_samples` samples.
+// The unique rows of a step with their positions, and the gradients of
+// `num_samples` samples.
 struct Step {
   std::vector<uint32_t> rows;
   std::vector<int64_t> splits{0};
@@ -42,7 +43,8 @@ struct Step {
   }
 };
 
-// Each row below `num_rows` with a chance of one in `sparsity`.
+// Returns a step that contains each row below `num_rows` with a probability of
+// 1 / `sparsity`.
 Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
   constexpr int64_t kNumSamples = 9;
   std::mt19937 random(seed);
@@ -50,7 +52,7 @@ Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
   for (int64_t row = 0; row < num_rows; ++row) {
     if (random() % sparsity != 0) continue;
     step.rows.push_back(row);
-    // Mostly few positions, sometimes very many.
+    // Most rows have few positions, some have very many.
     const int64_t count = random() % 20 ? 1 + random() % 4 : 300;
     for (int64_t i = 0; i < count; ++i) {
       step.gradient_of.push_back(random() % kNumSamples);
@@ -65,7 +67,7 @@ Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
   return step;
 }
 
-// A table and its accumulators, which are positive.
+// A table and its positive accumulators.
 struct Trained {
   TestTable table;
   TestTable accumulators;
@@ -78,8 +80,8 @@ struct Trained {
   }
 };
 
-void ApplyByHand(Optimizer optimizer, const Step& step, bool with_gains,
-                 Trained* trained) {
+void ReferenceApply(Optimizer optimizer, const Step& step, bool with_gains,
+                    Trained* trained) {
   for (size_t u = 0; u < step.rows.size(); ++u) {
     float* row = trained->table.row(step.rows[u]);
     float* accumulator = trained->accumulators.row(step.rows[u]);
@@ -111,7 +113,7 @@ void Apply(Optimizer optimizer, const Step& step, bool with_gains,
                  parallel_for);
 }
 
-void ExpectSameBits(const TestTable& actual, const TestTable& expected) {
+void ExpectBitwiseEqual(const TestTable& actual, const TestTable& expected) {
   ASSERT_EQ(actual.shards().size(), expected.shards().size());
   for (size_t s = 0; s < actual.shards().size(); ++s) {
     const std::vector<float>& a = actual.shards()[s];
@@ -123,14 +125,14 @@ void ExpectSameBits(const TestTable& actual, const TestTable& expected) {
   }
 }
 
-// Both rules, with and without gains, every level, 1, 2 and 8 workers. Rows
-// that the step does not name stay as they are.
-void ExpectByHand(const RowPartition& partition, int64_t dim,
-                  const Step& step) {
+// Compares both rules, with and without gains, at every level, with 1, 2 and 8
+// workers. Rows that are not in the step must stay unchanged.
+void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
+                            const Step& step) {
   for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
     for (bool with_gains : {false, true}) {
       Trained expected(partition, dim, dim);
-      ApplyByHand(optimizer, step, with_gains, &expected);
+      ReferenceApply(optimizer, step, with_gains, &expected);
       for (CpuLevel level : LevelsOfThisCpu()) {
         for (int num_workers : {1, 2, 8}) {
           SCOPED_TRACE(testing::Message()
@@ -140,24 +142,25 @@ void ExpectByHand(const RowPartition& partition, int64_t dim,
           Trained trained(partition, dim, dim);
           Apply(optimizer, step, with_gains, level, UnevenFor(num_workers, dim),
                 &trained);
-          ExpectSameBits(trained.table, expected.table);
-          ExpectSameBits(trained.accumulators, expected.accumulators);
+          ExpectBitwiseEqual(trained.table, expected.table);
+          ExpectBitwiseEqual(trained.accumulators, expected.accumulators);
         }
       }
     }
   }
 }
 
-TEST(ApplyTest, SameBitsForEveryDimLevelAndNumberOfWorkers) {
+TEST(ApplyTest, ResultsAreBitwiseIdenticalForEveryDimLevelAndNumberOfWorkers) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(29, 3));
   for (int64_t dim = 1; dim <= 130; ++dim) {
-    ExpectByHand(partition, dim, RandomStep(29, 2, dim, dim));
+    ExpectMatchesReference(partition, dim, RandomStep(29, 2, dim, dim));
   }
 }
 
-// Every rule in all its forms, with modifiers and without, also where rows that
-// were not looked up move: what one worker does without SIMD, all do.
+// Compares every rule in all its forms, with and without modifiers, and with
+// updates of rows that were not looked up. The reference is one worker at the
+// baseline level.
 TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
   struct Case {
     Optimizer optimizer;
@@ -197,7 +200,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
                   partition, j == 0 ? dim : SlotDim(c.optimizer, j - 1, dim),
                   dim + j);
               for (std::vector<float>& shard : tables[j].shards()) {
-                // Slots are positive.
+                // Slots must be positive.
                 for (float& x : shard) x = j == 0 ? x : std::fabs(x) + 0.1f;
               }
             }
@@ -229,30 +232,32 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
   }
 }
 
-TEST(ApplyTest, EveryPlacementFindsItsRows) {
+TEST(ApplyTest, EveryPlacementUpdatesTheRightRows) {
   for (int64_t num_shards : {1, 2, 5, 40}) {
     for (Placement placement : {Placement::kDiv, Placement::kMod}) {
-      ExpectByHand(MakePartition(placement, EvenOffsets(31, num_shards)), 6,
-                   RandomStep(31, 2, 6, num_shards));
+      ExpectMatchesReference(
+          MakePartition(placement, EvenOffsets(31, num_shards)), 6,
+          RandomStep(31, 2, 6, num_shards));
     }
   }
-  ExpectByHand(MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 31, 31}), 6,
-               RandomStep(31, 2, 6, 9));
+  ExpectMatchesReference(
+      MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 31, 31}), 6,
+      RandomStep(31, 2, 6, 9));
 }
 
-TEST(ApplyTest, MoreRowsThanATile) {
-  ExpectByHand(MakePartition(Placement::kMod, EvenOffsets(3000, 4)), 5,
-               RandomStep(3000, 1, 5, 3));
+TEST(ApplyTest, UpdatesCanHaveMoreRowsThanATile) {
+  ExpectMatchesReference(MakePartition(Placement::kMod, EvenOffsets(3000, 4)),
+                         5, RandomStep(3000, 1, 5, 3));
 }
 
-TEST(ApplyTest, OneRowAndNoRow) {
+TEST(ApplyTest, UpdatesOfOneRowAndOfNoRow) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(1, 1));
-  ExpectByHand(partition, 33, RandomStep(1, 1, 33, 1));
-  ExpectByHand(partition, 33, Step());
+  ExpectMatchesReference(partition, 33, RandomStep(1, 1, 33, 1));
+  ExpectMatchesReference(partition, 33, Step());
 }
 
-TEST(ApplyTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
+TEST(ApplyTest, ExtremeFloatsAreUpdatedUnchanged) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(3, 1));
   Step step = RandomStep(3, 1, 21, 5);
@@ -260,10 +265,10 @@ TEST(ApplyTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
     const float edges[] = {1e-41f, -1e-40f, 1e-22f, -0.0f, 1e30f};
     step.values[i] = edges[i % 5];
   }
-  ExpectByHand(partition, 21, step);
+  ExpectMatchesReference(partition, 21, step);
 }
 
-TEST(ApplyTest, OptimizersGoByTheirNames) {
+TEST(ApplyTest, OptimizersAreParsedByName) {
   Optimizer optimizer;
   EXPECT_TRUE(ParseOptimizer("none", &optimizer).ok());
   EXPECT_EQ(optimizer, Optimizer::kNone);
@@ -278,9 +283,9 @@ TEST(ApplyTest, OptimizersGoByTheirNames) {
             std::string::npos);
 }
 
-TEST(ApplyTest, RefusesHyperparametersThatMakeNoSense) {
-  const auto refusal = [](Optimizer optimizer,
-                          const std::vector<float>& values) {
+TEST(ApplyTest, RejectsInvalidHyperparameters) {
+  const auto error_message = [](Optimizer optimizer,
+                                const std::vector<float>& values) {
     const Status status = CheckHyperparameters(optimizer, "ads", values);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     return status.message();
@@ -288,19 +293,20 @@ TEST(ApplyTest, RefusesHyperparametersThatMakeNoSense) {
   for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
     for (float bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(),
                       std::numeric_limits<float>::infinity()}) {
-      EXPECT_NE(refusal(optimizer, {bad})
+      EXPECT_NE(error_message(optimizer, {bad})
                     .find("Table 'ads': the learning rate must be finite"),
                 std::string::npos);
     }
-    EXPECT_NE(refusal(optimizer, {}).find("takes 1 hyperparameters"),
+    EXPECT_NE(error_message(optimizer, {}).find("takes 1 hyperparameters"),
               std::string::npos);
-    EXPECT_NE(refusal(optimizer, {1, 2}).find("Received: 2"),
+    EXPECT_NE(error_message(optimizer, {1, 2}).find("Received: 2"),
               std::string::npos);
     EXPECT_TRUE(
         CheckHyperparameters(optimizer, "ads", std::vector<float>{0}).ok());
   }
-  EXPECT_NE(refusal(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
-            std::string::npos);
+  EXPECT_NE(
+      error_message(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
+      std::string::npos);
   EXPECT_TRUE(CheckHyperparameters(Optimizer::kNone, "ads", {}).ok());
 }
 

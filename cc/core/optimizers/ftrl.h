@@ -1,13 +1,13 @@
-// FTRL-Proximal (McMahan et al., KDD 2013) as the TPU engine has it, with
-// q = -learning_rate_power:
+// FTRL-Proximal (McMahan et al., KDD 2013) as implemented by the TPU engine,
+// with q = -learning_rate_power:
 //
 //   a' = a + g^2
 //   l += g - p (a'^q - a^q) / lr
 //   Q = (a'^q + beta) / lr + 2 l2
 //   p = |l| > l1 ? (sign(l) l1 - l) / Q : 0
 //
-// multiply_linear_by_lr keeps lr l instead of l, so that lr may be 0: every
-// term above is multiplied with lr.
+// With multiply_linear_by_lr, the slot stores lr l instead of l, and every term
+// above is multiplied by lr, so that lr may be 0.
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_FTRL_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_FTRL_H_

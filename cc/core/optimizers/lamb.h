@@ -1,5 +1,5 @@
-// LAMB (You et al., ICLR 2020, arXiv 1904.00962, algorithm 2) with each row as
-// a layer of its own, which has its own norms and counts its own steps t:
+// LAMB (You et al., ICLR 2020, arXiv 1904.00962, algorithm 2). Each row is
+// treated as a separate layer with its own norms and its own step count t:
 //
 //   t += 1
 //   m = beta_1 m + (1 - beta_1) g
@@ -8,7 +8,7 @@
 //       + weight_decay p
 //   p -= lr (|p| / |r|) r
 //
-// where the norms are Euclidean, and their ratio is 1 if one of them is 0.
+// The norms are Euclidean; their ratio is 1 if one of them is 0.
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_LAMB_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_LAMB_H_
@@ -29,8 +29,9 @@ struct Lamb {
         epsilon(h[3]),
         weight_decay(h[4]) {}
 
-  // 1 - beta^t, in double: near 1 a float keeps few digits of it. By products
-  // alone, which are the same on every machine.
+  // Returns 1 - beta^t in double precision, because the float result near 0
+  // would have few correct digits. The power is computed with products only,
+  // which gives the same result on every machine.
   static double Correction(float beta, float t) {
     double power = 1, square = beta;
     for (uint32_t n = static_cast<uint32_t>(t); n > 0; n >>= 1) {

@@ -16,7 +16,7 @@ struct OptimizerInfo {
   const char* name;
   int num_slots;
   int num_hyperparameters;
-  int slot_per_row = -1;  // which slot has one value per row
+  int slot_per_row = -1;  // slot with one value per row, or -1
 };
 
 constexpr OptimizerInfo kOptimizers[] = {

@@ -1,4 +1,4 @@
-// The update rules by name, and what their numbers must be.
+// The update rules by name, and the checks of their hyperparameters.
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_OPTIMIZER_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_OPTIMIZER_H_
@@ -14,11 +14,11 @@ namespace layoutmap {
 
 Status ParseOptimizer(const std::string& name, Optimizer* optimizer);
 int NumSlots(Optimizer optimizer);
-// Columns of a slot variable whose table has `dim`: so many, or 1 where a row
-// has one value of it.
+// Returns the number of columns of a slot variable: `dim`, or 1 for a slot with
+// one value per row.
 int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 
-// The numbers of a rule, as they come in one list:
+// The hyperparameters of each rule, in order:
 //
 //   sgd               learning_rate
 //   adagrad           learning_rate
@@ -31,25 +31,26 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 //   rowwise_adagrad   learning_rate, epsilon
 //   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
-// perhaps followed by all of the modifiers:
+// optionally followed by all modifiers:
 //
 //   clip_gradient_min, clip_gradient_max, weight_decay,
 //   multiply_weight_decay_by_lr, clip_weight_min, clip_weight_max, accumulate
 //
-// Flags are 0 or 1; a limit that is not set is infinite.
+// Flags are 0 or 1. A limit that is not set is infinite.
 constexpr int kNumModifiers = 7;
 
-// Refuses a wrong number of values, any that is not finite (limits may be
-// infinite), and a learning rate below 0. `table` is for the message.
+// Returns an error if the number of values is wrong, a value is not finite
+// (limits may be infinite), or the learning rate is below 0. `table` is the
+// table name for messages.
 Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
                             Span<const float> hyperparameters);
 
-// Of checked hyperparameters.
+// Require checked hyperparameters.
 bool HasModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 Modifiers ReadModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 
-// Whether a step moves the rows that it did not look up, too: momenta decay
-// there and go on moving them.
+// Returns whether a step also updates rows that were not looked up, because
+// their momenta decay and continue to change the rows.
 bool TouchesAllRows(Optimizer optimizer, Span<const float> hyperparameters);
 
 }  // namespace layoutmap

@@ -1,5 +1,5 @@
-// Adagrad with one accumulator per row, as DLRM's RWSAdagrad and FBGEMM's
-// EXACT_ROWWISE_ADAGRAD have it (Mudigere et al., arXiv 2104.05158):
+// Adagrad with one accumulator per row, as in DLRM's RWSAdagrad and FBGEMM's
+// EXACT_ROWWISE_ADAGRAD (Mudigere et al., arXiv 2104.05158):
 //
 //   a += mean over the columns of g^2
 //   p -= lr / (sqrt(a) + epsilon) g

@@ -1,4 +1,4 @@
-// SGD: no slot variable.
+// SGD without slot variables.
 //
 //   p -= lr g
 

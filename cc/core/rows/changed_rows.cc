@@ -55,18 +55,20 @@ Status ChangedRows::Take(int64_t watch,
   std::lock_guard<std::mutex> lock(mutex_);
   if (watch != watch_ || bits_.empty()) {
     return FailedPrecondition(
-        "The changes of these tables are watched by somebody else by now");
+        "A later watch of the changes of these tables has replaced this one; "
+        "only the latest watch can take changes");
   }
   if (also.size() != num_rows_.size()) {
-    return InvalidArgument("`also` must be of " + to_string(num_rows_.size()) +
+    return InvalidArgument("`also` must have one list of rows for each of " +
+                           to_string(num_rows_.size()) +
                            " tables. Received: " + to_string(also.size()));
   }
   for (size_t t = 0; t < also.size(); ++t) {
     for (const int64_t row : also[t]) {
       if (row >= 0 && row < num_rows_[t]) continue;
-      return InvalidArgument("`also` must be rows of table " + to_string(t) +
-                             ", which has " + to_string(num_rows_[t]) +
-                             ". Received: " + to_string(row));
+      return InvalidArgument(
+          "`also` must contain rows of table " + to_string(t) + ", which has " +
+          to_string(num_rows_[t]) + " rows. Received: " + to_string(row));
     }
   }
   std::vector<std::vector<int64_t>> found(num_rows_.size());
@@ -82,7 +84,7 @@ Status ChangedRows::Take(int64_t watch,
       }
     }
   }
-  // Only now: memory may have run out before.
+  // The bits are cleared last, because the allocations above may fail.
   for (std::vector<uint64_t>& bits : bits_) bits.assign(bits.size(), 0);
   *rows = std::move(found);
   return Status();

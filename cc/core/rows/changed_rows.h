@@ -1,7 +1,7 @@
-// Which rows of some tables were written since somebody last asked.
+// Records which rows of tables have changed since the last query.
 //
-// One bit for each row, so that asking costs what was written and not what
-// there is. Nothing is kept until somebody watches.
+// There is one bit per row, so that the cost of a query depends on the number
+// of changed rows. Nothing is recorded before the first call of `Watch`.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_CHANGED_ROWS_H_
 #define TF_LAYOUTMAP_CORE_ROWS_CHANGED_ROWS_H_
@@ -17,22 +17,23 @@ namespace layoutmap {
 
 class ChangedRows {
  public:
-  // How many rows each table has.
+  // `num_rows` is the number of rows of each table.
   explicit ChangedRows(std::vector<int64_t> num_rows);
 
-  // Begins anew, with no row changed. Whoever watched before is refused from
-  // now on. Returns what `Take` asks for.
+  // Starts a new watch without changed rows and returns its id for `Take`.
+  // Earlier watches become invalid.
   int64_t Watch();
 
-  // Notes rows of a table as written. Negative ones are none. The caller holds
-  // the locks under which the rows were written, so that whoever takes them
-  // under these locks reads what was written.
+  // Records rows of a table as changed. Negative rows are ignored. The caller
+  // must hold the locks under which the rows were written. A caller of `Take`
+  // that holds these locks then reads the written values.
   void Note(int32_t table, const std::vector<uint32_t>& rows);
   void Note(int32_t table, Span<const int64_t> rows);
 
-  // Of each table the rows that were noted, and those of `also`, each once and
-  // ascending; they are forgotten. Refused, with nothing forgotten, if somebody
-  // else has begun to watch, or `also` is no row of its table.
+  // For each table, returns the recorded rows and the rows of `also`, ascending
+  // and without duplicates, and clears the record. Returns an error and clears
+  // nothing if `watch` was replaced by a later watch, or if `also` contains a
+  // row outside its table.
   Status Take(int64_t watch, const std::vector<std::vector<int64_t>>& also,
               std::vector<std::vector<int64_t>>* rows);
 
@@ -41,9 +42,9 @@ class ChangedRows {
   void NoteRows(int32_t table, const Rows& rows);
 
   const std::vector<int64_t> num_rows_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards the members below
   int64_t watch_ = 0;
-  std::vector<std::vector<uint64_t>> bits_;  // by table; empty: nobody watches
+  std::vector<std::vector<uint64_t>> bits_;  // by table; empty before `Watch`
 };
 
 }  // namespace layoutmap

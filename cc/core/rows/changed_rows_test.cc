@@ -12,7 +12,7 @@ namespace {
 
 using Rows = std::vector<std::vector<int64_t>>;
 
-TEST(ChangedRowsTest, RowsComeOnceAndAscending) {
+TEST(ChangedRowsTest, TakeReturnsRowsOnceAndAscending) {
   ChangedRows changed({200, 1, 0});
   const std::vector<int64_t> unwatched = {5};
   changed.Note(0, unwatched);
@@ -29,7 +29,7 @@ TEST(ChangedRowsTest, RowsComeOnceAndAscending) {
   EXPECT_EQ(found, (Rows{{}, {}, {}}));
 }
 
-TEST(ChangedRowsTest, ARefusedTakeForgetsNothing) {
+TEST(ChangedRowsTest, AFailedTakeClearsNothing) {
   ChangedRows changed({100});
   Rows found;
   EXPECT_FALSE(changed.Take(0, {{}}, &found).ok());
@@ -43,13 +43,13 @@ TEST(ChangedRowsTest, ARefusedTakeForgetsNothing) {
   EXPECT_EQ(found, (Rows{{42}}));
 }
 
-TEST(ChangedRowsTest, ANewWatchBeginsAnew) {
+TEST(ChangedRowsTest, ANewWatchStartsWithoutChangedRows) {
   ChangedRows changed({100});
   const int64_t first = changed.Watch();
   changed.Note(0, std::vector<int64_t>{42});
   const int64_t second = changed.Watch();
   Rows found;
-  EXPECT_NE(changed.Take(first, {{}}, &found).message().find("somebody else"),
+  EXPECT_NE(changed.Take(first, {{}}, &found).message().find("later watch"),
             std::string::npos);
   ASSERT_TRUE(changed.Take(second, {{}}, &found).ok());
   EXPECT_EQ(found, (Rows{{}}));

@@ -17,9 +17,9 @@
 namespace layoutmap {
 namespace {
 
-// Ids are routed in chunks that several workers can take at the same time.
-// Where the chunks are cut does not show: slots go by shard, then by chunk,
-// then by place in the chunk, which is the order of ids.
+// Ids are routed in chunks, which workers process in parallel. The borders of
+// the chunks do not affect the result: slots are ordered by shard, chunk and
+// position in the chunk, which is the order of ids.
 constexpr int64_t kMaxChunks = 16;
 constexpr int64_t kIdsPerChunk = 2048;
 constexpr int64_t kNanosPerId = 2;
@@ -34,8 +34,7 @@ RouteView<Tid> MakeRoom(int64_t num_slots, int64_t num_shards,
   return {route->local_rows, route->splits, route->permutation, route->inverse};
 }
 
-// `route` holds one slot per unique row, over the numbers of unique rows;
-// afterwards over the ids.
+// Expands `route`, which has one slot per unique row, to the ids.
 template <typename Tid>
 void SpreadOverIds(const UniqueRows& unique, Route<Tid>* route) {
   std::vector<int32_t> inverse(unique.positions.size());
@@ -67,9 +66,9 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
   auto chunk_begin = [&](int64_t chunk) { return n * chunk / num_chunks; };
   const int64_t cost = kNanosPerId * (n / num_chunks + 1);
 
-  // next[chunk * stride + s]: first how many of the chunk's ids shard s gets,
-  // then the slot of the next one. A cache line lies between the chunks, or
-  // workers that count side by side would take it from each other.
+  // next[chunk * stride + s] is first the number of ids of the chunk in shard
+  // s, and later the next slot. A cache line separates the chunks to avoid
+  // false sharing.
   const int64_t stride = num_shards + 64 / sizeof(int32_t);
   std::vector<int32_t> next(num_chunks * stride);
   std::vector<char> bad(num_chunks);
@@ -80,7 +79,7 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
       }
     });
   };
-  // Where `inverse` is wanted it keeps the shard of each id until its slot is
+  // If `inverse` is requested, it stores the shard of each id until the slot is
   // known.
   const bool has_inverse = out.inverse.size() == n;
   std::unique_ptr<int32_t[]> shards(has_inverse ? nullptr : new int32_t[n]);

@@ -1,4 +1,4 @@
-// Scatter decomposition: which ids go to which shard.
+// Routing of ids to shards.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_ROUTE_H_
 #define TF_LAYOUTMAP_CORE_ROWS_ROUTE_H_
@@ -13,12 +13,12 @@
 
 namespace layoutmap {
 
-// Slot k of the routed ids, those of shard s at [splits[s], splits[s + 1]):
+// The routed ids. Shard s has the slots [splits[s], splits[s + 1]):
 //
 //   ids:         7 0 4 0      shards of 4 rows: [0, 4) and [4, 8)
 //   local_rows:  0 0 | 3 0    shard 0 gets 0 0, shard 1 gets 7 4
 //   splits:      0 2 4
-//   permutation: 1 3 | 0 2    slot -> where in ids (first place, if unique)
+//   permutation: 1 3 | 0 2    slot -> index in ids (first one, if unique)
 //   inverse:     2 0 3 1      id -> slot
 template <typename Tid>
 struct Route {
@@ -28,8 +28,8 @@ struct Route {
   std::vector<int32_t> inverse;
 };
 
-// The same in memory of the caller's: as many slots as ids. `inverse` may be
-// empty if nobody wants it.
+// A route in memory of the caller, with one slot per id. `inverse` may be empty
+// if it is not needed.
 template <typename Tid>
 struct RouteView {
   Span<Tid> local_rows;
@@ -38,14 +38,16 @@ struct RouteView {
   Span<int32_t> inverse;
 };
 
-// One slot per id, in the order of ids inside a shard. Refused whole if an id
-// is outside the table; `out` then holds nothing of use.
+// Routes ids to one slot per id. The slots of a shard are in id order. Returns
+// an error if an id is outside the table; the values of `out` are then
+// undefined.
 template <typename Tid>
 Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
                    const ParallelFor& parallel_for, RouteView<Tid> out);
 
-// Keeps the order of ids inside a shard; with `unique`, each row once and
-// ascending inside its shard. Refused whole if an id is outside the table.
+// Routes ids. The slots of a shard are in id order; with `unique`, each row has
+// one slot, and the rows of a shard ascend. Returns an error if an id is
+// outside the table.
 template <typename Tid>
 Status RouteIds(const RowPartition& partition, Span<const Tid> ids, bool unique,
                 Route<Tid>* route);

@@ -17,10 +17,10 @@
 namespace layoutmap {
 namespace {
 
-// One list per shard, filled by walking over the ids.
+// Routes ids with one list per shard, as a reference.
 template <typename Tid>
-Route<Tid> RouteByHand(const RowPartition& partition,
-                       const std::vector<Tid>& ids, bool unique) {
+Route<Tid> ReferenceRoute(const RowPartition& partition,
+                          const std::vector<Tid>& ids, bool unique) {
   std::vector<std::vector<int32_t>> places(partition.num_shards());
   std::map<Tid, int32_t> first;
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -37,9 +37,9 @@ Route<Tid> RouteByHand(const RowPartition& partition,
     }
     for (int32_t place : shard) {
       for (size_t i = 0; i < ids.size(); ++i) {
-        const bool mine =
+        const bool is_owned =
             unique ? ids[i] == ids[place] : static_cast<int32_t>(i) == place;
-        if (mine) route.inverse[i] = route.permutation.size();
+        if (is_owned) route.inverse[i] = route.permutation.size();
       }
       route.permutation.push_back(place);
       route.local_rows.push_back(partition.Locate(ids[place]).local_row);
@@ -50,13 +50,13 @@ Route<Tid> RouteByHand(const RowPartition& partition,
 }
 
 template <typename Tid>
-void ExpectByHand(const RowPartition& partition, const std::vector<Tid>& ids,
-                  bool unique) {
+void ExpectMatchesReference(const RowPartition& partition,
+                            const std::vector<Tid>& ids, bool unique) {
   Route<Tid> route;
   const Status status =
       RouteIds<Tid>(partition, Span<const Tid>(ids), unique, &route);
   ASSERT_TRUE(status.ok()) << status.message();
-  const Route<Tid> expected = RouteByHand(partition, ids, unique);
+  const Route<Tid> expected = ReferenceRoute(partition, ids, unique);
   ASSERT_EQ(route.local_rows, expected.local_rows);
   ASSERT_EQ(route.splits, expected.splits);
   ASSERT_EQ(route.permutation, expected.permutation);
@@ -64,7 +64,7 @@ void ExpectByHand(const RowPartition& partition, const std::vector<Tid>& ids,
 }
 
 template <typename Tid>
-void ExpectManyByHand(uint32_t seed) {
+void ExpectRandomIdsMatchReference(uint32_t seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < 400; ++round) {
     const Placement placement = static_cast<Placement>(random() % 3);
@@ -79,17 +79,17 @@ void ExpectManyByHand(uint32_t seed) {
     const RowPartition partition = MakePartition(placement, offsets);
     std::vector<Tid> ids(partition.num_rows() == 0 ? 0 : random() % 40);
     for (Tid& id : ids) id = random() % partition.num_rows();
-    ExpectByHand<Tid>(partition, ids, false);
-    ExpectByHand<Tid>(partition, ids, true);
+    ExpectMatchesReference<Tid>(partition, ids, false);
+    ExpectMatchesReference<Tid>(partition, ids, true);
   }
 }
 
-TEST(RouteTest, AgreesWithOneListPerShard) {
-  ExpectManyByHand<int32_t>(1);
-  ExpectManyByHand<int64_t>(2);
+TEST(RouteTest, MatchesOneListPerShard) {
+  ExpectRandomIdsMatchReference<int32_t>(1);
+  ExpectRandomIdsMatchReference<int64_t>(2);
 }
 
-// Enough ids for several chunks.
+// Uses enough ids for several chunks.
 TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
   std::mt19937 random(3);
   for (int64_t num_ids : {8191, 8192, 16384, 100000, 200001}) {
@@ -98,7 +98,7 @@ TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
           MakePartition(Placement::kMod, EvenOffsets(977, num_shards));
       std::vector<int64_t> ids(num_ids);
       for (int64_t& id : ids) id = random() % 977;
-      // Stable by construction: one list per shard.
+      // One list per shard keeps the id order.
       std::vector<std::vector<int32_t>> places(num_shards);
       for (int64_t i = 0; i < num_ids; ++i) {
         places[partition.Locate(ids[i]).shard].push_back(i);
@@ -137,7 +137,7 @@ TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
   }
 }
 
-TEST(RouteTest, OneBadIdAmongManyIsFoundByItsPlace) {
+TEST(RouteTest, OneInvalidIdAmongManyIsReportedWithItsIndex) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(100, 4));
   std::vector<int64_t> ids(50000, 99);
@@ -150,19 +150,19 @@ TEST(RouteTest, OneBadIdAmongManyIsFoundByItsPlace) {
       "Id 100 (ids[41234]) is outside the table with 100 rows");
 }
 
-TEST(RouteTest, ReachesTheLastRowOfTheLargestTable) {
+TEST(RouteTest, RoutesTheLastRowOfTheLargestTable) {
   const int64_t num_rows = int64_t{1} << 32;
   for (Placement placement : {Placement::kDiv, Placement::kMod}) {
     const RowPartition partition =
         MakePartition(placement, EvenOffsets(num_rows, 3));
-    ExpectByHand<int64_t>(partition,
-                          {num_rows - 1, 0, num_rows / 3, num_rows - 1}, true);
-    ExpectByHand<int64_t>(partition,
-                          {num_rows - 1, 0, num_rows / 3, num_rows - 1}, false);
+    ExpectMatchesReference<int64_t>(
+        partition, {num_rows - 1, 0, num_rows / 3, num_rows - 1}, true);
+    ExpectMatchesReference<int64_t>(
+        partition, {num_rows - 1, 0, num_rows / 3, num_rows - 1}, false);
   }
 }
 
-TEST(RouteTest, RefusesTheWholeCallForOneIdOutside) {
+TEST(RouteTest, RejectsAllIdsIfOneIsOutside) {
   const RowPartition partition =
       MakePartition(Placement::kMod, EvenOffsets(5, 2));
   for (bool unique : {false, true}) {
@@ -179,11 +179,11 @@ TEST(RouteTest, RefusesTheWholeCallForOneIdOutside) {
   }
 }
 
-TEST(RouteTest, ATableWithoutRowsTakesNoIdButIsNoError) {
+TEST(RouteTest, ATableWithoutRowsIsValidAndRejectsEveryId) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(0, 3));
-  ExpectByHand<int32_t>(partition, {}, false);
-  ExpectByHand<int32_t>(partition, {}, true);
+  ExpectMatchesReference<int32_t>(partition, {}, false);
+  ExpectMatchesReference<int32_t>(partition, {}, true);
 }
 
 }  // namespace

@@ -12,12 +12,13 @@
 namespace layoutmap {
 namespace {
 
-// Above this the product of a row and a block could pass 2^64 and `Divider`
-// would no longer be exact.
+// The largest supported number of rows. Above it, the product of a row and a
+// block size could exceed 2^64 and `Divider` would not be exact.
 constexpr int64_t kMaxNumRows = int64_t{1} << 32;
 
-// The sizes that an even cut gives: the first `num_rows % num_shards` shards
-// one row more than the others. The same for div and mod.
+// Returns the offset of a shard in an even partition: the first `num_rows %
+// num_shards` shards have one row more than the others. The offsets are equal
+// for div and mod.
 int64_t EvenOffset(int64_t num_rows, int64_t num_shards, int64_t shard) {
   return shard * (num_rows / num_shards) +
          std::min(shard, num_rows % num_shards);
@@ -74,7 +75,7 @@ Status RowPartition::Make(Placement placement, Span<const int64_t> offsets,
         offsets[s] != EvenOffset(num_rows, num_shards, s)) {
       return InvalidArgument(
           std::string("`offsets` of placement ") + Name(placement) +
-          " must cut the rows evenly. Received: shard " + std::to_string(s) +
+          " must split the rows evenly. Received: shard " + std::to_string(s) +
           " starts at " + std::to_string(offsets[s]) + ", expected " +
           std::to_string(EvenOffset(num_rows, num_shards, s)));
     }
@@ -83,8 +84,8 @@ Status RowPartition::Make(Placement placement, Span<const int64_t> offsets,
   partition->offsets_.assign(offsets.begin(), offsets.end());
   const int64_t block = num_rows / num_shards;
   const int64_t extra = num_rows % num_shards;
-  // With fewer rows than shards every row is below the cut, and a block of 0
-  // is never divided by.
+  // If there are fewer rows than shards, every row is below `cut` and the block
+  // size 0 is not used as a divisor.
   partition->blocks_ = {extra * (block + 1), extra, block, Divider(block + 1),
                         Divider(std::max<int64_t>(block, 1))};
   partition->round_robin_ = {num_shards, Divider(num_shards)};

@@ -1,4 +1,4 @@
-// Which shard owns a row, and where in that shard it stands.
+// Mapping of the rows of a table to shards and rows in the shard.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
 #define TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
@@ -13,9 +13,10 @@
 
 namespace layoutmap {
 
-// n / d by a multiplication. Exact for every n with n * d < 2^64, because
-// floor(2^64 / d) + 1 exceeds 2^64 / d by at most 1, an error of at most
-// n / 2^64 < 1 / d in the quotient (Granlund and Montgomery, PLDI 1994).
+// Computes n / d with a multiplication. The result is exact for every n with n
+// * d < 2^64: floor(2^64 / d) + 1 exceeds 2^64 / d by at most 1, which changes
+// the quotient by at most n / 2^64 < 1 / d (Granlund and Montgomery, PLDI
+// 1994).
 class Divider {
  public:
   Divider() : Divider(1) {}
@@ -34,8 +35,8 @@ class Divider {
 };
 
 enum class Placement {
-  kDiv,      // contiguous blocks; the first num_rows % num_shards one longer
-  kMod,      // row r in shard r % num_shards
+  kDiv,  // contiguous blocks; the first num_rows % num_shards have one more row
+  kMod,  // row r in shard r % num_shards
   kOffsets,  // contiguous blocks of any size
 };
 
@@ -46,12 +47,13 @@ struct RowOwner {
   int64_t local_row;
 };
 
-// `Locate` of one placement, small enough to live in registers: a loop that
-// writes rows through a pointer would have to read a RowPartition's members
-// again for each of them.
+// `Locate` for one placement, small enough to stay in registers. A loop that
+// writes rows through a pointer would have to reload the members of a
+// RowPartition for each row.
 struct LocateInBlocks {
   RowOwner operator()(int64_t row) const {
-    // Both answers and a selection: a branch on random rows goes wrong.
+    // Both results are computed and one is selected, because a branch on random
+    // rows is often mispredicted.
     const bool is_long = row < cut;
     const int64_t first = is_long ? 0 : cut;
     const int64_t in_long = static_cast<int64_t>(long_blocks(row));
@@ -62,8 +64,8 @@ struct LocateInBlocks {
             row - first - shard * size};
   }
 
-  // Rows below `cut` live in blocks of `block` + 1, `extra` of them; the
-  // others in blocks of `block`.
+  // Rows below `cut` are in `extra` blocks of `block` + 1 rows, the other rows
+  // in blocks of `block` rows.
   int64_t cut = 0;
   int64_t extra = 0;
   int64_t block = 0;
@@ -71,7 +73,7 @@ struct LocateInBlocks {
   Divider short_blocks;
 };
 
-// The same where no shard has a row more than another: half the arithmetic.
+// `Locate` for shards of equal size, which takes half the arithmetic.
 struct LocateInEqualBlocks {
   RowOwner operator()(int64_t row) const {
     const int64_t shard = static_cast<int64_t>(blocks(row));
@@ -94,8 +96,8 @@ struct LocateRoundRobin {
 
 struct LocateByOffsets {
   RowOwner operator()(int64_t row) const {
-    // The last shard that starts at or before `row` and is not empty: halving
-    // without a branch that the processor would mispredict.
+    // Finds the last non-empty shard that starts at or before `row`. The binary
+    // search has no branches that could be mispredicted.
     const int64_t* first = offsets;
     int64_t size = num_shards;
     while (size > 1) {
@@ -112,11 +114,11 @@ struct LocateByOffsets {
 
 class RowPartition {
  public:
-  // One shard, no rows.
+  // Creates one shard without rows.
   RowPartition() : offsets_{0, 0} {}
 
-  // `offsets` are cumulative shard sizes, [num_shards + 1]. Refused unless
-  // they start at 0, never decrease and are those that `placement` asks for.
+  // `offsets` are the cumulative shard sizes, [num_shards + 1]. Returns an
+  // error unless they start at 0, never decrease and match `placement`.
   static Status Make(Placement placement, Span<const int64_t> offsets,
                      RowPartition* partition);
 
@@ -130,7 +132,7 @@ class RowPartition {
   }
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
-  // `row` must be in [0, num_rows()).
+  // Returns the shard and local row of `row`, which must be in [0, num_rows()).
   RowOwner Locate(int64_t row) const {
     assert(row >= 0 && row < num_rows());
     RowOwner owner;
@@ -138,7 +140,8 @@ class RowPartition {
     return owner;
   }
 
-  // Calls `work(locate)`, where locate(row) is `Locate(row)`: for loops.
+  // Calls `work(locate)`, where locate(row) equals `Locate(row)` and is faster
+  // in loops.
   template <typename Work>
   void WithLocate(const Work& work) const {
     if (placement_ == Placement::kMod) return work(round_robin_);
@@ -149,8 +152,8 @@ class RowPartition {
     return work(LocateByOffsets{offsets_.data(), num_shards()});
   }
 
-  // Calls `work(local_row)`, where local_row(row, shard) is the place of a row
-  // whose shard is known.
+  // Calls `work(local_row)`, where local_row(row, shard) returns the local row
+  // of a row whose shard is known.
   template <typename Work>
   void WithLocalRow(const Work& work) const {
     if (placement_ == Placement::kMod) {
@@ -163,7 +166,7 @@ class RowPartition {
     });
   }
 
-  // The row that `Locate` sends to `owner`.
+  // Returns the row for which `Locate` returns `owner`.
   int64_t GlobalRow(RowOwner owner) const;
 
  private:
@@ -173,7 +176,8 @@ class RowPartition {
   LocateRoundRobin round_robin_;
 };
 
-// shards[i] and local_rows[i] of ids[i]; refused whole if an id is outside.
+// Computes the shard and local row of each id. Returns an error if an id is
+// outside the table.
 template <typename Tid>
 Status AssignPartition(const RowPartition& partition, Span<const Tid> ids,
                        Span<int32_t> shards, Span<Tid> local_rows);

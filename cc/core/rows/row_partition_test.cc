@@ -14,15 +14,16 @@ namespace {
 
 constexpr int64_t kTwo32 = int64_t{1} << 32;
 
-std::string Refusal(Placement placement, const std::vector<int64_t>& offsets) {
+std::string ErrorMessage(Placement placement,
+                         const std::vector<int64_t>& offsets) {
   RowPartition partition;
   const Status status = RowPartition::Make(placement, offsets, &partition);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  EXPECT_EQ(partition.num_rows(), 0) << "a refused partition changed";
+  EXPECT_EQ(partition.num_rows(), 0) << "a failed call changed the partition";
   return status.message();
 }
 
-TEST(DividerTest, ExactOnBothSidesOfEveryMultiple) {
+TEST(DividerTest, IsExactOnBothSidesOfEveryMultiple) {
   std::mt19937_64 random(1);
   std::vector<uint64_t> divisors;
   for (uint64_t d = 1; d <= 300; ++d) divisors.push_back(d);
@@ -39,7 +40,8 @@ TEST(DividerTest, ExactOnBothSidesOfEveryMultiple) {
     for (uint64_t q : quotients) {
       for (int64_t delta : {-1, 0, 1}) {
         const uint64_t n = q * d + delta;
-        if (n >= static_cast<uint64_t>(kTwo32)) continue;  // also below 0
+        // Skips large numbers and numbers that wrapped around below 0.
+        if (n >= static_cast<uint64_t>(kTwo32)) continue;
         ASSERT_EQ(divide(n), n / d) << n << " / " << d;
       }
     }
@@ -47,9 +49,9 @@ TEST(DividerTest, ExactOnBothSidesOfEveryMultiple) {
   }
 }
 
-// The owner by walking over the shards.
-RowOwner OwnerByHand(Placement placement, const std::vector<int64_t>& offsets,
-                     int64_t row) {
+// Finds the owner with a loop over the shards, as a reference.
+RowOwner ReferenceOwner(Placement placement,
+                        const std::vector<int64_t>& offsets, int64_t row) {
   const int64_t num_shards = static_cast<int64_t>(offsets.size()) - 1;
   if (placement == Placement::kMod) {
     return {static_cast<int32_t>(row % num_shards), row / num_shards};
@@ -59,13 +61,13 @@ RowOwner OwnerByHand(Placement placement, const std::vector<int64_t>& offsets,
       return {s, row - offsets[s]};
     }
   }
-  ADD_FAILURE() << "nobody owns row " << row;
+  ADD_FAILURE() << "no shard owns row " << row;
   return {-1, -1};
 }
 
 void ExpectOwner(const RowPartition& partition, int64_t row) {
   const RowOwner expected =
-      OwnerByHand(partition.placement(), partition.offsets(), row);
+      ReferenceOwner(partition.placement(), partition.offsets(), row);
   const RowOwner owner = partition.Locate(row);
   ASSERT_EQ(owner.shard, expected.shard) << "row " << row;
   ASSERT_EQ(owner.local_row, expected.local_row) << "row " << row;
@@ -73,7 +75,7 @@ void ExpectOwner(const RowPartition& partition, int64_t row) {
   ASSERT_EQ(partition.GlobalRow(owner), row);
 }
 
-TEST(RowPartitionTest, EveryRowOfSmallEvenTablesIsWhereItShouldBe) {
+TEST(RowPartitionTest, LocatesEveryRowOfSmallEvenTables) {
   for (Placement placement : {Placement::kDiv, Placement::kMod}) {
     for (int64_t num_rows = 0; num_rows <= 40; ++num_rows) {
       for (int64_t num_shards = 1; num_shards <= 45; ++num_shards) {
@@ -89,13 +91,13 @@ TEST(RowPartitionTest, EveryRowOfSmallEvenTablesIsWhereItShouldBe) {
   }
 }
 
-TEST(RowPartitionTest, EveryRowOfUnevenBlocksIsWhereItShouldBe) {
+TEST(RowPartitionTest, LocatesEveryRowOfUnevenBlocks) {
   std::mt19937 random(2);
   for (int round = 0; round < 500; ++round) {
     std::vector<int64_t> offsets = {0};
     const int num_shards = 1 + random() % 12;
     for (int s = 0; s < num_shards; ++s) {
-      // Every third shard is empty, also the first and the last.
+      // Every third shard on average is empty, possibly the first and the last.
       offsets.push_back(offsets.back() + (random() % 3 ? random() % 7 : 0));
     }
     const RowPartition partition = MakePartition(Placement::kOffsets, offsets);
@@ -105,7 +107,7 @@ TEST(RowPartitionTest, EveryRowOfUnevenBlocksIsWhereItShouldBe) {
   }
 }
 
-TEST(RowPartitionTest, TheLargestTableIsExactAtTheBordersOfItsShards) {
+TEST(RowPartitionTest, LocatesRowsAtTheShardBordersOfTheLargestTable) {
   for (Placement placement : {Placement::kDiv, Placement::kMod}) {
     for (int64_t num_rows : {kTwo32, kTwo32 - 1, kTwo32 - 12345}) {
       for (int64_t num_shards : {1, 2, 3, 7, 64, 1000, 4093}) {
@@ -121,33 +123,34 @@ TEST(RowPartitionTest, TheLargestTableIsExactAtTheBordersOfItsShards) {
   }
 }
 
-TEST(RowPartitionTest, RefusesOffsetsThatDoNotDescribeAPartition) {
+TEST(RowPartitionTest, RejectsInvalidOffsets) {
   for (Placement placement :
        {Placement::kDiv, Placement::kMod, Placement::kOffsets}) {
-    EXPECT_NE(Refusal(placement, {}).find("num_shards + 1"), std::string::npos);
-    EXPECT_NE(Refusal(placement, {0}).find("num_shards + 1"),
+    EXPECT_NE(ErrorMessage(placement, {}).find("num_shards + 1"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {1, 2}).find("start with 0"),
+    EXPECT_NE(ErrorMessage(placement, {0}).find("num_shards + 1"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {0, 4, 3}).find("not decrease"),
+    EXPECT_NE(ErrorMessage(placement, {1, 2}).find("start with 0"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {0, -1}).find("not decrease"),
+    EXPECT_NE(ErrorMessage(placement, {0, 4, 3}).find("not decrease"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {0, INT64_MIN}).find("not decrease"),
+    EXPECT_NE(ErrorMessage(placement, {0, -1}).find("not decrease"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {0, kTwo32 + 1}).find("at most 2^32"),
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MIN}).find("not decrease"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {0, INT64_MAX}).find("at most 2^32"),
+    EXPECT_NE(ErrorMessage(placement, {0, kTwo32 + 1}).find("at most 2^32"),
               std::string::npos);
-    EXPECT_NE(Refusal(placement, {0, INT64_MAX, 4}), "");
-    EXPECT_NE(Refusal(placement, {0, INT64_MIN, 4}), "");
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MAX}).find("at most 2^32"),
+              std::string::npos);
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MAX, 4}), "");
+    EXPECT_NE(ErrorMessage(placement, {0, INT64_MIN, 4}), "");
   }
 }
 
-TEST(RowPartitionTest, RefusesUnevenOffsetsUnlessTheyAreAskedFor) {
+TEST(RowPartitionTest, RejectsUnevenOffsetsForEvenPlacements) {
   const std::vector<int64_t> short_first = {0, 2, 5};
   for (Placement placement : {Placement::kDiv, Placement::kMod}) {
-    const std::string message = Refusal(placement, short_first);
+    const std::string message = ErrorMessage(placement, short_first);
     EXPECT_NE(message.find("shard 1 starts at 2, expected 3"),
               std::string::npos)
         << message;
@@ -155,7 +158,7 @@ TEST(RowPartitionTest, RefusesUnevenOffsetsUnlessTheyAreAskedFor) {
   EXPECT_EQ(MakePartition(Placement::kOffsets, short_first).shard_size(0), 2);
 }
 
-TEST(RowPartitionTest, PlacementsGoByTheirNames) {
+TEST(RowPartitionTest, PlacementsAreParsedByName) {
   Placement placement;
   EXPECT_TRUE(ParsePlacement("div", &placement).ok());
   EXPECT_EQ(placement, Placement::kDiv);
@@ -169,7 +172,7 @@ TEST(RowPartitionTest, PlacementsGoByTheirNames) {
 }
 
 template <typename Tid>
-void ExpectRefusedId(Tid id) {
+void ExpectIdIsRejected(Tid id) {
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(5, 2));
   const std::vector<Tid> ids = {0, 4, id};
@@ -182,18 +185,18 @@ void ExpectRefusedId(Tid id) {
                                   " (ids[2]) is outside the table with 5 rows");
 }
 
-TEST(AssignPartitionTest, RefusesIdsOutsideTheTable) {
-  ExpectRefusedId<int32_t>(-1);
-  ExpectRefusedId<int32_t>(5);
-  ExpectRefusedId<int32_t>(INT32_MIN);
-  ExpectRefusedId<int64_t>(-1);
-  ExpectRefusedId<int64_t>(5);
-  ExpectRefusedId<int64_t>(kTwo32);
-  ExpectRefusedId<int64_t>(INT64_MAX);
-  ExpectRefusedId<int64_t>(INT64_MIN);
+TEST(AssignPartitionTest, RejectsIdsOutsideTheTable) {
+  ExpectIdIsRejected<int32_t>(-1);
+  ExpectIdIsRejected<int32_t>(5);
+  ExpectIdIsRejected<int32_t>(INT32_MIN);
+  ExpectIdIsRejected<int64_t>(-1);
+  ExpectIdIsRejected<int64_t>(5);
+  ExpectIdIsRejected<int64_t>(kTwo32);
+  ExpectIdIsRejected<int64_t>(INT64_MAX);
+  ExpectIdIsRejected<int64_t>(INT64_MIN);
 }
 
-TEST(AssignPartitionTest, AnswersInTheOrderOfTheIds) {
+TEST(AssignPartitionTest, ResultsAreInIdOrder) {
   const RowPartition partition =
       MakePartition(Placement::kMod, EvenOffsets(7, 3));
   const std::vector<int32_t> ids = {6, 0, 5, 6};

@@ -15,7 +15,7 @@ namespace layoutmap {
 namespace {
 
 // 2^11 counters fill a quarter of a 32 KiB first-level cache, and their write
-// streams still fit a second-level TLB; 21 bits (2 M rows) take two passes.
+// streams fit in a second-level TLB. 21 bits (2 M rows) take two passes.
 constexpr int kMaxDigitBits = 11;
 
 int BitWidth(uint64_t x) {
@@ -24,8 +24,8 @@ int BitWidth(uint64_t x) {
   return bits;
 }
 
-// Row above, position or label below: sorting by row keeps the order of
-// positions, for the passes are stable.
+// The row in the upper bits, the position or label in the lower bits. The
+// passes are stable, so sorting by row keeps the order of positions.
 using Item = uint64_t;
 
 uint32_t RowOf(Item item) { return static_cast<uint32_t>(item >> 32); }
@@ -64,10 +64,10 @@ void SortItems(Span<Item> items, int64_t first_row, int64_t width) {
   if (from != items.data()) std::copy_n(from, items.size(), items.data());
 }
 
-// The items of a batch, in parts of ascending rows which are sorted one by one:
-// a part fits a second-level cache, and threads never write to one line. Each
-// row is in one part, and its items in their order, so the threads change
-// nothing.
+// The items of a batch, split into parts of ascending rows that are sorted
+// separately. A part fits in a second-level cache, and threads do not write to
+// the same cache lines. All items of a row are in one part and keep their
+// order, so results do not depend on the number of threads.
 class Parts {
  public:
   Parts(Span<const Span<const uint32_t>> segments, int64_t num_ids,
@@ -90,13 +90,13 @@ class Parts {
   }
 
   size_t count() const { return first_rows_.size() - 1; }
-  // The sorted items of a part, and where they stand among all.
+  // Returns the sorted items of a part.
   Span<Item> items(size_t part) const {
     return {items_.data() + starts_[part], starts_[part + 1] - starts_[part]};
   }
   int64_t start(size_t part) const { return starts_[part]; }
 
-  // Calls `work(part)` for each, at the same time if there are many.
+  // Calls `work(part)` for each part, in parallel if there are many ids.
   template <typename Work>
   void ForEach(const Work& work) const {
     if (count() == 1) return work(0);
@@ -116,7 +116,7 @@ class Parts {
 
  private:
   static constexpr int64_t kNumChunks = 16;
-  static constexpr int64_t kMostParts = 32;
+  static constexpr int64_t kMaxParts = 32;
 
   // Calls `use(row, position)` for the ids [begin, end).
   template <typename Use>
@@ -163,12 +163,12 @@ class Parts {
       ForIds(begin, end, [&](uint32_t row, int64_t) { ++own[row >> shift]; });
     });
 
-    // Buckets side by side make a part, until it has its share of the ids.
+    // Adjacent buckets form a part, until the part has its share of the ids.
     std::vector<uint8_t> part_of(num_buckets);
     std::vector<int64_t> sizes;  // by part and chunk
     int64_t size_of_part = 0;
     for (int64_t bucket = 0; bucket < num_buckets; ++bucket) {
-      if (sizes.empty() || size_of_part * kMostParts >= num_ids_) {
+      if (sizes.empty() || size_of_part * kMaxParts >= num_ids_) {
         first_rows_.push_back(bucket << shift);
         sizes.resize(sizes.size() + kNumChunks);
         size_of_part = 0;
@@ -189,7 +189,7 @@ class Parts {
     starts_.push_back(start);
 
     ForChunks([&](int64_t chunk, int64_t begin, int64_t end) {
-      int64_t next[kMostParts + 1];
+      int64_t next[kMaxParts + 1];
       for (size_t p = 0; p < count(); ++p) {
         next[p] = sizes[p * kNumChunks + chunk];
       }
@@ -207,8 +207,9 @@ class Parts {
   const ParallelFor& parallel_for_;
   std::vector<int64_t> segment_starts_;
   RawArray<Item> items_;
-  std::vector<int64_t> first_rows_;  // of each part, and the end of the last
-  std::vector<int64_t> starts_;      // of its items, the same
+  // First row and first item of each part, and the end of the last part.
+  std::vector<int64_t> first_rows_;
+  std::vector<int64_t> starts_;
 };
 
 }  // namespace
@@ -222,7 +223,7 @@ UniqueRows FindUniqueRows(Span<const Span<const uint32_t>> segments,
   Parts parts(segments, num_ids, num_rows, labels, parallel_for);
   parts.Sort();
 
-  // No row is in two parts.
+  // Each row is in one part.
   std::vector<int64_t> first_unique(parts.count());
   parts.ForEach([&](size_t p) {
     const Span<Item> items = parts.items(p);

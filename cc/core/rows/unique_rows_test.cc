@@ -23,7 +23,7 @@ UniqueRows Find(const Segments& segments, int64_t num_rows,
   return FindUniqueRows(spans, num_rows, parallel_for, labels);
 }
 
-void ExpectAsMap(const Segments& segments, int64_t num_rows) {
+void ExpectMatchesMap(const Segments& segments, int64_t num_rows) {
   std::map<uint32_t, std::vector<uint32_t>> positions_of;
   uint32_t position = 0;
   for (const std::vector<uint32_t>& segment : segments) {
@@ -52,25 +52,26 @@ std::vector<uint32_t> RandomRows(int64_t num_ids, int64_t num_rows,
   return rows;
 }
 
-// Where the number of digits of the sort or their width changes.
+// Numbers of rows at which the number of digits of the sort or their width
+// changes.
 class DigitBorderTest : public ::testing::TestWithParam<int64_t> {};
 
-TEST_P(DigitBorderTest, AgreesWithAMap) {
+TEST_P(DigitBorderTest, MatchesAMap) {
   const int64_t num_rows = GetParam();
   std::mt19937_64 random(num_rows);
   for (int64_t num_ids : {0, 1, 2, 3, 17, 255, 256, 257, 1000, 5000}) {
-    ExpectAsMap({RandomRows(num_ids, num_rows, &random)}, num_rows);
-    // Few rows, many times; also the last one and the first.
+    ExpectMatchesMap({RandomRows(num_ids, num_rows, &random)}, num_rows);
+    // A few rows with many ids, including the first and the last row.
     std::vector<uint32_t> skewed(num_ids);
     for (uint32_t& row : skewed) {
       row = random() % 3 ? num_rows - 1
                          : random() % std::min<int64_t>(num_rows, 4);
     }
-    ExpectAsMap({skewed}, num_rows);
+    ExpectMatchesMap({skewed}, num_rows);
   }
 }
 
-TEST_P(DigitBorderTest, NumbersSegmentsThrough) {
+TEST_P(DigitBorderTest, NumbersPositionsAcrossSegments) {
   const int64_t num_rows = GetParam();
   std::mt19937_64 random(num_rows + 1);
   for (int round = 0; round < 20; ++round) {
@@ -79,18 +80,18 @@ TEST_P(DigitBorderTest, NumbersSegmentsThrough) {
       segment =
           RandomRows(random() % 40, std::min<int64_t>(num_rows, 50), &random);
     }
-    ExpectAsMap(segments, num_rows);
+    ExpectMatchesMap(segments, num_rows);
   }
 }
 
-TEST_P(DigitBorderTest, KeepsTheOrderOfIdsThatComeSortedOrReversed) {
+TEST_P(DigitBorderTest, KeepsTheOrderOfSortedAndReversedIds) {
   const int64_t num_rows = GetParam();
   std::vector<uint32_t> rows;
   for (int64_t i = 0; i < 3000; ++i) {
     rows.push_back(num_rows - 1 - std::min(num_rows - 1, i / 2));
   }
-  ExpectAsMap({rows}, num_rows);
-  ExpectAsMap({{rows.rbegin(), rows.rend()}}, num_rows);
+  ExpectMatchesMap({rows}, num_rows);
+  ExpectMatchesMap({{rows.rbegin(), rows.rend()}}, num_rows);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -103,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
                       (int64_t{1} << 31) + 1, (int64_t{1} << 32) - 1,
                       int64_t{1} << 32));
 
-TEST(UniqueRowsTest, NothingInNothingOut) {
+TEST(UniqueRowsTest, EmptyInputHasNoRows) {
   for (const Segments& none : {Segments{}, Segments{{}}, Segments{{}, {}}}) {
     const UniqueRows unique = Find(none, 0);
     EXPECT_EQ(unique.size(), 0);
@@ -112,16 +113,16 @@ TEST(UniqueRowsTest, NothingInNothingOut) {
   }
 }
 
-TEST(UniqueRowsTest, ManyIdsAgreeWithAMap) {
+TEST(UniqueRowsTest, ManyIdsMatchAMap) {
   std::mt19937_64 random(7);
-  ExpectAsMap({RandomRows(200000, 50000, &random),
-               RandomRows(100000, 2000000, &random)},
-              2000000);
+  ExpectMatchesMap({RandomRows(200000, 50000, &random),
+                    RandomRows(100000, 2000000, &random)},
+                   2000000);
 }
 
-TEST(UniqueRowsTest, AnyNumberOfThreadsFindsTheSame) {
+TEST(UniqueRowsTest, ResultsDoNotDependOnTheNumberOfThreads) {
   std::mt19937_64 random(11);
-  // Around the number from which threads share the work.
+  // Sizes around the number of ids from which threads sort together.
   for (int64_t num_ids : {kManyIds - 1, kManyIds, kManyIds + 13}) {
     for (int64_t num_rows : {int64_t{1}, int64_t{3000}, int64_t{1} << 32}) {
       const Segments segments = {
@@ -140,7 +141,7 @@ TEST(UniqueRowsTest, AnyNumberOfThreadsFindsTheSame) {
   }
 }
 
-TEST(UniqueRowsTest, LabelsStandInThePlaceOfPositions) {
+TEST(UniqueRowsTest, LabelsReplacePositions) {
   std::mt19937_64 random(12);
   for (int64_t num_ids : {int64_t{0}, int64_t{500}, kManyIds + 1}) {
     const Segments segments = {RandomRows(num_ids, 200, &random)};

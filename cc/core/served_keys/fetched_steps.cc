@@ -16,8 +16,8 @@ namespace {
 enum Count { kTickets, kSteps, kEpoch };
 enum Field { kTicket, kStep, kNumUpdates, kNumber, kAttempt };
 
-// Far from where sums of them would wrap around.
-constexpr int64_t kMost = int64_t{1} << 60;
+// The largest valid number in the state, so that sums cannot overflow.
+constexpr int64_t kMaxCount = int64_t{1} << 60;
 
 }  // namespace
 
@@ -39,17 +39,17 @@ int64_t* FetchedSteps::RecordOfTicket(int64_t ticket) const {
 Status FetchedSteps::Check(const ClosureToken& token, bool* is_repeated) const {
   *is_repeated = false;
   for (int64_t i = 0; i < kNumCounts; ++i) {
-    if (state_[i] >= 0 && state_[i] <= kMost) continue;
+    if (state_[i] >= 0 && state_[i] <= kMaxCount) continue;
     return InvalidArgument(
         "The state of fetched steps must start as zeros. Received: " +
-        to_string(state_[i]) + " at place " + to_string(i));
+        to_string(state_[i]) + " at index " + to_string(i));
   }
   if (!token.has_number()) return Status();
   if (token.epoch < state_[kEpoch]) {
     return FailedPrecondition(
         "Closure " + to_string(token.number) + " of epoch " +
-        to_string(token.epoch) + " comes after epoch " +
-        to_string(state_[kEpoch]) + " has begun: it was given up");
+        to_string(token.epoch) + " arrived after epoch " +
+        to_string(state_[kEpoch]) + " has begun, so it was discarded");
   }
   const int64_t* const earlier = RecordOf(token);
   if (earlier == nullptr) return Status();
@@ -57,8 +57,8 @@ Status FetchedSteps::Check(const ClosureToken& token, bool* is_repeated) const {
   if (token.attempt != 0 && earlier[kAttempt] == token.attempt) {
     return FailedPrecondition(
         "Closure " + to_string(token.number) +
-        " has looked up keys of this embedding in a training step already, "
-        "and may do so once: let a step take one batch, and run more steps");
+        " has already looked up keys of this embedding in a training step, and "
+        "may do so only once. Use one batch per step, and run more steps");
   }
   return Status();
 }
@@ -87,9 +87,9 @@ int64_t FetchedSteps::AgeOf(const ClosureToken& token) const {
 int64_t FetchedSteps::Add(const ClosureToken& token, int64_t num_updates) {
   const int64_t ticket = ++state_[kTickets];
   const int64_t step = ++state_[kSteps];
-  int64_t* const made = record(
-      token.has_number() ? token.number % AppliedClosures::kWindow
-                         : AppliedClosures::kWindow + ticket % kMostOpen);
+  int64_t* const made =
+      record(token.has_number() ? token.number % AppliedClosures::kWindow
+                                : AppliedClosures::kWindow + ticket % kMaxOpen);
   made[kTicket] = ticket;
   made[kStep] = step;
   made[kNumUpdates] = num_updates;
@@ -113,9 +113,9 @@ Status FetchedSteps::Find(int64_t ticket, int64_t* num_updates) const {
     return Status();
   }
   return FailedPrecondition(
-      "The gradients of this step come too late: its rows may be those of "
-      "other keys by now. Its closure has run again or was given up, or " +
-      to_string(kMostOpen) +
+      "The gradients of this step arrived too late: its rows may belong to "
+      "other keys now. Its closure has run again or was discarded, or " +
+      to_string(kMaxOpen) +
       " steps without a closure have begun since. Nothing was applied");
 }
 

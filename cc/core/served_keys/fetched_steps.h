@@ -1,11 +1,12 @@
-// The steps that a server has sent rows of open vocabularies to, and whose
-// gradients it awaits. Their rows are pinned: other keys must not get them.
+// The steps for which a server has sent rows of open vocabularies and has not
+// yet received gradients. Their rows are pinned, so that they are not assigned
+// to other keys.
 //
-// A row knows the step that used it last, so a step pins its rows by its place
-// in the order of steps alone. A step of a closure is awaited until it is
-// applied, a later run of the closure takes its place, or the closure's epoch
-// is over; one without a closure until kMostOpen more have come. So no worker
-// that dies pins a row for ever.
+// Each row stores the step that used it last, so the number of the oldest step
+// is sufficient to pin the rows. A step of a closure is pending until it is
+// applied, the closure runs again, or the epoch of the closure ends. A step
+// without a closure is pending until kMaxOpen later steps without a closure
+// have begun. A failed worker therefore does not pin rows permanently.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_FETCHED_STEPS_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_FETCHED_STEPS_H_
@@ -18,48 +19,50 @@
 
 namespace layoutmap {
 
-// A view of the state, which is the caller's and comes from a variable:
+// A view of the state, which is owned by the caller and stored in a variable:
 //
-//   tickets given, steps counted, epoch,
-//   then for each step that may be awaited, closures first:
-//   ticket (0: none), place in the order of steps, updates when its rows were
-//   sent, closure number, attempt
+//   number of tickets, number of steps, epoch,
+//   then for each step that may be pending, closures first:
+//   ticket (0: none), step number, number of updates when its rows were sent,
+//   closure number, attempt
 class FetchedSteps {
  public:
-  static constexpr int64_t kMostOpen = 256;
+  static constexpr int64_t kMaxOpen = 256;
   static constexpr int64_t kNumCounts = 3;
   static constexpr int64_t kRecord = 5;
-  static constexpr int64_t kNumRecords = AppliedClosures::kWindow + kMostOpen;
+  static constexpr int64_t kNumRecords = AppliedClosures::kWindow + kMaxOpen;
   static constexpr int64_t kSize = kNumCounts + kRecord * kNumRecords;
 
   explicit FetchedSteps(Span<int64_t> state) : state_(state) {}
 
-  // Whether rows were sent to an earlier run of this closure, whose gradients
-  // are awaited: then its keys were counted. The token was checked by
-  // AppliedClosures, and is none that was applied. Refused if it is this run
-  // that has fetched before, or the closure's epoch is over.
+  // Sets `is_repeated` to whether rows were sent to an earlier run of this
+  // closure that is still pending. The uses of its keys were then already
+  // counted. The token must have been checked by AppliedClosures and must not
+  // have been applied. Returns an error if the same run has already fetched, or
+  // if the epoch of the closure is over.
   Status Check(const ClosureToken& token, bool* is_repeated) const;
 
-  // Ends what a new epoch ends. After a Check that is ok.
+  // Ends all steps of earlier epochs if `token` begins a new epoch. Must be
+  // called after a successful `Check`.
   void Begin(const ClosureToken& token);
 
-  // How many steps ago the oldest one began that is awaited: 0 for none, 1 for
-  // the last one.
+  // Returns how many steps ago the oldest pending step began: 0 if there is
+  // none, 1 for the latest step.
   int64_t OldestAge() const;
-  // The same of the earlier run of a closure.
+  // Returns how many steps ago the earlier run of a closure began.
   int64_t AgeOf(const ClosureToken& token) const;
 
-  // Counts a step whose rows are sent after `num_updates` updates; returns the
-  // ticket that it is applied with, 1 or more.
+  // Counts a step whose rows are sent after `num_updates` updates. Returns its
+  // ticket, at least 1, which identifies the step when it is applied.
   int64_t Add(const ClosureToken& token, int64_t num_updates);
-  // The same of a closure that has come again: its earlier run can no longer
-  // be applied, and no step is counted.
+  // Returns a new ticket for a closure that runs again. The ticket of the
+  // earlier run becomes invalid, and no step is counted.
   int64_t Renew(const ClosureToken& token, int64_t num_updates);
 
-  // The updates when the rows of a ticket were sent. Refused if it is not
-  // awaited.
+  // Returns the number of updates at the time when the rows of a ticket were
+  // sent. Returns an error if the step is not pending.
   Status Find(int64_t ticket, int64_t* num_updates) const;
-  // Awaits a ticket no longer; nothing if it is not awaited.
+  // Ends the step of a ticket if it is pending.
   void Forget(int64_t ticket);
 
  private:

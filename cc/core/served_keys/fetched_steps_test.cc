@@ -13,7 +13,7 @@ class FetchedStepsTest : public testing::Test {
  protected:
   FetchedSteps steps() { return FetchedSteps(state_); }
 
-  // What a server does with a fetch: its ticket.
+  // Handles a fetch like a server, and returns the ticket.
   int64_t Fetch(const ClosureToken& token, int64_t num_updates = 0) {
     bool is_repeated = false;
     const Status status = steps().Check(token, &is_repeated);
@@ -23,12 +23,12 @@ class FetchedStepsTest : public testing::Test {
                        : steps().Add(token, num_updates);
   }
 
-  bool IsAwaited(int64_t ticket) {
+  bool IsPending(int64_t ticket) {
     int64_t num_updates = 0;
     return steps().Find(ticket, &num_updates).ok();
   }
 
-  std::string Refusal(const ClosureToken& token) {
+  std::string ErrorMessage(const ClosureToken& token) {
     const std::vector<int64_t> before = state_;
     bool is_repeated = false;
     const std::string message = steps().Check(token, &is_repeated).message();
@@ -41,7 +41,7 @@ class FetchedStepsTest : public testing::Test {
 
 const ClosureToken kNone;
 
-TEST_F(FetchedStepsTest, AStepIsAwaitedUntilItIsForgotten) {
+TEST_F(FetchedStepsTest, AStepIsPendingUntilItIsForgotten) {
   EXPECT_EQ(steps().OldestAge(), 0);
   const int64_t first = Fetch(kNone), second = Fetch({1, 0, 7}, 5);
   EXPECT_EQ(steps().OldestAge(), 2);
@@ -53,47 +53,47 @@ TEST_F(FetchedStepsTest, AStepIsAwaitedUntilItIsForgotten) {
   steps().Forget(second);
   steps().Forget(second);
   EXPECT_EQ(steps().OldestAge(), 0);
-  EXPECT_FALSE(IsAwaited(first));
+  EXPECT_FALSE(IsPending(first));
 }
 
-TEST_F(FetchedStepsTest, AClosureThatComesAgainKeepsItsPlaceAndGetsATicket) {
+TEST_F(FetchedStepsTest, ARepeatedClosureKeepsItsStepAndGetsANewTicket) {
   const int64_t first = Fetch({1, 3, 7});
   Fetch({1, 4, 8});
   EXPECT_EQ(steps().AgeOf({1, 3, 9}), 2);
   const int64_t again = Fetch({1, 3, 9}, 2);
   EXPECT_EQ(steps().AgeOf({1, 3, 9}), 2);
-  EXPECT_FALSE(IsAwaited(first));
-  EXPECT_TRUE(IsAwaited(again));
+  EXPECT_FALSE(IsPending(first));
+  EXPECT_TRUE(IsPending(again));
 }
 
-TEST_F(FetchedStepsTest, OneRunFetchesOnce) {
+TEST_F(FetchedStepsTest, OneRunFetchesOnlyOnce) {
   Fetch({1, 3, 7});
-  EXPECT_NE(Refusal({1, 3, 7}).find("may do so once"), std::string::npos);
-  EXPECT_EQ(Refusal({1, 4, 7}), "");
+  EXPECT_NE(ErrorMessage({1, 3, 7}).find("only once"), std::string::npos);
+  EXPECT_EQ(ErrorMessage({1, 4, 7}), "");
 }
 
-TEST_F(FetchedStepsTest, ANewEpochEndsTheClosuresBefore) {
+TEST_F(FetchedStepsTest, ANewEpochEndsEarlierClosures) {
   const int64_t old = Fetch({1, 3, 7}), open = Fetch(kNone);
   const int64_t fresh = Fetch({2, 3, 8});
-  EXPECT_FALSE(IsAwaited(old));
-  EXPECT_TRUE(IsAwaited(open));
-  EXPECT_TRUE(IsAwaited(fresh));
-  EXPECT_NE(Refusal({1, 4, 9}).find("given up"), std::string::npos);
+  EXPECT_FALSE(IsPending(old));
+  EXPECT_TRUE(IsPending(open));
+  EXPECT_TRUE(IsPending(fresh));
+  EXPECT_NE(ErrorMessage({1, 4, 9}).find("discarded"), std::string::npos);
 }
 
 TEST_F(FetchedStepsTest, StepsWithoutAClosureExpire) {
   const int64_t first = Fetch(kNone);
-  for (int64_t i = 1; i < FetchedSteps::kMostOpen; ++i) Fetch(kNone);
-  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMostOpen);
-  EXPECT_TRUE(IsAwaited(first));
+  for (int64_t i = 1; i < FetchedSteps::kMaxOpen; ++i) Fetch(kNone);
+  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMaxOpen);
+  EXPECT_TRUE(IsPending(first));
   Fetch(kNone);
-  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMostOpen);
-  EXPECT_FALSE(IsAwaited(first));
+  EXPECT_EQ(steps().OldestAge(), FetchedSteps::kMaxOpen);
+  EXPECT_FALSE(IsPending(first));
 }
 
-TEST_F(FetchedStepsTest, AStateOfNonsenseIsRefused) {
+TEST_F(FetchedStepsTest, AnInvalidStateIsRejected) {
   state_[1] = -5;
-  EXPECT_NE(Refusal(kNone).find("must start as zeros"), std::string::npos);
+  EXPECT_NE(ErrorMessage(kNone).find("must start as zeros"), std::string::npos);
 }
 
 }  // namespace

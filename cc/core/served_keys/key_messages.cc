@@ -23,13 +23,14 @@ constexpr int64_t kWord = sizeof(uint32_t);
 
 int64_t RoundUp(int64_t size) { return (size + 7) / 8 * 8; }
 
-// The token, whether it trains, type, counts and kinds.
+// Returns the size of the token, the training flag, the value type, the counts
+// and the kinds.
 int64_t HeaderBytes(int64_t num_pieces) {
   return RoundUp(kStart + (1 + 2 * num_pieces) * kWord);
 }
 
 template <typename T>
-T Take(const uint8_t** bytes) {
+T ReadValue(const uint8_t** bytes) {
   T value;
   std::memcpy(&value, *bytes, sizeof(value));
   *bytes += sizeof(value);
@@ -42,28 +43,29 @@ void Put(T value, uint8_t** bytes) {
   *bytes += sizeof(value);
 }
 
-Status TooShort(int64_t size) {
+Status TooShortError(int64_t size) {
   return InvalidArgument(
-      "`request` must have the closure, a type of values and, for each shard "
-      "here, a number of rows or keys and these. Received: " +
+      "`request` must contain the closure, the value type and, for each shard "
+      "on this server, the number of rows or keys and the rows or keys. "
+      "Received: " +
       to_string(size) + " bytes, too few");
 }
 
-// How often each key is used, from sums that ascend.
-Status ToTimes(const std::string& where, std::vector<uint32_t>* sums,
-               int64_t* num_uses) {
+// Converts cumulative numbers of uses to the number of uses of each key.
+Status ToUseCounts(const std::string& where, std::vector<uint32_t>* sums,
+                   int64_t* num_uses) {
   uint32_t last = 0;
   for (uint32_t& one : *sums) {
     const uint32_t sum = one;
     one -= last;
     last = sum;
     if (one > 0) continue;
-    return InvalidArgument("`request` must have keys that are used" + where +
-                           ". Received: one that is not");
+    return InvalidArgument("`request` must have at least one use of each key" +
+                           where + ". Received: a key without uses");
   }
   *num_uses += last;
-  if (*num_uses <= kMostUses) return Status();
-  return InvalidArgument("`request` must have at most " + to_string(kMostUses) +
+  if (*num_uses <= kMaxUses) return Status();
+  return InvalidArgument("`request` must have at most " + to_string(kMaxUses) +
                          " uses of keys. Received: more" + where);
 }
 
@@ -103,24 +105,26 @@ void KeyFetchWriter::Write(uint8_t* bytes) const {
 bool KeyFetchMessage::IsTraining(Span<const uint8_t> bytes) {
   if (bytes.size() < kStart) return false;
   const uint8_t* next = bytes.data() + kStart - sizeof(int64_t);
-  return Take<int64_t>(&next) != 0;
+  return ReadValue<int64_t>(&next) != 0;
 }
 
 Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
                              const std::vector<PieceSize>& sizes,
                              const std::vector<bool>& is_open) {
   const auto num_pieces = static_cast<int64_t>(sizes.size());
-  if (bytes.size() < HeaderBytes(num_pieces)) return TooShort(bytes.size());
+  if (bytes.size() < HeaderBytes(num_pieces)) {
+    return TooShortError(bytes.size());
+  }
   const uint8_t* next = bytes.data();
-  token.epoch = Take<int64_t>(&next);
-  token.number = Take<int64_t>(&next);
-  token.attempt = Take<int64_t>(&next);
-  training = Take<int64_t>(&next) != 0;
-  LM_RETURN_IF_ERROR(ReadWireType(Take<uint32_t>(&next), &wire));
+  token.epoch = ReadValue<int64_t>(&next);
+  token.number = ReadValue<int64_t>(&next);
+  token.attempt = ReadValue<int64_t>(&next);
+  training = ReadValue<int64_t>(&next) != 0;
+  LM_RETURN_IF_ERROR(ReadWireType(ReadValue<uint32_t>(&next), &wire));
   std::vector<uint32_t> counts(num_pieces);
-  for (uint32_t& one : counts) one = Take<uint32_t>(&next);
+  for (uint32_t& one : counts) one = ReadValue<uint32_t>(&next);
   kinds.resize(num_pieces);
-  for (uint32_t& one : kinds) one = Take<uint32_t>(&next);
+  for (uint32_t& one : kinds) one = ReadValue<uint32_t>(&next);
   bytes = {bytes.data() + HeaderBytes(num_pieces),
            bytes.size() - HeaderBytes(num_pieces)};
   next = bytes.data();
@@ -129,8 +133,8 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
   for (int64_t p = 0; p < num_pieces; ++p) {
     if (!is_open[p]) continue;
     const int64_t size = counts[p] * int64_t{sizeof(int64_t)};
-    // Before any memory is taken for so many.
-    if (size > bytes.size()) return TooShort(bytes.size());
+    // The size is checked before memory is allocated.
+    if (size > bytes.size()) return TooShortError(bytes.size());
     keys[p].keys.resize(counts[p]);
     if (size > 0) std::memcpy(keys[p].keys.data(), bytes.data(), size);
     bytes = {bytes.data() + size, bytes.size() - size};
@@ -140,7 +144,7 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
     const std::string where =
         " for shard " + to_string(p) + " (table '" + sizes[p].table + "')";
     std::vector<uint32_t>* const to = is_open[p] ? &keys[p].times : &rows[p];
-    const int64_t below = is_open[p] ? kMostUses + 1 : sizes[p].num_rows;
+    const int64_t below = is_open[p] ? kMaxUses + 1 : sizes[p].num_rows;
     uint64_t found = 0;
     switch (ReadRows(counts[p], below, &bytes, to, &found)) {
       case RowsRead::kAll:
@@ -155,7 +159,7 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
                                " below " + to_string(below) + where +
                                ". Received: " + to_string(found));
     }
-    if (is_open[p]) LM_RETURN_IF_ERROR(ToTimes(where, to, &num_uses));
+    if (is_open[p]) LM_RETURN_IF_ERROR(ToUseCounts(where, to, &num_uses));
   }
   if (bytes.empty()) return Status();
   return InvalidArgument("`request` must end with the last row. Received: " +

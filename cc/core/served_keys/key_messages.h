@@ -1,18 +1,19 @@
-// What a worker and a server say to each other where tables have open
-// vocabularies: the worker knows keys, and the server the rows of them.
+// Messages between a worker and a server for tables with open vocabularies: the
+// worker sends keys, and the server determines their rows.
 //
 //   fetch    epoch, number, attempt, whether the step trains (8 bytes each);
-//            type of values, for each piece the number of its rows or keys and
-//            what its keys are made of (4 bytes each), and nothing up to a
-//            multiple of 8 bytes; the keys of all pieces (8 bytes each), in the
-//            order of their first use; for each piece its rows, or how often
-//            each key is used (wire.h)
+//            value type, for each piece the number of its rows or keys and the
+//            kind of its keys (4 bytes each), padding to a multiple of 8 bytes;
+//            the keys of all pieces (8 bytes each), in the order of their first
+//            use; for each piece its rows, or the number of uses of each key
+//            (wire.h)
 //   fetched  a ticket (8 bytes); the row of each key in its shard, or kNoPlace
-//            (4 bytes), and nothing up to a multiple of 8 bytes; the values of
-//            the rows of all pieces, each row once, ascending. The row of
-//            unknown keys comes last in its shard where they share one,
-//            whether it is needed or not: a worker learns that only now.
-//   apply    that of messages.h, with the ticket for num_updates
+//            (4 bytes), padding to a multiple of 8 bytes; the values of the
+//            rows of all pieces, ascending and without duplicates. If unknown
+//            keys share a row, it is the last row of its shard and is always
+//            sent, because the worker does not know in advance whether it is
+//            needed.
+//   apply    as in messages.h, with the ticket instead of num_updates
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_MESSAGES_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_MESSAGES_H_
@@ -31,25 +32,25 @@ namespace layoutmap {
 
 // The row of a key that has none.
 constexpr uint32_t kNoPlace = UINT32_MAX;
-// How often all keys of a fetch may be used together.
-constexpr int64_t kMostUses = int64_t{1} << 28;
+// The maximum number of uses of all keys of a fetch.
+constexpr int64_t kMaxUses = int64_t{1} << 28;
 
-// The keys of one piece, each once, in the order of their first use.
+// The unique keys of one piece, in the order of their first use.
 struct PieceKeys {
   std::vector<int64_t> keys;
-  std::vector<uint32_t> times;  // how often each is used
+  std::vector<uint32_t> times;  // number of uses of each key
 };
 
-// What a piece is asked for: rows, or keys where its table is open.
+// The request for a piece: rows, or keys if its table has an open vocabulary.
 struct KeyFetchWriter {
   ClosureToken token;
   bool training = false;
   RowType wire = RowType::kFloat32;
   struct Asked {
     uint32_t count = 0;
-    uint32_t kind = 0;             // what the keys are made of
-    std::vector<int64_t> keys;     // of an open table
-    std::vector<uint8_t> compact;  // rows, or uses of keys
+    uint32_t kind = 0;             // kind of the keys
+    std::vector<int64_t> keys;     // keys of an open table
+    std::vector<uint8_t> compact;  // rows, or numbers of uses of keys
   };
   std::vector<Asked> pieces;
 
@@ -62,20 +63,21 @@ struct KeyFetchMessage {
   ClosureToken token;
   bool training = false;
   RowType wire = RowType::kFloat32;
-  std::vector<std::vector<uint32_t>> rows;  // of closed pieces, ascending
-  std::vector<PieceKeys> keys;              // of open pieces
-  std::vector<uint32_t> kinds;              // of open pieces
+  std::vector<std::vector<uint32_t>> rows;  // ascending rows of closed pieces
+  std::vector<PieceKeys> keys;              // keys of open pieces
+  std::vector<uint32_t> kinds;              // kinds of the keys
 
-  // Whether it is of a step that trains, as far as it can be told yet.
+  // Returns whether the message belongs to a training step. The message may be
+  // unchecked.
   static bool IsTraining(Span<const uint8_t> bytes);
 
-  // Refused unless it is what the pieces ask for; `is_open` says of each
-  // whether its table has an open vocabulary.
+  // Returns an error unless the message matches the pieces. `is_open` contains
+  // for each piece whether its table has an open vocabulary.
   Status Read(Span<const uint8_t> bytes, const std::vector<PieceSize>& sizes,
               const std::vector<bool>& is_open);
 };
 
-// How far the values of a `fetched` with so many keys are into it.
+// Returns the offset of the values in a `fetched` message with `num_keys` keys.
 int64_t FetchedKeysHeader(int64_t num_keys);
 
 }  // namespace layoutmap

@@ -16,7 +16,8 @@ namespace {
 const std::vector<PieceSize> kSizes = {{"ads", 9, 2, 1}, {"words", 17, 3, 1}};
 const std::vector<bool> kIsOpen = {false, true};
 
-// Rows 1 and 4 of `ads`, and two keys of `words`, used twice and once.
+// Returns a request for rows 1 and 4 of `ads`, and for two keys of `words` with
+// two uses and one use.
 KeyFetchWriter Writer() {
   KeyFetchWriter writer;
   writer.token = {1, 2, 3};
@@ -34,21 +35,22 @@ KeyFetchWriter Writer() {
   return writer;
 }
 
-std::vector<uint8_t> BytesOf(const KeyFetchWriter& writer) {
+std::vector<uint8_t> ToBytes(const KeyFetchWriter& writer) {
   std::vector<uint8_t> bytes(writer.size());
   writer.Write(bytes.data());
   return bytes;
 }
 
 Status Read(const std::vector<uint8_t>& bytes, KeyFetchMessage* message) {
-  // Memory of exactly this size, for whoever reads behind it.
+  // The memory has exactly this size, so that AddressSanitizer detects reads
+  // beyond the message.
   const std::vector<uint8_t> exact(bytes);
   return message->Read(exact, kSizes, kIsOpen);
 }
 
-TEST(KeyMessagesTest, AServerReadsWhatAWorkerWrites) {
+TEST(KeyMessagesTest, WrittenMessagesCanBeRead) {
   KeyFetchMessage message;
-  const std::vector<uint8_t> bytes = BytesOf(Writer());
+  const std::vector<uint8_t> bytes = ToBytes(Writer());
   const Status status = Read(bytes, &message);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_TRUE(KeyFetchMessage::IsTraining(bytes));
@@ -61,49 +63,50 @@ TEST(KeyMessagesTest, AServerReadsWhatAWorkerWrites) {
   EXPECT_EQ(message.kinds[1], 1u);
 }
 
-TEST(KeyMessagesTest, EveryMessageThatIsCutOffIsRefused) {
-  const std::vector<uint8_t> whole = BytesOf(Writer());
-  for (size_t size = 0; size < whole.size(); ++size) {
+TEST(KeyMessagesTest, EveryTruncatedMessageIsRejected) {
+  const std::vector<uint8_t> complete = ToBytes(Writer());
+  for (size_t size = 0; size < complete.size(); ++size) {
     KeyFetchMessage message;
-    EXPECT_FALSE(Read({whole.begin(), whole.begin() + size}, &message).ok())
+    EXPECT_FALSE(
+        Read({complete.begin(), complete.begin() + size}, &message).ok())
         << size;
   }
 }
 
-TEST(KeyMessagesTest, WhatNoWorkerWritesIsRefused) {
-  const auto refusal = [](const auto& change) {
+TEST(KeyMessagesTest, InvalidMessagesAreRejected) {
+  const auto error_message = [](const auto& change) {
     KeyFetchWriter writer = Writer();
     change(&writer);
     KeyFetchMessage message;
-    return Read(BytesOf(writer), &message).message();
+    return Read(ToBytes(writer), &message).message();
   };
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->wire = RowType::kFloat16;
             }).find("type 0 (float32) or 1"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[0].compact = {1, 9};
             }).find("rows below 9"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].compact = {1, 0};
-            }).find("keys that are used"),
+            }).find("one use of each key"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].compact = {0xff, 0xff, 0xff, 0xff, 0x0f, 0};
             }).find("uses below"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].compact.push_back(0);
             }).find("bytes more"),
             std::string::npos);
-  EXPECT_NE(refusal([](auto* one) {
+  EXPECT_NE(error_message([](auto* one) {
               one->pieces[1].count = UINT32_MAX;
             }).find("too few"),
             std::string::npos);
 }
 
-TEST(KeyMessagesTest, ValuesBeginWhereTheyCanBeReadAtOnce) {
+TEST(KeyMessagesTest, ValuesStartAtAlignedOffsets) {
   EXPECT_EQ(FetchedKeysHeader(0), 8);
   EXPECT_EQ(FetchedKeysHeader(1), 16);
   EXPECT_EQ(FetchedKeysHeader(2), 16);

@@ -23,14 +23,14 @@ using std::to_string;
 
 namespace {
 
-// Every use of each key, as a vocabulary counts them.
-std::vector<int64_t> Expand(const PieceKeys& asked) {
+// Returns all uses of the keys, in the form that a vocabulary counts.
+std::vector<int64_t> Expand(const PieceKeys& requested) {
   int64_t num_uses = 0;
-  for (const uint32_t times : asked.times) num_uses += times;
+  for (const uint32_t times : requested.times) num_uses += times;
   std::vector<int64_t> uses;
   uses.reserve(num_uses);
-  for (size_t i = 0; i < asked.keys.size(); ++i) {
-    uses.insert(uses.end(), asked.times[i], asked.keys[i]);
+  for (size_t i = 0; i < requested.keys.size(); ++i) {
+    uses.insert(uses.end(), requested.times[i], requested.keys[i]);
   }
   return uses;
 }
@@ -51,9 +51,10 @@ Status CheckKeyPiece(const KeyPiece& piece) {
     return Status();
   }
   return InvalidArgument(
-      "A shard of a vocabulary on a server must have whole segments of " +
-      to_string(size) + " buckets, of " +
-      to_string(piece.layout.num_buckets()) + ". Received: buckets " +
+      "A shard of a vocabulary on a server must consist of complete segments "
+      "of " +
+      to_string(size) + " buckets, in a vocabulary of " +
+      to_string(piece.layout.num_buckets()) + " buckets. Received: buckets " +
       to_string(piece.first_bucket) + " to " + to_string(end) + " (table '" +
       piece.table + "')");
 }
@@ -69,7 +70,8 @@ Status CheckKeysOf(const KeyPiece& piece, Span<const int64_t> keys) {
     const int64_t bucket = piece.layout.BucketOf(key) - piece.first_bucket;
     if (key != kEmptyKey && bucket >= 0 && bucket < piece.num_buckets) continue;
     return InvalidArgument(
-        "`request` must have keys of the shards here. Received: key " +
+        "`request` must have keys of the shards on this server. Received: "
+        "key " +
         to_string(key) + " (table '" + piece.table + "')");
   }
   return Status();
@@ -81,7 +83,8 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
   bool may_fail = false;
   for (const KeyPiece& piece : pieces) may_fail |= piece.policy.fails_when_full;
   const size_t num_pieces = pieces.size();
-  // Memory first: too little of it must be an error that has changed nothing.
+  // Memory is allocated first, so that a failed allocation leaves the state
+  // unchanged.
   std::vector<std::vector<int64_t>> uses(num_pieces), rows(num_pieces);
   std::vector<AdmittedKeys> admitted(num_pieces);
   for (size_t p = 0; p < num_pieces; ++p) {
@@ -163,7 +166,7 @@ std::vector<uint32_t> RowsToSend(const KeyPiece& piece,
     if (row != kNoPlace) rows.push_back(row);
   }
   std::sort(rows.begin(), rows.end());
-  // A message may ask for a key twice.
+  // A message may contain duplicate keys.
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   if (piece.has_unknown_row) {
     rows.push_back(static_cast<uint32_t>(piece.num_buckets * kKeysPerBucket));

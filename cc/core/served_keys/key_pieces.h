@@ -1,4 +1,4 @@
-// What a server does with keys: it finds their rows, and gives new ones rows.
+// Operations of a server on keys: finding their rows, and inserting new keys.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_H_
@@ -21,65 +21,67 @@
 
 namespace layoutmap {
 
-// A shard of a table with an open vocabulary. It has whole segments, so what
-// happens to a key depends on no other shard.
+// A shard of a table with an open vocabulary. It consists of complete segments,
+// so that the handling of a key does not depend on other shards.
 struct KeyPiece {
   std::string table;
-  BucketLayout layout;       // of the whole vocabulary
-  int64_t first_bucket = 0;  // of the shard
+  BucketLayout layout;       // layout of the full vocabulary
+  int64_t first_bucket = 0;  // first bucket of the shard
   int64_t num_buckets = 0;
-  // Whether it ends with the row that unknown keys share.
+  // Whether the last row of the shard is shared by unknown keys.
   bool has_unknown_row = false;
   VocabularyPolicy policy;
 
   int64_t first_row() const { return first_bucket * kKeysPerBucket; }
 };
 
-// Refuses a shard that has not whole segments.
+// Returns an error unless the shard consists of complete segments.
 Status CheckKeyPiece(const KeyPiece& piece);
 
-// A vocabulary or table of `size`, of which the middle one of three shards is
-// here: the others have no memory.
+// Creates a partition of a vocabulary or table of `size` rows or buckets into
+// three shards. The middle shard, [first, first + count), is on this server;
+// the other shards have no memory.
 Status PartOf(int64_t size, int64_t first, int64_t count,
               RowPartition* partition);
 
-// What a step works on in one piece: views of all buckets or rows, by `PartOf`.
+// The arguments and results of a step for one piece. The views use partitions
+// from `PartOf`.
 struct KeyPieceStep {
-  VocabularyState state;              // of a training step
-  FirstRows first_rows;               // of one that may give keys rows
-  ShardedView<const int64_t> stored;  // the keys, where rows are only found
+  VocabularyState state;              // used by training steps
+  FirstRows first_rows;               // used by steps that may insert keys
+  ShardedView<const int64_t> stored;  // the keys, for steps that only find rows
   const PieceKeys* keys = nullptr;
-  // The vocabulary's step before this one, and how many steps ago the oldest
-  // one began that is awaited.
+  // The latest step of the vocabulary before this step, and how many steps ago
+  // the oldest pending step began.
   int32_t last_step = 0;
   int64_t oldest_age = 0;
-  // What came of it.
-  std::vector<uint32_t> rows;  // of each key, in the shard; kNoPlace for none
+  // Results.
+  std::vector<uint32_t> rows;  // row of each key in the shard, or kNoPlace
   VocabularyCounts counts;
 };
 
-// Refuses keys that belong to another shard.
+// Returns an error if a key belongs to another shard.
 Status CheckKeysOf(const KeyPiece& piece, Span<const int64_t> keys);
 
-// A training step: counts the keys of all pieces, gives new ones rows, and
-// writes these. The state is that of a vocabulary in one process after the same
-// step. If a key of one piece finds no place and that is an error, nothing has
-// changed in any.
+// Runs a training step: counts the keys of all pieces, inserts new keys, and
+// writes their rows. The state equals the state of a single-process vocabulary
+// after the same step. If a key has no free row and the policy makes this an
+// error, all pieces stay unchanged.
 Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
                      const ParallelFor& parallel_for,
                      std::vector<KeyPieceStep>* steps);
 
-// Finds the rows of keys, and changes nothing.
+// Finds the rows of keys without changing the state.
 void FindInPieces(const std::vector<KeyPiece>& pieces,
                   const ParallelFor& parallel_for,
                   std::vector<KeyPieceStep>* steps);
 
-// Pins the rows that a closure found when it came again, whose step began so
-// many steps ago: it counts no use.
+// Pins the rows that the keys of a repeated closure have. The step of the
+// closure began `age` steps ago. Uses are not counted again.
 void PinInPieces(const std::vector<KeyPiece>& pieces, int64_t age,
                  std::vector<KeyPieceStep>* steps);
 
-// The rows of a piece to send, each once, ascending.
+// Returns the rows of a piece to send, ascending and without duplicates.
 std::vector<uint32_t> RowsToSend(const KeyPiece& piece,
                                  const KeyPieceStep& step);
 

@@ -1,4 +1,4 @@
-// Shards of a vocabulary on servers, against a vocabulary in one process.
+// Compares shards of a vocabulary on servers with a single-process vocabulary.
 
 #include "cc/core/served_keys/key_pieces.h"
 
@@ -31,7 +31,7 @@ std::vector<int64_t> RandomKeys(int64_t below, uint32_t seed) {
   return keys;
 }
 
-VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
+VocabularyPolicy MakePolicy(Admission admission, Eviction eviction) {
   VocabularyPolicy policy;
   policy.admission = admission;
   policy.eviction = eviction;
@@ -46,23 +46,23 @@ VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
 class KeyPiecesTest
     : public testing::TestWithParam<std::tuple<Admission, Eviction>> {};
 
-TEST_P(KeyPiecesTest, AllPiecesAreTheVocabularyOfOneProcess) {
+TEST_P(KeyPiecesTest, AllPiecesTogetherEqualASingleProcessVocabulary) {
   const VocabularyPolicy policy =
-      PolicyOf(std::get<0>(GetParam()), std::get<1>(GetParam()));
-  TestVocabulary whole(kCapacity, policy);
+      MakePolicy(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  TestVocabulary single_process(kCapacity, policy);
   Servers servers(policy);
   int64_t num_admitted = 0;
   for (int32_t number = 1; number <= 20; ++number) {
     const std::vector<int64_t> keys = RandomKeys(700, number);
     VocabularyStep step;
     step.number = step.oldest_in_flight = number;
-    ASSERT_TRUE(whole.Admit(keys, step).ok());
-    servers.Ask(keys);
+    ASSERT_TRUE(single_process.Admit(keys, step).ok());
+    servers.Request(keys);
     std::vector<KeyPieceStep> steps = servers.steps(number - 1);
     ASSERT_TRUE(AdmitToPieces(servers.pieces(), UnevenFor(3), &steps).ok());
     std::map<int64_t, int64_t> rows = servers.RowsOf(steps);
     for (size_t i = 0; i < keys.size(); ++i) {
-      EXPECT_EQ(rows[keys[i]], whole.rows[i]) << number;
+      EXPECT_EQ(rows[keys[i]], single_process.rows[i]) << number;
     }
     VocabularyCounts total;
     for (const KeyPieceStep& one : steps) {
@@ -70,11 +70,12 @@ TEST_P(KeyPiecesTest, AllPiecesAreTheVocabularyOfOneProcess) {
       total.num_admitted += one.counts.num_admitted;
       total.num_evicted += one.counts.num_evicted;
     }
-    EXPECT_EQ(total.num_lookups, whole.admitted.counts.num_lookups);
-    EXPECT_EQ(total.num_admitted, whole.admitted.counts.num_admitted);
-    EXPECT_EQ(total.num_evicted, whole.admitted.counts.num_evicted);
+    EXPECT_EQ(total.num_lookups, single_process.admitted.counts.num_lookups);
+    EXPECT_EQ(total.num_admitted, single_process.admitted.counts.num_admitted);
+    EXPECT_EQ(total.num_evicted, single_process.admitted.counts.num_evicted);
     num_admitted += total.num_admitted;
-    ASSERT_EQ(servers.Bits(policy.admission == Admission::kCount), whole.Bits())
+    ASSERT_EQ(servers.Bits(policy.admission == Admission::kCount),
+              single_process.Bits())
         << number;
   }
   EXPECT_GT(num_admitted, 0);
@@ -87,9 +88,9 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(Eviction::kNone, Eviction::kLru,
                                      Eviction::kLfu)));
 
-TEST(KeyPiecesTest, NewKeysGetTheirFirstValues) {
-  Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
-  servers.Ask(RandomKeys(300, 1));
+TEST(KeyPiecesTest, NewKeysGetTheirInitialValues) {
+  Servers servers(MakePolicy(Admission::kAll, Eviction::kLru));
+  servers.Request(RandomKeys(300, 1));
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   for (size_t s = 0; s < steps.size(); ++s) {
@@ -98,7 +99,7 @@ TEST(KeyPiecesTest, NewKeysGetTheirFirstValues) {
       const uint32_t place = steps[s].rows[i];
       if (place == kNoPlace) continue;
       std::vector<float> expected(kDim);
-      FillFirstValues(server.step.first_rows.values, server.asked.keys[i],
+      FillFirstValues(server.step.first_rows.values, server.requested.keys[i],
                       expected);
       for (int64_t c = 0; c < kDim; ++c) {
         EXPECT_EQ(server.rows[place * kDim + c], expected[c]);
@@ -107,17 +108,17 @@ TEST(KeyPiecesTest, NewKeysGetTheirFirstValues) {
   }
 }
 
-TEST(KeyPiecesTest, WhatIsFoundChangesNothing) {
-  Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
+TEST(KeyPiecesTest, FindChangesNothing) {
+  Servers servers(MakePolicy(Admission::kAll, Eviction::kLru));
   const std::vector<int64_t> keys = RandomKeys(300, 1);
-  servers.Ask(keys);
+  servers.Request(keys);
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   std::map<int64_t, int64_t> rows = servers.RowsOf(steps);
   const std::vector<int64_t> bits = servers.Bits(false);
   std::vector<int64_t> more = keys;
   for (int64_t key = 1000; key < 1020; ++key) more.push_back(key);
-  servers.Ask(more);
+  servers.Request(more);
   steps = servers.steps(1);
   FindInPieces(servers.pieces(), UnevenFor(2), &steps);
   std::map<int64_t, int64_t> found = servers.RowsOf(steps);
@@ -126,15 +127,16 @@ TEST(KeyPiecesTest, WhatIsFoundChangesNothing) {
   EXPECT_EQ(servers.Bits(false), bits);
 }
 
-TEST(KeyPiecesTest, AFullPieceLeavesAllAsTheyWere) {
-  VocabularyPolicy policy = PolicyOf(Admission::kAll, Eviction::kNone);
+TEST(KeyPiecesTest, AFullPieceLeavesAllPiecesUnchanged) {
+  VocabularyPolicy policy = MakePolicy(Admission::kAll, Eviction::kNone);
   policy.fails_when_full = true;
   Servers servers(policy);
-  servers.Ask(RandomKeys(40, 1));
+  servers.Request(RandomKeys(40, 1));
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   const std::vector<int64_t> bits = servers.Bits(false);
-  // More than the last server has rows, and one new key of the first.
+  // More keys than the last server has rows, and one new key of the first
+  // server.
   std::vector<int64_t> keys;
   for (int64_t key = 1000; keys.size() < 200; ++key) {
     if (servers.servers[2]->Has(key)) keys.push_back(key);
@@ -142,24 +144,24 @@ TEST(KeyPiecesTest, AFullPieceLeavesAllAsTheyWere) {
   int64_t first = 5000;
   while (!servers.servers[0]->Has(first)) ++first;
   keys.push_back(first);
-  servers.Ask(keys);
+  servers.Request(keys);
   steps = servers.steps(1);
   const Status status = AdmitToPieces(servers.pieces(), UnevenFor(2), &steps);
-  EXPECT_NE(status.message().find("finds no place"), std::string::npos)
+  EXPECT_NE(status.message().find("has no free row"), std::string::npos)
       << status.message();
   EXPECT_NE(status.message().find("(table 'words')"), std::string::npos);
   EXPECT_EQ(servers.Bits(false), bits);
 }
 
-TEST(KeyPiecesTest, AClosureThatComesAgainPinsItsRowsAndCountsNoUse) {
-  Servers servers(PolicyOf(Admission::kAll, Eviction::kLfu));
-  servers.Ask({1, 1, 1, 1, 1, 1, 1, 1});
+TEST(KeyPiecesTest, ARepeatedClosurePinsItsRowsAndCountsNoUse) {
+  Servers servers(MakePolicy(Admission::kAll, Eviction::kLfu));
+  servers.Request({1, 1, 1, 1, 1, 1, 1, 1});
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   steps = servers.steps(7);
   FindInPieces(servers.pieces(), SerialFor, &steps);
   const int64_t row = servers.RowsOf(steps)[1];
-  // Its step began two steps ago: it was the sixth.
+  // The step of the closure was the sixth, two steps ago.
   PinInPieces(servers.pieces(), 2, &steps);
   for (size_t s = 0; s < steps.size(); ++s) {
     const Server& server = *servers.servers[s];
@@ -170,7 +172,7 @@ TEST(KeyPiecesTest, AClosureThatComesAgainPinsItsRowsAndCountsNoUse) {
   }
 }
 
-TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownOneAlways) {
+TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownRowAlways) {
   KeyPiece piece;
   piece.num_buckets = 4;
   KeyPieceStep step;
@@ -180,15 +182,16 @@ TEST(KeyPiecesTest, RowsAreSentOnceAndTheUnknownOneAlways) {
   EXPECT_EQ(RowsToSend(piece, step), (std::vector<uint32_t>{3, 9, 32}));
 }
 
-TEST(KeyPiecesTest, WhatIsNotHereIsRefused) {
-  const Servers servers(PolicyOf(Admission::kAll, Eviction::kLru));
+TEST(KeyPiecesTest, KeysAndSegmentsOfOtherServersAreRejected) {
+  const Servers servers(MakePolicy(Admission::kAll, Eviction::kLru));
   const KeyPiece& piece = servers.servers[1]->piece;
   int64_t foreign = 0;
   while (servers.servers[1]->Has(foreign)) ++foreign;
   for (const int64_t key : {foreign, kEmptyKey}) {
     const Status status = CheckKeysOf(piece, std::vector<int64_t>{key});
-    EXPECT_NE(status.message().find("keys of the shards here. Received: key " +
-                                    std::to_string(key)),
+    EXPECT_NE(status.message().find(
+                  "keys of the shards on this server. Received: key " +
+                  std::to_string(key)),
               std::string::npos)
         << status.message();
   }

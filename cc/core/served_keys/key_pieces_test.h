@@ -1,5 +1,6 @@
-// A vocabulary that servers divide, on the heap: AddressSanitizer sees a read
-// or a write one key beyond.
+// A vocabulary that is partitioned over servers. Its shards are heap
+// allocations of their exact size, so that AddressSanitizer detects an access
+// one key beyond a shard.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_TEST_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_TEST_H_
@@ -23,10 +24,10 @@ namespace layoutmap {
 
 constexpr int64_t kCapacity = 256;
 constexpr int64_t kDim = 3;
-// Of its 8 segments, those of each server.
+// The 8 segments are partitioned over the servers.
 inline const std::vector<int64_t> kSegmentSplits = {0, 3, 4, 8};
 
-// The vocabulary of one server, and its rows.
+// The vocabulary shard of one server and its rows.
 class Server {
  public:
   Server(const BucketLayout& layout, const VocabularyPolicy& policy,
@@ -65,7 +66,7 @@ class Server {
     step.first_rows.values.b = 1;
     step.first_rows.table = {&row_part, {nullptr, rows.data(), nullptr}, kDim};
   }
-  // The step is views of this object's own members.
+  // Copies are not possible because the step contains views of members.
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
@@ -76,7 +77,7 @@ class Server {
 
   KeyPiece piece;
   KeyPieceStep step;
-  PieceKeys asked;
+  PieceKeys requested;
   std::vector<int64_t> keys, seen;
   std::vector<int32_t> last_step, count;
   std::vector<float> rows;
@@ -98,22 +99,22 @@ class Servers {
     }
   }
 
-  // Asks each server for its keys; how often, as a worker counts them.
-  void Ask(const std::vector<int64_t>& keys) {
+  // Sends each server its keys with their numbers of uses, like a worker.
+  void Request(const std::vector<int64_t>& keys) {
     for (auto& server : servers) {
-      server->asked = {};
+      server->requested = {};
       std::map<int64_t, size_t> place_of;
       for (const int64_t key : keys) {
         if (!server->Has(key)) continue;
         const auto [place, is_new] =
-            place_of.emplace(key, server->asked.keys.size());
+            place_of.emplace(key, server->requested.keys.size());
         if (is_new) {
-          server->asked.keys.push_back(key);
-          server->asked.times.push_back(0);
+          server->requested.keys.push_back(key);
+          server->requested.times.push_back(0);
         }
-        ++server->asked.times[place->second];
+        ++server->requested.times[place->second];
       }
-      EXPECT_TRUE(CheckKeysOf(server->piece, server->asked.keys).ok());
+      EXPECT_TRUE(CheckKeysOf(server->piece, server->requested.keys).ok());
     }
   }
 
@@ -126,26 +127,26 @@ class Servers {
     std::vector<KeyPieceStep> steps;
     for (const auto& server : servers) {
       steps.push_back(server->step);
-      steps.back().keys = &server->asked;
+      steps.back().keys = &server->requested;
       steps.back().last_step = last_step;
     }
     return steps;
   }
 
-  // The row of each key that was asked for, among all.
+  // Returns the row, in the full vocabulary, of each requested key.
   std::map<int64_t, int64_t> RowsOf(const std::vector<KeyPieceStep>& steps) {
     std::map<int64_t, int64_t> rows;
     for (size_t s = 0; s < servers.size(); ++s) {
       for (size_t i = 0; i < steps[s].rows.size(); ++i) {
         const uint32_t place = steps[s].rows[i];
-        rows[servers[s]->asked.keys[i]] =
+        rows[servers[s]->requested.keys[i]] =
             place == kNoPlace ? kNoRow : servers[s]->piece.first_row() + place;
       }
     }
     return rows;
   }
 
-  // As `TestVocabulary::Bits`, where pieces follow each other.
+  // Returns the values of all pieces in the order of `TestVocabulary::Bits`.
   std::vector<int64_t> Bits(bool has_sketch) const {
     std::vector<int64_t> bits;
     const auto add = [&](const auto& values) {

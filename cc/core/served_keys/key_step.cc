@@ -51,16 +51,19 @@ Status MakeKeysConfig(std::shared_ptr<const ServersConfig> servers,
     if (!tables[t].is_open) continue;
     const std::vector<int64_t>& offsets = specs[t].partition.offsets();
     const int64_t num_rows = offsets.back();
-    bool is_cut_well = num_rows % kKeysPerBucket == 1;
+    bool is_aligned = num_rows % kKeysPerBucket == 1;
     for (size_t s = 0; s + 1 < offsets.size(); ++s) {
-      is_cut_well &= offsets[s] % kKeysPerBucket == 0;
+      is_aligned &= offsets[s] % kKeysPerBucket == 0;
     }
-    if (!is_cut_well) {
+    if (!is_aligned) {
       return InvalidArgument(
           "Table '" + specs[t].name +
-          "' with an open vocabulary must be in shards of whole buckets of " +
-          to_string(kKeysPerBucket) + " rows, and one row more. Received: " +
-          to_string(num_rows) + " rows");
+          "' with an open vocabulary must be partitioned into complete buckets "
+          "of " +
+          to_string(kKeysPerBucket) +
+          " rows, and one row for unknown keys at the end. Received: " +
+          to_string(num_rows) + " rows in " + to_string(offsets.size() - 1) +
+          " shards");
     }
     LM_RETURN_IF_ERROR(
         BucketLayout::Make(num_rows / kKeysPerBucket, &tables[t].layout));
@@ -141,7 +144,8 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
   size_t table_of_rows = engine.tables.size();
   std::vector<uint32_t> rows;
   size_t next_row = 0;
-  std::vector<std::vector<KeyFetchWriter::Asked*>> asked(engine.tables.size());
+  std::vector<std::vector<KeyFetchWriter::Asked*>> requests(
+      engine.tables.size());
   ForShards(servers, [&](size_t, int32_t, int32_t server) {
     writers[server].pieces.emplace_back();
   });
@@ -150,9 +154,9 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
     KeyFetchWriter::Asked& piece = writers[server].pieces[next_piece[server]++];
     const OpenTable& table = config_->tables[t];
     if (table.is_open) {
-      // All shards are told, so that they agree.
+      // The kind is sent to all shards, so that they agree.
       piece.kind = keys_[t].unique.empty() ? 0 : table.kind;
-      asked[t].push_back(&piece);
+      requests[t].push_back(&piece);
       return;
     }
     if (table_of_rows != t) {
@@ -170,15 +174,15 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
   });
   for (size_t t = 0; t < keys_.size(); ++t) {
     std::vector<RowWriter> uses;
-    std::vector<uint32_t> sums(asked[t].size());
-    uses.reserve(asked[t].size());
-    for (KeyFetchWriter::Asked* piece : asked[t]) {
+    std::vector<uint32_t> sums(requests[t].size());
+    uses.reserve(requests[t].size());
+    for (KeyFetchWriter::Asked* piece : requests[t]) {
       uses.emplace_back(&piece->compact);
     }
     for (size_t i = 0; i < keys_[t].unique.size(); ++i) {
       const int32_t s = keys_[t].shards[i];
-      asked[t][s]->keys.push_back(keys_[t].unique[i]);
-      ++asked[t][s]->count;
+      requests[t][s]->keys.push_back(keys_[t].unique[i]);
+      ++requests[t][s]->count;
       sums[s] += keys_[t].times[i];
       uses[s].Add(sums[s]);
     }
@@ -212,7 +216,7 @@ Status KeyStep::ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
                            " keys. Received: " + to_string(fetched[s].size()) +
                            " bytes, too few");
   }
-  // Where the rows of each shard's keys begin.
+  // Start of the rows of each shard's keys.
   std::vector<std::vector<const uint8_t*>> places(keys_.size());
   std::vector<int64_t> first(servers.num_servers);
   ForShards(servers, [&](size_t t, int32_t s, int32_t server) {
@@ -241,8 +245,7 @@ Status KeyStep::ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
       if (place >= partition.shard_size(s) ||
           row >= config_->tables[t].layout.num_rows()) {
         return InvalidArgument(
-            "`fetched` must have rows of the shards that were asked. "
-            "Received: row " +
+            "`fetched` must have rows of the requested shards. Received: row " +
             to_string(place) + " of shard " + to_string(s) + " (table '" +
             servers.engine.tables[t].name + "')");
       }

@@ -1,5 +1,5 @@
-// The worker's half of a step whose tables have open vocabularies, up to the
-// rows of its keys: from then on it is a step as any (worker_step.h).
+// The worker side of a step on tables with open vocabularies, until the rows of
+// its keys are known. The step then continues as a WorkerStep (worker_step.h).
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_STEP_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_STEP_H_
@@ -21,11 +21,11 @@
 
 namespace layoutmap {
 
-// What is special of a table with an open vocabulary.
+// Properties of a table with an open vocabulary.
 struct OpenTable {
   bool is_open = false;
-  bool has_unknown_row = false;  // which unknown keys share
-  uint32_t kind = 0;             // what its keys are made of
+  bool has_unknown_row = false;  // shared by unknown keys
+  uint32_t kind = 0;             // kind of the keys
   BucketLayout layout;
 };
 
@@ -34,15 +34,16 @@ struct KeysConfig {
   std::vector<OpenTable> tables;
 };
 
-// Finds the layouts of open tables; refused where shards are not whole buckets
-// but for the row of unknown keys, which comes last.
+// Computes the layouts of open tables. Returns an error unless the shards
+// consist of complete buckets and the table ends with one additional row for
+// unknown keys.
 Status MakeKeysConfig(std::shared_ptr<const ServersConfig> servers,
                       std::vector<OpenTable> tables, KeysConfig* config);
 
-// One batch of keys. Not written to after it is made.
+// One batch of keys. Immutable after its creation.
 class KeyStep {
  public:
-  // Checks a batch and finds the keys of each table, each once.
+  // Checks a batch and finds the unique keys of each table.
   static Status Make(std::shared_ptr<const KeysConfig> config,
                      const std::vector<FeatureInput<int64_t>>& inputs,
                      const ParallelFor& parallel_for,
@@ -50,23 +51,25 @@ class KeyStep {
 
   const KeysConfig& config() const { return *config_; }
 
-  // Writes to each server which keys and rows the batch needs.
+  // Writes the requests for the keys and rows that the batch needs, one per
+  // server.
   Status Request(const ClosureToken& token, bool training,
                  const Allocate& allocate) const;
 
-  // The step with the rows that the servers found. Refused if what they sent is
-  // not what was asked for.
+  // Creates the step with the rows that the servers found. Returns an error if
+  // the responses do not match the requests.
   Status Place(const std::vector<Span<const uint8_t>>& fetched,
                const ParallelFor& parallel_for,
                std::shared_ptr<const WorkerStep>* placed) const;
 
  private:
-  // The keys of one table: `unique` by first use, and for each use which.
+  // The keys of one table: `unique` in the order of their first use, and the
+  // index of the unique key for each use.
   struct Keys {
     std::vector<int64_t> unique;
     std::vector<uint32_t> times;
     std::vector<uint32_t> used;
-    std::vector<int32_t> shards;  // of each unique one
+    std::vector<int32_t> shards;  // shard of each unique key
   };
 
   KeyStep() = default;
@@ -78,8 +81,9 @@ class KeyStep {
                     FetchedLayout* layout) const;
 
   std::shared_ptr<const KeysConfig> config_;
-  std::shared_ptr<const Batch> batch_;  // rows of open tables are to come
-  std::vector<Keys> keys_;              // by table; empty of closed ones
+  std::shared_ptr<const Batch>
+      batch_;               // the rows of open tables are not known yet
+  std::vector<Keys> keys_;  // by table; empty for closed tables
 };
 
 }  // namespace layoutmap

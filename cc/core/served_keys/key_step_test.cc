@@ -1,4 +1,4 @@
-// The worker's half of a step with keys, against servers of a few lines.
+// Compares the worker side of a step with keys with simple test servers.
 
 #include "cc/core/served_keys/key_step.h"
 
@@ -36,11 +36,11 @@ using Bytes = std::vector<uint8_t>;
 constexpr int64_t kDim = 2;
 constexpr int64_t kBuckets = 8;
 constexpr int64_t kNumRows = kBuckets * kKeysPerBucket;
-// The rows of `words` on each of two servers, the unknown one the last; `ads`
-// has 5 rows on the second.
+// The rows of `words` on each of two servers, with the row for unknown keys
+// last. `ads` has 5 rows on the second server.
 const std::vector<int64_t> kOffsets = {0, 24, kNumRows + 1};
 
-// What a table holds.
+// Returns the value of a table element.
 float ValueOf(int64_t row, int64_t column) {
   return static_cast<float>(10 * row + column + 1);
 }
@@ -81,7 +81,7 @@ class KeyStepTest : public testing::TestWithParam<bool> {
 
   const BucketLayout& layout() const { return config_->tables[0].layout; }
 
-  // Of a key that has none: those that 5 divides.
+  // Returns the row of a key. Keys that are divisible by 5 have no row.
   int64_t RowOf(int64_t key) {
     if (key % 5 == 0) return kNoRow;
     const auto found = row_of_.find(key);
@@ -110,7 +110,7 @@ class KeyStepTest : public testing::TestWithParam<bool> {
     return step;
   }
 
-  std::vector<KeyFetchMessage> Ask(const KeyStep& step) {
+  std::vector<KeyFetchMessage> ReadRequests(const KeyStep& step) {
     std::vector<Bytes> requests(2);
     EXPECT_TRUE(step.Request({1, 2, 3}, /*training=*/true,
                              [&](int32_t server, int64_t size, uint8_t** to) {
@@ -133,14 +133,14 @@ class KeyStepTest : public testing::TestWithParam<bool> {
     return messages;
   }
 
-  // What a server sends back.
-  Bytes Answer(const KeyFetchMessage& message, size_t server) {
-    const PieceKeys& asked = message.keys[0];
-    const auto num_keys = static_cast<int64_t>(asked.keys.size());
+  // Returns the response of a server.
+  Bytes MakeResponse(const KeyFetchMessage& message, size_t server) {
+    const PieceKeys& requested = message.keys[0];
+    const auto num_keys = static_cast<int64_t>(requested.keys.size());
     Bytes bytes(FetchedKeysHeader(num_keys));
     std::set<int64_t> rows;
     for (int64_t i = 0; i < num_keys; ++i) {
-      const int64_t row = RowOf(asked.keys[i]);
+      const int64_t row = RowOf(requested.keys[i]);
       const auto place = row == kNoRow
                              ? kNoPlace
                              : static_cast<uint32_t>(row - kOffsets[server]);
@@ -170,27 +170,27 @@ class KeyStepTest : public testing::TestWithParam<bool> {
   std::set<int64_t> taken_;
 };
 
-TEST_P(KeyStepTest, KeysAreAskedForOnceAndLookedUpWhereTheyAre) {
+TEST_P(KeyStepTest, KeysAreRequestedOnceAndLookedUpInTheirRows) {
   const std::vector<int64_t> title = {7, -3, 7, 11, 5}, shown = {4, 0, 4, 1, 1},
                              body = {11, 10, 7, 8, 5};
   const auto step = Make(title, shown, body);
-  const std::vector<KeyFetchMessage> messages = Ask(*step);
+  const std::vector<KeyFetchMessage> messages = ReadRequests(*step);
   std::map<int64_t, uint32_t> times;
   for (size_t s = 0; s < 2; ++s) {
-    const PieceKeys& asked = messages[s].keys[0];
-    for (size_t i = 0; i < asked.keys.size(); ++i) {
-      const int64_t row = layout().BucketOf(asked.keys[i]) * kKeysPerBucket;
+    const PieceKeys& requested = messages[s].keys[0];
+    for (size_t i = 0; i < requested.keys.size(); ++i) {
+      const int64_t row = layout().BucketOf(requested.keys[i]) * kKeysPerBucket;
       EXPECT_EQ(row >= kOffsets[1], s == 1);
-      EXPECT_TRUE(times.emplace(asked.keys[i], asked.times[i]).second);
+      EXPECT_TRUE(times.emplace(requested.keys[i], requested.times[i]).second);
     }
   }
   EXPECT_EQ(times, (std::map<int64_t, uint32_t>{
                        {-3, 1}, {5, 2}, {7, 3}, {8, 1}, {10, 1}, {11, 2}}));
   EXPECT_EQ(messages[1].rows[1], (std::vector<uint32_t>{0, 1, 4}));
 
-  const std::vector<Bytes> answers = {Answer(messages[0], 0),
-                                      Answer(messages[1], 1)};
-  const std::vector<Span<const uint8_t>> fetched = {answers[0], answers[1]};
+  const std::vector<Bytes> responses = {MakeResponse(messages[0], 0),
+                                        MakeResponse(messages[1], 1)};
+  const std::vector<Span<const uint8_t>> fetched = {responses[0], responses[1]};
   std::shared_ptr<const WorkerStep> placed;
   const Status status = step->Place(fetched, UnevenFor(2), &placed);
   ASSERT_TRUE(status.ok()) << status.message();
@@ -216,23 +216,26 @@ TEST_P(KeyStepTest, KeysAreAskedForOnceAndLookedUpWhereTheyAre) {
   }
 }
 
-TEST_P(KeyStepTest, WhatNoServerSendsIsRefused) {
+TEST_P(KeyStepTest, InvalidResponsesAreRejected) {
   const auto step = Make({7, 8, 9, 11, 12}, {0, 0, 0, 0, 0}, {1, 2, 3, 4, 6});
-  const std::vector<KeyFetchMessage> messages = Ask(*step);
-  const std::vector<Bytes> answers = {Answer(messages[0], 0),
-                                      Answer(messages[1], 1)};
+  const std::vector<KeyFetchMessage> messages = ReadRequests(*step);
+  const std::vector<Bytes> responses = {MakeResponse(messages[0], 0),
+                                        MakeResponse(messages[1], 1)};
   std::shared_ptr<const WorkerStep> placed;
-  const auto refusal = [&](const std::vector<Span<const uint8_t>>& fetched) {
-    return step->Place(fetched, SerialFor, &placed).message();
-  };
-  EXPECT_NE(refusal({answers[0]}).find("one tensor for each of 2 servers"),
-            std::string::npos);
-  Bytes cut = answers[1];
+  const auto error_message =
+      [&](const std::vector<Span<const uint8_t>>& fetched) {
+        return step->Place(fetched, SerialFor, &placed).message();
+      };
+  EXPECT_NE(
+      error_message({responses[0]}).find("one tensor for each of 2 servers"),
+      std::string::npos);
+  Bytes cut = responses[1];
   while (!cut.empty()) {
     cut.pop_back();
-    // Exactly its size, for whoever reads behind it.
+    // The memory has exactly this size, so that AddressSanitizer detects reads
+    // beyond the message.
     const Bytes exact(cut);
-    const std::vector<Span<const uint8_t>> fetched = {answers[0], exact};
+    const std::vector<Span<const uint8_t>> fetched = {responses[0], exact};
     if (step->Place(fetched, SerialFor, &placed).ok()) {
       std::vector<float> out(2 * kDim);
       EXPECT_FALSE(placed
@@ -242,12 +245,13 @@ TEST_P(KeyStepTest, WhatNoServerSendsIsRefused) {
           << cut.size();
     }
   }
-  // A row that the shard has not, and that of unknown keys, which no key has.
+  // A row outside the shard, and the row for unknown keys, which is not a row
+  // of any key.
   for (const uint32_t place : {uint32_t{41}, uint32_t{40}}) {
-    Bytes bad = answers[1];
+    Bytes bad = responses[1];
     std::memcpy(bad.data() + kFetchedHeader, &place, sizeof(place));
-    EXPECT_NE(refusal({answers[0], bad})
-                  .find("rows of the shards that were asked. Received: row " +
+    EXPECT_NE(error_message({responses[0], bad})
+                  .find("rows of the requested shards. Received: row " +
                         std::to_string(place) + " of shard 1 (table 'words')"),
               std::string::npos);
   }
@@ -255,7 +259,7 @@ TEST_P(KeyStepTest, WhatNoServerSendsIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(HasUnknownRow, KeyStepTest, testing::Bool());
 
-TEST(KeysConfigTest, BucketsInTwoShardsAreRefused) {
+TEST(KeysConfigTest, ShardsWithIncompleteBucketsAreRejected) {
   for (const std::vector<int64_t>& offsets :
        {std::vector<int64_t>{0, 23, 65}, {0, 24, 64}}) {
     auto servers = std::make_shared<ServersConfig>();
@@ -267,8 +271,9 @@ TEST(KeysConfigTest, BucketsInTwoShardsAreRefused) {
     tables[0].is_open = true;
     KeysConfig config;
     const Status status = MakeKeysConfig(servers, tables, &config);
-    EXPECT_NE(status.message().find("must be in shards of whole buckets"),
-              std::string::npos)
+    EXPECT_NE(
+        status.message().find("must be partitioned into complete buckets"),
+        std::string::npos)
         << status.message();
   }
 }

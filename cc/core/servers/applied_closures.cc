@@ -12,8 +12,8 @@ using std::to_string;
 
 namespace {
 
-// Far from where sums of them would wrap around.
-constexpr int64_t kMostClosures = int64_t{1} << 60;
+// The largest valid number in the state, so that sums cannot overflow.
+constexpr int64_t kMaxNumber = int64_t{1} << 60;
 
 }  // namespace
 
@@ -21,34 +21,33 @@ Status AppliedClosures::Check(const ClosureToken& token,
                               bool* is_repeated) const {
   *is_repeated = false;
   for (int64_t i = 0; i < kNumCounts; ++i) {
-    if (state_[i] >= 0 && state_[i] <= kMostClosures) continue;
+    if (state_[i] >= 0 && state_[i] <= kMaxNumber) continue;
     return InvalidArgument(
         "The state of applied closures must start as zeros. Received: " +
-        to_string(state_[i]) + " at place " + to_string(i));
+        to_string(state_[i]) + " at index " + to_string(i));
   }
   if (!token.has_number()) return Status();
   const int64_t epoch = state_[0], base = state_[1];
-  if (token.epoch < 1 || token.epoch > kMostClosures ||
-      token.number > kMostClosures) {
+  if (token.epoch < 1 || token.epoch > kMaxNumber ||
+      token.number > kMaxNumber) {
     return InvalidArgument(
-        "The token of a closure must have an epoch of 1 or more and a number "
-        "of "
-        "0 or more, of 2^60 at most. Received: epoch " +
+        "The token of a closure must have an epoch in [1, 2^60] and a number "
+        "in [0, 2^60]. Received: epoch " +
         to_string(token.epoch) + ", number " + to_string(token.number));
   }
   if (token.epoch < epoch) {
     return FailedPrecondition(
         "Closure " + to_string(token.number) + " of epoch " +
-        to_string(token.epoch) + " comes after epoch " + to_string(epoch) +
-        " has begun: it was given up, and is not applied");
+        to_string(token.epoch) + " arrived after epoch " + to_string(epoch) +
+        " has begun, so it was discarded and is not applied");
   }
   const bool is_new_epoch = token.epoch > epoch;
   const int64_t first = is_new_epoch ? 0 : base;
   if (token.number >= first + kWindow) {
     return FailedPrecondition(
-        "Closure " + to_string(token.number) + " comes while closure " +
-        to_string(first) + " is not applied yet: at most " +
-        to_string(kWindow) + " may be under way. Schedule fewer at a time");
+        "Closure " + to_string(token.number) + " arrived before closure " +
+        to_string(first) + " was applied: at most " + to_string(kWindow) +
+        " closures may be in flight. Schedule fewer closures at a time");
   }
   if (is_new_epoch) return Status();
   if (Has(token.number)) {
@@ -56,8 +55,8 @@ Status AppliedClosures::Check(const ClosureToken& token,
     if (token.attempt != 0 && attempt_at(token.number) == token.attempt) {
       return FailedPrecondition(
           "Closure " + to_string(token.number) +
-          " has applied gradients of this embedding already, and may do so "
-          "once: let a step take one batch, and run more steps");
+          " has already applied gradients of this embedding, and may do so "
+          "only once. Use one batch per step, and run more steps");
     }
   } else {
     *is_repeated = token.number < base;
@@ -66,7 +65,8 @@ Status AppliedClosures::Check(const ClosureToken& token,
 }
 
 void AppliedClosures::Apply(const ClosureToken& token, int64_t version) {
-  // A version comes from outside: of one that cannot be, no difference.
+  // The version is an unchecked input. An impossible version counts as a
+  // staleness of 0.
   const bool is_known = version >= 0 && version <= num_updates();
   const int64_t staleness = is_known ? num_updates() - version : 0;
   state_[3] += staleness;

@@ -1,8 +1,10 @@
-// Which closures a server has applied, so that each counts once.
+// Records which closures a server has applied, so that each closure is applied
+// once.
 //
-// A coordinator runs a closure again whose worker has died, and nobody knows
-// how far the first run came. So a closure has a token, and a server remembers
-// the tokens whose gradients are in its tables.
+// If a worker fails, the coordinator runs its closure again, and it is not
+// known which servers have already applied the first run. Each closure
+// therefore has a token, and each server records the tokens whose gradients it
+// has applied.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_APPLIED_CLOSURES_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_APPLIED_CLOSURES_H_
@@ -15,20 +17,21 @@
 namespace layoutmap {
 
 struct ClosureToken {
-  int64_t epoch = 0;    // grows whenever numbers start at 0 again
-  int64_t number = -1;  // below 0: no token; whatever comes is applied
-  int64_t attempt = 0;  // of this run of the closure; 0: not known
+  int64_t epoch = 0;    // increases whenever numbers restart at 0
+  int64_t number = -1;  // below 0: no token; the closure is always applied
+  int64_t attempt = 0;  // identifies this run of the closure; 0: unknown
 
   bool has_number() const { return number >= 0; }
 };
 
-// A view of the state, which is the caller's and comes from a variable:
+// A view of the state, which is owned by the caller and stored in a variable:
 //
 //   epoch, base, num_updates, sum and maximum of staleness, num_repeated,
 //   then for each of the last `kWindow` numbers: number + 1, attempt
 //
-// All numbers below `base` are applied, and of those from it on the ones that
-// the window has. Zeros are a server that has applied nothing.
+// All closures with numbers below `base` are applied. Of the other numbers, the
+// ones in the window are applied. An initial state of zeros means that no
+// closure is applied.
 class AppliedClosures {
  public:
   static constexpr int64_t kWindow = 1024;
@@ -37,20 +40,21 @@ class AppliedClosures {
 
   explicit AppliedClosures(Span<int64_t> state) : state_(state) {}
 
-  // Updates so far, of closures with and without a token.
+  // Returns the number of updates by closures with and without a token.
   static int64_t NumUpdates(Span<const int64_t> state) { return state[2]; }
   int64_t num_updates() const { return state_[2]; }
 
-  // Whether the gradients of a token are in the tables already. Refused if its
-  // epoch is over, if this run of the closure has applied before, or if the
-  // window does not reach from the oldest number that is missing to this one.
+  // Sets `is_repeated` to whether the gradients of a token are already applied.
+  // Returns an error if its epoch is over, if this run of the closure has
+  // already applied gradients, or if the number is outside the window that
+  // starts at the lowest number that is not applied.
   Status Check(const ClosureToken& token, bool* is_repeated) const;
 
-  // Notes, after a Check that is ok, that a closure came again.
+  // Records a repeated closure, after a successful `Check`.
   void Repeat() { ++state_[5]; }
 
-  // Notes, after a Check that found it new, that a closure was applied, whose
-  // rows were read when there were `version` updates.
+  // Records that a closure was applied, after `Check` found a new token.
+  // `version` is the number of updates at the time when its rows were read.
   void Apply(const ClosureToken& token, int64_t version);
 
  private:

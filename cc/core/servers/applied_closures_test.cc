@@ -15,8 +15,9 @@ class AppliedClosuresTest : public testing::Test {
  protected:
   AppliedClosures closures() { return AppliedClosures(state_); }
 
-  // What a server does: true if the closure was applied now.
-  bool Take(int64_t epoch, int64_t number, int64_t attempt = 0) {
+  // Handles an update like a server. Returns whether the closure was applied by
+  // this call.
+  bool Apply(int64_t epoch, int64_t number, int64_t attempt = 0) {
     bool is_repeated = false;
     const ClosureToken token = {epoch, number, attempt};
     const Status status = closures().Check(token, &is_repeated);
@@ -25,7 +26,7 @@ class AppliedClosuresTest : public testing::Test {
     return !is_repeated;
   }
 
-  std::string Refusal(int64_t epoch, int64_t number, int64_t attempt = 0) {
+  std::string ErrorMessage(int64_t epoch, int64_t number, int64_t attempt = 0) {
     const std::vector<int64_t> before = state_;
     bool is_repeated = false;
     const std::string message =
@@ -37,66 +38,68 @@ class AppliedClosuresTest : public testing::Test {
   std::vector<int64_t> state_ = std::vector<int64_t>(AppliedClosures::kSize, 0);
 };
 
-TEST_F(AppliedClosuresTest, EachNumberIsTakenOnceInAnyOrder) {
+TEST_F(AppliedClosuresTest, EachNumberIsAppliedOnceInAnyOrder) {
   std::mt19937 random(1);
-  std::set<int64_t> taken;
+  std::set<int64_t> applied;
   int64_t oldest = 0;
   for (int i = 0; i < 20000; ++i) {
     const int64_t number = oldest + static_cast<int64_t>(random() % 40) - 20;
     if (number < 0) continue;
-    EXPECT_EQ(Take(1, number), taken.insert(number).second) << number;
-    while (taken.count(oldest) > 0) ++oldest;
+    EXPECT_EQ(Apply(1, number), applied.insert(number).second) << number;
+    while (applied.count(oldest) > 0) ++oldest;
   }
   EXPECT_GT(oldest, 2 * AppliedClosures::kWindow);
-  EXPECT_EQ(closures().num_updates(), static_cast<int64_t>(taken.size()));
+  EXPECT_EQ(closures().num_updates(), static_cast<int64_t>(applied.size()));
 }
 
-TEST_F(AppliedClosuresTest, WithoutANumberEverythingIsTaken) {
-  EXPECT_TRUE(Take(0, -1));
-  EXPECT_TRUE(Take(0, -1));
+TEST_F(AppliedClosuresTest, ClosuresWithoutANumberAreAlwaysApplied) {
+  EXPECT_TRUE(Apply(0, -1));
+  EXPECT_TRUE(Apply(0, -1));
   EXPECT_EQ(closures().num_updates(), 2);
 }
 
-TEST_F(AppliedClosuresTest, ANewEpochStartsAtZeroAndEndsTheOneBefore) {
-  EXPECT_TRUE(Take(1, 0));
-  EXPECT_TRUE(Take(1, 7));
-  EXPECT_TRUE(Take(2, 7));
-  EXPECT_TRUE(Take(2, 0));
-  EXPECT_FALSE(Take(2, 7));
-  EXPECT_NE(Refusal(1, 1).find("epoch 2 has begun"), std::string::npos);
+TEST_F(AppliedClosuresTest, ANewEpochStartsAtZeroAndEndsTheEarlierEpoch) {
+  EXPECT_TRUE(Apply(1, 0));
+  EXPECT_TRUE(Apply(1, 7));
+  EXPECT_TRUE(Apply(2, 7));
+  EXPECT_TRUE(Apply(2, 0));
+  EXPECT_FALSE(Apply(2, 7));
+  EXPECT_NE(ErrorMessage(1, 1).find("epoch 2 has begun"), std::string::npos);
   EXPECT_EQ(closures().num_updates(), 4);
 }
 
-TEST_F(AppliedClosuresTest, ARunOfAClosureAppliesOnce) {
-  EXPECT_TRUE(Take(1, 0, 500));
-  EXPECT_FALSE(Take(1, 0, 501));
-  EXPECT_NE(Refusal(1, 0, 500).find("may do so once"), std::string::npos);
-  // Also when it is no longer the oldest.
-  for (int64_t n = 1; n < 100; ++n) EXPECT_TRUE(Take(1, n, 500 + n));
-  EXPECT_FALSE(Take(1, 0, 7));
-  EXPECT_NE(Refusal(1, 0, 500).find("may do so once"), std::string::npos);
+TEST_F(AppliedClosuresTest, ARunOfAClosureAppliesOnlyOnce) {
+  EXPECT_TRUE(Apply(1, 0, 500));
+  EXPECT_FALSE(Apply(1, 0, 501));
+  EXPECT_NE(ErrorMessage(1, 0, 500).find("only once"), std::string::npos);
+  // The rule also holds after `base` has moved beyond the closure.
+  for (int64_t n = 1; n < 100; ++n) EXPECT_TRUE(Apply(1, n, 500 + n));
+  EXPECT_FALSE(Apply(1, 0, 7));
+  EXPECT_NE(ErrorMessage(1, 0, 500).find("only once"), std::string::npos);
 }
 
-TEST_F(AppliedClosuresTest, ANumberBeyondTheWindowIsRefused) {
-  EXPECT_TRUE(Take(1, 1));
-  EXPECT_TRUE(Take(1, AppliedClosures::kWindow - 1));
-  EXPECT_NE(Refusal(1, AppliedClosures::kWindow).find("closure 0 is not"),
+TEST_F(AppliedClosuresTest, ANumberBeyondTheWindowIsRejected) {
+  EXPECT_TRUE(Apply(1, 1));
+  EXPECT_TRUE(Apply(1, AppliedClosures::kWindow - 1));
+  EXPECT_NE(ErrorMessage(1, AppliedClosures::kWindow).find("closure 0 was"),
             std::string::npos);
-  EXPECT_TRUE(Take(1, 0));
-  EXPECT_TRUE(Take(1, AppliedClosures::kWindow));
-  EXPECT_NE(Refusal(2, AppliedClosures::kWindow).find("closure 0 is not"),
+  EXPECT_TRUE(Apply(1, 0));
+  EXPECT_TRUE(Apply(1, AppliedClosures::kWindow));
+  EXPECT_NE(ErrorMessage(2, AppliedClosures::kWindow).find("closure 0 was"),
             std::string::npos);
 }
 
-TEST_F(AppliedClosuresTest, WhatIsNoTokenOrNoStateIsRefused) {
-  EXPECT_NE(Refusal(0, 0), "");
-  EXPECT_NE(Refusal(1, INT64_MAX), "");
-  EXPECT_NE(Refusal(INT64_MAX, 0), "");
+TEST_F(AppliedClosuresTest, InvalidTokensAndStatesAreRejected) {
+  EXPECT_NE(ErrorMessage(0, 0), "");
+  EXPECT_NE(ErrorMessage(1, INT64_MAX), "");
+  EXPECT_NE(ErrorMessage(INT64_MAX, 0), "");
   for (int64_t place = 0; place < AppliedClosures::kNumCounts; ++place) {
     for (const int64_t count : {int64_t{-1}, INT64_MAX, INT64_MIN}) {
       state_[place] = count;
-      EXPECT_NE(Refusal(1, 0).find("must start as zeros"), std::string::npos);
-      EXPECT_NE(Refusal(0, -1).find("must start as zeros"), std::string::npos);
+      EXPECT_NE(ErrorMessage(1, 0).find("must start as zeros"),
+                std::string::npos);
+      EXPECT_NE(ErrorMessage(0, -1).find("must start as zeros"),
+                std::string::npos);
     }
     state_[place] = 0;
   }

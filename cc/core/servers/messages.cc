@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kWord = sizeof(uint32_t);
 
 template <typename T>
-T Take(const uint8_t* bytes) {
+T ReadValue(const uint8_t* bytes) {
   T value;
   std::memcpy(&value, bytes, sizeof(value));
   return value;
@@ -37,31 +37,34 @@ Span<const uint8_t> Skip(Span<const uint8_t> bytes, int64_t count) {
   return {bytes.data() + count, bytes.size() - count};
 }
 
-// Type and counts, which `*bytes` begins with, and moves it past them.
-Status TakeCounts(const std::vector<PieceSize>& sizes,
+// Reads the value type and the counts from the front of `*bytes`, and advances
+// `*bytes`.
+Status ReadCounts(const std::vector<PieceSize>& sizes,
                   Span<const uint8_t>* bytes, RowType* wire,
                   std::vector<uint32_t>* counts) {
   const auto num_pieces = static_cast<int64_t>(sizes.size());
   const int64_t expected = CountsBytes(num_pieces);
   if (bytes->size() < expected) {
     return InvalidArgument(
-        "`request` must have a type of values and a number of rows for each "
-        "of the " +
-        to_string(num_pieces) + " shards here, and then the rows. Received: " +
+        "`request` must contain a value type, the number of rows for each of "
+        "the " +
+        to_string(num_pieces) +
+        " shards on this server, and the rows. Received: " +
         to_string(bytes->size()) + " bytes, too few");
   }
-  LM_RETURN_IF_ERROR(ReadWireType(Take<uint32_t>(bytes->data()), wire));
+  LM_RETURN_IF_ERROR(ReadWireType(ReadValue<uint32_t>(bytes->data()), wire));
   for (int64_t p = 0; p < num_pieces; ++p) {
-    counts->push_back(Take<uint32_t>(bytes->data() + (1 + p) * kWord));
+    counts->push_back(ReadValue<uint32_t>(bytes->data() + (1 + p) * kWord));
   }
   *bytes = Skip(*bytes, expected);
   return Status();
 }
 
-// The rows, which are all of `bytes`.
-Status TakeRows(const std::vector<PieceSize>& sizes,
-                const std::vector<uint32_t>& counts, Span<const uint8_t> bytes,
-                std::vector<std::vector<uint32_t>>* rows) {
+// Reads the rows, which must be all of `bytes`.
+Status ReadPieceRows(const std::vector<PieceSize>& sizes,
+                     const std::vector<uint32_t>& counts,
+                     Span<const uint8_t> bytes,
+                     std::vector<std::vector<uint32_t>>* rows) {
   rows->assign(sizes.size(), {});
   for (size_t p = 0; p < sizes.size(); ++p) {
     uint64_t row = 0;
@@ -90,7 +93,9 @@ void WriteNumUpdates(int64_t num_updates, uint8_t* header) {
   Put(num_updates, header);
 }
 
-int64_t ReadNumUpdates(const uint8_t* header) { return Take<int64_t>(header); }
+int64_t ReadNumUpdates(const uint8_t* header) {
+  return ReadValue<int64_t>(header);
+}
 
 int64_t CountsBytes(int64_t num_pieces) { return (1 + num_pieces) * kWord; }
 
@@ -130,27 +135,28 @@ uint8_t* ApplyWriter::Write(uint8_t* bytes) const {
 Status FetchMessage::Read(Span<const uint8_t> bytes,
                           const std::vector<PieceSize>& sizes) {
   std::vector<uint32_t> counts;
-  LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
-  return TakeRows(sizes, counts, bytes, &rows);
+  LM_RETURN_IF_ERROR(ReadCounts(sizes, &bytes, &wire, &counts));
+  return ReadPieceRows(sizes, counts, bytes, &rows);
 }
 
 Status ApplyMessage::Read(Span<const uint8_t> bytes,
                           const std::vector<PieceSize>& sizes) {
   if (bytes.size() < ApplyHeader::kNumBytes) {
-    return InvalidArgument(
-        "`request` must begin with " + to_string(ApplyHeader::kNumBytes) +
-        " bytes about its closure. Received: " + to_string(bytes.size()) +
-        " bytes");
+    return InvalidArgument("`request` must begin with a closure header of " +
+                           to_string(ApplyHeader::kNumBytes) +
+                           " bytes. Received: " + to_string(bytes.size()) +
+                           " bytes");
   }
-  header.token.epoch = Take<int64_t>(bytes.data());
-  header.token.number = Take<int64_t>(bytes.data() + 8);
-  header.token.attempt = Take<int64_t>(bytes.data() + 16);
-  header.num_updates = Take<int64_t>(bytes.data() + 24);
+  header.token.epoch = ReadValue<int64_t>(bytes.data());
+  header.token.number = ReadValue<int64_t>(bytes.data() + 8);
+  header.token.attempt = ReadValue<int64_t>(bytes.data() + 16);
+  header.num_updates = ReadValue<int64_t>(bytes.data() + 24);
   bytes = Skip(bytes, ApplyHeader::kNumBytes);
   std::vector<uint32_t> counts;
-  LM_RETURN_IF_ERROR(TakeCounts(sizes, &bytes, &wire, &counts));
-  // At most one more than can have come: too many stay too many, also where
-  // nothing has come, and no sum overflows.
+  LM_RETURN_IF_ERROR(ReadCounts(sizes, &bytes, &wire, &counts));
+  // Counts are limited to one more than the number of received bytes. Too large
+  // counts stay too large, even if no bytes were received, and sums cannot
+  // overflow.
   const int64_t most = bytes.size() + 1;
   int64_t num_hyperparameters = 0, num_values = 0;
   for (size_t p = 0; p < sizes.size(); ++p) {
@@ -162,10 +168,10 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
       num_hyperparameters * sizeof(float) + num_values * WireBytes(wire);
   if (bytes.size() < value_bytes) {
     return InvalidArgument(
-        "`request` must have the hyperparameters of all shards here and a "
-        "gradient for each row, " +
-        to_string(value_bytes) +
-        " bytes, and then the rows. Received: " + to_string(bytes.size()));
+        "`request` must contain the hyperparameters of all shards on this "
+        "server and a gradient for each row (" +
+        to_string(value_bytes) + " bytes), followed by the rows. Received: " +
+        to_string(bytes.size()) + " bytes");
   }
   const auto* next = reinterpret_cast<const float*>(bytes.data());
   hyperparameters.clear();
@@ -178,7 +184,7 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
   } else {
     half_gradients = {reinterpret_cast<const uint16_t*>(next), num_values};
   }
-  return TakeRows(sizes, counts, Skip(bytes, value_bytes), &rows);
+  return ReadPieceRows(sizes, counts, Skip(bytes, value_bytes), &rows);
 }
 
 }  // namespace layoutmap

@@ -1,21 +1,20 @@
-// What a worker and a server say to each other in a step: one tensor of bytes
-// each way, whatever the number of tables, because each tensor that goes from
-// process to process is a call of its own.
+// Messages between a worker and a server in a step. There is one byte tensor in
+// each direction for all tables, because each tensor that is sent between
+// processes is a separate call.
 //
-// A piece is a shard of a table that is on the server. Pieces are numbered by
-// table, then by shard.
+// A piece is a shard of a table on the server. Pieces are numbered by table,
+// then by shard.
 //
-//   fetch    type of values, number of rows of each piece (4 bytes each); the
-//            rows of all pieces (wire.h)
+//   fetch    value type, number of rows of each piece (4 bytes each);
+//            the rows of all pieces (wire.h)
 //   fetched  num_updates (8 bytes); the values of all rows
-//   apply    epoch, number, attempt, num_updates (8 bytes each); type of
-//   values,
+//   apply    epoch, number, attempt, num_updates (8 bytes each); value type,
 //            number of rows of each piece, hyperparameters of each piece
 //            (4 bytes each); gradients of all rows; the rows
 //
-// Values, of rows and gradients, are float32 or bfloat16, as the worker has it;
-// hyperparameters are float32. All is in the byte order of the processors, and
-// as far into its message that it can be read where it is.
+// Rows and gradients are float32 or bfloat16, as configured on the worker;
+// hyperparameters are float32. All values have the byte order of the processor
+// and are aligned, so that they can be read in place.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_MESSAGES_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_MESSAGES_H_
@@ -31,29 +30,29 @@
 
 namespace layoutmap {
 
-// Bytes before the values that were fetched.
+// Offset of the values in a `fetched` message.
 constexpr int64_t kFetchedHeader = 8;
 
 void WriteNumUpdates(int64_t num_updates, uint8_t* header);
 int64_t ReadNumUpdates(const uint8_t* header);
 
-// What an apply begins with.
+// The header of an `apply` message.
 struct ApplyHeader {
   static constexpr int64_t kNumBytes = 32;
 
   ClosureToken token;
-  int64_t num_updates = 0;  // when the rows were fetched
+  int64_t num_updates = 0;  // number of updates at the fetch
 };
 
-// Type of values, and number of rows of each piece.
+// Size of the value type and the number of rows of each piece.
 int64_t CountsBytes(int64_t num_pieces);
 void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
                  uint8_t* bytes);
 
-// All of a fetch.
+// Writes a `fetch` message.
 struct FetchWriter {
   RowType wire = RowType::kFloat32;
-  std::vector<uint32_t> counts;  // of each piece
+  std::vector<uint32_t> counts;  // number of rows, by piece
   std::vector<uint8_t> rows;
 
   int64_t size() const;
@@ -61,21 +60,22 @@ struct FetchWriter {
   void Write(uint8_t* bytes) const;
 };
 
-// All of an apply but its gradients.
+// Writes an `apply` message without its gradients.
 struct ApplyWriter {
   ApplyHeader header;
   RowType wire = RowType::kFloat32;
-  std::vector<uint32_t> counts;        // of each piece
-  std::vector<float> hyperparameters;  // of all pieces
-  int64_t num_values = 0;              // of all gradients
+  std::vector<uint32_t> counts;        // number of rows, by piece
+  std::vector<float> hyperparameters;  // values of all pieces
+  int64_t num_values = 0;              // number of gradient values
   std::vector<uint8_t> rows;
 
   int64_t size() const;
-  // Writes `size()` bytes but the gradients; returns where those go.
+  // Writes `size()` bytes, except for the gradients. Returns the address for
+  // the gradients.
   uint8_t* Write(uint8_t* bytes) const;
 };
 
-// What a message is checked against.
+// The properties of a piece that a message is checked against.
 struct PieceSize {
   std::string table;
   int64_t num_rows = 0;
@@ -83,11 +83,11 @@ struct PieceSize {
   int64_t num_hyperparameters = 0;
 };
 
-// A message to a server, which begins where 8 bytes can be read at once.
-// Refused unless it is what the pieces ask for, and all rows are rows of them.
+// A message to a server. Its memory must be aligned to 8 bytes. `Read` returns
+// an error unless the message matches the pieces and all rows are in range.
 struct FetchMessage {
   RowType wire = RowType::kFloat32;
-  std::vector<std::vector<uint32_t>> rows;  // of each piece, ascending
+  std::vector<std::vector<uint32_t>> rows;  // by piece, ascending
 
   Status Read(Span<const uint8_t> bytes, const std::vector<PieceSize>& sizes);
 };
@@ -96,8 +96,9 @@ struct ApplyMessage {
   ApplyHeader header;
   RowType wire = RowType::kFloat32;
   std::vector<std::vector<uint32_t>> rows;
-  std::vector<Span<const float>> hyperparameters;  // of each piece
-  // Of all pieces, [rows, dim] of each: one of the two, as `wire` has it.
+  std::vector<Span<const float>> hyperparameters;  // by piece
+  // Gradients of all pieces, [rows, dim] each, in one of the two spans,
+  // depending on `wire`.
   Span<const float> gradients;
   Span<const uint16_t> half_gradients;
 

@@ -24,33 +24,33 @@ std::vector<uint8_t> Fetch(const std::vector<uint32_t>& counts,
   return bytes;
 }
 
-std::string Refusal(const std::vector<uint8_t>& bytes) {
+std::string ErrorMessage(const std::vector<uint8_t>& bytes) {
   FetchMessage message;
   return message.Read(bytes, kSizes).message();
 }
 
-TEST(MessagesTest, RowsComePieceByPiece) {
+TEST(MessagesTest, RowsAreReadByPiece) {
   FetchMessage message;
   const auto bytes = Fetch({2, 0, 1}, {0, 2, 1}, 1);
   ASSERT_EQ(message.Read(bytes, kSizes).message(), "");
   EXPECT_EQ(message.wire, RowType::kBfloat16);
   EXPECT_EQ(message.rows,
             (std::vector<std::vector<uint32_t>>{{0, 2}, {}, {1}}));
-  EXPECT_EQ(Refusal(Fetch({0, 0, 0}, {})), "");
+  EXPECT_EQ(ErrorMessage(Fetch({0, 0, 0}, {})), "");
 }
 
-TEST(MessagesTest, WhatDoesNotFitIsRefusedWithItsTable) {
+TEST(MessagesTest, MismatchesAreRejectedWithTheTableName) {
   const auto has = [](const std::string& text, const std::string& words) {
     return text.find(words) != std::string::npos;
   };
-  EXPECT_TRUE(has(Refusal({}), "too few"));
-  EXPECT_TRUE(has(Refusal(Fetch({1, 0}, {})), "too few"));
-  EXPECT_TRUE(has(Refusal(Fetch({0, 0, 2}, {1})), "'words'"));
-  EXPECT_TRUE(has(Refusal(Fetch({UINT32_MAX, 0, 0}, {})), "'ads'"));
-  EXPECT_TRUE(has(Refusal(Fetch({0, 0, 1}, {1, 1})), "1 bytes more"));
-  EXPECT_TRUE(has(Refusal(Fetch({2, 0, 0}, {1, 2})), "below 3"));
-  EXPECT_TRUE(has(Refusal(Fetch({0, 1, 0}, {0})), "below 0"));
-  EXPECT_TRUE(has(Refusal(Fetch({0, 0, 0}, {}, 2)), "type 2"));
+  EXPECT_TRUE(has(ErrorMessage({}), "too few"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({1, 0}, {})), "too few"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 0, 2}, {1})), "'words'"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({UINT32_MAX, 0, 0}, {})), "'ads'"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 0, 1}, {1, 1})), "1 bytes more"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({2, 0, 0}, {1, 2})), "below 3"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 1, 0}, {0})), "below 0"));
+  EXPECT_TRUE(has(ErrorMessage(Fetch({0, 0, 0}, {}, 2)), "type 2"));
 }
 
 class ApplyTest : public testing::TestWithParam<RowType> {
@@ -77,7 +77,7 @@ class ApplyTest : public testing::TestWithParam<RowType> {
   }
 };
 
-TEST_P(ApplyTest, AnApplyIsReadAsItWasWritten) {
+TEST_P(ApplyTest, WrittenMessagesCanBeRead) {
   const std::vector<uint8_t> bytes = Write();
   ApplyMessage message;
   ASSERT_EQ(message.Read(bytes, kSizes).message(), "");
@@ -99,7 +99,7 @@ TEST_P(ApplyTest, AnApplyIsReadAsItWasWritten) {
   }
 }
 
-TEST_P(ApplyTest, WhatIsCutOffAnywhereIsRefused) {
+TEST_P(ApplyTest, EveryTruncatedMessageIsRejected) {
   std::vector<uint8_t> bytes = Write();
   while (!bytes.empty()) {
     bytes.pop_back();
@@ -108,8 +108,8 @@ TEST_P(ApplyTest, WhatIsCutOffAnywhereIsRefused) {
   }
 }
 
-// Without rows, only their number says that hyperparameters are missing.
-TEST_P(ApplyTest, AnApplyWithoutRowsHasItsHyperparameters) {
+// Without rows, missing hyperparameters are only detected by their number.
+TEST_P(ApplyTest, AMessageWithoutRowsContainsHyperparameters) {
   ApplyWriter writer;
   writer.wire = GetParam();
   writer.counts = {0, 0, 0};
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, ApplyTest,
                          testing::Values(RowType::kFloat32,
                                          RowType::kBfloat16));
 
-TEST(MessagesTest, NumbersOfRowsBeyondAllMemoryAreRefused) {
+TEST(MessagesTest, HugeNumbersOfRowsAreRejected) {
   std::vector<uint8_t> bytes(ApplyHeader::kNumBytes);
   const auto counts = Fetch({UINT32_MAX, UINT32_MAX, UINT32_MAX}, {1, 2, 3});
   bytes.insert(bytes.end(), counts.begin(), counts.end());
@@ -138,7 +138,7 @@ TEST(MessagesTest, NumbersOfRowsBeyondAllMemoryAreRefused) {
   EXPECT_FALSE(message.Read(bytes, sizes).ok());
 }
 
-TEST(MessagesTest, ANumberOfUpdatesIsReadAsItWasWritten) {
+TEST(MessagesTest, TheNumberOfUpdatesIsReadAsWritten) {
   uint8_t header[kFetchedHeader];
   for (const int64_t count : {int64_t{0}, int64_t{0x7fc00001ffc00001}}) {
     WriteNumUpdates(count, header);

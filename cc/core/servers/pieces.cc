@@ -24,7 +24,7 @@ namespace layoutmap {
 
 namespace {
 
-// Rows whose pointers are resolved at a time.
+// Number of rows whose pointers are resolved at a time.
 constexpr int64_t kTile = 256;
 
 void ExpandRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
@@ -36,7 +36,7 @@ void ExpandRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
     for (int64_t i = 0; i < size; ++i) {
       row_of[i] = read.half_table.row(read.rows[begin + i]);
     }
-    // What is prefetched past the last row must be somewhere harmless.
+    // Prefetches beyond the last row use a valid address.
     std::fill_n(row_of.begin() + size, kAhead, row_of[0]);
     ExpandArgs args;
     args.row_type = read.row_type;
@@ -48,7 +48,7 @@ void ExpandRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
   }
 }
 
-// The rows of an update without repetitions, and which gradients are whose.
+// The unique rows of an update, and the gradients of each row.
 struct Grouped {
   std::vector<uint32_t> rows;
   std::vector<int64_t> splits{0};
@@ -71,7 +71,7 @@ Grouped Group(const PieceUpdate& update, int64_t dim) {
   return grouped;
 }
 
-// Rows as bfloat16, a tile at a time.
+// Reads rows as bfloat16, one tile at a time.
 void NarrowRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
                 int64_t end, uint16_t* out) {
   const int64_t dim = read.dim();

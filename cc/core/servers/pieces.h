@@ -1,4 +1,4 @@
-// The server's half of a step: it reads rows, and updates them.
+// The server side of a step: reads and updates of rows.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_PIECES_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_PIECES_H_
@@ -17,20 +17,21 @@
 
 namespace layoutmap {
 
-// A shard of a table on a server, which knows nothing of the other shards. A
-// row is the same to the bit, whatever the cut: what its update depends on is
-// the row, its gradient, and for 16-bit rows its place in the whole table.
+// A shard of a table on a server, independent of other shards. Results are
+// bitwise identical for every partition, because the update of a row only
+// depends on the row, its gradient, and for 16-bit rows its index in the full
+// table.
 struct Piece {
   std::string table;
-  int64_t table_number = 0;  // among all tables of the embedding
-  int64_t first_row = 0;     // of the shard, in the table
+  int64_t table_number = 0;  // index of the table in the embedding
+  int64_t first_row = 0;     // first row of the shard in the table
   int64_t dim = 0;
   RowType row_type = RowType::kFloat32;
   Optimizer optimizer = Optimizer::kNone;
   int64_t num_hyperparameters = 0;
 };
 
-// Rows to read of one piece: of `table`, or of `half_table`.
+// Rows to read from one piece, in `table` or `half_table`.
 struct PieceRead {
   ShardedView<const float> table;
   ShardedView<const uint16_t> half_table;
@@ -43,38 +44,39 @@ struct PieceRead {
   int64_t num_values() const { return rows.size() * dim(); }
 };
 
-// Values that `FetchRows` writes.
+// Returns the number of values that `FetchRows` writes.
 int64_t NumValues(const std::vector<PieceRead>& reads);
 
-// The rows of one piece after the other, as floats: 16 bits are expanded.
+// Reads the rows of all pieces in order as floats. 16-bit values are expanded.
 void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
                const ParallelFor& parallel_for, float* out);
 
-// The same as bfloat16: values of float32 and float16 become the nearest one.
+// Reads the rows of all pieces in order as bfloat16. float32 and float16 values
+// are rounded to nearest.
 void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
                const ParallelFor& parallel_for, uint16_t* out);
 
-// What the update of one piece works on.
+// The arguments of the update of one piece.
 struct PieceUpdate {
   ShardedView<float> table;
   ShardedView<uint16_t> half_table;
-  uint64_t num_updates = 0;  // of a table with 16-bit rows, before this one
+  uint64_t num_updates = 0;  // earlier updates, for 16-bit rows
   std::vector<ShardedView<float>> slots;
-  // Ascending. A row that comes again has a further contribution, for rules
-  // that take one step for each.
+  // Ascending. A row may occur several times, with one contribution each, for
+  // rules that apply one step per contribution.
   Span<const uint32_t> rows;
   Span<const float> hyperparameters;
   Span<const float> gradients;  // [rows.size(), dim]
 };
 
-// Gives each update its rows, hyperparameters and gradients, `values`: those of
-// the message, as floats. Refused, before anything is written, if a
-// hyperparameter is no good.
+// Sets the rows, hyperparameters and gradients of each update. `values` are the
+// gradients of the message as floats. If a hyperparameter is invalid, returns
+// an error and changes nothing.
 Status ReadUpdates(const std::vector<Piece>& pieces,
                    const ApplyMessage& message, Span<const float> values,
                    std::vector<PieceUpdate>* updates);
 
-// One step of its rule on each row.
+// Applies one step of the update rule to each row.
 void ApplyUpdates(const std::vector<Piece>& pieces,
                   const std::vector<PieceUpdate>& updates,
                   uint64_t rounding_seed, const RowKernels& kernels,

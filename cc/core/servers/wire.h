@@ -1,4 +1,4 @@
-// Values and rows as they go from process to process.
+// Encoding of values and rows in messages between processes.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_WIRE_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_WIRE_H_
@@ -13,16 +13,17 @@
 
 namespace layoutmap {
 
-// Bytes of a value, float32 or bfloat16.
+// Returns the size in bytes of a float32 or bfloat16 value.
 constexpr int64_t WireBytes(RowType wire) {
   return wire == RowType::kFloat32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-// What a message says its values are; refused unless it is one of the two.
+// Converts the value type of a message. Returns an error unless it is float32
+// or bfloat16.
 Status ReadWireType(uint32_t type, RowType* wire);
 
-// The nearest bfloat16, of two that are equally near the even one: off by at
-// most 2^-8 of the value. A finite value stays finite.
+// Rounds to the nearest bfloat16, ties to even. The relative error is at most
+// 2^-8. A finite value stays finite.
 uint16_t NearestBfloat16(float value);
 
 void ToBfloat16(Span<const float> values, const ParallelFor& parallel_for,
@@ -30,13 +31,14 @@ void ToBfloat16(Span<const float> values, const ParallelFor& parallel_for,
 void FromBfloat16(Span<const uint16_t> values, const ParallelFor& parallel_for,
                   float* out);
 
-// Rows that ascend, each as the difference to the one before it, the first to
-// 0: 7 bits in a byte, the lowest first, the upper bit set where another byte
-// follows. A table of which every hundredth row is needed takes one byte each.
+// Writes ascending rows. Each row is encoded as the difference to the preceding
+// row (the first row as the difference to 0), with 7 bits per byte, lowest bits
+// first. The highest bit of a byte is set if another byte follows. If every
+// hundredth row of a table is used, a row takes one byte.
 class RowWriter {
  public:
   explicit RowWriter(std::vector<uint8_t>* bytes) : bytes_(bytes) {}
-  // The same row may come again.
+  // `row` may equal the preceding row.
   void Add(uint32_t row);
 
  private:
@@ -44,7 +46,7 @@ class RowWriter {
   uint32_t last_ = 0;
 };
 
-// Reads `count` rows from the front of `*bytes`, and moves it past them.
+// Reads `count` rows from the front of `*bytes`, and advances `*bytes`.
 enum class RowsRead { kAll, kTooFew, kOutOfRange };
 RowsRead ReadRows(int64_t count, int64_t num_rows, Span<const uint8_t>* bytes,
                   std::vector<uint32_t>* rows, uint64_t* out_of_range);

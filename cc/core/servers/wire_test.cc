@@ -20,7 +20,7 @@ float FromBits(uint32_t bits) {
   return value;
 }
 
-TEST(WireTest, TheNearestBfloat16IsTheEvenOneOfTwo) {
+TEST(WireTest, Bfloat16IsRoundedToNearestEven) {
   EXPECT_EQ(NearestBfloat16(1.0f), 0x3f80);
   EXPECT_EQ(NearestBfloat16(FromBits(0x3f808000)), 0x3f80);  // a tie
   EXPECT_EQ(NearestBfloat16(FromBits(0x3f818000)), 0x3f82);  // another
@@ -29,14 +29,14 @@ TEST(WireTest, TheNearestBfloat16IsTheEvenOneOfTwo) {
   EXPECT_EQ(NearestBfloat16(-0.0f), 0x8000);
 }
 
-TEST(WireTest, FiniteValuesStayFiniteAndOthersWhatTheyAre) {
+TEST(WireTest, FiniteValuesStayFiniteAndOthersAreUnchanged) {
   const float infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(NearestBfloat16(std::numeric_limits<float>::max()), 0x7f7f);
   EXPECT_EQ(NearestBfloat16(-infinity), 0xff80);
   EXPECT_EQ(NearestBfloat16(FromBits(0x7f800001)), 0x7fc0);
 }
 
-TEST(WireTest, AValueIsOffByNoMoreThanTheStatedError) {
+TEST(WireTest, TheRoundingErrorIsWithinItsBound) {
   for (uint32_t bits = 0x00800000; bits < 0x7f7f0000; bits += 9973) {
     const float value = FromBits(bits);
     uint16_t half;
@@ -54,11 +54,11 @@ std::vector<uint8_t> Written(const std::vector<uint32_t>& rows) {
   return bytes;
 }
 
-TEST(WireTest, RowsAreReadAsTheyWereWritten) {
+TEST(WireTest, WrittenRowsCanBeRead) {
   for (const std::vector<uint32_t>& rows : std::vector<std::vector<uint32_t>>{
            {}, {0}, {5, 5, 5}, {127, 128, 1000000, UINT32_MAX}}) {
     std::vector<uint8_t> bytes = Written(rows);
-    bytes.push_back(7);  // of the next piece
+    bytes.push_back(7);  // belongs to the next piece
     Span<const uint8_t> rest = bytes;
     std::vector<uint32_t> found;
     uint64_t bad;
@@ -71,7 +71,7 @@ TEST(WireTest, RowsAreReadAsTheyWereWritten) {
   EXPECT_EQ(Written({100, 200, 201}).size(), 3u);
 }
 
-TEST(WireTest, RowsThatAreNotThereOrOutOfRangeAreRefused) {
+TEST(WireTest, MissingAndOutOfRangeRowsAreRejected) {
   const auto read = [](std::vector<uint8_t> bytes, int64_t count,
                        int64_t num_rows) {
     Span<const uint8_t> rest = bytes;

@@ -30,7 +30,7 @@ using std::to_string;
 
 namespace {
 
-// Blocks of rows that lie apart in memory, as a table.
+// Separate memory blocks of rows that are viewed as one table.
 template <typename T>
 struct Blocks {
   RowPartition partition;
@@ -70,13 +70,14 @@ Status CheckServersConfig(const ServersConfig& config) {
     num_shards += table.partition.num_shards();
     if (table.partition.placement() == Placement::kMod) {
       return InvalidArgument("Table '" + table.name +
-                             "' on servers must be in shards of contiguous "
+                             "' on servers must have shards of contiguous "
                              "rows. Received: placement 'mod'");
     }
   }
   if (config.engine.num_replicas != 1) {
-    return InvalidArgument("A step of a worker has one replica. Received: " +
-                           to_string(config.engine.num_replicas));
+    return InvalidArgument(
+        "A step of a worker must have one replica. Received: " +
+        to_string(config.engine.num_replicas));
   }
   if (config.server_of_shard.size() != num_shards) {
     return InvalidArgument("`shard_servers` must have one value for each of " +
@@ -149,7 +150,7 @@ void WorkerStep::RankRows(size_t table,
       ranks[positions[k]] = static_cast<uint32_t>(u);
     }
   }
-  // Positions are numbered through the table's features.
+  // Positions are numbered over all features of the table.
   auto next = ranks.begin();
   for (size_t f = 0; f < batch_->size(); ++f) {
     if (config_->engine.table_of_feature[f] != static_cast<int32_t>(table)) {
@@ -231,7 +232,7 @@ Status WorkerStep::CheckFetched(
     if (fetched[s].size() == expected[s]) continue;
     return InvalidArgument("`fetched` of server " + to_string(s) +
                            " must have " + to_string(expected[s]) +
-                           " bytes, those of the rows that were asked for. "
+                           " bytes, the size of the requested rows. "
                            "Received: " +
                            to_string(fetched[s].size()));
   }
@@ -297,7 +298,8 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
   LM_RETURN_IF_ERROR(CheckGradients(engine, *batch_, gradients));
   std::vector<bool> is_single(tables_.size());
   std::vector<Blocks<float>> blocks(tables_.size());
-  // For rules that take one step per contribution: each is a sum of its own.
+  // For rules with one step per contribution, each contribution is a separate
+  // sum.
   std::vector<std::vector<int64_t>> single_splits(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
     const TableSpec& table = engine.tables[t];
@@ -306,7 +308,7 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
         CheckHyperparameters(table.optimizer, table.name, values));
     if (table.optimizer == Optimizer::kNone) {
       return FailedPrecondition("Table '" + table.name +
-                                "' has no optimizer: it takes no gradients");
+                                "' has no optimizer: it cannot be trained");
     }
     is_single[t] = !Accumulates(table.optimizer, values);
     if (is_single[t]) {
@@ -325,7 +327,7 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
 
   Sent sent = RowsToSend(is_single);
   std::vector<ApplyWriter> writers(fetched.size());
-  // The sums of each part: [first, last) of its table's splits.
+  // The sums of each part, which are [first, last) of the splits of its table.
   std::vector<Span<const int64_t>> splits;
   for (const Part& part : parts_) {
     const TableStep& table = tables_[part.table];
@@ -373,7 +375,8 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
     tasks[p].out = {next[part.server], count, dim};
     next[part.server] += count * dim;
   }
-  // A sum of gradients is a lookup in them: the same loop, the same order.
+  // A sum of gradients is computed as a lookup in the gradients, with the same
+  // loop and the same order.
   LookupAll(tasks, kernels, parallel_for);
   for (size_t s = 0; is_narrow && s < writers.size(); ++s) {
     ToBfloat16({sums[s].get(), writers[s].num_values}, parallel_for,

@@ -1,5 +1,6 @@
-// The worker's half of a step: which rows of which server it needs, what comes
-// of them, and which gradients go back. It keeps nothing between steps.
+// The worker side of a step: which rows of which server it needs, the lookup of
+// these rows, and the gradients that it sends back. It keeps no state between
+// steps.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_WORKER_STEP_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_WORKER_STEP_H_
@@ -21,37 +22,38 @@
 
 namespace layoutmap {
 
-// Tables and features, as of a host engine of one replica, and where shards
-// are.
+// The tables and features of a host engine with one replica, and the servers of
+// the shards.
 struct ServersConfig {
   EngineConfig engine;
   int32_t num_servers = 1;
-  // Of all shards of the first table, then those of the second, and so on.
+  // By table, then by shard.
   std::vector<int32_t> server_of_shard;
-  RowType wire = RowType::kFloat32;  // how rows and gradients travel
+  RowType wire = RowType::kFloat32;  // type of rows and gradients in messages
 };
 
-// Refuses shards that are not contiguous rows, or on no server.
+// Returns an error unless all shards consist of contiguous rows and are on a
+// valid server.
 Status CheckServersConfig(const ServersConfig& config);
 
-// Gives memory for the message to a server, which begins where 8 bytes can be
-// written at once.
+// Allocates memory for the message to a server, aligned to 8 bytes.
 using Allocate =
     std::function<Status(int32_t server, int64_t size, uint8_t** bytes)>;
 
-// What was fetched, where it is not the rows of a batch and nothing else.
+// The layout of fetched messages, if they contain more than the rows of a
+// batch.
 struct FetchedLayout {
-  // By server: how far the values are into it. Empty: kFetchedHeader each.
+  // Offset of the values, by server. Empty: kFetchedHeader for each server.
   std::vector<int64_t> headers;
-  // By shard, those of all tables one after the other: a last row that comes
-  // whether the batch needs it or not; negative if there is none. Empty: none.
+  // By table, then by shard: a last row that is always sent, or negative if
+  // there is none. Empty: no shard has such a row.
   std::vector<int64_t> last_rows;
 };
 
-// One batch. Not written to after it is made.
+// One batch. Immutable after its creation.
 class WorkerStep {
  public:
-  // Finds the unique rows of a checked batch, table by table.
+  // Finds the unique rows of a checked batch, by table.
   static std::shared_ptr<const WorkerStep> Make(
       std::shared_ptr<const ServersConfig> config,
       std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for,
@@ -60,35 +62,37 @@ class WorkerStep {
   const ServersConfig& config() const { return *config_; }
   const Batch& batch() const { return *batch_; }
 
-  // What the batch needs of each server: the number of rows of each of its
-  // shards, then the rows of all of them.
+  // Returns, for each server, the number of rows that the batch needs from each
+  // of its shards, followed by all of these rows.
   std::vector<std::vector<uint32_t>> RowsByServer() const;
 
-  // Writes to each server which rows the batch needs.
+  // Writes the requests for the rows that the batch needs, one per server.
   Status Request(const Allocate& allocate) const;
 
-  // Looks the batch up in what the servers sent, into one matrix per feature,
-  // `[num_outputs, dim]`. Refused if that is not what was asked for.
+  // Looks up the batch in the responses of the servers. Writes one matrix
+  // [num_outputs, dim] per feature. Returns an error if the responses do not
+  // match the requests.
   Status LookUp(const std::vector<Span<const uint8_t>>& fetched,
                 const RowKernels& kernels, const ParallelFor& parallel_for,
                 const std::vector<float*>& activations) const;
 
   // Sums the gradients of each unique row in the order of the host engine, and
-  // writes to each server what it is to apply. `fetched` is what it sent.
+  // writes the update for each server. `fetched` contains the responses of the
+  // servers.
   Status Fold(const BatchGradients& gradients,
               const std::vector<Span<const uint8_t>>& fetched,
               const ClosureToken& token, const RowKernels& kernels,
               const ParallelFor& parallel_for, const Allocate& allocate) const;
 
  private:
-  // A shard with its unique rows [first, last) of its table.
+  // A shard and its unique rows, [first, last) of its table.
   struct Part {
     size_t table;
     int32_t server;
     int64_t first_row;
     int64_t first;
     int64_t last;
-    int64_t num_unused;  // rows that come besides, after these
+    int64_t num_unused;  // additional rows that are sent after these
   };
 
   WorkerStep() = default;
@@ -102,8 +106,9 @@ class WorkerStep {
   Status LookUpAs(const std::vector<Span<const uint8_t>>& fetched,
                   const RowKernels& kernels, const ParallelFor& parallel_for,
                   const std::vector<float*>& activations) const;
-  // Of each part, how many rows an update sends for it, and all of these by
-  // server. `is_single`: a row comes once for each contribution.
+  // The number of rows that an update sends for each part, and the rows by
+  // server. If `is_single` is true for a table, each contribution sends its
+  // row.
   struct Sent {
     std::vector<std::vector<uint32_t>> counts;
     std::vector<std::vector<uint8_t>> rows;
@@ -116,7 +121,7 @@ class WorkerStep {
   FetchedLayout layout_;
   std::vector<TableStep> tables_;
   std::vector<Part> parts_;  // by table, then by shard
-  // By feature: for each of its ids the place of its row among the unique ones.
+  // By feature: the index in the unique rows for each id.
   std::vector<std::vector<uint32_t>> ranks_;
 };
 

@@ -1,4 +1,4 @@
-// Both halves of a step, worker and servers, against the host engine.
+// Compares a step of a worker and servers with the host engine.
 
 #include "cc/core/servers/worker_step.h"
 
@@ -36,7 +36,7 @@ EngineConfig ContiguousConfig() {
   return config;
 }
 
-// Shards 0, 1 of `ads` and 0, 1, 2 of `words`.
+// Servers of shards 0 and 1 of `ads` and 0, 1 and 2 of `words`.
 const std::vector<std::vector<int32_t>> kServers = {
     {0, 0, 0, 0, 0}, {0, 1, 0, 1, 1}, {2, 0, 1, 1, 0}};
 
@@ -58,7 +58,7 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
     }
   }
 
-  // The pieces of a server: table and shard of each.
+  // Returns the table and shard of each piece of a server.
   std::vector<std::pair<size_t, int32_t>> PiecesOf(int32_t server) {
     std::vector<std::pair<size_t, int32_t>> found;
     size_t next = 0;
@@ -149,7 +149,8 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
     ApplyUpdates(pieces, updates, 0, kernels_, UnevenFor(2));
   }
 
-  // A step of all servers: its activations, after which gradients follow.
+  // Runs a step of all servers and returns its activations. The gradients
+  // follow.
   template <typename T>
   Values Step(const TestBatch& batch, const Values& like, uint32_t seed,
               Values* gradients) {
@@ -210,7 +211,7 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
   std::vector<TestTable> slots_;
 };
 
-TEST_P(ServersTest, AStepIsThatOfTheHostEngineToTheBit) {
+TEST_P(ServersTest, AStepIsBitwiseIdenticalToTheHostEngine) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const TestBatch batch = RandomBatch(config_->engine, seed % 7, 100 * seed);
     Values expected, gradients;
@@ -225,7 +226,7 @@ TEST_P(ServersTest, AStepIsThatOfTheHostEngineToTheBit) {
   }
 }
 
-TEST_P(ServersTest, AStepInBfloat16IsThatOfTheHostEngineWithinItsError) {
+TEST_P(ServersTest, ABfloat16StepMatchesTheHostEngineWithinItsError) {
   UseBfloat16();
   const TestBatch batch = RandomBatch(config_->engine, 5, 77);
   Values expected, gradients;
@@ -240,16 +241,16 @@ TEST_P(ServersTest, AStepInBfloat16IsThatOfTheHostEngineWithinItsError) {
   ASSERT_TRUE(trainer_.Apply(0, gradients).ok());
   for (size_t t = 0; t < tables_.size(); ++t) {
     for (size_t s = 0; s < tables_[t].shards().size(); ++s) {
-      const std::vector<float>& ours = tables_[t].shards()[s];
+      const std::vector<float>& updated = tables_[t].shards()[s];
       const std::vector<float>& host = trainer_.tables()[t].shards()[s];
-      for (size_t i = 0; i < ours.size(); ++i) {
-        EXPECT_NEAR(ours[i], host[i], 0.25f) << t << ", " << s << ", " << i;
+      for (size_t i = 0; i < updated.size(); ++i) {
+        EXPECT_NEAR(updated[i], host[i], 0.25f) << t << ", " << s << ", " << i;
       }
     }
   }
 }
 
-TEST_P(ServersTest, OtherSizesThanAskedForAreRefused) {
+TEST_P(ServersTest, ResponsesOfOtherSizesAreRejected) {
   const auto step = WorkerStep::Make(
       config_, trainer_.MakeBatch(RandomBatch(config_->engine, 3, 1)),
       SerialFor);
@@ -260,13 +261,13 @@ TEST_P(ServersTest, OtherSizesThanAskedForAreRefused) {
       std::string::npos);
   EXPECT_NE(step->LookUp(empty, kernels_, SerialFor, {})
                 .message()
-                .find("those of the rows that were asked for"),
+                .find("the size of the requested rows"),
             std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuts, ServersTest, testing::ValuesIn(kServers));
 
-TEST(ServersConfigTest, ShardsAreContiguousAndOnAServer) {
+TEST(ServersConfigTest, ShardsMustBeContiguousAndOnAServer) {
   ServersConfig config;
   config.engine = TestConfig(1);
   config.server_of_shard = {0, 0, 0, 0, 0};
@@ -282,7 +283,7 @@ TEST(ServersConfigTest, ShardsAreContiguousAndOnAServer) {
             std::string::npos);
 }
 
-TEST(ServersConfigTest, ValuesTravelAsFloat32OrBfloat16) {
+TEST(ServersConfigTest, WireTypesAreFloat32AndBfloat16) {
   ServersConfig config;
   config.engine = ContiguousConfig();
   config.server_of_shard = {0, 0, 0, 0, 0};
@@ -291,7 +292,7 @@ TEST(ServersConfigTest, ValuesTravelAsFloat32OrBfloat16) {
             std::string::npos);
 }
 
-TEST(PiecesTest, AHyperparameterThatIsNoGoodIsRefused) {
+TEST(PiecesTest, AnInvalidHyperparameterIsRejected) {
   std::vector<Piece> pieces(1);
   pieces[0].table = "ads";
   pieces[0].dim = 2;

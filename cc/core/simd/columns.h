@@ -1,5 +1,5 @@
-// Walks over the columns of a row. Only for files compiled once per instruction
-// set.
+// Loops over the columns of a row. Include this file only from files that are
+// compiled once per instruction set.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_COLUMNS_H_
 #define TF_LAYOUTMAP_CORE_SIMD_COLUMNS_H_
@@ -12,7 +12,7 @@ namespace layoutmap {
 namespace LM_ISA {
 
 // Calls visit(c, Vector) for each full register of columns and visit(c, float)
-// for each one of the rest; the second argument only says which.
+// for each remaining column. The second argument only selects the overload.
 template <typename Visit>
 static inline void ForColumns(int64_t dim, const Visit& visit) {
   int64_t c = 0;
@@ -20,8 +20,10 @@ static inline void ForColumns(int64_t dim, const Visit& visit) {
   for (; c < dim; ++c) visit(c, 0.0f);
 }
 
-// The sum of what visit gives. Column c goes into partial sum c % 16, and these
-// are added in pairs: the same order, and bits, for registers of any width.
+// Returns the sum of the values that `visit` returns for the columns. Column c
+// is added to partial sum c % 16, and the partial sums are added in pairs. The
+// order does not depend on the register width, so results are bitwise identical
+// for all instruction sets.
 template <typename Visit>
 static inline float SumColumns(int64_t dim, const Visit& visit) {
   constexpr int kParts = 16;

@@ -1,8 +1,10 @@
-// Values of 16 bits as floats, and floats rounded to them by chance. Only for
-// files compiled once per instruction set.
+// Conversion of 16-bit values to floats, and stochastic rounding of floats to
+// 16-bit values. Include this file only from files that are compiled once per
+// instruction set.
 //
-// All of it is integer arithmetic, or exact: TensorFlow's threads take
-// subnormal floats for 0, and the bits must not depend on that.
+// All operations use integer arithmetic or are exact. TensorFlow's threads
+// treat subnormal floats as 0, and the results must be bitwise identical with
+// and without that mode.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_HALF_H_
 #define TF_LAYOUTMAP_CORE_SIMD_HALF_H_
@@ -19,7 +21,8 @@ typedef uint16_t Halves
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 
-// One operation for a register and for one value, as in vector.h.
+// Each operation has an overload for a register and one for a single value, as
+// in vector.h.
 static inline void ReadHalf(const uint16_t* p, uint32_t* x) { *x = *p; }
 static inline void ReadHalf(const uint16_t* p, Words* x) {
   *x = __builtin_convertvector(*reinterpret_cast<const Halves*>(p), Words);
@@ -42,26 +45,28 @@ static inline float FromBits(uint32_t bits) {
   return x;
 }
 static inline Vector FromBits(Words bits) { return (Vector)bits; }
-// Of whole numbers below 2^31, and back, towards 0.
+// Conversions of integers in [0, 2^31) to float, and of floats to integers,
+// rounded towards 0.
 static inline float ToFloat(uint32_t x) {
   return static_cast<float>(static_cast<int32_t>(x));
 }
 static inline Vector ToFloat(Words x) {
   return __builtin_convertvector((Ints)x, Vector);
 }
-static inline uint32_t ToWhole(float x) {
+static inline uint32_t ToInteger(float x) {
   return static_cast<uint32_t>(static_cast<int32_t>(x));
 }
-static inline Words ToWhole(Vector x) {
+static inline Words ToInteger(Vector x) {
   return (Words) __builtin_convertvector(x, Ints);
 }
-// 1 where it holds, else 0.
+// Returns 1 where the condition is true, else 0.
 static inline uint32_t OneWhere(bool is) { return is; }
 static inline Words OneWhere(Ints is) { return (Words)is & 1u; }
 constexpr uint32_t kNoiseStep = 0x9e3779b9u;
 
-// What the places in a register add to the noise of its first column. Made
-// once: for each register, it would take as long as the noise.
+// The offset that each lane of a register adds to the noise of its first
+// column. The object is created once per call, because computing the offsets
+// for each register would take as long as the noise.
 struct NoisePlaces {
   NoisePlaces() {
     for (int i = 0; i < kLanes; ++i) of_register[i] = i * kNoiseStep;
@@ -72,9 +77,9 @@ struct NoisePlaces {
   Words of_register;
 };
 
-// The noise of the columns from c on: two rounds of multiplying and shifting,
-// the constants of MurmurHash3's finalizer, around the two halves of the row's
-// key.
+// Returns the noise of the columns from c on. It is two rounds of
+// multiplications and shifts with the constants of MurmurHash3's finalizer;
+// each round mixes in one half of the row's key.
 template <typename W>
 static inline W Noise(uint64_t key, uint32_t c, W places) {
   W x = places + (c * kNoiseStep + static_cast<uint32_t>(key));
@@ -94,7 +99,7 @@ struct Bfloat16 {
     return FromBits(half << 16);
   }
 
-  // A finite value stays finite: beyond the largest one it becomes that one.
+  // A finite value stays finite: it is limited to the largest finite value.
   template <typename F, typename W>
   static W Round(F value, W noise) {
     const W zero = {};
@@ -129,15 +134,17 @@ struct Float16 {
     const W bits = BitsOf(value);
     const W magnitude = bits & 0x7fffffffu;
     const W sign = (bits >> 16) & 0x8000u;
-    // From 2^-14 on 13 bits of the mantissa go.
+    // Values of at least 2^-14 are normal: 13 bits of the mantissa are rounded
+    // off.
     W half = ((magnitude + (noise >> 19)) >> 13) - (112u << 10);
     half = half > zero + 0x7bffu ? zero + 0x7bffu : half;
-    // Below, values lie 2^-24 apart; what is left is compared as 24 bits.
+    // Smaller values have a spacing of 2^-24. The fraction of that spacing is
+    // compared with the noise as 24-bit integers.
     const auto is_small = magnitude < zero + 0x38800000u;
     const F scaled = FromBits(is_small ? magnitude : zero) * 0x1p24f;
-    const W whole = ToWhole(scaled);
-    const W rest = ToWhole((scaled - ToFloat(whole)) * 0x1p24f);
-    half = is_small ? whole + OneWhere((noise >> 8) < rest) : half;
+    const W integer = ToInteger(scaled);
+    const W fraction = ToInteger((scaled - ToFloat(integer)) * 0x1p24f);
+    half = is_small ? integer + OneWhere((noise >> 8) < fraction) : half;
     const W special =
         magnitude > zero + kInfinity ? zero + 0x7e00u : zero + 0x7c00u;
     return sign | (magnitude < zero + kInfinity ? half : special);

@@ -1,4 +1,5 @@
-// The loops over keys of open vocabularies, compiled once per instruction set.
+// Kernels over the keys of open vocabularies, compiled once per instruction
+// set.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_KEY_KERNELS_H_
 #define TF_LAYOUTMAP_CORE_SIMD_KEY_KERNELS_H_
@@ -9,21 +10,20 @@
 
 namespace layoutmap {
 
-// A key of a batch, where its vocabulary is looked into.
+// A key of a batch and the bucket in which its search starts.
 struct KeyPlace {
   int64_t key;
-  uint32_t position;  // in the batch
-  uint32_t bucket;    // where the search for it begins
+  uint32_t position;  // position in the batch
+  uint32_t bucket;    // first bucket of the search
 };
 
-// Buckets of 8 lanes that follow each other in memory; a search for a key looks
-// into `num_probes` of them from one on, and goes on with the first after the
-// last.
+// Contiguous buckets of 8 lanes each. The search for a key visits `num_probes`
+// consecutive buckets and continues with the first bucket after the last one.
 struct BucketRange {
   int64_t* keys;
   int32_t* last_step;
   int32_t* count;
-  int64_t first;  // the number of the first bucket
+  int64_t first;  // index of the first bucket
   int64_t size;
   int64_t num_probes;
 };
@@ -31,33 +31,34 @@ struct BucketRange {
 struct DrawArgs {
   double a;  // values are in [a, b)
   double b;
-  uint64_t state;  // of splitmix64, before the first value
+  uint64_t state;  // state of splitmix64 before the first value
   int64_t size;
   float* values;
 };
 
-// The same answers from each instruction set. Rows are bucket * 8 + lane, and
-// -1 stands for none.
+// The kernels for one instruction set. All instruction sets return equal
+// results. A row is bucket * 8 + lane; -1 means that there is no row.
 struct KeyKernels {
-  // Where searches for keys begin, among `num_buckets`. True if a key is the
-  // mark of an empty lane.
+  // Computes the bucket, among `num_buckets`, in which the search for each key
+  // starts. Returns true if one of the keys is the value that marks empty
+  // lanes.
   bool (*buckets)(const int64_t* keys, int64_t size, int64_t num_buckets,
                   uint32_t* buckets);
-  // The rows of keys. Returns how many buckets were looked into. `num_after`
-  // more places follow, whose lines are asked for ahead.
+  // Finds the rows of keys. Returns the number of visited buckets. `places`
+  // holds `num_after` more elements, whose cache lines are prefetched.
   int64_t (*find)(const BucketRange& range, const KeyPlace* places,
                   int64_t size, int64_t num_after, int64_t* rows);
-  // The first lane without a key in the buckets of a search.
+  // Returns the first empty lane in the buckets of a search.
   int64_t (*find_free)(const BucketRange& range, int64_t bucket);
-  // The lane whose last step is the lowest, if that is below `step`; of equal
-  // ones the lowest row.
+  // Returns the lane with the lowest last step, if that step is below `step`.
+  // Among equal steps, returns the lowest row.
   int64_t (*find_least_recent)(const BucketRange& range, int64_t bucket,
                                int32_t step);
-  // Uniform first values.
+  // Draws uniformly distributed initial values.
   void (*draw)(const DrawArgs& args);
 };
 
-// `level` must be one that this CPU has.
+// Returns the kernels for `level`, which this CPU must support.
 const KeyKernels& KeyKernelsFor(CpuLevel level);
 
 }  // namespace layoutmap

@@ -23,7 +23,8 @@ std::vector<const KeyKernels*> AllKernels() {
   return kernels;
 }
 
-// Five buckets from number 10 on, most lanes taken, with few different steps.
+// Five buckets starting at index 10. Most lanes are in use, and there are few
+// distinct steps.
 class KeyKernelsTest : public testing::Test {
  protected:
   static constexpr int64_t kFirst = 10, kSize = 5, kProbes = 4;
@@ -41,7 +42,7 @@ class KeyKernelsTest : public testing::Test {
             kProbes};
   }
 
-  // The rows of a search from `bucket` on, in its order.
+  // Returns the rows that a search starting in `bucket` visits, in order.
   static std::vector<int64_t> RowsFrom(int64_t bucket) {
     std::vector<int64_t> rows;
     for (int64_t p = 0; p < kProbes; ++p) {
@@ -56,13 +57,13 @@ class KeyKernelsTest : public testing::Test {
   std::vector<int32_t> last_step_, count_;
 };
 
-TEST_F(KeyKernelsTest, EachLevelHasKernelsOfItsOwn) {
+TEST_F(KeyKernelsTest, EachLevelHasSeparateKernels) {
   const std::vector<const KeyKernels*> all = AllKernels();
   EXPECT_EQ(std::set<const KeyKernels*>(all.begin(), all.end()).size(),
             all.size());
 }
 
-TEST_F(KeyKernelsTest, KeysAreFoundWhereASearchComesToThem) {
+TEST_F(KeyKernelsTest, FindReturnsKeysOnlyInTheBucketsOfTheirSearch) {
   std::vector<KeyPlace> places;
   std::vector<int64_t> expected;
   int64_t expected_probes = 0;
@@ -95,7 +96,7 @@ TEST_F(KeyKernelsTest, KeysAreFoundWhereASearchComesToThem) {
   }
 }
 
-TEST_F(KeyKernelsTest, FreeLanesAreFoundInOrderAndNoneIsNone) {
+TEST_F(KeyKernelsTest, FindFreeReturnsTheFirstEmptyLaneOrNone) {
   for (int64_t bucket = kFirst; bucket < kFirst + kSize; ++bucket) {
     int64_t expected = -1;
     for (int64_t row : RowsFrom(bucket)) {
@@ -111,7 +112,7 @@ TEST_F(KeyKernelsTest, FreeLanesAreFoundInOrderAndNoneIsNone) {
   }
 }
 
-TEST_F(KeyKernelsTest, TheLeastRecentIsTheFirstRowOfTheLowestStep) {
+TEST_F(KeyKernelsTest, FindLeastRecentReturnsTheFirstRowOfTheLowestStep) {
   for (int32_t step = 2; step < 8; ++step) {
     for (int64_t bucket = kFirst; bucket < kFirst + kSize; ++bucket) {
       int64_t expected = -1;
@@ -129,7 +130,7 @@ TEST_F(KeyKernelsTest, TheLeastRecentIsTheFirstRowOfTheLowestStep) {
   }
 }
 
-TEST_F(KeyKernelsTest, BucketsAndDrawsAreThoseOfTheFirstLevel) {
+TEST_F(KeyKernelsTest, BucketsAndDrawsAreEqualForAllLevels) {
   const KeyKernels& first = *AllKernels()[0];
   std::vector<int64_t> keys(37);
   for (int64_t& key : keys) key = static_cast<int64_t>(random_()) << 31;

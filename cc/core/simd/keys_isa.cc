@@ -1,5 +1,5 @@
-// The body of the key kernels; built once per instruction set, like
-// rows_isa.cc, and without standard library headers for the same reason.
+// Implementation of the key kernels, compiled once per instruction set. Like
+// rows_isa.cc, this file includes no standard library headers.
 
 #include "cc/core/simd/key_kernels.h"
 
@@ -12,29 +12,29 @@ namespace LM_ISA {
 namespace {
 
 constexpr int64_t kLanes = 8;
-// `BucketLayout::kMaxProbes`.
+// Equals `BucketLayout::kMaxProbes`.
 constexpr int64_t kMaxProbes = 4;
 constexpr int64_t kEmpty = INT64_MIN;
-// So many keys' lines are asked for before the first is looked at.
+// Number of keys whose cache lines are prefetched ahead of the search.
 constexpr int64_t kAhead = 32;
 
-// `MixBits` of cc/core/keys/bucket_layout.h.
+// Equals `MixBits` of cc/core/keys/bucket_layout.h.
 inline uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-// One bit for each lane that has the key.
+// Returns a mask of the lanes that hold the key.
 inline unsigned LanesWith(const int64_t* keys, int64_t key) {
 #if defined(__AVX512F__)
   return _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(keys),
                                  _mm512_set1_epi64(key));
 #elif defined(__AVX2__)
-  const __m256i wanted = _mm256_set1_epi64x(key);
+  const __m256i target = _mm256_set1_epi64x(key);
   const auto half = [&](const int64_t* four) {
     const __m256i found = _mm256_cmpeq_epi64(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(four)), wanted);
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(four)), target);
     return static_cast<unsigned>(
         _mm256_movemask_pd(_mm256_castsi256_pd(found)));
   };
@@ -60,13 +60,15 @@ bool BucketsOf(const int64_t* keys, int64_t size, int64_t num_buckets,
   return has_empty;
 }
 
-// The bucket after one, both counted from the first of the range.
+// Returns the bucket that follows `bucket`. Both are relative to the first
+// bucket of the range.
 inline int64_t Next(const BucketRange& range, int64_t bucket) {
   return bucket + 1 < range.size ? bucket + 1 : 0;
 }
 
-// Whether the buckets of a search are the usual number and do not wrap around.
-inline bool IsInOnePiece(const BucketRange& range, int64_t bucket) {
+// Returns whether a search visits `kMaxProbes` buckets and does not wrap
+// around.
+inline bool IsContiguous(const BucketRange& range, int64_t bucket) {
   return range.num_probes == kMaxProbes && bucket + kMaxProbes <= range.size;
 }
 
@@ -74,7 +76,8 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
              int64_t num_after, int64_t* rows) {
   int64_t num_probes = 0;
   const auto prefetch = [&](int64_t i) {
-    // Into the second-level cache: the first waits for a free line for each.
+    // Prefetches into the second-level cache; the first-level cache would stall
+    // on each request.
     __builtin_prefetch(range.keys + (places[i].bucket - range.first) * kLanes,
                        /*write=*/0, /*locality=*/2);
   };
@@ -100,8 +103,9 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
 
 int64_t FindFree(const BucketRange& range, int64_t first) {
   int64_t bucket = first - range.first;
-  if (IsInOnePiece(range, bucket)) {
-    // All are compared: which bucket has a free lane is hard to foretell.
+  if (IsContiguous(range, bucket)) {
+    // All buckets are compared, because a branch on the bucket with an empty
+    // lane would be hard to predict.
     const int64_t* keys = range.keys + bucket * kLanes;
     unsigned found = 0;
     for (int64_t p = 0; p < kMaxProbes; ++p) {
@@ -119,8 +123,8 @@ int64_t FindFree(const BucketRange& range, int64_t first) {
   return -1;
 }
 
-// The lowest of the steps of four buckets; one bit in `lanes` for each that has
-// it.
+// Returns the lowest step of four buckets, and sets one bit in `lanes` for each
+// lane that has this step.
 inline int32_t LowestStep(const int32_t* steps, unsigned* lanes) {
   int32_t lowest = steps[0];
   for (int64_t i = 1; i < kMaxProbes * kLanes; ++i) {
@@ -145,7 +149,7 @@ inline int32_t LowestStep(const int32_t* steps, unsigned* lanes) {
 
 int64_t FindLeastRecent(const BucketRange& range, int64_t first, int32_t step) {
   int64_t bucket = first - range.first;
-  if (IsInOnePiece(range, bucket)) {
+  if (IsContiguous(range, bucket)) {
     unsigned lanes;
     const int32_t lowest =
         LowestStep(range.last_step + bucket * kLanes, &lanes);
@@ -174,8 +178,8 @@ int64_t FindLeastRecent(const BucketRange& range, int64_t first, int32_t step) {
   return found;
 }
 
-// As `FillFirstValues` (cc/core/keys/first_values.h) says: what splitmix64
-// draws one after the other, here several at once.
+// Draws the values that `FillFirstValues` (cc/core/keys/first_values.h)
+// specifies. Computes several splitmix64 values at once.
 void Draw(const DrawArgs& args) {
   constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
   const double a = args.a, width = args.b - args.a;
@@ -184,7 +188,8 @@ void Draw(const DrawArgs& args) {
   float* values = args.values;
   for (int64_t c = 0; c < size; ++c) {
     const uint64_t bits = Mix(state + static_cast<uint64_t>(c + 1) * kGolden);
-    // 24 bits: an int32, which each instruction set makes a double of.
+    // The random number has 24 bits and fits in an int32, which every
+    // instruction set can convert to double.
     const auto drawn = static_cast<double>(static_cast<int32_t>(bits >> 40));
     values[c] = static_cast<float>(a + width * (drawn / (1 << 24)));
   }

@@ -1,4 +1,4 @@
-// The loops over floats, compiled once per instruction set.
+// Kernels over rows of floats, compiled once per instruction set.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_
 #define TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_
@@ -24,15 +24,16 @@ enum class Optimizer {
 
 constexpr int kMaxSlots = 3;
 
-// What goes around any update rule, in this order: the gradient is clipped,
-// the rule runs, the row decays, the row is clipped.
+// Operations around an update rule, in this order: the gradient is clipped, the
+// rule is applied, the row decays, the row is clipped.
 struct Modifiers {
   float clip_gradient_min;
   float clip_gradient_max;
-  float weight_decay;  // ready to multiply with: times the rate if so asked
+  float weight_decay;  // multiplied by the learning rate if so configured
   float clip_weight_min;
   float clip_weight_max;
-  // False: one step per contribution, in order, instead of one for their sum.
+  // If false, one step is applied per contribution, in order, instead of one
+  // step for the sum of the contributions.
   bool accumulate;
 };
 
@@ -47,55 +48,60 @@ struct Quantization {
   float quantum;
 };
 
-// Pointers are resolved a little ahead of where a loop reads, so that it can
-// prefetch: `row_of` has `ahead` more entries than the loop walks over. How far
-// pays differs by rows (cc/core/simd/row_tuning.h); where rows are expanded,
-// it is this far.
+// The caller resolves row pointers ahead of the loop, so that the loop can
+// prefetch: `row_of` has `ahead` more elements than the loop processes. The
+// best distance depends on the rows (cc/core/simd/row_tuning.h); loops that
+// expand rows use this constant.
 constexpr int64_t kAhead = 16;
 
-// out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row, in that
-// order, of quantized rows if so asked. `row_of` and `gains` are indexed by
-// i - first.
+// Arguments of a lookup:
+//
+//   out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row
+//
+// in that order. Rows are quantized first if `quantization` is not null.
+// `row_of` and `gains` are indexed by i - first.
 struct LookupArgs {
   RowType row_type = RowType::kFloat32;
   const void* const* row_of;
-  const float* gains;  // null: 1 each
+  const float* gains;  // null: all gains are 1
   const int64_t* splits;
   int64_t first;
   int64_t begin;  // outputs [begin, end)
   int64_t end;
   int64_t dim;
-  int64_t ahead;                               // entries of `row_of` at its end
-  float* out;                                  // row 0
-  const Quantization* quantization = nullptr;  // null: rows as they are
+  int64_t ahead;  // additional elements of `row_of`
+  float* out;     // row 0 of the output
+  const Quantization* quantization = nullptr;  // null: rows are not quantized
 };
 
-// For the unique rows u in [begin, end): the gradient
+// Arguments of an update. For each unique row u in [begin, end), computes the
+// gradient
 //
 //   g = sum over k in [splits[u], splits[u + 1]) of gain[k] * *gradient[k]
 //
-// in that order, where *gradient[k] is gradient_rows[gradient_of[k]]; then one
-// step of the update rule on the row and its slot rows, in place.
+// in that order, where *gradient[k] is gradient_rows[gradient_of[k]]. Then
+// applies one step of the update rule to the row and its slot rows, in place.
 struct ApplyArgs {
   Optimizer optimizer;
   const float* hyperparameters;
-  const Modifiers* modifiers;        // null: none, and accumulate
-  float* const* row_of;              // by u - begin
-  float* const* slot_of[kMaxSlots];  // by u - begin
+  const Modifiers* modifiers;        // null: no modifiers, accumulate
+  float* const* row_of;              // indexed by u - begin
+  float* const* slot_of[kMaxSlots];  // indexed by u - begin
   const int64_t* splits;
   const uint32_t* gradient_of;
-  const float* gains;  // null: 1 each
+  const float* gains;  // null: all gains are 1
   const float* const* gradient_rows;
-  int64_t num_positions;  // of `gradient_of`, of all rows
+  int64_t num_positions;  // size of `gradient_of`, which covers all rows
   int64_t begin;
   int64_t end;
   int64_t dim;
-  int64_t ahead;            // entries of `row_of` and `slot_of` at their end
-  int64_t gradients_ahead;  // as many positions ahead are prefetched
-  float* scratch;  // [dim], for the rules that need a whole row at once
+  int64_t ahead;            // additional elements of `row_of` and `slot_of`
+  int64_t gradients_ahead;  // prefetch distance, in positions
+  float* scratch;           // [dim], for rules that need the full gradient row
 };
 
-// Rows of 16 bits as floats, `rows` [num_rows, dim].
+// Arguments of a conversion of 16-bit rows to floats. `rows` is [num_rows,
+// dim].
 struct ExpandArgs {
   RowType row_type;
   const uint16_t* const* row_of;
@@ -104,8 +110,9 @@ struct ExpandArgs {
   float* rows;
 };
 
-// And back: each value becomes one of its two neighbours, as the noise of its
-// row and column has it; beyond the largest finite value, that one.
+// Arguments of a conversion of floats to 16-bit rows. Each value is rounded to
+// one of its two neighbors, selected by the noise of its row and column. Values
+// beyond the largest finite value are limited to it.
 struct RoundArgs {
   RowType row_type;
   const float* rows;
@@ -122,13 +129,13 @@ struct RowKernels {
   void (*round)(const RoundArgs& args);
 };
 
-// The best level this CPU has, or the lower one that the environment variable
-// TF_LAYOUTMAP_CPU_LEVEL (baseline, avx2, avx512) asks for.
+// Returns the highest level that this CPU supports, limited by the environment
+// variable TF_LAYOUTMAP_CPU_LEVEL (baseline, avx2, avx512).
 CpuLevel CurrentCpuLevel();
 bool CpuHas(CpuLevel level);
 const char* CpuLevelName(CpuLevel level);
 
-// `level` must be one that this CPU has.
+// Returns the kernels for `level`, which this CPU must support.
 const RowKernels& RowKernelsFor(CpuLevel level);
 
 }  // namespace layoutmap

@@ -12,7 +12,7 @@ namespace {
 constexpr CpuLevel kLevels[] = {CpuLevel::kBaseline, CpuLevel::kAvx2,
                                 CpuLevel::kAvx512};
 
-TEST(RowKernelsTest, EachLevelHasKernelsOfItsOwn) {
+TEST(RowKernelsTest, EachLevelHasSeparateKernels) {
   std::set<const RowKernels*> kernels;
   size_t num_levels = 0;
   for (CpuLevel level : kLevels) {
@@ -25,19 +25,19 @@ TEST(RowKernelsTest, EachLevelHasKernelsOfItsOwn) {
   EXPECT_EQ(kernels.size(), num_levels);
 }
 
-TEST(RowKernelsTest, TheLevelInUseIsOneThatThisCpuHas) {
+TEST(RowKernelsTest, CurrentLevelIsSupportedByThisCpu) {
   EXPECT_TRUE(CpuHas(CpuLevel::kBaseline));
   EXPECT_TRUE(CpuHas(CurrentCpuLevel()));
   EXPECT_EQ(CurrentCpuLevel(), CurrentCpuLevel());
 }
 
-TEST(RowKernelsTest, AHigherLevelHasTheLowerOnes) {
+TEST(RowKernelsTest, SupportOfALevelImpliesSupportOfLowerLevels) {
   if (CpuHas(CpuLevel::kAvx512)) {
     EXPECT_TRUE(CpuHas(CpuLevel::kAvx2));
   }
 }
 
-TEST(RowKernelsTest, LevelsHaveTheNamesThatTheEnvironmentUses) {
+TEST(RowKernelsTest, LevelNamesMatchTheEnvironmentVariable) {
   EXPECT_EQ(std::string(CpuLevelName(CpuLevel::kBaseline)), "baseline");
   EXPECT_EQ(std::string(CpuLevelName(CpuLevel::kAvx2)), "avx2");
   EXPECT_EQ(std::string(CpuLevelName(CpuLevel::kAvx512)), "avx512");

@@ -1,4 +1,4 @@
-// How far ahead rows are prefetched, and how many are worked on at a time.
+// Prefetch distances and tile sizes of the row kernels.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_ROW_TUNING_H_
 #define TF_LAYOUTMAP_CORE_SIMD_ROW_TUNING_H_
@@ -10,15 +10,18 @@
 namespace layoutmap {
 
 struct RowTuning {
-  // Rows that are asked for before they are read; of an update, gradients, too.
+  // Number of rows, and for updates number of gradients, that are prefetched
+  // before they are read.
   int64_t ahead = 0;
   int64_t gradients_ahead = 0;
-  // Ids, or rows of an update, whose pointers are resolved at a time.
+  // Number of ids of a lookup, or of rows of an update, whose pointers are
+  // resolved at a time.
   int64_t tile = 0;
 };
 
-// Chosen by measurement: docs/benchmarks.md has the figures. 2,048 pointers
-// are 16 KiB of the first-level cache.
+// Return the settings that were fastest in the measurements in
+// docs/benchmarks.md. A tile of 2,048 pointers takes 16 KiB of the first-level
+// cache.
 RowTuning LookupTuning(RowType row_type);
 RowTuning UpdateTuning(RowType row_type, int64_t dim);
 

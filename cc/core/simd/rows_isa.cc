@@ -1,9 +1,10 @@
-// The body of the row kernels; built once per instruction set (BUILD sets
-// LM_ISA and the flags). No standard library header here: a template of theirs
-// compiled with AVX could be the copy that the linker keeps for everybody.
+// Implementation of the row kernels, compiled once per instruction set (BUILD
+// sets LM_ISA and the compiler flags). This file must not include standard
+// library headers: the linker keeps one copy of each inline function, and could
+// select a copy that was compiled with AVX for all callers.
 //
-// Sums are kept in registers over all ids of an output: written the plain way,
-// GCC stores them back on every id and runs four times slower.
+// Sums stay in registers over all ids of an output. For a plain loop, GCC
+// stores the sums after every id, which is four times slower.
 
 #include "cc/core/optimizers/adagrad.h"
 #include "cc/core/optimizers/adagrad_momentum.h"
@@ -23,7 +24,7 @@ namespace {
 
 constexpr int64_t kFloatsPerLine = 16;
 
-// Into the second-level cache; cc/core/base/row_queue.h says why.
+// The second-level cache; cc/core/base/row_queue.h gives the reason.
 constexpr int kSecondLevel = 2;
 
 template <int kForWrite>
@@ -39,7 +40,7 @@ inline void PrefetchColumns(const uint16_t* row, int64_t columns) {
   }
 }
 
-// What a row is read as.
+// Row formats that a kernel reads.
 struct Float32 {
   typedef float Stored;
   static void Read(const float* p, float* x) { *x = *p; }
@@ -61,8 +62,8 @@ struct Halved {
   }
 };
 
-// What a looked-up value goes through before it is summed.
-struct AsIs {
+// Conversions of a value before it is added to the sum.
+struct Unchanged {
   template <typename V>
   V operator()(V x) const {
     return x;
@@ -72,7 +73,8 @@ struct AsIs {
 struct Quantize {
   template <typename V>
   V operator()(V x) const {
-    // A NaN is kept from the conversion to a whole number, and put back.
+    // NaN is replaced during the conversion to an integer and restored
+    // afterwards.
     const V number = x == x ? x : V{};
     const V clipped = Clip(number, Fill<V>(q.lower), Fill<V>(q.upper));
     const V bucket = Floor((clipped - q.lower) / q.quantum + 0.5f);
@@ -82,7 +84,7 @@ struct Quantize {
   Quantization q;
 };
 
-// Adds up columns [c, c + width of sum) of the rows i in [0, num_rows).
+// Adds up columns [c, c + width of `sum`) of the rows i in [0, num_rows).
 template <typename Type, int kRegisters, typename Change>
 inline void SumRows(const Change& change, const void* const* row_of,
                     const float* gains, int64_t num_rows, int64_t ahead,
@@ -123,7 +125,7 @@ inline int64_t LookupColumns(const Change& change, const void* const* row_of,
 }
 
 #if defined(__AVX512F__)
-// The same of half a register, if there are so many columns.
+// Processes half a register of columns if that many columns remain.
 template <typename Change>
 inline int64_t LookupHalf(const Change& change, const void* const* row_of,
                           const float* gains, int64_t num_rows, int64_t c,
@@ -177,7 +179,7 @@ void LookupAll(const Change& change, const LookupArgs& a) {
 
 template <typename Type>
 void LookupType(const LookupArgs& a) {
-  if (a.quantization == nullptr) return LookupAll<Type>(AsIs(), a);
+  if (a.quantization == nullptr) return LookupAll<Type>(Unchanged(), a);
   LookupAll<Type>(Quantize{*a.quantization}, a);
 }
 
@@ -228,7 +230,8 @@ void Round(const RoundArgs& a) {
   RoundType<Float16>(a);
 }
 
-// One unique row: its positions and where its row and slot rows are.
+// One unique row: its range of positions, and pointers to the row and its slot
+// rows.
 struct RowStep {
   const ApplyArgs& a;
   int64_t k_begin;
@@ -240,7 +243,8 @@ struct RowStep {
     return a.gradient_rows[a.gradient_of[k]];
   }
   float gain(int64_t k) const { return a.gains == nullptr ? 1.0f : a.gains[k]; }
-  // A gradient that comes later; the last one again where there is none.
+  // Returns the gradient that is `gradients_ahead` positions later, or the last
+  // gradient.
   const float* gradient_ahead(int64_t k) const {
     const int64_t later = k + a.gradients_ahead;
     return gradient(later < a.num_positions ? later : a.num_positions - 1);
@@ -257,7 +261,7 @@ inline void Update(const Rule& rule, const RowStep& s, int64_t c, V gradient) {
   for (int j = 0; j < Rule::kNumSlots; ++j) Write(s.slots[j] + c, slots[j]);
 }
 
-// A rule with what goes around it.
+// An update rule with its modifiers.
 template <typename Rule>
 struct Modified {
   static constexpr int kNumSlots = Rule::kNumSlots;
@@ -274,8 +278,8 @@ struct Modified {
   Modifiers m;
 };
 
-// Columns [c, c + kRegisters registers) of the row's gradient, summed over the
-// positions from k on: all of them, or one.
+// Sums columns [c, c + kRegisters registers) of the row's gradients at
+// positions [k, k_end).
 template <int kRegisters>
 inline void FoldGradients(const RowStep& s, int64_t k, int64_t k_end, int64_t c,
                           Vector* sum) {
@@ -305,7 +309,7 @@ inline int64_t ApplyColumns(const Rule& rule, const RowStep& s, int64_t k,
 }
 
 #if defined(__AVX512F__)
-// The same of half a register, if there are so many columns.
+// Processes half a register of columns if that many columns remain.
 template <typename Rule>
 inline int64_t ApplyHalf(const Rule& rule, const RowStep& s, int64_t k,
                          int64_t k_end, int64_t c) {
@@ -362,10 +366,11 @@ void ApplyRule(const Rule& rule, bool accumulate, const ApplyArgs& a) {
   }
 }
 
-// A rule that needs the gradient of the whole row before it moves any of it.
+// Applies a rule that needs the gradient of the full row before it updates any
+// column.
 template <typename Rule>
-inline void ApplyWholeRow(const Rule& rule, const RowStep& s, int64_t k,
-                          int64_t k_end) {
+inline void ApplyFullRow(const Rule& rule, const RowStep& s, int64_t k,
+                         int64_t k_end) {
   float* const g = s.a.scratch;
   const Modifiers* const m = s.a.modifiers;
   ForColumns(s.a.dim, [&](int64_t c, auto x) {
@@ -391,7 +396,7 @@ inline void ApplyWholeRow(const Rule& rule, const RowStep& s, int64_t k,
 }
 
 template <typename Rule>
-void RunWholeRows(const ApplyArgs& a) {
+void RunFullRows(const ApplyArgs& a) {
   const Rule rule(a.hyperparameters);
   const bool accumulate = a.modifiers == nullptr || a.modifiers->accumulate;
   for (int64_t u = a.begin; u < a.end; ++u) {
@@ -404,10 +409,10 @@ void RunWholeRows(const ApplyArgs& a) {
                          Rule::kIsPerRow[j] ? 1 : a.dim);
     }
     if (accumulate) {
-      ApplyWholeRow(rule, s, s.k_begin, s.k_end);
+      ApplyFullRow(rule, s, s.k_begin, s.k_end);
     } else {
       for (int64_t k = s.k_begin; k < s.k_end; ++k) {
-        ApplyWholeRow(rule, s, k, k + 1);
+        ApplyFullRow(rule, s, k, k + 1);
       }
     }
   }
@@ -438,9 +443,9 @@ void Apply(const ApplyArgs& a) {
     case Optimizer::kFtrl:
       return Run<Ftrl>(a);
     case Optimizer::kRowwiseAdagrad:
-      return RunWholeRows<RowwiseAdagrad>(a);
+      return RunFullRows<RowwiseAdagrad>(a);
     case Optimizer::kLamb:
-      return RunWholeRows<Lamb>(a);
+      return RunFullRows<Lamb>(a);
   }
 }
 

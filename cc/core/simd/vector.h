@@ -1,6 +1,7 @@
-// A register's worth of floats. Only for files compiled once per instruction
-// set: everything is in the namespace LM_ISA, or the linker would merge one
-// set's copy of an inline function with another's.
+// A SIMD register of floats. Include this file only from files that are
+// compiled once per instruction set. All functions are in the namespace LM_ISA;
+// otherwise the linker would merge the copies of an inline function for
+// different instruction sets.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_VECTOR_H_
 #define TF_LAYOUTMAP_CORE_SIMD_VECTOR_H_
@@ -24,7 +25,7 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
-// aligned(4): rows start anywhere.
+// aligned(4), because rows may start at any float.
 typedef float Vector
     __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
@@ -38,7 +39,8 @@ static inline void Store(float* p, Vector v) {
 static inline float Sqrt(float x) { return __builtin_sqrtf(x); }
 static inline Vector Sqrt(Vector x) {
 #if defined(__AVX512F__)
-  // The masked form: GCC 12 warns of the plain one's undefined operand.
+  // The masked form avoids a GCC 12 warning about an undefined operand in the
+  // plain form.
   return _mm512_maskz_sqrt_ps(0xffff, x);
 #elif defined(__AVX__)
   return _mm256_sqrt_ps(x);
@@ -58,7 +60,8 @@ static inline Vector Pow(Vector x, float y) {
   return power;
 }
 
-// The order of operands lets NaN through: it must not become a limit.
+// The operand order preserves NaN; the reverse order would replace NaN by a
+// limit.
 template <typename V>
 static inline V Clip(V x, V low, V high) {
   x = x < low ? low : x;
@@ -68,7 +71,7 @@ template <typename V>
 static inline V Abs(V x) {
   return x < V{} ? -x : x;
 }
-// Of values in [0, 2^31).
+// Rounds values in [0, 2^31) down.
 static inline float Floor(float x) {
   return static_cast<float>(static_cast<int>(x));
 }
@@ -76,15 +79,15 @@ static inline Vector Floor(Vector x) {
   typedef int Ints __attribute__((vector_size(kLanes * 4)));
   return __builtin_convertvector(__builtin_convertvector(x, Ints), Vector);
 }
-// A value in every lane.
+// Returns a vector with the value in every lane.
 template <typename V>
 static inline V Fill(float x) {
   return V{} + x;
 }
 
 #if defined(__AVX512F__)
-// Half a register, for columns that fill no whole one. With smaller registers
-// it is one.
+// Half a register of AVX-512, for remaining columns that do not fill a
+// register. Other instruction sets do not need half registers.
 typedef float HalfVector
     __attribute__((vector_size(32), aligned(4), may_alias));
 constexpr int kHalfLanes = 8;
@@ -107,8 +110,9 @@ static inline void Write(float* p, HalfVector x) {
 }
 #endif
 
-// The same operation on one lane, for the columns that fill no register: it
-// rounds like a lane of `Vector`, so the bits do not depend on the width.
+// Overloads for a single float, for the columns that do not fill a register.
+// They round like a lane of `Vector`, so that results are bitwise identical for
+// all register widths.
 static inline void Read(const float* p, float* x) { *x = *p; }
 static inline void Read(const float* p, Vector* x) { *x = Load(p); }
 static inline void Write(float* p, float x) { *p = x; }

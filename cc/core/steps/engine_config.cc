@@ -12,7 +12,8 @@ namespace {
 
 using std::to_string;
 
-// Far above any machine, and what is kept per replica still fits in memory.
+// Far above the size of any machine, and low enough that the state per replica
+// fits in memory.
 constexpr int32_t kMaxNumReplicas = 1 << 16;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What an engine is made of: its tables and the features that look into them.
+// Configuration of an engine: its tables, and the features that look up rows in
+// them.
 
 #ifndef TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_
 #define TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_
@@ -19,8 +20,9 @@ namespace layoutmap {
 struct TableSpec {
   std::string name;
   RowPartition partition;
-  // Of a part of a table: where it begins. What 16-bit rows are rounded by
-  // depends on their place in the whole table.
+  // Index of the first row of `partition` in the full table, if the engine only
+  // has a part of the table. The rounding of 16-bit rows depends on the index
+  // in the full table.
   int64_t first_row = 0;
   int64_t dim = 0;
   Optimizer optimizer = Optimizer::kNone;
@@ -36,9 +38,10 @@ struct TableSpec {
 struct EngineConfig {
   int32_t num_replicas = 1;
   int64_t max_pending_steps = 4;
-  // Each update is held back until the next step has been looked up.
+  // Whether each update is deferred until the lookup of the next step is
+  // complete.
   bool is_pipelined = false;
-  uint64_t rounding_seed = 0;  // of tables with 16-bit rows
+  uint64_t rounding_seed = 0;  // for tables with 16-bit rows
   std::vector<TableSpec> tables;
   std::vector<FeatureSpec> features;
   std::vector<int32_t> table_of_feature;
@@ -48,7 +51,7 @@ struct EngineConfig {
   }
 };
 
-// Refuses one that no engine can be made of, by the name of what is wrong.
+// Returns an error that names the invalid field, if there is one.
 Status CheckConfig(const EngineConfig& config);
 
 }  // namespace layoutmap

@@ -20,7 +20,7 @@
 namespace layoutmap {
 namespace {
 
-// The table's batches in the order in which gradients are summed.
+// Visits the batches of a table in the order in which gradients are summed.
 template <typename Visit>
 void ForSegments(const EngineConfig& config, int32_t table, size_t num_replicas,
                  const Visit& visit) {
@@ -32,7 +32,8 @@ void ForSegments(const EngineConfig& config, int32_t table, size_t num_replicas,
   }
 }
 
-// Whether each output row has one id, so that their numbers are the same.
+// Returns whether each output row has one id, so that ids and output rows have
+// equal indices.
 bool HasOneEach(const RaggedIds& ids) {
   const Span<const int64_t> splits = ids.splits();
   if (ids.rows().size() != ids.num_outputs()) return false;
@@ -41,7 +42,8 @@ bool HasOneEach(const RaggedIds& ids) {
   return one_each;
 }
 
-// For each position the output row it belongs to; empty if each has its own.
+// Returns the output row of each position; empty if each position has a
+// separate output row.
 std::vector<uint32_t> OutputRows(const std::vector<const RaggedIds*>& segments,
                                  size_t num_positions) {
   std::vector<uint32_t> output_of;
@@ -60,7 +62,7 @@ std::vector<uint32_t> OutputRows(const std::vector<const RaggedIds*>& segments,
   return output_of;
 }
 
-// For each position its gain; empty if all of them are 1.
+// Returns the gain of each position; empty if all gains are 1.
 std::vector<float> Gains(const std::vector<const RaggedIds*>& segments,
                          size_t num_positions) {
   bool all_one = true;
@@ -88,7 +90,8 @@ std::vector<T> Permute(const std::vector<T>& values,
   return permuted;
 }
 
-// What a vocabulary has found of just these batches, or null.
+// Returns the unique rows that a vocabulary has found for exactly these
+// batches, or null.
 const RowGroups* GroupsOf(const std::vector<const RaggedIds*>& segments) {
   if (segments.empty()) return nullptr;
   const RowGroups* groups = segments[0]->groups().get();
@@ -101,13 +104,13 @@ const RowGroups* GroupsOf(const std::vector<const RaggedIds*>& segments) {
   return groups;
 }
 
-// What `PrepareTable` makes of unique rows, from groups of them.
+// Computes the result of `PrepareTable` from groups of unique rows.
 TableStep StepOfGroups(const RowGroups& groups,
                        const std::vector<uint32_t>& output_of,
                        const std::vector<float>& gains,
                        const ParallelFor& parallel_for) {
   const int64_t num_parts = static_cast<int64_t>(groups.parts.size());
-  // What comes before each part.
+  // Totals over the preceding parts.
   std::vector<int64_t> first_row(num_parts), first_position(num_parts);
   int64_t num_rows = 0, num_positions = 0;
   for (int64_t p = 0; p < num_parts; ++p) {
@@ -149,8 +152,9 @@ TableStep StepOfGroups(const RowGroups& groups,
   return step;
 }
 
-// Returns "[num_samples, dim]" of `num_values` values of a feature, with the
-// length of a sequence between the two; or "41 values" if they are no samples.
+// Returns the shape "[num_samples, dim]" of `num_values` values of a feature,
+// with the sequence length in the middle for sequences. Returns "41 values" if
+// the values are not complete samples.
 std::string ShapeOfSamples(const FeatureSpec& feature, int64_t dim,
                            int64_t num_values) {
   const int64_t length = feature.max_sequence_length;
@@ -198,7 +202,7 @@ TableStep PrepareTable(const EngineConfig& config, int32_t table,
   for (Span<const uint32_t> segment : rows) num_positions += segment.size();
   const std::vector<uint32_t> output_of = OutputRows(segments, num_positions);
   const std::vector<float> gains = Gains(segments, num_positions);
-  // Where nobody asks for positions, the sort carries output rows.
+  // If positions are not needed, the sort stores output rows instead.
   const bool by_position = positions != nullptr || !gains.empty();
   UniqueRows unique = FindUniqueRows(
       rows, config.tables[table].partition.num_rows(), parallel_for,
@@ -232,7 +236,8 @@ void PrepareTables(const EngineConfig& config,
       num_ids[config.table_of_feature[f]] += (*batch)[f].rows().size();
     }
   }
-  // All threads sort a large table together, and small ones side by side.
+  // All threads sort a large table together; small tables are sorted in
+  // parallel, with one thread each.
   std::vector<int32_t> small;
   int64_t cost = 0;
   for (size_t t = 0; t < num_tables; ++t) {

@@ -24,7 +24,8 @@ namespace {
 
 using Batches = std::vector<std::shared_ptr<const Batch>>;
 
-// Two features of the first table, one of the second.
+// Returns a configuration with two features of the first table and one of the
+// second.
 EngineConfig Config(Combiner combiner) {
   EngineConfig config;
   config.num_replicas = 2;
@@ -42,7 +43,8 @@ EngineConfig Config(Combiner combiner) {
   return config;
 }
 
-// `num_ids` in each feature of each replica, up to `most` in a sample.
+// Returns batches with `num_ids` ids in each feature of each replica, and up to
+// `most` ids per sample.
 Batches RandomBatches(const EngineConfig& config, int64_t num_ids, int64_t most,
                       uint32_t seed) {
   std::mt19937 random(seed);
@@ -68,8 +70,8 @@ Batches RandomBatches(const EngineConfig& config, int64_t num_ids, int64_t most,
   return batches;
 }
 
-void ExpectByHand(const EngineConfig& config, const Batches& batches,
-                  const std::vector<TableStep>& tables) {
+void ExpectMatchesReference(const EngineConfig& config, const Batches& batches,
+                            const std::vector<TableStep>& tables) {
   ASSERT_EQ(tables.size(), config.tables.size());
   for (size_t t = 0; t < tables.size(); ++t) {
     std::map<uint32_t, std::vector<std::pair<uint32_t, float>>> of_row;
@@ -103,20 +105,20 @@ void ExpectByHand(const EngineConfig& config, const Batches& batches,
   }
 }
 
-TEST(PrepareTablesTest, TablesOfAnySizeAreWhatTheyAreByHand) {
+TEST(PrepareTablesTest, PreparedTablesMatchTheReferenceForAllSizes) {
   for (Combiner combiner : {Combiner::kSum, Combiner::kMean}) {
     const EngineConfig config = Config(combiner);
     for (int64_t most : {1, 5}) {
-      // With the last number the first table is sorted by all threads: it has
-      // two features in each of two replicas.
+      // With the last value, all threads sort the first table, which has two
+      // features in each of two replicas.
       for (int64_t num_ids : {int64_t{0}, int64_t{300}, kManyIds / 4 + 1}) {
         const Batches batches = RandomBatches(config, num_ids, most, 3);
         for (const ParallelFor& parallel_for :
              {ParallelFor(SerialFor), UnevenFor(3)}) {
-          // What was in it goes.
+          // Old values must be overwritten.
           std::vector<TableStep> tables(5);
           PrepareTables(config, batches, parallel_for, &tables);
-          ExpectByHand(config, batches, tables);
+          ExpectMatchesReference(config, batches, tables);
         }
       }
     }

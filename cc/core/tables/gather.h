@@ -1,4 +1,4 @@
-// Rows of a sharded table, one per id.
+// Gathers rows of a sharded table, one per id.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_GATHER_H_
 #define TF_LAYOUTMAP_CORE_TABLES_GATHER_H_
@@ -13,14 +13,15 @@
 
 namespace layoutmap {
 
-// out[i, :] = table[ids[i], :]. ids come checked; out is [num_ids, table.dim].
+// Computes out[i, :] = table[ids[i], :]. `ids` must have been validated. `out`
+// is [num_ids, table.dim].
 template <typename T, typename Tid>
 void GatherRows(const ShardedView<const T>& table, Span<const Tid> ids,
                 const ParallelFor& parallel_for, T* out) {
   const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
   auto work = [&](int64_t begin, int64_t end) {
-    // Not by reference: writing to `out`, which may be chars, would make the
-    // loop read it again for every row.
+    // `dim` is captured by value. A reference would be read again for every
+    // row, because a write to `out` could change the referenced value.
     auto copy = [dim = table.dim](const T* row, T* to) {
       std::copy_n(row, dim, to);
     };

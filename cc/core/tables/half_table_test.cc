@@ -29,7 +29,7 @@ float FromBits(uint32_t bits) {
   return value;
 }
 
-// `values` as one row.
+// Rounds `values` as one row.
 std::vector<uint16_t> RoundRow(CpuLevel level, RowType type, uint64_t key,
                                const std::vector<float>& values) {
   std::vector<uint16_t> halves(values.size());
@@ -59,7 +59,7 @@ std::vector<float> ExpandRow(CpuLevel level, RowType type,
   return values;
 }
 
-TEST(RowTypeTest, EachOfTheHalvesComesBackAsItself) {
+TEST(RowTypeTest, EveryHalfIsRestoredExactly) {
   std::vector<uint16_t> all(1 << 16);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   for (RowType type : kTypes) {
@@ -80,7 +80,7 @@ TEST(RowTypeTest, EachOfTheHalvesComesBackAsItself) {
   }
 }
 
-TEST(RowTypeTest, EachLevelRoundsToTheSameNeighbours) {
+TEST(RowTypeTest, EveryLevelRoundsToTheSameNeighbor) {
   std::mt19937 random(3);
   std::vector<float> values;
   for (int i = 0; i < 100001; ++i) values.push_back(FromBits(random()));
@@ -94,7 +94,7 @@ TEST(RowTypeTest, EachLevelRoundsToTheSameNeighbours) {
     const std::vector<float> near =
         ExpandRow(CpuLevel::kBaseline, type, expected);
     const float largest = type == RowType::kBfloat16 ? 3.3895314e38f : 65504.0f;
-    // One in the last place, or the distance of subnormal values.
+    // One unit in the last place, or the spacing of subnormal values.
     const float part = type == RowType::kBfloat16 ? 0x1p-7f : 0x1p-10f;
     const float smallest = type == RowType::kBfloat16 ? 0x1p-133f : 0x1p-24f;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -113,7 +113,7 @@ TEST(RowTypeTest, EachLevelRoundsToTheSameNeighbours) {
   }
 }
 
-// A table of 16-bit rows in shards, with an accumulator of floats.
+// A sharded table of 16-bit rows with a float accumulator.
 struct HalfTrained {
   std::vector<uint16_t> rows;
   TestTable accumulators;
@@ -142,7 +142,7 @@ struct HalfTrained {
   }
 };
 
-TEST(RowTypeTest, AnUpdateHasTheSameBitsForAnyLevelAndWorkers) {
+TEST(RowTypeTest, UpdatesAreBitwiseIdenticalForAllLevelsAndWorkers) {
   constexpr int64_t kNumRows = 300, kDim = 21;
   const RowPartition partition =
       MakePartition(Placement::kDiv, EvenOffsets(kNumRows, 3));
@@ -150,8 +150,9 @@ TEST(RowTypeTest, AnUpdateHasTheSameBitsForAnyLevelAndWorkers) {
   std::vector<int64_t> splits = {0};
   for (uint32_t row = 0; row < kNumRows; row += 1 + row % 3) {
     rows.push_back(row);
-    for (uint32_t i = 0; i <= row % 4; ++i)
+    for (uint32_t i = 0; i <= row % 4; ++i) {
       gradient_of.push_back((row + i) % 5);
+    }
     splits.push_back(gradient_of.size());
   }
   const std::vector<float> values = RandomFloats(5 * kDim, 7);
@@ -180,7 +181,7 @@ TEST(RowTypeTest, AnUpdateHasTheSameBitsForAnyLevelAndWorkers) {
   }
 }
 
-TEST(RowTypeTest, KeysDifferBySeedTableStepAndRow) {
+TEST(RowTypeTest, NoiseKeysDependOnSeedTableStepAndRow) {
   const uint64_t key = NoiseKeyOfRow(NoiseKey(1, 2, 3), 4);
   EXPECT_EQ(key, NoiseKeyOfRow(NoiseKey(1, 2, 3), 4));
   EXPECT_NE(key, NoiseKeyOfRow(NoiseKey(2, 2, 3), 4));

@@ -28,13 +28,13 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
       task.tuning.tile > 0 ? task.tuning : LookupTuning(row_type);
   std::vector<const void*> row_of;
   row_of.reserve(tuning.tile + tuning.ahead);
-  // Prefetching past the last row must still point somewhere harmless.
-  const void* const anywhere = task.out.data;
+  // Prefetches beyond the last row use this valid address.
+  const void* const valid_address = task.out.data;
   const int64_t last = splits[end];
-  // The first rows of all: those of a later tile were asked for in the one
-  // before.
-  const int64_t begun = std::min(splits[begin] + tuning.ahead, last);
-  for (int64_t i = splits[begin]; i < begun; ++i) {
+  // Prefetches the first rows. The rows of later tiles are prefetched by the
+  // preceding tile.
+  const int64_t prefetch_end = std::min(splits[begin] + tuning.ahead, last);
+  for (int64_t i = splits[begin]; i < prefetch_end; ++i) {
     PrefetchRow(table.row(task.rows[i]), row_bytes);
   }
   while (begin < end) {
@@ -47,7 +47,7 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
     table.WithRow([&](auto row) {
       for (int64_t i = 0; i < known; ++i) row_of[i] = row(task.rows[first + i]);
     });
-    std::fill(row_of.begin() + known, row_of.end(), anywhere);
+    std::fill(row_of.begin() + known, row_of.end(), valid_address);
     LookupArgs args;
     args.row_type = row_type;
     args.row_of = row_of.data();
@@ -83,8 +83,8 @@ void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
   for (const LookupTask& task : tasks) {
     assert(task.out.num_rows == task.splits.size() - 1);
     assert(task.gains.empty() || task.gains.size() == task.rows.size());
-    // A row comes from memory, an output mostly stays in cache: about 1 ns per
-    // 4 floats and 1 ns per 16.
+    // Rows are read from memory and outputs mostly stay in the cache: about 1
+    // ns per 4 floats of a row and 1 ns per 16 floats of an output.
     loops.push_back({task.splits, 1, 8 + task.out.dim / 4});
   }
   RunItemLoops(loops, parallel_for, [&](size_t t, int64_t begin, int64_t end) {

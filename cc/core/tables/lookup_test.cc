@@ -23,7 +23,7 @@ struct Ids {
   std::vector<float> gains;
 };
 
-// Samples of the given sizes.
+// Returns random ids for samples of the given sizes.
 Ids RandomIds(const std::vector<int64_t>& sizes, int64_t num_rows,
               uint32_t seed) {
   std::mt19937 random(seed);
@@ -38,9 +38,9 @@ Ids RandomIds(const std::vector<int64_t>& sizes, int64_t num_rows,
   return ids;
 }
 
-// Column by column, in the order of ids.
-std::vector<float> LookupByHand(TestTable* table, const Ids& ids,
-                                bool with_gains) {
+// Computes the expected result column by column, in id order.
+std::vector<float> ReferenceLookup(TestTable* table, const Ids& ids,
+                                   bool with_gains) {
   std::vector<float> out;
   for (size_t o = 0; o + 1 < ids.splits.size(); ++o) {
     for (int64_t c = 0; c < table->dim(); ++c) {
@@ -55,11 +55,11 @@ std::vector<float> LookupByHand(TestTable* table, const Ids& ids,
   return out;
 }
 
-std::vector<float> LookupOf(const TestTable& table, const Ids& ids,
-                            bool with_gains, CpuLevel level,
-                            const ParallelFor& parallel_for) {
+std::vector<float> RunLookup(const TestTable& table, const Ids& ids,
+                             bool with_gains, CpuLevel level,
+                             const ParallelFor& parallel_for) {
   const int64_t num_outputs = ids.splits.size() - 1;
-  // Overwritten, not added to.
+  // The values must be overwritten.
   std::vector<float> out(num_outputs * table.dim(), -7.0f);
   Lookup(table.View(), ids.rows, ids.splits,
          with_gains ? Span<const float>(ids.gains) : Span<const float>(),
@@ -68,8 +68,8 @@ std::vector<float> LookupOf(const TestTable& table, const Ids& ids,
   return out;
 }
 
-void ExpectSameBits(const std::vector<float>& actual,
-                    const std::vector<float>& expected) {
+void ExpectBitwiseEqual(const std::vector<float>& actual,
+                        const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
   if (actual.empty()) return;
   ASSERT_EQ(std::memcmp(actual.data(), expected.data(),
@@ -77,50 +77,51 @@ void ExpectSameBits(const std::vector<float>& actual,
             0);
 }
 
-// Every level of this CPU, with and without gains, with 1, 2 and 8 workers.
-void ExpectByHand(TestTable* table, const Ids& ids) {
+// Compares all levels that this CPU supports, with and without gains, with 1, 2
+// and 8 workers.
+void ExpectMatchesReference(TestTable* table, const Ids& ids) {
   for (bool with_gains : {false, true}) {
-    const std::vector<float> expected = LookupByHand(table, ids, with_gains);
+    const std::vector<float> expected = ReferenceLookup(table, ids, with_gains);
     for (CpuLevel level : LevelsOfThisCpu()) {
       for (int num_workers : {1, 2, 8}) {
         SCOPED_TRACE(testing::Message()
                      << "dim " << table->dim() << ", " << CpuLevelName(level)
                      << ", " << num_workers << " workers, gains "
                      << with_gains);
-        ExpectSameBits(LookupOf(*table, ids, with_gains, level,
-                                UnevenFor(num_workers, table->dim())),
-                       expected);
+        ExpectBitwiseEqual(RunLookup(*table, ids, with_gains, level,
+                                     UnevenFor(num_workers, table->dim())),
+                           expected);
       }
     }
   }
 }
 
-TEST(LookupTest, SameBitsForEveryDimLevelAndNumberOfWorkers) {
+TEST(LookupTest, ResultsAreBitwiseIdenticalForEveryDimLevelAndNumberOfWorkers) {
   for (int64_t dim = 1; dim <= 130; ++dim) {
     TestTable table(MakePartition(Placement::kDiv, EvenOffsets(23, 3)), dim,
                     dim);
-    ExpectByHand(&table,
-                 RandomIds({3, 0, 1, 7, 0, 0, 2, 25, 1}, 23, dim + 1000));
+    ExpectMatchesReference(
+        &table, RandomIds({3, 0, 1, 7, 0, 0, 2, 25, 1}, 23, dim + 1000));
   }
 }
 
-TEST(LookupTest, EveryPlacementFindsItsRows) {
+TEST(LookupTest, EveryPlacementLooksUpTheRightRows) {
   const std::vector<int64_t> sizes = {5, 1, 0, 9, 2};
   for (int64_t num_shards : {1, 2, 5, 30}) {
     for (Placement placement : {Placement::kDiv, Placement::kMod}) {
       TestTable table(MakePartition(placement, EvenOffsets(17, num_shards)), 5,
                       num_shards);
-      ExpectByHand(&table, RandomIds(sizes, 17, num_shards));
+      ExpectMatchesReference(&table, RandomIds(sizes, 17, num_shards));
     }
   }
   TestTable table(MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 17, 17}),
                   5, 77);
-  ExpectByHand(&table, RandomIds(sizes, 17, 78));
+  ExpectMatchesReference(&table, RandomIds(sizes, 17, 78));
 }
 
-TEST(LookupTest, SamplesLongerThanATileAndManyShortOnesBesideThem) {
+TEST(LookupTest, LongAndShortSamplesCanBeMixed) {
   std::vector<int64_t> sizes(700, 1);
-  sizes[3] = 5000;  // several tiles
+  sizes[3] = 5000;  // more ids than a tile
   sizes[4] = 0;
   sizes[100] = 512;
   sizes[101] = 511;
@@ -129,20 +130,20 @@ TEST(LookupTest, SamplesLongerThanATileAndManyShortOnesBesideThem) {
   for (int64_t dim : {1, 16, 67}) {
     TestTable table(MakePartition(Placement::kMod, EvenOffsets(301, 4)), dim,
                     dim);
-    ExpectByHand(&table, RandomIds(sizes, 301, dim));
+    ExpectMatchesReference(&table, RandomIds(sizes, 301, dim));
   }
 }
 
-TEST(LookupTest, NoIdsAreZerosAndNoSamplesAreNothing) {
+TEST(LookupTest, EmptySamplesBecomeZerosAndEmptyBatchesAreValid) {
   TestTable table(MakePartition(Placement::kDiv, EvenOffsets(0, 2)), 3, 1);
-  ExpectByHand(&table, Ids());
-  ExpectByHand(&table, RandomIds({0, 0, 0}, 1, 1));
-  EXPECT_EQ(LookupOf(table, RandomIds({0, 0}, 1, 1), true, CurrentCpuLevel(),
-                     SerialFor),
+  ExpectMatchesReference(&table, Ids());
+  ExpectMatchesReference(&table, RandomIds({0, 0, 0}, 1, 1));
+  EXPECT_EQ(RunLookup(table, RandomIds({0, 0}, 1, 1), true, CurrentCpuLevel(),
+                      SerialFor),
             std::vector<float>(6, 0.0f));
 }
 
-TEST(LookupTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
+TEST(LookupTest, ExtremeFloatsAreLookedUpUnchanged) {
   TestTable table(MakePartition(Placement::kDiv, EvenOffsets(4, 2)), 19, 1);
   for (int64_t c = 0; c < 19; ++c) {
     table.row(0)[c] = 1e-41f;  // denormal
@@ -154,7 +155,7 @@ TEST(LookupTest, NumbersAtTheEdgeOfFloatsComeOutAsTheyAre) {
   ids.rows = {0, 3, 1, 2, 2, 2, 1};
   ids.splits = {0, 2, 3, 5, 7};
   ids.gains = {1, 0.5, 2, 1, -1, 0, 1};
-  ExpectByHand(&table, ids);
+  ExpectMatchesReference(&table, ids);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace layoutmap {
 namespace {
 
-// From here on a float does not hold the number of each bucket.
+// Larger bucket numbers are not exactly representable as float.
 constexpr int64_t kMaxNumBuckets = int64_t{1} << 23;
 
 }  // namespace
@@ -26,14 +26,14 @@ Status MakeQuantization(float lower, float upper, int64_t num_buckets,
   }
   const float quantum = (upper - lower) / static_cast<float>(num_buckets - 1);
   if (!std::isfinite(lower) || !std::isfinite(upper) ||
-      // Threads that compute with zero instead of subnormal numbers would
-      // divide by it.
+      // Threads that flush subnormal floats to zero would divide by zero.
       !(quantum >= std::numeric_limits<float>::min()) ||
       !std::isfinite(quantum)) {
     return InvalidArgument(
         where +
-        "the limits of its quantization must be finite and lower below upper "
-        "by more than a float can round away. Received: " +
+        "the limits of its quantization must be finite, and the distance "
+        "between "
+        "two quantized values must be a normal positive float. Received: " +
         std::to_string(lower) + " and " + std::to_string(upper));
   }
   *quantization = {lower, upper, quantum};

@@ -1,4 +1,5 @@
-// Rows as a quantized table would give them, though they are kept as floats.
+// Quantization parameters that simulate a quantized table. The rows stay stored
+// as floats.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_QUANTIZATION_H_
 #define TF_LAYOUTMAP_CORE_TABLES_QUANTIZATION_H_
@@ -11,8 +12,8 @@
 
 namespace layoutmap {
 
-// `num_buckets` values from `lower` to `upper`, both included, equally far
-// apart. `table` is for the message.
+// Computes the parameters for `num_buckets` equally spaced values from `lower`
+// to `upper`, both included. `table` is the table name for messages.
 Status MakeQuantization(float lower, float upper, int64_t num_buckets,
                         const std::string& table, Quantization* quantization);
 

@@ -19,17 +19,17 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float ByHand(const Quantization& q, float x) {
+float ReferenceQuantize(const Quantization& q, float x) {
   if (std::isnan(x)) return x;
   const float clipped = x < q.lower ? q.lower : x > q.upper ? q.upper : x;
   return std::floor((clipped - q.lower) / q.quantum + 0.5f) * q.quantum +
          q.lower;
 }
 
-TEST(QuantizationTest, EveryLevelRoundsAndThenSums) {
+TEST(QuantizationTest, EveryLevelQuantizesBeforeItSums) {
   Quantization q;
   ASSERT_TRUE(MakeQuantization(-0.5f, 0.75f, 17, "t", &q).ok());
-  // Whole registers of every width and a rest.
+  // The dims cover full registers of every width and remaining columns.
   for (int64_t dim : {1, 3, 16, 67, 130}) {
     TestTable table(MakePartition(Placement::kDiv, EvenOffsets(5, 2)), dim, 3);
     table.row(4)[0] = kInfinity;
@@ -43,7 +43,7 @@ TEST(QuantizationTest, EveryLevelRoundsAndThenSums) {
         for (int64_t c = 0; c < dim; ++c) {
           float sum = 0;
           for (int64_t i = splits[o]; i < splits[o + 1]; ++i) {
-            const float value = ByHand(q, table.row(rows[i])[c]);
+            const float value = ReferenceQuantize(q, table.row(rows[i])[c]);
             sum += gains.empty() ? value : gains[i] * value;
           }
           expected[o * dim + c] = sum;
@@ -62,7 +62,7 @@ TEST(QuantizationTest, EveryLevelRoundsAndThenSums) {
   }
 }
 
-TEST(QuantizationTest, ANanStaysOne) {
+TEST(QuantizationTest, NanStaysNan) {
   Quantization q;
   ASSERT_TRUE(MakeQuantization(0, 1, 2, "t", &q).ok());
   for (CpuLevel level : LevelsOfThisCpu()) {
@@ -77,29 +77,30 @@ TEST(QuantizationTest, ANanStaysOne) {
   }
 }
 
-TEST(QuantizationTest, BothLimitsAreValues) {
+TEST(QuantizationTest, BothLimitsAreQuantizedValues) {
   Quantization q;
   ASSERT_TRUE(MakeQuantization(-1, 1, 3, "t", &q).ok());
-  EXPECT_EQ(ByHand(q, -9), -1);
-  EXPECT_EQ(ByHand(q, -0.2f), 0);
-  EXPECT_EQ(ByHand(q, 9), 1);
+  EXPECT_EQ(ReferenceQuantize(q, -9), -1);
+  EXPECT_EQ(ReferenceQuantize(q, -0.2f), 0);
+  EXPECT_EQ(ReferenceQuantize(q, 9), 1);
 }
 
-TEST(QuantizationTest, LimitsWithoutAnythingBetweenAreRefusedByTable) {
+TEST(QuantizationTest, InvalidLimitsAreRejectedWithTheTableName) {
   Quantization q;
-  const auto refusal = [&](float lower, float upper, int64_t num_buckets) {
+  const auto error_message = [&](float lower, float upper,
+                                 int64_t num_buckets) {
     const Status status = MakeQuantization(lower, upper, num_buckets, "t", &q);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_NE(refusal(0, 1, 1).find("num_buckets"), std::string::npos);
-  EXPECT_NE(refusal(0, 1, int64_t{1} << 24).find("Table 't'"),
+  EXPECT_NE(error_message(0, 1, 1).find("num_buckets"), std::string::npos);
+  EXPECT_NE(error_message(0, 1, int64_t{1} << 24).find("Table 't'"),
             std::string::npos);
   for (float lower : {1.0f, 2.0f, std::nanf(""), -kInfinity}) {
-    EXPECT_NE(refusal(lower, 1, 2).find("limits"), std::string::npos);
+    EXPECT_NE(error_message(lower, 1, 2).find("limits"), std::string::npos);
   }
-  // The step is a subnormal number.
-  EXPECT_NE(refusal(0, 1e-37f, 256).find("limits"), std::string::npos);
+  // The distance between two values is a subnormal float.
+  EXPECT_NE(error_message(0, 1e-37f, 256).find("limits"), std::string::npos);
   EXPECT_TRUE(MakeQuantization(0, 4e-36f, 256, "t", &q).ok());
 }
 

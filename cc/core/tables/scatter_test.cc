@@ -25,14 +25,15 @@ std::vector<int64_t> SkewedIds(int64_t num_ids, int64_t num_rows,
   return ids;
 }
 
-// One that shows in which order values came to a row, or which one stayed.
+// An update whose result reveals the order of the values of a row, or with
+// `last_wins` the last value.
 void Mix(float* row, const float* value, int64_t dim, bool last_wins) {
   for (int64_t c = 0; c < dim; ++c) {
     row[c] = (last_wins ? 0.0f : row[c] * 0.5f) + value[c];
   }
 }
 
-TEST(ScatterTest, EqualIdsApplyInTheirOrderForAnyNumberOfWorkers) {
+TEST(ScatterTest, EqualIdsAreAppliedInOrderForAnyNumberOfWorkers) {
   for (int64_t num_ids : {0, 1, 15, 16, 17, 511, 512, 513, 20000}) {
     for (int64_t num_shards : {1, 3, 40}) {
       const int64_t dim = 3;
@@ -68,7 +69,7 @@ TEST(ScatterTest, EqualIdsApplyInTheirOrderForAnyNumberOfWorkers) {
   }
 }
 
-TEST(GatherTest, RowsComeInTheOrderOfIds) {
+TEST(GatherTest, RowsAreGatheredInIdOrder) {
   for (int64_t num_ids : {0, 1, 15, 16, 17, 5000}) {
     for (int64_t dim : {1, 7, 200}) {
       TestTable table(MakePartition(Placement::kDiv, EvenOffsets(101, 4)), dim,
@@ -88,7 +89,7 @@ TEST(GatherTest, RowsComeInTheOrderOfIds) {
   }
 }
 
-TEST(GatherTest, NamesTheFirstIdOutside) {
+TEST(GatherTest, ReportsTheFirstIdOutsideTheTable) {
   const std::vector<int32_t> ids = {0, 4, -1, 5};
   EXPECT_EQ(CheckIds(Span<const int32_t>(ids), 5, "ads").message(),
             "Id -1 (ids[2]) is outside table 'ads' with 5 rows");

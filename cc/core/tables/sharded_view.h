@@ -1,4 +1,4 @@
-// The rows of a sharded table.
+// A view of the rows of a sharded table.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
 #define TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
@@ -10,7 +10,7 @@
 
 namespace layoutmap {
 
-// Rows in the shards of `partition`, each [shard size, dim].
+// The rows of all shards of `partition`. Each shard is [shard size, dim].
 template <typename T>
 struct ShardedView {
   const RowPartition* partition = nullptr;
@@ -22,7 +22,8 @@ struct ShardedView {
     return shards[owner.shard] + owner.local_row * dim;
   }
 
-  // Calls `work(row_of)`, where row_of(r) is `row(r)`: for loops.
+  // Calls `work(row_of)`, where row_of(r) equals `row(r)` and is faster in
+  // loops.
   template <typename Work>
   void WithRow(const Work& work) const {
     partition->WithLocate([&](auto locate) {

@@ -15,7 +15,7 @@
 
 namespace layoutmap {
 
-// The offsets of `div` and `mod`, one row after the other: slow to be sure.
+// Returns the offsets of `div` and `mod`, computed row by row as a reference.
 inline std::vector<int64_t> EvenOffsets(int64_t num_rows, int64_t num_shards) {
   std::vector<int64_t> offsets = {0};
   for (int64_t s = 0; s < num_shards; ++s) {
@@ -33,7 +33,7 @@ inline RowPartition MakePartition(Placement placement,
   return partition;
 }
 
-// In [-1, 1), with all 24 bits in use, so that sums round.
+// Returns a value in [-1, 1) that uses all 24 bits, so that sums are rounded.
 inline float RandomFloat(std::mt19937* random) {
   return static_cast<float>((*random)() >> 8) / (1 << 23) - 1.0f;
 }
@@ -45,8 +45,8 @@ inline std::vector<float> RandomFloats(int64_t size, uint32_t seed) {
   return values;
 }
 
-// Shards on the heap, each of exactly its size: AddressSanitizer sees a read or
-// a write one float beyond.
+// A table whose shards are heap allocations of their exact size, so that
+// AddressSanitizer detects an access one float beyond a shard.
 class TestTable {
  public:
   TestTable(const RowPartition& partition, int64_t dim, uint32_t seed)

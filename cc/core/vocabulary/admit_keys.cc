@@ -28,7 +28,7 @@ namespace {
 
 using std::to_string;
 
-// What a step has changed, as it was before.
+// The state before the changes of a step.
 struct OldVocabulary {
   RawArray<OldLane> lanes;
   // The changed lanes of each segment, in the order of the changes.
@@ -54,13 +54,13 @@ struct OldVocabulary {
   }
 };
 
-// A step on a vocabulary, in parts that run one after the other.
-class Admitting {
+// A step on a vocabulary, in phases that run one after the other.
+class KeyAdmission {
  public:
-  Admitting(const BucketLayout& layout, const VocabularyPolicy& policy,
-            const VocabularyStep& step, Span<const int64_t> keys,
-            const ParallelFor& parallel_for, const VocabularyState& state,
-            const KeyKernels& kernels)
+  KeyAdmission(const BucketLayout& layout, const VocabularyPolicy& policy,
+               const VocabularyStep& step, Span<const int64_t> keys,
+               const ParallelFor& parallel_for, const VocabularyState& state,
+               const KeyKernels& kernels)
       : layout_(layout),
         policy_(policy),
         step_(step),
@@ -68,11 +68,11 @@ class Admitting {
         parallel_for_(parallel_for),
         state_(state),
         kernels_(kernels),
-        dealt_(DealKeys(layout, keys, kernels, parallel_for)),
+        grouped_(DealKeys(layout, keys, kernels, parallel_for)),
         segments_(layout.num_segments()) {}
 
   Status Run(Span<int64_t> rows, AdmittedKeys* admitted) {
-    if (dealt_.has_empty_key) return RefuseEmptyKey();
+    if (grouped_.has_empty_key) return EmptyKeyError();
     Prepare();
     ForSegments([](auto* work) { work->Run(); });
     if (old_ != nullptr) {
@@ -88,16 +88,16 @@ class Admitting {
     if (failed_at < keys_.size()) {
       old_->Restore(state_);
       return FailedPrecondition(
-          "Key " + to_string(keys_[failed_at]) + " finds no place: all " +
+          "Key " + to_string(keys_[failed_at]) + " has no free row: all " +
           to_string(layout_.num_probes() * kKeysPerBucket) +
-          " rows that it may have are taken, of " +
+          " rows of its buckets are in use, of " +
           to_string(layout_.num_rows()) +
-          " in the vocabulary. A larger `capacity` helps, or on_full=\"evict\" "
-          "with a rule that lets keys go");
+          " in the vocabulary. Increase `capacity`, or set on_full=\"evict\" "
+          "with an eviction rule");
     }
     parallel_for_(keys_.size(), 2, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        rows[i] = rows_[dealt_.place_of[i]];
+        rows[i] = rows_[grouped_.place_of[i]];
       }
     });
     Collect(admitted);
@@ -107,11 +107,11 @@ class Admitting {
   std::shared_ptr<const OldVocabulary> old() const { return old_; }
 
  private:
-  Status RefuseEmptyKey() const {
+  Status EmptyKeyError() const {
     const auto bad = std::find(keys_.begin(), keys_.end(), kEmptyKey);
     return InvalidArgument("A key must not be " + to_string(kEmptyKey) +
-                           ", which marks rows without a key. Received: it as "
-                           "key number " +
+                           ", which marks rows without a key. Received: this "
+                           "value at index " +
                            to_string(bad - keys_.begin()));
   }
 
@@ -135,9 +135,9 @@ class Admitting {
     std::vector<int64_t> first_slots = {0};
     for (size_t s = 0; s < segments_.size(); ++s) {
       SegmentKeys& segment = segments_[s];
-      const int64_t begin = dealt_.splits[s];
-      const int64_t size = dealt_.splits[s + 1] - begin;
-      segment.places = {dealt_.places.data() + begin, size};
+      const int64_t begin = grouped_.splits[s];
+      const int64_t size = grouped_.splits[s + 1] - begin;
+      segment.places = {grouped_.places.data() + begin, size};
       segment.rows = {rows_.data() + begin, size};
       segment.missing = {missing_.data() + begin, size};
       segment.uses = {uses_.data() + 2 * begin, size};
@@ -184,7 +184,8 @@ class Admitting {
 
   void Collect(AdmittedKeys* admitted) {
     *admitted = AdmittedKeys();
-    // Those of each segment move down to those of the one before.
+    // Moves the new keys of each segment next to the new keys of the preceding
+    // segment.
     NewKey* end = new_keys_->data();
     VocabularyCounts& total = admitted->counts;
     groups_->parts.reserve(segments_.size());
@@ -217,9 +218,9 @@ class Admitting {
   const ParallelFor& parallel_for_;
   const VocabularyState& state_;
   const KeyKernels& kernels_;
-  KeysBySegment dealt_;
+  KeysBySegment grouped_;
   std::vector<SegmentKeys> segments_;
-  // By place, those of each segment together.
+  // By place; the places of a segment are contiguous.
   RawArray<int64_t> rows_;
   RawArray<Missing> missing_;
   RawArray<RowUse> uses_;
@@ -235,14 +236,15 @@ Status CheckStep(const BucketLayout& layout, const VocabularyPolicy& policy,
   LM_RETURN_IF_ERROR(CheckPolicy(policy));
   if (step.number < 1 || step.oldest_in_flight > step.number) {
     return InvalidArgument(
-        "The number of a step must be at least 1 and that of the oldest in "
-        "flight. Received: step " +
+        "The number of a step must be at least 1 and at least the number of "
+        "the oldest step in flight. Received: step " +
         to_string(step.number) + ", oldest in flight " +
         to_string(step.oldest_in_flight));
   }
   if (keys.size() > std::numeric_limits<uint32_t>::max() - 1) {
-    return InvalidArgument("A step has at most 2^32 - 2 keys. Received: " +
-                           to_string(keys.size()));
+    return InvalidArgument(
+        "A step must have at most 2^32 - 2 keys. Received: " +
+        to_string(keys.size()));
   }
   if (policy.admission != Admission::kCount) return Status();
   const int64_t num_segments = state.NumSegments(layout);
@@ -266,10 +268,11 @@ Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                  Span<int64_t> rows, AdmittedKeys* admitted,
                  const KeyKernels& kernels) {
   LM_RETURN_IF_ERROR(CheckStep(layout, policy, step, keys, state));
-  Admitting admitting(layout, policy, step, keys, parallel_for, state, kernels);
-  LM_RETURN_IF_ERROR(admitting.Run(rows, admitted));
+  KeyAdmission admission(layout, policy, step, keys, parallel_for, state,
+                         kernels);
+  LM_RETURN_IF_ERROR(admission.Run(rows, admitted));
   if (step.keeps_old) {
-    admitted->take_back = [old = admitting.old()](const VocabularyState& now) {
+    admitted->take_back = [old = admission.old()](const VocabularyState& now) {
       old->Restore(now);
     };
   }

@@ -1,5 +1,5 @@
-// What a training step does to a vocabulary: its keys are found, counted, and
-// new ones get a row.
+// Admission of keys in a training step: keys are found and counted, and new
+// keys get a row.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_KEYS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_KEYS_H_
@@ -20,16 +20,17 @@ namespace layoutmap {
 
 struct RowGroups;
 
-// The step, and which rows others still work on. Each row knows the last step
-// that used it, so that a step in flight pins its rows by its number alone.
+// The number of the step, and the rows that other steps use. Each row stores
+// the last step that used it, so that the number of a step in flight is
+// sufficient to pin its rows.
 struct VocabularyStep {
-  int32_t number = 1;  // at least 1, and not below that of any earlier step
-  // The oldest step in flight, this one among them. Rows that were used since
-  // are never given away.
+  int32_t number = 1;  // at least 1, and never decreasing
+  // The oldest step in flight, possibly this one. Rows that were used since
+  // then are not evicted.
   int32_t oldest_in_flight = 1;
-  // Rows that are in use besides, by lookups that count no use. Ascending.
+  // Ascending rows that are in use by lookups that do not count uses.
   Span<const int64_t> pinned_rows;
-  // Whether the state may be asked back as it was before.
+  // Whether `take_back` must be available to restore the state before the step.
   bool keeps_old = false;
 };
 
@@ -37,44 +38,44 @@ struct VocabularyStep {
 struct NewKey {
   int64_t row;
   int64_t key;
-  int64_t evicted;  // the key that had the row; kEmptyKey if none
+  int64_t evicted;  // previous key of the row; kEmptyKey if none
 };
 
 struct VocabularyCounts {
-  int64_t num_lookups = 0;   // keys of all steps
-  int64_t num_known = 0;     // of them: had a row already
-  int64_t num_probes = 0;    // buckets that were looked into
-  int64_t num_admitted = 0;  // new keys that got a row, each once
-  int64_t num_rejected = 0;  // new keys of a step that were not admitted
-  int64_t num_full = 0;      // that were admitted and found no place
-  int64_t num_evicted = 0;   // keys that gave their row away
-  int64_t num_expired = 0;   // of them: because their time was over
+  int64_t num_lookups = 0;   // all keys
+  int64_t num_known = 0;     // keys that already had a row
+  int64_t num_probes = 0;    // visited buckets
+  int64_t num_admitted = 0;  // new keys that got a row, without duplicates
+  int64_t num_rejected = 0;  // new keys that were not admitted
+  int64_t num_full = 0;      // admitted keys without a free row
+  int64_t num_evicted = 0;   // keys that lost their row
+  int64_t num_expired = 0;   // evicted keys that had expired
 };
 
 struct AdmittedKeys {
-  Span<const NewKey>
-      new_keys;  // by segment, in the order of their rows' giving
+  Span<const NewKey> new_keys;  // by segment, in insertion order
   std::shared_ptr<const void> new_keys_memory;
   VocabularyCounts counts;
-  // The rows of all keys that have one; a part for each segment.
+  // The rows of all keys that have one; one part per segment.
   std::shared_ptr<RowGroups> groups;
-  // Makes a state what it was before the step, where the step `keeps_old`. The
-  // state may have moved, but nothing else may have changed it since. Needs
-  // none of the arguments of `AdmitKeys`.
+  // Restores the state before the step. Set if the step has `keeps_old`. The
+  // state may have moved in memory since the step, but its values must be
+  // unchanged. The function does not access the arguments of `AdmitKeys`.
   std::function<void(const VocabularyState&)> take_back;
 };
 
-// Counts a use of each of `keys`, gives new ones a row if the policy admits
-// them, and says the row of each, or kNoRow.
+// Counts a use of each of `keys`, inserts the new keys that the policy admits,
+// and returns the row of each key in `rows`, or kNoRow.
 //
-// All keys that have a row are counted first. Then new ones come in the order
-// in which they first occur among those of their segment: into the first free
-// lane of their buckets, else into the row of an expired key, else into that of
-// the key with the lowest score. No row that is in use is given away.
+// Keys that have a row are counted first. New keys are then inserted in the
+// order of their first occurrence in their segment. A new key gets the first
+// free lane of its buckets, else the row of an expired key, else the row of the
+// key with the lowest score. Rows in use are not evicted.
 //
-// The result depends on neither threads nor shards nor kernels. `keys` have at
-// most 2^32 values, none of them kEmptyKey. If a key finds no place and the
-// policy calls that an error, the state is as before.
+// The result does not depend on threads, shards or kernels. `keys` must have
+// fewer than 2^32 - 1 values, and kEmptyKey is not a valid key. If a key has no
+// free row and `fails_when_full` is set, an error is returned and the state is
+// unchanged.
 Status AdmitKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                  const VocabularyStep& step, Span<const int64_t> keys,
                  const ParallelFor& parallel_for, const VocabularyState& state,

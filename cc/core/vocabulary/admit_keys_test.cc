@@ -23,14 +23,14 @@ std::vector<int64_t> FrequentKeys(int64_t size, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int64_t> keys(size);
   for (int64_t& key : keys) {
-    // Few are frequent, most are rare.
+    // Few keys are frequent, most are rare.
     const uint32_t bound = 1u << (random() % 15);
     key = static_cast<int64_t>(random() % bound) * 104729 - 5;
   }
   return keys;
 }
 
-VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
+VocabularyPolicy MakePolicy(Admission admission, Eviction eviction) {
   VocabularyPolicy policy;
   policy.admission = admission;
   policy.min_count = 2;
@@ -41,7 +41,7 @@ VocabularyPolicy PolicyOf(Admission admission, Eviction eviction) {
   return policy;
 }
 
-TEST(BucketLayoutTest, SegmentsDivideTheBuckets) {
+TEST(BucketLayoutTest, SegmentsPartitionTheBuckets) {
   for (int64_t capacity :
        {1, 8, 9, 63, 64, 65, 100, 500, 2000, 2048, 2049, 1000000, 2000000}) {
     int64_t num_buckets = 0;
@@ -65,8 +65,8 @@ TEST(BucketLayoutTest, SegmentsDivideTheBuckets) {
   EXPECT_FALSE(BucketLayout::Make(257, &layout).ok());
 }
 
-// The groups are the rows that all keys have been given.
-void ExpectGroupsOfRows(const TestVocabulary& one) {
+// Expects that the groups contain the rows of all keys.
+void ExpectGroupsMatchRows(const TestVocabulary& one) {
   const RowGroups& groups = *one.admitted.groups;
   std::vector<int64_t> seen(one.rows.size(), kNoRow);
   int64_t last_row = -1;
@@ -91,16 +91,16 @@ void ExpectGroupsOfRows(const TestVocabulary& one) {
   EXPECT_EQ(seen, one.rows);
 }
 
-TEST(AdmitKeysTest, TheSameBitsForAnyThreadsShardsAndInstructions) {
+TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
   for (Admission admission :
        {Admission::kAll, Admission::kCount, Admission::kProbability}) {
     for (Eviction eviction :
          {Eviction::kNone, Eviction::kLru, Eviction::kLfu}) {
-      const VocabularyPolicy policy = PolicyOf(admission, eviction);
+      const VocabularyPolicy policy = MakePolicy(admission, eviction);
       std::vector<std::vector<int64_t>> expected;
       for (int32_t num_shards : {1, 3, 7}) {
         for (int num_threads : {1, 2, 8}) {
-          // An instruction set for each number of threads.
+          // Each number of threads uses a different instruction set.
           const CpuLevel level = num_threads == 1   ? CpuLevel::kBaseline
                                  : num_threads == 2 ? CpuLevel::kAvx2
                                                     : CpuLevel::kAvx512;
@@ -109,11 +109,11 @@ TEST(AdmitKeysTest, TheSameBitsForAnyThreadsShardsAndInstructions) {
           std::vector<std::vector<int64_t>> found;
           for (int32_t step = 1; step <= 6; ++step) {
             const VocabularyStep now = {step, std::max(1, step - 2), {}};
-            // More than the parts that keys are dealt in.
+            // The number of keys exceeds the size of a part.
             const Status status = one.Admit(FrequentKeys(9000, step), now,
                                             UnevenFor(num_threads), level);
             ASSERT_TRUE(status.ok()) << status.message();
-            ExpectGroupsOfRows(one);
+            ExpectGroupsMatchRows(one);
             found.push_back(one.rows);
             std::vector<int64_t> new_keys;
             for (const NewKey& key : one.admitted.new_keys) {
@@ -130,8 +130,8 @@ TEST(AdmitKeysTest, TheSameBitsForAnyThreadsShardsAndInstructions) {
   }
 }
 
-TEST(AdmitKeysTest, NoKeyHasTwoRowsAndNoRowTwoKeys) {
-  TestVocabulary one(512, PolicyOf(Admission::kAll, Eviction::kLru), 3);
+TEST(AdmitKeysTest, KeysAndRowsAreOneToOne) {
+  TestVocabulary one(512, MakePolicy(Admission::kAll, Eviction::kLru), 3);
   for (int32_t step = 1; step <= 40; ++step) {
     const std::vector<int64_t> keys = FrequentKeys(300, step);
     const std::vector<int64_t> pinned = {1, 2, 3};
@@ -147,8 +147,8 @@ TEST(AdmitKeysTest, NoKeyHasTwoRowsAndNoRowTwoKeys) {
   }
 }
 
-TEST(AdmitKeysTest, ARefusedStepChangesNothing) {
-  VocabularyPolicy policy = PolicyOf(Admission::kCount, Eviction::kNone);
+TEST(AdmitKeysTest, AFailedStepChangesNothing) {
+  VocabularyPolicy policy = MakePolicy(Admission::kCount, Eviction::kNone);
   policy.ttl_steps = 0;
   policy.fails_when_full = true;
   TestVocabulary one(600, policy, 3);
@@ -164,7 +164,7 @@ TEST(AdmitKeysTest, ARefusedStepChangesNothing) {
   EXPECT_FALSE(status.ok());
 }
 
-TEST(AdmitKeysTest, BadCallsAreRefused) {
+TEST(AdmitKeysTest, InvalidArgumentsAreRejected) {
   TestVocabulary one(8, VocabularyPolicy());
   EXPECT_FALSE(one.Admit({kEmptyKey}, {1, 1, {}}).ok());
   EXPECT_FALSE(one.Admit({1}, {0, 0, {}}).ok());
@@ -180,7 +180,7 @@ TEST(AdmitKeysTest, BadCallsAreRefused) {
   EXPECT_EQ(one.Find({1})[0], kNoRow);
 }
 
-TEST(EvictKeysTest, KeysInUseStayAndOthersGoOnce) {
+TEST(EvictKeysTest, KeysInUseStayAndOthersAreEvictedOnce) {
   TestVocabulary one(64, VocabularyPolicy(), 2);
   ASSERT_TRUE(one.Admit({1, 2, 3}, {1, 1, {}}).ok());
   ASSERT_TRUE(one.Admit({3}, {2, 2, {}}).ok());
@@ -201,7 +201,7 @@ TEST(EvictKeysTest, KeysInUseStayAndOthersGoOnce) {
   EXPECT_NE(one.Find({3})[0], kNoRow);
 }
 
-TEST(MoveKeysTest, TheHighestScoresFindAPlace) {
+TEST(MoveKeysTest, KeysWithTheHighestScoresGetARow) {
   TestVocabulary old(512, VocabularyPolicy());
   for (int32_t step = 1; step <= 200; ++step) {
     ASSERT_TRUE(old.Admit({step * 1000}, {step, step, {}}).ok());

@@ -1,4 +1,4 @@
-// What a training step does to the keys of one segment.
+// Admission of the keys of one segment in a training step.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_SEGMENT_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_SEGMENT_H_
@@ -21,7 +21,7 @@
 
 namespace layoutmap {
 
-// What a lane was, to take a refused step back.
+// The previous values of a lane, to undo a failed step.
 struct OldLane {
   int64_t row;
   int64_t key;
@@ -29,24 +29,25 @@ struct OldLane {
   int32_t count;
 };
 
-// A key without a row, by its place among those of its segment.
+// A key without a row.
 struct Missing {
-  uint32_t first;  // where it first occurs, among those without a row
-  uint32_t times;  // of the first: how often it occurs
-  uint32_t place;  // among all of the segment
+  uint32_t first;  // index of its first occurrence among the keys without a row
+  uint32_t times;  // number of occurrences; only valid for the first occurrence
+  uint32_t place;  // index among all keys of the segment
 };
 
-// The keys of one segment, and what comes of them. All memory is allocated
-// before the workers begin: too little of it must be an error of the call.
+// The keys of one segment and the results for them. All memory is allocated
+// before the workers start, so that a failed allocation becomes an error of the
+// call.
 struct SegmentKeys {
-  Span<KeyPlace> places;    // of all keys, then of those without a row
-  Span<int64_t> rows;       // of all keys
-  Span<Missing> missing;    // as many as there are places
-  Span<uint32_t> slots;     // of FirstOccurrences
-  Span<RowUse> uses;        // as many as there are places
-  Span<RowUse> spare_uses;  // the same
-  Span<NewKey> new_keys;    // as many as there are places
-  Span<OldLane> old_lanes;  // empty, or two for each key
+  Span<KeyPlace> places;  // places of all keys; later of the keys without a row
+  Span<int64_t> rows;     // rows of all keys
+  Span<Missing> missing;  // size of `places`
+  Span<uint32_t> slots;   // memory of FirstOccurrences
+  Span<RowUse> uses;      // size of `places`
+  Span<RowUse> spare_uses;  // size of `places`
+  Span<NewKey> new_keys;    // size of `places`
+  Span<OldLane> old_lanes;  // empty, or two elements per key
   Span<uint8_t> sketch;
   int64_t* seen = nullptr;
   RowGroups* groups = nullptr;
@@ -56,11 +57,13 @@ struct SegmentKeys {
   int64_t num_missing = 0;
   int64_t num_new_keys = 0;
   int64_t num_old_lanes = 0;
-  int64_t failed_at = std::numeric_limits<int64_t>::max();  // a position
+  int64_t failed_at =
+      std::numeric_limits<int64_t>::max();  // position of the first key without
+                                            // a free row
   VocabularyCounts counts;
 };
 
-// `Segment` is one of those of cc/core/vocabulary/segment_buckets.h.
+// `Segment` is one of the classes in cc/core/vocabulary/segment_buckets.h.
 template <typename Segment>
 class AdmitSegment {
  public:
@@ -73,8 +76,8 @@ class AdmitSegment {
         segment_(segment),
         s_(*keys) {}
 
-  // Counts the uses of keys that have a row, then looks for rows of the others,
-  // while what was read of the segment is in the processor's cache.
+  // Counts the uses of keys that have a row, then inserts the other keys while
+  // the segment is in the cache.
   void Run() {
     FindKnown();
     SortUses(num_rows(), s_.num_uses, &s_.uses, &s_.spare_uses);
@@ -87,14 +90,15 @@ class AdmitSegment {
   }
 
  private:
-  // Of the segment.
+  // Returns the number of rows of the segment.
   int64_t num_rows() const {
     return layout_.buckets_per_segment() * kKeysPerBucket;
   }
 
-  // Keeps the places of keys without a row.
+  // Finds the keys that have a row, and collects the places of the other keys.
   void FindKnown() {
-    // What is found is noted while it is in the first-level cache.
+    // The results of a block are processed while they are in the first-level
+    // cache.
     constexpr int64_t kBlock = 64;
     const int64_t num_places = s_.places.size();
     RowUse* uses = s_.uses.data();
@@ -172,7 +176,7 @@ class AdmitSegment {
     s_.part.num_positions = s_.num_uses;
   }
 
-  // False if the step has to be refused.
+  // Returns false if the step must fail.
   bool Insert(const KeyPlace& place, const Missing& missing) {
     if (!IsAdmitted(place.key, missing.times)) {
       ++s_.counts.num_rejected;

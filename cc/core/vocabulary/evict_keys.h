@@ -1,4 +1,4 @@
-// Keys that leave a vocabulary because somebody says so, or with time.
+// Eviction of keys on request or after their time to live.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_EVICT_KEYS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_EVICT_KEYS_H_
@@ -23,23 +23,23 @@ struct KeyOfRow {
   int32_t count = 0;
 };
 
-// Frees the rows of `keys`; `evicted` are those that had one, in the order of
-// `keys`. Refused, with nothing changed, if a row is in use.
+// Evicts `keys`. `evicted` receives the keys that had a row, in the order of
+// `keys`. Returns an error and changes nothing if a row is in use.
 Status EvictKeys(const BucketLayout& layout, const VocabularyStep& step,
                  Span<const int64_t> keys, const VocabularyState& state,
                  std::vector<KeyOfRow>* evicted);
 
-// Frees the rows of all keys whose time is over, but those in use; `evicted`
-// by row.
+// Evicts all expired keys whose rows are not in use. `evicted` is ordered by
+// row.
 void EvictExpired(const BucketLayout& layout, const VocabularyPolicy& policy,
                   const VocabularyStep& step, const VocabularyState& state,
                   std::vector<KeyOfRow>* evicted);
 
-// Gives keys the rows back that one of the above has freed just now.
+// Restores the keys that one of the functions above has just evicted.
 void TakeBackEvicted(const std::vector<KeyOfRow>& evicted,
                      const VocabularyState& state);
 
-// All keys, by row; neither steps nor counts.
+// Returns all keys, ordered by row, without steps and counts.
 std::vector<KeyOfRow> ListKeys(const BucketLayout& layout,
                                const ShardedView<const int64_t>& stored);
 

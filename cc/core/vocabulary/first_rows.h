@@ -1,4 +1,4 @@
-// Rows and slot variables of new keys.
+// Initialization of rows and slot variables of new keys.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_
@@ -16,19 +16,19 @@
 
 namespace layoutmap {
 
-// A table, and what the row of a new key becomes.
+// A table and the initial values for rows of new keys.
 struct FirstRows {
   FirstValues values;
   RowType row_type = RowType::kFloat32;
   ShardedView<float> table;
-  ShardedView<uint16_t> half_table;  // instead, if it has 16-bit rows
+  ShardedView<uint16_t> half_table;  // used instead of `table` for 16-bit rows
   std::vector<ShardedView<float>> slots;
   std::vector<float> slot_values;
 };
 
-// Writes the rows of `new_keys`, whatever the keys before them have left there.
-// Values of 16-bit rows are rounded to the nearest, of two equally near ones to
-// the even one; they must not be too large for them.
+// Writes the rows of `new_keys` and overwrites the values of previous keys.
+// Values of 16-bit rows are rounded to nearest, ties to even, and must be in
+// the range of the type.
 void WriteFirstRows(
     const FirstRows& first, Span<const NewKey> new_keys,
     const ParallelFor& parallel_for,

@@ -31,7 +31,7 @@ double ValueOf(uint16_t bits, RowType type) {
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-TEST(FirstRowsTest, HalvesAreTheNearest) {
+TEST(FirstRowsTest, HalvesAreRoundedToNearest) {
   const RowPartition partition =
       MakePartition(Placement::kOffsets, std::vector<int64_t>{0, 8});
   for (RowType type : {RowType::kBfloat16, RowType::kFloat16}) {
@@ -54,7 +54,7 @@ TEST(FirstRowsTest, HalvesAreTheNearest) {
   }
 }
 
-TEST(FirstRowsTest, RowsAndSlotsOfNewKeysAndNoOthers) {
+TEST(FirstRowsTest, WritesRowsAndSlotsOfNewKeysOnly) {
   const RowPartition partition =
       MakePartition(Placement::kOffsets, std::vector<int64_t>{0, 16, 41});
   TestTable table(partition, 3, 1), slot(partition, 2, 2);
@@ -80,7 +80,7 @@ TEST(FirstRowsTest, RowsAndSlotsOfNewKeysAndNoOthers) {
   }
 }
 
-TEST(FirstRowsTest, AVocabularyIsAskedBack) {
+TEST(FirstRowsTest, AVocabularyCanBeRestored) {
   TestVocabulary one(8, VocabularyPolicy());
   ASSERT_TRUE(one.Admit({1, 2, 3}, {1, 1, {}}).ok());
   const std::vector<int64_t> before = one.Bits();

@@ -25,7 +25,7 @@ Status CheckKeys(const std::vector<KeptKey>& keys) {
   }
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   if (twice == sorted.end()) return Status();
-  return InvalidArgument("Each key must come once. Received twice: " +
+  return InvalidArgument("Keys must be unique. Received twice: " +
                          std::to_string(*twice));
 }
 

@@ -1,4 +1,4 @@
-// The keys of a vocabulary in one of another size.
+// Moves the keys of a vocabulary to a vocabulary of another size.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_MOVE_KEYS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_MOVE_KEYS_H_
@@ -14,9 +14,9 @@
 
 namespace layoutmap {
 
-// A key and what is known of it, wherever it comes from.
+// A key with its step and count in the source vocabulary.
 struct KeptKey {
-  int64_t from;  // its row there
+  int64_t from;  // row in the source
   int64_t key;
   int32_t last_step;
   int32_t count;
@@ -27,14 +27,14 @@ struct RowMove {
   int64_t to;
 };
 
-// All keys of a state, by row.
+// Returns all keys of a state, ordered by row.
 std::vector<KeptKey> KeysOfState(const BucketLayout& layout,
                                  const VocabularyState& state);
 
-// Puts keys into a vocabulary that has none. Those with the highest score at
-// `step` come first, of equal ones the lowest key; one that then finds no place
-// is dropped. `moves` are those that found one, in that order. Refused, with
-// nothing changed, if a key comes twice or is kEmptyKey.
+// Inserts keys into an empty vocabulary, in descending order of their score at
+// `step`; among equal scores, in ascending order of the key. A key without a
+// free row is dropped. `moves` receives the inserted keys in that order.
+// Returns an error and changes nothing if a key occurs twice or is kEmptyKey.
 Status PutKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                int32_t step, std::vector<KeptKey> keys,
                const VocabularyState& state, std::vector<RowMove>* moves);

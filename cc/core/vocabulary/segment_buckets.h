@@ -1,4 +1,4 @@
-// The buckets of one segment, as a worker reads and writes them.
+// Access of a worker to the buckets of one segment.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
@@ -12,41 +12,43 @@
 
 namespace layoutmap {
 
-// Where one lane of a vocabulary is.
+// Pointers to the values of one lane of a vocabulary.
 struct Lane {
   int64_t* key;
   int32_t* last_step;
   int32_t* count;
 };
 
-// A segment in one shard, which kernels go through.
-class WholeSegment {
+// A segment in one shard, which is processed by kernels.
+class SingleShardSegment {
  public:
-  // `next_keys` are those of the segment after this one, null if there is none.
-  WholeSegment(const BucketRange& range, const int64_t* next_keys,
-               const KeyKernels& kernels)
+  // `next_keys` are the keys of the following segment, or null if there is
+  // none.
+  SingleShardSegment(const BucketRange& range, const int64_t* next_keys,
+                     const KeyKernels& kernels)
       : range_(range),
         next_keys_(range.size > kMaxAhead ? nullptr : next_keys),
         kernels_(kernels) {}
 
-  // The rows of keys; returns how many buckets were looked into. `num_after`
-  // more places follow, for which it is called next.
+  // Finds the rows of keys and returns the number of visited buckets. `places`
+  // holds `num_after` more elements, for which the next call is made.
   int64_t Find(const KeyPlace* places, int64_t size, int64_t num_after,
                int64_t* rows) const {
     return kernels_.find(range_, places, size, num_after, rows);
   }
-  // The first row without a key that a search from `bucket` on comes to.
+  // Returns the first row without a key that a search starting in `bucket`
+  // visits.
   int64_t FindFree(int64_t bucket) const {
     return kernels_.find_free(range_, bucket);
   }
-  // The row whose last step is the lowest and below `step`; of equal ones the
-  // first of the table, for buckets may wrap around.
+  // Returns the row with the lowest last step, if that step is below `step`.
+  // Among equal steps, returns the lowest row, because buckets may wrap around.
   int64_t FindLeastRecent(int64_t bucket, int32_t step) const {
     return kernels_.find_least_recent(range_, bucket, step);
   }
-  // Asks for the keys of the segment after this one, in parts: [begin, end) of
-  // `total`. Where a batch looks into most lines of a segment, they come faster
-  // one after the other than when each of its keys asks for its own.
+  // Prefetches the part [begin, end) of `total` of the keys of the following
+  // segment. If a batch visits most cache lines of a segment, sequential
+  // prefetches are faster than a prefetch per key.
   void PrefetchNext(int64_t begin, int64_t end, int64_t total) const {
     if (next_keys_ == nullptr || 2 * total < range_.size) return;
     const int64_t last = range_.size * end / total;
@@ -55,11 +57,11 @@ class WholeSegment {
                          /*locality=*/2);
     }
   }
-  // Asks for what FindLeastRecent will read.
+  // Prefetches the data that FindLeastRecent reads.
   void Prefetch(int64_t bucket) const {
     const int64_t end = range_.first + range_.size;
     const int64_t last = std::min(bucket + range_.num_probes, end) - 1;
-    // Two buckets' steps fill a line.
+    // The steps of two buckets fill a cache line.
     for (int64_t one : {bucket, std::min(bucket + 2, last), last}) {
       __builtin_prefetch(range_.last_step +
                          (one - range_.first) * kKeysPerBucket);
@@ -71,7 +73,8 @@ class WholeSegment {
   }
 
  private:
-  // In lines of half a second-level cache; this segment needs the other half.
+  // In cache lines. The limit is half a second-level cache; the current segment
+  // needs the other half.
   static constexpr int64_t kMaxAhead = 8192;
 
   const BucketRange range_;
@@ -79,11 +82,11 @@ class WholeSegment {
   const KeyKernels& kernels_;
 };
 
-// The same of a segment that shards divide.
+// A segment that is distributed over several shards.
 template <typename Locate>
-class DividedSegment {
+class MultiShardSegment {
  public:
-  DividedSegment(const BucketLayout& layout, const Buckets<Locate>& buckets)
+  MultiShardSegment(const BucketLayout& layout, const Buckets<Locate>& buckets)
       : layout_(layout), buckets_(buckets) {}
 
   int64_t Find(const KeyPlace* places, int64_t size, int64_t /*num_after*/,
@@ -138,7 +141,7 @@ class DividedSegment {
   const Buckets<Locate>& buckets_;
 };
 
-// The keys of a segment if they follow each other in one shard, else null.
+// Returns the keys of a segment if they are contiguous in one shard, else null.
 template <typename Locate>
 int64_t* KeysInOneShard(const BucketLayout& layout,
                         const Buckets<Locate>& buckets, int64_t segment) {
@@ -152,12 +155,12 @@ int64_t* KeysInOneShard(const BucketLayout& layout,
   return keys;
 }
 
-// Calls `work(segment)` with what there is of a segment.
+// Calls `work(segment)` with the class that fits the segment.
 template <typename Locate, typename Work>
 void WithSegment(const BucketLayout& layout, const Buckets<Locate>& buckets,
                  const KeyKernels& kernels, int64_t segment, const Work& work) {
   if (KeysInOneShard(layout, buckets, segment) == nullptr) {
-    return work(DividedSegment<Locate>(layout, buckets));
+    return work(MultiShardSegment<Locate>(layout, buckets));
   }
   const int64_t size = layout.buckets_per_segment();
   const auto begin = buckets.at(segment * size);
@@ -169,7 +172,7 @@ void WithSegment(const BucketLayout& layout, const Buckets<Locate>& buckets,
               buckets.state->HasSegment(layout, segment + 1)
           ? KeysInOneShard(layout, buckets, segment + 1)
           : nullptr;
-  work(WholeSegment(range, next_keys, kernels));
+  work(SingleShardSegment(range, next_keys, kernels));
 }
 
 }  // namespace layoutmap

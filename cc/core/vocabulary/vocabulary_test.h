@@ -1,5 +1,5 @@
-// A vocabulary on the heap, in shards of exactly their size: AddressSanitizer
-// sees a read or a write one key beyond.
+// A test vocabulary whose shards are heap allocations of their exact size, so
+// that AddressSanitizer detects an access one key beyond a shard.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_VOCABULARY_TEST_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_VOCABULARY_TEST_H_
@@ -47,7 +47,7 @@ class TestVocabulary {
       state_.seen = seen_;
     }
   }
-  // The state is views of this object's own members.
+  // Copies are not possible because the state contains views of members.
   TestVocabulary(const TestVocabulary&) = delete;
   TestVocabulary& operator=(const TestVocabulary&) = delete;
 
@@ -69,7 +69,7 @@ class TestVocabulary {
     return found;
   }
 
-  // Everything, whatever the shards.
+  // Returns all values, independent of the sharding.
   std::vector<int64_t> Bits() const {
     std::vector<int64_t> bits;
     for (const auto& shard : keys_) {
@@ -89,7 +89,7 @@ class TestVocabulary {
   const VocabularyPolicy& policy() const { return policy_; }
   const VocabularyState& state() const { return state_; }
 
-  // Of the last `Admit`.
+  // Results of the last call of `Admit`.
   std::vector<int64_t> rows;
   AdmittedKeys admitted;
 

@@ -230,7 +230,7 @@ def test_an_embedding_has_one_writer(tmp_path):
     base = cases.save(one, tmp_path / "base")
     first = tlm.DeltaWriter(one, tmp_path / "first", base=base)
     second = tlm.DeltaWriter(one, tmp_path / "second", base=base)
-    with pytest.raises(RuntimeError, match="watched by somebody else by now"):
+    with pytest.raises(RuntimeError, match="later watch"):
         first.write()
     second.write()
     # Two processes on one directory.

@@ -313,7 +313,7 @@ def test_a_step_that_finds_no_place_changes_none_of_the_tables():
     }
     with pytest.raises(
         tf.errors.FailedPreconditionError,
-        match=r"Key 8 finds no place.*\(table 'ads'\)",
+        match=r"Key 8 has no free row.*\(table 'ads'\)",
     ):
         opened.enqueue({"text": tf.range(60), "ad": tf.range(60) % 9})
     after = {

@@ -91,7 +91,7 @@ def test_what_is_missing_on_a_server_is_applied_in_the_next_epoch(program):
 def test_a_closure_that_comes_late_is_refused(program):
     program.run(1, 0)
     program.applied.move_to_epoch(1, 2)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="given up"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="discarded"):
         program.run(1, 1)
     assert program.rows() == [1, 1]
 

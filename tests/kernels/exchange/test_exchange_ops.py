@@ -170,7 +170,7 @@ def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
 
 
 def test_words_that_do_not_fit_are_refused():
-    with pytest.raises(InvalidArgument, match="those of 2 features"):
+    with pytest.raises(InvalidArgument, match="contributions of 2 features"):
         ops.read_contributions(
             words=np.array([1, 2, 0], np.uint32), num_features=2
         )
