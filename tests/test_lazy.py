@@ -44,6 +44,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
         ("sharded_variable", "tf_layoutmap.ShardedVariable"),
         ("TPUEmbeding", "tf_layoutmap.TPUEmbedding"),
         ("layer", "tf_layoutmap.layers"),
+        # Two letters exchanged, one missing, one too many in a short name.
+        ("exprot", "tf_layoutmap.export"),
+        ("pak", "tf_layoutmap.pack"),
+        ("packk", "tf_layoutmap.pack"),
+        ("layot", "tf_layoutmap.layout"),
         # It is there, but in another package.
         ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
         ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),

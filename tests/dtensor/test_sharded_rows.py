@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import tests.strategies  # noqa: F401  splits the CPU before the first op
-from tf_layoutmap._core import dtensor_ops
+from tf_layoutmap._core import dtensor_ops, tf_private
 
 UNSHARDED = dtensor.UNSHARDED
 NUM_ROWS, DIM = 24, 5
@@ -170,3 +170,18 @@ def test_a_slot_variable_of_another_layout_is_refused(mesh):
             optimizer="adagrad",
             hyperparameters=ids,
         )
+
+
+def test_tensors_kept_for_a_mesh_are_dropped_with_the_device_of_dtensor(mesh):
+    kept = dtensor_ops._shard_index(mesh, "model")
+    assert dtensor_ops._shard_index(mesh, "model") is kept
+    device = tf_private.dtensor_api._dtensor_singleton
+    try:
+        # The state after `dtensor.shutdown_accelerator_system`.
+        tf_private.dtensor_api._dtensor_singleton = None
+        other = dtensor_ops._shard_index(mesh, "model")
+        assert other.device != kept.device
+        del other
+    finally:
+        tf_private.dtensor_api._dtensor_singleton = device
+    assert dtensor_ops._shard_index(mesh, "model") is kept

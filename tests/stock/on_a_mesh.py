@@ -94,6 +94,28 @@ def copies():
 
 
 @program
+def values():
+    """Values of sharded and replicated tensors and variables."""
+    sharded, full = put(numbers(4, 4), "x", U), put(numbers(4, 4), U, U)
+    found = {}
+    for name, x in (
+        ("sharded", sharded),
+        ("replicated", full),
+        ("sharded variable", dtensor.DVariable(sharded)),
+        ("replicated variable", dtensor.DVariable(full)),
+    ):
+        found[name] = attempts(
+            read=lambda x=x: x.numpy(),
+            array=lambda x=x: np.asarray(x),
+            copied=lambda x=x: np.array(x, np.float64),
+            constant=lambda x=x: tf.function(lambda: tf.constant(x))(),
+            number=lambda x=x: float(x[0, 0]),
+            truth=lambda x=x: bool(x[0, 0]),
+        )
+    return found
+
+
+@program
 def arithmetic():
     x, y = put(numbers(4, 4), "x", U), put(numbers(4, 4), U, "y")
 

@@ -257,21 +257,27 @@ def row_axis(table: dtensor.DVariable) -> str:
     return specs[0]
 
 
-@functools.lru_cache(maxsize=64)
 def _shard_index(mesh: dtensor.Mesh, axis: str) -> tf.Tensor:
-    """`[num_shards, 1, 1]` int32: on each device, which shard it holds."""
-    # Eagerly: a function that is being traced would own the tensor.
-    with tf.init_scope():
-        layout = dtensor.Layout(
-            [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
-        )
-        return dtensor.pack(
-            [
-                np.full([1, 1, 1], location[axis], np.int32)
-                for location in mesh.local_device_locations()
-            ],
-            layout,
-        )
+    """Returns the index of each device's shard, `[num_shards, 1, 1]` int32.
+
+    The tensor is kept as long as DTensor's device, which owns it.
+    """
+    kept = tf_private.kept_with_device("shard_index")
+    key = mesh.to_string(), axis
+    if key not in kept:
+        # Created eagerly: a function that is being traced would own the tensor.
+        with tf.init_scope():
+            layout = dtensor.Layout(
+                [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
+            )
+            kept[key] = dtensor.pack(
+                [
+                    np.full([1, 1, 1], location[axis], np.int32)
+                    for location in mesh.local_device_locations()
+                ],
+                layout,
+            )
+    return kept[key]
 
 
 def lookup_rows(

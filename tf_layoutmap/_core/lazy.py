@@ -82,9 +82,7 @@ def _advice(package: str, homes: dict[str, str], name: str) -> str:
             if ":" not in home:
                 for one in importlib.import_module(home).__all__:
                     known.setdefault(_simplified(one), f"{child}.{one}")
-    found = difflib.get_close_matches(
-        _simplified(name), known, n=1, cutoff=0.85
-    )
+    found = difflib.get_close_matches(_simplified(name), known, n=1, cutoff=0.7)
     if found:
         return f"Did you mean '{package}.{known[found[0]]}'?"
     return f"Its public names are: {', '.join(sorted(homes))}."

@@ -44,6 +44,15 @@ def is_same_checkpoint(one: str, other: str) -> bool:
     return paths.is_same(f"{newest or one}.index", f"{other}.index")
 
 
+def located(prefix: str) -> str:
+    """Returns a prefix whose folder is resolved.
+
+    Files of a checkpoint that are links stay links: writers replace the link.
+    """
+    folder, name = os.path.split(prefix)
+    return os.path.join(paths.resolve(folder), name)
+
+
 def data_files(prefix: str) -> dict[str, int]:
     """Returns the data files at a prefix, and how many each is one of."""
     found: dict[str, int] = {}
@@ -74,9 +83,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
     Raises:
       OSError: If it cannot be written, or is being written by another process.
     """
-    # Links of its files are replaced themselves.
-    folder, name = os.path.split(target)
-    target = os.path.join(paths.resolve(folder), name)
+    target = located(target)
     files.make_parent(target)
     with files.staged(target, alone=True) as folder:
         parts: list[_Part] = []
@@ -92,7 +99,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
                 )
             )
             del value
-        taken = _counts_in_use(target)
+        taken = counts_in_use(target)
         while len(parts) in taken:
             _join_smallest(parts, target)
         new = os.path.join(folder, "new")
@@ -102,7 +109,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
                 destination_prefix=new,
                 delete_old_dirs=False,
             )
-        _replace(new, target)
+        replace_checkpoint(new, target)
 
 
 class _Part:
@@ -166,8 +173,8 @@ def _join_smallest(parts: list[_Part], target: str) -> None:
     parts[:2] = [parts[0].join(parts[1], target)]
 
 
-def _counts_in_use(prefix: str) -> set[int]:
-    """The numbers of data files that a new checkpoint must not have."""
+def counts_in_use(prefix: str) -> set[int]:
+    """Returns the numbers of data files that a new checkpoint must not have."""
     if not tf.io.gfile.exists(f"{prefix}.index"):
         return set()
     count = _count_of(f"{prefix}.index")
@@ -190,10 +197,20 @@ def _count_of(index: str) -> int | None:
     return sum((byte & 127) << 7 * place for place, byte in enumerate(match[1]))
 
 
-def _replace(new: str, target: str) -> None:
-    """Renames a checkpoint; `target` is the old or the new one at any time."""
+def replace_checkpoint(new: str, target: str) -> None:
+    """Renames a checkpoint; `target` is the old or the new one at any time.
+
+    Args:
+      new: Prefix of a checkpoint on the same file system. Its number of data
+        files differs from the number at `target`.
+      target: Prefix, as returned by `located`.
+
+    Raises:
+      OSError: A file cannot be renamed.
+    """
     folder, moved = os.path.dirname(target), set[str]()
-    files.sync_tree(os.path.dirname(new))
+    for path in (*data_files(new), f"{new}.index"):
+        files.sync(path)
     try:
         for path in sorted(data_files(new)):
             to = target + path[len(new) :]

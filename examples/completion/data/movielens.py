@@ -32,6 +32,8 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
     Raises:
       DataError: TensorFlow Datasets is not installed, or cannot get the data.
     """
+    import tensorflow as tf
+
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -45,7 +47,10 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
             check_network()
             builder.download_and_prepare()
         ratings = builder.as_dataset(split="train").ragged_batch(_BATCH)
-        columns = _read_columns(tfds.as_numpy(ratings))
+        # An iterator that autotunes can take a minute to end.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        columns = _read_columns(tfds.as_numpy(ratings.with_options(options)))
     # What a missing network raises depends on the layer that misses it.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import divided_tables
+from tests.files import snapshots
 from tf_layoutmap import partition
 from tf_layoutmap._patches import engine, runtime_rows
 from tf_layoutmap.embedding.divided import tables
@@ -145,6 +146,46 @@ def test_an_error_leaves_the_file_before_and_brings_all_rows(
         before.values.numpy(),
     )
     assert not list(tmp_path.glob("*being-written*"))
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 20, 200, 30])
+def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
+    tmp_path, monkeypatch, part_bytes
+):
+    """Two, three and many files replace as many."""
+    monkeypatch.setattr(tables, "PART_BYTES", part_bytes)
+    told = [Told(seed=0), Told(seed=1)]
+    path = tmp_path / "all" / "saved"
+    tf.train.Checkpoint(table=told[0].table, other=tf.Variable(0.0)).write(path)
+    taken = snapshots.Snapshots(path.parent, tmp_path / "copies")
+    with taken.of_operations(monkeypatch):
+        tf.train.Checkpoint(table=told[1].table, other=tf.Variable(1.0)).write(
+            path
+        )
+
+    def number_of(prefix):
+        reader = tf.train.load_checkpoint(str(prefix))
+        number = int(reader.get_tensor(key_of("other")))
+        np.testing.assert_array_equal(
+            reader.get_tensor(key_of("table")), told[number].values.numpy()
+        )
+        return number
+
+    found = [number_of(one / "saved") for one in taken.folders]
+    assert found == sorted(found) and {*found} == {0, 1}
+    # The disk has all files before the index is renamed.
+    names = [name for name, _ in taken.calls]
+    assert names[-1 - names[::-1].index("replace") - 1] == "fsync"
+    assert names[0] == "fsync"
+    # A new save replaces this one, and what a killed process has left.
+    left = taken.folders[len(found) // 2]
+    for folder in (path.parent, left):
+        tf.train.Checkpoint(table=told[0].table, other=tf.Variable(0.0)).write(
+            folder / "saved"
+        )
+        assert number_of(folder / "saved") == 0
+        files = {one.name for one in folder.iterdir()}
+        assert len({name[-5:] for name in files}) == 2, files
 
 
 def test_what_saves_otherwise_is_given_the_whole_table():

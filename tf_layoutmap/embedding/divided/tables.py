@@ -24,11 +24,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import paths, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import checkpoint_files
 
 # How long a process waits for the others, which may be writing a checkpoint.
 # One that died is noticed earlier, by its connection.
@@ -234,6 +235,8 @@ class _Parts:
         self._num_bytes = 0
         self._most_bytes = PART_BYTES
         self._slices: list[tuple[str, str, tf.Tensor]] = []
+        # Name, slice and dtype of the tensors in each file after the first.
+        self._written: list[list[tuple[str, str, tf.DType]]] = []
 
     def expect(self, num_bytes: int) -> None:
         """Sets the size of files by the bytes of all tables together."""
@@ -267,18 +270,25 @@ class _Parts:
         """Makes one checkpoint of all files; returns its name.
 
         Raises:
-          Exception: What went wrong before.
+          Exception: An earlier write failed.
+          OSError: The files cannot be renamed.
         """
         if self._slices:
             self._flush()
         if self._error is not None:
             raise self._error
         with tf.device("/cpu:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=self._prefixes,
-                destination_prefix=target,
-                delete_old_dirs=False,
-            )
+            # TensorFlow itself writes and replaces a single file.
+            if len(self._prefixes) == 1 or not paths.is_local(target):
+                self._merge(target)
+            else:
+                place = checkpoint_files.located(target)
+                in_use = checkpoint_files.counts_in_use(place)
+                while len(self._prefixes) in in_use and len(self._prefixes) > 1:
+                    self._join_last()
+                new = checkpoint_files.located(f"{self.aside}-new")
+                self._merge(new)
+                checkpoint_files.replace_checkpoint(new, place)
             return tf.constant(target)
 
     def remove(self) -> None:
@@ -286,9 +296,49 @@ class _Parts:
         for path in tf.io.gfile.glob(f"{self.aside}*"):
             tf.io.gfile.remove(path)
 
+    def _merge(self, target: str) -> None:
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=self._prefixes,
+            destination_prefix=target,
+            delete_old_dirs=False,
+        )
+
+    def _join_last(self) -> None:
+        """Replaces the last two files by one."""
+        first = [_tensors_of(self.aside)] if len(self._prefixes) == 2 else []
+        values: list[tf.Tensor] = []
+        contents: list[tuple[str, str, tf.DType]] = []
+        for prefix, written in zip(
+            self._prefixes[-2:], [*first, *self._written[-2:]]
+        ):
+            names, specs, dtypes = zip(*written)
+            values += tf.raw_ops.RestoreV2(
+                prefix=prefix,
+                tensor_names=list(names),
+                shape_and_slices=list(specs),
+                dtypes=list(dtypes),
+            )
+            contents += written
+        names, specs, _ = zip(*contents)
+        joined = f"{self.aside}-joined-{len(self._prefixes)}"
+        tf.raw_ops.SaveV2(
+            prefix=joined,
+            tensor_names=list(names),
+            shape_and_slices=list(specs),
+            tensors=values,
+        )
+        self._prefixes[-2:] = [joined]
+        self._written[-2:] = [contents]
+
     def _flush(self) -> None:
         names, specs, values = zip(*self._slices)
         self._slices, self._num_bytes = [], 0
+        self._written.append(
+            [
+                (name, spec, value.dtype)
+                for name, spec, value in zip(names, specs, values)
+            ]
+        )
         self._prefixes.append(f"{self.aside}-{len(self._prefixes)}")
         with tf.device("/cpu:0"):
             self.try_to(
@@ -300,6 +350,12 @@ class _Parts:
                     tensors=list(values),
                 )
             )
+
+
+def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
+    """Returns name, slice and dtype of all tensors of a checkpoint."""
+    dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
+    return [(name, "", tf.as_dtype(dtypes[name])) for name in sorted(dtypes)]
 
 
 # Values of a table that each process sends to the first one at a time: 1 MiB.

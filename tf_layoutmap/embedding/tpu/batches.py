@@ -32,6 +32,7 @@ from tf_layoutmap.embedding import inputs, packing, replicas
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
+from tf_layoutmap.sharded.routing import assertions
 
 _MAX_INT32 = 2**31 - 1
 
@@ -470,19 +471,22 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
                 tf.equal(tf.size(one), 0),
                 tf.logical_and(lowest >= 0, highest < table.num_rows),
             )
+            sentence = (
+                f"Feature {feature.name!r}: ids must be in [0, "
+                f"{table.num_rows}), the rows of table {table.name!r}. "
+                "Received ids from"
+            )
+            if tf.executing_eagerly():
+                checks += assertions.require(
+                    is_inside, f"{sentence} ", lowest, " to ", highest
+                )
+                continue
             # The raw op: tf.debugging.Assert would put a branch around it,
             # which waits for every stateful operation before it.
             checks.append(
                 tf.raw_ops.Assert(
                     condition=is_inside,
-                    data=[
-                        f"Feature {feature.name!r}: ids must be in [0, "
-                        f"{table.num_rows}), the rows of table {table.name!r}. "
-                        "Received ids from",
-                        lowest,
-                        "to",
-                        highest,
-                    ],
+                    data=[sentence, lowest, "to", highest],
                     summarize=3,
                 )
             )

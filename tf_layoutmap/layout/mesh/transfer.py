@@ -30,7 +30,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     mesh_sizes,
     prepare_process,
 )
-from tf_layoutmap.layout.mesh.pinning import on_mesh
+from tf_layoutmap.layout.mesh.pinning import on_mesh, on_own_mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -193,6 +193,9 @@ def to_host(tensor: Any) -> np.ndarray:
 def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
     """Returns the value of an eager tensor; gathers it if it is sharded.
 
+    Tensors on meshes that were not passed to this package raise DTensor's
+    error.
+
     Args:
       original: Reads a tensor that one device, or each device, holds in full.
       tensor: An eager tensor.
@@ -204,8 +207,8 @@ def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
         # captures what cannot be read.
         if (
             not tf.executing_eagerly()
-            or not on_mesh(tensor)
-            or (dtensor.fetch_layout(tensor).is_fully_replicated())
+            or not on_own_mesh(tensor)
+            or dtensor.fetch_layout(tensor).is_fully_replicated()
         ):
             raise
     return to_host(tensor)

@@ -1,0 +1,68 @@
+"""Programs and pages read no dataset that autotunes.
+
+An iterator that autotunes can take a minute to end (TensorFlow 2.21). Only
+sources are read: while tests run, no dataset autotunes (tests/conftest.py).
+"""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+SWITCHED_OFF = "autotune.enabled = False"
+# What makes a dataset, and what reads one in a loop of its own.
+MAKES = re.compile(
+    r"tf\.data\.(?:Dataset\.\w+|\w+Dataset)\(|\.as_dataset\(|as_numpy\("
+)
+READS = re.compile(
+    r"\bfor [^\n]* in [^\n]*(?:dataset|batches|data\b)|"
+    r"\biter\(\w*(?:data|strat)"
+)
+SNIPPET = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+LOOPS = [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if any(
+        MAKES.search(code) and READS.search(code)
+        for code in SNIPPET.findall(page.read_text())
+    )
+]
+GUIDES = ["layout_maps", "several_processes", "tpu_embedding", "emulation"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES if MAKES.search(path.read_text())],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_an_example_that_makes_datasets_switches_autotuning_off(path):
+    assert SWITCHED_OFF in path.read_text()
+
+
+def test_the_examples_with_datasets_are_found():
+    found = {
+        str(path.relative_to(ROOT / "examples"))
+        for path in EXAMPLES
+        if MAKES.search(path.read_text())
+    }
+    assert {
+        "clicks/criteo.py",
+        "clicks/run.py",
+        "transformer/training.py",
+        "completion/data/movielens.py",
+    } <= found
+
+
+@pytest.mark.parametrize(
+    "page", LOOPS, ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_with_a_custom_loop_switches_autotuning_off(page):
+    assert SWITCHED_OFF in page.read_text()
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_guides_of_custom_loops_say_why(guide):
+    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
+    assert re.search(r"autotunes\s+can\s+take\s+a\s+minute\s+to\s+end", text)
