@@ -13,8 +13,8 @@ RowTuning LookupTuning(RowType row_type) {
 
 RowTuning UpdateTuning(RowType row_type, int64_t dim) {
   // A row and its slot row are prefetched together. A few wide rows already
-  // fill the queue of memory requests. The narrowest rows share cache lines, so
-  // that a line is prefetched twice.
+  // fill the queue of memory requests. Cache lines of the narrowest rows would
+  // be prefetched twice.
   if (dim >= 64) return {8, 16, 256};
   if (dim <= 8 && row_type == RowType::kFloat32) return {4, 16, 256};
   return {16, 16, 256};

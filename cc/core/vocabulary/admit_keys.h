@@ -42,11 +42,11 @@ struct NewKey {
 };
 
 struct VocabularyCounts {
-  int64_t num_lookups = 0;   // all keys
+  int64_t num_lookups = 0;   // keys in all steps
   int64_t num_known = 0;     // keys that already had a row
   int64_t num_probes = 0;    // visited buckets
   int64_t num_admitted = 0;  // new keys that got a row, without duplicates
-  int64_t num_rejected = 0;  // new keys that were not admitted
+  int64_t num_rejected = 0;  // new keys that a step did not admit
   int64_t num_full = 0;      // admitted keys without a free row
   int64_t num_evicted = 0;   // keys that lost their row
   int64_t num_expired = 0;   // evicted keys that had expired
