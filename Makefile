@@ -51,6 +51,7 @@ help:  ## Lists the targets of this Makefile.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | \
 	    awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
+# The packages of a build and of the demo.
 $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
 	bash .ci/make_venv $(VENV) $(PYTHON)
@@ -61,8 +62,13 @@ $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	$(RUN) setup.py -q build_ext --inplace
 	# In compat mode editors and type checkers resolve the package.
 	$(RUN) -m pip install -q --no-build-isolation \
-	    --config-settings editable_mode=compat \
-	    -e '.[$(TF_PACKAGE),datasets,develop]'
+	    --config-settings editable_mode=compat -e '.[$(TF_PACKAGE)]'
+	touch $@
+
+# The packages of tests and checks. The package itself is installed, so pip
+# installs only what its extras name.
+$(VENV)/.develop: $(VENV)/.packages
+	$(RUN) -m pip install -q 'tf_layoutmap[datasets,develop]'
 	# Required only by tests. Its dependencies would install `tensorflow` over
 	# tensorflow-cpu.
 	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
@@ -84,22 +90,22 @@ demo: build  ## Trains, saves and serves a model; DEMO_FLAGS=--fresh starts a ne
 	$(RUN) examples/next_identifier.py $(DEMO_FLAGS)
 
 .PHONY: check
-check: build  ## Runs the fast Python tests.
+check: build $(VENV)/.develop  ## Runs the fast Python tests.
 	$(RUN) -m pytest $(BY_FILES) -m "not slow" $(PYTEST_FLAGS)
 
 .PHONY: test
-test: build  ## Runs all tests, C++ and Python.
+test: build $(VENV)/.develop  ## Runs all tests, C++ and Python.
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
 	$(RUN) -m pytest $(BY_FILES) $(PYTEST_FLAGS)
 
 .PHONY: real
-real: build  ## Runs third-party models and programs with and without a mesh.
+real: build $(VENV)/.develop  ## Runs third-party models and programs with and without a mesh.
 	mkdir -p build
 	$(RUN) -m tests.real --json build/real.json $(REAL_FLAGS)
 
 .PHONY: bench
-bench: build  ## Measures speed against TensorFlow's own ops and the machine's limit.
+bench: build $(VENV)/.develop  ## Measures speed against TensorFlow's own ops and the machine's limit.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
@@ -114,19 +120,19 @@ $(PEERS)/.packages:
 	touch $@
 
 .PHONY: bench-peers
-bench-peers: build $(PEERS)/.packages  ## Measures tables against FBGEMM, in a separate venv.
+bench-peers: build $(VENV)/.develop $(PEERS)/.packages  ## Measures tables against FBGEMM, in a separate venv.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
 	    --fbgemm_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
 
 .PHONY: bench-cluster
-bench-cluster: build  ## Measures steps over parameter servers, and the bytes that they send.
+bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers, and the bytes that they send.
 	$(RUN) -m benchmarks cluster --json=build/cluster.json $(BENCH_FLAGS)
 
 # The package is already installed, so this command installs only the packages
 # of the extra.
-$(VENV)/.docs_packages: $(VENV)/.packages
+$(VENV)/.docs_packages: $(VENV)/.develop
 	$(RUN) -m pip install -q 'tf_layoutmap[docs]'
 	touch $@
 
@@ -138,7 +144,7 @@ docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/.
 	@echo "Open site/index.html in a browser."
 
 .PHONY: wheel
-wheel: build  ## Builds a manylinux wheel in wheelhouse/.
+wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/.
 	bash .ci/wheel $(RUN)
 
 .PHONY: wheels
@@ -155,7 +161,7 @@ asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
 	$(BAZEL) test --config=asan //cc/core/... //cc/emulation:all
 
 .PHONY: asan-ops
-asan-ops: build  ## Runs the op tests with an ASan build of the core inside TensorFlow.
+asan-ops: build $(VENV)/.develop  ## Runs the op tests with an ASan build of the core inside TensorFlow.
 	bash .ci/asan_ops $(RUN) $(BAZEL) $(BY_FILES) -m "not slow" \
 	    tests/kernels tests/embedding
 
@@ -170,7 +176,7 @@ fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20), parsers for FUZZ_PARSER_S
 	bash .ci/fuzz $(BAZEL) $(FUZZ_SECONDS) $(FUZZ_PARSER_SECONDS)
 
 .PHONY: lint
-lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, its types, C++ and BUILD files.
+lint: $(VENV)/.develop .tools/buildifier  ## Checks Python, its types, C++ and BUILD files.
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	# Without this variable, pyright warns that a newer version of itself exists.
@@ -179,7 +185,7 @@ lint: $(VENV)/.packages .tools/buildifier  ## Checks Python, its types, C++ and 
 	.tools/buildifier -mode=check -lint=warn $(BAZEL_FILES)
 
 .PHONY: format
-format: $(VENV)/.packages .tools/buildifier  ## Formats Python, C++ and BUILD files as `make lint` requires.
+format: $(VENV)/.develop .tools/buildifier  ## Formats Python, C++ and BUILD files as `make lint` requires.
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CC_FILES)

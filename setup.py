@@ -169,7 +169,10 @@ class BazelBuild(build_ext.build_ext):
         # likely, so the Bazel server keeps running. After `pip install` no
         # other build follows, and the server would occupy 300 MB.
         shut_down = "build_ext" not in sys.argv and not is_serving()
-        progress = ["--show_progress"] if sys.stderr.isatty() else []
+        # In a log one line every 20 seconds shows that the build goes on.
+        progress = ["--show_progress"]
+        if not sys.stderr.isatty():
+            progress += ["--curses=no", "--show_progress_rate_limit=20"]
         try:
             status = subprocess.run(
                 [bazel, "build", *progress, "//cc:native"],

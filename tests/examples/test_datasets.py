@@ -20,7 +20,9 @@ READS = re.compile(
     r"\bfor [^\n]* in [^\n]*(?:dataset|batches|data\b)|"
     r"\biter\(\w*(?:data|strat)"
 )
-SNIPPET = re.compile(r"^ *```py(?:thon)?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SNIPPET = re.compile(
+    r"^ *```py(?:thon)?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
+)
 LOOPS = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))

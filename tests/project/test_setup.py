@@ -21,6 +21,13 @@ exit 1
 """
 
 
+# Where the output is no terminal.
+BUILD = (
+    "build --show_progress --curses=no --show_progress_rate_limit=20 "
+    "//cc:native"
+)
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """As much of the project as setup.py reads before it calls Bazel."""
@@ -67,7 +74,7 @@ def run_setup(checkout, *arguments):
 
 def test_what_pip_starts_is_shut_down_again(checkout):
     said, calls = run_setup(checkout, "build")
-    assert calls == ["build //cc:native", "shutdown"]
+    assert calls == [BUILD, "shutdown"]
     # Before minutes of silence: what, how long, how much memory.
     for word in ("native parts with Bazel", "minutes", "GB of memory"):
         assert word in said
@@ -76,7 +83,7 @@ def test_what_pip_starts_is_shut_down_again(checkout):
 
 def test_who_builds_again_and_again_keeps_the_server(checkout):
     _, calls = run_setup(checkout, "build_ext", "--inplace")
-    assert calls == ["build //cc:native"]
+    assert calls == [BUILD]
 
 
 def test_a_server_that_was_there_is_left_alone(checkout):
@@ -94,7 +101,7 @@ def test_a_server_that_was_there_is_left_alone(checkout):
     finally:
         server.kill()
         server.wait()
-    assert calls == ["build //cc:native"]
+    assert calls == [BUILD]
 
 
 @pytest.fixture
