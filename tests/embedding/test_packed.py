@@ -196,7 +196,7 @@ def test_batches_of_other_features_are_refused():
     wrong[3, 1] = 99
     with pytest.raises(InvalidArgument, match="sample 3: the numbers of ids"):
         embedding.enqueue(wrong)
-    with pytest.raises(InvalidArgument, match="Packed weights must be of the"):
+    with pytest.raises(InvalidArgument, match="Packed weights must have the"):
         tf.function(
             lambda weights: embedding.enqueue(packed, weights),
             input_signature=[tf.TensorSpec(None, tf.float32)],

@@ -173,7 +173,7 @@ def test_what_has_expired_is_refused_by_its_token():
     ):
         engine.follow(0, token, gradients)
     engine.apply_followed(0, mark)
-    with pytest.raises(FailedPrecondition, match="were applied already"):
+    with pytest.raises(FailedPrecondition, match="were already applied"):
         engine.apply_followed(0, mark)
     ops.reset_host_engine(engine.handle)
     assert engine.kept() == ([0], [0])

@@ -186,7 +186,7 @@ def test_of_several_servers_training_and_saving_go_on_after_it(tmp_path):
         )
         return ours.dequeue()
 
-    with pytest.raises(tf.errors.FailedPreconditionError, match="no place"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no free row"):
         enqueue([*mixed[:100], other])
     ours.reset()
     assert not vocabulary.contains(mixed).numpy().any()

@@ -112,7 +112,7 @@ def test_a_closure_that_comes_again_changes_nothing(found):
 
 def test_a_second_step_in_a_closure_is_refused(found):
     (refused,), wrong = found["two_steps_in_a_closure"]
-    assert "has applied gradients of this embedding already" in refused
+    assert "has already applied gradients of this embedding" in refused
     assert wrong == []
 
 

@@ -329,7 +329,7 @@ def test_what_is_applied_twice_or_too_late_is_an_error():
     gradients = tape.gradient(loss, weights)
     optimizer.apply(gradients, weights)
     with pytest.raises(
-        tf.errors.FailedPreconditionError, match="applied already.*'words'"
+        tf.errors.FailedPreconditionError, match="already applied.*'words'"
     ):
         optimizer.apply(gradients, weights)
     with tf.GradientTape() as tape:
