@@ -353,8 +353,8 @@ void DefineVocabulary(py::module_* m) {
          py::arg("half_life_steps"),
          "Returns keys by row in a vocabulary of another capacity, and moves.");
   m->def("first_values", &FirstValuesPy, py::arg("kind"), py::arg("a"),
-         py::arg("dim"), "Returns initial rows of keys, [num_keys, dim].");
-         py::arg("dim"), "The first rows of keys, [num_keys, dim].");
+         py::arg("b"), py::arg("seed"), py::arg("keys").noconvert(),
+         py::arg("dim"), "Returns the initial rows of keys, [num_keys, dim].");
 }
 
 }  // namespace layoutmap
