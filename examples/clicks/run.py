@@ -94,7 +94,7 @@ def run(
         _show_keys(report, model, clicks)
     compare(report, model, clicks, table_rows, settings, planted)
     serve(report, model, clicks, table_rows, folder)
-    report.farewell()
+    report.print_summary()
 
 
 def compare(

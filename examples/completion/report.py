@@ -172,7 +172,7 @@ class Report:
             "an answer that is not among them is a miss for all three."
         )
 
-    def farewell(self) -> None:
+    def print_summary(self) -> None:
         """Says how long it took and how much memory."""
         # Of the largest process: the one that serves is much smaller.
         peak = max(

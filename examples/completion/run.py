@@ -170,7 +170,7 @@ def run(
     _export_and_ask(
         model, plan, reader, vocabulary, newest, folder, test_positions, report
     )
-    report.farewell()
+    report.print_summary()
 
 
 def _check_enough(

@@ -136,7 +136,7 @@ def run(
         f"{stats[TABLES[0]]['share_known']:.1%} of the lookups of what came "
         "before found a row."
     )
-    report.farewell()
+    report.print_summary()
 
 
 def _train(

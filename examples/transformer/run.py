@@ -92,7 +92,7 @@ def run(
             )
         ],
     )
-    report.farewell()
+    report.print_summary()
 
 
 def read(data: str, settings: Settings) -> Text:
