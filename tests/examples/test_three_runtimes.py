@@ -13,7 +13,8 @@ def test_host_and_emulated_tpu_agree_bit_by_bit(start):
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert re.search(r"host engine +│ +1 │.*reference", ended.stdout)
     row = re.search(
-        r"emulated TPU +│ +4 │.*?│ +([\d.]{8}) │ +([\d.]{8}) │ bitwise identical",
+        r"emulated TPU +│ +4 │.*?│ +([\d.]{8}) │ +([\d.]{8}) │ "
+        "bitwise identical",
         ended.stdout,
     )
     # Training lowers the loss.
