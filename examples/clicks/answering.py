@@ -17,7 +17,7 @@ def answer(folder: str, asked: str, answered: str) -> None:
     model = tf.saved_model.load(folder)
     np.save(
         answered,
-        model.chances(
+        model.probabilities(
             tf.constant(Path(asked).read_bytes().split(b"\n"))
         ).numpy(),
     )

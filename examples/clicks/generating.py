@@ -43,8 +43,8 @@ def generate(path: Path, num_lines: int, seed: int) -> None:
     numbers = [
         _draw_numbers(draw, number, num_lines) for number in range(NUM_NUMBERS)
     ]
-    chances = _chances(draw, categories, numbers)
-    labels = draw.random(num_lines) < chances
+    probabilities = _probabilities(draw, categories, numbers)
+    labels = draw.random(num_lines) < probabilities
     columns = [["1" if label else "0" for label in labels]]
     columns += [
         ["" if value == _BLANK else str(value) for value in column]
@@ -64,11 +64,11 @@ def generate(path: Path, num_lines: int, seed: int) -> None:
     path.write_text(
         "".join("\t".join(line) + "\n" for line in zip(*columns, strict=True))
     )
-    np.save(path.with_suffix(".npy"), chances.astype(np.float32))
+    np.save(path.with_suffix(".npy"), probabilities.astype(np.float32))
     note.write_text(json.dumps(facts))
 
 
-def planted_chances(path: Path) -> np.ndarray:
+def true_probabilities(path: Path) -> np.ndarray:
     """Returns the click probability of each line that `generate` wrote."""
     return np.load(path.with_suffix(".npy"))
 
@@ -80,8 +80,8 @@ def _num_values(category: int) -> int:
 
 def _draw_values(draw, category, num_lines):
     ranks = np.arange(1, _num_values(category) + 1)
-    chance = ranks**-_ZIPF
-    values = draw.choice(len(ranks), num_lines, p=chance / chance.sum())
+    shares = ranks**-_ZIPF
+    values = draw.choice(len(ranks), num_lines, p=shares / shares.sum())
     # One in ten values of every third category is blank.
     return np.where(
         draw.random(num_lines) < 0.1 * (category % 3 == 2), _BLANK, values
@@ -93,7 +93,7 @@ def _draw_numbers(draw, column, num_lines):
     return np.where(draw.random(num_lines) < 0.04 * column, _BLANK, values)
 
 
-def _chances(draw, categories, numbers):
+def _probabilities(draw, categories, numbers):
     logits = np.full(len(numbers[0]), -1.4)
     for column in numbers:
         present = np.maximum(column, 0)

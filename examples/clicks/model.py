@@ -123,7 +123,9 @@ def logit_of(numbers, found: list, dim: int):
     return keras.layers.Dense(1, name="logit")(top)
 
 
-def chances_of(model: keras.Model, batches: tf.data.Dataset) -> np.ndarray:
+def predict_probabilities(
+    model: keras.Model, batches: tf.data.Dataset
+) -> np.ndarray:
     """Returns the predicted click probability of each line."""
     logits = model.predict(batches, verbose=0)[:, 0].astype(np.float64)
     return 1 / (1 + np.exp(-logits))

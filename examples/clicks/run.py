@@ -22,8 +22,8 @@ from clicks.criteo import (
     look_through,
     read_lines,
 )
-from clicks.generating import generate, planted_chances
-from clicks.model import TABLES, chances_of
+from clicks.generating import generate, true_probabilities
+from clicks.model import TABLES, predict_probabilities
 from clicks.scores import ClickRates, auc, log_loss
 from clicks.settings import Settings
 
@@ -99,10 +99,10 @@ def run(
         model = training.make_or_load(
             tf.distribute.get_strategy(), settings, table_rows, folder
         )
-    planted = planted_chances(path) if data is None else None
+    truth = true_probabilities(path) if data is None else None
     if is_open:
         _show_keys(report, model, clicks)
-    compare(report, model, clicks, table_rows, settings, planted)
+    compare(report, model, clicks, table_rows, settings, truth)
     serve(report, model, clicks, table_rows, folder)
     report.print_summary()
 
@@ -113,7 +113,7 @@ def compare(
     clicks: Clicks,
     table_rows: list[int] | None,
     settings: Settings,
-    planted: np.ndarray | None,
+    truth: np.ndarray | None,
 ) -> None:
     """Compares the model with baselines on the held-out lines."""
     held_out = held_out_batches(clicks, table_rows, settings.batch_size)
@@ -132,11 +132,11 @@ def compare(
     )
     figures = {
         "constant rate": np.full(len(labels), rates.mean),
-        "naive Bayes": rates.chances(features),
-        "DLRM": chances_of(model, held_out),
+        "naive Bayes": rates.probabilities(features),
+        "DLRM": predict_probabilities(model, held_out),
     }
-    if planted is not None:
-        figures["true probabilities"] = planted[
+    if truth is not None:
+        figures["true probabilities"] = truth[
             clicks.num_training : clicks.num_lines
         ]
     report.table(
@@ -145,10 +145,10 @@ def compare(
         [
             [
                 name,
-                f"{auc(labels, chances):.4f}",
-                f"{log_loss(labels, chances):.4f}",
+                f"{auc(labels, probabilities):.4f}",
+                f"{log_loss(labels, probabilities):.4f}",
             ]
-            for name, chances in figures.items()
+            for name, probabilities in figures.items()
         ],
         numbers=["AUC", "log loss"],
     )
@@ -161,7 +161,7 @@ def compare(
         )
         + (
             "No model can be better than the true probabilities. "
-            if planted is not None
+            if truth is not None
             else ""
         )
         + (
@@ -194,7 +194,7 @@ def serve(
             for line, _ in zip(file, range(clicks.num_lines))
         ]
     asked = lines[clicks.num_training :][:_NUM_ASKED]
-    own = served.chances(tf.constant(asked)).numpy()
+    own = served.probabilities(tf.constant(asked)).numpy()
     answers = serving.ask_elsewhere(target, asked)
     difference = np.abs(answers - own).max()
     if not difference <= _TOLERANCE:

@@ -38,13 +38,15 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     return float(above / (num_clicks * (len(labels) - num_clicks)))
 
 
-def log_loss(labels: np.ndarray, chances: np.ndarray) -> float:
+def log_loss(labels: np.ndarray, probabilities: np.ndarray) -> float:
     """Returns the log loss (mean negative log-likelihood), in nats."""
-    chances = np.clip(chances.astype(np.float64), 1e-7, 1 - 1e-7)
+    probabilities = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
     return float(
         -np.mean(
             np.where(
-                np.asarray(labels, bool), np.log(chances), np.log1p(-chances)
+                np.asarray(labels, bool),
+                np.log(probabilities),
+                np.log1p(-probabilities),
             )
         )
     )
@@ -78,7 +80,7 @@ class ClickRates:
                 - self._base
             )
 
-    def chances(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
+    def probabilities(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the predicted click probability of each line."""
         logits = self._base
         for evidence, values in zip(self._evidence, _columns(features)):

@@ -1,4 +1,4 @@
-"""Export of the model, and its predictions in a process without tf_layoutmap."""
+"""Export of the model, and predictions without tf_layoutmap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Served(tf.Module):
         self._table_rows = table_rows and tuple(table_rows)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-    def chances(self, lines):
+    def probabilities(self, lines):
         """Returns the click probability of each line, `[num_lines]` float32."""
         features = read_facts(lines, self._table_rows)
         return tf.sigmoid(self._model(features, training=False))[:, 0]

@@ -58,7 +58,7 @@ class BigramCounts:
         return self._after[self._splits[previous] : self._splits[previous + 1]]
 
     def ranks(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Returns the rank of each target in the format of `frequency_ranks`."""
+        """Returns the rank of each target as `frequency_ranks` does."""
         ranks = np.zeros(len(targets), np.int64)
         for row in np.unique(previous):
             asked = np.flatnonzero((previous == row) & (targets != UNKNOWN))

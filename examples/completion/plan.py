@@ -104,7 +104,7 @@ class Plan:
         return tlm.TPUEmbedding(self.serving_features(), None)
 
     def costs(self) -> list[dict[str, object]]:
-        """Returns the configuration and size of each table, one row per table."""
+        """Returns the configuration and the size of each table."""
         return [
             {
                 "table": table.name,

@@ -1,4 +1,4 @@
-"""Export of the model, and its predictions in a process without tf_layoutmap."""
+"""Export of the model, and predictions without tf_layoutmap."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 It is smaller than `completion.model`: a tower maps the last items to a query,
 whose dot products with the rows of possible next items are their scores.
-Negatives are drawn from earlier items, so a score estimates how much more likely
-an item is than its frequency suggests. The log of its count is added when items
-are offered.
+Negatives are drawn from earlier items, so a score estimates how much more
+likely an item is than its frequency suggests. The log of its count is added
+when items are offered.
 """
 
 from __future__ import annotations

@@ -131,18 +131,18 @@ def train(
         num_steps,
         unit_name="step",
         stateful_metrics=["loss", "examples/s"],
-        # A log file cannot redraw a progress bar, so it gets a line every 10 s.
+        # A log file cannot redraw a progress bar; it gets a line every 10 s.
         interval=0.2 if sys.stdout.isatty() else 10,
     )
     start, num_examples, loss = time.monotonic(), 0, None
     for step in range(first, num_steps):
         positions = sampler.positions(step)
-        negatives, log_chance = sampler.negatives(step)
+        negatives, log_probability = sampler.negatives(step)
         found = model.train_step(
             to_tensors(reader.batch(positions)),
             tf.constant(reader.targets(positions)),
             tf.constant(negatives),
-            tf.constant(log_chance),
+            tf.constant(log_probability),
         )
         num_examples += len(positions)
         found = float(found)
@@ -151,7 +151,7 @@ def train(
                 f"The loss must be finite. Received: {found} (step {step}). The "
                 f"last checkpoint is {checkpoints.latest}."
             )
-        # An exponential moving average, because the loss of a batch is noisy.
+        # The moving average is printed, because the loss of a batch is noisy.
         loss = found if loss is None else 0.98 * loss + 0.02 * found
         rate = num_examples / (time.monotonic() - start)
         if (step + 1) % save_every == 0 or step + 1 == num_steps:

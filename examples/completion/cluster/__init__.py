@@ -30,7 +30,7 @@ _BATCH_SPEC = {
     },
     "target": _IDS,
     "negatives": _IDS,
-    "log_chance": tf.TensorSpec([None], tf.float32),
+    "log_probability": tf.TensorSpec([None], tf.float32),
 }
 # An epoch of a large folder would take many times the size of the folder.
 _MOST_BATCHES = 500
@@ -49,11 +49,11 @@ def write_batches(
     def batches():
         for step in range(min(count, _MOST_BATCHES)):
             positions = sampler.positions(step)
-            negatives, log_chance = sampler.negatives(step)
+            negatives, log_probability = sampler.negatives(step)
             batch = {
                 "target": reader.targets(positions),
                 "negatives": negatives,
-                "log_chance": log_chance,
+                "log_probability": log_probability,
             }
             for name, rows in reader.batch(positions).items():
                 batch[f"{name}/values"] = rows.values
@@ -115,7 +115,10 @@ def train(
             for name in FEATURE_SPECS
         }
         model.take_step(
-            features, batch["target"], batch["negatives"], batch["log_chance"]
+            features,
+            batch["target"],
+            batch["negatives"],
+            batch["log_probability"],
         )
         return tf.size(batch["target"])
 

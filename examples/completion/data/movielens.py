@@ -46,7 +46,7 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
             builder.download_and_prepare()
         ratings = builder.as_dataset(split="train").ragged_batch(_BATCH)
         columns = _read_columns(tfds.as_numpy(ratings))
-    # The type of the error depends on the layer that detects the missing network.
+    # The type of the error depends on the layer that detects the failure.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise DataError(

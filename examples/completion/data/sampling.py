@@ -45,7 +45,7 @@ class BatchSampler:
         self._up_to = np.cumsum(shares)
         self._up_to /= self._up_to[-1]
         # Log of the probability that a row is drawn at least once.
-        self._log_chance = np.log(
+        self._log_probability = np.log(
             np.maximum(
                 -np.expm1(
                     num_negatives * np.log1p(-np.minimum(shares, 1 - 1e-9))
@@ -75,4 +75,4 @@ class BatchSampler:
             self._num_negatives
         )
         rows = np.unique(np.searchsorted(self._up_to, draws, side="right"))
-        return rows.astype(np.int32), self._log_chance[rows]
+        return rows.astype(np.int32), self._log_probability[rows]

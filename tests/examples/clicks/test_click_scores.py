@@ -43,13 +43,13 @@ def test_naive_bayes_smooths_the_click_rate_of_a_value():
     features["C1"] = draw.integers(0, 2, size)
     features["numbers"] = np.zeros((size, 13), np.float32)
     labels = (draw.random(size) < np.where(features["C1"], 0.8, 0.2)) * 1.0
-    chances = ClickRates(features, labels).chances(features)
+    probabilities = ClickRates(features, labels).probabilities(features)
     mean = labels.mean()
     for value in (0, 1):
         mine = features["C1"] == value
-        # The prior is 20 lines at the mean rate. The other columns are constant.
+        # The prior is 20 lines at the mean rate; other columns are constant.
         rate = (labels[mine].sum() + 20 * mean) / (mine.sum() + 20)
-        np.testing.assert_allclose(chances[mine], rate)
+        np.testing.assert_allclose(probabilities[mine], rate)
 
 
 def test_unseen_value_does_not_change_the_prediction():
@@ -57,4 +57,4 @@ def test_unseen_value_does_not_change_the_prediction():
     features["numbers"] = np.zeros((4, 13), np.float32)
     rates = ClickRates(features, np.array([1.0, 0, 0, 0]))
     new = {**features, "C7": np.full(4, 99)}
-    np.testing.assert_allclose(rates.chances(new), 0.25)
+    np.testing.assert_allclose(rates.probabilities(new), 0.25)

@@ -136,10 +136,10 @@ def test_generated_file_has_the_format_and_skewed_values(tmp_path):
     values, counts = np.unique(columns[39], return_counts=True)
     assert counts.max() > 40 * np.median(counts)
     assert all(len(value) in (0, 8) for value in values)
-    chances = generating.planted_chances(path)
+    probabilities = generating.true_probabilities(path)
     labels = np.array(columns[0], int)
     # Three standard deviations of a mean of 4000 draws.
-    assert abs(labels.mean() - chances.mean()) < 3 * 0.5 / 4000**0.5
+    assert abs(labels.mean() - probabilities.mean()) < 3 * 0.5 / 4000**0.5
 
 
 def test_equal_arguments_generate_equal_files(tmp_path):
