@@ -148,8 +148,8 @@ def train(
         found = float(found)
         if not math.isfinite(found):
             raise FloatingPointError(
-                f"The loss must be finite. Received: {found} (step {step}). The "
-                f"last checkpoint is {checkpoints.latest}."
+                f"The loss must be finite. Received: {found} (step {step}). "
+                f"The last checkpoint is {checkpoints.latest}."
             )
         # The moving average is printed, because the loss of a batch is noisy.
         loss = found if loss is None else 0.98 * loss + 0.02 * found

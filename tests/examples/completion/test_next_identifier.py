@@ -32,7 +32,8 @@ def first_run(start, sources, model_dir):
 def figures_of(printed):
     """Returns recall@10 and MRR of each row of the comparison."""
     found = re.findall(
-        r"│ (most frequent|bigram counts|neural model) +│ +([\d.]+) │ +([\d.]+)",
+        r"│ (most frequent|bigram counts|neural model) +│ +([\d.]+) │ +"
+        r"([\d.]+)",
         printed,
     )
     return {name: (float(recall), float(mrr)) for name, recall, mrr in found}
