@@ -7,7 +7,7 @@ ids:
 * `one`: the same operation on a single `tf.Variable`, to measure the cost of
   sharding;
 * `tf`: TensorFlow's own `ShardedVariable` with as many shards. Its lookup is
-  `tf.nn.embedding_lookup`, because its `tf.gather` returns wrong rows.
+  `tf.nn.embedding_lookup`, because its `tf.gather` returns different rows.
 
 Routing compares `LayoutMap>RouteIds` with div, mod and `dynamic_partition`. A
 training step has several operations, so each timed call of a `tf.function`
@@ -76,7 +76,8 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
     def route_by_op(ids, rows):
         del rows
         routed = _ops.route_ids(ids=ids, offsets=offsets, placement="div")
-        # These are the results that TensorFlow's operations return, too.
+        # These results match TensorFlow's operations. The owner of each id is
+        # not returned.
         return routed.local_rows, routed.splits, routed.permutation
 
     base, extra = divmod(NUM_ROWS, num_shards)

@@ -124,9 +124,9 @@ def draw_ids(
 
     Args:
       rng: Random number generator.
-      distribution: `"uniform"` or `"zipf"`. With `"zipf"` the probability of
-        the row of rank `k` is about `k ** -1.05` of that of the first row.
-        Ranks are scattered over the table, as in hashed vocabularies.
+      distribution: `"uniform"` or `"zipf"`. With `"zipf"` the row of rank
+        `k` is about `k ** -1.05` times as frequent as the first row. Ranks are
+        scattered over the table, as in hashed vocabularies.
       num_ids: Number of ids.
       num_rows: Number of rows of the table.
 

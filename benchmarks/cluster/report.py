@@ -11,8 +11,8 @@ processes are on this machine.
 * `keras`: `keras.layers.Embedding` of a table of 1 M rows with the same update.
 
 A proxy in front of each server and worker counts bytes and calls. Timed runs
-have no proxies. The calls of an empty step are contained in those of all other
-contestants.
+have no proxies. All other contestants include the calls of an empty
+step.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ class Table:
             self._rows_of.profile(everything)
         found = self._rows_of.remap(everything)["keys"].values()
         assert len(found.unique()) == num_keys
-        # Evictions are rare and would not change a median.
+        # An eviction in one of many steps would not change a median.
         self._rows_of._eviction_interval = 1000
         self._table = torch.nn.Embedding(num_rows, dim, sparse=True)
         self._optimizer = torch.optim.Adagrad(

@@ -5,7 +5,7 @@ Each table has 100,000 keys x 16, and each step trains 1,024 known keys with
 
 * `tlm`: `tlm.layers.tf_keras.ShardedEmbedding` with an open vocabulary;
 * `dynamic`: `tf_keras.layers.experimental.DynamicEmbedding`, which compares
-  each key with the whole vocabulary;
+  each key with the full vocabulary;
 * `hashing`: `tf_keras.layers.Hashing` and `Embedding`, where keys share rows;
 * `torchrec`: TorchRec's managed collision and a sparse `torch.nn.Embedding`, in
   a separate process, if `--torchrec_python` is set.

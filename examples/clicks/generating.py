@@ -1,9 +1,9 @@
 """Generates a small synthetic file of the Criteo format.
 
 Categorical values follow Zipf's law, as in real data. Each value changes the
-log-odds of a click, and so does each pair of values of several categories; only
-a model that multiplies embedding rows can learn the pairs. Labels are drawn
-from these probabilities, so the best possible score is known.
+log-odds of a click, and each pair of values of several categories changes them,
+too. Only a model that multiplies embedding rows can learn the pairs. Labels are
+drawn from these probabilities, so the best possible score is known.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ def serve(
     difference = np.abs(answers - own).max()
     if not difference <= _TOLERANCE:
         raise RuntimeError(
-            "The predictions of the exported model must equal those of the "
-            f"trained model within {_TOLERANCE}. Received: a difference of "
+            "The exported and the trained model must have equal predictions "
+            f"within {_TOLERANCE}. Received: a difference of "
             f"{difference}."
         )
     report.say(

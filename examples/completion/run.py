@@ -62,8 +62,8 @@ def run(
     Raises:
       DataError: There are too few positions, or the folder belongs to another
         model.
-      RuntimeError: The predictions of the exported model differ from those of
-        the trained model.
+      RuntimeError: The exported and the trained model have different
+        predictions.
     """
     # TensorFlow splits a CPU only before its first operation.
     mesh = None if mesh is None else logical_mesh.make_mesh(mesh)

@@ -123,7 +123,7 @@ def compare_answers(
     names: list[list[str]],
     scores: np.ndarray,
 ) -> float:
-    """Compares the offers of the exported model with those of the trained one.
+    """Compares the offers of the exported and the trained model.
 
     The exported model adds numbers in another order. Scores may therefore
     differ in the last digits, and offers with nearly equal scores may be
@@ -140,8 +140,8 @@ def compare_answers(
     if not np.all(difference <= _TOLERANCE):
         worst = int(np.argmax(difference.max(axis=1)))
         raise RuntimeError(
-            "The scores of the exported model must equal those of the trained "
-            f"model within {_TOLERANCE}. Received: {scores[worst].tolist()} "
+            "The exported and the trained model must have equal scores within "
+            f"{_TOLERANCE}. Received: {scores[worst].tolist()} "
             f"instead of {own_scores[worst].tolist()} (position {worst})."
         )
     for position, (own, found) in enumerate(zip(own_names, names, strict=True)):

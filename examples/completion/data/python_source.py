@@ -16,8 +16,8 @@ from completion.data.corpus import Corpus, DataError, Names
 from completion.data.ragged import Ragged, splits_of
 
 # Installed packages are not part of the standard library. Its test suites are
-# three times as large as the rest, and their most frequent identifiers are
-# those of unit tests.
+# three times as large as the rest, and `self.assertEqual` is more frequent in
+# them than any other name.
 STDLIB_SKIPS = frozenset(
     {
         "site-packages",

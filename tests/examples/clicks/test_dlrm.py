@@ -93,7 +93,7 @@ def test_a_file_of_ones_own_is_read_with_two_replicas(
 
 
 def start_again(model_dir, dim=8):
-    """Runs what the program runs for the flags `SMALL`, in this process."""
+    """Runs the example with the settings of `SMALL` in this process."""
     clicks.run.run(
         Report(),
         Settings(batch_size=128, dim=dim),

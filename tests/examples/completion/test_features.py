@@ -1,4 +1,4 @@
-"""Features of positions match values written by hand."""
+"""Features of positions match expected values."""
 
 import numpy as np
 import pytest

@@ -118,7 +118,7 @@ def test_invalid_mesh_flag_raises(start):
 
 
 def start_again(data, model_dir=None, **settings):
-    """Runs what the program runs after it has parsed its flags."""
+    """Runs the example in this process, without its flags."""
     completion.run.run(
         python_source.read_folder(data),
         Settings(**settings),

@@ -19,7 +19,7 @@ def test_equal_offers_have_no_difference():
 def test_different_score_raises():
     other = SCORES + np.array([[0.0, 0.01, 0.0]], np.float32)
     with pytest.raises(
-        RuntimeError, match="scores of the exported model must equal"
+        RuntimeError, match="must have equal scores"
     ):
         serving.compare_answers(NAMES, SCORES, NAMES, other)
 
@@ -27,7 +27,7 @@ def test_different_score_raises():
 def test_nan_score_raises():
     broken = np.full_like(SCORES, np.nan)
     with pytest.raises(
-        RuntimeError, match="scores of the exported model must equal"
+        RuntimeError, match="must have equal scores"
     ):
         serving.compare_answers(NAMES, SCORES, NAMES, broken)
 

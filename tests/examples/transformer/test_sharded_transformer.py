@@ -70,7 +70,7 @@ def test_report_has_layouts_and_bytes_per_device(first_run):
     held, once = map(
         float,
         re.search(
-            r"fullest device holds ([\d.]+) MiB.*unsharded copy is ([\d.]+) MiB",
+            r"fullest device holds ([\d.]+) MiB.*copy is ([\d.]+) MiB",
             first_run,
         ).groups(),
     )
@@ -102,7 +102,7 @@ def test_the_saved_model_goes_on_any_mesh(start, first_run, sources, model_dir):
 
 
 def start_again(sources, model_dir, dim=32):
-    """Runs what the program runs for the flags `SMALL`, in this process."""
+    """Runs the example with the settings of `SMALL` in this process."""
     settings = Settings(
         steps_per_epoch=160,
         dim=dim,
