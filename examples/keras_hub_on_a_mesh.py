@@ -30,7 +30,7 @@ import numpy as np
 from completion.report import Report
 
 _MESH = flags.DEFINE_string(
-    "mesh", "2x2", "Logical CPUs along the axes batch and model."
+    "mesh", "2x2", "Mesh of logical CPUs: sizes of the axes batch and model."
 )
 _STEPS = flags.DEFINE_integer(
     "steps",
@@ -48,11 +48,25 @@ flags.register_validator(
     "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99."
 )
 
+# Size of the vocabulary and length of the inputs.
 VOCABULARY, LENGTH = 16, 12
 _HEADS, _DIM = 4, 32
 BATCH_SIZE = 32
 _EPOCHS = 4
 _NUM_HELD_OUT = 256
+
+
+def _fits(shape: str) -> bool:
+    batch, model = logical_mesh.parse_shape(shape)
+    return BATCH_SIZE % batch == 0 and _HEADS % model == 0
+
+
+flags.register_validator(
+    "mesh",
+    lambda shape: not logical_mesh.is_shape(shape) or _fits(shape),
+    f"the axis batch must divide the batch size, {BATCH_SIZE}, and the axis "
+    f"model must divide the number of attention heads, {_HEADS}.",
+)
 
 
 def sequences(count: int, seed: int) -> np.ndarray:

@@ -30,7 +30,10 @@ _ITEMS = flags.DEFINE_integer(
     "items", 1500, "Number of items to generate.", lower_bound=100
 )
 _STEPS = flags.DEFINE_integer(
-    "steps", 900, "Training steps of each model.", lower_bound=1
+    "steps",
+    900,
+    "Training steps of each model, rounded down to an even number.",
+    lower_bound=2,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 256, "Views in a training step.", lower_bound=2

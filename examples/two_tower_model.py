@@ -148,7 +148,7 @@ def train(
       features: Arrays of one element per view.
       labels: `[num_views]` labels, or None to label each example with its
         position in the batch, as `InBatchLogits` requires.
-      steps: Number of training steps.
+      steps: Number of training steps, at least 2.
       batch_size: Views in a step.
       seed: Seed of the order.
     """
@@ -166,7 +166,7 @@ def train(
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
     # Two epochs, so that the second loss does not contain the first steps.
-    half = max(1, steps // 2)
+    half = steps // 2
     history = model.fit(
         dataset, epochs=2, steps_per_epoch=half, verbose=0, shuffle=False
     )

@@ -30,7 +30,7 @@ def start(request):
 
 
 @pytest.fixture
-def refusal(capsys):
+def error_message(capsys):
     """Returns a function that returns the error message of a run.
 
     The function takes a callable that runs an example in this process, which

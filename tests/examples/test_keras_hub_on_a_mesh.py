@@ -29,6 +29,12 @@ def test_mesh_trains_as_one_device_and_shards_the_weights(start):
     assert fullest < 0.4 * once
 
 
+def test_mesh_that_does_not_divide_the_heads_raises(start):
+    ended = start("--mesh=1x3")
+    assert ended.returncode != 0
+    assert "must divide the number of attention heads, 4" in ended.stderr
+
+
 def test_missing_keras_hub_is_reported_in_a_sentence():
     program = str(EXAMPLES / PROGRAM)
     ended = subprocess.run(

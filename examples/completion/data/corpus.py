@@ -67,9 +67,9 @@ class Corpus:
     document_splits: np.ndarray  # [num_documents + 1] int64, into items
     marks: np.ndarray  # [num_marks] int32
     mark_splits: np.ndarray  # [num_documents + 1] int64, into marks
-    marks_before: np.ndarray  # [num_positions] int64, end of the earlier marks
-    places: Ragged  # one row per document
-    scopes: Ragged  # one row per position
+    marks_before: np.ndarray  # [num_positions] int64, number of earlier marks
+    places: Ragged  # One row per document.
+    scopes: Ragged  # One row per position.
     facts: list[tuple[str, str]]  # Rows of the report.
     words: dict[str, str]  # Terms for document and item.
 

@@ -107,18 +107,18 @@ def start_again(model_dir, dim=8):
 
 @pytest.mark.slow
 def test_folder_of_another_model_or_damaged_model_raises(
-    refusal, first_run, model_dir, tmp_path
+    error_message, first_run, model_dir, tmp_path
 ):
-    assert "--model_dir must be empty or hold the same model" in refusal(
+    assert "--model_dir must be empty or hold the same model" in error_message(
         lambda: start_again(model_dir, dim=16)
     )
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     saved = damaged / "epoch-0002.keras"
     saved.write_bytes(saved.read_bytes()[:1000])
-    said = refusal(lambda: start_again(damaged))
-    assert "epoch-0002.keras cannot be loaded" in said
-    assert "--fresh" in said
+    message = error_message(lambda: start_again(damaged))
+    assert "epoch-0002.keras cannot be loaded" in message
+    assert "--fresh" in message
 
 
 def test_batch_size_that_replicas_do_not_divide_raises(start):

@@ -132,8 +132,10 @@ def start_again(data, model_dir=None, **settings):
 
 
 @pytest.mark.slow
-def test_folder_of_another_model_raises(refusal, first_run, sources, model_dir):
-    assert "--model_dir must be empty or hold the same model" in refusal(
+def test_folder_of_another_model_raises(
+    error_message, first_run, sources, model_dir
+):
+    assert "--model_dir must be empty or hold the same model" in error_message(
         lambda: start_again(
             sources / "email", model_dir, num_steps=1, batch_size=64
         )
@@ -142,7 +144,7 @@ def test_folder_of_another_model_raises(refusal, first_run, sources, model_dir):
 
 @pytest.mark.slow
 def test_damaged_checkpoint_raises(
-    refusal, first_run, sources, model_dir, tmp_path
+    error_message, first_run, sources, model_dir, tmp_path
 ):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
@@ -150,7 +152,7 @@ def test_damaged_checkpoint_raises(
     state.write_text(state.read_text().replace(str(model_dir), str(damaged)))
     rows = damaged / "checkpoints" / "ckpt-60.data-00000-of-00001"
     rows.write_bytes(rows.read_bytes()[: rows.stat().st_size // 2])
-    message = refusal(
+    message = error_message(
         lambda: start_again(sources, damaged, num_steps=60, batch_size=256)
     )
     assert re.search(r"ckpt-60 cannot be restored.*--fresh", message)
@@ -171,10 +173,10 @@ def test_unusable_data_raises(start, tmp_path, source, message):
     assert "Traceback" not in ended.stderr
 
 
-def test_too_few_positions_raise(refusal, tmp_path):
+def test_too_few_positions_raise(error_message, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
-    assert "at least --batch_size=1024 positions" in refusal(
+    assert "at least --batch_size=1024 positions" in error_message(
         lambda: start_again(tmp_path)
     )
 

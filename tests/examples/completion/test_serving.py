@@ -18,17 +18,13 @@ def test_equal_offers_have_no_difference():
 
 def test_different_score_raises():
     other = SCORES + np.array([[0.0, 0.01, 0.0]], np.float32)
-    with pytest.raises(
-        RuntimeError, match="must have equal scores"
-    ):
+    with pytest.raises(RuntimeError, match="must have equal scores"):
         serving.compare_answers(NAMES, SCORES, NAMES, other)
 
 
 def test_nan_score_raises():
     broken = np.full_like(SCORES, np.nan)
-    with pytest.raises(
-        RuntimeError, match="must have equal scores"
-    ):
+    with pytest.raises(RuntimeError, match="must have equal scores"):
         serving.compare_answers(NAMES, SCORES, NAMES, broken)
 
 

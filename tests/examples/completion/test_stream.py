@@ -94,7 +94,7 @@ def test_it_learns_as_much_as_with_a_vocabulary(capsys, sources):
     )
     assert opened[0] > 0.9 * closed[0] > 0
     assert figures["most frequent"][0] < opened[0]
-    # Both tables have the same rows, one of them for unknown items.
+    # The two tables of a closed vocabulary have the same number of rows.
     assert int(closed[2]) % 2 == 0
     assert 0 < int(opened[2]) <= 2 * 6016
 
@@ -105,10 +105,10 @@ def test_open_vocabulary_on_a_mesh_raises(start):
     assert "--open_vocabulary does not support --mesh" in ended.stderr
 
 
-def test_too_few_positions_raise(refusal, tmp_path):
+def test_too_few_positions_raise(error_message, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
-    assert "at least 256 positions to train on" in refusal(
+    assert "at least 256 positions to train on" in error_message(
         lambda: stream_run.run(
             python_source.read_folder(tmp_path),
             Settings(),

@@ -124,7 +124,7 @@ def start_again(sources, model_dir, dim=32):
 
 @pytest.mark.slow
 def test_folder_of_another_model_or_damaged_model_raises(
-    refusal, first_run, sources, model_dir, tmp_path, monkeypatch
+    error_message, first_run, sources, model_dir, tmp_path, monkeypatch
 ):
     # The CPU of this process is already split.
     monkeypatch.setattr(
@@ -132,14 +132,14 @@ def test_folder_of_another_model_or_damaged_model_raises(
         "make_mesh",
         lambda shape: mesh_of(batch=shape[0], model=shape[1]),
     )
-    assert "--model_dir must be empty or hold the same model" in refusal(
+    assert "--model_dir must be empty or hold the same model" in error_message(
         lambda: start_again(sources, model_dir, dim=64)
     )
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     saved = damaged / "epoch-0002.keras"
     saved.write_bytes(saved.read_bytes()[:1000])
-    message = refusal(lambda: start_again(sources, damaged))
+    message = error_message(lambda: start_again(sources, damaged))
     assert re.search(r"epoch-0002.keras cannot be loaded", message)
     assert "--fresh" in message
 
