@@ -16,7 +16,7 @@ from completion.data.corpus import DataError
 
 NUM_NUMBERS = 13
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
-NUM_FACTS = NUM_NUMBERS + len(CATEGORIES)
+NUM_FEATURES = NUM_NUMBERS + len(CATEGORIES)
 # Rows per distinct value. More rows than values reduce hash collisions.
 _ROOM = 2
 
@@ -78,27 +78,27 @@ def look_through(path: Path, max_lines: int) -> Clicks:
     seen = [set() for _ in CATEGORIES]
     num_clicks = num_blanks = 0
     for number, line in enumerate(lines):
-        label, *facts = line.split(b"\t")
-        if len(facts) != NUM_FACTS or label not in (b"0", b"1"):
+        label, *fields = line.split(b"\t")
+        if len(fields) != NUM_FEATURES or label not in (b"0", b"1"):
             raise DataError(
                 f"Each line of --data must have a label, 0 or 1, and "
-                f"{NUM_FACTS} features, separated by tabs. Received: label "
-                f"{label.decode(errors='replace')[:20]!r} and {len(facts)} "
+                f"{NUM_FEATURES} features, separated by tabs. Received: label "
+                f"{label.decode(errors='replace')[:20]!r} and {len(fields)} "
                 f"features ({path}, line {number + 1})."
             )
-        for fact in facts[:NUM_NUMBERS]:
-            if fact and not _is_int64(fact):
+        for field in fields[:NUM_NUMBERS]:
+            if field and not _is_int64(field):
                 raise DataError(
                     f"The first {NUM_NUMBERS} features of a line must be "
                     "integers of 64 bits or blank. Received: "
-                    f"{fact.decode(errors='replace')[:20]!r} ({path}, line "
+                    f"{field.decode(errors='replace')[:20]!r} ({path}, line "
                     f"{number + 1})."
                 )
         num_clicks += label == b"1"
-        num_blanks += facts.count(b"")
+        num_blanks += fields.count(b"")
         if number < num_training:
-            for values, fact in zip(seen, facts[NUM_NUMBERS:]):
-                values.add(fact)
+            for values, field in zip(seen, fields[NUM_NUMBERS:]):
+                values.add(field)
     return Clicks(
         path,
         num_training,
@@ -109,9 +109,9 @@ def look_through(path: Path, max_lines: int) -> Clicks:
     )
 
 
-def _is_int64(fact: bytes) -> bool:
-    return fact.removeprefix(b"-").isdigit() and (
-        len(fact) < 19 or -(2**63) <= int(fact) < 2**63
+def _is_int64(field: bytes) -> bool:
+    return field.removeprefix(b"-").isdigit() and (
+        len(field) < 19 or -(2**63) <= int(field) < 2**63
     )
 
 
@@ -166,11 +166,11 @@ def held_out_batches(
 
 def read_lines(lines: tf.Tensor, rows: list[int] | None):
     """Returns the features and labels of lines in the format of `train.txt`."""
-    label, *facts = _split(lines, [[0]] + _BLANKS)
-    return _features(facts, rows), tf.cast(label, tf.float32)[:, tf.newaxis]
+    label, *fields = _split(lines, [[0]] + _BLANKS)
+    return _features(fields, rows), tf.cast(label, tf.float32)[:, tf.newaxis]
 
 
-def read_facts(
+def read_features(
     lines: tf.Tensor,
     rows: list[int] | None,
 ) -> dict[str, tf.Tensor]:
@@ -211,8 +211,8 @@ def _counted(batches, num_batches):
     )
 
 
-def _features(facts, rows):
-    numbers = tf.cast(tf.stack(facts[:NUM_NUMBERS], axis=1), tf.float32)
+def _features(fields, rows):
+    numbers = tf.cast(tf.stack(fields[:NUM_NUMBERS], axis=1), tf.float32)
     # The integers are counts of many magnitudes. A few are negative; they are
     # treated as 0, like blanks.
     features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
@@ -220,10 +220,10 @@ def _features(facts, rows):
         # The empty string is a key like any other.
         return {
             **features,
-            **dict(zip(CATEGORIES, facts[NUM_NUMBERS:], strict=True)),
+            **dict(zip(CATEGORIES, fields[NUM_NUMBERS:], strict=True)),
         }
     for name, values, num_rows in zip(
-        CATEGORIES, facts[NUM_NUMBERS:], rows, strict=True
+        CATEGORIES, fields[NUM_NUMBERS:], rows, strict=True
     ):
         features[name] = tf.where(
             values == "",

@@ -27,12 +27,12 @@ def generate(path: Path, num_lines: int, seed: int) -> None:
 
     Files that were generated from the same arguments are not written again.
     """
-    facts = {"lines": num_lines, "seed": seed}
+    arguments = {"lines": num_lines, "seed": seed}
     note = path.with_suffix(".json")
     if (
         path.exists()
         and note.exists()
-        and json.loads(note.read_text()) == facts
+        and json.loads(note.read_text()) == arguments
     ):
         return
     draw = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def generate(path: Path, num_lines: int, seed: int) -> None:
         "".join("\t".join(line) + "\n" for line in zip(*columns, strict=True))
     )
     np.save(path.with_suffix(".npy"), probabilities.astype(np.float32))
-    note.write_text(json.dumps(facts))
+    note.write_text(json.dumps(arguments))
 
 
 def true_probabilities(path: Path) -> np.ndarray:

@@ -48,7 +48,7 @@ def build_model(
       settings: Settings of the run.
 
     Returns:
-      A model from the result of `criteo.read_facts` to a logit, `[B, 1]`.
+      A model from the result of `criteo.read_features` to a logit, `[B, 1]`.
     """
     tpu = tf.tpu.experimental.embedding
     vocabularies = None

@@ -16,7 +16,7 @@ import tf_layoutmap as tlm
 from clicks import serving, training
 from clicks.criteo import (
     CATEGORIES,
-    NUM_FACTS,
+    NUM_FEATURES,
     Clicks,
     held_out_batches,
     look_through,
@@ -205,7 +205,7 @@ def serve(
         )
     report.say(
         f"Exported to {target}, {size / 1e6:.1f} MB: a model from lines of "
-        f"{NUM_FACTS} features to click probabilities. A process without "
+        f"{NUM_FEATURES} features to click probabilities. A process without "
         f"tf_layoutmap predicted the same for {len(asked)} held-out lines "
         f"(largest difference {difference:.0e})."
     )
@@ -219,7 +219,7 @@ def forget(folder: Path) -> None:
 
 
 def _show_data(report, clicks):
-    facts = clicks.num_lines * NUM_FACTS
+    num_fields = clicks.num_lines * NUM_FEATURES
     widest = int(np.argmax(clicks.num_distinct))
     report.table(
         "Data",
@@ -230,7 +230,10 @@ def _show_data(report, clicks):
                 f"{clicks.num_lines:,}, "
                 f"{clicks.num_clicks / clicks.num_lines:.1%} with a click",
             ),
-            ("blank", f"{clicks.num_blanks / facts:.1%} of {facts:,} features"),
+            (
+                "blank",
+                f"{clicks.num_blanks / num_fields:.1%} of {num_fields:,} features",
+            ),
             (
                 "distinct values",
                 f"{sum(clicks.num_distinct):,} in "

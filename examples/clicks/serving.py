@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from clicks.criteo import read_facts
+from clicks.criteo import read_features
 
 _ANSWERING = Path(__file__).with_name("answering.py")
 
@@ -31,7 +31,7 @@ class Served(tf.Module):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
     def probabilities(self, lines):
         """Returns the click probability of each line, `[num_lines]` float32."""
-        features = read_facts(lines, self._table_rows)
+        features = read_features(lines, self._table_rows)
         return tf.sigmoid(self._model(features, training=False))[:, 0]
 
 

@@ -34,10 +34,12 @@ def test_line_is_parsed_into_label_numbers_and_categories():
 
 def test_line_without_a_label_has_the_same_features():
     features, _ = criteo.read_lines(tf.constant([LINE, LINE]), ROWS)
-    facts = criteo.read_facts(tf.constant([LINE.partition("\t")[2]] * 2), ROWS)
-    assert facts.keys() == features.keys()
-    for name in facts:
-        np.testing.assert_array_equal(facts[name], features[name])
+    unlabeled = criteo.read_features(
+        tf.constant([LINE.partition("\t")[2]] * 2), ROWS
+    )
+    assert unlabeled.keys() == features.keys()
+    for name in unlabeled:
+        np.testing.assert_array_equal(unlabeled[name], features[name])
 
 
 def test_look_through_returns_statistics_of_the_file(tmp_path):

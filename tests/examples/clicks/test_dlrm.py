@@ -161,7 +161,7 @@ def test_values_as_they_come_are_learned_too(capsys, tmp_path):
 def test_open_vocabulary_with_several_replicas_raises(start):
     ended = start("--open_vocabulary", "--replicas=2")
     assert ended.returncode != 0
-    assert "--open_vocabulary needs --replicas=1" in ended.stderr
+    assert "--open_vocabulary requires --replicas=1" in ended.stderr
 
 
 @pytest.mark.slow
