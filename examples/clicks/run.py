@@ -232,7 +232,8 @@ def _show_data(report, clicks):
             ),
             (
                 "blank",
-                f"{clicks.num_blanks / num_fields:.1%} of {num_fields:,} features",
+                f"{clicks.num_blanks / num_fields:.1%} of {num_fields:,} "
+                "features",
             ),
             (
                 "distinct values",
