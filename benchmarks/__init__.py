@@ -1,1 +1,1 @@
-"""Measurements, never tests: `make bench`, or `python -m benchmarks --help`."""
+"""Benchmarks. Run `make bench`, or `python -m benchmarks --help`."""

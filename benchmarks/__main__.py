@@ -1,4 +1,4 @@
-"""Runs benchmarks and prints figures, compared with the roof and others."""
+"""Runs benchmarks and prints their results as tables."""
 
 import gc
 import json
@@ -27,23 +27,22 @@ from benchmarks.vocabularies import peers
 from benchmarks.whole_models import dlrm, table_creation
 
 _ROUNDS = flags.DEFINE_integer(
-    "rounds", 15, "How often each contestant is timed.", lower_bound=1
+    "rounds", 15, "Number of timed calls of each contestant.", lower_bound=1
 )
 _JSON = flags.DEFINE_string(
     "json",
     None,
-    "A file that gets what was measured, in milliseconds, with "
-    "versions and machine.",
+    "Output file for all results, in milliseconds, with versions and machine.",
 )
 _PICTURE = flags.DEFINE_string(
-    "picture", None, "An SVG file that gets a picture of `embedding_step`."
+    "picture", None, "Output file for a bar chart of `embedding_step`, in SVG."
 )
 
 _DISTRIBUTIONS = flags.DEFINE_multi_enum(
     "distributions",
     workloads.DISTRIBUTIONS,
     workloads.DISTRIBUTIONS,
-    "How ids are drawn.",
+    "Distributions of the ids.",
 )
 
 _BENCHMARKS = {
@@ -66,7 +65,7 @@ def main(argv: list[str]) -> None:
     unknown = [name for name in names if name not in _BENCHMARKS]
     if unknown:
         raise app.UsageError(
-            f"Benchmarks are {sorted(_BENCHMARKS)}. Received: {unknown}."
+            f"Benchmarks must be in {sorted(_BENCHMARKS)}. Received: {unknown}."
         )
     console = rich.console.Console(width=100)
     about = {
@@ -87,7 +86,7 @@ def main(argv: list[str]) -> None:
                 distribution, _ROUNDS.value
             )
             console.print(table)
-            # Models are circles of references, and some take 13 GB.
+            # Models are reference cycles, and some of them take 13 GB.
             gc.collect()
     if _JSON.value:
         pathlib.Path(_JSON.value).write_text(
@@ -104,7 +103,7 @@ def main(argv: list[str]) -> None:
 
 
 def _machine() -> str:
-    """Processor and cores, as far as the system says."""
+    """Returns the processor, if the system reports it, and its cores."""
     info = pathlib.Path("/proc/cpuinfo")
     names = (
         [

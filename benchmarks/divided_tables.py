@@ -1,12 +1,13 @@
-"""What tables divided among processes cost and save, by number of processes.
+"""Network traffic and memory of tables that are sharded over processes.
 
     python -m benchmarks.divided_tables [--processes 2 4]
 
-Starts groups of processes on this machine, each in turn with copied tables,
-divided ones and folded gradients; all share one global batch. Prints by group
-and way the bytes that go over the loopback interface in a step, by process,
-and what the tables and steps, and then a save, add to the memory of the first
-process. Nothing else may use the loopback interface meanwhile.
+The program starts groups of processes on this machine: with replicated tables,
+with sharded tables, and with sharded tables and folded gradients. All processes
+of a group share one global batch. For each group it prints the bytes per
+process and step on the loopback interface, and the memory that tables and
+steps, and then a save, add to the first process. No other program may use the
+loopback interface during the measurement.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NUM_STEPS = 5
 
 
 def run_process(way: str, ids_per_sample: int) -> None:
-    """Is one process of a group; the first prints what it has found."""
+    """Runs one process of a group; the first process prints the results."""
     import numpy as np
     import tensorflow as tf
 
@@ -62,7 +63,7 @@ def run_process(way: str, ids_per_sample: int) -> None:
         )
     rng = np.random.default_rng(worker)
     num_samples = GLOBAL_BATCH // size
-    # Frequent ids are spread over the table, as hashing spreads them.
+    # A permutation scatters frequent ids over the table, as hashing does.
     places = np.random.default_rng(0).permutation(NUM_ROWS)
     ids = places[
         np.minimum(
@@ -78,13 +79,13 @@ def run_process(way: str, ids_per_sample: int) -> None:
 
     step = tf.function(lambda *args: strategy.run(replica, args))
     features = [tf.constant(one) for one in ids]
-    step(*features)  # Traces.
+    step(*features)  # Traces the function.
     first = loopback_bytes()
     for _ in range(NUM_STEPS):
         step(*features)
     sent = (loopback_bytes() - first) / NUM_STEPS / size
     held = memory()
-    # From here on the peak is counted anew.
+    # Resets the peak memory.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     with tempfile.TemporaryDirectory() as folder:
         tf.train.Checkpoint(embedding=embedding).write(f"{folder}/saved")
@@ -114,13 +115,13 @@ def memory() -> int:
 
 
 def peak_memory() -> int:
-    """Returns the most resident bytes since the peak was reset."""
+    """Returns the peak of resident bytes since the last reset."""
     status = pathlib.Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def loopback_bytes() -> int:
-    """Returns the bytes that went over the loopback interface."""
+    """Returns the bytes that the loopback interface has received."""
     for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":
@@ -129,7 +130,7 @@ def loopback_bytes() -> int:
 
 
 def run_group(way: str, size: int, ids_per_sample: int) -> str:
-    """Runs a group; returns what its first process has found."""
+    """Runs a group of processes and returns the results of the first."""
     from tf_layoutmap.local_cluster import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(size)]

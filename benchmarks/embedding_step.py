@@ -1,18 +1,18 @@
-"""Lookups and training steps of tables, compared with others and the roof.
+"""Lookups and training steps of tables, compared with other libraries.
 
 Each workload (`benchmarks/workloads.py`) is looked up, and trained by Adagrad
-with given gradients. These see the same ids in the same round:
+with fixed gradients. All contestants get the same ids in the same round:
 
-* `tlm`: `tlm.TPUEmbedding`, enqueue -> dequeue -> apply_gradients, its
-  features as RaggedTensors; `packed` is the same with batches that
-  `tlm.pack` made of them before;
-* `tf`: `safe_embedding_lookup_sparse`, tape, duplicates summed, and
+* `tlm`: `tlm.TPUEmbedding`, enqueue -> dequeue -> apply_gradients, with
+  features as RaggedTensors; `packed` is the same with batches that `tlm.pack`
+  prepared outside of the measurement;
+* `tf`: `safe_embedding_lookup_sparse`, a tape, a sum over duplicate ids, and
   `ResourceSparseApplyAdagradV2`;
-* `roof`: plain C++ that reads the row of every id and writes the sums; for a
-  step it then sums the gradients of each distinct row, and reads, changes and
-  writes it and its slot row, in ascending order;
-* `fbgemm`: FBGEMM's table-batched embedding on the CPU, in a process of its
-  own, if `--fbgemm_python` says which interpreter has it.
+* `roof`: the hardware limit, plain C++ that reads the row of every id and
+  writes the sums. A step then sums the gradients of each distinct row, and
+  reads, updates and writes the row and its slot row, in ascending order;
+* `fbgemm`: FBGEMM's table-batched embedding on the CPU, in a separate process,
+  if `--fbgemm_python` is set.
 """
 
 import numpy as np
@@ -26,12 +26,12 @@ _WORKLOADS = flags.DEFINE_multi_enum(
     "workloads",
     list(workloads.WORKLOADS),
     list(workloads.WORKLOADS),
-    "What `embedding_step` measures.",
+    "Workloads of `embedding_step`.",
 )
 _FBGEMM_PYTHON = flags.DEFINE_string(
     "fbgemm_python",
     None,
-    "An interpreter with torch and fbgemm-gpu-cpu, to measure beside ours.",
+    "Python interpreter with torch and fbgemm-gpu-cpu, to measure FBGEMM.",
 )
 
 _SEEDS = [11, 12, 13, 14]
@@ -42,7 +42,7 @@ def measure(
     workload: workloads.Workload,
     rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Milliseconds per call, by `<contestant>.<operation>`, and versions."""
+    """Returns milliseconds by `<contestant>.<operation>`, and versions."""
     calls = step_contestants.contestants(
         workload, [workload.draw(seed) for seed in _SEEDS]
     )
@@ -57,13 +57,13 @@ def measure(
     times = timing.interleave(calls, rounds)
     if _FBGEMM_PYTHON.value:
         peer.close()
-    # A step reads the row of every id, then updates each distinct row.
+    # A step reads the row of every id and then updates each distinct row.
     times["roof.train"] = times["roof.lookup"] + times.pop("roof.update")
     return times, versions
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     others = ["fbgemm"] * bool(_FBGEMM_PYTHON.value) + ["tf"]
     shown = ("tlm", "packed", *others, "roof")
     ratios = [("packed", "roof"), *((one, "packed") for one in others)]
@@ -98,7 +98,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
 def _ratio(
     times: dict[str, np.ndarray], verb: str, above: str, below: str
 ) -> str:
-    """The median of the ratios of each round."""
+    """Returns the median of the ratios of each round."""
     ratios = times[f"{above}.{verb}"] / times[f"{below}.{verb}"]
     return f"{np.median(ratios):.2f}"
 

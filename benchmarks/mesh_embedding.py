@@ -1,17 +1,18 @@
-"""One training step of a table whose rows a mesh divides.
+"""One training step of a table whose rows are sharded over a mesh.
 
-A batch of 4,096 ids, rows of 64 columns, SGD, on a 2x2 mesh of logical CPUs.
-Contestants:
+The batch has 4,096 ids, the rows have 64 columns, the optimizer is SGD and the
+mesh is 2x2 logical CPUs. Contestants:
 
 * `tlm.100k`, `tlm.400k`, `tlm.4m`: `tlm.layers.ShardedEmbedding` under
-  `tlm.layout_map_scope`, by number of rows: the step that `fit` runs, batch to
-  mesh and loss to host included;
-* `dtensor.400k`: what stock DTensor offers: it gathers the table to look rows
-  up, and trains it with a gradient of all rows.
+  `tlm.layout_map_scope`, by number of rows. The step is the step of `fit`, with
+  the copies of the batch to the mesh and of the loss to the host;
+* `dtensor.400k`: DTensor's own operations, which gather the table for a lookup
+  and train it with a dense gradient of all rows.
 
-All draw from as many rows as the small table has, spread evenly over the
-larger ones. Peak memory is that of the first two steps, compiling included,
-over what the process held before, each contestant in a process of its own.
+All contestants draw from as many distinct rows as the smallest table has,
+spread evenly over the larger tables. Peak memory is the increase during the
+first two steps, with compilation; each contestant is measured in a separate
+process.
 """
 
 import json
@@ -33,7 +34,7 @@ _PEAKS = ("tlm.400k", "dtensor.400k")
 
 
 def _mesh():
-    """A 2x2 mesh; the first thing TensorFlow does in its process."""
+    """Returns a 2x2 mesh; call it before TensorFlow's first operation."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -47,7 +48,7 @@ def _mesh():
 
 
 def _ours(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
-    """The step of `fit`."""
+    """Returns a step that runs the training function of `fit`."""
     import keras
     import tensorflow as tf
 
@@ -76,7 +77,7 @@ def _ours(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
-    """The same loss and rule with DTensor's own operations."""
+    """Returns a step with the same loss in DTensor's own operations."""
     import tensorflow as tf
 
     import tf_layoutmap as tlm
@@ -108,7 +109,7 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
             for value in (ids, y)
         )
         loss = float(tlm.layout.to_host(run(ids, y)))
-        # The step ends when the table is written.
+        # Reading the table waits for the end of the step.
         dtensor.unpack(table.read_value())[0][0].numpy()
         return loss
 
@@ -116,7 +117,7 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 class _Contestant:
-    """One step after the other."""
+    """A step function with its batches."""
 
     def __init__(self, name: str, distribution: str):
         owner, size = name.split(".")
@@ -139,9 +140,9 @@ def _measure_times(distribution: str, rounds: int) -> dict[str, float]:
     contestants = {
         name: _Contestant(name, distribution) for name in CONTESTANTS
     }
-    # Stock DTensor sweeps the caches: whoever came after it would pay.
+    # Stock DTensor evicts the caches and would slow the next contestant.
     stock = contestants.pop("dtensor.400k")
-    # Steps of a few milliseconds need more rounds to stand out of the noise.
+    # Steps of a few milliseconds require more rounds for a stable median.
     times = timing.interleave(contestants, 3 * rounds, warm_up=6)
     times |= timing.interleave({"dtensor.400k": stock}, rounds)
     return {name: float(np.median(values)) for name, values in times.items()}
@@ -155,10 +156,10 @@ def _measure_peak(name: str, distribution: str) -> float:
 
 
 def _in_a_process(*arguments: str) -> object:
-    """Runs this module and returns what it prints last.
+    """Runs this module in a process and returns the last printed value.
 
-    Devices are split before TensorFlow's first op, and what a process has
-    held once may stay with it.
+    Logical devices must be set before TensorFlow's first operation, and a
+    process may not return freed memory to the system.
     """
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.mesh_embedding", *arguments],
@@ -170,7 +171,7 @@ def _in_a_process(*arguments: str) -> object:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians, peaks and ratios side by side."""
+    """Runs the benchmark and returns a table of medians, peaks and ratios."""
     median = _in_a_process("times", distribution, str(rounds))
     peaks = {}
     if peak_memory.is_available():
@@ -211,8 +212,8 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
 
 
 def main(argv: list[str]) -> None:
-    what, distribution, argument = argv
-    if what == "times":
+    measurement, distribution, argument = argv
+    if measurement == "times":
         print(json.dumps(_measure_times(distribution, int(argument))))
     else:
         print(json.dumps(_measure_peak(argument, distribution)))

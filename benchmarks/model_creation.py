@@ -1,14 +1,15 @@
-"""Making a Keras model of 1,000 variables, with and without a layout map.
+"""Creation of a Keras model of 1,000 variables with and without a layout map.
 
-500 Dense layers of 8 units, their kernels and biases divided by four patterns
-over a 2x2 mesh of logical CPUs. Contestants:
+The model has 500 Dense layers of 8 units. Four patterns shard their kernels and
+biases over a 2x2 mesh of logical CPUs. Contestants:
 
 * `keras`: no scope;
-* `tlm.sharded`, `tlm.host`: under `tlm.layout_map_scope`, weights drawn on
-  their devices, or on the host as without a mesh.
+* `tlm.sharded`, `tlm.host`: under `tlm.layout_map_scope`, with initial weights
+  drawn on their devices, or on the host as without a mesh.
 
-The time is that of a model's life: until the last weight has its value, and
-is gone again. No ids are drawn, so their distribution changes nothing.
+The measured time covers the creation of the model, until the last weight has
+its value, and its deletion. There are no ids, so their distribution has no
+effect.
 """
 
 import gc
@@ -92,9 +93,9 @@ def _measure(rounds: int) -> dict[str, float]:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     del distribution
-    # Devices are split before TensorFlow's first op.
+    # Logical devices must be set before TensorFlow's first operation.
     run = subprocess.run(
         [
             sys.executable,
@@ -108,7 +109,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     )
     median = json.loads(run.stdout.splitlines()[-1])
     table = rich.table.Table(
-        title=f"Making a model of {2 * NUM_LAYERS:,} variables"
+        title=f"Creation of a model of {2 * NUM_LAYERS:,} variables"
     )
     for column in ("contestant", "time", "/ keras"):
         table.add_column(column, justify="right")

@@ -1,17 +1,16 @@
-"""One training step of a table with keys, compared with one with ids.
+"""One training step of a table with an open vocabulary and of a closed table.
 
-Both tables have 1 M rows x 16 and Adagrad, and see batches of 8192 samples with
-20 ids. The open one holds keys for 85 % of its rows.
+Both tables have 1 M rows x 16 and Adagrad, and batches of 8192 samples with 20
+ids. The open vocabulary has keys for 85 % of its rows.
 
 * `train`: all keys are known;
-* `train_new`: 100,000 keys of the batch are new, others give their rows away.
-  Of the closed table, 100,000 ids of the batch are of different rows: a row is
-  read and written for each of them, too;
-* `find`: the rows of known keys, without a step;
-* `serve`: the lookup of 100,000 ids by TensorFlow's own ops, as exported;
-* `tf`: `tf.lookup.experimental.MutableHashTable` from keys to rows, then the
-  gather and `ResourceSparseApplyAdagradV2` of the closed table; keys without a
-  row get the next one.
+* `train_new`: 100,000 keys of the batch are new and evict other keys. In the
+  closed table, 100,000 ids of the batch are distinct, so as many rows are read
+  and written;
+* `find`: lookup of the rows of known keys, without a step;
+* `serve`: lookup of 100,000 ids by TensorFlow's own operations, as exported;
+* `tf`: `tf.lookup.experimental.MutableHashTable` from keys to rows, followed by
+  a gather and `ResourceSparseApplyAdagradV2`; new keys get the next free row.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ NUM_SAMPLES = 8192
 IDS_PER_SAMPLE = 20
 NUM_NEW = 100_000
 LEARNING_RATE = 0.05
-# An odd number: multiplying by it gives each row another key.
+# Multiplication with an odd number gives each row a distinct key.
 _TO_KEY = 0x9E3779B97F4A7C15
 
 
@@ -39,7 +38,7 @@ def _keys(rows: np.ndarray) -> np.ndarray:
 
 
 class _Embedding:
-    """A table of the host engine, with keys or without."""
+    """A table of the host engine with an open or a closed vocabulary."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class _Embedding:
 
 
 class _HashTable:
-    """TensorFlow's mutable hash table, and a table of rows."""
+    """TensorFlow's mutable hash table with a table of rows."""
 
     def __init__(self, num_rows: int, gradient: tf.Tensor):
         self._rows = tf.lookup.experimental.MutableHashTable(
@@ -128,7 +127,7 @@ class _HashTable:
 
 
 def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
-    """Milliseconds per call: `open.train`, `closed.train`, ..."""
+    """Returns milliseconds by name: `open.train`, `closed.train`, ..."""
     rng = np.random.default_rng(7)
     gradient = tf.constant(rng.standard_normal((NUM_SAMPLES, DIM)), tf.float32)
     vocabulary = tlm.OpenVocabulary(CAPACITY)
@@ -189,7 +188,7 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     median = {
         name: float(np.median(values))
         for name, values in measure(distribution, rounds).items()
@@ -201,21 +200,21 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     )
     for column in ("", "open", "closed", "open / closed", "TF / open"):
         table.add_column(column, justify="right" if column else "left")
-    for what, name, other in (
+    for label, name, other in (
         ("training step, known keys", "train", "train"),
         (f"training step, {NUM_NEW:,} new keys", "train_new", "train"),
-        ("  of a closed one with as many rows", "train_new", "train_new"),
-        (f"{NUM_NEW:,} ids by stock ops", "serve", "serve"),
+        ("  closed table with as many distinct rows", "train_new", "train_new"),
+        (f"serving lookup of {NUM_NEW:,} ids", "serve", "serve"),
     ):
         ours, theirs = median[f"open.{name}"], median[f"closed.{other}"]
         stock = f"{median['tf.train'] / ours:.1f}" if name == "train" else ""
         table.add_row(
-            what,
+            label,
             f"{ours:.1f} ms",
             f"{theirs:.1f} ms",
             f"{ours / theirs:.2f}",
             stock,
         )
     rate = NUM_NEW / median["open.find"] / 1e3
-    table.add_row("known keys found", f"{rate:.1f} M/s", "", "", "")
+    table.add_row("lookup of known keys", f"{rate:.1f} M/s", "", "", "")
     return table, median

@@ -1,4 +1,4 @@
-"""The most memory that a call holds."""
+"""Peak memory of a call."""
 
 import pathlib
 from collections.abc import Callable
@@ -8,13 +8,13 @@ _CLEAR = pathlib.Path("/proc/self/clear_refs")
 
 
 def is_available() -> bool:
-    """Whether this system counts it (Linux does)."""
+    """Returns whether the system reports peak memory (Linux does)."""
     return _STATUS.exists() and _CLEAR.exists()
 
 
 def extra_bytes(call: Callable[[], object]) -> int:
-    """Returns by how much `call` raises this process's memory at its peak."""
-    _CLEAR.write_text("5")  # Sets the peak to what is in use now.
+    """Returns the increase of this process's peak memory during `call`."""
+    _CLEAR.write_text("5")  # Resets the peak to the current memory.
     before = _read("VmRSS")
     call()
     return max(0, _read("VmHWM") - before)

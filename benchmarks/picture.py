@@ -1,10 +1,10 @@
-"""Figures as a picture: bars of milliseconds, the roof as a line in each."""
+"""A bar chart of milliseconds with the hardware limit as a line."""
 
 import html
 from collections.abc import Mapping
 from typing import Any
 
-# Of the bars, in this order; the roof is drawn across them.
+# Colors of the bars in their order. The roof is a line across them.
 _COLORS = {
     "packed": "#2b6cb0",
     "tlm": "#63b3ed",
@@ -15,11 +15,11 @@ _WIDTH, _BAR, _GAP, _LEFT, _SCALE = 900, 16, 26, 210, 560
 
 
 def svg(figures: Mapping[str, Any], title: str) -> str:
-    """Returns an SVG image of what `embedding_step.report` measured.
+    """Returns an SVG image of the results of `embedding_step.report`.
 
     Args:
-      figures: By workload, its medians and quartiles in milliseconds.
-      title: What stands above.
+      figures: Medians and quartiles in milliseconds, by workload.
+      title: Title of the image.
     """
     parts, y = [], 56
     for verb, shown in (("lookup", "lookup"), ("train", "training step")):
@@ -33,7 +33,7 @@ def svg(figures: Mapping[str, Any], title: str) -> str:
                 if f"{one}.{verb}" in found
             ]
             roof = found[f"roof.{verb}"]["median"]
-            # Each workload has a scale of its own: ratios are what counts.
+            # Each workload has a separate scale, because ratios matter.
             scale = _SCALE / max(bar["quartiles"][1] for _, bar in bars)
             parts.append(_text(24, y + _BAR, name))
             top = y

@@ -1,4 +1,4 @@
-"""The machine's roof: plain C++ loops over random rows (`cc/benchmarks`)."""
+"""The hardware limit: plain C++ loops over random rows (`cc/benchmarks`)."""
 
 import importlib.util
 import os
@@ -10,10 +10,10 @@ _BUILT = pathlib.Path(__file__).parent.parent / "bazel-bin/cc/benchmarks"
 
 
 def load(name: str = "_roof") -> types.ModuleType:
-    """A module of `cc/benchmarks`; `make bench` builds `_roof`.
+    """Returns a module of `cc/benchmarks`; `make bench` builds `_roof`.
 
     Raises:
-      ImportError: If it is not built.
+      ImportError: The module is not built.
     """
     path = _BUILT / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not path.exists():
@@ -28,5 +28,5 @@ def load(name: str = "_roof") -> types.ModuleType:
 
 
 def num_threads() -> int:
-    """As many as TensorFlow's intra-op pool has by default."""
+    """Returns the default size of TensorFlow's intra-op thread pool."""
     return len(os.sched_getaffinity(0))

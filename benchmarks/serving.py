@@ -1,14 +1,16 @@
-"""Latency of exported models, in a process that has TensorFlow and not us.
+"""Latency of exported models in a process without tf_layoutmap.
 
-26 tables of 50,000 x 64, one id of each, then a Dense layer. Contestants:
+The model has 26 tables of 50,000 x 64 with one id each, and a Dense layer.
+Contestants:
 
-* `model.export`: what Keras writes of the model;
-* `float32`, `int8`, `int4`: what `tlm.export` writes, tables fused;
+* `model.export`: the model exported by Keras;
+* `float32`, `int8`, `int4`: the model exported by `tlm.export` with fused
+  tables;
 * `keras int4`, `tlm int4`: one table of 1 M x 64, exported by Keras from a
   quantized `Embedding` and by `tlm.export` from a `ShardedEmbedding`.
 
-p50 and p99 of single calls, all contestants in turn. Ids are uniform, so their
-distribution changes nothing.
+Values are p50 and p99 of single calls; all contestants are called in turn. Ids
+are always uniform, so `--distributions` has no effect.
 """
 
 import json
@@ -27,12 +29,12 @@ BIG_ROWS = 1_000_000
 BATCH_SIZES = (1, 128)
 FUSED = ("model.export", "float32", "int8", "int4")
 BIG = ("keras int4", "tlm int4")
-# A call of Keras' unpacks a million rows.
+# Each call of Keras' model unpacks a million rows.
 MOST_BIG_CALLS = 20
 
 
 def _export_all(folder: pathlib.Path) -> dict[str, int]:
-    """Writes all models; returns the bytes of each."""
+    """Exports all models and returns the size of each in bytes."""
     import keras
     import tensorflow as tf
 
@@ -88,15 +90,15 @@ def _export_all(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, by contestant and batch size."""
-    # As where it is not installed.
+    """Returns milliseconds of each call, by contestant and batch size."""
+    # Makes the import of the package fail, as if it were not installed.
     sys.modules["tf_layoutmap"] = None  # pyright: ignore[reportArgumentType]
     import tensorflow as tf
 
     from benchmarks import timing
 
     random = np.random.default_rng(0)
-    # Whoever lets go of what was loaded loses its variables.
+    # The loaded objects keep the variables of their signatures alive.
     loaded = {
         name: tf.saved_model.load(folder / name) for name in (*FUSED, *BIG)
     }
@@ -136,7 +138,7 @@ def _caller(
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts percentiles and ratios side by side."""
+    """Runs the benchmark and returns a table of percentiles and ratios."""
     del distribution
     with tempfile.TemporaryDirectory() as folder:
         sizes = json.loads(_in_process("export", folder, rounds))
@@ -156,9 +158,9 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         "contestant",
         "MB",
         *(
-            f"{what}, batch {size}"
+            f"{percentile}, batch {size}"
             for size in BATCH_SIZES
-            for what in ("p50", "p99")
+            for percentile in ("p50", "p99")
         ),
     ):
         table.add_column(column, justify="right")
@@ -166,17 +168,24 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         for name in names:
             cells = []
             for size in BATCH_SIZES:
-                for what in ("p50", "p99"):
-                    own = found[f"{name}/{size}"][what]
-                    ratio = own / found[f"{names[0]}/{size}"][what]
+                for percentile in ("p50", "p99"):
+                    own = found[f"{name}/{size}"][percentile]
+                    ratio = own / found[f"{names[0]}/{size}"][percentile]
                     cells.append(f"{own:.2f} ms ({ratio:.3f})")
             table.add_row(name, f"{sizes[name] / 1e6:.1f}", *cells)
     return table, {**found, "bytes": sizes}
 
 
-def _in_process(what: str, folder: str, rounds: int) -> str:
+def _in_process(command: str, folder: str, rounds: int) -> str:
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.serving", what, folder, str(rounds)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.serving",
+            command,
+            folder,
+            str(rounds),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,15 +1,16 @@
-"""One training step of a Keras model whose table grows.
+"""One training step of a Keras model with tables of several sizes.
 
-A batch of 10,000 ids goes through one embedding layer of 64 columns, trained
-with Adagrad by the step that `fit` runs (`model.train_step`). Contestants:
+The model is one embedding layer of 64 columns, trained on a batch of 10,000 ids
+with Adagrad by the step of `fit` (`model.train_step`). Contestants:
 
 * `tlm.10k`, `tlm.1m`, `tlm.4m`: `tlm.layers.ShardedEmbedding` in 4 shards, by
   number of rows;
 * `keras.1m`: `keras.layers.Embedding` and Keras' Adagrad.
 
-All draw from as many rows as the small table has, which are spread evenly over
-the larger ones: a batch has as many distinct rows in each, so what grows is
-the table, and the way to its rows through the processor's caches.
+All contestants draw from as many distinct rows as the smallest table has,
+spread evenly over the larger tables. A batch has equally many distinct rows in
+each table, so only the size of the table and the use of the processor's caches
+differ.
 """
 
 import keras
@@ -37,7 +38,7 @@ def _ours(num_rows: int) -> keras.layers.Layer:
 
 
 class _Contestant:
-    """The training step of a model of one layer, compiled once."""
+    """A model of one layer with its compiled training step."""
 
     def __init__(self, layer: keras.layers.Layer, num_rows: int):
         self._num_rows = num_rows
@@ -49,7 +50,7 @@ class _Contestant:
         self._step = tf.function(lambda batch: self._model.train_step(batch))
 
     def draw(self, distribution: str, y: tf.Tensor) -> None:
-        """Draws the batches of a workload; all get the gradients `y`."""
+        """Draws batches; the gradients of all batches are `y`."""
         rng = np.random.default_rng(7)
         num_drawn = min(SIZES.values())
         spread = self._num_rows // num_drawn
@@ -61,7 +62,7 @@ class _Contestant:
         self._batches = [(tf.constant(batch * spread), y) for batch in ids]
 
     def __call__(self, i: int) -> float:
-        # A number on the host: functions return before they are done.
+        # Copying the loss to the host waits for the end of the step.
         return float(self._step(self._batches[i % 4])["loss"])
 
 
@@ -82,12 +83,12 @@ def _contestants(distribution: str) -> dict[str, _Contestant]:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     contestants = _contestants(distribution)
     times = timing.interleave(contestants, rounds)
     median = {name: float(np.median(values)) for name, values in times.items()}
     table = rich.table.Table(
-        title=f"Training step of Keras, {NUM_IDS} ids, {distribution}, "
+        title=f"Training step of a Keras model, {NUM_IDS} ids, {distribution}, "
         f"{DIM} columns, Adagrad"
     )
     for column in (

@@ -1,22 +1,23 @@
-"""Single rows of a table, compared with one variable and TensorFlow's class.
+"""Reads and writes of rows of a `tlm.ShardedVariable` and of other variables.
 
-A table of 1 M rows x 64 float32. Contestants of one round see the same ids:
+The table has 1 M rows x 64 float32. All contestants of a round get the same
+ids:
 
-* `tlm`: `tlm.ShardedVariable`, one op over all shards;
-* `one`: the same on a single `tf.Variable`, so what sharding costs;
-* `tf`: TensorFlow's own `ShardedVariable` on as many shards. Its lookup is
-  `tf.nn.embedding_lookup`, because its `tf.gather` returns other rows.
+* `tlm`: `tlm.ShardedVariable`, one operation over all shards;
+* `one`: the same operation on a single `tf.Variable`, to measure the cost of
+  sharding;
+* `tf`: TensorFlow's own `ShardedVariable` with as many shards. Its lookup is
+  `tf.nn.embedding_lookup`, because its `tf.gather` returns different rows.
 
-Routing is `LayoutMap>RouteIds` against div, mod and `dynamic_partition`. As a
-step of training has more than one op, each timed call of a `tf.function` works
-on several batches (`--batches_per_call`); times are per batch. A call that
-works on none is timed as well: the last column compares what is left without
-it, because of a small call it is the larger part. The last lines look 100 ids
-up in a table of 1 GiB, eagerly: time, and how much memory that takes at its
-peak.
+Routing compares `LayoutMap>RouteIds` with div, mod and `dynamic_partition`. A
+training step has several operations, so each timed call of a `tf.function`
+processes several batches (`--batches_per_call`); times are per batch. An empty
+call is timed, too. It is the larger part of a small call, so the last column
+compares times from which it is subtracted. The last rows of the table are the
+time and the peak memory of an eager lookup of 100 ids in a table of 1 GiB.
 
-`--num_shards`, `--num_ids` and `--verbs` (all repeatable) measure a part of
-it, without those last lines.
+`--num_shards`, `--num_ids` and `--verbs` (all repeatable) select a part of the
+benchmark, without these last rows.
 """
 
 from collections.abc import Callable
@@ -47,20 +48,21 @@ _NUM_IDS = flags.DEFINE_multi_integer(
 _BATCHES_PER_CALL = flags.DEFINE_integer(
     "batches_per_call",
     16,
-    "Batches of ids that one tf.function works on.",
+    "Number of batches of ids in each call of a tf.function.",
     lower_bound=1,
 )
 _VERBS = flags.DEFINE_multi_enum(
-    "verbs", VERBS, VERBS, "What to do with the ids."
+    "verbs", VERBS, VERBS, "Operations to measure."
 )
 
 
 def _contestants(num_shards: int) -> dict[str, Callable]:
-    """Functions of ids and rows, by `<contestant>.<operation>`."""
+    """Returns functions of ids and rows, by `<contestant>.<operation>`."""
     value = tf.zeros([NUM_ROWS, DIM])
     one = tf.Variable(value)
     ours = tlm.ShardedVariable.create(value, num_shards=num_shards)
-    # Variables of its own, or each would see what the other's writes did.
+    # TensorFlow's class gets separate variables. With shared variables the
+    # contestants would see each other's writes.
     theirs = tlm.ShardedVariable.create(value, num_shards=num_shards).to_tf()
     offsets = tf.constant(ours.partition.offsets, tf.int64)
 
@@ -74,12 +76,13 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
     def route_by_op(ids, rows):
         del rows
         routed = ops.route_ids(ids=ids, offsets=offsets, placement="div")
-        # What TensorFlow's ops give, too: not where each id has gone.
+        # These results match TensorFlow's operations. The owner of each id is
+        # not returned.
         return routed.local_rows, routed.splits, routed.permutation
 
     base, extra = divmod(NUM_ROWS, num_shards)
 
-    # As TensorFlow's class does it, for any number of rows.
+    # The routing of TensorFlow's class, for any number of rows.
     def route_by_stock_ops(ids, rows):
         del rows
         owners = tf.maximum(ids // (base + 1), (ids - extra) // base)
@@ -119,7 +122,10 @@ def _for_each_batch(run: Callable) -> Callable:
 
 
 def measure(distribution: str, rounds: int) -> dict[str, float]:
-    """Median milliseconds by `<shards>/<ids>/<contestant>.<operation>`."""
+    """Returns median milliseconds.
+
+    Keys are `<shards>/<ids>/<contestant>.<operation>`.
+    """
     rng = np.random.default_rng(7)
     medians = {}
     for num_shards in _NUM_SHARDS.value:
@@ -137,9 +143,8 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
             rows = tf.ones([num_ids, DIM])
 
             def on(run, calls=calls, rows=rows):
-                # Wait for it, and copy nothing: `numpy()` would add the same
-                # to all contestants. One result is enough to wait for: a
-                # function is done as a whole.
+                # The memoryview waits for the function without a copy. One
+                # result suffices, because a function ends as a unit.
                 return lambda i: memoryview(
                     tf.nest.flatten(run(calls[i % len(calls)], rows))[-1]
                 )
@@ -156,7 +161,11 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
 
 
 def measure_big(rounds: int) -> dict[str, float]:
-    """An eager lookup of 100 ids in 1 GiB: milliseconds, and extra MiB."""
+    """Measures an eager lookup of 100 ids in 1 GiB.
+
+    Returns:
+      Milliseconds and extra MiB of each contestant.
+    """
     ids = np.random.default_rng(7).integers(0, BIG_ROWS, 100)
     ours = tlm.ShardedVariable.create(
         tf.zeros_initializer(), [BIG_ROWS, DIM], num_shards=16
@@ -179,13 +188,13 @@ def measure_big(rounds: int) -> dict[str, float]:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
-    # First, while no memory was freed that TensorFlow would take again.
-    is_whole = (_NUM_SHARDS.value, _NUM_IDS.value, _VERBS.value) == tuple(
+    """Runs the benchmark and returns a table of medians and ratios."""
+    # Memory is measured first, before TensorFlow holds freed memory to reuse.
+    is_complete = (_NUM_SHARDS.value, _NUM_IDS.value, _VERBS.value) == tuple(
         map(list, (NUM_SHARDS, NUM_IDS, VERBS))
     )
     is_first = distribution == workloads.DISTRIBUTIONS[0]
-    big = measure_big(rounds) if is_whole and is_first else {}
+    big = measure_big(rounds) if is_complete and is_first else {}
     medians = measure(distribution, rounds)
     table = rich.table.Table(
         title=f"{NUM_ROWS:,} x {DIM} float32, {distribution} ids, ms",
@@ -217,15 +226,15 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
                 "",
                 "",
             )
-            for what in _VERBS.value:
+            for verb in _VERBS.value:
                 ours, one, theirs = (
-                    medians.get(f"{num_shards}/{num_ids}/{name}.{what}")
+                    medians.get(f"{num_shards}/{num_ids}/{name}.{verb}")
                     for name in ("tlm", "one", "tf")
                 )
                 table.add_row(
                     str(num_shards),
                     f"{num_ids:,}",
-                    what,
+                    verb,
                     f"{ours:.2f}",
                     "" if one is None else f"{one:.2f}",
                     f"{theirs:.2f}",
@@ -250,7 +259,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         table.add_row(
             "16",
             "100",
-            "its extra MiB",
+            "extra memory, MiB",
             f"{big['big.tlm.extra_mib']:.0f}",
             "",
             f"{big['big.tf.extra_mib']:.0f}",

@@ -1,4 +1,4 @@
-"""Lookup and training step of a workload: ours, TensorFlow's, the roof."""
+"""Contestants of `embedding_step`: tf_layoutmap, TensorFlow and the roof."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Batch = list[tuple[np.ndarray, np.ndarray]]
 
 
 def draw_gradients(workload: workloads.Workload) -> list[tf.Tensor]:
-    """Gradients of all activations: no loss is part of what is measured."""
+    """Returns fixed gradients of all activations; there is no loss."""
     rng = np.random.default_rng(5)
     return [
         tf.constant(
@@ -25,14 +25,14 @@ def draw_gradients(workload: workloads.Workload) -> list[tf.Tensor]:
 
 
 def ragged(batch: Batch) -> list[tf.RaggedTensor]:
-    """The batch as one RaggedTensor for each feature."""
+    """Returns the batch as one RaggedTensor per feature."""
     return [
         tf.RaggedTensor.from_row_splits(ids, splits) for ids, splits in batch
     ]
 
 
 def grouped(batch: Batch) -> tuple[list[np.ndarray], ...]:
-    """By table the distinct rows, row_splits, and the samples of each row."""
+    """Returns distinct rows, row_splits and samples of each row, by table."""
     rows, splits, samples = [], [], []
     for ids, row_splits in batch:
         order = np.argsort(ids, kind="stable")
@@ -48,7 +48,7 @@ def grouped(batch: Batch) -> tuple[list[np.ndarray], ...]:
 
 
 class Ours:
-    """The host engine behind the public class."""
+    """The contestant `tlm.TPUEmbedding` with the host engine."""
 
     def __init__(
         self, workload: workloads.Workload, gradients: list[tf.Tensor]
@@ -86,10 +86,10 @@ class Ours:
 
 
 class TensorFlow:
-    """The same with TensorFlow's own ops.
+    """The contestant with TensorFlow's own operations.
 
-    What a Keras layer with a sparse optimizer comes down to: duplicates
-    summed, and `ResourceSparseApplyAdagradV2`.
+    These are the operations of a Keras layer with a sparse optimizer: a sum
+    over duplicate ids and `ResourceSparseApplyAdagradV2`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def contestants(
     workload: workloads.Workload,
     batches: list[Batch],
 ) -> dict[str, Callable[[int], object]]:
-    """Functions of the number of a round, by `<contestant>.<operation>`."""
+    """Returns functions of the round number, by `<contestant>.<operation>`."""
     gradients = draw_gradients(workload)
     ours, theirs = Ours(workload, gradients), TensorFlow(workload, gradients)
     machine = roof.load().Roof(
@@ -160,7 +160,7 @@ def contestants(
     def on(inputs, run):
         def call(i):
             result = run(inputs[i % len(batches)])
-            # A function may return before it is done.
+            # A function may return before its operations end.
             tf.test.experimental.sync_devices()
             return result
 

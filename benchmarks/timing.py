@@ -1,4 +1,4 @@
-"""Times several things in turn, so that a busy moment hits them all."""
+"""Interleaved timing, so that disturbances affect all contestants equally."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Milliseconds(float):
-    """What a contestant returns that was timed elsewhere."""
+    """Duration that a contestant measured itself."""
 
 
 def interleave(
@@ -15,14 +15,14 @@ def interleave(
     rounds: int,
     warm_up: int = 2,
 ) -> dict[str, np.ndarray]:
-    """Milliseconds of each contestant, round by round.
+    """Returns the milliseconds of each contestant in each round.
 
     Args:
-      contestants: Called with the number of the round. The order rotates, so
-        that none always finds the caches as the same one left them. One that
-        returns `Milliseconds` has timed itself.
-      rounds: How often each is timed.
-      warm_up: Rounds before, not timed.
+      contestants: Functions of the round number, by name. Their order rotates,
+        so that the state of the caches varies. A function that measures itself
+        returns `Milliseconds`.
+      rounds: Number of timed rounds.
+      warm_up: Number of rounds before the timed rounds.
 
     Returns:
       `[rounds]` milliseconds by name.

@@ -1,7 +1,7 @@
-"""Seeded ids, uniform and skewed, and the lookups that are measured.
+"""Workloads of the benchmarks with seeded, uniform or skewed ids.
 
-Imports no TensorFlow: other libraries measure the same in processes of their
-own.
+This module does not import TensorFlow, because processes that measure other
+libraries use it, too.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ import numpy as np
 
 DISTRIBUTIONS = ("uniform", "zipf")
 
-# Distinct values of the 26 categorical columns of Criteo's display advertising
-# data, no more than a million of each.
+# Numbers of distinct values of the 26 categorical columns of Criteo's display
+# advertising data, limited to a million.
 CRITEO_ROWS = tuple(
     min(num_values, 1_000_000)
     for num_values in (
@@ -47,16 +47,17 @@ CRITEO_ROWS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a step looks up, and updates with Adagrad.
+    """The tables and batches of a benchmark.
 
     Attributes:
-      name: In tables, pictures and JSON.
-      num_rows: Of each table; each has one feature.
-      dim: Floats in a row.
-      num_samples: Of a batch.
-      fewest_ids: Of a sample, in each feature.
-      most_ids: The same. Every number between them is as likely.
-      distribution: One of `DISTRIBUTIONS`.
+      name: Name in tables, pictures and JSON.
+      num_rows: Number of rows of each table; each table has one feature.
+      dim: Number of columns of the tables.
+      num_samples: Number of samples in a batch.
+      fewest_ids: Minimum number of ids of a sample in each feature.
+      most_ids: Maximum number of ids of a sample in each feature. Numbers of
+        ids are uniform between minimum and maximum.
+      distribution: Distribution of the ids, one of `DISTRIBUTIONS`.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Workload:
     distribution: str = "uniform"
 
     def draw(self, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Draws a batch: of each feature ids and row_splits, int64."""
+        """Returns a batch: ids and row_splits of each feature, int64."""
         rng = np.random.default_rng(seed)
         batch = []
         for num_rows in self.num_rows:
@@ -119,15 +120,15 @@ def draw_ids(
     num_ids: int,
     num_rows: int,
 ) -> np.ndarray:
-    """Ids as a training job has them.
+    """Returns random ids.
 
     Args:
-      rng: Where the randomness comes from.
-      distribution: `"uniform"`, or `"zipf"`: the row of rank `k` is drawn
-        about `k ** -1.05` as often as the first. Ranks are scattered over the
-        table, as by hashed vocabularies.
-      num_ids: How many.
-      num_rows: Rows of the table.
+      rng: Random number generator.
+      distribution: `"uniform"` or `"zipf"`. With `"zipf"` the row of rank
+        `k` is about `k ** -1.05` times as frequent as the first row. Ranks are
+        scattered over the table, as in hashed vocabularies.
+      num_ids: Number of ids.
+      num_rows: Number of rows of the table.
 
     Returns:
       `[num_ids]` int64 in `[0, num_rows)`.
@@ -135,9 +136,10 @@ def draw_ids(
     if distribution == "uniform":
         return rng.integers(0, num_rows, num_ids)
     exponent = 1.05
-    # The inverse of the continuous distribution function on [1, num_rows].
+    # Inverse of the continuous distribution function on [1, num_rows].
     tail = 1.0 - num_rows ** (1.0 - exponent)
     ranks = (1.0 - rng.random(num_ids) * tail) ** (1.0 / (1.0 - exponent))
     ranks = np.minimum(ranks.astype(np.int64), num_rows) - 1
-    # A prime that divides no usual table size visits every row once.
+    # Multiplication with a prime that does not divide the table size is a
+    # permutation of the rows.
     return ranks * 2_654_435_761 % num_rows

@@ -7,11 +7,11 @@
 
 namespace layoutmap {
 
-// `condition.wait(lock)`, for systems with an older libstdc++ too.
+// Equals `condition.wait(lock)`, and also links with older versions of
+// libstdc++.
 //
-// GCC 12 gave `wait` a new version (GLIBCXX_3.4.30): by that one symbol a wheel
-// would need glibc 2.35. `wait_until` is in the header, over a function of
-// glibc 2.34.
+// GCC 12 gave `wait` a new symbol version (GLIBCXX_3.4.30), which a manylinux
+// wheel must not require. `wait_until` is defined in the header.
 inline void WaitOn(std::condition_variable& condition,
                    std::unique_lock<std::mutex>& lock) {
   condition.wait_until(lock, std::chrono::steady_clock::time_point::max());

@@ -54,7 +54,10 @@ def op_library(name, srcs, deps):
         copts = TF_COPTS,
         linkopts = TF_LINKOPTS,
         linkshared = True,
-        deps = deps + ["@pip_deps//:tf"],
+        deps = deps + [
+            "//cc:glibc_compat",
+            "@pip_deps//:tf",
+        ],
     )
 
 def python_module(name, module, srcs, deps, copts = [], linkopts = [], tags = []):
@@ -76,7 +79,10 @@ def python_module(name, module, srcs, deps, copts = [], linkopts = [], tags = []
         linkopts = LIBRARY_LINKOPTS + linkopts,
         linkshared = True,
         tags = tags,
-        deps = deps + ["@pip_deps//:pybind11"],
+        deps = deps + [
+            "//cc:glibc_compat",
+            "@pip_deps//:pybind11",
+        ],
     )
     native.alias(
         name = name,

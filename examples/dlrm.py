@@ -7,14 +7,14 @@
     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- \
         python examples/dlrm.py --cluster
 
-Without --data it makes a small file of that format: skewed values, blanks,
-and clicks drawn from planted chances. 26 tables are trained by their own
-optimizers in `tlm.layers.TPUEmbedding`, the towers by Keras; `compile`,
-`fit`, `predict` and saving are Keras' own. The exported model takes lines of
-the file and serves from plain TensorFlow. Started again, it goes on from the
-model it saved last, with any number of replicas. With --cluster the tables are
-on the parameter servers of TF_CONFIG, and its workers train; what they have
-saved is then measured and exported by this process alone.
+Without --data the program generates a small synthetic file of the same format:
+skewed values, blanks, and clicks drawn from known probabilities. The 26 tables
+of a `tlm.layers.TPUEmbedding` are trained by Adagrad, the bottom and top MLP by
+Adam; `compile`, `fit`, `predict` and saving are Keras' own. The exported model
+maps lines of the file to click probabilities with TensorFlow alone. A second
+run resumes from the model that was saved last, with any number of replicas.
+With --cluster the tables are on the parameter servers of TF_CONFIG and its
+workers train; this process then measures and exports the saved model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import os
 
 from absl import app, flags, logging
 
-# Before TensorFlow is imported: its start-up notes say nothing of the model.
+# TensorFlow reads this variable when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from clicks.settings import Settings
@@ -35,63 +35,69 @@ _DEFAULTS = Settings()
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "A file as Criteo's train.txt: label, 13 integers and 26 "
-    "categories between tabs. A made-up one unless told.",
+    "File in the format of Criteo's train.txt: label, 13 integers and 26 "
+    "categories, separated by tabs. By default, a synthetic file.",
 )
 _MODEL_DIR = flags.DEFINE_string(
     "model_dir",
     None,
-    "Where models are saved, and the made-up file; a "
-    "folder in your cache unless told.",
+    "Folder of the saved models and of the synthetic file. By default, a "
+    "folder in the user's cache.",
 )
 _FRESH = flags.DEFINE_bool(
-    "fresh", False, "Forget the models saved in --model_dir."
+    "fresh", False, "Remove the models saved in --model_dir first."
 )
 _MAX_LINES = flags.DEFINE_integer(
-    "max_lines", 120_000, "Lines to read, or to make up.", lower_bound=16
+    "max_lines",
+    120_000,
+    "Maximum number of lines to read, or to generate.",
+    lower_bound=16,
 )
 _EPOCHS = flags.DEFINE_integer(
     "epochs", _DEFAULTS.epochs, "Passes over the training lines.", lower_bound=1
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", _DEFAULTS.batch_size, "Lines of a step.", lower_bound=1
+    "batch_size",
+    _DEFAULTS.batch_size,
+    "Lines in a training step.",
+    lower_bound=1,
 )
 _DIM = flags.DEFINE_integer(
-    "dim", _DEFAULTS.dim, "Width of the rows.", lower_bound=1
+    "dim", _DEFAULTS.dim, "Width of the embedding rows.", lower_bound=1
 )
 _MAX_ROWS = flags.DEFINE_integer(
     "max_rows",
     _DEFAULTS.max_rows,
-    "Rows of a table at most; more values than that share them.",
+    "Maximum number of rows of a table; values are hashed to rows.",
     lower_bound=2,
 )
 _OPEN = flags.DEFINE_bool(
     "open_vocabulary",
     False,
-    "Take the hexadecimal values as keys, which get "
-    "rows as they come, instead of hashing them to rows.",
+    "Use the hexadecimal values as keys that get rows during training, instead "
+    "of hashing them to rows.",
 )
 _CAPACITY = flags.DEFINE_integer(
     "capacity",
     10_000,
-    "With --open_vocabulary: keys of each table.",
+    "With --open_vocabulary: number of keys of each table.",
     lower_bound=8,
 )
 _REPLICAS = flags.DEFINE_integer(
     "replicas",
     1,
-    "Logical CPUs that share each batch; the tables stay one.",
+    "Logical CPUs that share each batch; there is one copy of the tables.",
     lower_bound=1,
     upper_bound=16,
 )
 _CLUSTER = flags.DEFINE_bool(
     "cluster",
     False,
-    "Train over the parameter servers and workers of "
-    "TF_CONFIG, which see --data and --model_dir by the same names.",
+    "Train on the parameter servers and workers of TF_CONFIG. All processes "
+    "must have the same --data and --model_dir.",
 )
 _SEED = flags.DEFINE_integer(
-    "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0
+    "seed", _DEFAULTS.seed, "Seed of all random numbers.", lower_bound=0
 )
 flags.register_multi_flags_validator(
     ["batch_size", "replicas"],
@@ -101,7 +107,8 @@ flags.register_multi_flags_validator(
 flags.register_multi_flags_validator(
     ["open_vocabulary", "replicas"],
     lambda given: not given["open_vocabulary"] or given["replicas"] == 1,
-    "--open_vocabulary needs --replicas=1: Keras does not divide strings.",
+    "--open_vocabulary requires --replicas=1: Keras does not split batches of "
+    "strings.",
 )
 flags.register_multi_flags_validator(
     ["cluster", "open_vocabulary", "replicas"],
@@ -109,12 +116,12 @@ flags.register_multi_flags_validator(
         not given["cluster"]
         or (given["replicas"] == 1 and not given["open_vocabulary"])
     ),
-    "--cluster is for --replicas=1 without --open_vocabulary.",
+    "--cluster requires --replicas=1 and does not support --open_vocabulary.",
 )
 
 
 def main(argv: list[str]) -> None:
-    """Reads, trains, measures, exports and shows."""
+    """Parses the flags and runs the example."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     logging.set_verbosity(logging.ERROR)
@@ -128,7 +135,8 @@ def main(argv: list[str]) -> None:
     )
     report = Report()
     with in_a_sentence(DataError):
-        # Only now, as it takes seconds: a wrong flag is answered at once.
+        # This import takes seconds. It is here so that wrong flags are reported
+        # without delay.
         from clicks import run
 
         run.run(

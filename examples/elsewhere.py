@@ -1,6 +1,6 @@
-"""A process in which tf_layoutmap is as good as not installed.
+"""Runs a program in a process in which tf_layoutmap cannot be imported.
 
-`run` starts one. This file is also the program that it starts.
+`run` starts the process. This file is also the main program of the process.
 """
 
 import contextlib
@@ -12,13 +12,17 @@ from pathlib import Path
 
 
 def run(program: Path, *arguments: str | Path) -> None:
-    """Calls `answer(*arguments)` of a program in a process of its own.
+    """Calls `answer(*arguments)` of a program in a separate process.
+
+    Args:
+      program: Path of a Python file that defines `answer`.
+      *arguments: Arguments of `answer`, passed as strings.
 
     Raises:
-      RuntimeError: It ended with an error, or tf_layoutmap, or its native
-        library, found a way in.
+      RuntimeError: The process failed, or it loaded tf_layoutmap or its native
+        library.
     """
-    # -I: no folder of ours on the path, no variable of the environment.
+    # `-I` ignores PYTHONPATH and the folder of this file.
     ended = subprocess.run(
         [sys.executable, "-I", __file__, str(program), *map(str, arguments)],
         capture_output=True,
@@ -27,16 +31,16 @@ def run(program: Path, *arguments: str | Path) -> None:
     )
     if ended.returncode:
         raise RuntimeError(
-            "The exported model does not work in a process of its own:\n"
+            "The exported model failed in a process without tf_layoutmap:\n"
             + ended.stderr[-2000:]
         )
 
 
-class _Refuse:
-    """An import hook that knows nothing of tf_layoutmap."""
+class _BlockingFinder:
+    """An import hook that hides tf_layoutmap."""
 
     def find_spec(self, name, path=None, target=None):
-        """Refuses tf_layoutmap, leaves the rest to others."""
+        """Raises for tf_layoutmap; other finders handle other modules."""
         del path, target
         if name.partition(".")[0] == "tf_layoutmap":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -44,10 +48,10 @@ class _Refuse:
 
 @contextlib.contextmanager
 def _without_tf_layoutmap() -> Iterator[None]:
-    sys.meta_path.insert(0, _Refuse())
+    sys.meta_path.insert(0, _BlockingFinder())
     yield
-    # Not by substring: `pip install -e` leaves a module of its own behind; it
-    # has our name in its name, and nothing of ours in it.
+    # Only the first component is compared, because the finder module of
+    # `pip install -e` has the package's name in its own name.
     loaded = [
         name for name in sys.modules if name.partition(".")[0] == "tf_layoutmap"
     ]
@@ -55,7 +59,7 @@ def _without_tf_layoutmap() -> Iterator[None]:
     if maps.exists() and "_layoutmap_ops" in maps.read_text():
         loaded.append("_layoutmap_ops")
     if loaded:
-        raise SystemExit(f"tf_layoutmap found a way in: {loaded}.")
+        raise SystemExit(f"tf_layoutmap must not be loaded. Found: {loaded}.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a program ends when it cannot go on: a sentence, not a traceback."""
+"""Error handling of the examples: a sentence instead of a traceback."""
 
 import contextlib
 import sys
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def in_a_sentence(*errors: type[Exception]) -> Iterator[None]:
-    """Prints what went wrong; the exit code is 2, or 130 when interrupted.
+    """Prints the message of an error and exits with code 2.
+
+    An interrupted program exits with code 130.
 
     Args:
-      *errors: What a user can fix. Any other error is ours, and is raised.
+      *errors: Types of errors that a user can fix. Other errors are raised.
     """
     try:
         yield
@@ -19,7 +21,7 @@ def in_a_sentence(*errors: type[Exception]) -> Iterator[None]:
         sys.exit(2)
     except KeyboardInterrupt:
         print(
-            "\nInterrupted. Started again, it goes on from the model saved "
+            "\nInterrupted. The next run resumes from the model that was saved "
             "last.",
             file=sys.stderr,
         )

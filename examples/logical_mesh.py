@@ -1,4 +1,4 @@
-"""Meshes of logical CPUs: several devices on a machine that has one."""
+"""Meshes of logical CPUs, which make several devices of one CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse_shape(text: str) -> tuple[int, int]:
     (2, 4)
 
     Raises:
-      ValueError: It does not read like that.
+      ValueError: The text does not have this format.
     """
     found = _SHAPE.fullmatch(text)
     if found is None:
@@ -27,14 +27,14 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def is_shape(text: str | None) -> bool:
-    """Whether `parse_shape` reads it; None, for no mesh, passes too."""
+    """Returns whether `parse_shape` accepts `text`, or `text` is None."""
     return text is None or _SHAPE.fullmatch(text) is not None
 
 
 def make_mesh(shape: tuple[int, int]):
-    """Splits the CPU and lays a mesh over the parts.
+    """Splits the CPU into logical devices and returns a mesh of them.
 
-    TensorFlow splits a CPU only before its first op.
+    TensorFlow splits a CPU only before its first operation.
 
     Args:
       shape: Sizes of the axes "batch" and "model".

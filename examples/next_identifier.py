@@ -1,4 +1,4 @@
-"""Learns to complete code: which identifier comes next?
+"""Completes code: predicts the next identifier.
 
     python examples/next_identifier.py
     python examples/next_identifier.py --data=/path/to/my/python/files
@@ -8,14 +8,14 @@
     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- \
         python examples/next_identifier.py --cluster
 
-It reads the standard library of the Python that runs it, trains sharded
-embedding tables and a small Keras tower, measures them on files it has not
-seen, and exports a model that plain TensorFlow serves. Started again, it goes
-on from its newest checkpoint, with its tower on any mesh or on none. With
---open_vocabulary a smaller model reads the files once, in their order, with
-identifiers as strings and without counting them before, compared with itself
-on a vocabulary that was counted. With --cluster the workers and parameter
-servers of TF_CONFIG train; this process measures and exports what they saved.
+The program reads the standard library of the running Python, trains sharded
+embedding tables and a small Keras tower, measures them on held-out files, and
+exports a model that TensorFlow serves without this package. A second run
+resumes from the newest checkpoint, with the tower on any mesh or on the host.
+With --open_vocabulary a smaller model reads the files once, in order, and gives
+rows to identifiers during training; it is compared with the same model on a
+vocabulary that was counted before. With --cluster the workers and parameter
+servers of TF_CONFIG train; this process measures and exports the saved model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-# Before TensorFlow is imported: its start-up notes say nothing of the model.
+# TensorFlow reads this variable when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import logical_mesh
@@ -36,29 +36,34 @@ from ending import in_a_sentence
 
 _DEFAULTS = Settings()
 _DATA = flags.DEFINE_string(
-    "data", "stdlib", "'stdlib', 'movielens' or a folder of Python files."
+    "data",
+    "stdlib",
+    "'stdlib', 'movielens', or the path of a folder of Python files.",
 )
 _MODEL_DIR = flags.DEFINE_string(
     "model_dir",
     None,
-    "Where checkpoints and the exported model go; a folder "
-    "in your cache unless told.",
+    "Folder of the checkpoints and the exported model. By default, a folder in "
+    "the user's cache.",
 )
 _FRESH = flags.DEFINE_bool(
-    "fresh", False, "Forget the checkpoints in --model_dir."
+    "fresh", False, "Remove the checkpoints in --model_dir first."
 )
 _STEPS = flags.DEFINE_integer(
     "steps",
     None,
-    "Training steps in all; four times over the data unless "
-    "told, within a few minutes.",
+    "Total number of training steps. By default, four passes over the data, "
+    "but at least 200 and at most 1,440 steps.",
     lower_bound=1,
 )
 _SAVE_EVERY = flags.DEFINE_integer(
     "save_every", 120, "Steps between checkpoints.", lower_bound=1
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", _DEFAULTS.batch_size, "Positions of a step.", lower_bound=1
+    "batch_size",
+    _DEFAULTS.batch_size,
+    "Positions in a training step.",
+    lower_bound=1,
 )
 _SHARDS = flags.DEFINE_integer(
     "shards", _DEFAULTS.num_shards, "Shards of each table.", lower_bound=1
@@ -66,35 +71,35 @@ _SHARDS = flags.DEFINE_integer(
 _MAX_HELD_OUT = flags.DEFINE_integer(
     "max_held_out",
     40_000,
-    "Held-out positions to measure on; more are drawn from evenly.",
+    "Maximum number of held-out positions to measure on; a uniform sample.",
     lower_bound=1,
 )
 _MESH = flags.DEFINE_string(
     "mesh",
     None,
-    "Logical CPUs along the axes batch and model, such as 2x2, "
-    "that the dense tower is sharded over; the tables stay with the host.",
+    "Mesh of the dense tower: logical CPUs along the axes batch and model, "
+    "such as 2x2. The tables stay on the host.",
 )
 _OPEN = flags.DEFINE_bool(
     "open_vocabulary",
     False,
-    "Learn identifiers as they come, in the order "
-    "of the files; no checkpoint is kept.",
+    "Compare an open with a closed vocabulary in one pass over the files. No "
+    "checkpoint is written.",
 )
 _CAPACITY = flags.DEFINE_integer(
     "capacity",
     10_000,
-    "With --open_vocabulary: identifiers of each table.",
+    "With --open_vocabulary: number of identifiers of each table.",
     lower_bound=8,
 )
 _CLUSTER = flags.DEFINE_bool(
     "cluster",
     False,
-    "Train over the parameter servers and workers of "
-    "TF_CONFIG, which see --model_dir by the same name.",
+    "Train on the parameter servers and workers of TF_CONFIG. All processes "
+    "must have the same --model_dir.",
 )
 _SEED = flags.DEFINE_integer(
-    "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0
+    "seed", _DEFAULTS.seed, "Seed of all random numbers.", lower_bound=0
 )
 flags.register_validator(
     "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99."
@@ -102,19 +107,19 @@ flags.register_validator(
 flags.register_multi_flags_validator(
     ["open_vocabulary", "mesh"],
     lambda given: not (given["open_vocabulary"] and given["mesh"]),
-    "--open_vocabulary is not for a --mesh.",
+    "--open_vocabulary does not support --mesh.",
 )
 flags.register_multi_flags_validator(
     ["cluster", "open_vocabulary", "mesh"],
     lambda given: (
         not given["cluster"] or not (given["open_vocabulary"] or given["mesh"])
     ),
-    "--cluster is for tables without --open_vocabulary, and no --mesh.",
+    "--cluster does not support --open_vocabulary or --mesh.",
 )
 
 
 def read(data: str) -> Corpus:
-    """Reads what --data asks for."""
+    """Returns the corpus that --data selects."""
     from completion.data import movielens, python_source
 
     if data == "stdlib":
@@ -125,7 +130,7 @@ def read(data: str) -> Corpus:
 
 
 def main(argv: list[str]) -> None:
-    """Reads, trains, measures, exports and shows."""
+    """Parses the flags and runs the example."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     logging.set_verbosity(logging.WARNING)
@@ -138,7 +143,8 @@ def main(argv: list[str]) -> None:
     report = Report()
     with in_a_sentence(DataError):
         corpus = read(_DATA.value)
-        # Only now, as it takes seconds: a wrong flag is answered at once.
+        # The imports below take seconds. They are here so that wrong flags are
+        # reported without delay.
         if _OPEN.value:
             from completion import stream_run
 

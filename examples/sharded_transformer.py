@@ -1,13 +1,14 @@
-"""A Transformer whose weights are cut over a mesh, in plain Keras.
+"""Trains a Transformer that is sharded over a mesh, in plain Keras.
 
     python examples/sharded_transformer.py
     python examples/sharded_transformer.py --mesh=1x4 --data=/path/to/files
 
-It reads the standard library of the Python that runs it as characters and
-learns which comes next. Attention heads, MLPs and embeddings are sharded over
-the mesh axis "model", batches over "batch"; the mesh is made of logical CPUs,
-so it runs anywhere. `compile`, `fit`, `evaluate` and saving are Keras' own.
-Started again, it goes on from the model it saved last, on any mesh.
+The program reads the standard library of the running Python as characters and
+learns to predict the next character. Attention heads, MLPs and embeddings are
+sharded over the mesh axis "model", and batches over "batch". The mesh consists
+of logical CPUs, so the program runs on any machine. `compile`, `fit`,
+`evaluate` and saving are Keras' own. A second run resumes from the model that
+was saved last, on any mesh.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import os
 
 from absl import app, flags, logging
 
-# Before TensorFlow is imported. Its graph optimizer takes the shapes of
-# DTensor's graphs for errors, and prints a page of them.
+# TensorFlow reads this variable when it is imported. Its graph optimizer
+# reports the shapes in DTensor's graphs as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import logical_mesh
@@ -28,34 +29,37 @@ from transformer.settings import Settings, SettingsError
 
 _DEFAULTS = Settings()
 _DATA = flags.DEFINE_string(
-    "data", "stdlib", "'stdlib' or a folder of Python files."
+    "data", "stdlib", "'stdlib', or the path of a folder of Python files."
 )
 _MODEL_DIR = flags.DEFINE_string(
     "model_dir",
     None,
-    "Where the model is saved after each epoch; a folder "
-    "in your cache unless told.",
+    "Folder in which the model is saved after each epoch. By default, a folder "
+    "in the user's cache.",
 )
 _FRESH = flags.DEFINE_bool(
-    "fresh", False, "Forget the models saved in --model_dir."
+    "fresh", False, "Remove the models saved in --model_dir first."
 )
 _MESH = flags.DEFINE_string(
-    "mesh", "2x2", "Logical CPUs along the axes batch and model."
+    "mesh", "2x2", "Mesh of logical CPUs: sizes of the axes batch and model."
 )
 _EPOCHS = flags.DEFINE_integer(
-    "epochs", _DEFAULTS.epochs, "Epochs in all.", lower_bound=1
+    "epochs", _DEFAULTS.epochs, "Total number of epochs.", lower_bound=1
 )
 _STEPS = flags.DEFINE_integer(
     "steps",
     _DEFAULTS.steps_per_epoch,
-    "Training steps of an epoch.",
+    "Training steps in an epoch.",
     lower_bound=1,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", _DEFAULTS.batch_size, "Windows of a step.", lower_bound=1
+    "batch_size",
+    _DEFAULTS.batch_size,
+    "Windows in a training step.",
+    lower_bound=1,
 )
 _CONTEXT = flags.DEFINE_integer(
-    "context", _DEFAULTS.context, "Characters of a window.", lower_bound=2
+    "context", _DEFAULTS.context, "Characters in a window.", lower_bound=2
 )
 _DIM = flags.DEFINE_integer(
     "dim", _DEFAULTS.dim, "Width of the model.", lower_bound=1
@@ -73,10 +77,10 @@ _WINDOWS = flags.DEFINE_integer(
     "windows", 1024, "Held-out windows to measure on.", lower_bound=1
 )
 _SAMPLE = flags.DEFINE_integer(
-    "sample", 160, "Characters to make up after each prompt.", lower_bound=0
+    "sample", 160, "Characters to generate after each prompt.", lower_bound=0
 )
 _SEED = flags.DEFINE_integer(
-    "seed", _DEFAULTS.seed, "Of everything that is drawn.", lower_bound=0
+    "seed", _DEFAULTS.seed, "Seed of all random numbers.", lower_bound=0
 )
 flags.register_validator(
     "mesh", logical_mesh.is_shape, "must look like 2x2, each size 1 to 99."
@@ -84,7 +88,7 @@ flags.register_validator(
 
 
 def main(argv: list[str]) -> None:
-    """Reads, trains, measures and shows."""
+    """Parses the flags and runs the example."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     logging.set_verbosity(logging.ERROR)
@@ -102,7 +106,8 @@ def main(argv: list[str]) -> None:
     report = Report()
     with in_a_sentence(DataError, SettingsError):
         settings.check()
-        # Only now, as it takes seconds: a wrong flag is answered at once.
+        # This import takes seconds. It is here so that wrong flags are reported
+        # without delay.
         from transformer import run
 
         run.run(

@@ -1,1 +1,1 @@
-"""Steps over parameter servers: how fast, and what goes over the wire."""
+"""Benchmarks of training on parameter servers: speed and network traffic."""

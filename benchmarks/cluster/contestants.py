@@ -1,7 +1,7 @@
-"""Ways to train tables over parameter servers, or without any.
+"""Contestants that train tables, with or without parameter servers.
 
-All take one id a sample and feature, and make the same step: the loss is the
-sum of the squares of all activations, the update Adagrad's.
+All contestants look up one id per sample and feature and run the same step: the
+loss is the sum of the squares of all activations, and the optimizer is Adagrad.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ import tf_layoutmap as tlm
 from benchmarks import workloads
 
 LEARNING_RATE = 0.05
-_INITIAL = 0.1  # Of an accumulator.
+_INITIAL = 0.1  # Initial value of Adagrad's accumulators.
 _INITIAL_ROWS = tf.random_uniform_initializer(-0.05, 0.05)
 
 WORKLOADS = {
     one.name: one
     for one in (
-        # Criteo's columns, of which each table has at most 100,000 values.
+        # Criteo's columns, with at most 100,000 rows per table.
         workloads.Workload(
             "26 tables",
             tuple(min(one, 100_000) for one in workloads.CRITEO_ROWS),
@@ -41,22 +41,22 @@ def _loss(activations: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 class Empty:
-    """A step without tables: what the coordinator and its data take."""
+    """A step without tables, which measures the coordinator and the data."""
 
     def __init__(self, workload: workloads.Workload):
-        """Takes what the others take."""
+        """Ignores the workload."""
         del workload
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
-        """As of `Ours`."""
+        """Returns the sum of the ids."""
         return tf.reduce_sum(ids)
 
 
 class Ours:
-    """`tlm.TPUEmbedding`."""
+    """The contestant `tlm.TPUEmbedding`."""
 
     def __init__(self, workload: workloads.Workload, **options: Any):
-        """Creates the tables, in the strategy in scope."""
+        """Creates the tables in the scope of the current strategy."""
         tpu = tf.tpu.experimental.embedding
         self._embedding = tlm.TPUEmbedding(
             [
@@ -77,7 +77,7 @@ class Ours:
         self._embedding.build()
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
-        """Trains on `[num_tables, num_samples]` ids; returns the loss."""
+        """Trains on `[num_tables, num_samples]` ids and returns the loss."""
         self._embedding.enqueue(tf.unstack(ids))
         with tf.GradientTape() as tape:
             activations = self._embedding.dequeue()
@@ -88,12 +88,12 @@ class Ours:
 
 
 class Stock:
-    """`tf.nn.embedding_lookup_sparse`, and the sparse update of each shard."""
+    """`tf.nn.embedding_lookup_sparse` and a sparse update of each shard."""
 
     def __init__(self, workload: workloads.Workload):
-        """Creates the tables, in the strategy in scope."""
+        """Creates the tables in the scope of the current strategy."""
         shapes = [(one, workload.dim) for one in workload.num_rows]
-        # In shards, if the strategy's partitioner says so.
+        # The strategy's partitioner may shard these variables.
         self._tables = [
             _shards(tf.Variable(_INITIAL_ROWS(shape))) for shape in shapes
         ]
@@ -102,7 +102,7 @@ class Stock:
         ]
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
-        """As of `Ours`."""
+        """Trains on `[num_tables, num_samples]` ids and returns the loss."""
         samples = tf.range(tf.shape(ids)[1], dtype=tf.int64)
         indices = tf.stack([samples, tf.zeros_like(samples)], axis=1)
         shape = tf.stack([tf.size(samples, tf.int64), 1])
@@ -125,10 +125,10 @@ class Stock:
 
 
 class KerasEmbedding:
-    """`keras.layers.Embedding`, and the same update."""
+    """`keras.layers.Embedding` with the same update."""
 
     def __init__(self, workload: workloads.Workload):
-        """Creates the tables, in the strategy in scope."""
+        """Creates the tables in the scope of the current strategy."""
         self._layers = [
             keras.layers.Embedding(num_rows, workload.dim)
             for num_rows in workload.num_rows
@@ -144,7 +144,7 @@ class KerasEmbedding:
         ]
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
-        """As of `Ours`."""
+        """Trains on `[num_tables, num_samples]` ids and returns the loss."""
         with tf.GradientTape() as tape:
             loss = _loss(
                 [
@@ -176,7 +176,7 @@ def _apply(
     tables: Sequence[Sequence[tf.Variable]],
     slots: Sequence[Sequence[tf.Variable]],
 ):
-    """Updates each shard where it is."""
+    """Applies Adagrad to each shard on the shard's device."""
     for of_table in zip(gradients, tables, slots):
         for gradient, shard, slot in zip(*of_table):
             with tf.device(shard.device):

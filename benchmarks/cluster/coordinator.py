@@ -1,12 +1,13 @@
-"""Trains over the cluster of TF_CONFIG, or without one, as it is asked to.
+"""Program that trains on the cluster of TF_CONFIG, or in this process.
 
     python -m benchmarks.cluster.coordinator
 
-Reads commands, a line of JSON each, and answers each with another:
+It reads one command per line in JSON and writes one line of JSON per result:
 
-* `["open", workload, distribution, contestants]`: makes their tables, in place
-  of those before;
-* `["steps", contestant, count]`: takes steps; answers their milliseconds.
+* `["open", workload, distribution, contestants]` creates the tables of the
+  contestants and discards earlier ones;
+* `["steps", contestant, count]` runs steps and returns their duration in
+  milliseconds.
 """
 
 import json
@@ -27,7 +28,7 @@ _MIN_SHARD_BYTES = 256 << 10
 
 
 class _Steps:
-    """Schedules the steps of a contestant on all workers, or takes them."""
+    """Runs the steps of a contestant on all workers, or in this process."""
 
     def __init__(self, step: Callable, ids: np.ndarray, coordinator):
         def batches():
@@ -54,13 +55,13 @@ class _Steps:
 
 
 class _Commands:
-    """What a line may ask for."""
+    """The commands. Their names are the names of the methods."""
 
     def __init__(self):
         self._strategy = self._coordinator = None
         if "TF_CONFIG" in os.environ:
             jobs = json.loads(os.environ["TF_CONFIG"])["cluster"]
-            # One for all contestants; ours would take one of its own.
+            # All contestants use the same partitioner.
             self._strategy = tlm.ps.connect(
                 partitioner=tf.distribute.experimental.partitioners.MinSizePartitioner(
                     _MIN_SHARD_BYTES, len(jobs["ps"])
@@ -96,18 +97,19 @@ class _Commands:
 
 
 def main() -> None:
-    # What others print must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "w")
+    # Results go to a copy of the standard output. All other output goes to the
+    # standard error.
+    results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     commands = _Commands()
     for line in sys.stdin:
         verb, *arguments = json.loads(line)
         print(
             json.dumps(getattr(commands, verb)(*arguments)),
-            file=answers,
+            file=results,
             flush=True,
         )
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # A coordinator does not exit while its workers run.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a cluster on 127.0.0.1 and the coordinator that trains on it."""
+"""A cluster on 127.0.0.1 with a coordinator that trains on it."""
 
 import contextlib
 import json
@@ -21,10 +21,10 @@ _ENVIRONMENT = {
 
 
 class _Silent(local_cluster.Group):
-    """Keeps to itself what its processes print."""
+    """A process group that discards the output of its processes."""
 
     def pids(self, job: str) -> list[int]:
-        """Returns the processes of a job."""
+        """Returns the process ids of a job."""
         return [
             one.pid
             for name, one in self._processes.items()
@@ -36,21 +36,21 @@ class _Silent(local_cluster.Group):
 
 
 class Cluster:
-    """Workers, servers and a coordinator; all end with the `with` block.
+    """Workers, servers and a coordinator, which end with the `with` block.
 
-    Its commands are those of `coordinator.py`.
+    The methods send the commands of `coordinator.py`.
     """
 
     def __init__(
         self, num_workers: int, num_servers: int, *, counts: bool = False
     ):
-        """Says what to start.
+        """Configures the cluster.
 
         Args:
-          num_workers: 0 for the coordinator alone, without a cluster.
-          num_servers: The same.
-          counts: Whether a proxy is before each server and worker: servers
-            take from workers what those send them.
+          num_workers: Number of workers; 0 for a coordinator without a cluster.
+          num_servers: Number of parameter servers; 0 without a cluster.
+          counts: Whether a proxy in front of each server and each worker counts
+            the traffic. Servers also fetch data from workers.
         """
         self._sizes = {"ps": num_servers, "worker": num_workers}
         self._counts = counts
@@ -71,15 +71,15 @@ class Cluster:
     def open(
         self, workload: str, distribution: str, names: Sequence[str]
     ) -> None:
-        """Makes the tables of contestants, in place of those before."""
+        """Creates the tables of contestants and discards earlier ones."""
         self._coordinator.ask("open", workload, distribution, names)
 
     def steps(self, name: str, count: int) -> float:
-        """Takes steps of a contestant; returns their milliseconds."""
+        """Runs steps of a contestant and returns their milliseconds."""
         return self._coordinator.ask("steps", name, count)
 
     def processor_milliseconds(self) -> dict[str, float]:
-        """Returns what each job has taken so far, all its processes."""
+        """Returns the processor time of each job, summed over processes."""
         pids = {"coordinator": [self._coordinator.pid]}
         if self._group:
             pids |= {job: self._group.pids(job) for job in self._sizes}
@@ -89,7 +89,7 @@ class Cluster:
         }
 
     def traffic(self) -> proxy.Traffic:
-        """Returns what has gone to and from servers and workers so far."""
+        """Returns the total traffic of servers and workers so far."""
         return sum((one.traffic() for one in self._proxies), proxy.Traffic())
 
     def _start(self, stack: contextlib.ExitStack) -> process.Peer:
@@ -122,7 +122,8 @@ class Cluster:
             job: [self._seen_at(one) for one in jobs[job]]
             for job in self._sizes
         }
-        # Processes of a cluster reach each other where the coordinator does.
+        # Workers and servers get the addresses of the proxies from the
+        # coordinator.
         return _tf_config({**jobs, **seen}, "chief", 0)
 
     def _seen_at(self, address: str) -> str:
@@ -137,7 +138,7 @@ def _tf_config(jobs: dict[str, list[str]], job: str, index: int) -> str:
 
 
 def _processor_milliseconds(pid: int) -> float:
-    # After the name of the program, which may have spaces in it.
+    # The fields follow the name of the program, which may contain spaces.
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    ticks = sum(map(int, fields.split()[11:13]))  # of user and system
+    ticks = sum(map(int, fields.split()[11:13]))  # User and system time.
     return 1e3 * ticks / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """A TCP proxy that counts bytes and gRPC calls.
 
-gRPC is HTTP/2: each call opens a stream, and its client sends one frame of
-type HEADERS for it.
+gRPC uses HTTP/2: each call opens a stream, for which the client sends one frame
+of type HEADERS.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ _BUFFER = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What has gone through proxies, both ways.
+    """The traffic of proxies in both directions.
 
     Attributes:
-      num_bytes: Of TCP's payload.
-      num_calls: gRPC calls that were begun.
+      num_bytes: Bytes of TCP payload.
+      num_calls: Number of started gRPC calls.
     """
 
     num_bytes: int = 0
@@ -38,7 +38,7 @@ class Traffic:
 
 
 class CallCounter:
-    """Counts the calls in what a client sends.
+    """A counter of gRPC calls in the byte stream of a client.
 
     >>> counter = CallCounter()
     >>> ping = b"\\0\\0\\1" b"\\6\\0" b"\\0\\0\\0\\0" b"?"
@@ -49,12 +49,12 @@ class CallCounter:
     """
 
     def __init__(self):
-        """Starts before the preface."""
+        """Initializes the counter for the start of a connection."""
         self._to_skip = _PREFACE
         self._header = b""
 
     def read(self, data: bytes) -> int:
-        """Takes the next bytes; returns how many calls begin in them."""
+        """Consumes the next bytes and returns the number of new calls."""
         num_calls, at = 0, 0
         while True:
             skipped = min(self._to_skip, len(data) - at)
@@ -62,9 +62,9 @@ class CallCounter:
             self._to_skip -= skipped
             if self._to_skip:
                 return num_calls
-            taken = data[at : at + _FRAME_HEADER - len(self._header)]
-            at += len(taken)
-            self._header += taken
+            added = data[at : at + _FRAME_HEADER - len(self._header)]
+            at += len(added)
+            self._header += added
             if len(self._header) < _FRAME_HEADER:
                 return num_calls
             num_calls += self._header[3] == _HEADERS
@@ -73,17 +73,17 @@ class CallCounter:
 
 
 class Proxy:
-    """Listens on a port of 127.0.0.1, and passes on to another.
+    """A proxy that forwards connections from a port of 127.0.0.1.
 
     Attributes:
-      address: Where it listens.
+      address: Address that the proxy listens on, `host:port`.
     """
 
     def __init__(self, target: str):
         """Starts to listen.
 
         Args:
-          target: `host:port`; it is connected to for each connection.
+          target: Address to forward to, `host:port`.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -94,23 +94,23 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def traffic(self) -> Traffic:
-        """Returns what has gone through so far."""
+        """Returns the total traffic so far."""
         with self._lock:
             return self._traffic
 
     def close(self) -> None:
-        """Takes no further connections."""
+        """Stops accepting connections."""
         self._listener.close()
 
     def _accept(self):
         while True:
             try:
                 client, _ = self._listener.accept()
-            except OSError:  # Closed.
+            except OSError:  # The listener was closed.
                 return
             try:
                 server = socket.create_connection(self._target)
-            except OSError:  # It does not listen yet; the client comes again.
+            except OSError:  # The target is not ready; the client retries.
                 client.close()
                 continue
             for source, sink, counter in (
@@ -137,7 +137,7 @@ class Proxy:
                         len(data), counter.read(data) if counter else 0
                     )
                 sink.sendall(data)
-        except OSError:  # One of them has gone.
+        except OSError:  # A peer closed the connection.
             pass
         for one in (source, sink):
             try:

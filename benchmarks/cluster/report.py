@@ -1,17 +1,18 @@
-"""Training steps over parameter servers: how fast, and what they send.
+"""Training steps on parameter servers: speed and network traffic.
 
-26 tables x 16 with one id each and 4,096 samples, Adagrad: in one process, and
-with 1 worker and 1 server, 1 and 2, 2 and 2, each process on this machine.
+The workload is 26 tables x 16 with one id each, 4,096 samples and Adagrad. It
+runs in one process, and with 1 worker and 1 server, 1 and 2, and 2 and 2; all
+processes are on this machine.
 
-* `ours`: `tlm.TPUEmbedding`; `bfloat16`: with rows and gradients in 16 bits on
-  the wire;
+* `ours`: `tlm.TPUEmbedding`; `bfloat16`: the same with rows and gradients sent
+  in 16 bits;
 * `stock`: `tf.nn.embedding_lookup_sparse` under the same strategy and
-  partitioner, and `ResourceSparseApplyAdagradV2` of each shard, where it is;
-* `keras`: `keras.layers.Embedding` of a table of 1 M rows, and that update.
+  partitioner, and `ResourceSparseApplyAdagradV2` on the device of each shard;
+* `keras`: `keras.layers.Embedding` of a table of 1 M rows with the same update.
 
-Bytes and calls are those of all servers and workers, counted by a proxy before
-each; nothing is before those that are timed. Less what an empty step takes,
-calls are those of tables.
+A proxy in front of each server and worker counts bytes and calls. Timed runs
+have no proxies. All other contestants include the calls of an empty
+step.
 """
 
 import contextlib
@@ -24,15 +25,15 @@ import rich.table
 from benchmarks import timing
 from benchmarks.cluster import contestants, processes, proxy
 
-# Workers and servers.
+# Numbers of workers and servers.
 SHAPES = {
     "1 process": (0, 0),
     "1 + 1": (1, 1),
     "1 + 2": (1, 2),
     "2 + 2": (2, 2),
 }
-NUM_STEPS = 10  # Of a contestant in each round.
-# Until what belongs to a step has gone through a proxy.
+NUM_STEPS = 10  # Steps of a contestant in each round.
+# Wait until all traffic of a step has passed the proxies.
 _QUIET_SECONDS = 0.3
 
 _TABLES = ("ours", "bfloat16", "stock")
@@ -44,7 +45,7 @@ _COUNTED = {
     },
     (1, 1): {"1 M rows": (*_TABLES, "keras")},
 }
-# Where processor time is counted, and of how many steps.
+# Cluster and number of steps for which processor time is measured.
 _BUSY_SHAPE, _BUSY_STEPS = "1 + 2", 50
 
 
@@ -52,10 +53,12 @@ def measure_speed(
     distribution: str,
     rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, float]]]:
-    """Milliseconds of `NUM_STEPS` steps, as `"1 + 2.ours"`, and of processors.
+    """Measures times of steps and processor times.
 
-    The second: of a step in `_BUSY_SHAPE`, by contestant and job, of all its
-    processes.
+    Returns:
+      Milliseconds of `NUM_STEPS` steps, `[rounds]`, with keys such as
+      `"1 + 2.ours"`; and milliseconds of processor time of a step in
+      `_BUSY_SHAPE` by contestant and job, summed over processes.
     """
     timed, busy = {}, {}
     with contextlib.ExitStack() as stack:
@@ -85,12 +88,15 @@ def measure_speed(
 
 
 def contestants_of(shape: str) -> tuple[str, ...]:
-    """Who is timed there: nothing travels in one process."""
+    """Returns the contestants to time in a cluster of the given shape.
+
+    A single process has no network traffic, so it has fewer contestants.
+    """
     return ("ours", "stock") if shape == "1 process" else ("empty", *_TABLES)
 
 
 def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
-    """Bytes and calls of a step, as `"26 tables.ours"`."""
+    """Returns bytes and calls of a step; keys are such as `"1 M rows.ours"`."""
     found = {}
     for sizes, opened in _COUNTED.items():
         with processes.Cluster(*sizes, counts=True) as cluster:
@@ -106,7 +112,7 @@ def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
 
 
 def _count(cluster: processes.Cluster, name: str) -> proxy.Traffic:
-    cluster.steps(name, 2)  # Traces, and connects the processes.
+    cluster.steps(name, 2)  # Traces the step and connects the processes.
     time.sleep(_QUIET_SECONDS)
     before = cluster.traffic()
     cluster.steps(name, NUM_STEPS)
@@ -118,7 +124,7 @@ def report(
     distribution: str,
     rounds: int,
 ) -> tuple[rich.console.Group, dict]:
-    """Measures; puts speeds, processor times, and bytes and calls in tables."""
+    """Runs the benchmark and returns its tables and results."""
     times, busy = measure_speed(distribution, rounds)
     traffic = measure_traffic(distribution)
     examples = contestants.WORKLOADS["26 tables"].num_samples * NUM_STEPS
@@ -153,8 +159,8 @@ def _speed_table(
     distribution: str, times: dict[str, np.ndarray], figures: dict[str, dict]
 ) -> rich.table.Table:
     table = rich.table.Table(
-        title=f"26 tables, {distribution} ids: thousands of examples a second, "
-        "quartiles in brackets"
+        title=f"26 tables, {distribution} ids: thousands of examples per "
+        "second, quartiles in brackets"
     )
     for column in (
         "workers + servers",
@@ -174,7 +180,7 @@ def _speed_table(
     def ratio(shape: str, name: str) -> str:
         if f"{shape}.{name}" not in times:
             return ""
-        # Of each round, so that what disturbed both is not in it.
+        # The median of the ratios of each round cancels disturbances of both.
         ratios = times[f"{shape}.stock"] / times[f"{shape}.{name}"]
         return f"{np.median(ratios):.2f}"
 
@@ -193,7 +199,7 @@ def _busy_table(
 ) -> rich.table.Table:
     table = rich.table.Table(
         title=f"{_BUSY_SHAPE}, 26 tables, {distribution} ids: milliseconds of "
-        "processors in a step"
+        "processor time per step"
     )
     jobs = list(next(iter(busy.values())))
     for column in ("", *jobs):
@@ -206,7 +212,9 @@ def _busy_table(
 def _traffic_table(
     distribution: str, traffic: dict[str, dict[str, float]]
 ) -> rich.table.Table:
-    table = rich.table.Table(title=f"A step on the wire, {distribution} ids")
+    table = rich.table.Table(
+        title=f"Network traffic of a step, {distribution} ids"
+    )
     for column in (
         "workers + servers",
         "workload",

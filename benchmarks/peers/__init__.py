@@ -1,1 +1,1 @@
-"""Other libraries, measured in processes of their own."""
+"""Other libraries, measured in separate processes."""

@@ -1,8 +1,8 @@
-"""FBGEMM's tables on the CPU, in a process of its own: `make bench-peers`.
+"""Program that measures FBGEMM's tables on the CPU (`make bench-peers`).
 
-Run by an interpreter that has `torch` and `fbgemm-gpu-cpu`, and no
-TensorFlow. Reads commands from standard input, one JSON list a line, and
-answers each with a line of JSON:
+It requires an interpreter with `torch` and `fbgemm-gpu-cpu`, and no TensorFlow.
+It reads one command per line from the standard input, a JSON list, and writes
+one line of JSON per result:
 
     ["open", name of the workload, seeds of its batches]  versions
     ["lookup", number of the batch]                        milliseconds
@@ -32,7 +32,7 @@ LEARNING_RATE = 0.05
 
 
 class Tables:
-    """All tables of a workload, and its batches as FBGEMM takes them."""
+    """The tables of a workload and its batches in FBGEMM's format."""
 
     def __init__(self, workload: workloads.Workload, seeds: list[int]):
         self._tables = SplitTableBatchedEmbeddingBagsCodegen(
@@ -57,19 +57,19 @@ class Tables:
         )
 
     def lookup(self, batch: int):
-        """Looks a batch up."""
+        """Looks up a batch."""
         with torch.no_grad():
             return self._tables(*self._batches[batch])
 
     def train(self, batch: int):
-        """Looks a batch up, and updates its rows."""
+        """Looks up a batch and updates its rows."""
         activations = self._tables(*self._batches[batch])
         activations.backward(self._gradient)
         return activations
 
 
 def _joined(batch):
-    """Ids of all features one after the other, and where each sample starts."""
+    """Returns the concatenated ids of all features and the sample offsets."""
     starts, num_ids = [np.zeros([1], np.int64)], 0
     for ids, splits in batch:
         starts.append(splits[1:] + num_ids)
@@ -81,7 +81,7 @@ def _joined(batch):
 
 
 def main():
-    """Answers commands until there are no more."""
+    """Runs commands until the standard input ends."""
     tables = None
     for line in sys.stdin:
         verb, *arguments = json.loads(line)

@@ -1,4 +1,4 @@
-"""Other libraries, each measured in a process of its own."""
+"""A process that measures another library."""
 
 import json
 import os
@@ -12,9 +12,9 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Peer:
-    """A process that answers as `benchmarks/peers/fbgemm.py` does.
+    """A process with the commands of `benchmarks/peers/fbgemm.py`.
 
-    It measures itself, so what it takes to ask is not counted.
+    The process measures its own times, which exclude the communication.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class Peer:
         """Starts the process.
 
         Args:
-          python: The interpreter that has the other library.
-          module: What it runs.
-          environment: What it has beside the environment of this process.
+          python: Python interpreter with the other library.
+          module: Module to run.
+          environment: Variables to add to the environment of this process.
         """
         self._process = subprocess.Popen(
             [python, "-m", module],
@@ -41,17 +41,17 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def open(
         self, workload: workloads.Workload, seeds: list[int]
     ) -> dict[str, str]:
-        """Makes the tables of a workload; returns the peer's versions."""
+        """Creates the tables of a workload and returns the peer's versions."""
         return self.ask("open", workload.name, seeds)
 
     def call(self, verb: str, batch: int) -> timing.Milliseconds:
-        """Runs `verb` on a batch."""
+        """Runs `verb` on a batch and returns its duration."""
         return timing.Milliseconds(self.ask(verb, batch))
 
     def close(self) -> None:
@@ -60,12 +60,12 @@ class Peer:
         self._process.wait()
 
     def ask(self, *command):
-        """Returns the answer to a command, as the peer's module says."""
+        """Sends a command and returns its result."""
         print(json.dumps(command), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(
-                f"The peer ended with {self._process.wait()}; what it printed "
+                f"The peer exited with code {self._process.wait()}. Its output "
                 "is above."
             )
         return json.loads(answer)

@@ -1,15 +1,15 @@
-"""TorchRec's managed collision on the CPU, in a process of its own.
+"""Program that measures TorchRec's managed collision on the CPU.
 
-Run by an interpreter that has `torch` and `torchrec`, and no TensorFlow. Reads
-commands from standard input, one JSON list a line, and answers each with a
-line of JSON:
+It requires an interpreter with `torch` and `torchrec`, and no TensorFlow. It
+reads one command per line from the standard input, a JSON list, and writes one
+line of JSON per result:
 
     ["open", distribution, [keys, columns, ids of a batch, batches]]  versions
     ["train", number of the batch]                             milliseconds
 
-A step maps keys to rows by an `MCHManagedCollisionModule` with LRU, which has
-seen all keys, and trains those of a `torch.nn.Embedding` with sparse
-gradients by Adagrad.
+A step maps keys to rows with an `MCHManagedCollisionModule` with LRU eviction,
+in which all keys have rows. Adagrad trains these rows of a `torch.nn.Embedding`
+with sparse gradients.
 """
 
 import json
@@ -31,7 +31,7 @@ LEARNING_RATE = 0.05
 
 
 class Table:
-    """A table whose rows are given to keys."""
+    """A table with managed collision."""
 
     def __init__(self, distribution: str, sizes: list[int]):
         num_keys, dim, num_ids, num_batches = sizes
@@ -45,11 +45,11 @@ class Table:
             input_hash_size=2**62,
         )
         everything = _features(torch.arange(num_keys))
-        for _ in range(4):  # Keys get rows when others may be evicted.
+        for _ in range(4):  # Keys get rows at the eviction interval.
             self._rows_of.profile(everything)
         found = self._rows_of.remap(everything)["keys"].values()
         assert len(found.unique()) == num_keys
-        # What a step in so many does is not in a median.
+        # An eviction in one of many steps would not change a median.
         self._rows_of._eviction_interval = 1000
         self._table = torch.nn.Embedding(num_rows, dim, sparse=True)
         self._optimizer = torch.optim.Adagrad(
@@ -66,7 +66,7 @@ class Table:
         ]
 
     def train(self, batch: int):
-        """Gives rows to keys, and updates them."""
+        """Maps the keys of a batch to rows and updates the rows."""
         features = _features(self._batches[batch])
         self._rows_of.profile(features)
         rows = self._rows_of.remap(features)["keys"].values()
@@ -84,7 +84,7 @@ def _features(keys: torch.Tensor) -> dict[str, JaggedTensor]:
 
 
 def main() -> None:
-    """Answers commands until there are no more."""
+    """Runs commands until the standard input ends."""
     table = None
     for line in sys.stdin:
         verb, *arguments = json.loads(line)

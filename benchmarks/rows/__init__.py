@@ -1,1 +1,1 @@
-"""What rows of tables cost the core, measured without TensorFlow."""
+"""Benchmarks of the C++ core on table rows, without TensorFlow."""

@@ -1,11 +1,11 @@
-"""Which prefetch distance and tile suit rows of which size.
+"""Sweep over prefetch distances and tile sizes for rows of several sizes.
 
     python -m benchmarks.rows.sweep
 
-Lookups and updates by Adagrad of one table, 131,072 uniform ids, by dim and
-type of the rows, with all cores: the core's own loops (`cc/benchmarks`), no
-TensorFlow. All settings of a table are measured in turn; a figure is the
-median time by the best median of the row.
+Measures lookups and Adagrad updates of 131,072 uniform ids in one table, by the
+dim and dtype of the rows, on all cores. The loops belong to the C++ core
+(`cc/benchmarks`) and do not use TensorFlow. All settings of a table are
+measured in turn. Values are ratios to the best median of the row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from absl import app, flags
 from benchmarks import roof, timing
 
 _ROUNDS = flags.DEFINE_integer(
-    "sweep_rounds", 15, "How often each setting is timed.", lower_bound=1
+    "sweep_rounds", 15, "Number of timed calls of each setting.", lower_bound=1
 )
 _DIMS = flags.DEFINE_multi_integer(
-    "dims", [8, 16, 32, 64, 128, 256], "Dims of the rows."
+    "dims", [8, 16, 32, 64, 128, 256], "Numbers of columns of the rows."
 )
 
 NUM_SAMPLES, IDS_PER_SAMPLE = 8192, 16
-# Far more than caches hold.
+# Much larger than the processor caches.
 TABLE_BYTES = 256 << 20
 LOOKUPS = {
     f"{ahead}/{tile}": (ahead, tile)
@@ -43,7 +43,7 @@ UPDATES = {
 
 
 def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Milliseconds of each round, by operation and setting."""
+    """Returns milliseconds by operation and setting, `[rounds]` each."""
     sweep = roof.load("_row_sweep").Sweep(
         TABLE_BYTES // (4 * dim),
         dim,
@@ -66,7 +66,7 @@ def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
             contestants(sweep.lookup, LOOKUPS), _ROUNDS.value
         )
     }
-    # Rows of 16 bits are updated in tiles of their own.
+    # Rows of 16 bits have a fixed tile size in updates.
     updates = {
         name: one for name, one in UPDATES.items() if not half or one[2] == 256
     }
@@ -77,13 +77,12 @@ def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures all, and prints a line for each operation and kind of row."""
+    """Measures and prints a table row for each operation and row type."""
     del argv
     table = rich.table.Table(
-        title="Median ms of the best setting, and how "
-        "many times as long others take"
+        title="Median ms of the best setting, and ratios of the other settings"
     )
-    for column in ("rows", "", "best", "of other settings"):
+    for column in ("rows", "", "best", "ratios"):
         table.add_column(column)
     for dim in _DIMS.value:
         for half in (False, True):

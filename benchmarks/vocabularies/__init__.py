@@ -1,1 +1,1 @@
-"""What open vocabularies cost and gain, compared with other ways."""
+"""Benchmarks of open vocabularies: memory, speed and quality."""

@@ -1,12 +1,12 @@
-"""The memory of an open vocabulary, in a process of its own.
+"""Memory of an open vocabulary.
 
     python -m benchmarks.vocabularies.memory
 
-A table of 1 M keys x 16 with Adagrad is filled to a load of 0.85. What the
-process holds then is compared with what keys and counts (16 bytes), rows and
-slot variables must take at that load. 10,000 steps follow, of 256 known keys
-and 64 new ones each, for which others give their rows away; memory is read
-again and again.
+The program fills a table of 1 M keys x 16 with Adagrad to a load of 0.85. It
+compares the memory of the process with the minimum for keys and counts (16
+bytes), rows and slot variables at that load. Then it trains 10,000 steps of 256
+known and 64 new keys each. The new keys evict other keys. Memory is measured
+after several numbers of steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KNOWN, NEW = 256, 64
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory now."""
+    """Returns the resident bytes of this process."""
     gc.collect()
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -63,9 +63,9 @@ def _step_of(embedding: tlm.TPUEmbedding):
 
 
 def measure() -> dict[str, float]:
-    """Bytes, and bytes after numbers of steps."""
+    """Returns bytes after several numbers of steps, and derived values."""
     rng = np.random.default_rng(3)
-    # TensorFlow, and the functions of a step, are there before.
+    # A small table first allocates the memory of TensorFlow and of the step.
     small = _embedding(10_000)
     _step_of(small)(tf.range(KNOWN + NEW, dtype=tf.int64))
     before = resident_bytes()

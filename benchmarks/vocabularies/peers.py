@@ -1,17 +1,17 @@
-"""A training step of layers that take keys as they come.
+"""A training step of layers with open vocabularies.
 
-Each table holds 100,000 keys x 16, and each step trains 1,024 keys that are
-known, by `apply_gradients` of tf_keras:
+Each table has 100,000 keys x 16, and each step trains 1,024 known keys with
+`apply_gradients` of tf_keras:
 
 * `tlm`: `tlm.layers.tf_keras.ShardedEmbedding` with an open vocabulary;
 * `dynamic`: `tf_keras.layers.experimental.DynamicEmbedding`, which compares
-  each key with the whole vocabulary;
+  each key with the full vocabulary;
 * `hashing`: `tf_keras.layers.Hashing` and `Embedding`, where keys share rows;
-* `torchrec`: TorchRec's managed collision and a sparse `torch.nn.Embedding`,
-  in a process of its own, if `--torchrec_python` names an interpreter that has
-  it.
+* `torchrec`: TorchRec's managed collision and a sparse `torch.nn.Embedding`, in
+  a separate process, if `--torchrec_python` is set.
 
-tf_keras' Adagrad trains `dynamic` and `hashing`, PyTorch's `torchrec`.
+The Adagrad of tf_keras trains `dynamic` and `hashing`. The Adagrad of PyTorch
+trains `torchrec`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from benchmarks.peers.process import Peer
 _TORCHREC = flags.DEFINE_string(
     "torchrec_python",
     None,
-    "An interpreter that has torch and torchrec, to "
-    "compare open vocabularies with; none unless told.",
+    "Python interpreter with torch and torchrec, to compare open vocabularies. "
+    "By default, TorchRec is not measured.",
 )
 
 NUM_KEYS = 100_000
@@ -41,7 +41,7 @@ LEARNING_RATE = 0.05
 
 
 def _layers() -> dict[str, tuple]:
-    """By name: a layer from keys to rows, and what else it is called with."""
+    """Returns layers from keys to rows, by name."""
     import tf_keras
 
     hashed = tf_keras.Sequential(
@@ -52,7 +52,7 @@ def _layers() -> dict[str, tuple]:
     )
     return {
         "tlm": tlm.layers.tf_keras.ShardedEmbedding(
-            # Room for all: a table takes three quarters before it is full.
+            # The capacity for all keys; a table is full at a load of 3/4.
             tlm.OpenVocabulary(int(NUM_KEYS / 0.75)),
             DIM,
             optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),
@@ -81,7 +81,7 @@ def _step_of(layer) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
 
 def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
-    """Milliseconds of a step, by name."""
+    """Returns the milliseconds of steps, by name."""
     rng = np.random.default_rng(5)
     factors = tf.constant(rng.standard_normal([NUM_IDS, DIM]), tf.float32)
     batches = [
@@ -116,7 +116,7 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     median = {
         name: float(np.median(values))
         for name, values in measure(distribution, rounds).items()
@@ -125,9 +125,9 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         title=f"A step with {NUM_IDS:,} known keys, {distribution}, of "
         f"{NUM_KEYS:,} x {DIM}, Adagrad, tf_keras"
     )
-    for column in ("", "step", "of ours"):
+    for column in ("", "step", "/ tlm"):
         table.add_column(column, justify="right" if column else "left")
-    for name, what in (
+    for name, label in (
         ("tlm", "ShardedEmbedding, open vocabulary"),
         ("dynamic", "DynamicEmbedding"),
         ("hashing", "Hashing + Embedding"),
@@ -135,7 +135,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     ):
         if name in median:
             table.add_row(
-                what,
+                label,
                 f"{median[name]:.1f} ms",
                 f"{median[name] / median['tlm']:.1f}",
             )

@@ -1,18 +1,17 @@
-"""What rows for names as they come are worth, on a stream that drifts.
+"""Quality of open vocabularies on a non-stationary stream.
 
     python -m benchmarks.vocabularies.quality
 
-The identifiers of the standard library of the Python that runs this come file
-by file, each file in its order, once. Before a batch of 256 is learned, every
-fourth time, half of its positions are predicted: all names that came before,
-and have a row, are ranked (`examples/completion/stream.py`). Recall@10 is of
-all those positions: a name that never came before is a miss for everyone.
+The stream consists of the identifiers of the running Python's standard library,
+file by file, in a single pass. Before every fourth batch of 256 is trained,
+half of its positions are predicted: all earlier names with a row are ranked
+(`examples/completion/stream.py`). Recall@10 is the mean over these positions. A
+name that did not occur before is a miss for all contestants.
 
-* `unlimited`: an open vocabulary with room for all names;
-* `lru`, `lfu`: a quarter of these rows;
-* `hashing`: the bytes of a quarter's rows, slot variables, keys and counts,
-  as rows that names share by their hash. Names of one row have the middle
-  rank of them.
+* `unlimited`: an open vocabulary with rows for all names;
+* `lru`, `lfu`: an open vocabulary with a quarter of these rows;
+* `hashing`: hashed rows that take as many bytes as the quarter's rows, slot
+  variables, keys and counts. Names with the same row share their mean rank.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from completion.data.corpus import Corpus
 BATCH = 256
 NUM_NEGATIVES = 512
 SEEDS = (7, 8, 9)
-# Of a row and Adagrad's accumulators, and of what a key takes besides.
+# Bytes of a row with Adagrad's accumulators, and of a key with its count.
 ROW_BYTES, KEY_BYTES = 2 * 4 * stream.DIM, 16
 
 
@@ -54,36 +53,36 @@ def _contestants(corpus: Corpus) -> dict[str, object]:
 def measure(
     corpus: Corpus, contestant: object, seed: int
 ) -> tuple[float, float, int]:
-    """Recall@10, MRR and the rows that were used."""
+    """Returns recall@10, MRR and the number of used rows."""
     learner = stream.StreamLearner(
         contestant, corpus, num_negatives=NUM_NEGATIVES, seed=seed
     )
-    came = np.zeros(len(corpus.item_names), bool)
+    seen = np.zeros(len(corpus.item_names), bool)
     ranks = []
     for number, positions in enumerate(
         stream.batches_in_order(np.arange(corpus.num_positions), BATCH)
     ):
         if number % 4 == 3:
-            ranks.append(learner.ranks(positions[::2], np.flatnonzero(came)))
+            ranks.append(learner.ranks(positions[::2], np.flatnonzero(seen)))
         learner.train(positions)
-        came[corpus.items[positions]] = True
+        seen[corpus.items[positions]] = True
     return *recall_and_mrr(np.concatenate(ranks)), learner.rows_used
 
 
 def main() -> None:
-    """Measures all, and prints a table."""
+    """Measures all contestants and prints a table."""
     corpus = python_source.read_standard_library()
     table = rich.table.Table(
         title=f"{corpus.num_positions:,} identifiers, "
         f"{len(corpus.item_names):,} distinct; seeds {SEEDS}"
     )
-    for column in ("", "rows used", "recall@10", "MRR", "of unlimited"):
+    for column in ("", "rows used", "recall@10", "MRR", "/ unlimited"):
         table.add_column(column, justify="right" if column else "left")
     best = None
     for name in _contestants(corpus):
         found = np.array(
             [
-                # Counts of hashed rows are of one run.
+                # Hashed vocabularies keep counts, so each run gets a new one.
                 measure(corpus, _contestants(corpus)[name], seed)
                 for seed in SEEDS
             ]

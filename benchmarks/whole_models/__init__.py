@@ -1,1 +1,1 @@
-"""Training steps of whole models."""
+"""Benchmarks of complete models and of large tables."""

@@ -1,14 +1,14 @@
 """Training steps of DLRM, the model of `examples/dlrm.py`.
 
-26 tables of 16 columns, one id each, 2,048 samples, the step that `fit` runs.
-Contestants:
+The model has 26 tables of 16 columns with one id each. A batch has 2,048
+samples, and the step is the step of `fit`. Contestants:
 
-* `tlm.100k`, `tlm.4m`: `tlm.layers.TPUEmbedding`, its tables trained by
-  Adagrad, by the number of rows of a table; each batch packed by `tlm.pack`.
-  The large tables and their slot variables take 13.3 GB;
-* `features.100k`: the same with a tensor for each feature;
-* `keras.100k`: a `keras.layers.Embedding` for each table, all of it trained
-  by Keras' Adagrad.
+* `tlm.100k`, `tlm.4m`: `tlm.layers.TPUEmbedding` with Adagrad, by the number of
+  rows of a table; batches are packed by `tlm.pack`. The large tables and their
+  slot variables take 13.3 GB;
+* `features.100k`: the same with one tensor per feature;
+* `keras.100k`: one `keras.layers.Embedding` per table; Keras' Adagrad trains
+  the full model.
 """
 
 import pathlib
@@ -73,7 +73,7 @@ def _rows_of_keras(num_rows: int):
 
 
 class _Contestant:
-    """The training step of a model, compiled once."""
+    """A model with its compiled training step."""
 
     def __init__(self, name: str, distribution: str):
         kind, size = name.split(".")
@@ -117,12 +117,12 @@ class _Contestant:
             )
 
     def __call__(self, i: int) -> float:
-        # A number on the host: functions return before they are done.
+        # Copying the loss to the host waits for the end of the step.
         return float(self._step(self._batches[i % 4])["loss"])
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     contestants = {
         name: _Contestant(name, distribution) for name in CONTESTANTS
     }

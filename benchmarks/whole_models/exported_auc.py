@@ -1,11 +1,11 @@
-"""The AUC of the model of `examples/dlrm.py`, before and after it is exported.
+"""AUC of the model of `examples/dlrm.py` before and after its export.
 
     python -m benchmarks.whole_models.exported_auc
 
-Trains on the data that the example makes up, for its default settings, once for
-each seed. The AUC is exact, of the held-out lines: the chance that a click
-scores above a line without one. Exported models are loaded and asked as a
-server would ask them.
+The program trains on the synthetic data of the example with its default
+settings, once for each seed. The AUC of the held-out lines is exact: it is the
+probability that a line with a click scores above a line without one. Exported
+models are loaded and called as in a server.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from clicks import criteo, generating, training
 from clicks.scores import auc
 from clicks.settings import Settings
 
-NUM_LINES = 120_000  # as the example
+NUM_LINES = 120_000  # The default of the example.
 SEEDS = (7, 8, 9)
 KINDS = ("float32", "float16", "int8", "int4")
 
 
 def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
-    """AUC by kind of rows; of the trained model as `"trained"`."""
+    """Returns the AUC by dtype of the rows; `"trained"` is before export."""
     settings = Settings(seed=seed)
     path = folder / "lines.txt"
     generating.generate(path, NUM_LINES, settings.seed)
@@ -66,15 +66,15 @@ def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
     found = {"trained": auc_of(lambda features: model(features))}
     for kind in KINDS:
         tlm.export(model, folder / kind, kind)
-        # Whoever lets go of what was loaded loses its variables.
+        # The loaded object keeps the variables of `serve` alive.
         loaded = tf.saved_model.load(folder / kind)
         found[kind] = auc_of(loaded.serve)
     return found
 
 
 def main() -> None:
-    """Measures all, and prints a table."""
-    table = rich.table.Table(title=f"AUC of {NUM_LINES:,} made-up lines")
+    """Measures all seeds and prints a table."""
+    table = rich.table.Table(title=f"AUC on {NUM_LINES:,} synthetic lines")
     for column in ("seed", "trained", *KINDS):
         table.add_column(column, justify="right")
     for seed in SEEDS:

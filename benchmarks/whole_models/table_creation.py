@@ -1,13 +1,14 @@
-"""Making a table of 8 M x 64 with one slot variable, and its checkpoint.
+"""Creation of a table of 8 M x 64 with one slot variable, and its checkpoint.
 
 Contestants:
 
-* `tf.Variable`: rows and slots as two variables, first values drawn eagerly,
-  in a `tf.train.Checkpoint`;
-* `tlm`: `tlm.TPUEmbedding` of the same table, built, in the same.
+* `tf.Variable`: rows and slots as two variables with eager initial values, in a
+  `tf.train.Checkpoint`;
+* `tlm`: a built `tlm.TPUEmbedding` of the same table in a
+  `tf.train.Checkpoint`.
 
-Times are in seconds, each contestant in a process of its own: memory that one
-has given back would be there for the other. No ids are drawn.
+Times are in seconds. Each contestant runs in a separate process, so that none
+reuses memory that another has freed. There are no ids.
 """
 
 import json
@@ -68,7 +69,7 @@ def _measure(contestant: str) -> dict[str, float]:
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Measures, and puts medians and ratios side by side."""
+    """Runs the benchmark and returns a table of medians and ratios."""
     del distribution
     runs: dict[str, list[dict[str, float]]] = {one: [] for one in CONTESTANTS}
     for _ in range(min(rounds, 3)):
@@ -93,7 +94,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         for one, found in runs.items()
     }
     table = rich.table.Table(
-        title=f"A table of {ROWS:,} x {DIM} and a slot variable"
+        title=f"A table of {ROWS:,} x {DIM} with a slot variable"
     )
     for column in ("", *CONTESTANTS, "ratio"):
         table.add_column(column, justify="right")

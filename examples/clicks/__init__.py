@@ -1,1 +1,1 @@
-"""Parts of the program `examples/dlrm.py`."""
+"""Modules of the program `examples/dlrm.py`."""

@@ -1,4 +1,4 @@
-"""Answers from a SavedModel, with nothing but TensorFlow."""
+"""Predictions of a SavedModel in a process that has only TensorFlow."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ import tensorflow as tf
 
 
 def answer(folder: str, asked: str, answered: str) -> None:
-    """Loads a SavedModel's folder; reads and writes the files named.
+    """Loads a SavedModel and predicts the lines of a file.
 
     Args:
-      folder: Of the SavedModel.
+      folder: Folder of the SavedModel.
       asked: File with the lines.
-      answered: File for the answers.
+      answered: File for the predictions.
     """
     model = tf.saved_model.load(folder)
     np.save(
         answered,
-        model.chances(
+        model.probabilities(
             tf.constant(Path(asked).read_bytes().split(b"\n"))
         ).numpy(),
     )

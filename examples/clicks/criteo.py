@@ -1,8 +1,8 @@
-"""The Criteo format: a click per line, its facts between tabs.
+"""Readers of the Criteo format: one sample per line, fields separated by tabs.
 
 A line of `train.txt` has 40 fields: the label (1 for a click), 13 integers
-and 26 categorical values of 8 hexadecimal digits. Any fact may be blank.
-`test.txt` has the 39 facts only. Lines are in the order of time.
+and 26 categorical values of 8 hexadecimal digits. Any feature may be blank.
+`test.txt` has the 39 features only. Lines are ordered by time.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from completion.data.corpus import DataError
 
 NUM_NUMBERS = 13
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
-NUM_FACTS = NUM_NUMBERS + len(CATEGORIES)
-# For values that training has not seen often enough to tell them apart.
+NUM_FEATURES = NUM_NUMBERS + len(CATEGORIES)
+# Rows per distinct value. More rows than values reduce hash collisions.
 _ROOM = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Clicks:
-    """A file that was looked through.
+    """Path and statistics of a file.
 
     Attributes:
-      path: Of the file.
-      num_training: Its first lines, to train on.
-      num_held_out: The lines behind them, to measure on.
-      num_clicks: Of all these.
-      num_blanks: Facts that are blank, of all these lines.
-      num_distinct: Distinct values of each category in training.
+      path: Path of the file.
+      num_training: Number of training lines, the first lines of the file.
+      num_held_out: Number of held-out lines, which follow the training lines.
+      num_clicks: Number of clicks in all these lines.
+      num_blanks: Number of blank features in all these lines.
+      num_distinct: Number of distinct training values of each category.
     """
 
     path: Path
@@ -43,11 +43,11 @@ class Clicks:
 
     @property
     def num_lines(self) -> int:
-        """Lines that are read."""
+        """Number of lines that are read."""
         return self.num_training + self.num_held_out
 
     def table_rows(self, max_rows: int) -> list[int]:
-        """Returns the rows of each category's table; row 0 is for blanks."""
+        """Returns the number of rows of each table; row 0 is for blanks."""
         return [
             min(max_rows, 1 + _ROOM * distinct)
             for distinct in self.num_distinct
@@ -55,17 +55,18 @@ class Clicks:
 
 
 def look_through(path: Path, max_lines: int) -> Clicks:
-    """Checks the lines that will be read, and counts what is in them.
+    """Checks the format of a file and returns its statistics.
 
     Args:
-      path: A file as `train.txt`.
-      max_lines: Lines to read at most.
+      path: File in the format of `train.txt`.
+      max_lines: Maximum number of lines to read.
 
     Returns:
-      What was counted; the last eighth of the lines is held out.
+      The statistics. The last eighth of the lines is held out.
 
     Raises:
-      DataError: A line is not of the format; says which and why.
+      DataError: A line does not have the format. The message contains the line
+        number and the reason.
     """
     lines = _read_lines(path, max_lines)
     num_training = len(lines) - len(lines) // 8
@@ -77,27 +78,27 @@ def look_through(path: Path, max_lines: int) -> Clicks:
     seen = [set() for _ in CATEGORIES]
     num_clicks = num_blanks = 0
     for number, line in enumerate(lines):
-        label, *facts = line.split(b"\t")
-        if len(facts) != NUM_FACTS or label not in (b"0", b"1"):
+        label, *fields = line.split(b"\t")
+        if len(fields) != NUM_FEATURES or label not in (b"0", b"1"):
             raise DataError(
                 f"Each line of --data must have a label, 0 or 1, and "
-                f"{NUM_FACTS} facts between tabs. Received: label "
-                f"{label.decode(errors='replace')[:20]!r} and {len(facts)} "
-                f"facts ({path}, line {number + 1})."
+                f"{NUM_FEATURES} features, separated by tabs. Received: label "
+                f"{label.decode(errors='replace')[:20]!r} and {len(fields)} "
+                f"features ({path}, line {number + 1})."
             )
-        for fact in facts[:NUM_NUMBERS]:
-            if fact and not _is_int64(fact):
+        for field in fields[:NUM_NUMBERS]:
+            if field and not _is_int64(field):
                 raise DataError(
-                    f"The first {NUM_NUMBERS} facts of a line must be "
+                    f"The first {NUM_NUMBERS} features of a line must be "
                     "integers of 64 bits or blank. Received: "
-                    f"{fact.decode(errors='replace')[:20]!r} ({path}, line "
+                    f"{field.decode(errors='replace')[:20]!r} ({path}, line "
                     f"{number + 1})."
                 )
         num_clicks += label == b"1"
-        num_blanks += facts.count(b"")
+        num_blanks += fields.count(b"")
         if number < num_training:
-            for values, fact in zip(seen, facts[NUM_NUMBERS:]):
-                values.add(fact)
+            for values, field in zip(seen, fields[NUM_NUMBERS:]):
+                values.add(field)
     return Clicks(
         path,
         num_training,
@@ -108,9 +109,9 @@ def look_through(path: Path, max_lines: int) -> Clicks:
     )
 
 
-def _is_int64(fact: bytes) -> bool:
-    return fact.removeprefix(b"-").isdigit() and (
-        len(fact) < 19 or -(2**63) <= int(fact) < 2**63
+def _is_int64(field: bytes) -> bool:
+    return field.removeprefix(b"-").isdigit() and (
+        len(field) < 19 or -(2**63) <= int(field) < 2**63
     )
 
 
@@ -123,10 +124,11 @@ def training_batches(
     epochs: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """Returns batches of features and labels, epoch after epoch.
+    """Returns batches of features and labels of one epoch after another.
 
-    An epoch's order depends on its number: a run that goes on sees what it
-    would have seen without a stop. Lines that fill no batch are left out.
+    The order of an epoch depends only on the seed and the number of the epoch,
+    so a resumed run sees the same batches as an uninterrupted run. The lines
+    that remain after the last full batch are dropped.
     """
     lines = tf.data.TextLineDataset(str(clicks.path)).take(clicks.num_training)
 
@@ -150,7 +152,7 @@ def held_out_batches(
     rows: list[int] | None,
     batch_size: int,
 ) -> tf.data.Dataset:
-    """Returns batches of the held-out lines, in their order."""
+    """Returns batches of the held-out lines, in the order of the file."""
     lines = (
         tf.data.TextLineDataset(str(clicks.path))
         .skip(clicks.num_training)
@@ -163,24 +165,27 @@ def held_out_batches(
 
 
 def read_lines(lines: tf.Tensor, rows: list[int] | None):
-    """Returns features and labels of lines as in `train.txt`."""
-    label, *facts = _split(lines, [[0]] + _BLANKS)
-    return _features(facts, rows), tf.cast(label, tf.float32)[:, tf.newaxis]
+    """Returns the features and labels of lines in the format of `train.txt`."""
+    label, *fields = _split(lines, [[0]] + _BLANKS)
+    return _features(fields, rows), tf.cast(label, tf.float32)[:, tf.newaxis]
 
 
-def read_facts(
+def read_features(
     lines: tf.Tensor,
     rows: list[int] | None,
 ) -> dict[str, tf.Tensor]:
-    """Returns features of lines as in `test.txt`, by stock operations.
+    """Returns the features of lines in the format of `test.txt`.
+
+    Uses TensorFlow's own operations only, so the result can be exported.
 
     Args:
       lines: `[num_lines]` strings.
-      rows: Of each category's table; None for values as they are.
+      rows: Number of rows of each category's table, or None to return the
+        categorical values as strings.
 
     Returns:
-      `numbers`, `[num_lines, 13]` float32, and for each category its row,
-      `[num_lines]` int64, or its value, strings.
+      `numbers`, `[num_lines, 13]` float32, and one entry for each category:
+      its rows, `[num_lines]` int64, or its values, `[num_lines]` strings.
     """
     return _features(_split(lines, _BLANKS), rows)
 
@@ -195,10 +200,10 @@ def _split(lines, defaults):
 
 
 def _counted(batches, num_batches):
-    # An iterator that autotunes can take a minute to end.
+    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
     options = tf.data.Options()
     options.autotune.enabled = False
-    # Keras warns at the end of what it does not know the length of.
+    # Keras warns when a dataset of unknown length ends.
     return (
         batches.apply(tf.data.experimental.assert_cardinality(num_batches))
         .prefetch(4)
@@ -206,18 +211,19 @@ def _counted(batches, num_batches):
     )
 
 
-def _features(facts, rows):
-    numbers = tf.cast(tf.stack(facts[:NUM_NUMBERS], axis=1), tf.float32)
-    # Counts over many magnitudes; a few are negative, which says "none" too.
+def _features(fields, rows):
+    numbers = tf.cast(tf.stack(fields[:NUM_NUMBERS], axis=1), tf.float32)
+    # The integers are counts of many magnitudes. A few are negative; they are
+    # treated as 0, like blanks.
     features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
     if rows is None:
-        # A blank is a key as any other.
+        # The empty string is a key like any other.
         return {
             **features,
-            **dict(zip(CATEGORIES, facts[NUM_NUMBERS:], strict=True)),
+            **dict(zip(CATEGORIES, fields[NUM_NUMBERS:], strict=True)),
         }
     for name, values, num_rows in zip(
-        CATEGORIES, facts[NUM_NUMBERS:], rows, strict=True
+        CATEGORIES, fields[NUM_NUMBERS:], rows, strict=True
     ):
         features[name] = tf.where(
             values == "",
@@ -235,6 +241,6 @@ def _read_lines(path, max_lines):
             ]
     except OSError as error:
         raise DataError(
-            f"--data must be a file that can be read. Received: {path} "
+            f"--data must be a readable file. Received: {path} "
             f"({error.strerror})."
         ) from error

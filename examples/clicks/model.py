@@ -1,7 +1,8 @@
-"""DLRM (Naumov et al., 2019, arXiv:1906.00091) in Keras, over our tables.
+"""DLRM (Naumov et al., 2019, arXiv:1906.00091) in Keras.
 
-Numbers pass a small tower and become one more row; all pairs of rows are
-multiplied; a second tower makes the chance of a click out of the products.
+The bottom MLP maps the dense features to a vector as wide as an embedding row.
+The dot products of all pairs of rows, and this vector, are the input of the top
+MLP, which returns the logit of a click.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import tensorflow as tf
 from clicks.criteo import CATEGORIES, NUM_NUMBERS
 from clicks.settings import Settings
 
-# The layer by name: so Keras knows it when it loads a model.
+# Importing the layer by name registers it with Keras, which needs it to load a
+# model.
 from tf_layoutmap import OpenVocabulary
 from tf_layoutmap.layers import TPUEmbedding
 
@@ -22,10 +24,10 @@ TABLES = "tables"
 
 @keras.saving.register_keras_serializable("clicks")
 class Products(keras.layers.Layer):
-    """The dot product of each pair of rows: `[B, rows, dim] -> [B, pairs]`."""
+    """Layer of pairwise dot products: `[B, rows, dim] -> [B, pairs]`."""
 
     def call(self, rows):
-        """Returns the products below the diagonal."""
+        """Returns the dot products below the diagonal."""
         products = keras.ops.matmul(rows, keras.ops.transpose(rows, [0, 2, 1]))
         num_rows = rows.shape[1]
         below = np.ravel_multi_index(
@@ -41,19 +43,19 @@ def build_model(
     """Returns the compiled model.
 
     Args:
-      table_rows: Rows of each category's table; None for tables that take
-        values as they come.
-      settings: Of the run.
+      table_rows: Number of rows of each category's table, or None for tables
+        with open vocabularies.
+      settings: Settings of the run.
 
     Returns:
-      A model from what `criteo.read_facts` gives to a logit, `[B, 1]`.
+      A model from the result of `criteo.read_features` to a logit, `[B, 1]`.
     """
     tpu = tf.tpu.experimental.embedding
     vocabularies = None
     if table_rows is None:
         table_rows = [settings.capacity] * len(CATEGORIES)
         vocabularies = {
-            # Values that came once share a row.
+            # All values that were seen less than twice share one row.
             name: OpenVocabulary(
                 settings.capacity, admission="count", min_count=2, unknown="row"
             )
@@ -101,24 +103,29 @@ def build_model(
 
 
 def logit_of(numbers, found: list, dim: int):
-    """The towers: a logit, `[B, 1]`.
+    """Applies the bottom MLP, the dot products and the top MLP.
 
     Args:
-      numbers: `[B, NUM_NUMBERS]`.
-      found: The row of each category, `[B, dim]`.
+      numbers: Dense features, `[B, NUM_NUMBERS]`.
+      found: Embedding row of each category, `[B, dim]`.
       dim: Width of the rows.
+
+    Returns:
+      The logit of a click, `[B, 1]`.
     """
-    dense = numbers
+    bottom = numbers
     for width in (64, dim):
-        dense = keras.layers.Dense(width, "relu")(dense)
-    rows = keras.ops.stack([dense, *found], axis=1)
-    top = keras.layers.Concatenate()([dense, Products()(rows)])
+        bottom = keras.layers.Dense(width, "relu")(bottom)
+    rows = keras.ops.stack([bottom, *found], axis=1)
+    top = keras.layers.Concatenate()([bottom, Products()(rows)])
     for width in (128, 64):
         top = keras.layers.Dense(width, "relu")(top)
     return keras.layers.Dense(1, name="logit")(top)
 
 
-def chances_of(model: keras.Model, batches: tf.data.Dataset) -> np.ndarray:
-    """Returns the chance of a click in each line."""
+def predict_probabilities(
+    model: keras.Model, batches: tf.data.Dataset
+) -> np.ndarray:
+    """Returns the predicted click probability of each line."""
     logits = model.predict(batches, verbose=0)[:, 0].astype(np.float64)
     return 1 / (1 + np.exp(-logits))

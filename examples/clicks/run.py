@@ -1,4 +1,4 @@
-"""The run from beginning to end, in the order a person reads it."""
+"""The steps of a run: data, training, metrics and export."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import tf_layoutmap as tlm
 from clicks import serving, training
 from clicks.criteo import (
     CATEGORIES,
-    NUM_FACTS,
+    NUM_FEATURES,
     Clicks,
     held_out_batches,
     look_through,
     read_lines,
 )
-from clicks.generating import generate, planted_chances
-from clicks.model import TABLES, chances_of
+from clicks.generating import generate, true_probabilities
+from clicks.model import TABLES, predict_probabilities
 from clicks.scores import ClickRates, auc, log_loss
 from clicks.settings import Settings
 
 _NUM_ASKED = 500
-# Sums run in another order in an exported graph.
+# An exported graph adds numbers in another order.
 _TOLERANCE = 1e-5
 
 
@@ -43,11 +43,21 @@ def run(
     replicas: int,
     cluster: bool = False,
 ) -> None:
-    """Reads or makes the data, trains, measures, exports and shows.
+    """Runs the example: reads data, trains, measures and exports a model.
+
+    Args:
+      report: Report to print to.
+      settings: Sizes and learning rates.
+      data: File in the format of `train.txt`, or None to generate one.
+      model_dir: Folder of the saved models, or None for the default folder.
+      fresh: Whether to remove the saved models of `model_dir` first.
+      max_lines: Maximum number of lines to read, or to generate.
+      replicas: Number of logical CPUs that share each batch.
+      cluster: Whether to train on the cluster of `TF_CONFIG`.
 
     Raises:
-      DataError: The data cannot be used, the folder belongs to another
-        model, or the saved model is damaged.
+      DataError: The data is not valid, the folder belongs to another model, or
+        the saved model is damaged.
     """
     strategy = tlm.ps.connect() if cluster else _strategy(replicas)
     folder = Path(model_dir or _cache_folder(data)).expanduser()
@@ -55,9 +65,9 @@ def run(
     if data is None:
         generate(path, max_lines, settings.seed)
         report.say(
-            "No --data was given: what follows is made up. The lines have "
-            "the format of Criteo's, their values are skewed as Zipf's law "
-            f"has it, and clicks are drawn from planted chances ({path})."
+            "--data is not set: the data is synthetic. Its lines have Criteo's "
+            "format, the values follow Zipf's law, and the clicks are drawn "
+            f"from known probabilities ({path})."
         )
     clicks = look_through(path, max_lines)
     counted_rows = clicks.table_rows(settings.max_rows)
@@ -81,20 +91,20 @@ def run(
     report.begin(saved, int(model.optimizer.iterations.numpy()), folder)
     if not training.train(model, clicks, table_rows, settings, folder):
         report.say(
-            f"Nothing left to train: --epochs={settings.epochs}. "
-            "--fresh starts over."
+            f"Training is complete: --epochs={settings.epochs}. "
+            "Pass --fresh to train a new model."
         )
     if cluster:
-        # What servers have written, read by one process.
+        # This process reads the model that the servers have saved.
         model = training.make_or_load(
             tf.distribute.get_strategy(), settings, table_rows, folder
         )
-    planted = planted_chances(path) if data is None else None
+    truth = true_probabilities(path) if data is None else None
     if is_open:
         _show_keys(report, model, clicks)
-    compare(report, model, clicks, table_rows, settings, planted)
+    compare(report, model, clicks, table_rows, settings, truth)
     serve(report, model, clicks, table_rows, folder)
-    report.farewell()
+    report.print_summary()
 
 
 def compare(
@@ -103,11 +113,11 @@ def compare(
     clicks: Clicks,
     table_rows: list[int] | None,
     settings: Settings,
-    planted: np.ndarray | None,
+    truth: np.ndarray | None,
 ) -> None:
-    """Compares the model with rates by counting, on held-out lines."""
+    """Compares the model with baselines on the held-out lines."""
     held_out = held_out_batches(clicks, table_rows, settings.batch_size)
-    # Counts are by row, whatever the model takes.
+    # The baseline counts clicks by hashed row, also for open vocabularies.
     counted_rows = clicks.table_rows(settings.max_rows)
     features, labels = _arrays(
         held_out_batches(clicks, counted_rows, settings.batch_size)
@@ -121,46 +131,44 @@ def compare(
         )
     )
     figures = {
-        "one rate for all": np.full(len(labels), rates.mean),
-        "click rates of values": rates.chances(features),
-        "the model": chances_of(model, held_out),
+        "constant rate": np.full(len(labels), rates.mean),
+        "naive Bayes": rates.probabilities(features),
+        "DLRM": predict_probabilities(model, held_out),
     }
-    if planted is not None:
-        figures["the planted chances"] = planted[
+    if truth is not None:
+        figures["true probabilities"] = truth[
             clicks.num_training : clicks.num_lines
         ]
     report.table(
         f"Held-out lines: the last {clicks.num_held_out:,}",
-        ["foretold by", "AUC", "nats"],
+        ["model", "AUC", "log loss"],
         [
             [
                 name,
-                f"{auc(labels, chances):.4f}",
-                f"{log_loss(labels, chances):.4f}",
+                f"{auc(labels, probabilities):.4f}",
+                f"{log_loss(labels, probabilities):.4f}",
             ]
-            for name, chances in figures.items()
+            for name, probabilities in figures.items()
         ],
-        numbers=["AUC", "nats"],
+        numbers=["AUC", "log loss"],
     )
-    ahead = auc(labels, figures["the model"]) - auc(
-        labels, figures["click rates of values"]
-    )
+    gain = auc(labels, figures["DLRM"]) - auc(labels, figures["naive Bayes"])
     report.say(
         (
-            "AUC is the chance that a click scores above a line without one. "
-            "Click rates of values are added up as if no value knew of another "
-            "(naive Bayes). "
+            "AUC is the probability that a line with a click scores above a "
+            "line without one. Log loss is in nats. Naive Bayes adds the "
+            "evidence of each value and ignores interactions. "
         )
         + (
-            "No model can score above the planted chances. "
-            if planted is not None
+            "No model can be better than the true probabilities. "
+            if truth is not None
             else ""
         )
         + (
-            f"The model is {ahead:.4f} ahead of the click rates."
-            if ahead > 0
-            else "The model is not ahead of the click rates yet: train it "
-            "longer, or on more lines."
+            f"The AUC of DLRM is {gain:.4f} above naive Bayes."
+            if gain > 0
+            else "The AUC of DLRM is not above naive Bayes yet: train it for "
+            "more epochs, or on more lines."
         )
     )
 
@@ -172,10 +180,10 @@ def serve(
     table_rows: list[int] | None,
     folder: Path,
 ) -> None:
-    """Exports, and holds the answers of another process against our own.
+    """Exports the model and compares its predictions in another process.
 
     Raises:
-      RuntimeError: They differ.
+      RuntimeError: The predictions differ.
     """
     served = serving.Served(model, table_rows)
     target = folder / "saved_model"
@@ -186,53 +194,58 @@ def serve(
             for line, _ in zip(file, range(clicks.num_lines))
         ]
     asked = lines[clicks.num_training :][:_NUM_ASKED]
-    own = served.chances(tf.constant(asked)).numpy()
+    own = served.probabilities(tf.constant(asked)).numpy()
     answers = serving.ask_elsewhere(target, asked)
     difference = np.abs(answers - own).max()
     if not difference <= _TOLERANCE:
         raise RuntimeError(
-            "The exported model must answer as the trained one does, to "
-            f"{_TOLERANCE}. Received: a difference of {difference}."
+            "The exported and the trained model must have equal predictions "
+            f"within {_TOLERANCE}. Received: a difference of "
+            f"{difference}."
         )
     report.say(
-        f"Exported to {target}, {size / 1e6:.1f} MB: from lines of "
-        f"{NUM_FACTS} facts to chances. A process without tf_layoutmap "
-        f"answered {len(asked)} held-out lines equally (largest difference "
-        f"{difference:.0e})."
+        f"Exported to {target}, {size / 1e6:.1f} MB: a model from lines of "
+        f"{NUM_FEATURES} features to click probabilities. A process without "
+        f"tf_layoutmap predicted the same for {len(asked)} held-out lines "
+        f"(largest difference {difference:.0e})."
     )
 
 
 def forget(folder: Path) -> None:
-    """Removes the models a run has left in `folder`, and nothing else."""
+    """Removes the models of earlier runs from `folder`; keeps other files."""
     for saved in folder.glob("epoch-*.keras"):
         saved.unlink()
     (folder / FACTS).unlink(missing_ok=True)
 
 
 def _show_data(report, clicks):
-    facts = clicks.num_lines * NUM_FACTS
+    num_fields = clicks.num_lines * NUM_FEATURES
     widest = int(np.argmax(clicks.num_distinct))
     report.table(
-        "What it read",
+        "Data",
         ["", ""],
         [
             (
                 "lines",
-                f"{clicks.num_lines:,}, of them "
+                f"{clicks.num_lines:,}, "
                 f"{clicks.num_clicks / clicks.num_lines:.1%} with a click",
             ),
-            ("blank", f"{clicks.num_blanks / facts:.1%} of {facts:,} facts"),
+            (
+                "blank",
+                f"{clicks.num_blanks / num_fields:.1%} of {num_fields:,} "
+                "features",
+            ),
             (
                 "distinct values",
                 f"{sum(clicks.num_distinct):,} in "
-                f"{len(CATEGORIES)} categories; {CATEGORIES[widest]} has most, "
-                f"{clicks.num_distinct[widest]:,}",
+                f"{len(CATEGORIES)} categories; {CATEGORIES[widest]} has the "
+                f"most, {clicks.num_distinct[widest]:,}",
             ),
-            ("to train on", f"{clicks.num_training:,} lines"),
+            ("training", f"the first {clicks.num_training:,} lines"),
             (
                 "held out",
-                f"the last {clicks.num_held_out:,}: lines are in the "
-                "order of time",
+                f"the last {clicks.num_held_out:,} lines; lines are ordered "
+                "by time",
             ),
         ],
     )
@@ -241,7 +254,7 @@ def _show_data(report, clicks):
 def _show_plan(report, model, replicas, cluster):
     found = model.get_layer(TABLES).embedding.stats()
     stats = found["tables"].values()
-    servers = f"in shards on {len(found.get('servers', ()))} servers"
+    servers = f"sharded over {len(found.get('servers', ()))} servers"
     num_weights = (
         sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
         - 1
@@ -251,26 +264,26 @@ def _show_plan(report, model, replicas, cluster):
             "26 tables",
             f"{sum(one['num_bytes'] for one in stats) / 1e6:.1f}",
             f"{sum(one['num_slot_bytes'] for one in stats) / 1e6:.1f}",
-            "Adagrad, of each table",
-            servers if cluster else "once, on the host",
+            "Adagrad of each table",
+            servers if cluster else "one copy, on the host",
         ],
         [
-            "two towers",
+            "bottom and top MLP",
             f"{4 * num_weights / 1e6:.1f}",
             f"{8 * num_weights / 1e6:.1f}",
-            "Adam, by Keras",
+            "Adam of Keras",
             "on the servers"
             if cluster
-            else "once"
+            else "one copy"
             if replicas == 1
-            else f"in each of {replicas} replicas",
+            else f"replicated on {replicas} replicas",
         ],
     ]
     report.table(
-        "The plan",
-        ["weights", "MB", "MB of optimizer", "optimizer", "held"],
+        "Model",
+        ["weights", "MB", "optimizer MB", "optimizer", "placement"],
         rows,
-        numbers=["MB", "MB of optimizer"],
+        numbers=["MB", "optimizer MB"],
     )
 
 
@@ -284,27 +297,27 @@ def _show_keys(report, model, clicks):
     lookups = sum(one["num_lookups"] for one in stats)
     known = sum(one["num_known"] for one in stats)
     report.table(
-        "Values as they came: nothing was hashed to a number of rows",
+        "Open vocabularies: values are keys and are not hashed",
         ["", ""],
         [
             (
-                "distinct values of the training lines",
+                "distinct values in training",
                 f"{sum(clicks.num_distinct):,}",
             ),
             ("values with a row", total("num_keys")),
             ("rows", total("num_rows")),
             (
-                "lookups that found a row",
+                "lookups of values with a row",
                 f"{known / lookups:.1%}" if lookups else "none yet",
             ),
-            ("values that gave their row away", total("num_evicted")),
+            ("evicted values", total("num_evicted")),
         ],
     )
 
 
 def _arrays(batches):
-    """All features and labels as numpy arrays."""
-    # An iterator that autotunes can take a minute to end.
+    """Returns all features and labels as numpy arrays."""
+    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
     options = tf.data.Options()
     options.autotune.enabled = False
     batches = batches.with_options(options)
@@ -321,7 +334,7 @@ def _arrays(batches):
 def _strategy(replicas):
     if replicas == 1:
         return tf.distribute.get_strategy()
-    # Splits the CPU, which TensorFlow does only before its first op.
+    # TensorFlow splits a CPU only before its first operation.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * replicas,
@@ -332,10 +345,10 @@ def _strategy(replicas):
 
 
 def _cache_folder(data: str | None) -> Path:
-    """Returns a folder in the user's cache."""
+    """Returns a folder in the user's cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = tempfile.gettempdir()  # There is no home.
+        cache = tempfile.gettempdir()  # The user has no home directory.
     label = (
         "generated"
         if data is None

@@ -1,4 +1,4 @@
-"""How well clicks are foretold, and by what little one could do it."""
+"""Metrics of click prediction, and a naive Bayes baseline."""
 
 from __future__ import annotations
 
@@ -8,59 +8,62 @@ import numpy as np
 
 from clicks.criteo import CATEGORIES
 
-# Lines of the average kind that each value is believed to have had before.
+# Pseudo-count: each value starts with this many lines at the mean click rate.
 _PRIOR = 20.0
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Returns the chance that a click scores above a line without one.
+    """Returns the exact area under the ROC curve.
 
-    Ties count half: the area under the ROC curve, exactly.
+    This is the probability that a line with a click scores above a line without
+    one. Ties count one half.
 
     >>> auc(np.array([0, 1, 0, 1]), np.array([0.1, 0.9, 0.4, 0.4]))
     0.875
 
     Raises:
-      ValueError: All labels are the same.
+      ValueError: All labels are equal.
     """
     labels = np.asarray(labels, bool)
     num_clicks = int(labels.sum())
     if num_clicks in (0, len(labels)):
         raise ValueError(
-            "Labels must hold clicks and lines without. Received: "
-            f"{num_clicks} clicks of {len(labels)}."
+            "Labels must contain both 0 and 1. Received: "
+            f"{num_clicks} of {len(labels)} labels are 1."
         )
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    # Ranks from 1; equal scores share the mean of theirs.
+    # Ranks start at 1; equal scores get the mean of their ranks.
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     above = ranks[labels].sum() - num_clicks * (num_clicks + 1) / 2
     return float(above / (num_clicks * (len(labels) - num_clicks)))
 
 
-def log_loss(labels: np.ndarray, chances: np.ndarray) -> float:
-    """Returns the mean negative log-likelihood, in nats."""
-    chances = np.clip(chances.astype(np.float64), 1e-7, 1 - 1e-7)
+def log_loss(labels: np.ndarray, probabilities: np.ndarray) -> float:
+    """Returns the log loss (mean negative log-likelihood), in nats."""
+    probabilities = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
     return float(
         -np.mean(
             np.where(
-                np.asarray(labels, bool), np.log(chances), np.log1p(-chances)
+                np.asarray(labels, bool),
+                np.log(probabilities),
+                np.log1p(-probabilities),
             )
         )
     )
 
 
 class ClickRates:
-    """Adds up what each value says alone: naive Bayes on counts.
+    """A naive Bayes classifier from the click counts of each value.
 
-    No value knows of another one. Numbers count by their magnitude.
+    Values are treated as independent. Dense features are binned by magnitude.
     """
 
     def __init__(self, features: Mapping[str, np.ndarray], labels: np.ndarray):
-        """Counts clicks by value.
+        """Counts the clicks of each value.
 
         Args:
-          features: As `criteo.read_lines` gives them, of all lines.
-          labels: `[num_lines]`.
+          features: Features of all lines, as `criteo.read_lines` returns them.
+          labels: `[num_lines]` labels, 0 or 1.
         """
         labels = np.asarray(labels, np.float64)
         self.mean = labels.mean()
@@ -77,8 +80,8 @@ class ClickRates:
                 - self._base
             )
 
-    def chances(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the chance of a click in each line."""
+    def probabilities(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the predicted click probability of each line."""
         logits = self._base
         for evidence, values in zip(self._evidence, _columns(features)):
             known = values < len(evidence)

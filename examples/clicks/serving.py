@@ -1,4 +1,4 @@
-"""Exports the model, and asks it in a process without tf_layoutmap."""
+"""Export of the model, and predictions without tf_layoutmap."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from clicks.criteo import read_facts
+from clicks.criteo import read_features
 
 _ANSWERING = Path(__file__).with_name("answering.py")
 
 
 class Served(tf.Module):
-    """From lines of `test.txt` to chances, by stock TensorFlow ops only."""
+    """The exported module: lines of `test.txt` to click probabilities.
+
+    It contains TensorFlow's own operations only.
+    """
 
     def __init__(self, model: keras.Model, table_rows: list[int] | None):
-        """Takes a trained model; its tables are exported whole."""
+        """Wraps a trained model; its tables are exported unsharded."""
         super().__init__()
         self._model = model
-        # Not a list, which would be tracked.
+        # A list would be tracked as a part of the SavedModel; a tuple is not.
         self._table_rows = table_rows and tuple(table_rows)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-    def chances(self, lines):
-        """Returns the chance of a click, `[num_lines]` float32."""
-        features = read_facts(lines, self._table_rows)
+    def probabilities(self, lines):
+        """Returns the click probability of each line, `[num_lines]` float32."""
+        features = read_features(lines, self._table_rows)
         return tf.sigmoid(self._model(features, training=False))[:, 0]
 
 
 def export(served: Served, folder: Path) -> int:
-    """Writes a SavedModel into `folder`; returns its size in bytes."""
+    """Writes a SavedModel to `folder` and returns its size in bytes."""
     tf.saved_model.save(served, str(folder))
     return sum(
         path.stat().st_size for path in folder.rglob("*") if path.is_file()
@@ -41,17 +44,17 @@ def export(served: Served, folder: Path) -> int:
 
 
 def ask_elsewhere(folder: Path, lines: list[bytes]) -> np.ndarray:
-    """Asks the exported model in a process that cannot import tf_layoutmap.
+    """Runs the exported model in a process that cannot import tf_layoutmap.
 
     Args:
-      folder: Of the SavedModel.
-      lines: As in `test.txt`.
+      folder: Folder of the SavedModel.
+      lines: Lines in the format of `test.txt`.
 
     Returns:
-      The chances, `[num_lines]` float32.
+      The click probabilities, `[num_lines]` float32.
 
     Raises:
-      RuntimeError: The process failed; holds what it said.
+      RuntimeError: The process failed. The message contains its error output.
     """
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = Path(scratch, "asked.txt"), Path(scratch, "out.npy")

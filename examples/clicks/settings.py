@@ -1,4 +1,4 @@
-"""What can be chosen about a run."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes and rates; the defaults fit two cores and half a minute.
+    """Sizes and learning rates; a default run takes half a minute on two cores.
 
     Attributes:
-      batch_size: Lines of a training step, over all replicas.
+      batch_size: Number of lines in a training step, over all replicas.
       epochs: Passes over the training lines; the model is saved after each.
-      dim: Width of each row, and of what the numbers become.
-      max_rows: Rows of a table at most.
-      capacity: Keys of a table whose values are keys, as they come; None for
-        tables of rows that values are hashed to.
-      table_rate: Learning rate of the tables' Adagrad. High, because the
-        gradient of a row is a few samples' share of the mean of a batch.
+      dim: Width of the embedding rows and of the bottom MLP's output.
+      max_rows: Maximum number of rows of a table.
+      capacity: Number of keys of each open vocabulary, or None to hash values
+        to rows.
+      table_rate: Learning rate of the tables' Adagrad. It is high because the
+        loss is a mean over the batch and a row occurs in few of its samples.
       rate: Learning rate of the dense layers' Adam.
-      seed: Of everything that is drawn.
+      seed: Seed of all random numbers.
     """
 
     batch_size: int = 512

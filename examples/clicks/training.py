@@ -1,4 +1,4 @@
-"""`fit`, saved after each epoch and taken up again."""
+"""Training with `fit`; the model is saved after each epoch and resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = "epoch-{epoch:04d}.keras"
 
 
 def newest(folder: Path) -> Path | None:
-    """Returns the newest saved model in `folder`, if there is one."""
+    """Returns the newest saved model in `folder`, or None."""
     return max(folder.glob("epoch-*.keras"), default=None)
 
 
@@ -29,15 +29,15 @@ def make_or_load(
     table_rows: list[int] | None,
     folder: Path,
 ) -> keras.Model:
-    """Returns the newest model, or a new one, compiled.
+    """Returns the newest saved model, or a new compiled model.
 
-    What was saved knows of no strategy.
+    Saved models do not depend on the strategy.
 
     Raises:
       DataError: The saved model is damaged.
     """
-    # Of initializers, and one half of the seeds of tf.data: a run that goes on
-    # needs it too.
+    # The global seed determines the initial weights and, together with the
+    # operation seeds, the order of tf.data. A resumed run needs it, too.
     keras.utils.set_random_seed(settings.seed)
     saved = newest(folder)
     with strategy.scope():
@@ -45,13 +45,13 @@ def make_or_load(
             return build_model(table_rows, settings)
         try:
             return keras.saving.load_model(saved)
-        # A file cut short fails in zip, JSON or HDF5, each in its own way.
+        # A truncated file raises different errors in zip, JSON and HDF5.
         except Exception as error:
             reason = str(error).strip().splitlines() or [repr(error)]
             raise DataError(
                 f"The saved model {saved} cannot be loaded: {reason[0]} "
-                "Remove it to go on from the one before, or start over with "
-                "--fresh."
+                "Remove it to resume from the previous one, or pass --fresh to "
+                "train a new model."
             ) from error
 
 
@@ -62,10 +62,10 @@ def train(
     settings: Settings,
     folder: Path,
 ) -> bool:
-    """Trains until all epochs are done, in this run or before.
+    """Trains the epochs that earlier runs have not completed.
 
     Returns:
-      Whether there was anything left to do.
+      Whether any epoch was trained.
 
     Raises:
       DataError: There are too few lines for one step.
@@ -85,7 +85,7 @@ def train(
             model.distribute_strategy, tf.distribute.ParameterServerStrategy
         ):
             return make()
-        # Each worker reads all lines, and keeps its batches.
+        # Each worker reads all lines and keeps the batches of its shard.
         return tlm.ps.Datasets(
             lambda context: make().shard(
                 context.num_input_pipelines, context.input_pipeline_id
@@ -110,7 +110,7 @@ def train(
             lambda: held_out_batches(clicks, table_rows, settings.batch_size)
         ),
         shuffle=False,
-        # A log is not redrawn; a line an epoch is enough.
+        # A log file cannot redraw a progress bar, so it gets a line per epoch.
         verbose=1 if sys.stdout.isatty() else 2,
         callbacks=[
             keras.callbacks.ModelCheckpoint(folder / _NAME),

@@ -1,1 +1,1 @@
-"""Parts of the program `examples/next_identifier.py`."""
+"""Modules of the program `examples/next_identifier.py`."""

@@ -1,16 +1,16 @@
-"""Answers from a SavedModel, with nothing but TensorFlow."""
+"""Predictions of a SavedModel in a process that has only TensorFlow."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def answer(folder: str, asked: str, answered: str) -> None:
-    """Loads a SavedModel's folder; reads and writes the files named.
+    """Loads a SavedModel and completes the positions of a file.
 
     Args:
-      folder: Of the SavedModel.
-      asked: File with the questions.
-      answered: File for the answers.
+      folder: Folder of the SavedModel.
+      asked: File with the features.
+      answered: File for the offers and their scores.
     """
     model = tf.saved_model.load(folder)
     with np.load(asked) as arrays:

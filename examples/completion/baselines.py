@@ -1,4 +1,4 @@
-"""Two honest baselines: they see the same positions, and only count."""
+"""Two baselines that count items, on the same positions as the model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from completion.data.vocabulary import UNKNOWN, ItemVocabulary
 
 
 def frequency_ranks(targets: np.ndarray) -> np.ndarray:
-    """Ranks each target when the most frequent items are always offered.
+    """Returns the rank of each target if items are offered by frequency.
 
-    Rows stand in the order of their frequency, so the row is the rank.
+    Rows are sorted by frequency, so the row of an item is its rank.
 
     Returns:
       `[num_targets]` int64, 1 for the first offer, 0 for a target that is
@@ -20,10 +20,10 @@ def frequency_ranks(targets: np.ndarray) -> np.ndarray:
 
 
 class BigramCounts:
-    """Offers what followed the previous item in training, most often first.
+    """A bigram model: offers the most frequent followers of the previous item.
 
-    Items that never followed it come after, the most frequent first; so
-    does everything when there is no previous item.
+    All other items follow, sorted by frequency. If there is no previous item,
+    all items are sorted by frequency.
     """
 
     def __init__(
@@ -32,12 +32,13 @@ class BigramCounts:
         targets: np.ndarray,
         vocabulary: ItemVocabulary,
     ) -> None:
-        """Counts.
+        """Counts the pairs of consecutive items.
 
         Args:
-          previous: `[num_positions]` row before; `UNKNOWN` is one of them.
-          targets: `[num_positions]` row that followed.
-          vocabulary: Of both.
+          previous: `[num_positions]` rows of the previous items, which may be
+            `UNKNOWN`.
+          targets: `[num_positions]` rows of the items that follow.
+          vocabulary: Vocabulary of both.
         """
         known = targets != UNKNOWN
         pairs = (
@@ -53,11 +54,11 @@ class BigramCounts:
         )
 
     def followers(self, previous: int) -> np.ndarray:
-        """Returns the rows seen after `previous`, most often first."""
+        """Returns the rows that follow `previous`, most frequent first."""
         return self._after[self._splits[previous] : self._splits[previous + 1]]
 
     def ranks(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Ranks each target, as `frequency_ranks` does."""
+        """Returns the rank of each target as `frequency_ranks` does."""
         ranks = np.zeros(len(targets), np.int64)
         for row in np.unique(previous):
             asked = np.flatnonzero((previous == row) & (targets != UNKNOWN))
@@ -66,8 +67,8 @@ class BigramCounts:
                 after: rank
                 for rank, after in enumerate(followers.tolist(), start=1)
             }
-            # A more frequent item that is a follower was offered already, and
-            # all followers stand before the first that is none.
+            # All followers are offered before all other items. A more frequent
+            # item that is a follower must not be counted twice.
             ascending = np.sort(followers)
             for index in asked:
                 target = int(targets[index])
@@ -81,7 +82,7 @@ class BigramCounts:
 def recall_and_mrr(ranks: np.ndarray, at: int = 10) -> tuple[float, float]:
     """Returns the share of ranks up to `at` and the mean of 1 / rank.
 
-    A rank of 0 is a miss and counts 0 in both.
+    A rank of 0 is a miss and contributes 0 to both.
 
     >>> recall_and_mrr(np.array([1, 4, 20, 0]))
     (0.5, 0.325)

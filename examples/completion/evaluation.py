@@ -1,4 +1,4 @@
-"""Measures the model on held-out positions, compared with the baselines."""
+"""Metrics of the model and the baselines on held-out positions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from completion.data.features import FeatureReader
 from completion.data.vocabulary import ItemVocabulary
 from completion.model import Completer, to_tensors
 
-# Scores of all rows are [batch, num_rows]: 40 MB for 20,000 rows.
+# The scores are [batch, num_rows]: 40 MB for 20,000 rows.
 _BATCH = 512
 
 
 def chosen_positions(
     positions: np.ndarray, limit: int, seed: int
 ) -> np.ndarray:
-    """Returns all positions, or `limit` of them drawn evenly, in order."""
+    """Returns the positions, or a sorted uniform sample of `limit` of them."""
     if len(positions) <= limit:
         return positions
     draw = np.random.default_rng([seed, 3])
@@ -35,14 +35,14 @@ def compare(
     training: np.ndarray,
     held_out: np.ndarray,
 ) -> dict[str, tuple[float, float]]:
-    """Returns recall@10 and MRR of each way to offer, on the same positions.
+    """Returns recall@10 and MRR of the model and the baselines, by name.
 
     Args:
-      model: A trained one.
-      reader: Gives the features of positions.
-      vocabulary: Whose rows are offered.
-      training: Positions the baselines count.
-      held_out: Positions of documents that nobody has seen.
+      model: Trained model.
+      reader: Reader of the features of positions.
+      vocabulary: Vocabulary of the offered items.
+      training: Training positions, which the baselines count.
+      held_out: Positions of held-out documents.
     """
     targets = reader.targets(held_out)
     bigrams = BigramCounts(
@@ -53,14 +53,14 @@ def compare(
         "bigram counts": recall_and_mrr(
             bigrams.ranks(reader.previous(held_out), targets)
         ),
-        "the model": recall_and_mrr(model_ranks(model, reader, held_out)),
+        "neural model": recall_and_mrr(model_ranks(model, reader, held_out)),
     }
 
 
 def model_ranks(
     model: Completer, reader: FeatureReader, positions: np.ndarray
 ) -> np.ndarray:
-    """Returns the rank the model gives to what followed; 0 is a miss."""
+    """Returns the rank of each target in the model's offers; 0 is a miss."""
     ranks = [
         model.ranks(
             to_tensors(reader.batch(part)), tf.constant(reader.targets(part))
@@ -73,13 +73,13 @@ def model_ranks(
 def neighbours(
     rows: np.ndarray, asked: list[int], among: int, num_neighbours: int
 ) -> list[list[int]]:
-    """Returns the rows that point the same way as each row asked for.
+    """Returns the nearest neighbours of rows by cosine similarity.
 
     Args:
-      rows: `[num_rows, dim]`.
-      asked: Rows to find the neighbours of.
-      among: The neighbours are in `[1, among)`.
-      num_neighbours: How many of each, nearest first.
+      rows: Table, `[num_rows, dim]`.
+      asked: Rows whose neighbours are returned.
+      among: End of the range `[1, among)` of possible neighbours.
+      num_neighbours: Number of neighbours of each row, nearest first.
     """
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     directions = rows / np.maximum(lengths, 1e-12)

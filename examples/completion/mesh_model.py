@@ -1,8 +1,8 @@
-"""The same model with its tower cut over a mesh.
+"""The model with its dense tower sharded over a mesh.
 
-Tables stay in the engine of the host. Their activations go to the mesh, where
-the tower lies; its outputs come back to be scored, and their gradients take
-the same way in the other direction.
+The tables stay in the host engine. The activations are copied to the mesh, and
+the outputs of the tower are copied back to the host, where they are scored. The
+gradients take the same path backwards.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from completion.scoring import (
 
 dtensor = tf.experimental.dtensor
 
-# A hidden unit lives on one slice of "model", with what leads to it and what
-# it leads to; the two outputs are sums over the slices.
+# Hidden units are sharded over "model", together with their incoming and
+# outgoing weights. The two outputs are sums over the shards.
 _LAYOUTS = {
     "hidden.kernel": (None, "model"),
     "hidden.bias": ("model",),
@@ -46,11 +46,11 @@ class MeshCompleter(Completer):
     """A `Completer` whose tower is on a mesh.
 
     Attributes:
-      layout_map: Of the tower.
+      layout_map: Layout map of the tower.
     """
 
     def __init__(self, plan: Plan, log_shares: np.ndarray, mesh):
-        """Creates variables.
+        """Creates the tables and the tower.
 
         Args:
           plan: Tables and features.
@@ -58,14 +58,14 @@ class MeshCompleter(Completer):
           mesh: `dtensor.Mesh` with the axes "batch" and "model".
 
         Raises:
-          DataError: The mesh does not divide the hidden layer.
+          DataError: The mesh does not divide the hidden layer evenly.
         """
         parts = mesh.dim_size("model")
         if plan.settings.hidden % parts:
             raise DataError(
-                "--mesh must divide the tower's hidden layer of "
-                f"{plan.settings.hidden} units along its axis model. "
-                f"Received: {parts}."
+                "The size of --mesh's axis model must divide the tower's "
+                f"hidden layer of {plan.settings.hidden} units. Received: "
+                f"{parts}."
             )
         self.layout_map = tlm.LayoutMap(mesh)
         for key, axes in _LAYOUTS.items():
@@ -73,14 +73,14 @@ class MeshCompleter(Completer):
                 [axis or dtensor.UNSHARDED for axis in axes], mesh
             )
         super().__init__(plan, log_shares)
-        # DTensor saves whole variables only, and tables are saved in slices:
-        # one checkpoint cannot hold both. A tower on the host stands in, so
-        # that checkpoints know of no mesh.
+        # DTensor saves unsharded variables only, and tables are saved in
+        # slices; one checkpoint cannot contain both. A copy of the tower on the
+        # host is saved instead, so checkpoints do not depend on the mesh.
         self._saved_tower = tower_of(plan)
         self._saved_optimizer = optimizer_of(plan, self._saved_tower)
 
     def saved_parts(self) -> dict[str, object]:
-        """Returns what a checkpoint holds, by name."""
+        """Returns the objects of a checkpoint, by name."""
         return {
             **super().saved_parts(),
             "tower": self._saved_tower,
@@ -88,11 +88,11 @@ class MeshCompleter(Completer):
         }
 
     def before_save(self) -> None:
-        """Brings the saved parts up to date."""
+        """Copies the weights of the mesh to the saved objects."""
         self._copy(self._on_mesh(), self._off_mesh())
 
     def after_restore(self) -> None:
-        """Takes over what the saved parts were restored to."""
+        """Copies the restored weights to the mesh."""
         self._copy(self._off_mesh(), self._on_mesh())
 
     def _on_mesh(self):
@@ -107,16 +107,16 @@ class MeshCompleter(Completer):
             target.assign(source.numpy())
 
     def make_tower(self, plan: Plan) -> keras.Model:
-        """Returns a tower on the mesh; it starts as one without would."""
+        """Returns a tower on the mesh with the initial weights of the host."""
         with tlm.layout_map_scope(self.layout_map, init="host"):
             return tower_of(plan)
 
     def train_step(self, features, target, negatives, log_expected):
-        """Trains tables and tower on one batch; returns its loss."""
+        """Trains tables and tower on one batch and returns its loss."""
         self._enqueue(features, target, negatives)
         activations = self._dequeue()
         seen = self._to_mesh(tower_input(activations, self.widths))
-        # The tape keeps what the way back needs, on the mesh.
+        # The tape keeps the activations of the tower on the mesh.
         with tf.GradientTape() as tape:
             tape.watch(seen)
             outputs = self._forward(seen)
@@ -145,8 +145,8 @@ class MeshCompleter(Completer):
         input_signature=[FEATURE_SPECS, *[tf.TensorSpec([None], tf.int32)] * 2]
     )
     def _enqueue(self, features, target, negatives):
-        # Alone: a function that dequeues too, and applies nothing, would be
-        # taken for one that only evaluates.
+        # Enqueue and dequeue are separate functions. A function with both and
+        # without `apply_gradients` would be a forward-only step.
         self.embedding.enqueue(
             {**features, "target": target, "negatives": negatives}
         )
@@ -219,7 +219,7 @@ class MeshCompleter(Completer):
         )
 
     def ranks(self, features, target):
-        """Ranks each target among all rows, as `ranks_of` does."""
+        """Returns the rank of each target in the format of `ranks_of`."""
         return ranks_of(self.scores(features), target)
 
     def complete(self, features, num_offers):

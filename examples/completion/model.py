@@ -1,4 +1,4 @@
-"""The model: tables, tower, and the step that trains both."""
+"""The model: tables, a dense tower, and a training step for both."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ FEATURE_SPECS = dict.fromkeys((*TOWER_FEATURES, "recent"), _RAGGED)
 
 
 class Completer:
-    """Offers the next item; learns from what followed.
+    """A model that predicts the next item of a document.
 
     Attributes:
-      step: int64 variable, steps trained.
-      embedding: The tables, a `tlm.TPUEmbedding`.
-      tower: The Keras model on top of them.
-      optimizer: The tower's.
-      widths: Of the tower's input, by feature.
+      step: Number of trained steps, an int64 variable.
+      embedding: Tables, a `tlm.TPUEmbedding`.
+      tower: Keras model that maps activations to a query.
+      optimizer: Optimizer of the tower.
+      widths: Width of each feature in the tower's input.
     """
 
     def __init__(self, plan: Plan, log_shares: np.ndarray):
-        """Creates variables.
+        """Creates the tables and the tower.
 
         Args:
           plan: Tables and features.
@@ -50,11 +50,11 @@ class Completer:
         self.optimizer = optimizer_of(plan, self.tower)
 
     def make_tower(self, plan: Plan) -> tf.keras.Model:
-        """Returns an untrained tower where it is to be trained."""
+        """Returns an untrained tower on the device where it is trained."""
         return tower_of(plan)
 
     def saved_parts(self) -> dict[str, object]:
-        """Returns what a checkpoint holds, by name."""
+        """Returns the objects of a checkpoint, by name."""
         return {
             "step": self.step,
             "embedding": self.embedding,
@@ -63,10 +63,10 @@ class Completer:
         }
 
     def before_save(self) -> None:
-        """Brings the saved parts up to date."""
+        """Updates the saved objects before a checkpoint is written."""
 
     def after_restore(self) -> None:
-        """Takes over what the saved parts were restored to."""
+        """Updates the model after a checkpoint was restored."""
 
     @tf.function(
         input_signature=[
@@ -77,18 +77,19 @@ class Completer:
         ]
     )
     def train_step(self, features, target, negatives, log_expected):
-        """Trains tables and tower on one batch; returns its loss.
+        """Trains tables and tower on one batch and returns its loss.
 
         Args:
-          features: Ragged rows of each of `FEATURE_SPECS`.
-          target: `[num_samples]` row that followed.
+          features: Ragged rows of each feature of `FEATURE_SPECS`.
+          target: `[num_samples]` rows of the items that follow.
           negatives: `[num_negatives]` distinct rows.
-          log_expected: `[num_negatives]` log of the chance of each.
+          log_expected: `[num_negatives]` log of the probability that each
+            negative was drawn.
         """
         return self.take_step(features, target, negatives, log_expected)
 
     def take_step(self, features, target, negatives, log_expected):
-        """The same inside of a function that is being traced."""
+        """Runs a training step inside a function that is being traced."""
         self.embedding.enqueue(
             {**features, "target": target, "negatives": negatives}
         )
@@ -132,8 +133,8 @@ class Completer:
         )
 
     def look_up_only(self, features):
-        """Returns the activations of features that are not trained on."""
-        # Forward only, and an empty step still needs all its features.
+        """Returns the activations of a forward-only step."""
+        # A step must have all features; those without ids are empty.
         nothing = tf.zeros([0], tf.int32)
         self.embedding.enqueue(
             {**features, "target": nothing, "negatives": nothing},
@@ -149,7 +150,7 @@ class Completer:
 
     @tf.function(input_signature=[FEATURE_SPECS, _IDS])
     def ranks(self, features, target):
-        """Ranks each target among all rows, as `ranks_of` does."""
+        """Returns the rank of each target in the format of `ranks_of`."""
         return ranks_of(self.scores(features), target)
 
     @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
@@ -163,19 +164,17 @@ class Completer:
 
 
 def ranks_of(scores: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Ranks each target among all rows.
+    """Returns the rank of each target among all rows.
 
     Args:
-      scores: `[num_samples, num_rows]`.
+      scores: `[num_samples, num_rows]` scores.
       target: `[num_samples]` rows.
 
     Returns:
-      `[num_samples]` int32, 1 for the first offer; of equal scores the
-      target's comes last. 0 for a target that is not in the vocabulary.
+      `[num_samples]` int32, 1 for the best offer and 0 for a target that is not
+      in the vocabulary. A target ranks after all other rows of equal score.
     """
-    tf.debugging.assert_all_finite(
-        scores, "The model's scores are not numbers."
-    )
+    tf.debugging.assert_all_finite(scores, "The model's scores must be finite.")
     own = tf.gather(scores, target, batch_dims=1)
     ranks = tf.reduce_sum(
         tf.cast(scores >= own[:, tf.newaxis], tf.int32), axis=1
@@ -196,21 +195,21 @@ def tower_of(plan: Plan) -> tf.keras.Model:
 
 
 def optimizer_of(plan: Plan, tower: tf.keras.Model):
-    """Returns the tower's optimizer, with all its variables."""
+    """Returns the tower's optimizer with its variables created."""
     settings = plan.settings
     optimizer = tf.keras.optimizers.Adam(
         tf.keras.optimizers.schedules.CosineDecay(
             settings.tower_rate, settings.num_steps, alpha=0.05
         )
     )
-    # Before anything is traced or restored.
+    # Variables must exist before a function is traced or a checkpoint restored.
     optimizer.build(tower.trainable_variables)
     return optimizer
 
 
 def to_tensors(batch: dict[str, Ragged]) -> dict[str, tf.RaggedTensor]:
-    """Returns the features of a batch as TensorFlow takes them."""
-    # Made with these splits; checking them again would cost each step.
+    """Returns the features of a batch as ragged tensors."""
+    # The splits are valid by construction; validation would slow every step.
     return {
         name: tf.RaggedTensor.from_row_splits(
             rows.values, rows.splits, validate=False

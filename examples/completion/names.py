@@ -1,4 +1,4 @@
-"""How names of items find rows: of a vocabulary, as they come, or hashed."""
+"""Mappings from item names to rows: closed, open and hashed vocabularies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TABLES = ("before", "next")
 
 
 class ClosedNames:
-    """Rows of a vocabulary that was counted before training."""
+    """A closed vocabulary, counted before training."""
 
     def __init__(self, vocabulary: ItemVocabulary):
-        """Takes the vocabulary."""
+        """Wraps a vocabulary."""
         self.ids = tf.constant(vocabulary.row_of.astype(np.int64))
         self.num_rows = vocabulary.num_rows
         self.vocabularies = None
@@ -31,18 +31,18 @@ class ClosedNames:
         return self.ids.numpy()[items], self._known[items]
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
-        """Returns the log of how often the item of each row came."""
+        """Returns the log of the frequency of each row's item."""
         return self._log_counts
 
     def count(self, targets: np.ndarray) -> None:
-        """Nothing: they were counted before."""
+        """Does nothing; the vocabulary was counted before training."""
 
 
 class HashedNames:
-    """A number of rows that names share by their hash."""
+    """A hashed vocabulary: names with the same hash share a row."""
 
     def __init__(self, item_names: list[str], num_rows: int):
-        """Hashes all names."""
+        """Hashes all names to `num_rows` rows."""
         rows = [
             zlib.crc32(name.encode("utf-8", "surrogateescape")) % num_rows
             for name in item_names
@@ -55,23 +55,23 @@ class HashedNames:
     def rows(
         self, embedding: tlm.TPUEmbedding, items: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of each item; each has one."""
+        """Returns the row of each item; every item has one."""
         return self.ids.numpy()[items], np.ones(len(items), bool)
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
-        """Returns the log of how often items of each row came."""
+        """Returns the log of the number of occurrences of each row."""
         return np.log(np.maximum(self._counts, 1))
 
     def count(self, targets: np.ndarray) -> None:
-        """Counts what came, by row."""
+        """Counts the occurrences of each row."""
         np.add.at(self._counts, self.ids.numpy()[targets], 1)
 
 
 class OpenNames:
-    """Names as they come: strings are keys, and get rows while training."""
+    """An open vocabulary: names are keys and get rows during training."""
 
     def __init__(self, item_names: list[str], capacity: int, **settings):
-        """Takes settings of `tlm.OpenVocabulary`, for each table."""
+        """Creates a `tlm.OpenVocabulary` with `settings` for each table."""
         self.ids = tf.constant(
             [name.encode("utf-8", "surrogateescape") for name in item_names]
         )
@@ -92,14 +92,14 @@ class OpenNames:
         return np.maximum(rows, 0), rows >= 0
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
-        """Returns the log of how often the key of each row came."""
+        """Returns the log of the number of occurrences of each row's key."""
         counts = (
             tf.convert_to_tensor(embedding.vocabularies["next"].count_variable)
             .numpy()
             .ravel()
         )
-        # One more row: that of keys without one.
+        # The last row is for keys without a row.
         return np.log(np.maximum([*counts, 1], 1))
 
     def count(self, targets: np.ndarray) -> None:
-        """Nothing: the vocabulary counts."""
+        """Does nothing; the open vocabulary counts keys."""

@@ -1,4 +1,4 @@
-"""The plan: which table each feature looks into, and what tables cost."""
+"""The tables of the model: features, configurations and sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tf_layoutmap as tlm
 from completion.data.features import SEQUENCES
 from completion.settings import Settings
 
-# Features the tower sees; the others are what it is scored against.
+# Features of the tower. The other features are candidates for its query.
 TOWER_FEATURES = ("history", "bag", "echo", "marks", "place", "scope", "pieces")
 SERVING_FEATURES = (*TOWER_FEATURES, "recent")
 
@@ -19,11 +19,11 @@ _PIECE_DIM = 32
 
 
 class Plan:
-    """Tables, features and the optimizer of the tables.
+    """Configuration of the tables, their features and their optimizer.
 
-    The items that come before have rows in `identifiers`. Those that may
-    come next have other rows, in `candidates`; echoes and recent items are
-    looked up there too, so that the tower can ask for "this one again".
+    Previous items have rows in the table `identifiers`, and possible next items
+    have rows in the table `candidates`. Echoes and recent items use
+    `candidates`, too, so that the tower can predict a repetition.
 
     Attributes:
       features: `FeatureConfig` of each feature.
@@ -31,11 +31,11 @@ class Plan:
     """
 
     def __init__(self, num_rows: Mapping[str, int], settings: Settings):
-        """Makes the configs.
+        """Creates the configurations.
 
         Args:
-          num_rows: Rows that the ids of each feature stay below.
-          settings: Sizes, rates and the number of shards.
+          num_rows: Number of rows of each feature; ids are smaller.
+          settings: Sizes, learning rates and the number of shards.
         """
         self.settings = settings
         items = num_rows["history"]
@@ -74,7 +74,7 @@ class Plan:
         }
 
     def tower_widths(self) -> dict[str, int]:
-        """Returns how many numbers of a sample the tower sees, by feature."""
+        """Returns the width of each feature in the tower's input."""
         configs = {name: self.features[name] for name in TOWER_FEATURES}
         return {
             name: max(1, config.max_sequence_length) * config.table.dim
@@ -82,11 +82,11 @@ class Plan:
         }
 
     def serving_features(self) -> dict[str, object]:
-        """Returns the configs of what is known when an answer is asked for."""
+        """Returns the configurations of the features of a prediction."""
         return {name: self.features[name] for name in SERVING_FEATURES}
 
     def trained_embedding(self, step: tf.Variable) -> tlm.TPUEmbedding:
-        """Returns sharded tables with Adagrad, whose rate falls by `step`."""
+        """Returns sharded tables with Adagrad; its rate decays with `step`."""
         settings = self.settings
         rate = tf.keras.optimizers.schedules.CosineDecay(
             settings.table_rate, settings.num_steps, alpha=0.05
@@ -100,11 +100,11 @@ class Plan:
         )
 
     def served_embedding(self) -> tlm.TPUEmbedding:
-        """Returns tables without optimizer, each in one piece."""
+        """Returns unsharded tables without an optimizer."""
         return tlm.TPUEmbedding(self.serving_features(), None)
 
     def costs(self) -> list[dict[str, object]]:
-        """Returns one row per table: what it is, and the bytes it takes."""
+        """Returns the configuration and the size of each table."""
         return [
             {
                 "table": table.name,
@@ -116,7 +116,7 @@ class Plan:
                 "rows": table.vocabulary_size,
                 "dim": table.dim,
                 "shards": min(self.settings.num_shards, table.vocabulary_size),
-                # The rows, and as much again for Adagrad's accumulators.
+                # Adagrad's accumulators are as large as the rows.
                 "bytes": 2 * 4 * table.vocabulary_size * table.dim,
                 "optimizer": f"Adagrad {self.settings.table_rate:g}",
             }
@@ -124,7 +124,7 @@ class Plan:
         ]
 
     def shape_facts(self) -> dict[str, list[int]]:
-        """Returns what a checkpoint of these tables must agree with."""
+        """Returns the table shapes that a checkpoint must have."""
         return {
             name: [table.vocabulary_size, table.dim]
             for name, table in self.tables.items()
@@ -134,7 +134,7 @@ class Plan:
 def _table(
     name: str, num_rows: int, dim: int, deviation: float, settings: Settings
 ):
-    # Every table has its own seed, or tables of one width would start equal.
+    # With one seed, tables of equal width would have equal initial values.
     seed = settings.seed + sum(name.encode())
     return tf.tpu.experimental.embedding.TableConfig(
         vocabulary_size=num_rows,

@@ -1,4 +1,4 @@
-"""What a person gets to see."""
+"""The printed report of an example."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from completion.data.vocabulary import ItemVocabulary
 
 
 class Report:
-    """Prints tables, and knows how long all of it has taken."""
+    """A printer of texts and tables that measures the elapsed time."""
 
     def __init__(self, console: Console | None = None) -> None:
         """Starts the clock."""
-        # A log has no width of its own, and 80 columns break the plan.
+        # A log file has no width, and 80 columns are too few for the tables.
         width = None if sys.stdout.isatty() else 100
         self._console = console or Console(width=width, highlight=False)
         self._start = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Prints a line."""
-        # Broken by the terminal, not here: a path can be copied.
+        """Prints a paragraph."""
+        # The terminal wraps the lines, so that paths can be copied.
         self._console.print(escape(text), soft_wrap=True)
 
     def begin(
         self, saved: str | Path | None, step: int, folder: str | Path
     ) -> None:
-        """Says whose training this is: a new one, or that of an earlier run."""
+        """Prints whether the run trains a new model or resumes one."""
         self.say(
-            f"A new model, in {folder}."
+            f"Training a new model in {folder}."
             if not saved
-            else f"Goes on from a model that was there, {saved}, step {step:,}."
-            " --fresh starts over."
+            else f"Resuming from {saved}, step {step:,}. Pass --fresh to train "
+            "a new model."
         )
 
     def table(
@@ -51,7 +51,7 @@ class Report:
         *,
         numbers: Sequence[str] = (),
     ) -> None:
-        """Prints a table; the columns named in `numbers` to the right."""
+        """Prints a table; the columns in `numbers` are right-aligned."""
         table = Table(
             title=escape(title),
             title_justify="left",
@@ -78,36 +78,35 @@ class Report:
         num_held_out: int,
         share_unknown: float,
     ) -> None:
-        """Says what was read and what of it is held out."""
+        """Prints a description of the data."""
         item, document = corpus.words["item"], corpus.words["document"]
         skew, top = skew_of(corpus.items, corpus.item_names)
         self.table(
-            "What it read",
+            "Data",
             ["", ""],
             [
                 *corpus.facts,
                 (
                     f"{item}s",
-                    f"{corpus.num_positions:,}, of them "
+                    f"{corpus.num_positions:,}, "
                     f"{len(corpus.item_names):,} distinct",
                 ),
                 ("skew", skew),
                 ("most frequent", top),
                 (
                     "vocabulary",
-                    f"{vocabulary.num_rows - 1:,} {item}s that the "
-                    f"training {document}s have more than once",
+                    f"{vocabulary.num_rows - 1:,} {item}s that occur more than "
+                    f"once in the training {document}s",
                 ),
                 (
                     "held out",
-                    f"{int(held_out.sum()):,} of {len(held_out):,} "
-                    f"{document}s, never trained on",
+                    f"{int(held_out.sum()):,} of {len(held_out):,} {document}s",
                 ),
                 (
                     "positions",
-                    f"{num_training:,} to train on, "
-                    f"{num_held_out:,} held out, where {share_unknown:.1%} of "
-                    "the answers are not in the vocabulary",
+                    f"{num_training:,} for training, {num_held_out:,} held "
+                    f"out; {share_unknown:.1%} of the held-out targets are not "
+                    "in the vocabulary",
                 ),
             ],
         )
@@ -115,7 +114,7 @@ class Report:
     def plan(
         self, costs: Sequence[Mapping[str, object]], num_weights: int
     ) -> None:
-        """Says what the tables are."""
+        """Prints the tables and the tower of the model."""
         rows = [
             [
                 cost["table"],
@@ -129,7 +128,7 @@ class Report:
             for cost in costs
         ]
         total = sum(cost["bytes"] for cost in costs)
-        # Its weights, and Adam's two moments of each.
+        # Adam keeps two moments of each weight.
         rows.append(
             [
                 "Keras tower",
@@ -142,7 +141,7 @@ class Report:
             ]
         )
         self.table(
-            f"The plan: {_megabytes(total)} MB of rows and their optimizer",
+            f"Model: {_megabytes(total)} MB of tables and their optimizer",
             ["table", "features", "rows", "dim", "shards", "MB", "optimizer"],
             rows,
             numbers=["rows", "dim", "shards", "MB"],
@@ -155,11 +154,11 @@ class Report:
         corpus: Corpus,
         num_candidates: int,
     ) -> None:
-        """Compares the model with the baselines; says how it was counted."""
+        """Prints the metrics of the model and the baselines."""
         self.table(
             f"Held-out {corpus.words['document']}s: "
             f"{num_positions:,} positions",
-            ["offers", "recall@10", "MRR"],
+            ["model", "recall@10", "MRR"],
             [
                 [name, f"{recall:.3f}", f"{mrr:.3f}"]
                 for name, (recall, mrr) in figures.items()
@@ -167,19 +166,19 @@ class Report:
             numbers=["recall@10", "MRR"],
         )
         self.say(
-            f"Every position counts. All {num_candidates:,} "
-            f"{corpus.words['item']}s of the vocabulary are ranked each time; "
-            "an answer that is not among them is a miss for all three."
+            f"Each model ranks all {num_candidates:,} {corpus.words['item']}s "
+            "of the vocabulary at every position. A target outside of the "
+            "vocabulary is a miss for all models."
         )
 
-    def farewell(self) -> None:
-        """Says how long it took and how much memory."""
-        # Of the largest process: the one that serves is much smaller.
+    def print_summary(self) -> None:
+        """Prints the elapsed time and the peak memory."""
+        # Peak memory of the largest process. The serving process is smaller.
         peak = max(
             resource.getrusage(who).ru_maxrss
             for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         )
-        # Kilobytes on Linux, bytes on macOS.
+        # `ru_maxrss` is in kilobytes on Linux and in bytes on macOS.
         gigabytes = peak / (1 << (30 if sys.platform == "darwin" else 20))
         self.say(
             f"Took {self.elapsed():.0f} s; peak memory {gigabytes:.2f} GiB."
@@ -191,10 +190,10 @@ class Report:
 
 
 def skew_of(items: np.ndarray, item_names: list[str]) -> tuple[str, str]:
-    """Returns how uneven the items are, and the most frequent ones.
+    """Returns descriptions of the skew and of the most frequent items.
 
     >>> skew_of(np.array([0, 1, 0, 0]), ["self", "path"])
-    ('the top 1% (1) make 75% of all', 'self 3, path 1')
+    ('the top 1% (1) are 75% of all', 'self 3, path 1')
     """
     counts = np.bincount(items, minlength=len(item_names))
     order = np.argsort(-counts, kind="stable")
@@ -203,7 +202,7 @@ def skew_of(items: np.ndarray, item_names: list[str]) -> tuple[str, str]:
     top = ", ".join(
         f"{item_names[item]} {counts[item]:,}" for item in order[:5]
     )
-    return f"the top 1% ({head:,}) make {share:.0%} of all", top
+    return f"the top 1% ({head:,}) are {share:.0%} of all", top
 
 
 def _megabytes(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The run from beginning to end, in the order a person reads it."""
+"""The steps of a run: data, training, metrics and export."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from completion.settings import Settings
 _HELD_OUT = 0.1
 _MIN_COUNT = 2
 _NUM_OFFERS = 10
-_SERVED = 200  # positions that the exported model is asked about
-_SHOWN = 6  # of them shown
+_SERVED = 200  # Number of positions that the exported model predicts.
+_SHOWN = 6  # Number of printed positions.
 _ASKED = ("self", "append", "path", "ValueError", "len", "i")
 
 
@@ -44,27 +44,28 @@ def run(
     mesh: tuple[int, int] | None = None,
     servers: bool = False,
 ) -> None:
-    """Trains, measures, exports and shows.
+    """Trains, measures and exports a model.
 
     Args:
-      corpus: What was read.
-      settings: Sizes and rates.
-      report: Where a person reads.
-      data: What --data says; a folder in the cache is named after it.
-      model_dir: Where checkpoints go; None for that folder.
-      fresh: Whether to forget the checkpoints there.
+      corpus: Data set.
+      settings: Sizes and learning rates.
+      report: Report to print to.
+      data: Value of --data, which names the default folder.
+      model_dir: Folder of the checkpoints, or None for the default folder.
+      fresh: Whether to remove the checkpoints of earlier runs first.
       save_every: Steps between checkpoints.
-      max_held_out: Positions to measure on.
-      mesh: Logical CPUs along the axes "batch" and "model" that the tower
-        is cut over; None for a tower on the host.
-      servers: Whether the parameter servers and workers of TF_CONFIG train.
+      max_held_out: Maximum number of positions to measure on.
+      mesh: Sizes of the axes "batch" and "model" of a mesh of logical CPUs for
+        the tower, or None for a tower on the host.
+      servers: Whether to train on the cluster of `TF_CONFIG`.
 
     Raises:
-      DataError: There is too little to learn from, or the folder belongs to
-        another model.
-      RuntimeError: The exported model answers otherwise than the trained one.
+      DataError: There are too few positions, or the folder belongs to another
+        model.
+      RuntimeError: The exported and the trained model have different
+        predictions.
     """
-    # First of all: TensorFlow splits a CPU only before its first op.
+    # TensorFlow splits a CPU only before its first operation.
     mesh = None if mesh is None else logical_mesh.make_mesh(mesh)
     strategy = tlm.ps.connect() if servers else None
     held_out = held_out_documents(
@@ -125,8 +126,8 @@ def run(
     )
     if strategy is not None:
         report.say(
-            "Tables and tower are on the parameter servers; each worker "
-            f"takes steps of its own, {settings.num_steps:,} in all."
+            "Tables and tower are on the parameter servers. The workers train "
+            f"asynchronously, {settings.num_steps:,} steps in total."
         )
         rate, newest = cluster.train(
             strategy,
@@ -136,7 +137,7 @@ def run(
             num_steps=settings.num_steps,
         )
         cluster.read(model, newest)
-        # From here on as after a training of this process.
+        # The rest of the run does not depend on where the model was trained.
         newest = training.Checkpoints(model, folder).save(int(model.step))
     else:
         checkpoints = training.Checkpoints(model, folder)
@@ -154,8 +155,8 @@ def run(
     report.say(
         f"Trained at {rate:,.0f} examples per second."
         if rate
-        else f"Nothing left to train: --steps={settings.num_steps:,}. "
-        "--fresh starts over."
+        else f"Training is complete: --steps={settings.num_steps:,}. Pass "
+        "--fresh to train a new model."
     )
 
     report.comparison(
@@ -170,7 +171,7 @@ def run(
     _export_and_ask(
         model, plan, reader, vocabulary, newest, folder, test_positions, report
     )
-    report.farewell()
+    report.print_summary()
 
 
 def _check_enough(
@@ -179,16 +180,16 @@ def _check_enough(
     words = corpus.words
     if len(corpus.documents) < 2 or not num_held_out:
         raise DataError(
-            f"--data needs at least two {words['document']}s with "
-            f"{words['item']}s, one of them to be held out. Received: "
+            f"--data must contain at least two {words['document']}s with "
+            f"{words['item']}s, because one is held out. Received: "
             f"{len(corpus.documents)} {words['document']}s, {num_held_out} "
-            "positions held out."
+            "held-out positions."
         )
     if num_training < settings.batch_size:
         raise DataError(
-            f"--data needs at least --batch_size={settings.batch_size} "
+            f"--data must contain at least --batch_size={settings.batch_size} "
             f"positions to train on, of {words['item']}s that occur "
-            f"{_MIN_COUNT} times. Received: {num_training}. Give it more "
+            f"{_MIN_COUNT} times. Received: {num_training}. Pass more "
             f"{words['document']}s or a smaller --batch_size."
         )
 
@@ -199,11 +200,11 @@ def _show_neighbours(
     row_of = {name: row for row, name in enumerate(vocabulary.names)}
     asked = [row_of[name] for name in _ASKED if name in row_of]
     asked = asked or list(range(1, min(7, vocabulary.num_rows)))
-    # Rare items have hardly moved from where they started.
+    # The rows of rare items are close to their initial values.
     among = int(np.sum(vocabulary.counts[1:] >= 20)) + 1
     found = evaluation.neighbours(model.candidate_rows(), asked, among, 6)
     report.table(
-        f"Nearest neighbours among the {among - 1:,} {item}s seen 20 times",
+        f"Nearest neighbours among {among - 1:,} {item}s seen 20 times or more",
         [item, "neighbours, nearest first"],
         [
             [
@@ -231,8 +232,8 @@ def _export_and_ask(
     exported = folder / "saved_model"
     size = serving.export(served, exported)
     report.say(
-        f"Exported {exported} ({size / 1e6:.1f} MB), served by stock "
-        "TensorFlow ops."
+        f"Exported to {exported}, {size / 1e6:.1f} MB, with TensorFlow's own "
+        "operations only."
     )
 
     count = min(_SERVED, len(test_positions))
@@ -250,12 +251,12 @@ def _export_and_ask(
         scores,
     )
     report.say(
-        f"A process without tf_layoutmap gave the same {offers} offers for "
+        f"A process without tf_layoutmap returned the same {offers} offers for "
         f"each of {count} held-out positions; "
         + (
             f"scores differ by at most {difference:.1e}."
             if difference
-            else "scores are equal to the bit."
+            else "scores are bitwise identical."
         )
     )
     targets = reader.targets(chosen)
@@ -266,8 +267,8 @@ def _export_and_ask(
         else shown
     )
     report.table(
-        "What it answered there",
-        ["after", "offers", "what came"],
+        "Predictions at held-out positions",
+        ["previous identifiers", "best offers", "target"],
         [
             [
                 " ".join(reader.item_names_before(chosen[index], 4))
@@ -281,17 +282,17 @@ def _export_and_ask(
 
 
 def forget(folder: Path) -> None:
-    """Removes what a run has left in `folder`, and nothing else."""
+    """Removes the files of earlier runs from `folder`; keeps other files."""
     for name in ("checkpoints", *cluster.FOLDERS, "saved_model"):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / training.FACTS).unlink(missing_ok=True)
 
 
 def _cache_folder(data: str, facts: dict[str, object]) -> Path:
-    """Returns a folder for this data and plan in the user's cache."""
+    """Returns a folder in the user's cache for this data and plan."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = tempfile.gettempdir()  # There is no home.
+        cache = tempfile.gettempdir()  # The user has no home directory.
     label = data if data in ("stdlib", "movielens") else "folder"
     return Path(
         cache,

@@ -1,4 +1,4 @@
-"""How a query is scored against candidates, and the loss of a step."""
+"""Scores of candidates for a query, and the loss of a training step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import tensorflow as tf
 from completion.data.features import ECHOES, RECENT
 from completion.data.vocabulary import UNKNOWN
 
-# Added to the score of what is no candidate. Not infinite: the gradient of
-# a sum of infinite scores is not a number.
+# Score of rows that are not candidates. It is finite, because the gradient of a
+# sum of infinite scores is NaN.
 NEVER = -1e9
 
 
@@ -19,16 +19,16 @@ def build_tower(
     """Builds the dense part of the model.
 
     Args:
-      width: Of what `tower_input` gives.
-      dim: Columns of the candidates' table.
+      width: Width of the result of `tower_input`.
+      dim: Number of columns of the table of candidates.
       hidden: Width of the hidden layer.
-      dropout: Share of it left out while training.
-      seed: Of the first weights and the dropout.
+      dropout: Dropout rate of the hidden layer.
+      seed: Seed of the initial weights and of the dropout.
 
     Returns:
-      From the activations to `query [num_samples, dim]`, which is scored
-      against candidates, and `gates [num_samples, RECENT + ECHOES]`, what a
-      candidate's score gains for being that recent item or that echo.
+      A model from activations to `query [num_samples, dim]`, which is
+      multiplied with the candidates, and `gates [num_samples, RECENT +
+      ECHOES]`, which are added to the scores of recent items and echoes.
     """
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((width,))
@@ -48,12 +48,12 @@ def build_tower(
 def tower_input(
     activations: dict[str, tf.Tensor], widths: dict[str, int]
 ) -> tf.Tensor:
-    """Returns activations side by side, `[num_samples, sum of widths]`.
+    """Returns concatenated activations, `[num_samples, sum of widths]`.
 
     Args:
-      activations: `[num_samples, dim]` or `[num_samples, places, dim]`, by
+      activations: `[num_samples, dim]` or `[num_samples, places, dim]` of each
         feature.
-      widths: Numbers per sample of each feature of the tower, in order.
+      widths: Width of each feature of the tower, in order.
     """
     return tf.concat(
         [
@@ -69,7 +69,7 @@ def split_input(
     activations: dict[str, tf.Tensor],
     widths: dict[str, int],
 ) -> dict[str, tf.Tensor]:
-    """Returns the gradient of `tower_input`'s result by activation."""
+    """Splits the gradient of `tower_input`'s result by feature."""
     parts = tf.split(gradient, list(widths.values()), axis=1)
     return {
         name: tf.reshape(part, tf.shape(activations[name]))
@@ -78,18 +78,18 @@ def split_input(
 
 
 def dense_ids(ids: tf.RaggedTensor, width: int) -> tf.Tensor:
-    """Returns the ids as `[num_samples, width]`, filled with `UNKNOWN`."""
+    """Returns the ids as `[num_samples, width]`, padded with `UNKNOWN`."""
     return ids.to_tensor(default_value=UNKNOWN, shape=[None, width])
 
 
 def recent_bonus(
     gates: tf.Tensor, recent: tf.Tensor, echoes: tf.Tensor
 ) -> tf.Tensor:
-    """Returns what each recent item's score gains.
+    """Returns the bonus that is added to the score of each recent item.
 
     Args:
       gates: `[num_samples, RECENT + ECHOES]` float32.
-      recent: `[num_samples, RECENT]` rows, distinct where known.
+      recent: `[num_samples, RECENT]` rows; known rows are distinct.
       echoes: `[num_samples, ECHOES]` rows.
 
     Returns:
@@ -110,13 +110,13 @@ def score_all(
     candidates: tf.Tensor,
     log_shares: tf.Tensor,
 ) -> tf.Tensor:
-    """Scores every row of the vocabulary.
+    """Returns the scores of all rows of the vocabulary.
 
     Args:
       tower_outputs: `query` and `gates`.
       recent: `[num_samples, RECENT]` rows.
       echoes: `[num_samples, ECHOES]` rows.
-      candidates: `[num_rows, dim]` the whole table.
+      candidates: `[num_rows, dim]` full table.
       log_shares: `[num_rows]` log of each row's share of training.
 
     Returns:
@@ -128,7 +128,7 @@ def score_all(
     samples = tf.repeat(tf.range(tf.shape(recent)[0]), RECENT)
     places = tf.stack([samples, tf.reshape(recent, [-1])], axis=1)
     scores = tf.tensor_scatter_nd_add(scores, places, tf.reshape(bonus, [-1]))
-    # What fills `recent` up has added to this column; it goes.
+    # The padding of `recent` changed the scores of row `UNKNOWN`.
     return tf.concat(
         [tf.fill([tf.shape(scores)[0], 1], NEVER), scores[:, UNKNOWN + 1 :]],
         axis=1,
@@ -142,19 +142,21 @@ def sampled_loss(
     log_expected: tf.Tensor,
     log_shares: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the mean loss of a step: -log of the target's probability.
+    """Returns the sampled softmax loss, the mean over the batch.
 
-    The sum over the vocabulary that a probability needs is estimated. The
-    target and the recent items are in it as they are; all others stand for
-    each other: a negative, drawn with a known chance, counts by its inverse.
+    The softmax requires a sum over the vocabulary, which is estimated. The sum
+    contains the target and the recent items exactly. All other items are
+    estimated from the negatives: each negative is divided by the probability
+    that it was drawn.
 
     Args:
       tower_outputs: `query` and `gates`.
-      activations: Of `target [num_samples, dim]`, `recent [num_samples,
-        RECENT, dim]` and `negatives [num_negatives, dim]`.
-      ids: The same three as rows, and `echo [num_samples, ECHOES]`; the
-        negatives are distinct.
-      log_expected: `[num_negatives]` log of the chance that each was drawn.
+      activations: `target [num_samples, dim]`, `recent [num_samples, RECENT,
+        dim]` and `negatives [num_negatives, dim]`.
+      ids: Rows of the same three features, and `echo [num_samples, ECHOES]`.
+        The negatives are distinct.
+      log_expected: `[num_negatives]` log of the probability that each negative
+        was drawn.
       log_shares: `[num_rows]` log of each row's share of training.
     """
     query, recent = tower_outputs["query"], ids["recent"]
@@ -193,13 +195,14 @@ def sampled_loss(
 def _is_among(
     counted: tf.Tensor, negatives: tf.Tensor, num_rows: tf.Tensor
 ) -> tf.Tensor:
-    """Marks the negatives that a sample has counted already.
+    """Finds the negatives that the sum of a sample already contains.
 
     Returns:
-      `[num_samples, num_negatives]` float32, above 0 where it has.
+      `[num_samples, num_negatives]` float32, positive for these negatives.
     """
     num_negatives = tf.size(negatives)
-    # One look-up per id, where comparing all pairs costs a thousand.
+    # This is one lookup per id; comparing all pairs would need about a thousand
+    # comparisons per id.
     column_of = tf.tensor_scatter_nd_update(
         tf.fill([num_rows], num_negatives),
         negatives[:, tf.newaxis],
@@ -209,7 +212,7 @@ def _is_among(
     samples = tf.broadcast_to(
         tf.range(tf.shape(counted)[0])[:, tf.newaxis], tf.shape(counted)
     )
-    # The last column takes what is no negative.
+    # The last column is for ids that are not negatives.
     found = tf.scatter_nd(
         tf.reshape(tf.stack([samples, columns], axis=2), [-1, 2]),
         tf.ones([tf.size(counted)]),

@@ -1,4 +1,4 @@
-"""Exports the model, and asks it in a process without this package."""
+"""Export of the model, and predictions without tf_layoutmap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWERING = Path(__file__).with_name("answering.py")
 
 
 class Served(tf.Module):
-    """What is exported: no optimizer, stock TensorFlow ops only."""
+    """The exported module: TensorFlow's own operations, no optimizer."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Served(tf.Module):
         """Restores tables and tower from a checkpoint of the training.
 
         Args:
-          plan: Of the model that was trained.
+          plan: Tables and features of the trained model.
           names: Name of each row.
           log_shares: `[num_rows]` log of each row's share of training.
           checkpoint: Path of the checkpoint.
@@ -48,7 +48,7 @@ class Served(tf.Module):
         restored = tf.train.Checkpoint(
             embedding=self._embedding, tower=self._tower
         ).restore(checkpoint)
-        # The optimizers of the checkpoint are left behind; all else is there.
+        # The optimizers of the checkpoint are not restored.
         restored.expect_partial().assert_existing_objects_matched()
 
     @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
@@ -78,7 +78,7 @@ class Served(tf.Module):
 
 
 def export(served: Served, folder: Path) -> int:
-    """Writes a SavedModel into `folder`; returns its size in bytes."""
+    """Writes a SavedModel to `folder` and returns its size in bytes."""
     tf.saved_model.save(served, str(folder))
     return sum(
         path.stat().st_size for path in folder.rglob("*") if path.is_file()
@@ -88,18 +88,18 @@ def export(served: Served, folder: Path) -> int:
 def ask_elsewhere(
     folder: Path, batch: dict[str, Ragged], num_offers: int
 ) -> tuple[list[list[str]], np.ndarray]:
-    """Asks the exported model in a process that cannot import tf_layoutmap.
+    """Runs the exported model in a process that cannot import tf_layoutmap.
 
     Args:
-      folder: Of the SavedModel.
+      folder: Folder of the SavedModel.
       batch: Features of the positions.
-      num_offers: Offers per position.
+      num_offers: Number of offers per position.
 
     Returns:
       Names and scores, `[num_positions, num_offers]`.
 
     Raises:
-      RuntimeError: The process failed; holds what it said.
+      RuntimeError: The process failed. The message contains its error output.
     """
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = Path(scratch, "asked.npz"), Path(scratch, "out.npz")
@@ -123,24 +123,26 @@ def compare_answers(
     names: list[list[str]],
     scores: np.ndarray,
 ) -> float:
-    """Holds the exported model's answers against the trained model's.
+    """Compares the offers of the exported and the trained model.
 
-    Sums run in another order there, so that scores may differ in their last
-    digits, and two offers of such scores may change places.
+    The exported model adds numbers in another order. Scores may therefore
+    differ in the last digits, and offers with nearly equal scores may be
+    swapped.
 
     Returns:
-      The largest difference of a score.
+      The largest difference of two scores.
 
     Raises:
-      RuntimeError: An answer differs by more; says which.
+      RuntimeError: An offer or a score differs by more. The message contains
+        the position.
     """
     difference = np.abs(own_scores - scores)
     if not np.all(difference <= _TOLERANCE):
         worst = int(np.argmax(difference.max(axis=1)))
         raise RuntimeError(
-            "The exported model must score as the trained one does, to "
-            f"{_TOLERANCE}. Received: {scores[worst].tolist()} in place of "
-            f"{own_scores[worst].tolist()} (position {worst})."
+            "The exported and the trained model must have equal scores within "
+            f"{_TOLERANCE}. Received: {scores[worst].tolist()} "
+            f"instead of {own_scores[worst].tolist()} (position {worst})."
         )
     for position, (own, found) in enumerate(zip(own_names, names, strict=True)):
         for offer in range(len(own)):
@@ -148,12 +150,12 @@ def compare_answers(
             equals = {
                 own[other] for other in np.flatnonzero(gap <= 2 * _TOLERANCE)
             }
-            # The last offers may tie with the one that was cut off.
+            # The last offers may tie with the first item that is not offered.
             last = gap[-1] <= 2 * _TOLERANCE
             if found[offer] not in equals and not last:
                 raise RuntimeError(
-                    "The exported model must make the offers of the trained "
-                    f"one. Received: {found} in place of {own} (position "
+                    "The exported model must return the offers of the trained "
+                    f"model. Received: {found} instead of {own} (position "
                     f"{position})."
                 )
     return float(difference.max())

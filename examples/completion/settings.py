@@ -1,28 +1,29 @@
-"""What can be chosen about a run."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 
-_FEWEST, _MOST = 200, 1440  # steps that a run takes unless told
+_FEWEST, _MOST = 200, 1440  # Limits of the default number of steps.
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes and rates; the defaults fit two cores and a few minutes.
+    """Sizes and learning rates; a default run takes minutes on two cores.
 
     Attributes:
-      dim: Columns of the tables of items.
-      hidden: Width of the tower.
-      dropout: Share of the tower's units left out of a training step.
-      num_shards: Shards that each table is cut into.
-      batch_size: Positions of a training step.
-      num_negatives: Items drawn to score each step's targets against; the
-        ones drawn twice count once.
-      num_steps: Training steps in all; None: see `steps_for`.
-      table_rate: Learning rate of the tables, at the start.
-      tower_rate: Learning rate of the tower, at the start.
-      seed: Of everything that is drawn.
+      dim: Number of columns of the tables of items.
+      hidden: Width of the tower's hidden layer.
+      dropout: Dropout rate of the hidden layer.
+      num_shards: Number of shards of each table.
+      batch_size: Number of positions in a training step.
+      num_negatives: Number of negatives drawn in each step; duplicates are
+        removed.
+      num_steps: Total number of training steps; None for the default of
+        `steps_for`.
+      table_rate: Initial learning rate of the tables.
+      tower_rate: Initial learning rate of the tower.
+      seed: Seed of all random numbers.
     """
 
     dim: int = 48
@@ -37,10 +38,10 @@ class Settings:
     seed: int = 7
 
     def steps_for(self, num_positions: int) -> Settings:
-        """Returns these settings with a number of steps.
+        """Returns these settings with the number of steps set.
 
-        Unless one was asked for: four times over all positions, but enough
-        for a small folder and not more than a few minutes for a large one.
+        The default is four passes over all positions, limited to 200 to 1,440
+        steps.
 
         >>> Settings().steps_for(102_400).num_steps
         400

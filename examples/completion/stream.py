@@ -1,9 +1,10 @@
-"""Learns which item comes next in the order of the documents, once.
+"""A model that learns the next item in a single pass over the documents.
 
-A smaller model than `completion.model`: the last items make a query, which is
-scored against the rows of items that may come next. Negatives are drawn from
-what came before, so that a score says how much more likely than usual an item
-is; what is usual, its count, is added when items are offered.
+It is smaller than `completion.model`: a tower maps the last items to a query,
+whose dot products with the rows of possible next items are their scores.
+Negatives are drawn from earlier items, so a score estimates how much more
+likely an item is than its frequency suggests. The log of its count is added
+when items are offered.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from completion.names import TABLES, ClosedNames, HashedNames, OpenNames
 _HISTORY = 8
 DIM = 32
 _HIDDEN = 128
-_POOL = 1 << 16  # items of before that negatives are drawn from
+_POOL = 1 << 16  # Number of earlier items from which negatives are drawn.
 
 
 class StreamLearner:
-    """Looks items up by their names, and learns from what followed."""
+    """A model of the next item that is trained in document order."""
 
     def __init__(
         self,
@@ -36,13 +37,13 @@ class StreamLearner:
         num_negatives: int,
         seed: int,
     ):
-        """Makes tables and tower.
+        """Creates the tables and the tower.
 
         Args:
-          names: How items find rows.
-          corpus: Whose items.
-          num_negatives: Of each step.
-          seed: Of everything that is drawn.
+          names: Mapping from item names to rows.
+          corpus: Data set.
+          num_negatives: Number of negatives in each step.
+          seed: Seed of all random numbers.
         """
         keras.utils.set_random_seed(seed)
         self._names = names
@@ -87,16 +88,17 @@ class StreamLearner:
 
     @property
     def rows_used(self) -> int:
-        """Rows of both tables that belong to an item, or are shared."""
+        """Number of rows of both tables that are used by items."""
         vocabularies = self.embedding.vocabularies
         if not vocabularies:
             return len(TABLES) * self._names.num_rows
         return sum(one.stats()["num_keys"] for one in vocabularies.values())
 
     def train(self, positions: np.ndarray) -> float:
-        """Learns from positions, in their order; returns the loss."""
+        """Trains on positions and returns the loss."""
         targets = self._corpus.items[positions]
-        # Not those of this very moment, or a file's own names are avoided.
+        # Negatives are earlier items. Negatives from the current batch would
+        # lower the scores of the names of the current file.
         pool = self._pool if len(self._pool) else targets
         negatives = self._draw.choice(pool, self._num_negatives)
         history, splits = self._history(positions)
@@ -111,15 +113,15 @@ class StreamLearner:
         return float(loss)
 
     def ranks(self, positions: np.ndarray, among: np.ndarray) -> np.ndarray:
-        """Ranks what followed among items that may be offered.
+        """Returns the rank of each target among the items of `among`.
 
         Args:
-          positions: Where.
-          among: Distinct items.
+          positions: Positions of the targets.
+          among: Distinct items that may be offered.
 
         Returns:
-          `[num_positions]`, 1 for the first offer, 0 for an item that is not
-          among them or has no row. Of equal scores, the middle rank.
+          `[num_positions]`, 1 for the best offer, 0 for an item that is not in
+          `among` or has no row. Items of equal score share their mean rank.
         """
         targets = self._corpus.items[positions]
         rows, known = self._names.rows(self.embedding, among)
@@ -156,7 +158,7 @@ class StreamLearner:
         if len(self._pool) < _POOL:
             self._pool = np.concatenate([self._pool, targets])[:_POOL]
             return
-        # Of all that came, each has about the same chance to be in it.
+        # All earlier items have about the same probability to be in the pool.
         self._pool[self._draw.integers(0, _POOL, len(targets) // 8)] = (
             self._draw.choice(targets, len(targets) // 8)
         )
@@ -211,6 +213,6 @@ class StreamLearner:
 def batches_in_order(
     positions: np.ndarray, batch_size: int
 ) -> Iterator[np.ndarray]:
-    """Yields all positions, one part after the other."""
+    """Yields the positions in order, in batches of `batch_size`."""
     for start in range(0, len(positions), batch_size):
         yield positions[start : start + batch_size]

@@ -1,4 +1,4 @@
-"""Items as they come, compared with a vocabulary that was counted before."""
+"""Comparison of an open and a closed vocabulary in one pass over the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from completion.stream import StreamLearner, batches_in_order
 
 _HELD_OUT = 0.1
 _MIN_COUNT = 2
-# A stream is learned once, so steps are smaller than where it is repeated.
+# The data is read only once, so batches are smaller than in other runs.
 _BATCH = 256
 _MEASURED = 512
 
@@ -36,17 +36,18 @@ def run(
     capacity: int,
     max_held_out: int,
 ) -> None:
-    """Trains both in the order of the documents, measures and shows.
+    """Trains both vocabularies in document order and prints their metrics.
 
     Args:
-      corpus: What was read.
-      settings: Batch size, negatives and seed; steps at most.
-      report: Where a person reads.
-      capacity: Items of each open vocabulary.
-      max_held_out: Positions to measure on.
+      corpus: Data set.
+      settings: Batch size, number of negatives, seed and maximum number of
+        steps.
+      report: Report to print to.
+      capacity: Number of items of each open vocabulary.
+      max_held_out: Maximum number of positions to measure on.
 
     Raises:
-      DataError: There is too little to learn from.
+      DataError: There are too few documents or positions.
     """
     held_out = held_out_documents(
         corpus.documents, fraction=_HELD_OUT, seed=settings.seed
@@ -58,8 +59,8 @@ def run(
     batch_size = min(_BATCH, settings.batch_size)
     if len(corpus.documents) < 2 or len(training) < batch_size:
         raise DataError(
-            f"--data needs two {corpus.words['document']}s or more, and at "
-            f"least {batch_size} positions to train on. Received: "
+            f"--data must contain at least two {corpus.words['document']}s and "
+            f"at least {batch_size} positions to train on. Received: "
             f"{len(corpus.documents)} {corpus.words['document']}s, "
             f"{len(training)} positions."
         )
@@ -75,7 +76,7 @@ def run(
         len(test),
         float(np.mean(reader.targets(test) == 0)),
     )
-    contestants = {
+    variants = {
         "closed vocabulary": ClosedNames(vocabulary),
         "open vocabulary": OpenNames(
             corpus.item_names,
@@ -97,7 +98,7 @@ def run(
         ),
     }
     stats = {}
-    for name, names in contestants.items():
+    for name, names in variants.items():
         learner = StreamLearner(
             names,
             corpus,
@@ -117,7 +118,7 @@ def run(
         } or stats
     report.table(
         f"Held-out {corpus.words['document']}s: {len(test):,} positions",
-        ["offers", "recall@10", "MRR", "rows used"],
+        ["model", "recall@10", "MRR", "rows used"],
         [
             [name, f"{recall:.3f}", f"{mrr:.3f}", rows]
             for name, (recall, mrr, rows) in figures.items()
@@ -125,18 +126,19 @@ def run(
         numbers=["recall@10", "MRR", "rows used"],
     )
     report.say(
-        "The last two learned every position once, in the order of the "
-        f"{corpus.words['document']}s, by the same model. The closed "
-        "vocabulary, that of the counts too, was counted in a pass before; "
-        f"the open one has {len(TABLES)} tables for {capacity:,} "
-        f"{corpus.words['item']}s each and gives rows to those that came "
-        f"{_MIN_COUNT} times. There "
-        f"{sum(one['num_evicted'] for one in stats.values()):,} gave their "
-        "rows away, and "
-        f"{stats[TABLES[0]]['share_known']:.1%} of the lookups of what came "
-        "before found a row."
+        "The last two rows are the same model, trained once on every position "
+        f"in the order of the {corpus.words['document']}s. The closed "
+        "vocabulary, which the baselines also use, requires an earlier pass to "
+        f"count {corpus.words['item']}s. The open vocabulary has "
+        f"{len(TABLES)} tables of {capacity:,} {corpus.words['item']}s each "
+        f"and gives a row to a {corpus.words['item']} when it occurs "
+        f"{_MIN_COUNT} times. It evicted "
+        f"{sum(one['num_evicted'] for one in stats.values()):,} "
+        f"{corpus.words['item']}s, and "
+        f"{stats[TABLES[0]]['share_known']:.1%} of the lookups of previous "
+        f"{corpus.words['item']}s found a row."
     )
-    report.farewell()
+    report.print_summary()
 
 
 def _train(

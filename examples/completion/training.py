@@ -1,4 +1,4 @@
-"""The training loop, and the checkpoints it leaves on the way."""
+"""The training loop and its checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Checkpoints:
     """The checkpoints of one model in one folder."""
 
     def __init__(self, model: Completer, folder: Path):
-        """Looks into `folder`, which is made if it is not there."""
+        """Opens the checkpoints in `folder`, which is created if missing."""
         self._model = model
         self._manager = tf.train.CheckpointManager(
             tf.train.Checkpoint(**model.saved_parts()),
@@ -33,21 +33,21 @@ class Checkpoints:
 
     @property
     def latest(self) -> str | None:
-        """Returns the path of the newest checkpoint, if there is one."""
+        """Path of the newest checkpoint, or None."""
         return self._manager.latest_checkpoint
 
     def restore(self) -> str | None:
-        """Restores the newest checkpoint; returns its path, or None.
+        """Restores the newest checkpoint and returns its path, or None.
 
         Raises:
-          DataError: It is damaged, or something of the model is not in it.
+          DataError: The checkpoint is damaged, or lacks a part of the model.
         """
         if self.latest is None:
             return None
         try:
             status = self._manager.checkpoint.restore(self.latest)
             status.assert_existing_objects_matched()
-        # TensorFlow's reader raises any of these for a file cut short.
+        # TensorFlow's reader raises any of these errors for a truncated file.
         except (
             tf.errors.OpError,
             ValueError,
@@ -58,26 +58,26 @@ class Checkpoints:
             reason = str(error).strip().splitlines()[0]
             raise DataError(
                 f"The checkpoint {self.latest} cannot be restored: {reason} "
-                "Start over with --fresh."
+                "Pass --fresh to train a new model."
             ) from error
         self._model.after_restore()
         return self.latest
 
     def save(self, step: int) -> str:
-        """Saves and returns the path."""
+        """Writes a checkpoint and returns its path."""
         self._model.before_save()
         return self._manager.save(checkpoint_number=step)
 
 
 def claim_folder(folder: Path, facts: dict[str, object]) -> None:
-    """Makes `folder` this model's, or refuses if it is another's.
+    """Creates `folder` and records which model it belongs to.
 
     Args:
-      folder: Where the checkpoints are to be.
-      facts: What a model must share with its checkpoints.
+      folder: Folder of the checkpoints.
+      facts: Properties that a model must share with its checkpoints.
 
     Raises:
-      DataError: The folder holds checkpoints of a model with other facts.
+      DataError: The folder has checkpoints of a model with other properties.
     """
     path = folder / FACTS
     if path.exists():
@@ -93,7 +93,7 @@ def claim_folder(folder: Path, facts: dict[str, object]) -> None:
                 f"--model_dir must be empty or hold the same model. Received: "
                 f"{str(folder)!r}, whose {name} is {found.get(name)!r}; this "
                 f"run's is {facts.get(name)!r}. Choose another folder, or "
-                "start over with --fresh."
+                "pass --fresh to train a new model."
             )
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=1))
@@ -108,21 +108,21 @@ def train(
     num_steps: int,
     save_every: int,
 ) -> float:
-    """Trains until `num_steps` steps are done, in this run or before.
+    """Trains until `num_steps` steps are done, including earlier runs.
 
     Args:
-      model: With the state of its newest checkpoint, or a new one.
-      reader: Gives the features of positions.
-      sampler: Chooses positions and negatives.
-      checkpoints: Where the state goes.
-      num_steps: Steps in all.
-      save_every: Steps between checkpoints; the last one is always saved.
+      model: New model, or a model restored from its newest checkpoint.
+      reader: Reader of the features of positions.
+      sampler: Sampler of positions and negatives.
+      checkpoints: Checkpoints to write.
+      num_steps: Total number of steps.
+      save_every: Steps between checkpoints. The last step is always saved.
 
     Returns:
-      Examples per second, or 0 if nothing was left to train.
+      Examples per second, or 0 if no step was left.
 
     Raises:
-      FloatingPointError: The loss is no number any more.
+      FloatingPointError: The loss is not finite.
     """
     first = int(model.step)
     if first >= num_steps:
@@ -131,27 +131,27 @@ def train(
         num_steps,
         unit_name="step",
         stateful_metrics=["loss", "examples/s"],
-        # A log is not redrawn; a line every few seconds is enough.
+        # A log file cannot redraw a progress bar; it gets a line every 10 s.
         interval=0.2 if sys.stdout.isatty() else 10,
     )
     start, num_examples, loss = time.monotonic(), 0, None
     for step in range(first, num_steps):
         positions = sampler.positions(step)
-        negatives, log_chance = sampler.negatives(step)
+        negatives, log_probability = sampler.negatives(step)
         found = model.train_step(
             to_tensors(reader.batch(positions)),
             tf.constant(reader.targets(positions)),
             tf.constant(negatives),
-            tf.constant(log_chance),
+            tf.constant(log_probability),
         )
         num_examples += len(positions)
         found = float(found)
         if not math.isfinite(found):
             raise FloatingPointError(
-                f"The loss of step {step} is {found}. Nothing after the last "
-                f"checkpoint was saved ({checkpoints.latest})."
+                f"The loss must be finite. Received: {found} (step {step}). "
+                f"The last checkpoint is {checkpoints.latest}."
             )
-        # An average that forgets, as a single batch says little.
+        # The moving average is printed, because the loss of a batch is noisy.
         loss = found if loss is None else 0.98 * loss + 0.02 * found
         rate = num_examples / (time.monotonic() - start)
         if (step + 1) % save_every == 0 or step + 1 == num_steps:

@@ -1,1 +1,1 @@
-"""Parts of the program `examples/sharded_transformer.py`."""
+"""Modules of the program `examples/sharded_transformer.py`."""

@@ -1,19 +1,19 @@
-"""Honest baselines: they see the same characters, and only count."""
+"""Baselines that count n-grams, on the same characters as the model."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_SEEN = 0.1  # added to every count, so that nothing is impossible
+_SEEN = 0.1  # Added to every count, so that no probability is 0.
 
 
 def ngram_loss(
     training: np.ndarray, windows: np.ndarray, num_rows: int, order: int
 ) -> float:
-    """Returns the cross-entropy of counting what follows what.
+    """Returns the log loss of an n-gram model.
 
-    Each character is guessed from the `order - 1` before it. Where a window
-    does not show that many, fewer are used.
+    Each character is predicted from the previous `order - 1` characters, or
+    from fewer at the start of a window.
 
     >>> training = np.array([1, 2] * 500)
     >>> windows = np.array([[1, 2, 1]])
@@ -23,27 +23,30 @@ def ngram_loss(
     0.0
 
     Args:
-      training: `[num_characters]` rows that are counted.
-      windows: `[num_windows, context + 1]` rows; the first of each is given.
+      training: `[num_characters]` rows of the training text.
+      windows: `[num_windows, context + 1]` rows; the first character of a
+        window is not predicted.
       num_rows: Size of the vocabulary.
       order: 1 for unigrams, 2 for bigrams, 3 for trigrams.
 
     Returns:
-      The mean in nats over all characters but the first of each window.
+      The mean over all predicted characters, in nats.
     """
-    log_chance = [
-        _log_chances(training, num_rows, n) for n in range(1, order + 1)
+    log_probability = [
+        _log_probabilities(training, num_rows, n) for n in range(1, order + 1)
     ]
     total = 0.0
     for place in range(1, windows.shape[1]):
         seen = min(order, place + 1)
         grams = _codes(windows[:, place + 1 - seen : place + 1], num_rows)
-        total -= log_chance[seen - 1][grams].sum()
+        total -= log_probability[seen - 1][grams].sum()
     return float(total / (windows.shape[0] * (windows.shape[1] - 1)))
 
 
-def _log_chances(training: np.ndarray, num_rows: int, order: int) -> np.ndarray:
-    """Returns the log chance of the last row of every `order` rows."""
+def _log_probabilities(
+    training: np.ndarray, num_rows: int, order: int
+) -> np.ndarray:
+    """Returns the log probability of the last row of every n-gram."""
     grams = np.lib.stride_tricks.sliding_window_view(training, order)
     counts = (
         np.bincount(_codes(grams, num_rows), minlength=num_rows**order) + _SEEN
@@ -53,7 +56,7 @@ def _log_chances(training: np.ndarray, num_rows: int, order: int) -> np.ndarray:
 
 
 def _codes(grams: np.ndarray, num_rows: int) -> np.ndarray:
-    """Returns a number per n-gram: its rows are the digits."""
+    """Returns a number for each n-gram; its digits are the rows."""
     codes = np.zeros(grams.shape[:-1], np.int64)
     for place in range(grams.shape[-1]):
         codes = codes * num_rows + grams[..., place]

@@ -1,4 +1,4 @@
-"""Text that the model makes up, a character at a time."""
+"""Generation of text, one character at a time."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ def generate(
     temperature: float,
     seed: int,
 ) -> list[str]:
-    """Continues each prompt.
+    """Returns each prompt with generated text appended.
 
     Args:
-      model: From `[batch, context]` rows to scores of the next.
-      characters: The vocabulary.
-      prompts: What stands before, each at least one character.
-      length: Characters to add to each.
-      temperature: Below 1, likely characters become likelier.
-      seed: Of what is drawn.
-
-    Returns:
-      The prompts with what was added.
+      model: Model from `[batch, context]` rows to scores of the next row.
+      characters: Vocabulary.
+      prompts: Non-empty prompts.
+      length: Number of characters to generate for each prompt.
+      temperature: Divisor of the scores; values below 1 favor likely
+        characters.
+      seed: Seed of the sampling.
     """
     draw = np.random.default_rng(seed)
     context = model.input_shape[1]
     texts = [list(characters.rows(prompt)) for prompt in prompts]
     for _ in range(length):
-        # The end is filled up: the model does not look ahead.
+        # The padding is at the end. Attention is causal, so it has no effect.
         window = np.zeros([len(texts), context], np.int32)
         ends = []
         for row, text in zip(window, texts, strict=True):
@@ -44,9 +42,8 @@ def generate(
             row[: len(seen)] = seen
             ends.append(len(seen) - 1)
         scores = model.predict_on_batch(window)[np.arange(len(ends)), ends]
-        scores[:, OTHER] = -np.inf  # It has no character to show.
-        # The highest of the scores with Gumbel noise is a draw from their
-        # softmax.
+        scores[:, OTHER] = -np.inf  # This row has no character.
+        # The argmax of scores with Gumbel noise is a sample of their softmax.
         noise = draw.gumbel(size=scores.shape)
         for text, row in zip(
             texts, np.argmax(scores / temperature + noise, axis=1), strict=True

@@ -1,4 +1,4 @@
-"""The model in plain Keras, and how its weights are divided over the mesh."""
+"""The model in plain Keras, and the layouts of its weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from transformer.settings import Settings
 
 dtensor = tf.experimental.dtensor
 
-# By the name of the layer, then the attribute. What is not here, such as the
-# normalisations, is on every device. An attention head lives on one slice of
-# "model" from its query to its part of the output, and so does a unit of an
-# MLP: each block needs two sums over the devices and nothing else.
+# Keys are the name of a layer and the name of an attribute. Weights without a
+# key, such as the weights of normalization layers, are replicated. Attention
+# heads and hidden units of MLPs are sharded over "model" with all their
+# weights, so each block needs two sums over the devices and no other
+# communication.
 LAYOUTS = {
     r"tokens.embeddings": (None, "model"),
     r"positions.table": (None, "model"),
@@ -29,10 +30,10 @@ LAYOUTS = {
 
 @keras.saving.register_keras_serializable("sharded_transformer")
 class Positions(keras.layers.Layer):
-    """Adds a row of its own to each place: `[batch, places, dim]`."""
+    """Layer that adds a trainable row to each position."""
 
     def build(self, shape):
-        """Makes one row per place."""
+        """Creates one row per position."""
         self.table = self.add_weight(
             name="table",
             shape=shape[1:],
@@ -40,12 +41,12 @@ class Positions(keras.layers.Layer):
         )
 
     def call(self, x):
-        """Returns `x` with the rows added."""
+        """Adds the rows to `x`, `[batch, positions, dim]`."""
         return x + self.table
 
 
 def layout_map_of(mesh) -> tlm.LayoutMap:
-    """Returns the layouts of all weights that are cut."""
+    """Returns a layout map with the layouts of all sharded weights."""
     layout_map = tlm.LayoutMap(mesh)
     for key, axes in LAYOUTS.items():
         layout_map[key] = dtensor.Layout(
@@ -55,11 +56,11 @@ def layout_map_of(mesh) -> tlm.LayoutMap:
 
 
 def build_model(settings: Settings, num_rows: int) -> keras.Model:
-    """Returns an untrained model; nothing here knows of the mesh.
+    """Returns an untrained model. The code does not refer to the mesh.
 
     Returns:
-      From `[batch, context]` rows of characters to `[batch, context,
-      num_rows]` scores of the one that follows each.
+      A model from `[batch, context]` rows of characters to `[batch, context,
+      num_rows]` scores of the next character at each position.
     """
     keras.utils.set_random_seed(settings.seed)
     layers = keras.layers
@@ -85,7 +86,7 @@ def build_model(settings: Settings, num_rows: int) -> keras.Model:
 
 
 def compile_model(model: keras.Model, settings: Settings) -> None:
-    """Compiles as any Keras model."""
+    """Compiles the model like any Keras model."""
     model.compile(
         keras.optimizers.Adam(settings.rate, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -94,10 +95,10 @@ def compile_model(model: keras.Model, settings: Settings) -> None:
 
 
 def held_bytes(model: keras.Model) -> tuple[int, int]:
-    """Measures what weights and optimizer take.
+    """Returns the sizes of weights and optimizer variables in bytes.
 
     Returns:
-      The bytes on the fullest device, and those of one copy of everything.
+      The bytes on the fullest device, and the bytes of one unsharded copy.
     """
     per_device, once = {}, 0
     for variable in (*model.variables, *model.optimizer.variables):

@@ -1,4 +1,4 @@
-"""The run from beginning to end, in the order a person reads it."""
+"""The steps of a run: data, training, metrics and generated text."""
 
 from __future__ import annotations
 
@@ -35,15 +35,24 @@ def run(
     num_windows: int,
     sample_length: int,
 ) -> None:
-    """Reads, trains, measures and shows.
+    """Trains and measures a model, and generates text.
+
+    Args:
+      report: Report to print to.
+      settings: Sizes and learning rate.
+      data: `"stdlib"`, or the path of a folder of Python files.
+      model_dir: Folder of the saved models, or None for the default folder.
+      fresh: Whether to remove the saved models of `model_dir` first.
+      num_windows: Maximum number of held-out windows to measure on.
+      sample_length: Number of characters to generate after each prompt.
 
     Raises:
-      DataError: The data cannot be used, the folder belongs to another
-        model, or the saved model is damaged.
+      DataError: The data is not valid, the folder belongs to another model, or
+        the saved model is damaged.
     """
     mesh = logical_mesh.make_mesh(settings.mesh)
     text = read(data, settings)
-    report.table("What it read", ["", ""], text.facts)
+    report.table("Data", ["", ""], text.facts)
     windows = text.measured_windows(settings.context, num_windows)
 
     folder = Path(model_dir or _cache_folder(data)).expanduser()
@@ -61,21 +70,20 @@ def run(
     report.begin(saved, int(model.optimizer.iterations), folder)
     if not training.train(model, text.training, windows, settings, folder):
         report.say(
-            f"Nothing left to train: --epochs={settings.epochs}. "
-            "--fresh starts over."
+            f"Training is complete: --epochs={settings.epochs}. Pass --fresh "
+            "to train a new model."
         )
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     fullest, once = held_bytes(model)
     report.say(
-        f"Measured: the fullest device holds {fullest / 2**20:.2f} MiB "
-        f"of weights and optimizer; one copy is {once / 2**20:.2f} "
-        "MiB."
+        f"The fullest device holds {fullest / 2**20:.2f} MiB of weights and "
+        f"optimizer variables; one unsharded copy is {once / 2**20:.2f} MiB."
     )
     compare(model, text, windows, settings, report)
     report.table(
-        "What it makes up",
-        ["given", "continued"],
+        "Generated text",
+        ["prompt", "continuation"],
         [
             [prompt, made[len(prompt) :]]
             for prompt, made in zip(
@@ -92,11 +100,11 @@ def run(
             )
         ],
     )
-    report.farewell()
+    report.print_summary()
 
 
 def read(data: str, settings: Settings) -> Text:
-    """Reads what --data asks for."""
+    """Returns the text that `data` selects."""
     if data == "stdlib":
         root, skips = Path(sysconfig.get_path("stdlib")), STDLIB_SKIPS
         source = f"standard library of Python {platform.python_version()}"
@@ -116,13 +124,13 @@ def read(data: str, settings: Settings) -> Text:
 def compare(
     model, text: Text, windows: np.ndarray, settings: Settings, report: Report
 ) -> None:
-    """Compares the model's held-out loss with those of counting."""
+    """Prints the held-out log loss of the model and of n-gram models."""
     losses = {
         name: ngram_loss(text.training, windows, len(text.characters), order)
         for order, name in enumerate(("unigrams", "bigrams", "trigrams"), 1)
     }
     counted = losses["bigrams"]
-    losses["the model"] = loss = model.evaluate(
+    losses["Transformer"] = loss = model.evaluate(
         windows[:, :-1],
         windows[:, 1:],
         batch_size=settings.batch_size,
@@ -131,7 +139,7 @@ def compare(
     )["loss"]
     report.table(
         f"Held-out files: {windows.shape[0] * settings.context:,} characters",
-        ["guessed by", "nats", "bits", "one in"],
+        ["model", "log loss", "bits", "perplexity"],
         [
             [
                 name,
@@ -141,31 +149,33 @@ def compare(
             ]
             for name, value in losses.items()
         ],
-        numbers=["nats", "bits", "one in"],
+        numbers=["log loss", "bits", "perplexity"],
     )
     report.say(
-        "All guess the same characters from what stands before them in a "
-        f"window of {settings.context}. "
+        "All models predict the same characters from the previous characters "
+        f"in a window of {settings.context}. Log loss is in nats per "
+        "character. "
         + (
-            f"The model beats bigrams by {counted - loss:.3f} nats."
+            f"The Transformer is {counted - loss:.3f} nats better than bigrams."
             if loss < counted
-            else "The model does not beat bigrams yet: train it longer."
+            else "The Transformer is not better than bigrams yet: train it for "
+            "more epochs."
         )
     )
 
 
 def forget(folder: Path) -> None:
-    """Removes what a run has left in `folder`, and nothing else."""
+    """Removes the models of earlier runs from `folder`; keeps other files."""
     for saved in folder.glob("epoch-*.keras"):
         saved.unlink()
     (folder / FACTS).unlink(missing_ok=True)
 
 
 def _cache_folder(data: str) -> Path:
-    """Returns a folder in the user's cache."""
+    """Returns a folder in the user's cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = tempfile.gettempdir()  # There is no home.
+        cache = tempfile.gettempdir()  # The user has no home directory.
     label = (
         "stdlib"
         if data == "stdlib"

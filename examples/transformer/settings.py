@@ -1,4 +1,4 @@
-"""What can be chosen about a run."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import math
 
 
 class SettingsError(Exception):
-    """Sizes that do not go together; says which and what would."""
+    """The sizes do not match. The message has the required multiple."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes and rates; the defaults fit two cores and three minutes.
+    """Sizes and rates; a default run takes two minutes on two cores.
 
     Attributes:
-      mesh: Devices along the axes "batch" and "model".
-      context: Characters the model sees at once.
+      mesh: Number of devices along the axes "batch" and "model".
+      context: Number of characters in a window.
       dim: Width of the model.
-      num_heads: Attention heads of a block.
-      num_blocks: Blocks of attention and MLP.
-      batch_size: Windows of a training step.
-      epochs: How often the model is saved and measured.
-      steps_per_epoch: Training steps from one to the next.
-      rate: The highest learning rate.
-      seed: Of everything that is drawn.
+      num_heads: Number of attention heads of a block.
+      num_blocks: Number of blocks of attention and MLP.
+      batch_size: Number of windows in a training step.
+      epochs: Number of epochs; the model is saved and measured after each.
+      steps_per_epoch: Number of training steps in an epoch.
+      rate: Initial learning rate.
+      seed: Seed of all random numbers.
     """
 
     mesh: tuple[int, int] = (2, 2)
@@ -39,7 +39,7 @@ class Settings:
     seed: int = 7
 
     def rate_of(self, epoch: int) -> float:
-        """Returns the learning rate of an epoch: half a wave down to 5 %.
+        """Returns the learning rate of an epoch: cosine decay to 5 %.
 
         >>> settings = Settings(epochs=3, rate=1.0)
         >>> [round(settings.rate_of(epoch), 3) for epoch in range(3)]
@@ -49,7 +49,7 @@ class Settings:
         return self.rate * (0.525 + 0.475 * math.cos(math.pi * done))
 
     def shape_facts(self) -> dict[str, int]:
-        """Returns what a saved model must agree with; not the mesh."""
+        """Returns the sizes that a saved model must have, without the mesh."""
         return {
             "context": self.context,
             "dim": self.dim,
@@ -58,10 +58,10 @@ class Settings:
         }
 
     def check(self) -> None:
-        """Raises unless the sizes fit the mesh.
+        """Raises an error if the mesh does not divide the sizes evenly.
 
         Raises:
-          SettingsError: A size that the mesh has to divide is not divisible.
+          SettingsError: A size is not a multiple of the size of its mesh axis.
         """
         batch, model = self.mesh
         for flag, size, devices, axis in (

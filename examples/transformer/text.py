@@ -1,4 +1,4 @@
-"""Source code as characters, cut into windows."""
+"""Source code as windows of characters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from completion.data.corpus import DataError, held_out_documents
 from completion.data.python_source import python_files
 
-OTHER = 0  # row of the characters that are not in the vocabulary
+OTHER = 0  # Row of characters that are not in the vocabulary.
 _HELD_OUT = 0.1
 
 
 class Characters:
-    """The most frequent characters; row 0 stands for all others.
+    """A vocabulary of the most frequent characters; row 0 is for all others.
 
     >>> characters = Characters("abba c", size=3)
     >>> characters.rows("abc").tolist()
@@ -28,10 +28,10 @@ class Characters:
     """
 
     def __init__(self, text: str, *, size: int) -> None:
-        """Counts the characters of `text`; keeps `size` rows at most."""
+        """Creates a vocabulary of at most `size` rows from `text`."""
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         found, counts = np.unique(points, return_counts=True)
-        # The most frequent first; of equal ones the lower code point.
+        # Sorted by frequency, then by code point.
         kept = found[np.argsort(-counts, kind="stable")][: size - 1]
         self.names = "\ufffd" + "".join(map(chr, kept))
         self._row_of = {char: row for row, char in enumerate(self.names) if row}
@@ -49,18 +49,18 @@ class Characters:
         return rows[inverse]
 
     def text(self, rows: Iterable[int]) -> str:
-        """Returns the characters of rows."""
+        """Returns the string of the given rows."""
         return "".join(self.names[row] for row in rows)
 
 
 class Text:
-    """What was read: some files to train on, others to measure on.
+    """The data set: text of training files and of held-out files.
 
     Attributes:
-      characters: The vocabulary, made from the training files alone.
+      characters: Vocabulary of the training files.
       training: `[num_characters]` uint8 rows of the training files.
-      held_out: `[num_characters]` uint8 rows of the others.
-      facts: What a person wants to know about it.
+      held_out: `[num_characters]` uint8 rows of the held-out files.
+      facts: Rows of the report.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Text:
         shortest = min(len(training), len(measured))
         if len(documents) < 2 or shortest <= context:
             raise DataError(
-                f"--data needs two files of more than --context={context} "
-                "characters, one of them to be held out. Received: "
-                f"{len(documents)} files, {len(training)} characters to "
-                f"train on and {len(measured)} held out."
+                f"--data must contain at least two files of more than "
+                f"--context={context} characters, because one is held out. "
+                f"Received: {len(documents)} files, {len(training)} training "
+                f"characters and {len(measured)} held-out characters."
             )
         self.characters = Characters(training, size=vocabulary_size)
         self.training = self.characters.rows(training)
@@ -99,27 +99,27 @@ class Text:
             ("source", source),
             (
                 "files",
-                f"{len(documents):,}, of them {held_out.sum():,} held "
-                "out, never trained on",
+                f"{len(documents):,}, {held_out.sum():,} of them held out",
             ),
             (
                 "characters",
-                f"{len(training):,} to train on, {len(measured):,} held out",
+                f"{len(training):,} for training, {len(measured):,} held out",
             ),
             (
                 "vocabulary",
                 f"{len(self.characters) - 1} characters; "
-                f"{np.mean(self.held_out == OTHER):.3%} of the held-out ones "
-                "are none of them",
+                f"{np.mean(self.held_out == OTHER):.3%} of the held-out "
+                "characters are not in it",
             ),
         ]
 
     def measured_windows(self, context: int, limit: int) -> np.ndarray:
-        """Returns held-out windows, evenly spread.
+        """Returns evenly spaced held-out windows.
 
         Returns:
-          `[at most limit, context + 1]` int32: the model is given all but
-          the last and has to tell all but the first.
+          `[num_windows, context + 1]` int32 with at most `limit` windows. The
+          inputs are all columns except the last, and the targets are all
+          columns except the first.
         """
         last = len(self.held_out) - context - 1
         count = min(limit, last // context + 1)
@@ -133,13 +133,13 @@ def read_files(root: Path, skips: frozenset[str]) -> dict[str, str]:
     """Returns the text of each readable Python file below `root`.
 
     Raises:
-      DataError: `root` is no folder.
+      DataError: `root` is not a folder.
     """
     if not root.is_dir():
         raise DataError(
             f"--data must be 'stdlib' or a folder of Python "
             f"files. Received: {str(root)!r}, which is "
-            f"{'a file' if root.exists() else 'not there'}."
+            f"{'a file' if root.exists() else 'missing'}."
         )
     documents = {}
     for path in python_files(root, skips):
@@ -147,5 +147,5 @@ def read_files(root: Path, skips: frozenset[str]) -> dict[str, str]:
             with tokenize.open(path) as file:
                 documents[path.relative_to(root).as_posix()] = file.read()
         except (SyntaxError, ValueError, OSError):
-            continue  # No text in the encoding that it names.
+            continue  # The file is not text in its declared encoding.
     return documents

@@ -1,4 +1,4 @@
-"""Batches, and a model that is saved on the way and taken up again."""
+"""Training with `fit`; the model is saved after each epoch and resumed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NAME = "epoch-{epoch:04d}.keras"
 def batches(
     training: np.ndarray, settings: Settings, first_step: int
 ) -> tf.data.Dataset:
-    """Returns endless batches of windows; a step decides what is in it.
+    """Returns an infinite dataset of batches that depend only on the step.
 
-    So a run that goes on sees what it would have seen without a stop.
+    A resumed run therefore sees the same batches as an uninterrupted run.
 
     Args:
       training: `[num_characters]` uint8 rows.
-      settings: Of the run.
-      first_step: Steps already done.
+      settings: Settings of the run.
+      first_step: Number of steps that earlier runs have trained.
 
     Returns:
-      Pairs of `[batch_size, context]` int32: characters, and those that
-      follow them.
+      Pairs of `[batch_size, context]` int32: characters, and the characters
+      that follow.
     """
     text = tf.constant(training)
     places = tf.range(settings.context + 1)
@@ -46,7 +46,7 @@ def batches(
         rows = tf.cast(tf.gather(text, starts + places), tf.int32)
         return rows[:, :-1], rows[:, 1:]
 
-    # An iterator that autotunes can take a minute to end.
+    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
     options = tf.data.Options()
     options.autotune.enabled = False
     return (
@@ -58,16 +58,17 @@ def batches(
 
 
 def newest(folder: Path) -> Path | None:
-    """Returns the newest saved model in `folder`, if there is one."""
+    """Returns the newest saved model in `folder`, or None."""
     return max(folder.glob("epoch-*.keras"), default=None)
 
 
 def make_or_load(
     layout_map: tlm.LayoutMap, settings: Settings, num_rows: int, folder: Path
 ) -> keras.Model:
-    """Returns a compiled model on the mesh: the newest one, or a new one.
+    """Returns the newest saved model, or a new one, compiled on the mesh.
 
-    What was saved knows of no mesh; it is cut as `layout_map` says.
+    Saved models do not depend on a mesh. `layout_map` shards the weights when
+    the model is loaded.
 
     Raises:
       DataError: The saved model is damaged.
@@ -80,13 +81,13 @@ def make_or_load(
             return model
         try:
             return keras.saving.load_model(saved)
-        # A file cut short fails in zip, JSON or HDF5, each in its own way.
+        # A truncated file raises different errors in zip, JSON and HDF5.
         except Exception as error:
             reason = str(error).strip().splitlines() or [repr(error)]
             raise DataError(
                 f"The saved model {saved} cannot be loaded: {reason[0]} "
-                "Remove it to go on from the one before, or start over with "
-                "--fresh."
+                "Remove it to resume from the previous one, or pass --fresh to "
+                "train a new model."
             ) from error
 
 
@@ -97,17 +98,17 @@ def train(
     settings: Settings,
     folder: Path,
 ) -> bool:
-    """Trains until all epochs are done, in this run or before.
+    """Trains the epochs that earlier runs have not completed.
 
     Args:
-      model: Compiled.
+      model: Compiled model.
       training: `[num_characters]` uint8 rows.
       windows: `[num_windows, context + 1]` held-out rows.
-      settings: Of the run.
-      folder: Where the model is saved after each epoch.
+      settings: Settings of the run.
+      folder: Folder in which the model is saved after each epoch.
 
     Returns:
-      Whether there was anything left to do.
+      Whether any epoch was trained.
     """
     done = int(model.optimizer.iterations)
     first_epoch = done // settings.steps_per_epoch
@@ -121,7 +122,7 @@ def train(
         validation_data=(windows[:, :-1], windows[:, 1:]),
         validation_batch_size=settings.batch_size,
         shuffle=False,
-        # A log is not redrawn; a line an epoch is enough.
+        # A log file cannot redraw a progress bar, so it gets a line per epoch.
         verbose=1 if sys.stdout.isatty() else 2,
         callbacks=[
             keras.callbacks.LearningRateScheduler(settings.rate_of),

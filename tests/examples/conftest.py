@@ -1,4 +1,4 @@
-"""Puts the programs' folder on the path, as running one of them does."""
+"""Fixtures of the examples' tests, which import modules of `examples/`."""
 
 import shutil
 import sys
@@ -16,10 +16,10 @@ if str(EXAMPLES) not in sys.path:
 
 @pytest.fixture(scope="module")
 def start(request):
-    """Returns what starts the `PROGRAM` of a test module, as a person does.
+    """Returns a function that runs the `PROGRAM` of a test module.
 
-    It takes the arguments, and returns the process when it has ended, with
-    what it printed.
+    The function takes the arguments of the program and returns the completed
+    process with its output.
     """
     program = str(EXAMPLES / request.module.PROGRAM)
 
@@ -30,27 +30,27 @@ def start(request):
 
 
 @pytest.fixture
-def refusal(capsys):
-    """Returns what says why a run, in this process, cannot go on.
+def error_message(capsys):
+    """Returns a function that returns the error message of a run.
 
-    It takes the call that a program makes below its flags. To start the
-    program for each refusal would import TensorFlow for each.
+    The function takes a callable that runs an example in this process, which
+    saves the import of TensorFlow in a new process.
     """
     from completion.data.corpus import DataError
     from ending import in_a_sentence
 
-    def said(call):
+    def message_of(call):
         with pytest.raises(SystemExit) as ended, in_a_sentence(DataError):
             call()
         assert ended.value.code == 2
         return capsys.readouterr().err
 
-    return said
+    return message_of
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Real text: two packages that every Python brings."""
+    """Returns a folder with two packages of the standard library."""
     folder = tmp_path_factory.mktemp("sources")
     for package in ("asyncio", "email"):
         shutil.copytree(

@@ -1,4 +1,4 @@
-"""The tower on a mesh learns what the tower on the host learns."""
+"""A tower on a mesh trains like a tower on the host."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from tests.layout.meshes import axes_of, mesh_of  # noqa: E402
 NUM_ROWS = {"history": 40, "marks": 9, "place": 7, "scope": 8, "pieces": 50}
 ROWS_OF = {"bag": "history", "echo": "history", "recent": "history"}
 LOG_SHARES = np.full(40, -3.0, np.float32)
-# Sums over devices are added in another order.
+# Devices add numbers in another order.
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 
 def plan_of(**options):
-    # Dropout draws otherwise on a mesh.
+    # Dropout draws other numbers on a mesh.
     return Plan(
         NUM_ROWS,
         Settings(
@@ -90,7 +90,7 @@ def assert_same_state(first, second):
 
 @pytest.fixture(scope="module")
 def refs():
-    """Both, after three steps: even, uneven and with other negatives."""
+    """Returns both models and their losses after three different steps."""
     host = Completer(plan_of(), LOG_SHARES)
     mesh = MeshCompleter(plan_of(), LOG_SHARES, mesh_of(batch=2, model=2))
     losses = [
@@ -112,7 +112,7 @@ def test_losses_tables_tower_and_slots_are_equal(refs):
     assert int(mesh.optimizer.iterations) == 3
 
 
-def test_the_tower_is_sharded(refs):
+def test_tower_is_sharded(refs):
     axes = {w.path: axes_of(w) for w in refs[1].tower.weights}
     assert axes["hidden/kernel"] == (None, "model")
     assert axes["query/kernel"] == ("model", None)
@@ -151,6 +151,6 @@ def test_a_checkpoint_knows_of_no_mesh(refs, tmp_path):
     assert_same_state(host, restored)
 
 
-def test_a_mesh_that_does_not_divide_the_tower_is_refused():
+def test_mesh_that_does_not_divide_the_tower_raises():
     with pytest.raises(DataError, match="hidden layer of 15 units.*: 2"):
         MeshCompleter(plan_of(hidden=15), LOG_SHARES, mesh_of(batch=1, model=2))

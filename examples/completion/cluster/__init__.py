@@ -1,7 +1,8 @@
-"""The same model over parameter servers: its workers train, a `tlm.ps.Run`.
+"""Training of the model on parameter servers with a `tlm.ps.Run`.
 
-Workers are other processes, which know nothing of the objects of this one. So
-the batches are written first, and each worker reads every so many of them.
+Workers are other processes and cannot use the Python objects of this process.
+The batches are therefore written to files first, and each worker reads its
+shard of them.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _BATCH_SPEC = {
     },
     "target": _IDS,
     "negatives": _IDS,
-    "log_chance": tf.TensorSpec([None], tf.float32),
+    "log_probability": tf.TensorSpec([None], tf.float32),
 }
-# No more: an epoch of a big folder would be as big as the folder many times.
+# An epoch of a large folder would take many times the size of the folder.
 _MOST_BATCHES = 500
 _BATCHES, _CHECKPOINTS = FOLDERS = "batches", "checkpoints_of_servers"
 
@@ -39,20 +40,20 @@ _BATCHES, _CHECKPOINTS = FOLDERS = "batches", "checkpoints_of_servers"
 def write_batches(
     reader: FeatureReader, sampler: BatchSampler, count: int, folder: Path
 ) -> Path:
-    """Writes the batches of the first steps into a folder of `folder`.
+    """Writes the batches of the first steps to a subfolder of `folder`.
 
     Returns:
-      Where workers find them.
+      Path of the subfolder.
     """
 
     def batches():
         for step in range(min(count, _MOST_BATCHES)):
             positions = sampler.positions(step)
-            negatives, log_chance = sampler.negatives(step)
+            negatives, log_probability = sampler.negatives(step)
             batch = {
                 "target": reader.targets(positions),
                 "negatives": negatives,
-                "log_chance": log_chance,
+                "log_probability": log_probability,
             }
             for name, rows in reader.batch(positions).items():
                 batch[f"{name}/values"] = rows.values
@@ -61,7 +62,7 @@ def write_batches(
 
     written = folder / _BATCHES
     shutil.rmtree(written, ignore_errors=True)
-    # An iterator that autotunes can take a minute to end.
+    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
     options = tf.data.Options()
     options.autotune.enabled = False
     tf.data.Dataset.from_generator(
@@ -78,17 +79,17 @@ def train(
     *,
     num_steps: int,
 ) -> tuple[float, str]:
-    """Trains until `num_steps` steps are done, in this run or before.
+    """Trains until `num_steps` steps are done, including earlier runs.
 
     Args:
-      strategy: What `tlm.ps.connect` returned.
-      make: Makes the model, in the strategy's scope.
-      batches: What `write_batches` wrote.
-      folder: Of the run, for a folder of checkpoints.
-      num_steps: Steps in all, of all workers.
+      strategy: Strategy that `tlm.ps.connect` returned.
+      make: Function that creates the model; called in the strategy's scope.
+      batches: Folder that `write_batches` returned.
+      folder: Folder of the run, in which checkpoints are saved.
+      num_steps: Total number of steps of all workers.
 
     Returns:
-      Examples per second, or 0 if nothing was left to train; and the newest
+      Examples per second, or 0 if no step was left, and the path of the newest
       checkpoint.
     """
     with strategy.scope():
@@ -114,7 +115,10 @@ def train(
             for name in FEATURE_SPECS
         }
         model.take_step(
-            features, batch["target"], batch["negatives"], batch["log_chance"]
+            features,
+            batch["target"],
+            batch["negatives"],
+            batch["log_probability"],
         )
         return tf.size(batch["target"])
 
@@ -139,7 +143,7 @@ def train(
 
 
 def read(model: Completer, checkpoint: str) -> None:
-    """Reads what servers have saved into a model of this process alone."""
+    """Restores a checkpoint of the servers into a model of this process."""
     tf.train.Checkpoint(**model.saved_parts()).read(
         checkpoint
     ).assert_existing_objects_matched()

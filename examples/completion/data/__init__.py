@@ -1,1 +1,1 @@
-"""What is read, and what the model sees of it."""
+"""Readers of the data, and the features that the model gets."""

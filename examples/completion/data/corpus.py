@@ -1,4 +1,4 @@
-"""What was read: documents, each a sequence of items with their context."""
+"""The data set: documents that are sequences of items with their context."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from completion.data.ragged import Ragged
 
 
 class DataError(Exception):
-    """The data asked for cannot be used; says why and what to do instead."""
+    """The data is not usable. The message has the reason and a remedy."""
 
 
 class Names:
-    """Gives every distinct string a number, in order of first appearance.
+    """A numbering of distinct strings in order of first appearance.
 
     >>> names = Names()
     >>> [names.number(word) for word in ["self", "path", "self"]]
@@ -29,7 +29,7 @@ class Names:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Returns the number of `name`, a new one if it has none yet."""
+        """Returns the number of `name`; a new name gets the next number."""
         return self._numbers.setdefault(name, len(self._numbers))
 
     def numbers(self, names: Iterable[str]) -> list[int]:
@@ -45,14 +45,17 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents of items; a position is one item in one document.
+    """Documents of items. A position is one item in one document.
 
-    In Python source a document is a file, an item an identifier, a mark any
-    token (identifiers all count as one), a place a part of the module's path
-    and a scope the class or function around the position. In MovieLens they
-    are a user, a movie, a rating, an attribute of the user and a genre.
+    | term | Python source | MovieLens |
+    |---|---|---|
+    | document | file | user |
+    | item | identifier | movie |
+    | mark | token; all identifiers are the same mark | rating |
+    | place | part of the module's path | attribute of the user |
+    | scope | class or function that contains the position | genre |
 
-    A number is an index into the list of names of its kind.
+    Numbers in the arrays are indices into the list of names of their kind.
     """
 
     item_names: list[str]
@@ -64,15 +67,15 @@ class Corpus:
     document_splits: np.ndarray  # [num_documents + 1] int64, into items
     marks: np.ndarray  # [num_marks] int32
     mark_splits: np.ndarray  # [num_documents + 1] int64, into marks
-    marks_before: np.ndarray  # [num_positions] int64, marks that precede it
-    places: Ragged  # one row per document
-    scopes: Ragged  # one row per position
-    facts: list[tuple[str, str]]  # what a person wants to know about it
-    words: dict[str, str]  # what a document and an item are called
+    marks_before: np.ndarray  # [num_positions] int64, number of earlier marks
+    places: Ragged  # One row per document.
+    scopes: Ragged  # One row per position.
+    facts: list[tuple[str, str]]  # Rows of the report.
+    words: dict[str, str]  # Terms for document and item.
 
     @property
     def num_positions(self) -> int:
-        """Returns how many items all documents hold."""
+        """Number of items in all documents."""
         return len(self.items)
 
     def document_of(self) -> np.ndarray:
@@ -91,16 +94,17 @@ class Corpus:
 def held_out_documents(
     documents: list[str], *, fraction: float, seed: int
 ) -> np.ndarray:
-    """Chooses the documents that are only tested on, never trained on.
+    """Selects the documents that are held out from training.
 
-    Each name is hashed on its own, so the choice for a document does not
-    depend on which others there are, and is the same on every machine.
+    The hash of the name decides, so the selection of a document does not depend
+    on other documents and is the same on every machine.
 
     >>> held_out_documents(["a.py", "b.py"], fraction=0.5, seed=1).tolist()
     [True, False]
 
     Returns:
-      `[num_documents]` bool. Never all and never none of two or more.
+      `[num_documents]` bool. Of two or more documents, at least one is held out
+      and at least one is not.
     """
     draws = (
         np.array(

@@ -1,4 +1,4 @@
-"""What the model sees of a position: only what stands before it."""
+"""Features of a position, which depend only on earlier positions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from completion.data.vocabulary import (
     hashed_pieces,
 )
 
-HISTORY = 12  # items as a sequence, the last one first
-BAG = 64  # items as a bag
-RECENT = 48  # distinct items of the document, the last used one first
-ECHOES = 4  # what followed the last item, the times it stood here before
-MARKS = 6  # marks, the last one first
-SPELLED = 2  # last items whose spelling is seen
+HISTORY = 12  # Number of previous items, as a sequence, last item first.
+BAG = 64  # Number of previous items, as a bag.
+RECENT = 48  # Distinct items of the document, most recently used first.
+ECHOES = 4  # Items that followed earlier occurrences of the last item.
+MARKS = 6  # Number of previous marks, last mark first.
+SPELLED = 2  # Number of previous items with spelling features.
 PIECE_BUCKETS = 1 << 14
 
-# Features that keep their order, and how many ids of each there are.
+# Features with an order, and the maximum number of ids of each.
 SEQUENCES = {
     "history": HISTORY,
     "echo": ECHOES,
@@ -31,12 +31,12 @@ SEQUENCES = {
 
 
 class FeatureReader:
-    """Turns positions of a corpus into ragged ids, feature by feature.
+    """A reader that maps positions of a corpus to ragged ids of each feature.
 
-    Tables of labels are made from the training documents alone.
+    Labels get a row only if they occur in training documents.
 
     Attributes:
-      num_rows: Rows that the ids of each feature stay below.
+      num_rows: Number of rows of each feature; ids are smaller.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class FeatureReader:
         }
 
     def targets(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the row to be predicted; `UNKNOWN` can only be missed."""
+        """Returns the rows to predict; `UNKNOWN` always counts as a miss."""
         return self._rows[positions]
 
     def previous(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the row before, `UNKNOWN` where the document begins."""
+        """Returns the previous rows, `UNKNOWN` at the start of a document."""
         before, inside = window(positions, self._starts[positions], 1)
         return np.where(inside[:, 0], self._rows[before[:, 0]], UNKNOWN)
 
     def item_names_before(self, position: int, width: int) -> list[str]:
-        """Returns the names of the last items, the last one last."""
+        """Returns the names of the previous items in document order."""
         start = max(self._starts[position], position - width)
         return [self._item_names[item] for item in self._items[start:position]]
 
     def batch(self, positions: np.ndarray) -> dict[str, Ragged]:
-        """Returns the ids of every feature, one row per position."""
+        """Returns the ids of every feature, one ragged row per position."""
         starts = self._starts[positions]
         before, inside = window(positions, starts, BAG)
         history = self._rows[before]
@@ -132,15 +132,15 @@ class FeatureReader:
 def window(
     ends: np.ndarray, starts: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the `width` indices before each end, the nearest first.
+    """Returns the `width` indices before each end, nearest first.
 
     >>> before, inside = window(np.array([5]), np.array([3]), 3)
     >>> before.tolist(), inside.tolist()
     ([[4, 3, 3]], [[True, True, False]])
 
     Returns:
-      `[num_ends, width]` indices, not below the start, and whether each is
-      one that stands before the end.
+      `[num_ends, width]` indices, at least the start, and a mask of the
+      indices that are between start and end.
     """
     before = ends[:, None] - 1 - np.arange(width)
     inside = before >= starts[:, None]
@@ -150,13 +150,14 @@ def window(
 def recent_items(
     rows: np.ndarray, document_splits: np.ndarray, width: int
 ) -> np.ndarray:
-    """Returns the distinct known rows used before each position.
+    """Returns the distinct known rows that occur before each position.
 
     >>> recent_items(np.array([4, 7, 4, 0, 9]), np.array([0, 5]), 2).tolist()
     [[0, 0], [4, 0], [7, 4], [4, 7], [4, 7]]
 
     Returns:
-      `[num_positions, width]` int32, the last used first; then `UNKNOWN`.
+      `[num_positions, width]` int32, most recently used first, padded with
+      `UNKNOWN`.
     """
     recent = np.full((len(rows), width), UNKNOWN, np.int32)
     for start, end in zip(
@@ -176,13 +177,13 @@ def recent_items(
 
 
 def earlier_matches(corpus: Corpus) -> np.ndarray:
-    """Returns the last earlier position that stood after the same thing.
+    """Returns the last earlier position with the same left context.
 
-    Matches are positions of one document with the same item before them and
-    the same mark directly before them. What followed then often follows now.
+    Two positions of a document match if the previous items are equal and the
+    previous marks are equal. Items often repeat in the same context.
 
     Returns:
-      `[num_positions]` int64, -1 where there is none.
+      `[num_positions]` int64, -1 for positions without a match.
     """
     num_positions = corpus.num_positions
     documents = corpus.document_of()
@@ -200,7 +201,7 @@ def earlier_matches(corpus: Corpus) -> np.ndarray:
 
 
 def relabel(labels: Ragged, row_of: np.ndarray) -> Ragged:
-    """Returns the rows of the labels, without those that have none."""
+    """Returns the rows of the labels; labels without a row are dropped."""
     rows = row_of[labels.values]
     kept = rows >= 0
     kept_before = np.concatenate([[0], np.cumsum(kept)])
@@ -208,5 +209,5 @@ def relabel(labels: Ragged, row_of: np.ndarray) -> Ragged:
 
 
 def flatten(inner: Ragged, outer_splits: np.ndarray) -> Ragged:
-    """Returns the values of the inner rows that each outer row spans."""
+    """Concatenates the inner rows that belong to each outer row."""
     return Ragged(inner.values, inner.splits[outer_splits])

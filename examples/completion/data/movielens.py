@@ -1,4 +1,4 @@
-"""Reads MovieLens 100K as a corpus: what each user rated, in order."""
+"""Reads MovieLens 100K as a corpus: the ratings of each user in time order."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from completion.data.ragged import Ragged, splits_of
 DATASET = "movielens/100k-ratings"
 
 _OFFLINE = (
-    "--data=stdlib (the default) and --data=FOLDER need neither "
-    "network nor data sets."
+    "--data=stdlib (the default) and --data=FOLDER require neither a network "
+    "nor a data set."
 )
 _HOST = "files.grouplens.org"
 _BATCH = 4096
 
 
 def read_movielens(data_dir: Path | None = None) -> Corpus:
-    """Returns the corpus of MovieLens; loads it if it is not on the disk.
+    """Returns the corpus of MovieLens; downloads it if it is not on the disk.
 
     Args:
-      data_dir: Where TensorFlow Datasets keeps its data; its own choice
-        unless told.
+      data_dir: Data folder of TensorFlow Datasets; its default by default.
 
     Raises:
-      DataError: TensorFlow Datasets is not installed, or cannot get the data.
+      DataError: TensorFlow Datasets is not installed, or the data is neither on
+        the disk nor downloadable.
     """
     import tensorflow as tf
 
@@ -38,7 +38,7 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise DataError(
-            "--data=movielens needs TensorFlow Datasets: `pip install "
+            "--data=movielens requires TensorFlow Datasets: `pip install "
             f"tensorflow-datasets`. {_OFFLINE} Received: {error}."
         ) from error
     try:
@@ -51,24 +51,24 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
         options = tf.data.Options()
         options.autotune.enabled = False
         columns = _read_columns(tfds.as_numpy(ratings.with_options(options)))
-    # What a missing network raises depends on the layer that misses it.
+    # The type of the error depends on the layer that detects the failure.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise DataError(
-            f"--data=movielens needs {DATASET}, on the disk or by the "
-            f"network. {_OFFLINE} Received: {type(error).__name__}: "
+            f"--data=movielens requires {DATASET} on the disk or a network to "
+            f"download it. {_OFFLINE} Received: {type(error).__name__}: "
             f"{reason[:300]}"
         ) from error
     return corpus_of_ratings(columns)
 
 
 def check_network() -> None:
-    """Raises `OSError` at once if the host of the data cannot be reached.
+    """Raises `OSError` without delay if the host of the data is unreachable.
 
-    The download itself tries again for many minutes before it gives up.
+    The download itself retries for many minutes before it raises.
     """
     if urllib.request.getproxies():
-        return  # Only the proxy knows.
+        return  # Only the proxy can reach the host.
     socket.create_connection((_HOST, 443), timeout=10).close()
 
 
@@ -99,15 +99,15 @@ def _read_columns(batches) -> dict[str, np.ndarray | Ragged]:
 
 
 def corpus_of_ratings(columns: Mapping[str, np.ndarray | Ragged]) -> Corpus:
-    """Makes each user a document and each rating a position.
+    """Returns a corpus of one document per user and one position per rating.
 
     Args:
-      columns: One entry per rating, named as in TensorFlow Datasets; strings
-        as bytes, `movie_genres` ragged.
+      columns: Arrays of one entry per rating, with the names of TensorFlow
+        Datasets. Strings are bytes; `movie_genres` is ragged.
     """
     movies, marks, places, genres = Names(), Names(), Names(), Names()
-    # Users rate many movies in one second; the movie decides then, so that
-    # the order is the same in every run.
+    # Users rate many movies within one second. Sorting by movie, too, gives the
+    # same order in every run.
     order = np.lexsort(
         (columns["movie_id"], columns["timestamp"], columns["user_id"])
     )
@@ -145,7 +145,7 @@ def corpus_of_ratings(columns: Mapping[str, np.ndarray | Ragged]) -> Corpus:
         for gender, age, occupation in attributes
     )
 
-    # Known before a position is the genre of the movie before it.
+    # The genres of the previous movie are known before a position.
     ordered_genres = columns["movie_genres"].take(order)
     names = sorted(set(ordered_genres.values.tolist()))
     row_of = {genre: genres.number(f"genre {genre}") for genre in names}

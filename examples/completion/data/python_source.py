@@ -15,8 +15,9 @@ import numpy as np
 from completion.data.corpus import Corpus, DataError, Names
 from completion.data.ragged import Ragged, splits_of
 
-# Installed packages are not the standard library, and its test suites are
-# three times its size and say `self.assertEqual` more than anything else.
+# Installed packages are not part of the standard library. Its test suites are
+# three times as large as the rest, and `self.assertEqual` is more frequent in
+# them than any other name.
 STDLIB_SKIPS = frozenset(
     {
         "site-packages",
@@ -37,7 +38,7 @@ _SILENT = frozenset(
 
 
 def read_standard_library() -> Corpus:
-    """Returns the corpus of the running interpreter's own library."""
+    """Returns the corpus of the running interpreter's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     source = f"standard library of Python {platform.python_version()}"
     return read_folder(root, source=source, skips=STDLIB_SKIPS)
@@ -52,18 +53,18 @@ def read_folder(
     """Reads every `*.py` below `root` that can be tokenized.
 
     Args:
-      root: A folder.
-      source: What to call it in the report; its path unless told.
-      skips: Names of folders that are not entered. Hidden ones never are.
+      root: Folder to read.
+      source: Name of the data in the report; the path by default.
+      skips: Names of folders to skip. Hidden folders are always skipped.
 
     Raises:
-      DataError: `root` is no folder, or has no Python file to read.
+      DataError: `root` is not a folder, or has no readable Python file.
     """
     if not root.is_dir():
         raise DataError(
             f"--data must be 'stdlib', 'movielens' or a folder "
             f"of Python files. Received: {str(root)!r}, which is "
-            f"{'a file' if root.exists() else 'not there'}."
+            f"{'a file' if root.exists() else 'missing'}."
         )
     names, marks, places, scopes = Names(), Names(), Names(), Names()
     documents, document_places, files = [], [], []
@@ -73,7 +74,7 @@ def read_folder(
             with tokenize.open(path) as text:
                 files.append(read_file(text.readline, names, marks, scopes))
         except (SyntaxError, ValueError, tokenize.TokenError, OSError):
-            unread += 1  # Python 2, templates, broken on purpose
+            unread += 1  # Examples are Python 2, templates and test data.
             continue
         relative = path.relative_to(root).with_suffix("")
         documents.append(relative.as_posix() + ".py")
@@ -84,8 +85,8 @@ def read_folder(
         )
     if not documents:
         raise DataError(
-            f"--data needs at least one readable Python file. Received: "
-            f"{str(root)!r} with {unread} that could not be read."
+            f"--data must contain at least one readable Python file. Received: "
+            f"{str(root)!r} with {unread} unreadable files."
         )
 
     items = np.concatenate([file.items for file in files])
@@ -113,7 +114,7 @@ def read_folder(
         ),
         facts=[
             ("source", source or str(root)),
-            ("files", f"{len(documents):,} read, {unread:,} not readable"),
+            ("files", f"{len(documents):,} read, {unread:,} unreadable"),
             ("tokens", f"{sum(mark_lengths):,}"),
         ],
         words={"document": "file", "item": "identifier"},
@@ -121,7 +122,7 @@ def read_folder(
 
 
 def python_files(root: Path, skips: frozenset[str]) -> Iterator[Path]:
-    """Yields the Python files below `root`, always in the same order."""
+    """Yields the Python files below `root` in sorted order."""
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(
             name
@@ -134,7 +135,7 @@ def python_files(root: Path, skips: frozenset[str]) -> Iterator[Path]:
 
 
 class FileTokens:
-    """The identifiers of one file and what stands around them."""
+    """Identifiers of one file, with their marks and scopes."""
 
     def __init__(
         self,
@@ -152,19 +153,20 @@ class FileTokens:
 def read_file(
     readline, names: Names, marks: Names, scopes: Names
 ) -> FileTokens:
-    """Reads one file.
+    """Returns the identifiers, marks and scopes of one file.
 
     Args:
-      readline: Returns the next line of text, as `io.StringIO(...).readline`.
-      names: Numbers of identifiers; new ones are added.
-      marks: Numbers of tokens, where identifiers all count as `NAME`.
+      readline: Function that returns the next line, such as
+        `io.StringIO(...).readline`.
+      names: Numbers of identifiers; new identifiers are added.
+      marks: Numbers of tokens; all identifiers are the token `NAME`.
       scopes: Numbers of `def NAME` and `class NAME`.
     """
     items, marks_seen, marks_before, scope_of = [], [], [], []
-    blocks = []  # per open indent the scope that it opened, or None
-    header = None  # the scope whose body has not begun
-    current = ()  # scopes around the next token, outermost first
-    before = ""  # the mark before this one
+    blocks = []  # For each open indent, its scope or None.
+    header = None  # The scope whose body has not started.
+    current = ()  # Scopes of the next token, outermost first.
+    before = ""  # The previous mark.
     for kind, text, *_ in tokenize.generate_tokens(readline):
         if kind in _SILENT:
             continue
@@ -172,7 +174,7 @@ def read_file(
             blocks.append(header)
             header = None
         elif header is not None and before == "NEWLINE":
-            header = None  # its body stood on the line of its header
+            header = None  # The body is on the line of the header.
             current = _open_scopes(blocks)
         if kind == tokenize.DEDENT:
             blocks.pop()

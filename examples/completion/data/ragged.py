@@ -1,4 +1,4 @@
-"""Rows of different lengths, as flat values and offsets."""
+"""Ragged arrays: rows of different lengths as flat values and offsets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Ragged(NamedTuple):
-    """Row `r` holds `values[splits[r]:splits[r + 1]]`.
+    """A ragged array. Row `r` is `values[splits[r]:splits[r + 1]]`.
 
     >>> table = Ragged.from_lists([[7], [], [8, 9]])
     >>> table.take(np.array([2, 0, 2])).to_lists()
@@ -21,7 +21,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def from_lists(cls, rows: Iterable[Sequence[int]]) -> Ragged:
-        """Returns the same rows as flat arrays."""
+        """Returns a ragged array with the given rows."""
         rows = list(rows)
         lengths = np.array([len(row) for row in rows], np.int64)
         values = [value for row in rows for value in row]
@@ -29,23 +29,23 @@ class Ragged(NamedTuple):
 
     @classmethod
     def from_mask(cls, values: np.ndarray, mask: np.ndarray) -> Ragged:
-        """Returns the masked values of each row of a matrix, in order."""
+        """Returns the values of each row of a matrix where the mask is True."""
         return cls(
             values[mask].astype(np.int32),
             splits_of(mask.sum(axis=1, dtype=np.int64)),
         )
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Returns the given rows, in the order asked for."""
+        """Returns the given rows, in the given order."""
         starts = self.splits[rows]
         lengths = self.splits[rows + 1] - starts
         splits = splits_of(lengths)
-        # Where a row lands minus where it came from is one number per row.
+        # The difference of old and new offset is constant within a row.
         shift = np.repeat(starts - splits[:-1], lengths)
         return Ragged(self.values[np.arange(splits[-1]) + shift], splits)
 
     def join(self, other: Ragged) -> Ragged:
-        """Returns each row followed by the same row of `other`."""
+        """Returns each row concatenated with the same row of `other`."""
         left, right = np.diff(self.splits), np.diff(other.splits)
         splits = splits_of(left + right)
         values = np.empty(splits[-1], np.int32)
@@ -65,7 +65,7 @@ class Ragged(NamedTuple):
 
 
 def splits_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns the offsets of rows of these lengths.
+    """Returns the offsets of rows of the given lengths.
 
     >>> splits_of(np.array([2, 0, 3])).tolist()
     [0, 2, 2, 5]

@@ -1,18 +1,20 @@
-"""Which positions and which negatives a training step gets."""
+"""Sampling of the positions and the negatives of a training step."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Between drawing by frequency (0 would be evenly): rare items are drawn more
-# often than they occur, or they would hardly ever be told apart.
+# Negatives are drawn in proportion to the frequency to this power: 1 draws by
+# frequency, 0 uniformly. Values between them draw rare items often enough to
+# learn their rows.
 _POWER = 0.75
 
 
 class BatchSampler:
-    """Draws the batches of a run: the same for a step whenever it is asked.
+    """A sampler whose draws depend only on the seed and the step.
 
-    So a run that goes on from a checkpoint sees what it would have seen.
+    A run that resumes from a checkpoint therefore sees the same batches as an
+    uninterrupted run.
     """
 
     def __init__(
@@ -24,15 +26,15 @@ class BatchSampler:
         num_negatives: int,
         seed: int,
     ):
-        """Prepares the draws.
+        """Initializes the sampler.
 
         Args:
-          positions: Those that are trained on, at least `batch_size`.
-          counts: `[num_rows]` how often training has each row; the rows
-            with 0 are never drawn.
-          batch_size: Positions of a step.
-          num_negatives: Draws of a step.
-          seed: Chooses all of it.
+          positions: Training positions, at least `batch_size`.
+          counts: `[num_rows]` frequency of each row in training; rows with a
+            frequency of 0 are never drawn.
+          batch_size: Number of positions in a step.
+          num_negatives: Number of draws in a step.
+          seed: Seed of all draws.
         """
         self._positions = positions
         self._batch_size = batch_size
@@ -42,8 +44,8 @@ class BatchSampler:
         shares /= shares.sum()
         self._up_to = np.cumsum(shares)
         self._up_to /= self._up_to[-1]
-        # Chance that a row is among the draws at least once.
-        self._log_chance = np.log(
+        # Log of the probability that a row is drawn at least once.
+        self._log_probability = np.log(
             np.maximum(
                 -np.expm1(
                     num_negatives * np.log1p(-np.minimum(shares, 1 - 1e-9))
@@ -55,11 +57,11 @@ class BatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the full batches in all positions."""
+        """Number of full batches in an epoch."""
         return len(self._positions) // self._batch_size
 
     def positions(self, step: int) -> np.ndarray:
-        """Returns the positions of a step; an epoch has each at most once."""
+        """Returns the positions of a step, each at most once per epoch."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._epoch[0] != epoch:
             order = np.random.default_rng([self._seed, 1, epoch])
@@ -68,9 +70,9 @@ class BatchSampler:
         return self._epoch[1][start : start + self._batch_size]
 
     def negatives(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns distinct rows, int32, and the log of the chance of each."""
+        """Returns distinct rows, int32, and the log of their probabilities."""
         draws = np.random.default_rng([self._seed, 2, step]).random(
             self._num_negatives
         )
         rows = np.unique(np.searchsorted(self._up_to, draws, side="right"))
-        return rows.astype(np.int32), self._log_chance[rows]
+        return rows.astype(np.int32), self._log_probability[rows]

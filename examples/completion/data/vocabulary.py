@@ -1,4 +1,4 @@
-"""Which names get a table row of their own, and how names are spelled."""
+"""Vocabulary of items, and subword features of their names."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from completion.data.ragged import Ragged
 
-UNKNOWN = 0  # the row of every item that is not in the vocabulary
+UNKNOWN = 0  # Row of all items that are not in the vocabulary.
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 
 
 class ItemVocabulary:
-    """The items that can be predicted, most frequent first, from row 1.
+    """The predictable items, sorted by frequency; their rows start at 1.
 
-    Counted on training documents only: an item that only held-out documents
-    have is unknown, and a prediction of it always misses.
+    Only training documents are counted. An item that occurs only in held-out
+    documents is unknown, and its predictions count as misses.
 
     Attributes:
-      names: `[num_rows]` the name of each row; that of row 0 is empty.
-      counts: `[num_rows]` int64, how often training has the item; 0 for row 0.
+      names: `[num_rows]` names; the name of row 0 is empty.
+      counts: `[num_rows]` int64, frequencies in training; 0 for row 0.
       row_of: `[num_items]` int32, the row of each item of the corpus.
     """
 
@@ -39,7 +39,7 @@ class ItemVocabulary:
 
     @property
     def num_rows(self) -> int:
-        """Returns the rows of a table of items, that of the unknown too."""
+        """Number of rows of a table of items, with the row of unknown items."""
         return len(self.names)
 
     def log_shares(self) -> np.ndarray:
@@ -54,18 +54,19 @@ class ItemVocabulary:
 def common_rows(
     labels: Ragged, groups: np.ndarray, names: list[str]
 ) -> tuple[np.ndarray, list[str]]:
-    """Chooses the labels that two or more groups have.
+    """Selects the labels that occur in two or more groups.
 
-    A label that only one training document has would tell the documents
-    apart and nothing else, which no held-out document profits from.
+    A label of a single training document only identifies that document and does
+    not help to predict other documents.
 
     Args:
       labels: Labels of each sample.
-      groups: `[num_samples]` the group of each sample; -1 for none.
+      groups: `[num_samples]` group of each sample, or -1 for no group.
       names: Name of each label.
 
     Returns:
-      `[num_labels]` int32, the row of each label or -1; names of the rows.
+      `[num_labels]` int32, the row of each label or -1, and the names of the
+      rows.
     """
     group_of = np.repeat(groups, np.diff(labels.splits)).astype(np.int64)
     seen = group_of >= 0
@@ -78,7 +79,7 @@ def common_rows(
 
 
 def pieces_of(name: str) -> list[str]:
-    """Returns the words of a name and the letter triples of its spelling.
+    """Returns the words and the character trigrams of a name.
 
     >>> pieces_of("getHTTPKey_2")[:4]
     ['get', 'http', 'key', '2']
@@ -91,7 +92,10 @@ def pieces_of(name: str) -> list[str]:
 
 
 def hashed_pieces(names: list[str], num_buckets: int) -> Ragged:
-    """Returns the buckets of the pieces of each name, the same everywhere."""
+    """Returns the hash buckets of each name's pieces.
+
+    The hash is the same on every machine.
+    """
     return Ragged.from_lists(
         [zlib.crc32(piece.encode()) % num_buckets for piece in pieces_of(name)]
         for name in names

@@ -1,4 +1,4 @@
-"""AUC, log loss and click rates, compared with slow and simple references."""
+"""AUC, log loss and naive Bayes agree with slow and simple references."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import given
         lambda lines: len({label for label, _ in lines}) == 2
     )
 )
-def test_auc_counts_pairs(lines):
+def test_auc_is_the_share_of_ordered_pairs(lines):
     clicks = [score for label, score in lines if label]
     others = [score for label, score in lines if not label]
     pairs = [
@@ -25,36 +25,36 @@ def test_auc_counts_pairs(lines):
     assert auc(labels, scores) == pytest.approx(np.mean(pairs), abs=1e-12)
 
 
-def test_auc_of_one_kind_of_label_is_refused():
-    with pytest.raises(ValueError, match="clicks and lines without"):
+def test_auc_of_equal_labels_raises():
+    with pytest.raises(ValueError, match="must contain both 0 and 1"):
         auc(np.ones(3), np.arange(3))
 
 
-def test_log_loss_is_the_mean_surprise():
+def test_log_loss_is_the_mean_negative_log_likelihood():
     assert log_loss(np.array([1, 0]), np.array([0.5, 0.75])) == pytest.approx(
         (np.log(2) + np.log(4)) / 2
     )
 
 
-def test_click_rates_add_up_what_each_value_says():
+def test_naive_bayes_smooths_the_click_rate_of_a_value():
     size = 400
     draw = np.random.default_rng(1)
     features = {name: np.zeros(size, np.int64) for name in CATEGORIES}
     features["C1"] = draw.integers(0, 2, size)
     features["numbers"] = np.zeros((size, 13), np.float32)
     labels = (draw.random(size) < np.where(features["C1"], 0.8, 0.2)) * 1.0
-    chances = ClickRates(features, labels).chances(features)
+    probabilities = ClickRates(features, labels).probabilities(features)
     mean = labels.mean()
     for value in (0, 1):
         mine = features["C1"] == value
-        # Beside 20 lines of the mean rate; the other columns say nothing.
+        # The prior is 20 lines at the mean rate; other columns are constant.
         rate = (labels[mine].sum() + 20 * mean) / (mine.sum() + 20)
-        np.testing.assert_allclose(chances[mine], rate)
+        np.testing.assert_allclose(probabilities[mine], rate)
 
 
-def test_a_value_never_seen_says_nothing():
+def test_unseen_value_does_not_change_the_prediction():
     features = {name: np.zeros(4, np.int64) for name in CATEGORIES}
     features["numbers"] = np.zeros((4, 13), np.float32)
     rates = ClickRates(features, np.array([1.0, 0, 0, 0]))
     new = {**features, "C7": np.full(4, 99)}
-    np.testing.assert_allclose(rates.chances(new), 0.25)
+    np.testing.assert_allclose(rates.probabilities(new), 0.25)

@@ -1,4 +1,4 @@
-"""The Criteo format: what is read of its lines, and what is refused."""
+"""The reader and the generator of files in the Criteo format."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def write(path, lines):
     return path
 
 
-def test_a_line_is_label_numbers_and_categories():
+def test_line_is_parsed_into_label_numbers_and_categories():
     features, labels = criteo.read_lines(tf.constant([LINE]), ROWS)
     assert labels.numpy().tolist() == [[1.0]]
     np.testing.assert_allclose(
@@ -32,22 +32,24 @@ def test_a_line_is_label_numbers_and_categories():
     assert len(set(rows[3:])) == 1
 
 
-def test_facts_without_a_label_are_the_same_features():
+def test_line_without_a_label_has_the_same_features():
     features, _ = criteo.read_lines(tf.constant([LINE, LINE]), ROWS)
-    facts = criteo.read_facts(tf.constant([LINE.partition("\t")[2]] * 2), ROWS)
-    assert facts.keys() == features.keys()
-    for name in facts:
-        np.testing.assert_array_equal(facts[name], features[name])
+    unlabeled = criteo.read_features(
+        tf.constant([LINE.partition("\t")[2]] * 2), ROWS
+    )
+    assert unlabeled.keys() == features.keys()
+    for name in unlabeled:
+        np.testing.assert_array_equal(unlabeled[name], features[name])
 
 
-def test_looking_through_counts_what_is_there(tmp_path):
+def test_look_through_returns_statistics_of_the_file(tmp_path):
     other = "\t".join(["0", *["7"] * 13, *["05db9164"] * 26])
     path = write(tmp_path / "a.txt", [LINE] * 15 + [other])
     clicks = criteo.look_through(path, 100)
     assert (clicks.num_training, clicks.num_held_out) == (14, 2)
     assert clicks.num_clicks == 15
     assert clicks.num_blanks == 15 * 10
-    assert clicks.num_distinct == (1,) * 26  # the other is held out
+    assert clicks.num_distinct == (1,) * 26  # The other line is held out.
     assert clicks.table_rows(max_rows=100) == [3] * 26
     assert (
         criteo.look_through(
@@ -60,23 +62,23 @@ def test_looking_through_counts_what_is_there(tmp_path):
 @pytest.mark.parametrize(
     "line, words",
     [
-        (LINE + "\tmore", "label '1' and 40 facts"),
-        (LINE.partition("\t")[2], "and 38 facts"),
+        (LINE + "\tmore", "label '1' and 40 features"),
+        (LINE.partition("\t")[2], "and 38 features"),
         ("2" + LINE[1:], "label '2'"),
         (LINE.replace("1000000", "1e6"), "64 bits or blank. Received: '1e6'"),
         (LINE.replace("1000000", str(2**63)), "blank. Received: '92233720"),
-        ("", "label '' and 0 facts"),
+        ("", "label '' and 0 features"),
     ],
 )
-def test_a_line_of_another_format_is_refused(line, words, tmp_path):
+def test_line_of_another_format_raises(line, words, tmp_path):
     path = write(tmp_path / "a.txt", [LINE] * 20 + [line])
-    with pytest.raises(DataError, match=words) as refused:
+    with pytest.raises(DataError, match=words) as raised:
         criteo.look_through(path, 100)
-    assert "line 21)" in str(refused.value)
+    assert "line 21)" in str(raised.value)
 
 
-def test_no_file_or_a_short_one_is_refused(tmp_path):
-    with pytest.raises(DataError, match="a file that can be read"):
+def test_missing_or_short_file_raises(tmp_path):
+    with pytest.raises(DataError, match="must be a readable file"):
         criteo.look_through(tmp_path / "missing.txt", 100)
     with pytest.raises(DataError, match="at least 16 lines"):
         criteo.look_through(write(tmp_path / "a.txt", [LINE]), 100)
@@ -97,7 +99,7 @@ def which(batches):
     ]
 
 
-def test_an_epoch_has_each_training_line_at_most_once(tmp_path):
+def test_epoch_contains_each_training_line_at_most_once(tmp_path):
     clicks = numbered(tmp_path)
     options = dict(epochs=2, seed=3)
     both = which(
@@ -108,7 +110,7 @@ def test_an_epoch_has_each_training_line_at_most_once(tmp_path):
         seen = [line for batch in epoch for line in batch]
         assert len(set(seen)) == 30 and set(seen) <= set(range(35))
     assert both[:3] != both[3:]
-    # A run that goes on sees what it would have seen.
+    # A resumed run sees the same batches.
     assert (
         which(
             criteo.training_batches(clicks, ROWS, 10, first_epoch=1, **options)
@@ -117,14 +119,14 @@ def test_an_epoch_has_each_training_line_at_most_once(tmp_path):
     )
 
 
-def test_the_last_lines_are_held_out_in_their_order(tmp_path):
+def test_last_lines_are_held_out_in_file_order(tmp_path):
     assert which(criteo.held_out_batches(numbered(tmp_path), ROWS, 3)) == [
         [35, 36, 37],
         [38, 39],
     ]
 
 
-def test_a_made_up_file_is_of_the_format_and_skewed(tmp_path):
+def test_generated_file_has_the_format_and_skewed_values(tmp_path):
     path = tmp_path / "made.txt"
     generating.generate(path, 4000, seed=1)
     clicks = criteo.look_through(path, 4000)
@@ -136,21 +138,21 @@ def test_a_made_up_file_is_of_the_format_and_skewed(tmp_path):
     values, counts = np.unique(columns[39], return_counts=True)
     assert counts.max() > 40 * np.median(counts)
     assert all(len(value) in (0, 8) for value in values)
-    chances = generating.planted_chances(path)
+    probabilities = generating.true_probabilities(path)
     labels = np.array(columns[0], int)
     # Three standard deviations of a mean of 4000 draws.
-    assert abs(labels.mean() - chances.mean()) < 3 * 0.5 / 4000**0.5
+    assert abs(labels.mean() - probabilities.mean()) < 3 * 0.5 / 4000**0.5
 
 
-def test_the_same_seed_makes_the_same_file(tmp_path):
+def test_equal_arguments_generate_equal_files(tmp_path):
     one, other, third = (tmp_path / name for name in ("1.txt", "2.txt", "3"))
     generating.generate(one, 200, seed=1)
     generating.generate(other, 200, seed=1)
     generating.generate(third, 200, seed=2)
     assert one.read_bytes() == other.read_bytes() != third.read_bytes()
-    # One that is there stays; one of other arguments does not.
-    one.write_text("mine")
+    # A file is written again only if its arguments differ.
+    one.write_text("kept")
     generating.generate(one, 200, seed=1)
-    assert one.read_text() == "mine"
+    assert one.read_text() == "kept"
     generating.generate(one, 200, seed=2)
     assert one.read_bytes() == third.read_bytes()

@@ -1,4 +1,4 @@
-"""The whole program, as a person starts it."""
+"""The program `examples/dlrm.py` from its flags to its report."""
 
 import re
 import shutil
@@ -28,11 +28,11 @@ def first_run(start, model_dir):
 
 
 def figures_of(printed):
-    """AUC and nats of each row of the comparison."""
+    """Returns the AUC and the log loss of each row of the comparison."""
     return {
-        name.strip(): (float(auc), float(nats))
-        for name, auc, nats in re.findall(
-            r"│ ([a-z ]+?) +│ ([\d.]{6}) │ ([\d.]{6}) │", printed
+        name.strip(): (float(auc), float(loss))
+        for name, auc, loss in re.findall(
+            r"│ ([A-Za-z ]+?) +│ ([\d.]{6}) │ +([\d.]{6}) │", printed
         )
     }
 
@@ -40,27 +40,27 @@ def figures_of(printed):
 @pytest.mark.slow
 def test_the_model_scores_between_counting_and_the_truth(first_run):
     figures = figures_of(first_run)
-    assert figures["one rate for all"][0] == 0.5
+    assert figures["constant rate"][0] == 0.5
     assert (
         0.5
-        < figures["click rates of values"][0]
-        < figures["the model"][0]
-        < figures["the planted chances"][0]
+        < figures["naive Bayes"][0]
+        < figures["DLRM"][0]
+        < figures["true probabilities"][0]
     )
-    assert "ahead of the click rates." in first_run
+    assert "above naive Bayes." in first_run
 
 
 @pytest.mark.slow
-def test_a_person_is_told_that_the_data_is_made_up(first_run):
-    assert "No --data was given: what follows is made up." in first_run
-    assert re.search(r"26 tables +│.*once, on the host", first_run)
+def test_report_states_that_the_data_is_synthetic(first_run):
+    assert "--data is not set: the data is synthetic." in first_run
+    assert re.search(r"26 tables +│.*one copy, on the host", first_run)
     assert "Epoch 2/2" in first_run and "val_auc" in first_run
 
 
 @pytest.mark.slow
-def test_the_exported_model_answers_without_this_package(first_run):
+def test_exported_model_predicts_without_this_package(first_run):
     assert (
-        "A process without tf_layoutmap answered 500 held-out lines equally"
+        "without tf_layoutmap predicted the same for 500 held-out lines"
     ) in " ".join(first_run.split())
 
 
@@ -82,16 +82,18 @@ def test_a_file_of_ones_own_is_read_with_two_replicas(
     printed = run(
         start, tmp_path, f"--data={model_dir / 'generated.txt'}", "--replicas=2"
     )
-    assert "made up" not in printed and "planted" not in printed
-    assert "in each of 2 replicas" in printed
-    # Towers add up replica by replica, and last bits grow in training.
-    assert figures_of(printed)["the model"] == pytest.approx(
-        figures_of(first_run)["the model"], abs=5e-3
+    assert "synthetic" not in printed
+    assert "true probabilities" not in printed
+    assert "replicated on 2 replicas" in printed
+    # The gradients of the MLPs are summed replica by replica, and differences
+    # in the last bit grow during training.
+    assert figures_of(printed)["DLRM"] == pytest.approx(
+        figures_of(first_run)["DLRM"], abs=5e-3
     )
 
 
 def start_again(model_dir, dim=8):
-    """What the program does below its flags, with SMALL."""
+    """Runs the example with the settings of `SMALL` in this process."""
     clicks.run.run(
         Report(),
         Settings(batch_size=128, dim=dim),
@@ -104,22 +106,22 @@ def start_again(model_dir, dim=8):
 
 
 @pytest.mark.slow
-def test_another_or_a_damaged_model_is_refused(
-    refusal, first_run, model_dir, tmp_path
+def test_folder_of_another_model_or_damaged_model_raises(
+    error_message, first_run, model_dir, tmp_path
 ):
-    assert "--model_dir must be empty or hold the same model" in refusal(
+    assert "--model_dir must be empty or hold the same model" in error_message(
         lambda: start_again(model_dir, dim=16)
     )
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     saved = damaged / "epoch-0002.keras"
     saved.write_bytes(saved.read_bytes()[:1000])
-    said = refusal(lambda: start_again(damaged))
-    assert "epoch-0002.keras cannot be loaded" in said
-    assert "--fresh" in said
+    message = error_message(lambda: start_again(damaged))
+    assert "epoch-0002.keras cannot be loaded" in message
+    assert "--fresh" in message
 
 
-def test_a_batch_that_replicas_cannot_share_is_refused(start):
+def test_batch_size_that_replicas_do_not_divide_raises(start):
     ended = start("--batch_size=10", "--replicas=4")
     assert ended.returncode != 0
     assert "--batch_size must be a multiple of --replicas" in ended.stderr
@@ -127,8 +129,6 @@ def test_a_batch_that_replicas_cannot_share_is_refused(start):
 
 @pytest.mark.slow
 def test_values_as_they_come_are_learned_too(capsys, tmp_path):
-    """No value is hashed to a number of rows."""
-
     def run_small(epochs):
         clicks.run.run(
             Report(),
@@ -144,22 +144,24 @@ def test_values_as_they_come_are_learned_too(capsys, tmp_path):
     printed = run_small(1)
     assert "values with a row" in printed
     keys, rows = (
-        int(re.search(rf"{what} +│ ([\d,]+)", printed)[1].replace(",", ""))
-        for what in ("values with a row", r"│ rows")
+        int(re.search(rf"{label} +│ ([\d,]+)", printed)[1].replace(",", ""))
+        for label in ("values with a row", r"│ rows")
     )
     assert 0 < keys < rows
-    assert figures_of(printed)["the model"][0] > 0.5
-    assert "answered 312 held-out lines equally" in " ".join(printed.split())
-    # What was saved is found again, with its keys.
+    assert figures_of(printed)["DLRM"][0] > 0.5
+    assert "predicted the same for 312 held-out lines" in " ".join(
+        printed.split()
+    )
+    # The saved model is loaded with its keys.
     again = run_small(1)
-    assert "Nothing left to train" in again
+    assert "Training is complete" in again
     assert figures_of(again) == figures_of(printed)
 
 
-def test_strings_are_not_divided_among_replicas(start):
+def test_open_vocabulary_with_several_replicas_raises(start):
     ended = start("--open_vocabulary", "--replicas=2")
     assert ended.returncode != 0
-    assert "--open_vocabulary needs --replicas=1" in ended.stderr
+    assert "--open_vocabulary requires --replicas=1" in ended.stderr
 
 
 @pytest.mark.slow
@@ -188,8 +190,8 @@ def test_a_cluster_trains_what_this_process_measures_and_exports(tmp_path):
     )
     assert ended.returncode == 0, ended.stdout[-3000:]
     printed = ended.stdout.replace("[chief:0] ", "")
-    assert re.search(r"26 tables +│.*in shards on 2 servers", printed)
+    assert re.search(r"26 tables +│.*sharded over 2 servers", printed)
     assert "Epoch 2/2" in printed and "val_auc" in printed
     figures = figures_of(printed)
-    assert 0.5 < figures["the model"][0] < figures["the planted chances"][0]
-    assert "held-out lines equally" in " ".join(printed.split())
+    assert 0.5 < figures["DLRM"][0] < figures["true probabilities"][0]
+    assert "predicted the same for" in " ".join(printed.split())

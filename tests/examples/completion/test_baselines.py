@@ -1,4 +1,4 @@
-"""Baselines and measures, compared with slow and simple references."""
+"""Baselines, metrics and the sampler agree with slow references."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -16,7 +16,7 @@ streams = st.lists(st.integers(0, 5), min_size=2, max_size=40)
 
 
 @given(stream=streams, asked=streams)
-def test_bigram_ranks_are_those_of_a_list_written_out(stream, asked):
+def test_bigram_ranks_match_a_sorted_list(stream, asked):
     names = [str(item) for item in range(6)]
     vocabulary = ItemVocabulary(np.array(stream), names, min_count=1)
     rows = vocabulary.row_of[np.array(stream)].astype(np.int64)
@@ -35,17 +35,17 @@ def test_bigram_ranks_are_those_of_a_list_written_out(stream, asked):
         assert rank == expected
 
 
-def test_the_most_frequent_item_is_offered_first():
+def test_rank_by_frequency_is_the_row():
     assert frequency_ranks(np.array([1, 3, 0], np.int32)).tolist() == [1, 3, 0]
 
 
-def test_recall_and_mrr_count_what_is_missing_as_a_miss():
+def test_rank_zero_is_a_miss_in_recall_and_mrr():
     recall, mrr = recall_and_mrr(np.array([1, 10, 11, 0]))
     assert recall == 0.5
     assert mrr == pytest.approx((1 + 1 / 10 + 1 / 11) / 4)
 
 
-def test_nothing_to_measure_is_refused():
+def test_recall_of_no_ranks_raises():
     with pytest.raises(ValueError, match="must not be empty"):
         recall_and_mrr(np.array([], np.int64))
 
@@ -60,7 +60,7 @@ def sampler(counts=(0, 50, 30, 20), num_negatives=2):
     )
 
 
-def test_an_epoch_has_each_position_at_most_once():
+def test_epoch_contains_each_position_at_most_once():
     first = np.concatenate([sampler().positions(step) for step in range(2)])
     assert len(set(first.tolist())) == 8
     assert set(first.tolist()) <= set(range(10, 20))
@@ -68,7 +68,7 @@ def test_an_epoch_has_each_position_at_most_once():
     assert first.tolist() != second.tolist()
 
 
-def test_a_step_gets_the_same_batch_whenever_it_is_asked_for():
+def test_batch_depends_only_on_the_step():
     one, other = sampler(), sampler()
     for step in range(6):
         one.positions(step)
@@ -76,14 +76,14 @@ def test_a_step_gets_the_same_batch_whenever_it_is_asked_for():
     assert (one.negatives(3)[0] == other.negatives(3)[0]).all()
 
 
-def test_the_chance_of_a_negative_is_how_often_it_is_drawn():
+def test_log_probability_of_a_negative_matches_its_frequency():
     drawn = sampler()
     num_steps = 4000
     seen = np.zeros(4)
     for step in range(num_steps):
-        rows, log_chance = drawn.negatives(step)
+        rows, log_probability = drawn.negatives(step)
         assert len(set(rows.tolist())) == len(rows)
-        seen[rows] += 1 / np.exp(log_chance)
+        seen[rows] += 1 / np.exp(log_probability)
     assert seen[0] == 0
-    # Six standard deviations of the rarest, whose chance is above 1/3.
+    # Six standard deviations of the rarest row, whose probability is above 1/3.
     assert seen[1:] / num_steps == pytest.approx(1, abs=0.14)

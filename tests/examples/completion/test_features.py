@@ -1,4 +1,4 @@
-"""What the model sees of a position, by hand."""
+"""Features of positions match expected values."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from completion.data.vocabulary import (
 
 
 def make_corpus(documents, marks=None):
-    """A corpus of words; every word has the mark 0 unless told."""
+    """Returns a corpus of words; the mark of every word is 0 by default."""
     names = sorted({word for words in documents for word in words})
     items = np.array(
         [names.index(word) for words in documents for word in words], np.int32
@@ -56,7 +56,7 @@ def make_reader(documents, held_out, min_count=1):
     return FeatureReader(corpus, vocabulary, held_out), vocabulary
 
 
-def test_the_vocabulary_counts_training_only_and_most_frequent_first():
+def test_vocabulary_is_sorted_by_frequency_in_training():
     _, vocabulary = make_reader(
         [["b", "a", "b", "c"], ["new", "c", "c", "c"]], [False, True]
     )
@@ -74,7 +74,7 @@ def test_rare_items_have_no_row():
     assert vocabulary.names == ["", "b"]
 
 
-def test_the_history_is_the_last_items_last_first_and_ends_at_the_file():
+def test_history_is_the_previous_items_of_the_document_last_first():
     reader, vocabulary = make_reader(
         [["a", "b"], ["c", "d", "e"]], [False, False]
     )
@@ -87,7 +87,7 @@ def test_the_history_is_the_last_items_last_first_and_ends_at_the_file():
     assert batch["history"].to_lists() == batch["bag"].to_lists()
 
 
-def test_the_history_is_cut_to_its_length():
+def test_history_is_truncated():
     words = [str(number) for number in range(100)]
     reader, _ = make_reader([words, words], [False, True])
     batch = reader.batch(np.array([99]))
@@ -96,7 +96,7 @@ def test_the_history_is_cut_to_its_length():
     assert len(batch["recent"].values) == features.RECENT
 
 
-def test_unknown_items_keep_their_place_in_the_history_only():
+def test_unknown_items_are_in_the_history_and_not_in_recent_items():
     reader, vocabulary = make_reader(
         [["a", "b"], ["a", "new", "b"]], [False, True]
     )
@@ -107,13 +107,13 @@ def test_unknown_items_keep_their_place_in_the_history_only():
     assert reader.targets(np.array([3])).tolist() == [UNKNOWN]
 
 
-def test_a_batch_says_nothing_of_its_own_items_or_later_ones():
+def test_features_do_not_depend_on_the_target_or_later_items():
     before = [["a", "b", "c", "a", "b"], ["a", "b", "c"]]
     after = [["a", "b", "c", "b", "c"], ["a", "b", "c"]]
     position = np.array([3])
     batches = []
     for documents in (before, after):
-        # The vocabulary is counted on the second file: the same for both.
+        # Only the second file is counted, so both vocabularies are equal.
         reader, _ = make_reader(documents, [True, False])
         batches.append(reader.batch(position))
     for name in batches[0]:
@@ -134,7 +134,7 @@ def test_recent_items_are_distinct_with_the_last_used_first():
     ]
 
 
-def test_a_ref_stood_after_the_same_item_and_mark_in_the_same_file():
+def test_earlier_match_has_the_same_previous_item_and_mark():
     words = [["a", "x", "a", "y", "a", "z"], ["a", "x"]]
     assert earlier_matches(make_corpus(words)).tolist() == [
         -1,
@@ -159,7 +159,7 @@ def test_a_ref_stood_after_the_same_item_and_mark_in_the_same_file():
     ]
 
 
-def test_an_echo_is_what_followed_then_the_latest_first():
+def test_echoes_are_the_items_after_earlier_matches_latest_first():
     reader, vocabulary = make_reader(
         [["a", "x", "a", "y", "a", "z"], ["a"]], [False, True]
     )
@@ -167,14 +167,14 @@ def test_an_echo_is_what_followed_then_the_latest_first():
     assert [vocabulary.names[row] for row in echoes[0]] == ["y", "x"]
 
 
-def test_a_label_of_one_training_document_has_no_row():
+def test_label_of_a_single_training_document_has_no_row():
     labels = Ragged.from_lists([[0, 1], [0, 2, 2], [1]])
     rows, names = common_rows(labels, np.array([0, 1, -1]), ["p", "q", "r"])
     assert rows.tolist() == [0, -1, -1]
     assert names == ["p"]
 
 
-def test_words_of_a_name_are_found_in_every_spelling():
+def test_words_of_a_name_do_not_depend_on_its_case_style():
     words = [
         [piece for piece in pieces_of(name) if piece[0] != "#"]
         for name in ("read_file", "readFile", "ReadFile", "READ_FILE")
@@ -182,7 +182,7 @@ def test_words_of_a_name_are_found_in_every_spelling():
     assert words == [["read", "file"]] * 4
 
 
-def test_hashed_pieces_stay_in_their_table():
+def test_hashed_pieces_are_in_range_and_deterministic():
     pieces = hashed_pieces(["a", "größe_2", "_", ""], 7)
     assert len(pieces.splits) == 5
     assert pieces.values.min() >= 0 and pieces.values.max() < 7
@@ -191,7 +191,7 @@ def test_hashed_pieces_stay_in_their_table():
     ).all()
 
 
-def test_the_spelling_of_an_unknown_item_is_seen():
+def test_unknown_item_has_spelling_features():
     reader, _ = make_reader([["a", "b"], ["brand_new", "b"]], [False, True])
     pieces = reader.batch(np.array([3]))["pieces"].to_lists()[0]
     assert (

@@ -1,4 +1,4 @@
-"""Ratings as positions; the data set itself is mocked."""
+"""The reader of MovieLens, with a mocked data set."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ TITLES = [b"Toy Story (1995)", b"Heat (1995)", b"Casino (1995)"]
 
 
 def ratings(users, movies, times, stars=None, genres=None):
-    """Columns as TensorFlow Datasets names them."""
+    """Returns columns with the names of TensorFlow Datasets."""
     count = len(users)
     return {
         "user_id": np.array([b"%d" % user for user in users]),
@@ -25,14 +25,14 @@ def ratings(users, movies, times, stars=None, genres=None):
     }
 
 
-def test_a_user_is_a_document_in_the_order_of_time():
+def test_document_is_the_ratings_of_a_user_in_time_order():
     corpus = movielens.corpus_of_ratings(
         ratings([2, 1, 2, 1], [0, 1, 2, 0], [20, 30, 10, 30])
     )
     assert corpus.documents == ["1", "2"]
     assert corpus.document_splits.tolist() == [0, 2, 4]
     names = [corpus.item_names[item] for item in corpus.items]
-    # The first user rated two movies at once: the smaller id is first.
+    # User 1 rated two movies at the same time; the smaller movie id is first.
     assert names == [
         "Toy Story (1995)",
         "Heat (1995)",
@@ -49,7 +49,7 @@ def test_a_user_is_a_document_in_the_order_of_time():
     ]
 
 
-def test_genres_and_stars_are_those_of_the_movie_before():
+def test_scopes_and_marks_describe_the_previous_movie():
     corpus = movielens.corpus_of_ratings(
         ratings(
             [1, 1, 2],
@@ -69,7 +69,7 @@ def test_genres_and_stars_are_those_of_the_movie_before():
     assert corpus.marks_before[2] == corpus.mark_splits[1]
 
 
-def test_without_a_network_the_offline_choice_is_named(tmp_path, monkeypatch):
+def test_missing_network_error_names_the_offline_data(tmp_path, monkeypatch):
     pytest.importorskip("tensorflow_datasets")
 
     def unreachable():
@@ -80,7 +80,7 @@ def test_without_a_network_the_offline_choice_is_named(tmp_path, monkeypatch):
         movielens.read_movielens(tmp_path)
 
 
-def test_without_tensorflow_datasets_the_remedy_is_named(monkeypatch):
+def test_missing_tensorflow_datasets_error_names_the_remedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
     with pytest.raises(
         DataError, match="pip install tensorflow-datasets.*--data=stdlib"
@@ -97,7 +97,7 @@ def test_the_program_runs_on_mocked_ratings(tmp_path, monkeypatch, capsys):
     from completion.settings import Settings
 
     draw = np.random.default_rng(2)
-    # Each user walks along the movies: what comes next can be learnt.
+    # Each user rates consecutive movies, so the next movie is predictable.
     walks = [
         (user, int(start + step) % 40, step)
         for user, start in enumerate(draw.integers(40, size=60))
@@ -158,4 +158,6 @@ def test_the_program_runs_on_mocked_ratings(tmp_path, monkeypatch, capsys):
     )
     printed = capsys.readouterr().out
     assert "movielens/100k-ratings" in printed
-    assert "A process without tf_layoutmap gave the same 10 offers" in printed
+    assert (
+        "A process without tf_layoutmap returned the same 10 offers" in printed
+    )

@@ -1,4 +1,4 @@
-"""The whole program, as a person starts it."""
+"""The program `examples/next_identifier.py` from its flags to its report."""
 
 import re
 import shutil
@@ -30,9 +30,10 @@ def first_run(start, sources, model_dir):
 
 
 def figures_of(printed):
-    """Recall@10 and MRR of each row of the comparison."""
+    """Returns recall@10 and MRR of each row of the comparison."""
     found = re.findall(
-        r"│ (most frequent|bigram counts|the model) +│ +([\d.]+) │ +([\d.]+)",
+        r"│ (most frequent|bigram counts|neural model) +│ +([\d.]+) │ +"
+        r"([\d.]+)",
         printed,
     )
     return {name: (float(recall), float(mrr)) for name, recall, mrr in found}
@@ -44,19 +45,19 @@ def test_the_model_beats_both_baselines(first_run):
     assert len(figures) == 3
     for baseline in ("most frequent", "bigram counts"):
         for measure in (0, 1):
-            assert figures["the model"][measure] > figures[baseline][measure]
+            assert figures["neural model"][measure] > figures[baseline][measure]
 
 
 @pytest.mark.slow
-def test_the_exported_model_answers_without_this_package(first_run):
+def test_exported_model_predicts_without_this_package(first_run):
     assert (
-        "A process without tf_layoutmap gave the same 10 offers for each "
+        "A process without tf_layoutmap returned the same 10 offers for each "
         "of 200 held-out positions"
     ) in " ".join(first_run.split())
 
 
 @pytest.mark.slow
-def test_a_person_sees_the_plan_and_what_it_took(first_run):
+def test_report_has_tables_progress_and_duration(first_run):
     for table in ("identifiers", "candidates", "pieces", "scopes"):
         assert re.search(rf"│ {table} +│.*│ Adagrad", first_run)
     assert "60/60" in first_run
@@ -67,7 +68,7 @@ def test_a_person_sees_the_plan_and_what_it_took(first_run):
 def test_started_again_it_goes_on_from_the_newest_checkpoint(
     start, first_run, sources, model_dir
 ):
-    assert "A new model" in first_run
+    assert "Training a new model" in first_run
     again = start(
         f"--data={sources}",
         f"--model_dir={model_dir}",
@@ -75,10 +76,10 @@ def test_started_again_it_goes_on_from_the_newest_checkpoint(
         "--batch_size=256",
     )
     assert again.returncode == 0, again.stderr[-3000:]
-    said = " ".join(again.stdout.split())
-    assert "Goes on from a model that was there" in said
-    assert "ckpt-60, step 60. --fresh starts over." in said
-    assert "Nothing left to train" in again.stdout
+    printed = " ".join(again.stdout.split())
+    assert "Resuming from" in printed
+    assert "ckpt-60, step 60. Pass --fresh to train a new model." in printed
+    assert "Training is complete" in again.stdout
     assert figures_of(again.stdout) == figures_of(first_run)
 
 
@@ -95,14 +96,14 @@ def test_with_its_tower_on_a_mesh_it_learns_as_much(
     ended = start(*arguments, "--mesh=2x2")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert re.search(r"hidden.kernel +│.*\(None, 'model'\)", ended.stdout)
-    assert "A process without tf_layoutmap gave the same" in ended.stdout
+    assert "A process without tf_layoutmap returned the same" in ended.stdout
     figures, expected = figures_of(ended.stdout), figures_of(first_run)
-    # Dropout draws otherwise on a mesh; the counting baselines are equal.
+    # Dropout draws other numbers on a mesh. The baselines are equal.
     assert figures == {
-        name: pytest.approx(both, abs=(0.02 if name == "the model" else 0))
+        name: pytest.approx(both, abs=(0.02 if name == "neural model" else 0))
         for name, both in expected.items()
     }
-    # What was saved on a mesh goes on without one.
+    # A checkpoint of a mesh is resumed without a mesh.
     again = start(*arguments)
     assert "ckpt-60, step 60" in " ".join(again.stdout.split())
     assert figures_of(again.stdout) == {
@@ -110,14 +111,14 @@ def test_with_its_tower_on_a_mesh_it_learns_as_much(
     }
 
 
-def test_a_mesh_that_is_none_is_refused(start):
+def test_invalid_mesh_flag_raises(start):
     ended = start("--mesh=two")
     assert ended.returncode != 0
     assert "must look like 2x2" in ended.stderr
 
 
 def start_again(data, model_dir=None, **settings):
-    """What the program does below its flags."""
+    """Runs the example in this process, without its flags."""
     completion.run.run(
         python_source.read_folder(data),
         Settings(**settings),
@@ -131,10 +132,10 @@ def start_again(data, model_dir=None, **settings):
 
 
 @pytest.mark.slow
-def test_a_folder_of_another_model_is_refused(
-    refusal, first_run, sources, model_dir
+def test_folder_of_another_model_raises(
+    error_message, first_run, sources, model_dir
 ):
-    assert "--model_dir must be empty or hold the same model" in refusal(
+    assert "--model_dir must be empty or hold the same model" in error_message(
         lambda: start_again(
             sources / "email", model_dir, num_steps=1, batch_size=64
         )
@@ -142,8 +143,8 @@ def test_a_folder_of_another_model_is_refused(
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused(
-    refusal, first_run, sources, model_dir, tmp_path
+def test_damaged_checkpoint_raises(
+    error_message, first_run, sources, model_dir, tmp_path
 ):
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
@@ -151,20 +152,20 @@ def test_a_damaged_checkpoint_is_refused(
     state.write_text(state.read_text().replace(str(model_dir), str(damaged)))
     rows = damaged / "checkpoints" / "ckpt-60.data-00000-of-00001"
     rows.write_bytes(rows.read_bytes()[: rows.stat().st_size // 2])
-    said = refusal(
+    message = error_message(
         lambda: start_again(sources, damaged, num_steps=60, batch_size=256)
     )
-    assert re.search(r"ckpt-60 cannot be restored.*--fresh", said)
+    assert re.search(r"ckpt-60 cannot be restored.*--fresh", message)
 
 
 @pytest.mark.parametrize(
     "source, message",
     [
-        ("missing", "which is not there"),
+        ("missing", "which is missing"),
         ("empty", "at least one readable Python file"),
     ],
 )
-def test_data_that_cannot_be_used_is_refused(start, tmp_path, source, message):
+def test_unusable_data_raises(start, tmp_path, source, message):
     (tmp_path / "empty").mkdir()
     ended = start(f"--data={tmp_path / source}")
     assert ended.returncode == 2
@@ -172,10 +173,10 @@ def test_data_that_cannot_be_used_is_refused(start, tmp_path, source, message):
     assert "Traceback" not in ended.stderr
 
 
-def test_too_little_to_learn_from_is_refused(refusal, tmp_path):
+def test_too_few_positions_raise(error_message, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
-    assert "at least --batch_size=1024 positions" in refusal(
+    assert "at least --batch_size=1024 positions" in error_message(
         lambda: start_again(tmp_path)
     )
 
@@ -211,6 +212,7 @@ def test_a_cluster_trains_what_this_process_measures_and_exports(
     figures = figures_of(printed)
     for measure in (0, 1):
         assert (
-            figures["the model"][measure] > (figures["most frequent"][measure])
+            figures["neural model"][measure]
+            > (figures["most frequent"][measure])
         )
-    assert "gave the same 10 offers" in " ".join(printed.split())
+    assert "returned the same 10 offers" in " ".join(printed.split())

@@ -1,4 +1,4 @@
-"""Python source as positions with their context."""
+"""The reader of Python source."""
 
 import io
 
@@ -14,7 +14,7 @@ from completion.data.python_source import (
 
 SOURCE = """\
 class Stack(list):
-    # a comment says nothing
+    # A comment has no items.
     def top(self, n=1): return self[-n]
     def grow(item):
         item.size
@@ -39,7 +39,7 @@ def read(source):
     ]
 
 
-def test_identifiers_are_names_that_are_no_keywords():
+def test_items_are_names_except_keywords():
     assert [item for item, _, _ in read(SOURCE)] == [
         "Stack",
         "list",
@@ -58,7 +58,7 @@ def test_identifiers_are_names_that_are_no_keywords():
     ]
 
 
-def test_a_scope_begins_after_its_name_and_ends_with_its_body():
+def test_scope_starts_after_its_name_and_ends_with_its_body():
     inside = ["class Stack"]
     assert [scopes for _, scopes, _ in read(SOURCE)] == [
         [],
@@ -73,7 +73,7 @@ def test_a_scope_begins_after_its_name_and_ends_with_its_body():
     ]
 
 
-def test_the_mark_before_an_identifier_is_the_token_before():
+def test_mark_before_an_identifier_is_the_previous_token():
     assert [mark for _, _, mark in read(SOURCE)] == [
         "class",
         "(",
@@ -92,10 +92,10 @@ def test_the_mark_before_an_identifier_is_the_token_before():
     ]
 
 
-def test_a_position_knows_nothing_of_what_follows():
+def test_position_does_not_depend_on_later_lines():
     for end in range(1, SOURCE.count("\n")):
         head = "".join(SOURCE.splitlines(keepends=True)[:end])
-        # The class needs a body.
+        # A class statement requires a body.
         head += "    pass\n" if end < 2 else ""
         assert read(SOURCE)[: len(read(head))] == read(head)
 
@@ -108,7 +108,7 @@ def write(root, files):
     return root
 
 
-def test_a_folder_is_read_in_one_order_and_positions_add_up(tmp_path):
+def test_folder_is_read_in_sorted_order_with_consistent_splits(tmp_path):
     write(
         tmp_path,
         {
@@ -132,31 +132,31 @@ def test_a_folder_is_read_in_one_order_and_positions_add_up(tmp_path):
     assert places == [["b"], ["a"], ["a", "c"]]
 
 
-def test_files_that_python_cannot_read_are_counted(tmp_path):
+def test_unreadable_files_are_counted(tmp_path):
     write(tmp_path, {"good.py": "x\n", "open.py": "x = (\n"})
     (tmp_path / "bytes.py").write_bytes(b"x = '\xff'\n")
     corpus = read_folder(tmp_path)
     assert corpus.documents == ["good.py"]
-    assert ("files", "1 read, 2 not readable") in corpus.facts
+    assert ("files", "1 read, 2 unreadable") in corpus.facts
 
 
-def test_test_suites_are_not_the_standard_library(tmp_path):
+def test_test_suites_of_the_standard_library_are_skipped(tmp_path):
     write(tmp_path, {"test/a.py": "", "json/b.py": "", "json/tests/c.py": ""})
     found = [path.name for path in python_files(tmp_path, STDLIB_SKIPS)]
     assert found == ["b.py"]
 
 
-def test_a_folder_without_python_files_is_refused(tmp_path):
+def test_folder_without_python_files_raises(tmp_path):
     with pytest.raises(DataError, match="at least one readable Python file"):
         read_folder(tmp_path)
-    with pytest.raises(DataError, match="which is not there"):
+    with pytest.raises(DataError, match="which is missing"):
         read_folder(tmp_path / "missing")
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="which is a file"):
         read_folder(tmp_path / "file")
 
 
-def test_a_file_is_held_out_whatever_other_files_there_are():
+def test_selection_of_a_file_does_not_depend_on_other_files():
     names = [f"file_{index}.py" for index in range(400)]
     chosen = held_out_documents(names, fraction=0.25, seed=3)
     assert 60 < chosen.sum() < 140
@@ -166,7 +166,7 @@ def test_a_file_is_held_out_whatever_other_files_there_are():
     assert (other != chosen).any()
 
 
-def test_two_files_are_one_to_train_on_and_one_held_out():
+def test_one_of_two_files_is_held_out():
     for seed in range(20):
         chosen = held_out_documents(["a", "b"], fraction=0.1, seed=seed)
         assert np.sort(chosen).tolist() == [False, True]

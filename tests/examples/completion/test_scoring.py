@@ -1,4 +1,4 @@
-"""Scores and the sampled loss, beside numpy over the whole vocabulary."""
+"""Scores and the sampled loss agree with NumPy over the full vocabulary."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def case():
 
 
 def scores_of(case):
-    """All scores, one by one."""
+    """Returns the scores of all rows, computed one by one."""
     scores = case["query"] @ case["candidates"].T + case["log_shares"]
     for sample in range(NUM_SAMPLES):
         for place, row in enumerate(case["recent"][sample]):
@@ -53,7 +53,7 @@ def outputs(case):
     return {name: tf.constant(case[name]) for name in ("query", "gates")}
 
 
-def loss_of(case, negatives, log_chance):
+def loss_of(case, negatives, log_probability):
     rows = case["candidates"]
     return float(
         scoring.sampled_loss(
@@ -69,7 +69,7 @@ def loss_of(case, negatives, log_chance):
                 "echo": tf.constant(case["echo"]),
                 "negatives": tf.constant(negatives),
             },
-            tf.constant(log_chance),
+            tf.constant(log_probability),
             tf.constant(case["log_shares"]),
         )
     )
@@ -81,7 +81,7 @@ def full_loss(case):
     return np.mean(np.log(np.exp(scores).sum(axis=1)) - own)
 
 
-def test_every_row_is_scored_but_the_unknown_never_offered(case):
+def test_scores_of_all_rows_except_the_unknown_row(case):
     found = scoring.score_all(
         outputs(case),
         tf.constant(case["recent"]),
@@ -90,11 +90,11 @@ def test_every_row_is_scored_but_the_unknown_never_offered(case):
         tf.constant(case["log_shares"]),
     ).numpy()
     assert (found[:, 0] == np.float32(scoring.NEVER)).all()
-    # Sums of five to eight numbers near 1, in another order.
+    # Sums of five to eight numbers near 1 in another order.
     assert found[:, 1:] == pytest.approx(scores_of(case)[:, 1:], abs=1e-5)
 
 
-def test_with_every_row_as_a_negative_the_loss_is_that_of_the_softmax(case):
+def test_loss_with_all_rows_as_negatives_is_the_full_softmax_loss(case):
     negatives = np.arange(1, NUM_ROWS, dtype=np.int32)
     certain = np.zeros(len(negatives), np.float32)
     assert loss_of(case, negatives, certain) == pytest.approx(
@@ -102,7 +102,7 @@ def test_with_every_row_as_a_negative_the_loss_is_that_of_the_softmax(case):
     )
 
 
-def test_without_negatives_only_the_recent_items_compete(case):
+def test_loss_without_negatives_sums_over_recent_items_only(case):
     nothing = np.zeros([0], np.int32)
     scores = scores_of(case).astype(np.float64)
     expected = []
@@ -116,7 +116,7 @@ def test_without_negatives_only_the_recent_items_compete(case):
 
 
 def test_the_sum_over_drawn_negatives_is_right_on_average(case):
-    """The part of the sum that is estimated: its mean is the true one."""
+    """The mean of the estimated sum is the sum over the vocabulary."""
     draw = np.random.default_rng(1)
     scores = np.exp(scores_of(case).astype(np.float64))
     own = scores[2, case["target"][2]]
@@ -127,8 +127,8 @@ def test_the_sum_over_drawn_negatives_is_right_on_average(case):
     sums = []
     for _ in range(300):
         drawn = np.flatnonzero(draw.random(NUM_ROWS - 1) < 0.5) + 1
-        log_chance = np.full(len(drawn), np.log(0.5), np.float32)
-        loss = loss_of(one, drawn.astype(np.int32), log_chance)
+        log_probability = np.full(len(drawn), np.log(0.5), np.float32)
+        loss = loss_of(one, drawn.astype(np.int32), log_probability)
         sums.append(np.exp(loss) * own)
     error = np.std(sums) / np.sqrt(len(sums))
     assert abs(np.mean(sums) - scores[2, 1:].sum()) < 4 * error

@@ -1,4 +1,4 @@
-"""`next_identifier.py --open_vocabulary`, and its learner."""
+"""`next_identifier.py --open_vocabulary` and its model."""
 
 import re
 
@@ -16,7 +16,7 @@ PROGRAM = "next_identifier.py"
 
 
 def corpus_of(items, num_names):
-    """One document; the other facts of a corpus do not matter here."""
+    """Returns a corpus of one document without marks, places and scopes."""
     num = len(items)
     none = np.zeros(num, np.int64)
     return Corpus(
@@ -37,7 +37,7 @@ def corpus_of(items, num_names):
     )
 
 
-def contestants(corpus):
+def vocabularies_of(corpus):
     return {
         "closed": names.ClosedNames(
             ItemVocabulary(corpus.items, corpus.item_names, min_count=1)
@@ -51,20 +51,20 @@ def contestants(corpus):
 def test_what_always_follows_is_learned(kind):
     corpus = corpus_of(np.tile(np.arange(12), 90), 20)
     learner = stream.StreamLearner(
-        contestants(corpus)[kind], corpus, num_negatives=16, seed=1
+        vocabularies_of(corpus)[kind], corpus, num_negatives=16, seed=1
     )
     positions = np.arange(corpus.num_positions)
     for batch in stream.batches_in_order(positions, 32):
         learner.train(batch)
     ranks = learner.ranks(positions[-24:], np.arange(20))
     assert np.mean(ranks == 1) > 0.8
-    # Items that cannot be offered are missed.
+    # Targets that are not among the offered items are misses.
     assert not learner.ranks(positions[-12:], np.array([15, 19])).any()
     used = {"closed": 2 * 13, "hashed": 2000, "open": 2 * 12}
     assert learner.rows_used == used[kind]
 
 
-def test_names_of_one_row_share_their_rank():
+def test_names_with_the_same_row_share_their_mean_rank():
     corpus = corpus_of(np.arange(6), 6)
     learner = stream.StreamLearner(
         names.HashedNames(corpus.item_names, 1), corpus, num_negatives=4, seed=1
@@ -73,7 +73,7 @@ def test_names_of_one_row_share_their_rank():
 
 
 def figures_of(printed):
-    """Recall@10, MRR and rows of each way to offer."""
+    """Returns recall@10, MRR and rows used of each model."""
     return {
         name: (float(recall), float(mrr), rows.replace(",", ""))
         for name, recall, mrr, rows in re.findall(
@@ -94,21 +94,21 @@ def test_it_learns_as_much_as_with_a_vocabulary(capsys, sources):
     )
     assert opened[0] > 0.9 * closed[0] > 0
     assert figures["most frequent"][0] < opened[0]
-    # Closed, one row of each table is for all others.
+    # The two tables of a closed vocabulary have the same number of rows.
     assert int(closed[2]) % 2 == 0
     assert 0 < int(opened[2]) <= 2 * 6016
 
 
-def test_a_mesh_is_refused_with_names_as_they_come(start):
+def test_open_vocabulary_on_a_mesh_raises(start):
     ended = start("--open_vocabulary", "--mesh=2x2")
     assert ended.returncode != 0
-    assert "--open_vocabulary is not for a --mesh" in ended.stderr
+    assert "--open_vocabulary does not support --mesh" in ended.stderr
 
 
-def test_too_little_of_a_stream_is_refused(refusal, tmp_path):
+def test_too_few_positions_raise(error_message, tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("x = x\n")
-    assert "at least 256 positions to train on" in refusal(
+    assert "at least 256 positions to train on" in error_message(
         lambda: stream_run.run(
             python_source.read_folder(tmp_path),
             Settings(),

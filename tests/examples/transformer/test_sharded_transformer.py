@@ -1,4 +1,4 @@
-"""The whole program, as a person starts it."""
+"""The program `examples/sharded_transformer.py` from flags to report."""
 
 import re
 import shutil
@@ -38,22 +38,22 @@ def first_run(start, sources, model_dir):
 
 
 def losses_of(printed):
-    """Nats of each row of the comparison."""
+    """Returns the log loss of each row of the comparison."""
     found = re.findall(
-        r"│ (unigrams|bigrams|trigrams|the model) +│ ([\d.]+)", printed
+        r"│ (unigrams|bigrams|trigrams|Transformer) +│ +([\d.]+)", printed
     )
-    return {name: float(nats) for name, nats in found}
+    return {name: float(loss) for name, loss in found}
 
 
 @pytest.mark.slow
 def test_the_model_beats_counting(first_run):
     losses = losses_of(first_run)
-    assert losses["the model"] < losses["bigrams"] < losses["unigrams"]
-    assert "The model beats bigrams by" in first_run
+    assert losses["Transformer"] < losses["bigrams"] < losses["unigrams"]
+    assert "nats better than bigrams" in first_run
 
 
 @pytest.mark.slow
-def test_a_person_sees_layouts_and_bytes(first_run):
+def test_report_has_layouts_and_bytes_per_device(first_run):
     assert re.search(
         r"attend_0.query_dense.kernel +│ \(32, 2, 16\) +│ \(None, 'model', "
         r"None\)",
@@ -70,13 +70,13 @@ def test_a_person_sees_layouts_and_bytes(first_run):
     held, once = map(
         float,
         re.search(
-            r"fullest device holds ([\d.]+) MiB.*one copy is ([\d.]+) MiB",
+            r"fullest device holds ([\d.]+) MiB.*copy is ([\d.]+) MiB",
             first_run,
         ).groups(),
     )
     assert held < 0.6 * once
-    for given in ("def", "class", "import"):
-        assert re.search(rf"│ {given} +│ ", first_run)
+    for prompt in ("def", "class", "import"):
+        assert re.search(rf"│ {prompt} +│ ", first_run)
     assert "Epoch 2/2" in first_run
 
 
@@ -84,25 +84,25 @@ def test_a_person_sees_layouts_and_bytes(first_run):
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
     start, first_run, sources, tmp_path
 ):
-    assert "A new model" in first_run
+    assert "Training a new model" in first_run
     run(start, sources, tmp_path, "--epochs=1")
     again = run(start, sources, tmp_path, "--epochs=2")
     assert "epoch-0001.keras, step 160" in " ".join(again.split())
-    # What was saved is exact; sums over devices may differ in the last bit.
-    assert losses_of(again)["the model"] == pytest.approx(
-        losses_of(first_run)["the model"], abs=2e-3
+    # Saving is exact. Sums over devices may differ in the last bit.
+    assert losses_of(again)["Transformer"] == pytest.approx(
+        losses_of(first_run)["Transformer"], abs=2e-3
     )
 
 
 @pytest.mark.slow
 def test_the_saved_model_goes_on_any_mesh(start, first_run, sources, model_dir):
     again = run(start, sources, model_dir, "--epochs=2", "--mesh=1x1")
-    assert "step 320" in again and "Nothing left to train" in again
+    assert "step 320" in again and "Training is complete" in again
     assert losses_of(again) == pytest.approx(losses_of(first_run), abs=1e-3)
 
 
 def start_again(sources, model_dir, dim=32):
-    """What the program does below its flags, with SMALL."""
+    """Runs the example with the settings of `SMALL` in this process."""
     settings = Settings(
         steps_per_epoch=160,
         dim=dim,
@@ -123,25 +123,25 @@ def start_again(sources, model_dir, dim=32):
 
 
 @pytest.mark.slow
-def test_another_model_or_a_damaged_one_is_refused(
-    refusal, first_run, sources, model_dir, tmp_path, monkeypatch
+def test_folder_of_another_model_or_damaged_model_raises(
+    error_message, first_run, sources, model_dir, tmp_path, monkeypatch
 ):
-    # The CPU of this process is split already.
+    # The CPU of this process is already split.
     monkeypatch.setattr(
         logical_mesh,
         "make_mesh",
         lambda shape: mesh_of(batch=shape[0], model=shape[1]),
     )
-    assert "--model_dir must be empty or hold the same model" in refusal(
+    assert "--model_dir must be empty or hold the same model" in error_message(
         lambda: start_again(sources, model_dir, dim=64)
     )
     damaged = tmp_path / "damaged"
     shutil.copytree(model_dir, damaged)
     saved = damaged / "epoch-0002.keras"
     saved.write_bytes(saved.read_bytes()[:1000])
-    said = refusal(lambda: start_again(sources, damaged))
-    assert re.search(r"epoch-0002.keras cannot be loaded", said)
-    assert "--fresh" in said
+    message = error_message(lambda: start_again(sources, damaged))
+    assert re.search(r"epoch-0002.keras cannot be loaded", message)
+    assert "--fresh" in message
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_another_model_or_a_damaged_one_is_refused(
         ("--heads=3", "--heads must be a multiple of 2"),
     ],
 )
-def test_a_wrong_flag_is_answered_at_once(start, wrong, words):
+def test_invalid_flag_raises_without_a_traceback(start, wrong, words):
     ended = start(wrong)
     assert ended.returncode != 0
     assert words in ended.stderr

@@ -1,4 +1,4 @@
-"""Text, counting and settings of the Transformer program, without a model."""
+"""Text, n-gram models and settings of the Transformer program."""
 
 import doctest
 import importlib
@@ -29,7 +29,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_characters_come_back_and_rare_ones_are_one_row():
+def test_rare_characters_share_row_zero():
     characters = Characters("aaabbc\né", size=4)
     assert len(characters) == 4
     assert characters.text(characters.rows("baba")) == "baba"
@@ -37,7 +37,7 @@ def test_characters_come_back_and_rare_ones_are_one_row():
     assert characters.rows("").tolist() == []
 
 
-def test_what_is_held_out_is_not_in_the_training_text(folder):
+def test_held_out_text_is_not_in_the_training_text(folder):
     text = read(folder)
     training = text.characters.text(text.training)
     held_out = text.characters.text(text.held_out)
@@ -50,25 +50,25 @@ def test_what_is_held_out_is_not_in_the_training_text(folder):
     )
 
 
-def test_windows_are_pieces_of_the_held_out_text(folder):
+def test_windows_are_substrings_of_the_held_out_text(folder):
     text = read(folder)
     windows = text.measured_windows(4, 7)
     assert windows.shape[1] == 5 and 0 < len(windows) <= 7
-    whole = text.held_out.tobytes()
-    assert all(bytes(row.astype(np.uint8)) in whole for row in windows)
+    held_out = text.held_out.tobytes()
+    assert all(bytes(row.astype(np.uint8)) in held_out for row in windows)
     assert windows[-1].tolist() == text.held_out[-5:].tolist()
 
 
-def test_a_file_that_is_no_text_is_left_out(folder):
+def test_file_that_is_not_text_is_skipped(folder):
     (folder / "bytes.py").write_bytes(b"x = '\xff'\n")
     assert read(folder).facts[1][1].startswith("8,")
 
 
 @pytest.mark.parametrize(
     "context, words",
-    [(4, "which is not there"), (4, "a file"), (400, "--context=400")],
+    [(4, "which is missing"), (4, "a file"), (400, "--context=400")],
 )
-def test_data_that_cannot_be_used_is_refused(folder, context, words):
+def test_unusable_data_raises(folder, context, words):
     root = {"a file": folder / "file_0.py", "--context=400": folder}.get(
         words, folder / "missing"
     )
@@ -77,7 +77,7 @@ def test_data_that_cannot_be_used_is_refused(folder, context, words):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_ngrams_lose_what_counting_one_by_one_loses(order):
+def test_ngram_loss_matches_counting_one_by_one(order):
     draw = np.random.default_rng(order)
     training, windows = draw.integers(0, 4, 60), draw.integers(0, 4, (3, 5))
     losses = []
@@ -102,24 +102,24 @@ def test_ngrams_lose_what_counting_one_by_one_loses(order):
         ({"dim": 66}, "--dim must be a multiple of 4, the number of --heads"),
     ],
 )
-def test_sizes_that_the_mesh_does_not_divide_are_refused(wrong, words):
+def test_sizes_that_the_mesh_does_not_divide_raise(wrong, words):
     with pytest.raises(SettingsError, match=words):
         Settings(**wrong).check()
 
 
 @pytest.mark.parametrize("shape", ["", "2", "0x2", "2x", "2x2x2", "-1x2"])
-def test_a_mesh_that_is_none_is_refused(shape):
+def test_invalid_mesh_shape_raises(shape):
     assert not logical_mesh.is_shape(shape)
     with pytest.raises(ValueError, match="such as '2x2'"):
         logical_mesh.parse_shape(shape)
 
 
-def test_what_is_made_up_follows_the_scores_of_the_last_character():
+def test_generated_text_follows_the_scores_of_the_last_character():
     generation = pytest.importorskip("transformer.generation")
     characters = Characters("abcabcabc", size=4)
 
     def predict(window):
-        # After row r comes r % 3 + 1, wherever it stands.
+        # Row r is always followed by row r % 3 + 1.
         scores = np.full((*window.shape, 4), -50.0)
         np.put_along_axis(
             scores, (window % 3 + 1)[..., np.newaxis], 50.0, axis=-1
@@ -144,7 +144,7 @@ def test_what_is_made_up_follows_the_scores_of_the_last_character():
         "transformer.text",
     ],
 )
-def test_the_examples_in_docstrings_are_true(module):
+def test_examples_in_docstrings_pass(module):
     found = doctest.testmod(importlib.import_module(module))
     assert found.attempted > 0
     assert found.failed == 0

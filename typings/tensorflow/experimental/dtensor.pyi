@@ -1,5 +1,5 @@
-# What tf.experimental.dtensor has, for the type checker: the stubs that come
-# with it know the name of a Mesh, and nothing of a Layout.
+# Type stubs of tf.experimental.dtensor for the type checker. The stubs of
+# TensorFlow that it comes with declare the name Mesh only, and no Layout.
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,0 +1,103 @@
+// Lets the shared libraries load with glibc 2.28, also if they are built on a
+// newer system.
+//
+// glibc 2.34 moved the functions of libpthread and libdl into libc and gave
+// them new symbol versions; a library that is linked there requires them. Each
+// function below replaces such a reference inside of one shared library: it is
+// hidden, so other libraries do not see it, and calls the oldest version of the
+// same function, which every glibc for x86-64 has.
+
+#include <errno.h>
+
+// <errno.h> defines __GLIBC__.
+#if defined(__x86_64__) && defined(__GLIBC__)
+#include <pthread.h>
+#include <time.h>
+
+#define LAYOUTMAP_HIDDEN extern "C" __attribute__((visibility("hidden")))
+#define LAYOUTMAP_OLD(name, version) \
+  __asm__(".symver layoutmap_old_" #name ", " #name "@GLIBC_" version)
+
+LAYOUTMAP_OLD(dlsym, "2.2.5");
+LAYOUTMAP_OLD(log, "2.2.5");
+LAYOUTMAP_OLD(pthread_mutex_trylock, "2.2.5");
+LAYOUTMAP_OLD(pthread_once, "2.2.5");
+LAYOUTMAP_OLD(pthread_rwlock_rdlock, "2.2.5");
+LAYOUTMAP_OLD(pthread_rwlock_unlock, "2.2.5");
+LAYOUTMAP_OLD(pthread_rwlock_wrlock, "2.2.5");
+
+extern "C" {
+void* layoutmap_old_dlsym(void* handle, const char* name);
+double layoutmap_old_log(double x);
+int layoutmap_old_pthread_mutex_trylock(pthread_mutex_t* mutex);
+int layoutmap_old_pthread_once(pthread_once_t* once, void (*function)());
+int layoutmap_old_pthread_rwlock_rdlock(pthread_rwlock_t* lock);
+int layoutmap_old_pthread_rwlock_unlock(pthread_rwlock_t* lock);
+int layoutmap_old_pthread_rwlock_wrlock(pthread_rwlock_t* lock);
+}
+
+// libstdc++ reads this variable of glibc 2.32 to skip atomic operations in
+// processes with one thread. With 0 it never skips them.
+LAYOUTMAP_HIDDEN char __libc_single_threaded;
+char __libc_single_threaded = 0;
+
+LAYOUTMAP_HIDDEN void* dlsym(void* handle, const char* name) noexcept {
+  return layoutmap_old_dlsym(handle, name);
+}
+
+// `log` is a builtin of the compiler, which ignores another visibility.
+LAYOUTMAP_HIDDEN double layoutmap_log(double x) __asm__("log");
+double layoutmap_log(double x) { return layoutmap_old_log(x); }
+
+LAYOUTMAP_HIDDEN int pthread_mutex_trylock(pthread_mutex_t* mutex) noexcept {
+  return layoutmap_old_pthread_mutex_trylock(mutex);
+}
+
+LAYOUTMAP_HIDDEN int pthread_once(pthread_once_t* once, void (*function)()) {
+  return layoutmap_old_pthread_once(once, function);
+}
+
+LAYOUTMAP_HIDDEN int pthread_rwlock_rdlock(pthread_rwlock_t* lock) noexcept {
+  return layoutmap_old_pthread_rwlock_rdlock(lock);
+}
+
+LAYOUTMAP_HIDDEN int pthread_rwlock_unlock(pthread_rwlock_t* lock) noexcept {
+  return layoutmap_old_pthread_rwlock_unlock(lock);
+}
+
+LAYOUTMAP_HIDDEN int pthread_rwlock_wrlock(pthread_rwlock_t* lock) noexcept {
+  return layoutmap_old_pthread_rwlock_wrlock(lock);
+}
+
+// glibc 2.30 added this function. The deadline is converted to the real-time
+// clock, as libstdc++ before GCC 10 did: if that clock is set during the wait,
+// the wait ends earlier or later. Callers check their condition and their own
+// clock again.
+LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
+                                            pthread_mutex_t* mutex,
+                                            clockid_t clock,
+                                            const timespec* deadline) {
+  timespec now, real;
+  if (clock_gettime(clock, &now) != 0 ||
+      clock_gettime(CLOCK_REALTIME, &real) != 0) {
+    return EINVAL;
+  }
+  constexpr long kNanoseconds = 1000000000;
+  timespec until;
+  // About 30 years, so that the sum below cannot overflow.
+  constexpr time_t kMaxSeconds = 1000000000;
+  time_t seconds = deadline->tv_sec - now.tv_sec;
+  if (seconds > kMaxSeconds) seconds = kMaxSeconds;
+  until.tv_sec = real.tv_sec + seconds;
+  until.tv_nsec = real.tv_nsec + deadline->tv_nsec - now.tv_nsec;
+  if (until.tv_nsec >= kNanoseconds) {
+    until.tv_nsec -= kNanoseconds;
+    ++until.tv_sec;
+  } else if (until.tv_nsec < 0) {
+    until.tv_nsec += kNanoseconds;
+    --until.tv_sec;
+  }
+  return pthread_cond_timedwait(condition, mutex, &until);
+}
+
+#endif  // defined(__x86_64__) && defined(__GLIBC__)
