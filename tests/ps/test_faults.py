@@ -126,6 +126,8 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
         ("ps", "DONE", ""),
         # TensorFlow would block in the registration of the traced functions.
         ("worker", "READY", "--before-first-step"),
+        ("worker", "DONE", "--before-save"),
+        ("ps", "DONE", "--before-save"),
     ],
 )
 def test_a_program_whose_step_is_late_ends_with_its_exit_code(

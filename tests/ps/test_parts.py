@@ -613,6 +613,9 @@ def test_each_event_is_one_line(monkeypatch):
             "to users.",
             f"Worker {where} failed with UnavailableError():recvmsg:Connection "
             "reset by peer\nAdditional GRPC error information from remote",
+            "5 out of the last 5 calls to <function MultiDeviceSaver.save."
+            "<locals>.tf_function_save at 0x7f> triggered tf.function "
+            "retracing.",
             "a line of another module",
         ],
     ) == [

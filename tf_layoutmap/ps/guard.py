@@ -45,16 +45,24 @@ class Guard:
         self._restarts_program = restarts_program
         self._all_have_answered = False
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Returns what `function` returns.
+    def call(
+        self, function: Callable[[], Any], *, always_traces: bool = False
+    ) -> Any:
+        """Calls a function that uses the cluster, and returns its result.
+
+        Args:
+          function: Function without arguments.
+          always_traces: Whether each call of `function` traces functions, not
+            only the first one.
 
         Raises:
-          StepDeadlineError: It raised a `LateError`, or a process did not
-            answer within the deadline before the first call.
+          StepDeadlineError: `function` raised a `LateError`, or a process did
+            not answer within the deadline before functions were traced.
           ServerLostError: It raised one of `rounds.LOST`.
         """
         try:
-            self._check_all_answer()
+            if always_traces or not self._all_have_answered:
+                self._check_all_answer()
             return function()
         except waiting.LateError:
             raise self.late() from None
@@ -62,16 +70,15 @@ class Guard:
             self._lose_server(error)
 
     def _check_all_answer(self):
-        """Checks, once, that all processes answer within the deadline.
+        """Checks that all processes answer within the deadline.
 
-        The first call traces functions. TensorFlow registers each with all
-        processes and waits for their answers without a deadline.
+        TensorFlow registers each traced function with all processes and waits
+        for their answers without a deadline. It holds the lock of the Python
+        interpreter during the wait, so no other thread could end it.
 
         Raises:
           LateError: One does not answer.
         """
-        if self._all_have_answered:
-            return
         answers = processes.ask_all(self._processes, self._deadline)
         if None in answers.values():
             raise waiting.LateError

@@ -55,6 +55,14 @@ _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
         ),
         None,
     ),
+    # Printed for each checkpoint from the fifth on; users cannot change it.
+    (
+        re.compile(
+            r"\d+ out of the last \d+ calls to <function "
+            r"MultiDeviceSaver\.save\."
+        ),
+        None,
+    ),
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 

@@ -221,13 +221,15 @@ class Run:
             complete a step: the tables must not be saved.
         """
         self._rounds.check_settled()
+        # TensorFlow traces a function for each checkpoint.
         self._guard.call(
             lambda: self._folder.save(
                 self.num_done,
                 lambda prefix: waiting.within(
                     lambda: self._checkpoint.write(prefix), self._deadline
                 ),
-            )
+            ),
+            always_traces=True,
         )
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
