@@ -167,7 +167,7 @@ def test_checks_of_weights_hold_in_a_function():
         (["a"], r"Received: string. With `vocabularies=\{table: tlm.OpenVocab"),
         (
             [1.0],
-            r"Received: float32. Convert whole numbers by tf.cast\(ids, tf",
+            r"Received: float32. Convert integral values with tf.cast\(ids",
         ),
     ],
 )

@@ -188,7 +188,7 @@ def test_batches_of_other_features_are_refused():
     packed = tlm.pack(good)
     with pytest.raises(TypeError, match="of int64"):
         embedding.enqueue(tf.cast(packed, tf.int32))
-    with pytest.raises(ValueError, match="what `tlm.pack` returned"):
+    with pytest.raises(ValueError, match="that `tlm.pack` returned"):
         embedding.enqueue(packed, weights_of(good))
     with pytest.raises(InvalidArgument, match="packed from a structure"):
         embedding.enqueue(packed + 1)

@@ -259,7 +259,7 @@ def test_what_a_writer_cannot_be_made_of(tmp_path):
         tpu.SGD(0.1),
         vocabularies={"words": tlm.OpenVocabulary(100)},
     )
-    with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
+    with pytest.raises(RuntimeError, match="requires a built TPUEmbedding"):
         tlm.DeltaWriter(unbuilt, tmp_path, base=base)
 
 

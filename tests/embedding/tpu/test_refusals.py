@@ -220,7 +220,7 @@ def test_calls_before_build_are_refused():
         embedding.dequeue,
         lambda: embedding.apply_gradients({"a": 0}),
     ):
-        with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
+        with pytest.raises(RuntimeError, match="requires a built TPUEmbedding"):
             call()
 
 
@@ -260,7 +260,7 @@ def test_an_initialized_tpu_is_refused(monkeypatch):
     [
         ({"engine": "host"}, "cannot call the host engine"),
         ({"engine": "gpu"}, "must be one of"),
-        ({"out_of_range": "clip"}, "neither drop nor clip"),
+        ({"out_of_range": "clip"}, "does not drop or clip"),
         ({"partitioner": lambda shape, dtype: [1, 1]}, "`partitioner` must be"),
         ({"optimizer": None}, "unsupported optimizer class"),
     ],

@@ -417,7 +417,7 @@ def test_training_without_an_optimizer_says_where_it_belongs():
         pytest.raises(
             RuntimeError,
             match=(
-                "Layer 'embedding' in a training step needs an optimizer .*"
+                "Layer 'embedding' in a training step requires an optimizer .*"
                 "'words' has none. Pass `optimizer=` when the TPUEmbedding is "
                 "made.* `trainable=False`"
             ),
