@@ -124,7 +124,9 @@ def test_weight_for_a_sequence_feature_is_refused():
 
 
 def test_weights_of_other_places_than_the_ids_are_refused():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the indices of"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="the same indices as"
+    ):
         inputs.read_feature(
             BAG,
             sparse([[0, 0], [1, 0]], [1, 2]),
@@ -139,7 +141,9 @@ def test_weights_of_other_places_than_the_ids_are_refused():
 
 
 def test_weights_of_another_number_than_the_ids_are_refused():
-    with pytest.raises(ValueError, match=r"one for each id.*\(2,\).*\(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"one weight for each id.*\(2,\).*\(1,\)"
+    ):
         inputs.read_feature(
             BAG, sparse([[0, 0], [0, 1]], [1, 2]), sparse([[0, 0]], [1.0])
         )

@@ -274,7 +274,7 @@ def only_rows(creator):
         (
             dividing(3, lambda shards: shards[0]),
             ValueError,
-            r"make up the shape \(7, 4\).*'words'",
+            r"of total shape \(7, 4\).*'words'",
         ),
         (
             only_rows(dividing(3, Shards)),

@@ -418,8 +418,8 @@ def test_training_without_an_optimizer_says_where_it_belongs():
             RuntimeError,
             match=(
                 "Layer 'embedding' in a training step requires an optimizer .*"
-                "'words' has none. Pass `optimizer=` when the TPUEmbedding is "
-                "made.* `trainable=False`"
+                "'words' has none. Pass `optimizer=` to the TPUEmbedding"
+                ".* `trainable=False`"
             ),
         ) as caught,
     ):
