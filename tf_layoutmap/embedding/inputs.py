@@ -23,93 +23,6 @@ from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import key_tensors
 
-
-def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
-    """Checks that weights match the sparse or ragged ids of their feature.
-
-    Raises:
-      TypeError: If the weights are not numbers.
-      ValueError: If the type or number of the weights differs from the ids.
-    """
-    check_weight_type(feature, value, weight, type(value))
-    _check_values(feature, value.values, weight.values)
-
-
-def check_weight_type(
-    feature: config.FeatureSpec, value: Any, weight: Any, expected: type
-):
-    """Raises a ValueError if the weights and the ids differ in type."""
-    if not isinstance(weight, expected):
-        # TensorFlow's TPUEmbedding raises the same message.
-        raise ValueError(
-            f"Weight for {feature.name!r} is of type {type(weight)}, which "
-            f"does not match type input which is {type(value).__name__}."
-        )
-
-
-def read_weights(
-    feature: config.FeatureSpec, ids: tf.Tensor, values: tf.Tensor
-) -> tf.Tensor:
-    """Returns the numbers `values` as weights `[num_ids]` float32."""
-    _check_values(feature, ids, values)
-    return tf.cast(values, tf.float32)
-
-
-def _check_values(feature, ids, values):
-    dtype = values.dtype
-    if not (dtype.is_floating or dtype.is_integer):
-        raise TypeError(
-            f"Weights of feature {feature.name!r} must be numbers. "
-            f"Received: {dtype.name}."
-        )
-    if not ids.shape.is_compatible_with(values.shape):
-        raise ValueError(
-            f"Feature {feature.name!r} must have one weight for each id. "
-            f"Received: ids of shape {ids.shape}, weights of shape "
-            f"{values.shape}."
-        )
-
-
-def same_positions(feature, what, positions, weight_positions):
-    """Returns `positions` after checking that the weights have the same.
-
-    Without this check, weights that belong to other ids would train wrong
-    values without an error.
-
-    Args:
-      feature: Feature to name in the message.
-      what: Attribute to name in the message, such as `"row_splits"`.
-      positions: `row_splits` or `indices` of the ids.
-      weight_positions: `row_splits` or `indices` of the weights.
-    """
-    if weight_positions is positions:
-        return positions
-    checks = [
-        tf.debugging.assert_equal(
-            tf.shape(positions),
-            tf.shape(weight_positions),
-            f"Weights of feature {feature.name!r} must have as many {what} "
-            "as its ids.",
-        ),
-    ]
-    with tf.control_dependencies(ops_only(checks)):
-        checks = [
-            tf.debugging.assert_equal(
-                tf.cast(positions, tf.int64),
-                tf.cast(weight_positions, tf.int64),
-                f"Weights of feature {feature.name!r} must have the same "
-                f"{what} as its ids.",
-            )
-        ]
-    with tf.control_dependencies(ops_only(checks)):
-        return tf.identity(positions)
-
-
-def ops_only(checks):
-    """Returns `checks` without the None values of eager assertions."""
-    return [check for check in checks if check is not None]
-
-
 # Types that convert to int64 without loss.
 _ID_TYPES = (
     tf.int64,
@@ -359,6 +272,92 @@ def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
     )
 
 
+def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
+    """Checks that weights match the sparse or ragged ids of their feature.
+
+    Raises:
+      TypeError: If the weights are not numbers.
+      ValueError: If the type or number of the weights differs from the ids.
+    """
+    check_weight_type(feature, value, weight, type(value))
+    _check_values(feature, value.values, weight.values)
+
+
+def check_weight_type(
+    feature: config.FeatureSpec, value: Any, weight: Any, expected: type
+):
+    """Raises a ValueError if the weights and the ids differ in type."""
+    if not isinstance(weight, expected):
+        # TensorFlow's TPUEmbedding raises the same message.
+        raise ValueError(
+            f"Weight for {feature.name!r} is of type {type(weight)}, which "
+            f"does not match type input which is {type(value).__name__}."
+        )
+
+
+def read_weights(
+    feature: config.FeatureSpec, ids: tf.Tensor, values: tf.Tensor
+) -> tf.Tensor:
+    """Returns the numbers `values` as weights `[num_ids]` float32."""
+    _check_values(feature, ids, values)
+    return tf.cast(values, tf.float32)
+
+
+def _check_values(feature, ids, values):
+    dtype = values.dtype
+    if not (dtype.is_floating or dtype.is_integer):
+        raise TypeError(
+            f"Weights of feature {feature.name!r} must be numbers. "
+            f"Received: {dtype.name}."
+        )
+    if not ids.shape.is_compatible_with(values.shape):
+        raise ValueError(
+            f"Feature {feature.name!r} must have one weight for each id. "
+            f"Received: ids of shape {ids.shape}, weights of shape "
+            f"{values.shape}."
+        )
+
+
+def same_positions(feature, attribute, positions, weight_positions):
+    """Returns `positions` after checking that the weights have the same.
+
+    Without this check, weights that belong to other ids would train wrong
+    values without an error.
+
+    Args:
+      feature: Feature to name in the message.
+      attribute: Attribute to name in the message, such as `"row_splits"`.
+      positions: `row_splits` or `indices` of the ids.
+      weight_positions: `row_splits` or `indices` of the weights.
+    """
+    if weight_positions is positions:
+        return positions
+    checks = [
+        tf.debugging.assert_equal(
+            tf.shape(positions),
+            tf.shape(weight_positions),
+            f"Weights of feature {feature.name!r} must have as many "
+            f"{attribute} as its ids.",
+        ),
+    ]
+    with tf.control_dependencies(ops_only(checks)):
+        checks = [
+            tf.debugging.assert_equal(
+                tf.cast(positions, tf.int64),
+                tf.cast(weight_positions, tf.int64),
+                f"Weights of feature {feature.name!r} must have the same "
+                f"{attribute} as its ids.",
+            )
+        ]
+    with tf.control_dependencies(ops_only(checks)):
+        return tf.identity(positions)
+
+
+def ops_only(checks):
+    """Returns `checks` without the None values of eager assertions."""
+    return [check for check in checks if check is not None]
+
+
 def flatten_with_paths(structure: Any) -> list[tuple[str, Any]]:
     """Returns `(path, leaf)` pairs in `tf.nest.flatten` order.
 
@@ -471,7 +470,7 @@ def fill_samples(
     if not build_shapes.is_known(shape) or given is None:
         raise ValueError(
             f"Ragged input {feature.name!r} with an output_shape of several "
-            "dimensions must have sizes that are known while tracing. "
+            "dimensions must have static sizes. "
             f"Received: output_shape={shape}, {given} samples."
         )
     positions = math.prod(shape)

@@ -51,7 +51,7 @@ class EmbeddingState:
         if self.lacks_tpu:
             raise RuntimeError(
                 f'`{method}` is not valid when TPUEmbedding(engine="tpu") is '
-                "not created under a TPUStrategy; leave `engine` out to step "
+                "not created under a TPUStrategy; omit `engine` to run steps "
                 "on the host."
             )
         if not self.backend.is_on_tpu:

@@ -207,7 +207,7 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards of a variable, in order; itself if not sharded."""
+    """Returns the shards in order; the variable if it is not sharded."""
     return list(getattr(variable, "variables", None) or [variable])
 
 
@@ -362,7 +362,7 @@ def _check_created(
     devices = {one.device for one in shards}
     if devices != {host}:
         raise ValueError(
-            "Variable creators must leave a table on the device of the host "
+            "Variable creators must place a table on the device of the host "
             f"engine, {host}. Received: {sorted(devices)} {where}."
         )
     shapes = [tuple(one.shape) for one in shards]

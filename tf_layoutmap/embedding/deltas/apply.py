@@ -54,14 +54,16 @@ def apply_deltas(
     )
     if checkpoint_files.is_same_checkpoint(base, target):
         raise ValueError(
-            checks.message("target", "another prefix than `base`", target)
+            checks.message(
+                "target", "a prefix that differs from `base`", target
+            )
         )
     for delta in deltas:
         if checkpoint_files.is_same_checkpoint(delta.tensors, target):
             raise ValueError(
                 checks.message(
                     "target",
-                    "another prefix than that of a delta",
+                    "a prefix that differs from all deltas",
                     target,
                     delta.path,
                 )

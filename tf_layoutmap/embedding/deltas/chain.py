@@ -18,6 +18,9 @@ from typing import Any
 # Format 2 is for deltas of several embeddings; each table has a prefix.
 FORMATS = (1, 2)
 META_FILE = "meta.json"
+# Prefix of the TensorFlow checkpoint with the tensors of a delta.
+TENSORS = "delta"
+_CHUNK_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,13 @@ class Meta:
 
     def to_json(self) -> str:
         """Returns the contents of `meta.json`."""
-        is_of_several = any("prefix" in one for one in self.tables.values())
-        found = {"format": FORMATS[is_of_several], **dataclasses.asdict(self)}
+        has_several_embeddings = any(
+            "prefix" in one for one in self.tables.values()
+        )
+        found = {
+            "format": FORMATS[has_several_embeddings],
+            **dataclasses.asdict(self),
+        }
         return json.dumps({**found, "seal": self.seal}, indent=1) + "\n"
 
 
@@ -100,11 +108,6 @@ def _seal(found: dict[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps(found, sort_keys=True).encode()
     ).hexdigest()
-
-
-# Prefix of the TensorFlow checkpoint with the tensors of a delta.
-TENSORS = "delta"
-_CHUNK_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)

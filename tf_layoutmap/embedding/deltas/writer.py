@@ -84,7 +84,7 @@ class WatchedTables:
     """Record of the rows that are written to the tables of embeddings.
 
     Attributes:
-      is_of_several: Whether there are several embeddings.
+      has_several_embeddings: Whether there are several embeddings.
       tables: Tables by their names in a delta: the name of the table, after
         the prefix of its embedding if there are several embeddings.
     """
@@ -96,11 +96,11 @@ class WatchedTables:
           embeddings: Return value of `embeddings_of`.
           prefixes: Prefix of each embedding in the base.
         """
-        self.is_of_several = len(embeddings) > 1
+        self.has_several_embeddings = len(embeddings) > 1
         self.tables: dict[str, Table] = {}
         self._parts: list[tuple[EngineBackend, EngineChanges, str]] = []
         for one, prefix in zip(embeddings, prefixes, strict=True):
-            label = prefix if self.is_of_several else ""
+            label = prefix if self.has_several_embeddings else ""
             for table, by_name in one._variables.items():
                 self.tables[label + table] = Table(table, prefix, by_name)
             backend = cast(
@@ -223,10 +223,10 @@ class DeltaWriter:
         """
         self._directory = os.fspath(directory)
         self._base = checkpoint_files.prefix_of(base)
-        inner = embeddings_of(embedding)
+        embeddings = embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
         prefixes = [
-            base_file.find_prefix(self._base, one, root) for one in inner
+            base_file.find_prefix(self._base, one, root) for one in embeddings
         ]
         for path in (
             *checkpoint_files.data_files(self._base),
@@ -241,12 +241,14 @@ class DeltaWriter:
         )
         self._writing: futures.Future[Delta] | None = None
         # Rows to write in addition to the recorded rows, by table.
-        self._also: dict[str, Array] = {}
+        self._extra_rows: dict[str, Array] = {}
         # The sketch and the step of each table in the last delta.
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
-        self._watched = WatchedTables(inner, prefixes)
-        self._prefix = "" if self._watched.is_of_several else prefixes[0]
+        self._watched = WatchedTables(embeddings, prefixes)
+        self._prefix = (
+            "" if self._watched.has_several_embeddings else prefixes[0]
+        )
         if self._deltas:
             self._check_tables(self._deltas[-1].meta.tables)
         self._compare()
@@ -297,10 +299,12 @@ class DeltaWriter:
             self._compare()
         found: dict[str, Any] = {}
         try:
-            self._watched.take(self._also, found)
+            self._watched.take(self._extra_rows, found)
         finally:
             # `_write` clears these rows after it has written them to disk.
-            self._also.update({table: one.rows for table, one in found.items()})
+            self._extra_rows.update(
+                {table: one.rows for table, one in found.items()}
+            )
         self._writing = self._thread.submit(self._write, found)
         return self.finish() if wait else None
 
@@ -326,7 +330,7 @@ class DeltaWriter:
                 "num_rows": len(one.rows),
                 "variables": [*one.values, *one.whole],
             }
-            if self._watched.is_of_several:
+            if self._watched.has_several_embeddings:
                 of_base = self._watched.tables[table]
                 tables[table].update(table=of_base.name, prefix=of_base.prefix)
             if state.NUMBERS in one.whole:
@@ -358,19 +362,19 @@ class DeltaWriter:
             ),
         )
         self._deltas.append(delta)
-        self._sketches, self._steps, self._also = sketches, steps, {}
+        self._sketches, self._steps, self._extra_rows = sketches, steps, {}
         return delta
 
     def _compare(self) -> None:
-        """Adds the rows that differ from base and deltas to `_also`."""
+        """Adds the rows that differ from base and deltas to `_extra_rows`."""
         for table, one in self._watched.tables.items():
-            rows = [self._also.get(table, np.zeros([0], np.int64))]
+            rows = [self._extra_rows.get(table, np.zeros([0], np.int64))]
             rows += [
                 base_file.differing_rows(self._stored(table, name), variable)
                 for name, variable in one.variables.items()
                 if base_file.has_rows(name)
             ]
-            self._also[table] = np.unique(np.concatenate(rows))
+            self._extra_rows[table] = np.unique(np.concatenate(rows))
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
         """Raises a ValueError if existing deltas are of other tables."""
