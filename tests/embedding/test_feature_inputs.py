@@ -132,7 +132,9 @@ def test_weights_of_other_places_than_the_ids_are_refused():
             sparse([[0, 0], [1, 0]], [1, 2]),
             sparse([[0, 0], [0, 1]], [1.0, 2.0]),
         )
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the row_splits"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="the same row_splits"
+    ):
         inputs.read_feature(
             BAG,
             tf.ragged.constant([[1], [2, 3]]),

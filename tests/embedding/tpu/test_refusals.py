@@ -283,7 +283,7 @@ def test_tables_and_the_engine_s_methods_are_not_on_a_tpu():
         with pytest.raises(RuntimeError, match="rows are on the TPU"):
             getattr(embedding, name)
     for call in (embedding.stats, embedding.reset, embedding.flush):
-        with pytest.raises(RuntimeError, match="of the host engine"):
+        with pytest.raises(RuntimeError, match="with the host engine"):
             call()
 
 
