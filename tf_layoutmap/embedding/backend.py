@@ -3,7 +3,8 @@
 `host/backend.py` runs steps on the host engine, `tpu/backend.py` by the
 operations of a TPU, `divided/backend.py` on tables that are sharded over
 processes, `servers/backend.py` on parameter servers. Code that uses a backend
-is typed by the protocols of this module. `choose_engine` selects the engine.
+depends only on the protocols of this module. `choose_engine` selects the
+engine.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Backend(Protocol):
     # Steps.
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks the input of a step, before or after building.
+        """Checks and reads the input of a step. The backend need not be built.
 
         Args:
           features: Structure of the feature config with ids, as
@@ -206,7 +207,7 @@ class EngineBackend(Backend, Protocol):
           gradients: Per feature: float32 of the activation's shape.
 
         Returns:
-          Their mark, float32 of `mark_shape`.
+          The mark of the gradients, float32 of `mark_shape`.
         """
         ...
 

@@ -145,8 +145,8 @@ class TableAccess:
           `num_slot_bytes`, and over all training steps `num_lookups`,
           `num_unique_rows` and their ratio `unique_ratio`.
 
-          Over parameter servers, `features` and the counts of `tables` that
-          only workers can compute are missing. Additional entries are
+          Over parameter servers, the dict contains neither `features` nor
+          counts of ids that only workers can compute. Additional entries are
           `staleness`: `mean` and `max` number of updates that a server applied
           between sending the rows of a step and applying its gradients;
           `num_repeated`: number of closures that arrived again after they were

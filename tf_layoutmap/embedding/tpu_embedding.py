@@ -152,11 +152,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             separately: uniform, normal, truncated normal or constant. Must be
             None on a TPU.
           wire_dtype: Dtype in which rows and gradients are sent between
-            processes under `ParameterServerStrategy`: `"float32"`, without
-            loss, or `"bfloat16"`, half the bytes: each row that is looked up,
-            and the sum of its gradients, is rounded to the nearest bfloat16,
-            with a relative error of up to 2^-8. The dtypes of tables and slot
-            variables do not change.
+            processes under `ParameterServerStrategy`. `"float32"` sends them
+            unchanged. `"bfloat16"` sends half the bytes: the values of each
+            row that is looked up, and of the sum of its gradients, are rounded
+            to the nearest bfloat16, with a relative error of up to 2^-8. The
+            dtypes of tables and slot variables do not change.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
           over_processes: Placement under `MultiWorkerMirroredStrategy`.

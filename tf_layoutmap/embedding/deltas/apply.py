@@ -39,9 +39,8 @@ def apply_deltas(
 
     Raises:
       ValueError: If a delta is missing, occurs twice, has another base, or is
-        truncated or modified; the message names the delta, and nothing is
-        written. Also if `target` is `base` or a delta, possibly through a
-        link.
+        truncated or modified, or if `target` is `base` or a delta, possibly
+        through a link. The message names the delta, and nothing is written.
       OSError: If `target` cannot be written, or another process is writing
         it. An existing checkpoint is not changed then.
     """

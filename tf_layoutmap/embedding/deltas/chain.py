@@ -35,8 +35,8 @@ class Meta:
       previous: Seal of the previous delta; empty for the first one.
       tables: For each table: `num_rows` that changed, the names of
         `variables`, and for an open vocabulary `from_step` and `to_step`, its
-        training steps. In a delta of several embeddings also `table` and
-        `prefix`, its name and prefix in the base.
+        training steps. A delta of several embeddings also contains `table` and
+        `prefix`, the name and prefix of each table in the base.
       files: For each file: `num_bytes` and `sha256`.
     """
 

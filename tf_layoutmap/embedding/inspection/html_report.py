@@ -210,7 +210,7 @@ def proposal_rows(report: Any) -> list[list[str]]:
 
 
 def _open_tables(report: Any) -> str:
-    """Returns the HTML section of proposals and curves; empty without any."""
+    """Returns the HTML section of proposals; empty if there are none."""
     rows = proposal_rows(report)
     if len(rows) == 1:
         return ""

@@ -157,7 +157,10 @@ class FeatureCounts:
 
     @property
     def unique_ratio(self) -> float:
-        """Distinct rows per batch, summed over batches, per lookup."""
+        """Number of distinct rows of each batch, summed, per lookup.
+
+        It is 1 if no batch looks up a row twice.
+        """
         total = self.rows.total
         return self._unique_in_batches / total if total else 0.0
 

@@ -1,4 +1,7 @@
-"""Plots of an `IdReport` as SVG, made with the standard library only."""
+"""Creates the plots of an `IdReport` as SVG.
+
+This module uses the Python standard library only.
+"""
 
 from __future__ import annotations
 

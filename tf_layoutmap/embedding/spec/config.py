@@ -59,7 +59,7 @@ class TableSpec:
       vocabulary: The `OpenTableSpec` of a table whose ids are keys, otherwise
         None. The last row of such a table is shared by all keys without a
         separate row.
-      title: Name of the table in messages of the engine; empty for `name`.
+      title: Name of the table in messages of the engine; empty to use `name`.
     """
 
     name: str
@@ -112,7 +112,7 @@ class FeatureSpec:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether activations have one row per position, without combiner."""
+        """Whether each position has an activation, without a combiner."""
         return self.max_sequence_length > 0
 
 
