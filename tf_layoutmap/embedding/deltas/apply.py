@@ -45,9 +45,9 @@ def apply_deltas(
         it. An existing checkpoint is not changed then.
     """
     base, directory = checkpoint_files.prefix_of(base), os.fspath(directory)
-    deltas = chain.read(directory, base)
+    deltas = chain.read_deltas(directory, base)
     target = checkpoint_files.prefix_of(
-        os.path.join(directory, f"full-{chain.name_of(len(deltas))}")
+        os.path.join(directory, f"full-{chain.directory_name(len(deltas))}")
         if target is None
         else target
     )
@@ -76,7 +76,7 @@ def _tensors(
     deltas: list[chain.Delta],
 ) -> Iterator[tuple[str, Any]]:
     """Yields the key and value of each tensor in the full checkpoint."""
-    reader = base_file.reader_of(base)
+    reader = base_file.open_checkpoint(base)
     tables = {}
     if deltas:
         meta = deltas[0].meta
@@ -91,7 +91,7 @@ def _tensors(
         yield (
             key,
             (
-                base_file.read(reader, key, deltas, *tables[key])
+                base_file.read_variable(reader, key, deltas, *tables[key])
                 if key in tables
                 else base_file.read_tensor(reader, key)
             ),

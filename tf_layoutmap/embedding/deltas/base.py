@@ -1,7 +1,8 @@
 """Reads tables from the base checkpoint and its deltas.
 
-`find_prefix` finds an embedding in the checkpoint, `read` returns a variable
-after all deltas, and `differing_rows` compares it with the current variable.
+`find_prefix` finds an embedding in the checkpoint, `read_variable` returns a
+variable after all deltas, and `differing_rows` compares it with the current
+variable.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SKETCH_CELLS = 16
 SKETCH_ROWS = "vocabulary_sketch_rows"
 
 
-def reader_of(base: str) -> Any:
+def open_checkpoint(base: str) -> Any:
     """Returns a reader of a checkpoint.
 
     Raises:
@@ -57,7 +58,7 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
         several times and `root` is None.
     """
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
-    shapes = reader_of(base).get_variable_to_shape_map()
+    shapes = open_checkpoint(base).get_variable_to_shape_map()
     wanted = {
         checkpointing.key_of(ATTRIBUTE, table, name): list(variable.shape)
         for table, by_name in variables.items()
@@ -117,7 +118,7 @@ def _object_at(root: Any, prefix: str) -> Any:
     return found
 
 
-def read(
+def read_variable(
     base: Any,
     key: str,
     deltas: Sequence[Delta],
@@ -127,7 +128,7 @@ def read(
     """Returns the value of a variable after deltas.
 
     Args:
-      base: Reader of the base, from `reader_of`.
+      base: Reader of the base, from `open_checkpoint`.
       key: Key of the variable's tensor in the base.
       deltas: The deltas, in their order.
       table: Name of the variable's table in the deltas.

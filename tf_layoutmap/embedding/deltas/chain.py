@@ -128,16 +128,16 @@ class Delta:
         return os.path.join(self.path, TENSORS)
 
 
-def name_of(sequence: int) -> str:
+def directory_name(sequence: int) -> str:
     """Returns the directory name of a delta.
 
-    >>> name_of(12)
+    >>> directory_name(12)
     '00000012'
     """
     return f"{sequence:08d}"
 
 
-def read(directory: str, base: str) -> list[Delta]:
+def read_deltas(directory: str, base: str) -> list[Delta]:
     """Returns all deltas in a directory after verifying their checksums.
 
     Args:

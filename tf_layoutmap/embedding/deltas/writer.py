@@ -235,7 +235,7 @@ class DeltaWriter:
             files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
         remove_leftovers(self._directory)
-        self._deltas = chain.read(self._directory, self._base)
+        self._deltas = chain.read_deltas(self._directory, self._base)
         self._thread = futures.ThreadPoolExecutor(
             1, thread_name_prefix="tlm-deltas"
         )
@@ -392,8 +392,12 @@ class DeltaWriter:
         key = of_base.prefix + checkpointing.key_of(
             base_file.ATTRIBUTE, of_base.name, name
         )
-        return base_file.read(
-            base_file.reader_of(self._base), key, self._deltas, table, name
+        return base_file.read_variable(
+            base_file.open_checkpoint(self._base),
+            key,
+            self._deltas,
+            table,
+            name,
         )
 
 
@@ -407,7 +411,7 @@ def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
 
 
 # Prefix of the names of directories in which deltas are being written. Such a
-# name is not a number, so `chain.read` ignores the directory.
+# name is not a number, so `chain.read_deltas` ignores the directory.
 _STAGING_PREFIX = ".writing-"
 
 
@@ -438,9 +442,9 @@ def write_files(
       OSError: If the delta cannot be written, or a delta with this number
         exists.
     """
-    path = os.path.join(directory, chain.name_of(sequence))
+    path = os.path.join(directory, chain.directory_name(sequence))
     staging = os.path.join(
-        directory, f"{_STAGING_PREFIX}{chain.name_of(sequence)}"
+        directory, f"{_STAGING_PREFIX}{chain.directory_name(sequence)}"
     )
     with files.staged(os.path.abspath(staging)) as folder:
         new = os.path.join(folder, "new")
