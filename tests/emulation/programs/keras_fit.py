@@ -232,7 +232,7 @@ def test_what_a_tpu_cannot_do_is_refused_in_clear_words(tmp_path):
     ids = {"title": np.zeros([2, 1], int), "user": np.zeros([2], int)}
     with pytest.raises(RuntimeError, match="inside `strategy.run`"):
         model(ids)
-    with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
+    with pytest.raises(RuntimeError, match="requires a built TPUEmbedding"):
         model.embedding.save_own_variables({})
     with pytest.raises(RuntimeError, match="the rows are on the TPU"):
         _ = model.embedding.embedding_tables
