@@ -323,7 +323,7 @@ def test_one_name_or_the_other():
         "title", TableConfig("words", 10, 2), (4, 3), (4, 2)
     )
     for names in ({}, {"feature_config": feature, "feature_configs": feature}):
-        with pytest.raises(TypeError, match="`feature_config` must be given"):
+        with pytest.raises(TypeError, match="`feature_config` and its alias"):
             tlm.layers.TPUEmbedding(**names)
     with pytest.raises(ValueError, match="`table_stacking` must be"):
         tlm.layers.TPUEmbedding(feature, table_stacking=[1])

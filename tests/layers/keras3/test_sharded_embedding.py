@@ -74,7 +74,7 @@ def test_floats_that_cannot_tell_all_ids_apart_are_refused():
         2**11 + 1, 1, embeddings_initializer="zeros"
     )
     layer(np.array([2048.0], np.float32))
-    with pytest.raises(TypeError, match="float16, which does not tell"):
+    with pytest.raises(TypeError, match="float16, which does not represent"):
         layer(np.array([2048.0], np.float16))
 
 
@@ -269,7 +269,7 @@ def test_several_replicas_are_refused():
 
 
 def test_the_table_cannot_be_used_before_it_is_made():
-    with pytest.raises(AttributeError, match="when the layer is built"):
+    with pytest.raises(AttributeError, match="no table before it is built"):
         models.make_layer("sgd").embeddings  # noqa: B018
 
 

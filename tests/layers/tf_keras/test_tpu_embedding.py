@@ -253,7 +253,7 @@ def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
     with strategy.scope():
         model = make_model()
         optimizer = tf_keras.optimizers.SGD(0.1)
-    with pytest.raises(NotImplementedError, match="to sum the gradients"):
+    with pytest.raises(NotImplementedError, match="must sum the gradients"):
         own_loop(strategy, model, optimizer, aggregate, **option)
     np.testing.assert_array_equal(
         keras3.values_of(embedding_of(model))["words"], keras3.START
