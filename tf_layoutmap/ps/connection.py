@@ -88,7 +88,7 @@ def processes_of(strategy: Any) -> list[Process] | None:
     """Returns the processes of a strategy of `connect`; None for others."""
     try:
         return _processes.get(strategy)
-    except TypeError:  # The object is not hashable, so it is no strategy.
+    except TypeError:  # All strategies have a hash and weak references.
         return None
 
 

@@ -161,7 +161,7 @@ class Epochs:
           strategy: A ParameterServerStrategy.
           data: The datasets.
           step: Step function, as for `StepBody`.
-          error_guard: Guard that error_guard errors of the cluster.
+          error_guard: Guard that explains errors of the cluster.
         """
         self._num_workers = processes.count_workers()
         self._body = StepBody(strategy, step)
@@ -182,7 +182,7 @@ class Epochs:
         return self._rounds.dataset.element_spec
 
     def run(self, num_steps: int | None) -> Iterator[Progress]:
-        """Runs a pass; no closure is scheduled between the yielded results.
+        """Runs a pass; no closure is pending between the yielded results.
 
         Args:
           num_steps: Number of batches, or None for all datasets. The pass ends

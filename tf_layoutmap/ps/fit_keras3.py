@@ -121,12 +121,12 @@ def _counters(model: Any) -> list[Any]:
 
 
 def _check_logs(model: Any, logs: Any, verb: str) -> None:
-    known = set(model.get_metrics_result())
-    if not isinstance(logs, dict) or set(logs) != known:
+    metric_names = set(model.get_metrics_result())
+    if not isinstance(logs, dict) or set(logs) != metric_names:
         raise ValueError(
             f"`{verb}_step` on parameter servers must return the results of "
-            f"the model's metrics, {sorted(known)}, because other values of "
-            "one step are not aggregated. Use metrics, and return "
+            f"the model's metrics, {sorted(metric_names)}, because other "
+            "values of one step are not aggregated. Use metrics, and return "
             f"`get_metrics_result()`. Received: {logs!r}."
         )
 

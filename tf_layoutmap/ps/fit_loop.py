@@ -198,7 +198,7 @@ def _fit(
     validation_freq: int | Container[int],
 ) -> Any:
     keras.build(model, model.distribute_strategy, train.element_spec)
-    known = keras.callbacks(
+    callback_list = keras.callbacks(
         model,
         callbacks,
         add_history=True,
@@ -208,24 +208,24 @@ def _fit(
         steps=steps_per_epoch,
     )
     model.stop_training = False
-    known.on_train_begin()
+    callback_list.on_train_begin()
     first_epoch, first_step = keras.start(model, initial_epoch, steps_per_epoch)
     logs: dict[str, Any] = {}
     for epoch in range(first_epoch, epochs):
         model.reset_metrics()
-        known.on_epoch_begin(epoch)
+        callback_list.on_epoch_begin(epoch)
         logs = _train_epoch(
-            keras, model, train, known, first_step, steps_per_epoch
+            keras, model, train, callback_list, first_step, steps_per_epoch
         )
         first_step = 0
         if validation_data is not None and _is_due(validation_freq, epoch):
             found = (
-                _evaluate(keras, model, test, known, validation_steps)
+                _evaluate(keras, model, test, callback_list, validation_steps)
                 if test
                 else (
                     model.evaluate(
                         **_evaluate_arguments(validation_data),
-                        callbacks=known,
+                        callbacks=callback_list,
                         batch_size=validation_batch_size,
                         steps=validation_steps,
                         return_dict=True,
@@ -234,12 +234,12 @@ def _fit(
                 )
             )
             logs.update((f"val_{name}", one) for name, one in found.items())
-        known.on_epoch_end(epoch, logs)
+        callback_list.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
     if epochs > 0:
         keras.finish(model)
-    known.on_train_end(logs)
+    callback_list.on_train_end(logs)
     return model.history
 
 
@@ -261,7 +261,7 @@ def evaluate(
 
     def run() -> dict[str, Any]:
         keras.build(model, strategy, test.element_spec)
-        known = keras.callbacks(
+        callback_list = keras.callbacks(
             model,
             callbacks,
             add_progbar=verbose != 0,
@@ -269,7 +269,7 @@ def evaluate(
             epochs=1,
             steps=steps,
         )
-        return _evaluate(keras, model, test, known, steps)
+        return _evaluate(keras, model, test, callback_list, steps)
 
     logs = guard.call(run)
     if return_dict:
@@ -282,13 +282,13 @@ def _train_epoch(
     keras: KerasVersion,
     model: Any,
     train: Epochs,
-    known: Any,
+    callback_list: Any,
     first_step: int,
     num_steps: int | None,
 ) -> dict[str, Any]:
     logs: dict[str, Any] = {}
     done, seconds, examples = first_step, 0.0, 0
-    known.on_train_batch_begin(done)
+    callback_list.on_train_batch_begin(done)
     for progress in train.run(
         None if num_steps is None else num_steps - first_step
     ):
@@ -298,27 +298,31 @@ def _train_epoch(
         logs[EXAMPLES] = examples / seconds
         done = first_step + progress.num_steps
         # As in Keras, one call reports several steps by the last batch.
-        known.on_train_batch_end(done - 1, logs)
+        callback_list.on_train_batch_end(done - 1, logs)
         if model.stop_training:
             break
         if done != num_steps:
-            known.on_train_batch_begin(done)
+            callback_list.on_train_batch_begin(done)
     _check_not_empty(done > first_step)
     return dict(logs)
 
 
 def _evaluate(
-    keras: KerasVersion, model: Any, test: Epochs, known: Any, steps: int | None
+    keras: KerasVersion,
+    model: Any,
+    test: Epochs,
+    callback_list: Any,
+    steps: int | None,
 ) -> dict[str, Any]:
-    known.on_test_begin()
+    callback_list.on_test_begin()
     model.reset_metrics()
     logs: dict[str, Any] = {}
     for progress in test.run(steps):
-        known.on_test_batch_begin(progress.num_steps - 1)
+        callback_list.on_test_batch_begin(progress.num_steps - 1)
         logs = _logs(keras, model, "test", progress)
-        known.on_test_batch_end(progress.num_steps - 1, logs)
+        callback_list.on_test_batch_end(progress.num_steps - 1, logs)
     _check_not_empty(bool(logs))
-    known.on_test_end(logs)
+    callback_list.on_test_end(logs)
     return logs
 
 

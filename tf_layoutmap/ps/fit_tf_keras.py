@@ -39,12 +39,13 @@ class TfKeras:
 
         def without_logs(batch: Any) -> list[tf.Tensor]:
             logs = step(batch)
-            known = {one.name for one in model.metrics}
-            if not isinstance(logs, dict) or not set(logs) <= known:
+            metric_names = {one.name for one in model.metrics}
+            if not isinstance(logs, dict) or not set(logs) <= metric_names:
                 raise ValueError(
-                    f"`{verb}_step` over parameter servers must return the "
-                    f"results of the model's metrics, {sorted(known)}, because "
-                    "other values of one step are not aggregated. Received: "
+                    f"`{verb}_step` on parameter servers must return the "
+                    "results of the model's metrics, "
+                    f"{sorted(metric_names)}, because other values of one step "
+                    "are not aggregated. Received: "
                     f"{logs!r}."
                 )
             if verb == "train":
@@ -77,7 +78,7 @@ class TfKeras:
             if one.save_freq != "epoch":
                 raise ValueError(
                     "Argument `save_freq` of BackupAndRestore must be "
-                    '"epoch" over parameter servers, where tf_keras skips '
+                    '"epoch" on parameter servers, where tf_keras skips '
                     f"all other backups. Received: {one.save_freq!r}."
                 )
         return found

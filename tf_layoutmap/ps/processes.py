@@ -164,14 +164,16 @@ Received: 'a:0' of 'ps'.
     """
     if not isinstance(jobs, dict):
         raise ValueError(
-            f"A cluster must be {{job: [address, ...]}}. Received: {jobs!r}."
+            "A cluster must be a dict {job: [address, ...]}. Received: "
+            f"{jobs!r}."
         )
     jobs_by_address: dict[str, str] = {}
     for job, addresses in jobs.items():
         if not isinstance(addresses, list):
             raise ValueError(
-                "A cluster must be {job: [address, ...]}, with a list of "
-                f"addresses for each job. Received: {addresses!r} of {job!r}."
+                "A cluster must be a dict {job: [address, ...]}, with a list "
+                "of addresses for each job. Received: "
+                f"{addresses!r} of {job!r}."
             )
         for address in addresses:
             if not _is_address(address):

@@ -1,4 +1,4 @@
-"""Rounds of closures; no closure is scheduled between two rounds.
+"""Rounds of closures; no closure is pending between two rounds.
 
 `StepClosure` is the function that a coordinator schedules for one step.
 `Rounds` schedules closures, waits for them, and runs failed closures again.
@@ -125,8 +125,8 @@ class StepClosure:
                 cause = error
             raise InputCancelledError(
                 "The dataset of a worker was cancelled, because another "
-                "operation of the step failed while it waited for its batch. "
-                "A step must use its batch before anything else in it can "
+                "op of the step failed while the dataset waited for a batch. "
+                "A step must use its batch before any other op in it can "
                 f"fail. Received: {cause}"
             )
 
@@ -339,7 +339,7 @@ class Rounds:
     def _run(self, max_closures: int) -> RoundResult:
         count = min(self._size, max_closures)
         began = time.monotonic()
-        # No closure is scheduled: late updates have an earlier epoch.
+        # No closure is pending: late updates have an earlier epoch.
         epoch = next(_epochs)
         done: dict[int, Any] = {}
         failures = _Failures()
@@ -423,7 +423,7 @@ class Rounds:
         except (*LOST, waiting.LateError):
             raise
         except Exception as error:
-            # The traceback is removed for the reason given in `error_of`.
+            # The traceback is removed for the reason given in `wait_for_error`.
             return futures, error.with_traceback(None)
         return futures, None
 

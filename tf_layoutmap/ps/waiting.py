@@ -2,8 +2,8 @@
 
 `read_seconds` reads durations such as `"5min"`. `ServerLostError` and
 `StepDeadlineError` end a run on parameter servers. TensorFlow's coordinator
-classifies errors by words in their messages, so these errors, which name
-processes by address, are raised only outside of its calls.
+classifies errors by words in their messages. Errors of this module name
+processes by address, and are raised only after that classification.
 """
 
 from __future__ import annotations

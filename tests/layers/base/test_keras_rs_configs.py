@@ -200,8 +200,8 @@ def test_inputs_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="must have 3 ids per sample"):
         make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic})
     for weights, words in [
-        (tf.ones([2, 2]), "must have their shape"),
-        (tf.ones([2]), "must have their shape"),
+        (tf.ones([2, 2]), "must have the shape of the ids"),
+        (tf.ones([2]), "must have the shape of the ids"),
     ]:
         with pytest.raises(ValueError, match=words):
             make_layer()(

@@ -230,7 +230,7 @@ def test_a_table_of_the_other_kind_is_not_loaded(tmp_path, version, layers):
         return model
 
     closed, opened = save(113, "closed"), save(tlm.OpenVocabulary(100), "open")
-    with pytest.raises(ValueError, match="a table whose ids are rows"):
+    with pytest.raises(ValueError, match="a table without keys"):
         opened.load_weights(tmp_path / "closed.weights.h5")
     with pytest.raises(ValueError, match="must be one table"):
         closed.load_weights(tmp_path / "open.weights.h5")

@@ -56,8 +56,12 @@ def test_an_id_outside_is_refused_with_layer_and_id(
 @pytest.mark.parametrize(
     ("ids", "error", "words"),
     [
-        (np.array([0.5]), tf.errors.InvalidArgumentError, "whole numbers"),
-        (np.array([np.nan]), tf.errors.InvalidArgumentError, "whole numbers"),
+        (np.array([0.5]), tf.errors.InvalidArgumentError, "must be integers"),
+        (
+            np.array([np.nan]),
+            tf.errors.InvalidArgumentError,
+            "must be integers",
+        ),
         (np.array([True]), TypeError, "must be integers"),
         (np.array([1], np.uint64), TypeError, "must be integers"),
         (tf.sparse.from_dense([[1]]), TypeError, "SparseTensor"),
@@ -360,9 +364,7 @@ def test_strings_are_refused_with_the_vocabulary_that_takes_them():
 def test_ids_that_are_not_whole_are_shown():
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=(
-            r"Ids of layer 'users' must be whole numbers. Received: \[1.5\]"
-        ),
+        match=(r"Ids of layer 'users' must be integers. Received: \[1.5\]"),
     ):
         tlm.layers.ShardedEmbedding(10, 4, name="users")(
             np.array([1.0, 1.5, 2.0])

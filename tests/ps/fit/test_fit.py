@@ -126,8 +126,8 @@ def test_keras_3_says_what_it_wants_instead_of_arrays(found):
 
 
 def test_backups_that_tf_keras_would_not_write_are_refused(found):
-    assert 'must be "epoch" over' in found.get(
-        "backups_of_batches", 'must be "epoch" over'
+    assert 'must be "epoch" on' in found.get(
+        "backups_of_batches", 'must be "epoch" on'
     )
 
 

@@ -165,8 +165,9 @@ def _check_width(ids, max_ids, where):
     width = ids.shape[-1] if len(ids.shape) > 1 else max_ids
     if width not in (None, max_ids):
         raise ValueError(
-            f"A dense input must have {max_ids} ids per sample, the last of "
-            f"its `input_shape`. Received: shape {tuple(ids.shape)} {where}."
+            f"A dense input must have {max_ids} ids per sample, the last "
+            "dimension of its `input_shape`. Received: shape "
+            f"{tuple(ids.shape)} {where}."
         )
 
 
@@ -176,8 +177,9 @@ def _to_ragged(ids, weights, max_ids, where):
         weights.shape
     ):
         raise ValueError(
-            "Weights of dense ids must have their shape, [num_samples] or "
-            "[num_samples, ids per sample]. Received: ids of shape "
+            "Weights of dense ids must have the shape of the ids, "
+            "[num_samples] or [num_samples, ids per sample]. Received: ids of "
+            "shape "
             f"{ids.shape}, weights of shape {weights.shape} {where}."
         )
     if max_ids is not None:
@@ -185,7 +187,7 @@ def _to_ragged(ids, weights, max_ids, where):
     check = tf.debugging.assert_equal(
         tf.shape(ids),
         tf.shape(weights),
-        f"Weights of dense ids must have their shape {where}.",
+        f"Weights of dense ids must have the shape of the ids {where}.",
     )
     with tf.control_dependencies([] if check is None else [check]):
         weights = tf.identity(weights)
@@ -284,7 +286,7 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
     ):
         raise TypeError(
             "The optimizer of a table must be a keras.optimizers "
-            f"{', '.join(_RULES)}, the name of one, or one of "
+            f"{', '.join(_RULES)}, its name, or an optimizer of "
             f"tf.tpu.experimental.embedding. Received: {optimizer!r} {where}."
         )
     rule, settings, absent = _RULES[name]

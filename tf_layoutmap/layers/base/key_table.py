@@ -68,8 +68,8 @@ class KeyTable:
             tf.distribute.MultiWorkerMirroredStrategy,
         ):
             raise NotImplementedError(
-                "tlm.layers.ShardedEmbedding with an open vocabulary must not "
-                "be made under MultiWorkerMirroredStrategy; train a "
+                "tlm.layers.ShardedEmbedding with an open vocabulary is not "
+                "supported under MultiWorkerMirroredStrategy; use a "
                 f"tlm.TPUEmbedding there. Received: layer {layer!r}."
             )
         self._settings = settings
@@ -220,9 +220,9 @@ class KeyTable:
         """Reads the variables that `save` wrote, for any number of shards."""
         if "0" in store.keys():
             raise ValueError(
-                f"Layer {self.layer_name!r} with an open vocabulary must be "
-                "loaded from one with an open vocabulary. Received: a table "
-                "whose ids are rows."
+                f"Layer {self.layer_name!r} has an open vocabulary and must be "
+                "loaded from the file of a layer with an open vocabulary. "
+                "Received: a table without keys."
             )
         weight_files.load_tables(self.embedding, store, layer=self.layer_name)
 

@@ -323,8 +323,8 @@ class RowUpdates(RowOptimizerSaving):
           is_last: `[]` bool: whether to apply the step now.
 
         Raises:
-          NotImplementedError: On parameter servers.
-          Others: As `update`.
+          NotImplementedError: If the table is on parameter servers.
+          RuntimeError, tf.errors.InvalidArgumentError: As `update`.
         """
         if strategies.on_servers():
             raise NotImplementedError(

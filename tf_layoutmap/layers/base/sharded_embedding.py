@@ -127,9 +127,8 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
     if ids.dtype == tf.string:
         raise TypeError(
             f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
-            "Received: strings. For a layer that takes strings, pass "
-            "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer` when "
-            "it is made."
+            "Received: strings. To look up strings, create the layer with "
+            "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer`."
         )
     if num_rows > exact:
         raise TypeError(
@@ -142,7 +141,7 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
     is_integer = tf.equal(flat, tf.round(flat))
     checks = assertions.require(
         tf.reduce_all(is_integer),
-        f"Ids of layer {name!r} must be whole numbers. Received: ",
+        f"Ids of layer {name!r} must be integers. Received: ",
         tf.boolean_mask(flat, tf.logical_not(is_integer))
         if tf.executing_eagerly()
         else flat,

@@ -181,7 +181,7 @@ def connect_mark(
 
 
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
-    """Returns the mean over replicas, so that all or none take the step.
+    """Returns the mean over replicas, so that all replicas or none apply the step.
 
     Keras checks only the first replica's gradients for overflows.
     """
@@ -275,8 +275,8 @@ class EmbeddingSteps:
         if self._schedules and self.is_on_tpu:
             raise ValueError(
                 "The learning rate of a table on a TPU must be a number or a "
-                "callable without arguments; a schedule is for the host "
-                f"engine. Received: {self._schedules[0].schedule!r} (layer "
+                "callable without arguments; only the host engine supports "
+                f"schedules. Received: {self._schedules[0].schedule!r} (layer "
                 f"{layer!r})."
             )
         # These are used on a TPU only, and keyed by replica: the latest call,
@@ -334,7 +334,7 @@ class EmbeddingSteps:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that take part in each step."""
+        """Number of replicas of each step."""
         return self.access.num_replicas
 
     def look_up(self, inputs: Any, weights: Any) -> Any:
@@ -540,7 +540,7 @@ class StepCommitHook(Protocol):
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that take part in each step."""
+        """Number of replicas of each step."""
         ...
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:

@@ -57,7 +57,7 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
         self.build(trainable_variables)
 
     def _scalars(self) -> list[keras.Variable]:
-        # Keras lists slot variables on a mesh here, and others not.
+        # `variables` contains slot variables on a mesh, but no others.
         slots = self.slots.values()
         return [
             variable
