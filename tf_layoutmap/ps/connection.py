@@ -140,7 +140,7 @@ def check_answers(answers: Mapping[Process, Any]):
     """Checks that all processes can take part.
 
     Args:
-      answers: Result of `ask_all`.
+      answers: Result of `describe_all`.
 
     Raises:
       RuntimeError: If a process did not answer, lacks the package's ops, or

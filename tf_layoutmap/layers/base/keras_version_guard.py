@@ -19,7 +19,7 @@ def check_not_tf_keras(layer: Any, inputs: Any) -> None:
     """Checks that tf_keras neither calls a Keras 3 layer nor made its inputs.
 
     Raises:
-      RuntimeError: If tf_keras does.
+      RuntimeError: If tf_keras calls the layer or made its inputs.
     """
     if "tf_keras" not in sys.modules:
         return
@@ -42,7 +42,7 @@ def check_not_keras3(layer: Any, inputs: Any) -> None:
     """Checks that Keras 3 neither calls a tf_keras layer nor made its inputs.
 
     Raises:
-      RuntimeError: If Keras 3 does.
+      RuntimeError: If Keras 3 calls the layer or made its inputs.
     """
     _check_version(
         layer,

@@ -505,7 +505,7 @@ class EmbeddingCore(LayerBase):
             weight_files.save_table(store, "0", self.embeddings)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the array that `save_own_variables` wrote, for any shards."""
+        """Reads the saved array; the number of shards may differ."""
         if not self.built:
             raise ValueError(
                 f"Layer {self.name!r} must be built before weights are "

@@ -181,9 +181,10 @@ def connect_mark(
 
 
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
-    """Returns the mean over replicas, so that all replicas or none apply the step.
+    """Returns the mean over replicas.
 
-    Keras checks only the first replica's gradients for overflows.
+    Keras checks only the first replica's gradients for overflows. With the
+    mean, all replicas apply the step or none does.
     """
     if num_replicas == 1:
         return value

@@ -201,7 +201,7 @@ class TPUEmbeddingCore(LayerBase):
         weight_files.save_tables(self.embedding, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the arrays that `save_own_variables` wrote, for any shards.
+        """Reads the saved arrays; the number of shards may differ.
 
         Raises:
           ValueError: If tables, dtypes, optimizers or shapes differ. Nothing is

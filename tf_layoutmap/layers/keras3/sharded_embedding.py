@@ -164,7 +164,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self._marks = StepWeight(table)
 
     def _set_regularizer_and_constraint(self) -> None:
-        """Sets regularizer and constraint of the full table on the last shard."""
+        """Sets regularizer and constraint of the table on the last shard."""
         last = self._shard_weights[-1]
         if self.embeddings_regularizer is not None:
             last.regularizer = tables.FullTableRegularizer(
