@@ -344,7 +344,7 @@ def _match_problems(layout_map: Any, match: key_matching.Match) -> list[str]:
     return []
 
 
-def refuse(assigned: Iterable[LayoutAssignment]) -> None:
+def raise_problems(assigned: Iterable[LayoutAssignment]) -> None:
     """Raises one ValueError with the problems of all `assigned`, if any."""
     lines = [
         f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"

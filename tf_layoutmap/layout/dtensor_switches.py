@@ -146,7 +146,7 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
     )
 
 
-def refuse_unsafe_process(mesh: Mesh) -> None:
+def check_process(mesh: Mesh) -> None:
     """Raises unless the passes are off; runs `self_check` once per process.
 
     Raises:

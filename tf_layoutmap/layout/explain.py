@@ -17,7 +17,7 @@ from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import mesh_sizes
 from tf_layoutmap.layout.replication import report
-from tf_layoutmap.layout.replication.report import ComputedWhole
+from tf_layoutmap.layout.replication.report import ReplicatedOp
 from tf_layoutmap.layout.variable_names import ObjectPaths
 
 # Rows of a printed table.
@@ -67,14 +67,14 @@ class Explanation:
       mesh: Size of each mesh axis.
       unbuilt: Names of layers that have no weights yet.
       computed_whole: Operations that every device computes whole, of the
-        steps that ran: a `ComputedWhole` each.
+        steps that ran: a `ReplicatedOp` each.
     """
 
     variables: tuple[VariableReport, ...]
     unused: dict[str, str]
     mesh: dict[str, int]
     unbuilt: tuple[str, ...]
-    computed_whole: tuple[ComputedWhole, ...] = ()
+    computed_whole: tuple[ReplicatedOp, ...] = ()
 
     @property
     def ok(self) -> bool:

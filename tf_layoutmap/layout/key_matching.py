@@ -150,7 +150,7 @@ class PatternTable:
         )
 
 
-def refuse_two(match: Match) -> None:
+def check_single_match(match: Match) -> None:
     """Raises a ValueError if several patterns match the key of `match`.
 
     A pattern equal to the key is always taken, whatever else matches.
@@ -164,7 +164,7 @@ def refuse_two(match: Match) -> None:
         )
 
 
-def refuse_two_as_keras(match: Match) -> None:
+def check_single_match_as_keras(match: Match) -> None:
     """Raises the ValueError of `keras.distribution.LayoutMap` for two keys."""
     if match.shadowed and match.pattern != match.key:
         raise ValueError(

@@ -91,7 +91,7 @@ def prepared_context(
     context = MeshContext(layout_map, init, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
     prepare_process(context.mesh)
-    dtensor_switches.refuse_unsafe_process(context.mesh)
+    dtensor_switches.check_process(context.mesh)
     engine.ensure("keras3")
     return context
 

@@ -115,9 +115,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     def _check_match(self, match: key_matching.Match) -> None:
         """Raises a ValueError if this map leaves no choice between keys."""
         if self._strict:
-            key_matching.refuse_two(match)
+            key_matching.check_single_match(match)
         elif self._refuses_two:
-            key_matching.refuse_two_as_keras(match)
+            key_matching.check_single_match_as_keras(match)
 
     def _names_to_match(
         self, path: str, names: collections.abc.Sequence[str]

@@ -49,7 +49,7 @@ class MeshStep:
         )
         self.model_step = getattr(model, f"{kind}_step")
         self._is_prepared = False
-        run = self._run_whole if kind == "train" else self.run
+        run = self._run_atomically if kind == "train" else self.run
         # Shapes are kept: DTensor needs to know them, so the last, smaller
         # batch has a trace of its own.
         self._run: Any = (
@@ -88,7 +88,7 @@ class MeshStep:
         """
         return self.model_step(batch)
 
-    def _run_whole(self, batch: Any) -> Any:
+    def _run_atomically(self, batch: Any) -> Any:
         with atomic_step.full_step(self.context.mesh):
             return self.run(batch)
 

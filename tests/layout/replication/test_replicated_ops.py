@@ -269,7 +269,7 @@ def gradient_of_replicated(function, x):
     """The gradient of `function(tanh(x))`, with `tanh` replicated."""
     mesh = mesh_of(model=2)
     marks = replicated_ops.ReplicationMarks()
-    marks.refused, marks.extents = True, {"first/Tanh": Extent.ALL}
+    marks.is_named, marks.extents = True, {"first/Tanh": Extent.ALL}
 
     @tf.function
     def step(x):

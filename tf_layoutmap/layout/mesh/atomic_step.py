@@ -35,7 +35,7 @@ dtensor = tf.experimental.dtensor
 _sinks_lock = threading.Lock()
 
 
-def sink_of(mesh: Mesh) -> Any:
+def token_sink(mesh: Mesh) -> Any:
     """Returns a variable that tokens of `mesh` are written to."""
     key = mesh.to_string()
     with _sinks_lock, tf.init_scope():
@@ -50,7 +50,7 @@ def sink_of(mesh: Mesh) -> Any:
         return sinks[key]
 
 
-def after_sinks(token: Any, value: Any) -> Any:
+def after_token(token: Any, value: Any) -> Any:
     """Returns `value`, to the bit, once `token`, a zero, is there."""
     if value.dtype == tf.bool:
         return value | tf.cast(token, tf.bool)
@@ -105,7 +105,7 @@ def may_wait_for(token: Any) -> bool:
     return graph is token.graph
 
 
-def parts_of(gradient: Any) -> list[Any]:
+def tensors_of_gradient(gradient: Any) -> list[Any]:
     """Returns the tensors that a gradient is made of."""
     if gradient is None:
         return []
@@ -115,7 +115,7 @@ def parts_of(gradient: Any) -> list[Any]:
     return [tf.convert_to_tensor(gradient)]
 
 
-def with_parts(gradient: Any, parts: Iterator[Any]) -> Any:
+def rebuilt_gradient(gradient: Any, parts: Iterator[Any]) -> Any:
     """Returns a gradient like this one, made of the next of `parts`."""
     if gradient is None:
         return None
@@ -156,7 +156,7 @@ class AtomicStep:
         for (variable, _), value in zip(kept, passed):
             variable.write_now("assign", value)
         # TensorFlow prunes outputs of an IdentityN that nobody uses.
-        sink_of(self.mesh).assign(self.token)
+        token_sink(self.mesh).assign(self.token)
         return passed[len(kept) :]
 
     def finish(self) -> None:
@@ -168,7 +168,7 @@ class AtomicStep:
         kept = list(self.kept.values())
         self.kept.clear()
         for variable, value in kept:
-            variable.write_now("assign", after_sinks(self.token, value))
+            variable.write_now("assign", after_token(self.token, value))
 
     def release_ungated(self, variable: Any) -> None:
         """Writes one variable now: a function inside of this one needs it."""
@@ -216,7 +216,7 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
         yield gradients
         return
     flat = tf.nest.flatten(gradients)
-    dense = [part for gradient in flat for part in parts_of(gradient)]
+    dense = [part for gradient in flat for part in tensors_of_gradient(gradient)]
     step = traced_step()
     if tf.executing_eagerly():
         wait_for(dense)
@@ -225,7 +225,7 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
     if step is None or step.graph is not tf.compat.v1.get_default_graph():
         step = AtomicStep(mesh, tf.compat.v1.get_default_graph())
     passed = iter(step.release(dense))
-    flat = [with_parts(gradient, passed) for gradient in flat]
+    flat = [rebuilt_gradient(gradient, passed) for gradient in flat]
     step_state.applying, step_state.written = step.token, set()
     try:
         yield tf.nest.pack_sequence_as(gradients, flat)
@@ -328,7 +328,7 @@ class AllOrNothingVariable(dtensor.DVariable):
             value = tf.convert_to_tensor(value, self.dtype)
             written = getattr(step_state, "written", set())
             if not is_waiting(value, token, written):
-                value = after_sinks(token, value)
+                value = after_token(token, value)
             result = self.write_now(how, value, **options)
             if value.graph is token.graph:
                 written.add(id(value.graph.capture(self.handle)))

@@ -31,7 +31,7 @@ else:
 _own: set[str] = set()
 
 
-def claim(mesh: Mesh) -> None:
+def register_mesh(mesh: Mesh) -> None:
     """Records that a program passes `mesh` to this package."""
     _own.add(mesh.to_string())
     if mesh.device_type() != "CPU":
@@ -39,7 +39,7 @@ def claim(mesh: Mesh) -> None:
         _own.add(mesh.host_mesh().to_string())
 
 
-def is_own(mesh: Mesh) -> bool:
+def is_registered(mesh: Mesh) -> bool:
     """Whether `mesh` was passed to this package.
 
     On other meshes, programs that use DTensor alone get TensorFlow's results
@@ -177,14 +177,14 @@ def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
       ValueError: It is no grid of devices.
     """
     if isinstance(mesh, Mesh):
-        claim(mesh)
+        register_mesh(mesh)
         return mesh
     made = _meshes.get(check_mesh("device_mesh", mesh))
     if made is None:
         devices = np.asarray(mesh.devices)
         check_grid(mesh.shape, mesh.axis_names, devices)
         made = _meshes[mesh] = _make(mesh.shape, mesh.axis_names, devices)
-        claim(made)
+        register_mesh(made)
     return made
 
 
@@ -229,7 +229,7 @@ def prepare_process(mesh: Mesh | None = None) -> None:
         corrected there. None if it is not known yet.
     """
     if mesh is not None:
-        claim(mesh)
+        register_mesh(mesh)
     if engine.is_installed("mesh"):
         return
     if tf_private.has_dtensor_device():

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_own
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_registered
 
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 # What DTensor's compiler ends with, and the operation that it stopped at.
@@ -327,7 +327,7 @@ def copy_to_mesh(
     """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
     if (
         tf.executing_eagerly()
-        and is_own(layout.mesh)
+        and is_registered(layout.mesh)
         and (not tf_private.has_output_layout())
     ):
         # Of a step whose results nobody has read: raised here, as the copy

@@ -95,7 +95,7 @@ def add(
 def _runs_on_mesh(*values: Any) -> bool:
     """Whether an eager operation with these inputs runs on a mesh of ours."""
     return tracing.mesh_of_operation() is not None or any(
-        map(pinning.on_own_mesh, values)
+        map(pinning.on_registered_mesh, values)
     )
 
 

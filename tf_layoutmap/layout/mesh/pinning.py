@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 
 dtensor = tf.experimental.dtensor
 
@@ -24,7 +24,7 @@ DEVICE = "CUSTOM"
 _NOTES = ("_keras_mask", "_keras_logits")
 
 
-def whole_samples(x: Any, mesh: Mesh | None) -> Any:
+def unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with its first dimension as it is, the others whole.
 
     Args:
@@ -35,12 +35,12 @@ def whole_samples(x: Any, mesh: Mesh | None) -> Any:
     return _pinned(x, mesh, lambda _: dtensor.MATCH)
 
 
-def whole(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` replicated; see `whole_samples`."""
+def replicated(x: Any, mesh: Mesh | None) -> Any:
+    """Returns `x` replicated; see `unsharded_samples`."""
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
-def divided(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
+def sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     """Returns `x` divided by `axes`, and divides its gradient so.
 
     All of them, the first too: were that to stay as it is, the same axis might
@@ -71,7 +71,7 @@ def keeping_rows(
     update.
 
     Args:
-      pin: `whole` or `whole_samples`.
+      pin: `replicated` or `unsharded_samples`.
       x: A tensor of any rank.
       mesh: `dtensor.Mesh`, of symbolic tensors.
     """
@@ -121,9 +121,9 @@ def on_mesh(value: Any) -> bool:
     )
 
 
-def on_own_mesh(value: Any) -> bool:
+def on_registered_mesh(value: Any) -> bool:
     """Whether `value` is an eager tensor on a mesh of this package."""
-    return on_mesh(value) and is_own(dtensor.fetch_layout(value).mesh)
+    return on_mesh(value) and is_registered(dtensor.fetch_layout(value).mesh)
 
 
 def _can_be_pinned(x: Any) -> bool:

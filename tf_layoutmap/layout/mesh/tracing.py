@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import errors, graph_optimizer, pinning
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own, prepare_process
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered, prepare_process
 
 _T = TypeVar("_T")
 
@@ -115,7 +115,7 @@ def mesh_of_operation() -> Mesh | None:
     # TensorFlow forgets to reset the mesh after an error, but not the device.
     if mesh is None and pinning.DEVICE in tf_private.current_device():
         mesh = dtensor.get_default_mesh()
-        if mesh is not None and not is_own(mesh):
+        if mesh is not None and not is_registered(mesh):
             return None
     return None if mesh is not None and _of_a_dataset() else mesh
 
@@ -146,7 +146,7 @@ class TraceStage(enum.Enum):
     """As for one device: it may have nothing to do with a mesh."""
     ON_MESH = 2
     """For a mesh, with what DTensor gets wrong corrected."""
-    WHOLE = 3
+    REPLICATED = 3
     """For a mesh, with nothing divided, so that nothing needs correction."""
 
 
@@ -205,4 +205,4 @@ def require_replication(mesh: Mesh, why: str) -> None:
 
 def is_replicated() -> bool:
     """Whether nothing of what is traced is divided."""
-    return _stage.get()[0] is TraceStage.WHOLE
+    return _stage.get()[0] is TraceStage.REPLICATED

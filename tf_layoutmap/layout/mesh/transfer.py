@@ -26,7 +26,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     Mesh,
     axes_of_layout,
-    is_own,
+    is_registered,
     mesh_sizes,
     prepare_process,
 )
@@ -331,7 +331,7 @@ def iterate(
     dataset: tf.experimental.dtensor.DTensorDataset,
 ) -> Any:
     """Returns an iterator over batches, each of which comes once."""
-    if not is_own(dataset._mesh):
+    if not is_registered(dataset._mesh):
         return original(dataset)
     per_client = dataset._num_local_devices_per_replica
     clients = dataset._mesh.size // (dataset.num_global_replicas * per_client)

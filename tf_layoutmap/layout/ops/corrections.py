@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import pinning, tracing
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 from tf_layoutmap.layout.ops import einsum_axes
 
 # What shapes are computed with: the host's, never divided, and TensorFlow must
@@ -177,7 +177,7 @@ def concat(
     first = not static or any(
         static + len(getattr(x, "shape", ())) == 0 for x in values
     )
-    pin = pinning.whole if first else pinning.whole_samples
+    pin = pinning.replicated if first else pinning.unsharded_samples
     pinned = [pin(x, mesh) for x in values]
     return pin(original(pinned, axis, name=name), mesh)
 
@@ -213,8 +213,8 @@ def cut(
         return original(input, begin, size, name=name)
     starts, sizes = known(begin), known(size)
     if starts is None or sizes is None or not input.shape.is_fully_defined():
-        x = pinning.whole(input, mesh)
-        return pinning.whole(original(x, begin, size, name=name), mesh)
+        x = pinning.replicated(input, mesh)
+        return pinning.replicated(original(x, begin, size, name=name), mesh)
     ends = [
         length if part == -1 else start + part
         for start, part, length in zip(starts, sizes, input.shape)
@@ -249,7 +249,7 @@ def sparse_cross_entropy(
     other, where TensorFlow raises on a CPU and gives NaN on a GPU.
     """
     if features.dtype not in (tf.float32, tf.float16):
-        features = pinning.whole_samples(features, mesh)
+        features = pinning.unsharded_samples(features, mesh)
     result = original(features, labels, name=name)
     is_class = (labels >= 0) & (labels < features.shape[-1])
     return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
@@ -264,22 +264,22 @@ def einsum(
 ) -> Any:
     """`tf.einsum`; whole samples where it sums over several dimensions.
 
-    See `einsum_axes.sums_several`. And DTensor does not know ellipses.
+    See `einsum_axes.sums_several_labels`. And DTensor does not know ellipses.
     """
     inputs = [tf.convert_to_tensor(x) for x in inputs]
     ranks = [x.shape.rank for x in inputs]
     if None not in ranks:
-        equation = einsum_axes.spelled_out(equation, ranks)
+        equation = einsum_axes.without_ellipsis(equation, ranks)
     if (
         len(ranks) == 2
         and "." not in equation
         and SAME_SHARDING not in tf.get_current_name_scope()
-        and einsum_axes.sums_several(equation)
+        and einsum_axes.sums_several_labels(equation)
     ):
         inputs = [
-            (pinning.whole_samples if may_be else pinning.whole)(x, mesh)
+            (pinning.unsharded_samples if may_be else pinning.replicated)(x, mesh)
             for x, may_be in zip(
-                inputs, einsum_axes.first_may_be_divided(equation)
+                inputs, einsum_axes.first_dim_may_be_sharded(equation)
             )
         ]
     return original(inputs, equation, name=name)
@@ -304,7 +304,7 @@ def bias_add(
         return original(value, bias, data_format=data_format, name=name)
     # Reshaped whole: a dimension of size 1 cannot be divided.
     bias = tf.reshape(
-        pinning.whole(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
+        pinning.replicated(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
     )
     return tf.add(value, bias, name=name)
 
@@ -342,9 +342,9 @@ def _on_mesh(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
-        return pinning.on_own_mesh(value)
+        return pinning.on_registered_mesh(value)
     layout: Any = getattr(value, "layout", None)
-    return isinstance(layout, dtensor.Layout) and is_own(layout.mesh)
+    return isinstance(layout, dtensor.Layout) and is_registered(layout.mesh)
 
 
 def scatter_nd(
@@ -357,14 +357,14 @@ def scatter_nd(
 ) -> Any:
     """`tf.scatter_nd`, on each device of all of it."""
     indices, updates = (
-        pinning.whole(tf.convert_to_tensor(x), mesh) for x in (indices, updates)
+        pinning.replicated(tf.convert_to_tensor(x), mesh) for x in (indices, updates)
     )
     static = tf.get_static_value(tf.convert_to_tensor(shape))
     if static is not None and np.prod(static, dtype=np.float64) < 2**31:
         # DTensor writes shapes in int32, whatever the indices are in.
         indices = tf.cast(indices, tf.int32)
         shape = tf.constant(static, tf.int32)
-    return pinning.whole(original(indices, updates, shape, **options), mesh)
+    return pinning.replicated(original(indices, updates, shape, **options), mesh)
 
 
 def reverse(
@@ -396,7 +396,7 @@ def where(
     Each device would count through its part, and find another number.
     """
     return original(
-        pinning.whole(tf.convert_to_tensor(condition), mesh), name=name
+        pinning.replicated(tf.convert_to_tensor(condition), mesh), name=name
     )
 
 
@@ -420,8 +420,8 @@ def gather(
     if not batch_dims:
         if not indices.shape.is_fully_defined():
             # Found by `tf.where`: nobody knows how to divide the result.
-            params = pinning.keeping_rows(pinning.whole, params, mesh)
-            indices = pinning.whole(indices, mesh)
+            params = pinning.keeping_rows(pinning.replicated, params, mesh)
+            indices = pinning.replicated(indices, mesh)
         return call(params, indices)
     if (
         tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims
@@ -439,16 +439,16 @@ def gather(
         def gradient(dy: Any) -> Any:
             starts = tf.range(num_batches, dtype=indices.dtype) * length
             positions = starts[:, tf.newaxis] + tf.reshape(
-                pinning.whole(indices, mesh), [num_batches, per_batch]
+                pinning.replicated(indices, mesh), [num_batches, per_batch]
             )
             sums = tf.math.unsorted_segment_sum(
                 tf.reshape(
-                    pinning.whole(dy, mesh), [num_batches * per_batch, *row]
+                    pinning.replicated(dy, mesh), [num_batches * per_batch, *row]
                 ),
                 tf.reshape(positions, [-1]),
                 num_batches * length,
             )
-            return pinning.whole(tf.reshape(sums, params.shape), mesh), None
+            return pinning.replicated(tf.reshape(sums, params.shape), mesh), None
 
         return call(params, indices), gradient
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 Axes = tuple[str | None, ...]
 
 
-def spelled_out(equation: str, ranks: Sequence[int]) -> str:
+def without_ellipsis(equation: str, ranks: Sequence[int]) -> str:
     """Returns the equation with labels for what an ellipsis stands for.
 
     DTensor does not know ellipses.
 
-    >>> spelled_out("...x,xy->...y", (3, 2))
+    >>> without_ellipsis("...x,xy->...y", (3, 2))
     'ABx,xy->ABy'
 
     Args:
@@ -36,13 +36,13 @@ def spelled_out(equation: str, ranks: Sequence[int]) -> str:
     return equation.replace("...", "".join(free[: hidden.pop()]))
 
 
-def sums_several(equation: str) -> bool:
+def sums_several_labels(equation: str) -> bool:
     """Whether two operands have several labels that the result has not.
 
     DTensor may find one divided in the first operand and the next one, by the
     same axis, in the second, and then adds up wrong pairs.
 
-    >>> sums_several("abde,dec->abc"), sums_several("abc,cde->abde")
+    >>> sums_several_labels("abde,dec->abc"), sums_several_labels("abc,cde->abde")
     (True, False)
 
     Args:
@@ -51,14 +51,14 @@ def sums_several(equation: str) -> bool:
     return len(_summed(equation)) > 1
 
 
-def first_may_be_divided(equation: str) -> list[bool]:
+def first_dim_may_be_sharded(equation: str) -> list[bool]:
     """Whether the first dimension of each operand may stay divided.
 
     If the others are whole, at most one summed label is divided then.
 
-    >>> first_may_be_divided("abde,dec->abc")
+    >>> first_dim_may_be_sharded("abde,dec->abc")
     [True, True]
-    >>> first_may_be_divided("abc,bad->cd")
+    >>> first_dim_may_be_sharded("abc,bad->cd")
     [True, False]
     """
     first, second = (

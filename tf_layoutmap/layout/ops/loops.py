@@ -29,17 +29,17 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.ops.corrections import evaluated
 
 
-def where() -> str:
+def location() -> str:
     """Returns in which layer a loop or an array is, for messages."""
     scope = tf.get_current_name_scope()
     return f"in {scope!r}" if scope else "outside of any layer"
 
 
-def unknown_steps() -> str:
+def unknown_steps_message() -> str:
     """Returns what is said of a loop that cannot be unrolled."""
     return (
         "DTensor cannot place a loop on a mesh whose number of steps is not "
-        f"known while it is traced. Received: one {where()}. Give its input "
+        f"known while it is traced. Received: one {location()}. Give its input "
         "a static number of time steps (or elements), or run the layer "
         "outside the scope."
     )
@@ -75,7 +75,7 @@ class UnrolledArray:
         self._colocate_with_first_write_call = colocate_with_first_write_call
         length = evaluated(0 if size is None else size)
         if length is None:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
         self._items: list[Any] = [None] * int(length)
 
     def _with(self, items: Sequence[Any]) -> tf.TensorArray:
@@ -100,7 +100,7 @@ class UnrolledArray:
         raise errors.UnsupportedByDTensorError(
             "On a mesh a tf.TensorArray cannot leave a tf.cond, or enter a "
             "loop whose number of steps is not known while it is traced. "
-            f"Received: one {where()}."
+            f"Received: one {location()}."
         )
 
     handle = None
@@ -163,7 +163,7 @@ class UnrolledArray:
         if static is None:
             raise errors.UnsupportedByDTensorError(
                 "On a mesh the index of TensorArray.write must be known "
-                f"while a function is traced. Received: {index}, {where()}."
+                f"while a function is traced. Received: {index}, {location()}."
             )
         return self._written([static], [value])
 
@@ -200,11 +200,11 @@ class UnrolledArray:
         )
 
     def unstack(self, value: Any, name: str | None = None) -> tf.TensorArray:
-        value = _first_whole(
+        value = _with_full_first_dim(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         if value.shape.rank is None or value.shape[0] is None:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
         items = [self._checked(x) for x in tf.unstack(value, name=name)]
         if not self._dynamic_size and len(items) > len(self._items):
             raise ValueError(
@@ -221,9 +221,9 @@ class UnrolledArray:
             raise errors.UnsupportedByDTensorError(
                 "On a mesh the indices of TensorArray.scatter must be known "
                 f"while a function is traced. Received: {indices}, "
-                f"{where()}."
+                f"{location()}."
             )
-        value = _first_whole(
+        value = _with_full_first_dim(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         return self._written(
@@ -238,9 +238,9 @@ class UnrolledArray:
             raise errors.UnsupportedByDTensorError(
                 "On a mesh the lengths of TensorArray.split must be known "
                 f"while a function is traced. Received: {lengths}, "
-                f"{where()}."
+                f"{location()}."
             )
-        value = pinning.whole(
+        value = pinning.replicated(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         return self._with(
@@ -254,7 +254,7 @@ class UnrolledArray:
         del name
 
 
-def _first_whole(x: Any, mesh: Mesh | None) -> Any:
+def _with_full_first_dim(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with its first dimension whole and the others as they are.
 
     It is taken apart. Behind it a batch may be cut, as in recurrent layers.
@@ -271,7 +271,7 @@ def _first_whole(x: Any, mesh: Mesh | None) -> Any:
 
 
 # A longer loop would be compiled for hours.
-MOST_STEPS = 2000
+MAX_STEPS = 2000
 
 
 def while_loop(
@@ -340,7 +340,7 @@ def _unrolled(
             mesh, "it does not know the number of steps of a loop"
         )
         if has_arrays:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
         return original(
             cond,
             body,
@@ -351,10 +351,10 @@ def _unrolled(
         )
     steps = 0
     while more and (most is None or steps < most):
-        if steps == MOST_STEPS:
+        if steps == MAX_STEPS:
             raise errors.UnsupportedByDTensorError(
-                f"A loop on a mesh has at most {MOST_STEPS} steps, because "
-                f"each is compiled. Received: more, {where()}. Shorten the "
+                f"A loop on a mesh has at most {MAX_STEPS} steps, because "
+                f"each is compiled. Received: more, {location()}. Shorten the "
                 "sequences, or take the layer out of the scope."
             )
         after = body(*values)
@@ -376,7 +376,7 @@ def _unrolled(
         steps += 1
         more = evaluated(cond(*values))
         if more is None:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
     if not return_same_structure and len(values) == 1:
         return values[0]
     return values
@@ -424,7 +424,7 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     lengths = options.get("input_length")
     if (
         steps
-        and steps <= MOST_STEPS
+        and steps <= MAX_STEPS
         and (lengths is None or isinstance(lengths, int))
     ):
         options["unroll"] = True

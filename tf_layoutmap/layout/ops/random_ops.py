@@ -104,7 +104,7 @@ def seeded(
     if mesh is None and tf.is_symbolic_tensor(drawn):
         # Of a mesh that the program has not passed to this package.
         return drawn
-    return pinning.whole(drawn, mesh)
+    return pinning.replicated(drawn, mesh)
 
 
 def stateless(
@@ -113,10 +113,10 @@ def stateless(
     """Draws all numbers on every device, unless in `drawn_in_parts`."""
     if _in_parts.get():
         return original(*args, **kwargs)
-    return pinning.whole(original(*args, **kwargs), mesh)
+    return pinning.replicated(original(*args, **kwargs), mesh)
 
 
-def drawn_in_blocks() -> AbstractContextManager[None]:
+def sharded_draws() -> AbstractContextManager[None]:
     """While open, devices draw their own parts: first values of weights."""
     return _in_parts.set_to(True)
 

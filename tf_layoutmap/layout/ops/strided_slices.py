@@ -19,11 +19,11 @@ import tensorflow as tf
 from tf_layoutmap.layout.mesh import errors, pinning
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.ops.corrections import entries, is_shape, known
-from tf_layoutmap.layout.ops.loops import where
+from tf_layoutmap.layout.ops.loops import location
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class DimSlice:
     """What is taken of one dimension.
 
     Attributes:
@@ -39,10 +39,10 @@ class Part:
     index: Any = None
 
 
-WHOLE = Part()
+FULL = DimSlice()
 
 
-def written_out(
+def expand_slice(
     rank: int,
     begin: Sequence[Any],
     end: Sequence[Any],
@@ -53,10 +53,10 @@ def written_out(
     ellipsis_mask: int = 0,
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
-) -> tuple[list[Part], list[int]] | None:
+) -> tuple[list[DimSlice], list[int]] | None:
     """Returns a slice with every dimension named.
 
-    >>> parts, added = written_out(  # Of three dimensions, x[None, 1, 2:]
+    >>> parts, added = expand_slice(  # Of three dimensions, x[None, 1, 2:]
     ...     3, [0, 1, 2], [0, 2, 0], [1, 1, 1], end_mask=4, new_axis_mask=1,
     ...     shrink_axis_mask=2)
     >>> [(part.start, part.index) for part in parts], added
@@ -82,35 +82,35 @@ def written_out(
     missing = rank - (len(strides) - len(dots) - len(new))
     if len(dots) > 1 or missing < 0:
         return None
-    parts: list[Part] = []
+    parts: list[DimSlice] = []
     added: list[int] = []
     position = 0
     for i, (start, stop, step) in enumerate(zip(begin, end, strides)):
         if i in dots:
-            parts += [WHOLE] * missing
+            parts += [FULL] * missing
             position += missing
         elif i in new:
             added.append(position)
             position += 1
         elif shrink_axis_mask >> i & 1:
-            parts.append(Part(step=step, index=start))
+            parts.append(DimSlice(step=step, index=start))
         else:
             parts.append(
-                Part(
+                DimSlice(
                     None if begin_mask >> i & 1 else start,
                     None if end_mask >> i & 1 else stop,
                     step,
                 )
             )
             position += 1
-    return parts + [WHOLE] * (rank - len(parts)), added
+    return parts + [FULL] * (rank - len(parts)), added
 
 
-def counted_from_the_front(part: Part, size: int | None) -> Part:
+def normalized(part: DimSlice, size: int | None) -> DimSlice:
     """Returns the same part of `size` elements, whole where it is.
 
-    >>> counted_from_the_front(Part(-3, 8), 8)
-    Part(start=5, end=8, step=1, index=None)
+    >>> normalized(DimSlice(-3, 8), 8)
+    DimSlice(start=5, end=8, step=1, index=None)
     """
     values = (part.start, part.end, part.step)
     if (
@@ -122,12 +122,12 @@ def counted_from_the_front(part: Part, size: int | None) -> Part:
         return part
     start, end, step = slice(*values).indices(size)
     if (start, end, step) == (0, size, 1):
-        return WHOLE
+        return FULL
     # Behind the first element there is no number: -1 is the last one.
-    return Part(start, None if end < 0 else end, step)
+    return DimSlice(start, None if end < 0 else end, step)
 
 
-def arguments(parts: Sequence[Part]) -> dict[str, Any]:
+def arguments(parts: Sequence[DimSlice]) -> dict[str, Any]:
     """Returns the arguments of `tf.strided_slice` for such parts."""
     indexed = [part.index is not None for part in parts]
     starts = [
@@ -174,7 +174,7 @@ def strided_slice(
         return pin(original(pin(x), begin, end, strides, name=name, **masks))
     parts, added = written
     _check_sizes(parts, x)
-    if not added or any(part != WHOLE for part in parts):
+    if not added or any(part != FULL for part in parts):
         pin = _pin_for(parts, mesh)
         x = pin(original(pin(x), name=name, **arguments(parts)))
     for axis in added:
@@ -192,7 +192,7 @@ def _refuse_in_loops() -> None:
         raise errors.UnsupportedByDTensorError(
             "DTensor cannot reverse a dimension in a loop whose number of "
             "steps is not known while it is traced. Received: a slice with a "
-            f"negative stride {where()}. Reverse it before or after the loop, "
+            f"negative stride {location()}. Reverse it before or after the loop, "
             "or make the number of steps a Python int."
         )
 
@@ -261,7 +261,7 @@ def strided_slice_update(
 
 def _written(
     shape: Any, begin: Any, end: Any, strides: Any, masks: dict[str, int]
-) -> tuple[list[Part], list[int]] | None:
+) -> tuple[list[DimSlice], list[int]] | None:
     """Returns what is taken; None for what TensorFlow refuses."""
     shape = tf.TensorShape(shape)
     begin, end, strides = (entries(v) for v in (begin, end, strides))
@@ -271,17 +271,17 @@ def _written(
         any(isinstance(step, int) and step == 0 for step in strides)
     ):
         return None
-    written = written_out(shape.rank, begin, end, strides, **masks)
+    written = expand_slice(shape.rank, begin, end, strides, **masks)
     if written is None:
         return None
     parts, added = written
     for part, size in zip(parts, shape):
         if part.index is not None and not _is_inside(part, size):
             return None
-    return list(map(counted_from_the_front, parts, shape)), added
+    return list(map(normalized, parts, shape)), added
 
 
-def _is_inside(part: Part, size: int | None) -> bool:
+def _is_inside(part: DimSlice, size: int | None) -> bool:
     if (
         isinstance(part.index, int)
         and size is not None
@@ -291,7 +291,7 @@ def _is_inside(part: Part, size: int | None) -> bool:
     return not isinstance(part.step, int) or part.step > 0
 
 
-def _check_sizes(parts: list[Part], x: Any) -> None:
+def _check_sizes(parts: list[DimSlice], x: Any) -> None:
     """Raises a ValueError if it is not known how much is taken."""
     for axis, part in enumerate(parts):
         computed = [
@@ -312,10 +312,10 @@ def _without(x: Any, added: list[int]) -> Any:
     return tf.squeeze(x, added) if added else x
 
 
-def _pin_for(parts: list[Part], mesh: Mesh | None) -> Callable[[Any], Any]:
+def _pin_for(parts: list[DimSlice], mesh: Mesh | None) -> Callable[[Any], Any]:
     """Returns what makes whole the dimensions that are read backwards."""
 
-    def is_forward(part: Part) -> bool:
+    def is_forward(part: DimSlice) -> bool:
         return part.index is not None or (
             isinstance(part.step, int) and part.step > 0
         )
@@ -323,14 +323,14 @@ def _pin_for(parts: list[Part], mesh: Mesh | None) -> Callable[[Any], Any]:
     if all(map(is_forward, parts)):
         return lambda x: x
     if parts[0].index is not None or not is_forward(parts[0]):
-        return lambda x: pinning.whole(x, mesh)
-    return lambda x: pinning.whole_samples(x, mesh)
+        return lambda x: pinning.replicated(x, mesh)
+    return lambda x: pinning.unsharded_samples(x, mesh)
 
 
 def _pin_of_unknown(strides: Any, mesh: Mesh | None) -> Callable[[Any], Any]:
     if _goes_forward(strides):
         return lambda x: x
-    return lambda x: pinning.whole(x, mesh)
+    return lambda x: pinning.replicated(x, mesh)
 
 
 def _goes_forward(strides: Any) -> bool:

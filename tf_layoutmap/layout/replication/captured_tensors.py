@@ -172,6 +172,6 @@ def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
     """
     mesh = tracing.mesh_of_operation()
     for x in inputs if mesh is None else ():
-        if pinning.on_own_mesh(x):
+        if pinning.on_registered_mesh(x):
             return dtensor.fetch_layout(x).mesh
     return mesh

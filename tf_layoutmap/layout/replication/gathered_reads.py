@@ -16,7 +16,7 @@ from tf_layoutmap.layout.mesh.variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
-_now: ThreadValue[GatheredReads | None] = ThreadValue(None)
+_current: ThreadValue[GatheredReads | None] = ThreadValue(None)
 _in_layer = ThreadValue(False)
 
 
@@ -33,7 +33,7 @@ class GatheredReads:
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """While open, what this thread traces reads variables whole."""
-        with _now.set_to(self), tracing.with_replicated_batches():
+        with _current.set_to(self), tracing.with_replicated_batches():
             yield
 
     def read(
@@ -63,11 +63,11 @@ class GatheredReads:
             return (
                 value
                 if not axes
-                else gathered_along(axes, value, layout, divides_gradient=False)
+                else gathered_along(axes, value, layout, shards_gradient=False)
             )
 
 
-def of_layer() -> contextlib.AbstractContextManager[None]:
+def gathering_layer_call() -> contextlib.AbstractContextManager[None]:
     """While open, a layer of tf_keras is called that needs weights whole.
 
     Weights of Keras 3 find out by themselves whose they are.
@@ -75,21 +75,21 @@ def of_layer() -> contextlib.AbstractContextManager[None]:
     return _in_layer.set_to(True)
 
 
-def in_such_a_layer() -> bool:
-    """Whether this thread is inside of `of_layer`."""
+def in_gathering_layer() -> bool:
+    """Whether this thread is inside of `gathering_layer_call`."""
     return _in_layer.get()
 
 
-def now() -> GatheredReads | None:
+def current() -> GatheredReads | None:
     """Returns what the function reads by that this thread traces, or None."""
-    return _now.get()
+    return _current.get()
 
 
 def gathered_along(
     axes: set[str],
     tensor: tf.Tensor,
     layout: Layout,
-    divides_gradient: bool = True,
+    shards_gradient: bool = True,
 ) -> tf.Tensor:
     """Returns a tensor of this layout, no longer divided by `axes`.
 
@@ -97,7 +97,7 @@ def gathered_along(
       axes: Of the mesh.
       tensor: The value of a variable.
       layout: Of the variable.
-      divides_gradient: Whether DTensor may compute the gradient in parts.
+      shards_gradient: Whether DTensor may compute the gradient in parts.
 
     The gradient of a lookup stays rows, as that of any table: the gradient of
     DTensor's relayout would add up equal rows, and Keras' optimizers square
@@ -116,7 +116,7 @@ def gathered_along(
         def gradient(dy: Any) -> Any:
             if isinstance(dy, tf.IndexedSlices):
                 return dy
-            if not divides_gradient:
+            if not shards_gradient:
                 return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
             # As DTensor has it.
             return dtensor.relayout_like(dy, whole)

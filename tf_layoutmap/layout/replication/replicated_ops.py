@@ -53,11 +53,11 @@ class ReplicationMarks:
 
     def __init__(self):
         self.extents: dict[str, Extent] = {}
-        self.refused = False
+        self.is_named = False
 
     def applied(self, mesh: Mesh) -> AbstractContextManager[None]:
         """While open, functions that this thread traces heed these marks."""
-        return _trace.set_to(_Trace(self, mesh) if self.refused else None)
+        return _trace.set_to(_Trace(self, mesh) if self.is_named else None)
 
 
 class _Trace:
@@ -150,7 +150,7 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
         return x
     # What is relaid must not be relaid for it again.
     with _trace.set_to(None):
-        pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples
+        pin = pinning.replicated if extent == Extent.ALL else pinning.unsharded_samples
         return (
             pinning.keeping_rows(pin, x, mesh) if keeps_rows else pin(x, mesh)
         )
@@ -238,7 +238,7 @@ def replicated_inputs(
     """
     if not can_run_replicated(message, operation, inputs):
         return None
-    whole = [pinning.whole(x, None) for x in inputs]
+    whole = [pinning.replicated(x, None) for x in inputs]
     if operation not in _told:
         _told.add(operation)
         warnings.warn(

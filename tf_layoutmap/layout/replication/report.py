@@ -20,7 +20,7 @@ ALL = "everything, with all weights gathered"
 
 
 @dataclasses.dataclass(frozen=True)
-class ComputedWhole:
+class ReplicatedOp:
     """An operation that every device computes whole.
 
     Attributes:
@@ -49,22 +49,22 @@ class ComputedWhole:
 
 
 def replicated_ops_of_graph(
-    graph: Any, model: Any, why_refused: Callable[[str], str | None]
-) -> tuple[ComputedWhole, ...]:
+    graph: Any, model: Any, reason_of: Callable[[str], str | None]
+) -> tuple[ReplicatedOp, ...]:
     """Returns what every device computes whole in the graph of a step.
 
     Args:
       graph: Of a step on a mesh.
       model: Of Keras 3 or tf_keras, whose layers are named.
-      why_refused: What DTensor said of an operation, by its name; None of one
+      reason_of: What DTensor said of an operation, by its name; None of one
         that it divides.
 
     Returns:
       One entry for each operation, layer and reason, the largest first.
     """
-    found: dict[tuple, ComputedWhole] = {}
+    found: dict[tuple, ReplicatedOp] = {}
     for op in graph.get_operations():
-        why = why_refused(op.name)
+        why = reason_of(op.name)
         if (
             why is None
             and dtensor_ops.is_replicated_op(op.type)
@@ -76,7 +76,7 @@ def replicated_ops_of_graph(
         layer = errors.layer_of(op.name, model)
         size = sum(map(_num_bytes, [*op.inputs, *op.outputs]))
         key = op.type, layer, why
-        so_far = found.get(key, ComputedWhole(*key, 0, 0))
+        so_far = found.get(key, ReplicatedOp(*key, 0, 0))
         found[key] = dataclasses.replace(
             so_far,
             bytes_per_device=so_far.bytes_per_device + size,
@@ -90,12 +90,12 @@ def replicated_ops_of_graph(
     )
 
 
-def report_of_function(reads: GatheredReads, why: str) -> ComputedWhole:
+def report_of_function(reads: GatheredReads, why: str) -> ReplicatedOp:
     """Returns the entry of a function that every device computes whole."""
-    return ComputedWhole(ALL, None, why, sum(reads.bytes.values()))
+    return ReplicatedOp(ALL, None, why, sum(reads.bytes.values()))
 
 
-def _gathered(model: Any) -> Iterator[ComputedWhole]:
+def _gathered(model: Any) -> Iterator[ReplicatedOp]:
     """Finds layers that are given all of their divided weights."""
     told = set()
     for layer in model._flatten_layers(include_self=False):
@@ -111,7 +111,7 @@ def _gathered(model: Any) -> Iterator[ComputedWhole]:
         ]
         told.update(map(id, divided))
         if divided:
-            yield ComputedWhole(
+            yield ReplicatedOp(
                 "gather of weights",
                 repr(layer.name),
                 "DTensor has them whole only",
@@ -120,7 +120,7 @@ def _gathered(model: Any) -> Iterator[ComputedWhole]:
             )
 
 
-def message(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
+def message(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> str:
     """Returns what is computed whole, in words."""
     shown = "; ".join(map(str, found[:_SHOWN]))
     if len(found) > _SHOWN:
@@ -133,11 +133,11 @@ def message(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
 
 # What the steps of a model were found to compute whole, by kind of step.
 _of_models: weakref.WeakKeyDictionary[
-    Any, dict[str, tuple[ComputedWhole, ...]]
+    Any, dict[str, tuple[ReplicatedOp, ...]]
 ] = weakref.WeakKeyDictionary()
 
 
-def replicated_ops_of_model(model: Any) -> tuple[ComputedWhole, ...]:
+def replicated_ops_of_model(model: Any) -> tuple[ReplicatedOp, ...]:
     """Returns what the steps of `model` that ran compute whole."""
     kinds = _of_models.get(model, {})
     return tuple(
@@ -145,7 +145,7 @@ def replicated_ops_of_model(model: Any) -> tuple[ComputedWhole, ...]:
     )
 
 
-def record(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
+def record(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> None:
     """Notes what a step computes whole; warns when there is something new."""
     kinds = _of_models.setdefault(model, {})
     is_new = not set(found) <= set(kinds.get(kind, ()))

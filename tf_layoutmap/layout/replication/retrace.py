@@ -55,7 +55,7 @@ class UnshardableOps:
         if operation is None or graph is None:
             return False
         name = self._name(str(error), operation, graph)
-        is_first, self.marks.refused = not self.marks.refused, True
+        is_first, self.marks.is_named = not self.marks.is_named, True
         if name is None and is_first:
             # The next error names it.
             return True
@@ -140,7 +140,7 @@ class RetracedFunction:
         self.model = model
         self.kind = kind
         self._make = make
-        self._function = self._made()
+        self._function = self._new_function()
         self._mesh = context.mesh
         self._is_strict = getattr(context.layout_map, "strict", False)
         self._refused = UnshardableOps()
@@ -157,32 +157,32 @@ class RetracedFunction:
                 args, kwargs = replicated_arguments(args, kwargs)
             traces = self._function.experimental_get_tracing_count()
             try:
-                with self._more_of_it_whole():
+                with self._marks_applied():
                     if self._is_strict:
-                        self._refuse_whole_operations(*args, **kwargs)
+                        self._raise_if_replicated(*args, **kwargs)
                     outputs = self._function(*args, **kwargs)
             except tf.errors.OpError as error:
-                if self._is_strict or not self._may_try_again(
+                if self._is_strict or not self._should_retrace(
                     error, functools.partial(self.graph, *args, **kwargs)
                 ):
                     raise
-                self._function = self._made()
+                self._function = self._new_function()
                 continue
             if self._function.experimental_get_tracing_count() > traces:
                 report.record(
-                    self._computed_whole(self.graph(*args, **kwargs)),
+                    self._replicated_ops(self.graph(*args, **kwargs)),
                     self.model,
                     self.kind,
                 )
             return outputs
 
-    def _made(self) -> Any:
+    def _new_function(self) -> Any:
         function = self._make()
         setattr(function, _OF_A_STEP, True)
         return function
 
     @contextlib.contextmanager
-    def _more_of_it_whole(self) -> Iterator[None]:
+    def _marks_applied(self) -> Iterator[None]:
         with (
             self._refused.marks.applied(self._mesh),
             (
@@ -193,7 +193,7 @@ class RetracedFunction:
         ):
             yield
 
-    def _may_try_again(
+    def _should_retrace(
         self, error: tf.errors.OpError, graph: Callable[[], Any]
     ) -> bool:
         """Whether the next trace has more of the function whole."""
@@ -212,7 +212,7 @@ class RetracedFunction:
         except Exception:  # The trace itself failed; its error is raised.
             return None
 
-    def _computed_whole(self, graph: Any) -> tuple[Any, ...]:
+    def _replicated_ops(self, graph: Any) -> tuple[Any, ...]:
         if self._reads is not None:
             return (report.report_of_function(self._reads, self._finding),)
         return (
@@ -223,11 +223,11 @@ class RetracedFunction:
             )
         )
 
-    def _refuse_whole_operations(self, *args: Any, **kwargs: Any) -> None:
+    def _raise_if_replicated(self, *args: Any, **kwargs: Any) -> None:
         graph = self.graph(*args, **kwargs)
         if graph is None or graph in self._accepted:
             return
-        found = self._computed_whole(graph)
+        found = self._replicated_ops(graph)
         if found:
             raise errors.UnsupportedByDTensorError(
                 report.message(found, self.model, self.kind)
@@ -245,6 +245,6 @@ def is_step_function(function: Any) -> bool:
 def replicated_arguments(args: Any, kwargs: Any) -> Any:
     """Returns arguments of a function, those on a mesh replicated."""
     return tf.nest.map_structure(
-        lambda x: pinning.whole(x, None) if pinning.on_mesh(x) else x,
+        lambda x: pinning.replicated(x, None) if pinning.on_mesh(x) else x,
         (args, kwargs),
     )

@@ -88,7 +88,7 @@ class _OnMesh:
     def _run(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if self._reads is None:
             try:
-                return self._run_divided(args, kwargs, mesh)
+                return self._run_sharded(args, kwargs, mesh)
             except TraceAgain as found:
                 why, error = found.why or "", None
             except tf.errors.OpError as raised:
@@ -96,10 +96,10 @@ class _OnMesh:
                 if finding is None:
                     raise
                 why, error = finding, raised
-            return self._run_first_time_whole(args, kwargs, why, error)
-        return self._run_whole(self._reads, self.copy, args, kwargs)
+            return self._run_replicated_first_time(args, kwargs, why, error)
+        return self._run_replicated(self._reads, self.copy, args, kwargs)
 
-    def _run_divided(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
+    def _run_sharded(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
             return self._original(self.copy, *args, **kwargs)
         with (
@@ -108,18 +108,18 @@ class _OnMesh:
         ):
             return self._original(self.copy, *args, **kwargs)
 
-    def _run_whole(
+    def _run_replicated(
         self, reads: GatheredReads, function: Any, args: Any, kwargs: Any
     ) -> Any:
         args, kwargs = retrace.replicated_arguments(args, kwargs)
         with (
             _mesh_only(self._mesh),
-            tracing.at_stage(TraceStage.WHOLE),
+            tracing.at_stage(TraceStage.REPLICATED),
             reads.applied(),
         ):
             return self._original(function, *args, **kwargs)
 
-    def _run_first_time_whole(
+    def _run_replicated_first_time(
         self, args: Any, kwargs: Any, why: str, error: Any
     ) -> Any:
         refusal = errors.error_of_function(
@@ -129,7 +129,7 @@ class _OnMesh:
             raise refusal from error
         reads, function = GatheredReads(), self._function._clone(None)
         try:
-            outputs = self._run_whole(reads, function, args, kwargs)
+            outputs = self._run_replicated(reads, function, args, kwargs)
         except Exception:
             # What it was refused for first is what the user can change.
             raise refusal from error
