@@ -35,7 +35,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-@pytest.mark.filterwarnings("ignore:DTensor cannot divide an eager")
+@pytest.mark.filterwarnings("ignore:DTensor cannot shard an eager")
 def test_operations_and_their_gradients(name):
     def both(x):
         with tf.GradientTape() as tape:

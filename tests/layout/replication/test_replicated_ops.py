@@ -167,7 +167,7 @@ def test_it_is_said_once_with_layer_operation_reason_and_bytes():
     )
     report = layout_map.explain(model)
     assert [one.operation for one in report.computed_whole] == ["Roll"]
-    assert "Computed whole on every device: 2 Roll" in str(report)
+    assert "Replicated on every device: 2 Roll" in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)
         pairs.fit(model, epochs=1)
