@@ -20,7 +20,7 @@ MESH = mesh_of(batch=2, model=2)
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch):
-    monkeypatch.setattr(replicated_ops, "_told", set())
+    monkeypatch.setattr(replicated_ops, "_warned", set())
 
 
 def images(*axes):

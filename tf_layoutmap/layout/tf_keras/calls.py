@@ -158,7 +158,8 @@ def call_layer(
     ):
         return original(layer, *args, **kwargs)
     if not gathered_reads.in_gathering_layer() and (
-        gathered_reads.current() is not None or assignments.gathers_weights(layer)
+        gathered_reads.current() is not None
+        or assignments.gathers_weights(layer)
     ):
         with gathered_reads.gathering_layer_call():
             return call_layer(original, layer, *args, **kwargs)
