@@ -226,7 +226,7 @@ def assign(
     """
     mesh = layout_map.mesh_in_use()
     sizes = mesh_sizes(mesh)
-    made: dict[tuple[str | None, ...], Layout] = {}
+    layouts: dict[tuple[str | None, ...], Layout] = {}
     assigned = []
     owned = (
         zip(variables, ((owner, False) for owner in owners))
@@ -242,7 +242,7 @@ def assign(
             match = _find(layout_map, variable, owner, names, paths)
         if isinstance(given, Layout):
             axes = axes_of_layout(given)
-            made[axes] = given
+            layouts[axes] = given
         elif given is not None:
             # A TensorLayout that was passed to `add_weight`.
             axes = tuple(given.axes)
@@ -272,9 +272,9 @@ def assign(
             )
         layout, held = None, 0
         if not problems:
-            layout = made.get(axes)
+            layout = layouts.get(axes)
             if layout is None:
-                layout = made[axes] = dtensor.Layout(
+                layout = layouts[axes] = dtensor.Layout(
                     [dtensor.UNSHARDED if a is None else a for a in axes], mesh
                 )
             held = num_bytes(

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.ops.strided_slices import (
     arguments,
-    normalized,
     expand_slice,
+    normalized,
 )
 
 NAMES = {None: "new_axis", Ellipsis: "ellipsis"}

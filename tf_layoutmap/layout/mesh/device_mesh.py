@@ -185,13 +185,15 @@ def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
     if isinstance(mesh, Mesh):
         register_mesh(mesh)
         return mesh
-    made = _meshes.get(check_mesh("device_mesh", mesh))
-    if made is None:
+    result = _meshes.get(check_mesh("device_mesh", mesh))
+    if result is None:
         devices = np.asarray(mesh.devices)
         check_grid(mesh.shape, mesh.axis_names, devices)
-        made = _meshes[mesh] = _make(mesh.shape, mesh.axis_names, devices)
-        register_mesh(made)
-    return made
+        result = _meshes[mesh] = _create_mesh(
+            mesh.shape, mesh.axis_names, devices
+        )
+        register_mesh(result)
+    return result
 
 
 def check_mesh(argument: str, mesh: Any) -> Any:
@@ -205,7 +207,7 @@ def check_mesh(argument: str, mesh: Any) -> Any:
     )
 
 
-def _make(
+def _create_mesh(
     shape: Sequence[int], axis_names: Sequence[str], devices: np.ndarray
 ) -> Mesh:
     dims = list(zip(axis_names, map(int, shape)))

@@ -18,7 +18,7 @@ from tf_layoutmap.layout.mesh import pinning, tracing, transfer
 
 
 def writing(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], replacement: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Returns the replacement for a method that writes to a variable."""
 
@@ -28,7 +28,7 @@ def writing(
         # Variables on a mesh and in graphs of TensorFlow 1 are not changed.
         if pinning.DEVICE in handle.device or tf.is_symbolic_tensor(handle):
             return original(variable, *args, **kwargs)
-        return ours(variable, *args, **kwargs)
+        return replacement(variable, *args, **kwargs)
 
     return method
 

@@ -321,13 +321,13 @@ def bias_add(
 
 
 def correct(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], corrected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns a function that calls `ours(mesh, ...)` on a mesh.
+    """Returns a function that calls `corrected(mesh, ...)` on a mesh.
 
     Args:
       original: An op of TensorFlow's Python API.
-      ours: Function that is called with the `dtensor.Mesh` of the trace (None
+      corrected: Function that is called with the `dtensor.Mesh` of the trace (None
         in eager mode) and the arguments of `original`.
     """
 
@@ -344,7 +344,7 @@ def correct(
             applies = mesh is not None and not tracing.is_replicated()
         if not applies:
             return original(*args, **kwargs)
-        return ours(mesh, *args, **kwargs)
+        return corrected(mesh, *args, **kwargs)
 
     return wrapper
 

@@ -288,12 +288,12 @@ def while_loop(
     return _unrolled(mesh, original, cond, body, loop_vars, **options)
 
 
-def array_for_graphs(original: type, ours: Any) -> type:
+def array_for_graphs(original: type, corrected: Any) -> type:
     """Returns a subclass of TensorFlow's array implementation for graphs.
 
     Its constructor returns an `UnrolledArray` on a mesh.
     """
-    del ours
+    del corrected
 
     class GraphTensorArray(original):
         """TensorFlow's array implementation, or an `UnrolledArray`."""

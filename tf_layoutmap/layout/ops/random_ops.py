@@ -31,33 +31,33 @@ _draws_shards = ThreadValue(False)
 
 
 def correct(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], corrected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns a function that calls `ours(mesh, ...)` on a mesh.
+    """Returns a function that calls `corrected(mesh, ...)` on a mesh.
 
     Unlike `corrections.correct`, it also corrects an eager op that runs on a
     mesh without inputs on the mesh, because a random op may need only a shape.
 
     Args:
       original: An op of TensorFlow's Python API.
-      ours: Function that is called as `ours(mesh, ...)` with the arguments of
+      corrected: Function that is called as `corrected(mesh, ...)` with the arguments of
         `original`.
     """
-    by_inputs = corrections.correct(original, ours)
+    by_inputs = corrections.correct(original, corrected)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             mesh = tracing.mesh_of_operation()
             if mesh is not None:
-                return ours(mesh, *args, **kwargs)
+                return corrected(mesh, *args, **kwargs)
         return by_inputs(*args, **kwargs)
 
     return wrapper
 
 
 def correct_on_all_meshes(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], corrected: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Returns the correction of an op that DTensor does not support.
 
@@ -68,10 +68,10 @@ def correct_on_all_meshes(
 
     Args:
       original: An op of TensorFlow's Python API.
-      ours: Function that is called as `ours(mesh, ...)` with the arguments of
+      corrected: Function that is called as `corrected(mesh, ...)` with the arguments of
         `original`.
     """
-    on_registered_meshes = correct(original, ours)
+    on_registered_meshes = correct(original, corrected)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ def correct_on_all_meshes(
         if not tf.executing_eagerly() or any(
             map(pinning.on_mesh, (*args, *kwargs.values()))
         ):
-            return ours(None, *args, **kwargs)
+            return corrected(None, *args, **kwargs)
         with tf.device("CPU:0"):
             return original(*args, **kwargs)
 
@@ -97,12 +97,12 @@ def uniform(
     DTensor rejects the names of TensorFlow's ops.
     """
     signature = inspect.signature(original)
-    ours = (
+    op = (
         ops.random_uniform_int
         if "maxval" in signature.parameters
         else ops.random_uniform
     )
-    return seeded(ours, mesh, **signature.bind(*args, **kwargs).arguments)
+    return seeded(op, mesh, **signature.bind(*args, **kwargs).arguments)
 
 
 def seeded(

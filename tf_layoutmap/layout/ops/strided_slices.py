@@ -65,7 +65,7 @@ def expand_slice(
 ) -> tuple[list[DimSlice], list[int]] | None:
     """Converts the arguments of `tf.strided_slice` to a slice per dimension.
 
-    >>> parts, added = expand_slice(  # Of three dimensions, x[None, 1, 2:]
+    >>> parts, added = expand_slice(  # x[None, 1, 2:], rank 3
     ...     3, [0, 1, 2], [0, 2, 0], [1, 1, 1], end_mask=4, new_axis_mask=1,
     ...     shrink_axis_mask=2)
     >>> [(part.start, part.index) for part in parts], added

@@ -38,10 +38,10 @@ _COPIES = "_copies_on_meshes"
 _host_inputs: dict[str, list[int]] = {}
 
 
-def made_as_it_is(original: Any, ours: Callable[..., Any]) -> Any:
-    """Returns `ours` without a wrapper, because each eager op calls it."""
+def made_as_it_is(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Returns `replacement` without a wrapper, because each eager op calls it."""
     del original
-    return ours
+    return replacement
 
 
 def run_fast(original: Callable[..., Any], *args: Any) -> Any:

@@ -140,11 +140,11 @@ def create(
         **(given.get("attrs") or {}),
         NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
     }
-    made = original(graph, op_type, inputs, **given)
+    op = original(graph, op_type, inputs, **given)
     if extent is not None:
-        for x in made.outputs:
+        for x in op.outputs:
             trace.results[id(x)] = x, extent
-    return made
+    return op
 
 
 def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
