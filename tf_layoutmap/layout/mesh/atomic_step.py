@@ -138,7 +138,7 @@ def tensors_of_gradient(gradient: Any) -> list[Any]:
 
 
 def rebuilt_gradient(gradient: Any, parts: Iterator[Any]) -> Any:
-    """Returns a gradient of the same kind, made of the next of `parts`."""
+    """Returns a gradient like `gradient` with tensors from `parts`."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -171,7 +171,14 @@ class AtomicStep:
         self.token: Any = None
 
     def release(self, tensors: list[Any]) -> list[Any]:
-        """Adds the pending writes, which wait for them and for `tensors`."""
+        """Adds the pending writes; they wait for all values and `tensors`.
+
+        Args:
+          tensors: Symbolic tensors.
+
+        Returns:
+          The same tensors, after all of them are computed on all devices.
+        """
         pending = list(self.pending.values())
         self.pending.clear()
         new = [value for _, value in pending]
@@ -183,7 +190,7 @@ class AtomicStep:
         return passed[len(pending) :]
 
     def finish(self) -> None:
-        """Adds the remaining writes; they wait for the gradients if any."""
+        """Adds the remaining writes, which wait for the gradients, if any."""
         if self.token is None:
             if self.pending:
                 self.release([])

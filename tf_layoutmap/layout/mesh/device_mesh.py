@@ -120,7 +120,7 @@ AnyMesh = DevicesInAGrid | Mesh
 def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
     """Checks the arguments of a DeviceMesh.
 
-    Messages begin with the messages of keras.distribution.
+    Each message contains the text of the same error in keras.distribution.
 
     Args:
       shape: Number of devices along each axis.

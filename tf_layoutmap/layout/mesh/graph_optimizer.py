@@ -20,7 +20,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def switched_off() -> Iterator[None]:
-    """Compiles functions that are called inside it without Grappler.
+    """Compiles functions that are called inside the context without Grappler.
 
     Nothing changes if user code has called
     `tf.config.optimizer.set_experimental_options`, because options such as

@@ -95,8 +95,8 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
         except BaseException as raised:
             error = raised
     if error is not None:
-        # This is outside of the scope because it reads queued errors from the
-        # devices.
+        # The error is raised outside of the scope, because `errors_once` runs
+        # operations to read queued errors from the devices.
         with errors.errors_once(mesh):
             raise error
 
@@ -132,7 +132,7 @@ def batch_dim_of_trace() -> str | None:
 
 
 def with_replicated_batches() -> contextlib.AbstractContextManager[None]:
-    """Replicates the batches of functions that this thread traces inside it."""
+    """Replicates the batches of functions traced inside the context."""
     return _trace.set_to((mesh_of_trace(), None))
 
 
@@ -181,7 +181,7 @@ _stage: ThreadValue[tuple[TraceStage | None, bool]] = ThreadValue((None, False))
 def at_stage(
     stage: TraceStage, is_strict: bool = False
 ) -> AbstractContextManager[None]:
-    """Sets the stage of functions that this thread traces inside it."""
+    """Sets the stage of functions that are traced inside the context."""
     return _stage.set_to((stage, is_strict))
 
 

@@ -286,7 +286,7 @@ class PaddedVariable(StoredVariable):
 
     @classmethod
     def of(cls, value: Any, num_rows: int, **options: Any) -> PaddedVariable:
-        """Creates a variable.
+        """Creates a padded variable.
 
         Args:
           value: DTensor including the rows of padding.

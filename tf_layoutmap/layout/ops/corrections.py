@@ -327,8 +327,8 @@ def correct(
 
     Args:
       original: An op of TensorFlow's Python API.
-      corrected: Function that is called with the `dtensor.Mesh` of the trace (None
-        in eager mode) and the arguments of `original`.
+      corrected: Function that is called with the `dtensor.Mesh` of the trace
+        (None in eager mode) and the arguments of `original`.
     """
 
     @functools.wraps(original)

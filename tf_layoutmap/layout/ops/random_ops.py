@@ -40,8 +40,8 @@ def correct(
 
     Args:
       original: An op of TensorFlow's Python API.
-      corrected: Function that is called as `corrected(mesh, ...)` with the arguments of
-        `original`.
+      corrected: Function that is called as `corrected(mesh, ...)` with the
+        arguments of `original`.
     """
     by_inputs = corrections.correct(original, corrected)
 
@@ -68,8 +68,8 @@ def correct_on_all_meshes(
 
     Args:
       original: An op of TensorFlow's Python API.
-      corrected: Function that is called as `corrected(mesh, ...)` with the arguments of
-        `original`.
+      corrected: Function that is called as `corrected(mesh, ...)` with the
+        arguments of `original`.
     """
     on_registered_meshes = correct(original, corrected)
 

@@ -39,7 +39,7 @@ _host_inputs: dict[str, list[int]] = {}
 
 
 def made_as_it_is(original: Any, replacement: Callable[..., Any]) -> Any:
-    """Returns `replacement` without a wrapper, because each eager op calls it."""
+    """Returns `replacement` unwrapped, because each eager op calls it."""
     del original
     return replacement
 

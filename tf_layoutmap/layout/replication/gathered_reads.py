@@ -36,7 +36,7 @@ class GatheredReads:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Gathers variables in functions that this thread traces inside it."""
+        """Gathers variables in functions that are traced in the context."""
         with _current.set_to(self), tracing.with_replicated_batches():
             yield
 
@@ -73,7 +73,7 @@ class GatheredReads:
 
 
 def gathering_layer_call() -> contextlib.AbstractContextManager[None]:
-    """Gathers the weights of a tf_keras layer that is called inside it.
+    """Gathers the weights of a tf_keras layer that is called in the context.
 
     In Keras 3 this is not needed, because weights record their layer.
     """

@@ -58,7 +58,7 @@ class ReplicationMarks:
         self.is_named = False
 
     def applied(self, mesh: Mesh) -> AbstractContextManager[None]:
-        """Applies the marks to functions that this thread traces inside it."""
+        """Applies the marks to functions that are traced in the context."""
         return _trace.set_to(_Trace(self, mesh) if self.is_named else None)
 
 
@@ -193,7 +193,7 @@ _NEVER_GATHERED = frozenset((tf.resource, tf.variant))
 
 
 def strict_eager_ops(is_strict: bool) -> AbstractContextManager[None]:
-    """Disables the replication of eager operations inside it if `is_strict`."""
+    """Disables the replication of eager operations if `is_strict` is true."""
     return _is_strict.set_to(is_strict)
 
 
