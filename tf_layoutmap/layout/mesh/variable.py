@@ -338,11 +338,10 @@ class PaddedVariable(StoredVariable):
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         if not are_slices():
             raise ValueError(
-                "The number of rows must be a multiple of the size of the mesh "
-                "axis to save a variable with DTensorCheckpoint or with "
-                f"several clients. Received: variable {self.name!r} with "
-                f"{self._num_rows} rows. Use tf.train.Checkpoint in a program "
-                "with one client."
+                "DTensorCheckpoint does not support a variable whose number "
+                "of rows is not a multiple of the size of its mesh axis. "
+                f"Received: variable {self.name!r} with {self._num_rows} "
+                "rows. Use tf.train.Checkpoint."
             )
         return super()._gather_saveables_for_checkpoint()
 
