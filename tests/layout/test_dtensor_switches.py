@@ -88,7 +88,7 @@ def test_a_process_that_compiled_first_is_refused_by_trial():
 @pytest.mark.slow
 def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
     check, scope = run(before=MOVE)
-    assert "a relayout moved elements to wrong places" in check
+    assert "a relayout moved elements to wrong positions" in check
     assert f"{ALL_TO_ALL}=0" in check
     assert scope.startswith("refused")
 
