@@ -80,6 +80,10 @@ def fit(model: keras.Model, x: Any = X) -> None:
     model.fit(x, Y, batch_size=4, verbose=0)
 
 
+# A NumPy array: a tensor would initialize TensorFlow's devices.
+IDS = {"word": np.array([1, 2, 3], np.int64)}
+
+
 def embedding() -> tlm.TPUEmbedding:
     config = tf.tpu.experimental.embedding
     table = config.TableConfig(16, 4, name="words")
@@ -91,9 +95,6 @@ def embedding() -> tlm.TPUEmbedding:
     made.dequeue()
     made.apply_gradients({"word": tf.ones([3, 4])})
     return made
-
-
-IDS = {"word": tf.constant([1, 2, 3], tf.int64)}
 
 
 def build_route() -> Callable[[], Any]:

@@ -70,7 +70,7 @@ class Explanation:
       unused: Keys that select no layout, with the reason.
       mesh: Size of each mesh axis.
       unbuilt: Names of layers that are not built yet.
-      computed_whole: A `ReplicatedOp` for each operation that was replicated
+      replicated_ops: A `ReplicatedOp` for each operation that was replicated
         in the steps that ran.
     """
 
@@ -78,7 +78,9 @@ class Explanation:
     unused: dict[str, str]
     mesh: dict[str, int]
     unbuilt: tuple[str, ...]
-    computed_whole: tuple[ReplicatedOp, ...] = ()
+    replicated_ops: tuple[ReplicatedOp, ...] = ()
+
+    computed_whole = lazy.renamed_property("computed_whole", "replicated_ops")
 
     @property
     def ok(self) -> bool:
@@ -162,7 +164,7 @@ class Explanation:
             )
         lines += [
             f"Replicated on every device: {one}."
-            for one in self.computed_whole[:_SHOWN]
+            for one in self.replicated_ops[:_SHOWN]
         ]
         return rich.console.Group(
             table, *(rich.text.Text(line) for line in lines)

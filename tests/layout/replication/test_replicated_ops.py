@@ -166,7 +166,9 @@ def test_it_is_said_once_with_layer_operation_reason_and_bytes():
         "no rule for it; 2.0 KiB per device" in told[0]
     )
     report = layout_map.explain(model)
-    assert [one.operation for one in report.computed_whole] == ["Roll"]
+    assert [one.operation for one in report.replicated_ops] == ["Roll"]
+    with pytest.warns(DeprecationWarning, match=r"Explanation\.replicated_ops"):
+        assert report.computed_whole == report.replicated_ops
     assert "Replicated on every device: 2 Roll" in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)

@@ -28,7 +28,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     mesh_sizes,
     prepare_process,
 )
-from tf_layoutmap.layout.mesh.pinning import on_mesh, on_own_mesh
+from tf_layoutmap.layout.mesh.pinning import on_mesh, on_registered_mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -207,7 +207,7 @@ def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
         # captures a tensor if the read raises.
         if (
             not tf.executing_eagerly()
-            or not on_own_mesh(tensor)
+            or not on_registered_mesh(tensor)
             or dtensor.fetch_layout(tensor).is_fully_replicated()
         ):
             raise
