@@ -126,7 +126,7 @@ def keras3_rows() -> list[Patch]:
             KERAS3_GROUP,
             "_core.keras_private:TFEpochIterator",
             "catch_stop_iteration",
-            checks.of_epoch,
+            checks.epoch_scope,
             "Other processes wait for a batch that does not come.",
             KERAS,
             "tests/layout/processes/test_checks.py",
@@ -306,7 +306,7 @@ def tf_keras_rows() -> list[Patch]:
         _tf_keras_row(
             _PRIVATE + "DataHandler",
             "catch_stop_iteration",
-            checks.of_epoch,
+            checks.epoch_scope,
             "Other processes wait for a batch that does not come.",
         ),
         _tf_keras_row(

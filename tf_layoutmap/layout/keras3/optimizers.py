@@ -1,4 +1,8 @@
-"""Optimizers whose variables are placed on the mesh of the weights."""
+"""Replacements for methods of Keras 3 optimizers, for weights on a mesh.
+
+They place the optimizer variables on the mesh of the weights, and apply sparse
+gradients to sharded tables without gathering them.
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,10 +22,11 @@ dtensor = tf.experimental.dtensor
 def build(
     original: Callable[..., Any], optimizer: Any, variables: Iterable[Any]
 ) -> Any:
-    """Builds, after moving counters and learning rate to the mesh.
+    """Builds an optimizer after moving its counters and learning rate.
 
-    The slot variables are made by the original: Keras passes them the layout
-    of their weight, and `_mesh_context` places the others on the mesh.
+    The original method creates the slot variables. Keras passes them the
+    layout of their weight, and `_mesh_context` places the other variables on
+    the mesh.
     """
     variables = list(variables)
     context = next(
@@ -40,7 +45,7 @@ def apply(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Applies gradients, eagerly under the mesh of the variables."""
+    """Applies gradients; eagerly, on the mesh of the variables."""
     variables = (
         optimizer._trainable_variables
         if trainable_variables is None
@@ -70,7 +75,7 @@ def apply(
         )
 
 
-# The context of the weights, and the axis that divides rows, by their shape.
+# The context of the weights, and for each shape the axis that shards rows.
 _now: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
     (None, {})
 )
@@ -80,7 +85,7 @@ def _applying(
     context: Any,
     variables: Iterable[Any],
 ) -> AbstractContextManager[None]:
-    # Slot variables have the layout and the shape of their weight.
+    # Slot variables have the layout and shape of their weight.
     axes = (
         {}
         if context is None
@@ -94,11 +99,11 @@ def _applying(
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
-    """Divides; on a mesh, rows of an update by the same rows of a slot.
+    """Divides; on a mesh, divides rows of an update by the rows of a slot.
 
-    Keras also looks for rows where the divisor is zero. Their number is known
-    at run time only, and DTensor cannot divide what has no known size. An
-    update has no such rows: divisors of optimizers are above zero.
+    Keras also searches for rows where the divisor is zero. Their number is
+    known only at run time, and DTensor requires static sizes. An update has no
+    such rows because the divisors of optimizers are above zero.
     """
     context, axes = _now.get()
     if (
@@ -130,10 +135,10 @@ def adagrad_step(
     variable: Any,
     learning_rate: Any,
 ) -> Any:
-    """One step of Adagrad; on divided rows, of the rows of the gradient.
+    """Runs one Adagrad step; for sharded tables, only on the gradient's rows.
 
-    Keras takes the root of the whole accumulator and then some of its rows;
-    here the rows are taken first, with the same result.
+    Keras computes the square root of the full accumulator and then gathers
+    rows. This function gathers the rows first, with the same result.
     """
     if not _is_rows_of_divided(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
@@ -149,16 +154,16 @@ def adagrad_step(
     return embedding_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
 
 
-# DTensor places no scatter on a variable. The optimizer's own arithmetic on
-# the rows of a sparse gradient is left as it is, repeated rows included, and
-# only the last step, adding rows to a variable, becomes a dense one: the
-# numbers stay those of Keras without a mesh.
+# DTensor does not support scatter updates of a variable. The optimizer's
+# arithmetic on the rows of a sparse gradient is unchanged, also for repeated
+# rows. Only the last step, adding rows to a variable, becomes dense, so results
+# match Keras without a mesh.
 
 
 def assign_add(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Adds, rows of a sparse value too."""
+    """Adds a dense value, or the rows of a sparse value, to a variable."""
     if _is_rows_of_divided(variable, value):
         return embedding_rows.add(variable, value, 1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
@@ -167,7 +172,7 @@ def assign_add(
 def assign_sub(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Subtracts, rows of a sparse value too."""
+    """Subtracts a dense value, or the rows of a sparse value."""
     if _is_rows_of_divided(variable, value):
         return embedding_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
@@ -176,12 +181,12 @@ def assign_sub(
 def assign(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Assigns; refuses single rows."""
+    """Assigns a dense value; raises `ValueError` for sparse values."""
     if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
         raise ValueError(
             f"Optimizer {optimizer.name!r} overwrites single rows of variable "
-            f"{variable.name!r}, which DTensor cannot do to a variable on a "
-            "mesh. Use an optimizer that adds its updates, such as Adam, "
+            f"{variable.name!r}. DTensor does not support this for a variable "
+            "on a mesh. Use an optimizer that adds its updates, such as Adam, "
             "Adagrad or SGD."
         )
     return original(optimizer, variable, value)
@@ -207,9 +212,10 @@ def _dense_for_mesh(variable: Any, value: Any) -> Any:
 
 
 def _with_static_shape(gradient: Any, variable: Any) -> Any:
-    """Returns a gradient whose shape is a number and not a tensor.
+    """Returns a gradient with a static shape.
 
-    DTensor divides only what has a known size when a function is compiled.
+    DTensor can partition a tensor only if its size is known when the function
+    is compiled.
     """
     if not isinstance(gradient, tf.IndexedSlices) or not _on_mesh(variable):
         return gradient
@@ -227,7 +233,7 @@ def _like_its_weight(gradient: Any, variable: Any) -> Any:
     """Returns a gradient with the layout of its weight.
 
     Otherwise layouts propagate back from the optimizer into the gradient, where
-    some operations cannot be divided as the optimizer's sums are.
+    some operations do not support the layouts of the optimizer's sums.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
         gradient, tf.Tensor
@@ -237,12 +243,13 @@ def _like_its_weight(gradient: Any, variable: Any) -> Any:
 
 
 def _rows_before(rows: Any) -> int | None:
-    """Returns how many rows a reshaped tensor has, from what it was before.
+    """Returns the static number of rows of a reshaped tensor, or None.
 
-    The gradient of a lookup is reshaped to a number of rows that is a tensor.
+    The gradient of a lookup is reshaped to a dynamic number of rows. The number
+    follows from the shape before the reshape.
     """
     if not tf.is_symbolic_tensor(rows) or rows.op.type != "Reshape":
         return None
-    whole = rows.op.inputs[0].shape.num_elements()
+    num_elements = rows.op.inputs[0].shape.num_elements()
     row = rows.shape[1:].num_elements()
-    return whole // row if whole is not None and row else None
+    return num_elements // row if num_elements is not None and row else None
