@@ -11,14 +11,14 @@ _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class WrongSumsWarning(UserWarning):
-    """A strategy whose sums leave replicas out."""
+    """Warning about a strategy whose sums omit replicas."""
 
 
 def on_servers(strategy: Any = None) -> bool:
-    """Whether variables of a strategy are on parameter servers.
+    """Returns whether variables of a strategy are on parameter servers.
 
     Args:
-      strategy: None for the one in scope.
+      strategy: Strategy to check; None for the strategy in scope.
     """
     return isinstance(
         tf.distribute.get_strategy() if strategy is None else strategy,
@@ -30,28 +30,31 @@ def on_servers(strategy: Any = None) -> bool:
 
 
 def register_our_ops(strategy: Any) -> None:
-    """Notes that the servers of a strategy know the ops of this package."""
+    """Records that the servers of a strategy have the ops of this package."""
     _knowing.add(strategy)
 
 
 def servers_know_our_ops() -> bool:
-    """Whether those of the strategy in scope do, as far as is known."""
+    """Returns whether servers of the strategy in scope are known to have them.
+
+    The result refers to the ops of this package; see `register_our_ops`.
+    """
     return tf.distribute.get_strategy() in _knowing
 
 
 def warn_of_wrong_sums(strategy: Any = None) -> None:
-    """Warns, once, of a strategy that sums with HierarchicalCopyAllReduce.
+    """Warns once about a strategy that sums with HierarchicalCopyAllReduce.
 
-    In TensorFlow 2.21 the sum of 3, 5 or 7 replicas lacks the last of them,
+    In TensorFlow 2.21, the sum over 3, 5 or 7 replicas omits the last replica
     without an error: 1 + 2 + 3 is 3.
 
     Args:
-      strategy: None for the one in scope.
+      strategy: Strategy to check; None for the strategy in scope.
     """
     if strategy is None:
         strategy = tf.distribute.get_strategy()
     count = strategy.num_replicas_in_sync
-    # Of a MirroredStrategy; others have none.
+    # Only a MirroredStrategy has this attribute.
     ops = getattr(strategy.extended, "_cross_device_ops", None)
     if (
         count < 3
@@ -62,9 +65,9 @@ def warn_of_wrong_sums(strategy: Any = None) -> None:
         return
     _warned.add(strategy)
     warnings.warn(
-        "TensorFlow's HierarchicalCopyAllReduce leaves the last replica out "
-        f"of sums over {count} replicas, without an error, and with it the "
-        "gradients of its samples. Make the MirroredStrategy with "
+        "TensorFlow's HierarchicalCopyAllReduce omits the last replica, and "
+        f"the gradients of its samples, from sums over {count} replicas "
+        "without an error. Create the MirroredStrategy with "
         "cross_device_ops=tf.distribute.ReductionToOneDevice(), or without "
         "that argument.",
         WrongSumsWarning,

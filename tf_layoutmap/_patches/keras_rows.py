@@ -164,8 +164,7 @@ def keras3_rows() -> list[Patch]:
             "keras:optimizers.Adagrad",
             "update_step",
             optimizers.adagrad_step,
-            "Adagrad gathers the full accumulator to update the rows of a "
-            "sparse gradient.",
+            "Keras adds the rows of a sparse gradient to the full accumulator.",
             "test_optimizers.py",
         ),
         *(
@@ -173,8 +172,7 @@ def keras3_rows() -> list[Patch]:
                 _KERAS3_OPTIMIZER,
                 name,
                 ours,
-                "Each device writes the rows of a sparse gradient to its "
-                "shard by global index.",
+                "Each device writes all rows of a sparse gradient to its shard.",
                 "test_optimizers.py",
             )
             for name, ours in (
