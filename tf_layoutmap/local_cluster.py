@@ -137,7 +137,7 @@ class Group:
                 start_new_session=True,
             )
             self._processes[name] = process
-            self._tell_keeper("+", process.pid)
+            self._send_to_keeper("+", process.pid)
         at = f" at {where}" if where else ""
         self.say(f"{name}{at} is process {process.pid}")
         thread = threading.Thread(
@@ -172,14 +172,14 @@ class Group:
         if self._ending.is_set():
             return
         if not restart:
-            self.say(f"{name} has ended {_how(code)}")
+            self.say(f"{name} has ended {_exit_text(code)}")
             return
         if time.monotonic() - started > SHORTEST_LIFE:
             del self._early_ends[name]
         delay = DELAYS[min(self._early_ends[name], len(DELAYS) - 1)]
         self._early_ends[name] += 1
         self.say(
-            f"{name} has ended {_how(code)}; it restarts "
+            f"{name} has ended {_exit_text(code)}; it restarts "
             f"{f'in {delay:g} s' if delay else 'now'}"
         )
         self._end_group(process)
@@ -233,7 +233,7 @@ class Group:
         # Child processes may still run after the process has ended.
         self._signal(process, signal.SIGKILL)
         process.wait()
-        self._tell_keeper("-", process.pid)
+        self._send_to_keeper("-", process.pid)
 
     def _signal(self, process: subprocess.Popen[bytes], number: int) -> None:
         try:
@@ -241,13 +241,13 @@ class Group:
         except ProcessLookupError:
             pass
 
-    def _tell_keeper(self, word: str, group: int) -> None:
+    def _send_to_keeper(self, word: str, group: int) -> None:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(f"{word} {group}\n")
         self._keeper.stdin.flush()
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
 
 

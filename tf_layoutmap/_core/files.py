@@ -196,7 +196,7 @@ def remove_leftovers(target: str, besides: str = "") -> list[str]:
         if not re.fullmatch(re.escape(name) + _STAGED, leftover):
             continue
         path = os.path.join(parent, leftover)
-        if path != besides and not _removed(path, target):
+        if path != besides and not _remove_if_abandoned(path, target):
             alive.append(path)
     return alive
 
@@ -228,7 +228,7 @@ def _make_locked(target: str) -> tuple[str, int]:
         os.close(handle)
 
 
-def _removed(path: str, target: str) -> bool:
+def _remove_if_abandoned(path: str, target: str) -> bool:
     """Removes a leftover; returns False if its writer is alive."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

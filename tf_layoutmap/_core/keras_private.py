@@ -36,7 +36,7 @@ _NAMES = PrivateNames(
 )
 _private = _NAMES.find
 _method = _NAMES.check_method
-_refuse = _NAMES.refusal
+_missing_name_error = _NAMES.refusal
 
 # Used to check whether a call only traces shapes. In this case, values must not
 # be read or created.
@@ -129,7 +129,9 @@ for _module, _names in (
 ):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
-            raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
+            raise _missing_name_error(
+                f"where `{_module.__name__}.{_name}` is missing"
+            )
 
 # The base class of distributions in Keras.
 Distribution = _private("distribution.distribution_lib", "Distribution")

@@ -16,7 +16,7 @@ Deprecated names work for one more version:
 ...     print(Match().losers)
 ('d.*',)
 >>> print(caught[0].message)
-`Match.losers` is now `Match.shadowed`; the old name goes in version 0.2.
+`Match.losers` is now `Match.shadowed`; the old name is removed in 0.2.
 """
 
 import difflib
@@ -92,14 +92,14 @@ def _simplified(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-_GOES_IN = "0.2"
+_REMOVED_IN = "0.2"
 
 
 def _warn(owner: Any, old: str, new: str) -> None:
     name = type(owner).__name__
     warnings.warn(
-        f"`{name}.{old}` is now `{name}.{new}`; the old name goes in version "
-        f"{_GOES_IN}.",
+        f"`{name}.{old}` is now `{name}.{new}`; the old name is removed in "
+        f"{_REMOVED_IN}.",
         DeprecationWarning,
         stacklevel=3,
     )

@@ -83,7 +83,7 @@ class PrivateNames:
             # version is no remedy.
             for patch in (owner, method):
                 if patch is not None and not self._is_theirs(patch):
-                    raise self._patched(owner, name, patch)
+                    raise self._replaced_error(owner, name, patch)
             raise self.refusal(
                 f"where `{owner.__name__}.{name}` is missing or takes other "
                 f"arguments than {arguments}"
@@ -92,13 +92,14 @@ class PrivateNames:
     def _is_theirs(self, value: Any) -> bool:
         return _module(value).partition(".")[0] == self._package
 
-    def _patched(self, owner: Any, name: str, patch: Any) -> ImportError:
-        what = self._public_name(owner)
+    def _replaced_error(self, owner: Any, name: str, patch: Any) -> ImportError:
+        public_name = self._public_name(owner)
         if patch is not owner:
-            what += f".{name}"
+            public_name += f".{name}"
         return ImportError(
-            f"tf_layoutmap needs `{what}` as {self._title} has it. Received: "
-            f"{self._which}, where other code has replaced it by "
+            f"tf_layoutmap requires the original `{public_name}` of "
+            f"{self._title}. Received: {self._which}, where other code has "
+            "replaced it by "
             f"`{_module(patch)}.{getattr(patch, '__qualname__', patch)}`, "
             f"in which `{name}` is missing or takes other arguments than "
             f"{self._title}'s. Put `from tf_layoutmap import layout_map_scope` "

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_knowing: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_with_our_ops: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -31,7 +31,7 @@ def on_servers(strategy: Any = None) -> bool:
 
 def register_our_ops(strategy: Any) -> None:
     """Records that the servers of a strategy have the ops of this package."""
-    _knowing.add(strategy)
+    _with_our_ops.add(strategy)
 
 
 def servers_know_our_ops() -> bool:
@@ -39,7 +39,7 @@ def servers_know_our_ops() -> bool:
 
     The result refers to the ops of this package; see `register_our_ops`.
     """
-    return tf.distribute.get_strategy() in _knowing
+    return tf.distribute.get_strategy() in _with_our_ops
 
 
 def warn_of_wrong_sums(strategy: Any = None) -> None:

@@ -62,19 +62,19 @@ class _ReplacedName:
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self._was = (
+        self._original_attribute = (
             inspect.getattr_static(owner, name)
             if (name in vars(owner))
             else _INHERITED
         )
         self.original = getattr(owner, name)
-        self._is = self.original
+        self._current = self.original
         self.rows: list[Patch] = []
 
-    def put(self, rows: list[Patch]) -> None:
+    def set_rows(self, rows: list[Patch]) -> None:
         """Replaces the name with `rows`, the last of which is called first."""
         everywhere = any(row.everywhere for row in (*rows, *self.rows))
-        before, value = self._is, self.original
+        before, value = self._current, self.original
         self.rows = rows
         for row in rows:
             value = _replacement(row, value)
@@ -85,24 +85,24 @@ class _ReplacedName:
             for module in tf_private.modules_with(before, self._name):
                 if module is not self._owner:
                     setattr(module, self._name, value)
-        self._is = getattr(self._owner, self._name)
+        self._current = getattr(self._owner, self._name)
 
     def _set(self, value: Any) -> None:
         if value is not self.original:
-            is_static = isinstance(self._was, staticmethod)
+            is_static = isinstance(self._original_attribute, staticmethod)
             setattr(
                 self._owner,
                 self._name,
                 staticmethod(value) if is_static else value,
             )
-        elif self._was is _INHERITED:
+        elif self._original_attribute is _INHERITED:
             delattr(self._owner, self._name)
         else:
-            setattr(self._owner, self._name, self._was)
+            setattr(self._owner, self._name, self._original_attribute)
 
     def check_untouched(self) -> None:
         """Raises `RuntimeError` if other code has replaced the name since."""
-        if getattr(self._owner, self._name) is not self._is:
+        if getattr(self._owner, self._name) is not self._current:
             raise RuntimeError(
                 f"`{display_name(self._owner, self._name)}` was replaced by "
                 "other code after tf_layoutmap had replaced it, so it cannot "
@@ -195,14 +195,14 @@ def _add(row: Patch) -> None:
     if replaced is None:
         replaced = _replaced[row.key] = _ReplacedName(owner_of(row), row.name)
     # A group has one row per name, so rows are sorted by group.
-    replaced.put(
+    replaced.set_rows(
         sorted([*replaced.rows, row], key=lambda one: GROUPS.index(one.group))
     )
 
 
 def _remove(row: Patch) -> None:
     replaced = _replaced[row.key]
-    replaced.put([one for one in replaced.rows if one != row])
+    replaced.set_rows([one for one in replaced.rows if one != row])
     if not replaced.rows:
         del _replaced[row.key]
 

@@ -23,7 +23,7 @@ def _keras3_row(
     )
 
 
-def _backend(
+def _backend_rows(
     module: str, why: str, test: str, **functions: Replacement
 ) -> list[Patch]:
     """Returns the rows of functions of a backend module of Keras 3."""
@@ -93,7 +93,7 @@ def keras3_rows() -> list[Patch]:
             _keras3_row(
                 f"keras:layers.{layer}",
                 name,
-                variable.merged,
+                variable.merged_lora_weight,
                 "A sharded weight with its LoRA part added cannot be written "
                 "to a file.",
                 "test_lora_saving.py",
@@ -172,7 +172,7 @@ def keras3_rows() -> list[Patch]:
                 _KERAS3_OPTIMIZER,
                 name,
                 ours,
-                "Each device writes all rows of a sparse gradient to its shard.",
+                "Each device writes all rows of a sparse update to its shard.",
                 "test_optimizers.py",
             )
             for name, ours in (
@@ -181,14 +181,14 @@ def keras3_rows() -> list[Patch]:
                 ("assign_sub", optimizers.assign_sub),
             )
         ),
-        *_backend(
+        *_backend_rows(
             "backend_numpy",
             "Keras divides a sparse gradient by the full slot variable.",
             "test_optimizers.py",
             divide=optimizers.divide,
             true_divide=optimizers.divide,
         ),
-        *_backend(
+        *_backend_rows(
             "backend_numpy",
             "Keras uses operations that DTensor cannot partition.",
             "test_layer_calls.py",
@@ -213,20 +213,20 @@ def keras3_rows() -> list[Patch]:
             "Metrics count only the samples of one device.",
             "test_metrics.py",
         ),
-        *_backend(
+        *_backend_rows(
             "backend_numpy",
             "DTensor does not support the operation.",
             "test_metrics.py",
             flip=step.flip,
             diag=step.diag,
         ),
-        *_backend(
+        *_backend_rows(
             "backend_core",
             "DTensor uses global indices as indices into a shard.",
             "test_metrics.py",
             scatter=step.scatter,
         ),
-        *_backend(
+        *_backend_rows(
             "backend_nn",
             "DTensor shards the classes of a sample.",
             "test_metrics.py",
@@ -401,7 +401,7 @@ _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
 
 
-def _trained(
+def _self_training_row(
     owner: str, name: str, ours: Replacement, why: str, test: str
 ) -> Patch:
     return Patch(
@@ -415,7 +415,9 @@ def _trained(
     )
 
 
-def _slots(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+def _shard_slot_row(
+    owner: str, name: str, ours: Replacement, why: str
+) -> Patch:
     return Patch(
         SHARD_SLOTS,
         owner,
@@ -427,7 +429,9 @@ def _slots(owner: str, name: str, ours: Replacement, why: str) -> Patch:
     )
 
 
-def _tf_keras(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+def _tf_keras_layer_row(
+    owner: str, name: str, ours: Replacement, why: str
+) -> Patch:
     return Patch(
         TF_KERAS_LAYERS,
         f"_core.tf_keras_private:{owner}",
@@ -444,28 +448,28 @@ def self_training_rows() -> list[Patch]:
     from tf_layoutmap.layers.keras3 import row_optimizer
 
     return [
-        _trained(
+        _self_training_row(
             _SCALED,
             "_overwrite_variable_with_gradient",
             row_optimizer.overwrites,
             "The gradient of a table is not divided by the loss scale.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _SCALED,
             "check_finite",
             row_optimizer.check_finite,
             "Keras checks every element of a table for NaN.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _LAYER_OPTIMIZER,
             "add_variable_from_reference",
             row_optimizer.add_variable,
             "Keras creates an accumulator as large as the table.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _BASE,
             "_overwrite_variables_directly_with_gradients",
             row_optimizer.overwrite_or_accumulate,
@@ -473,7 +477,7 @@ def self_training_rows() -> list[Patch]:
             "sum.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _BASE,
             "_filter_empty_gradients",
             row_optimizer.filter_empty,
@@ -488,37 +492,37 @@ def shard_slot_rows() -> list[Patch]:
     from tf_layoutmap.layers.keras3 import shard_slots
 
     return [
-        _slots(
+        _shard_slot_row(
             _BASE,
             "build",
             shard_slots.build,
             "Keras does not record which shard a slot variable belongs to.",
         ),
-        _slots(
+        _shard_slot_row(
             _LAYER_OPTIMIZER,
             "add_variable_from_reference",
             shard_slots.add_variable,
             "Keras does not record which shard a slot variable belongs to.",
         ),
-        _slots(
+        _shard_slot_row(
             _BASE,
             "_track_variable",
             shard_slots.track_variable,
             "A checkpoint restores values into the wrong slot variables.",
         ),
-        _slots(
+        _shard_slot_row(
             _LAYER_OPTIMIZER,
             "_trackable_children",
             shard_slots.trackable_children,
             "The contents of a checkpoint depend on the number of shards.",
         ),
-        _slots(
+        _shard_slot_row(
             _BASE,
             "save_own_variables",
             shard_slots.save_own_variables,
             "The contents of a weights file depend on the number of shards.",
         ),
-        _slots(
+        _shard_slot_row(
             _BASE,
             "load_own_variables",
             shard_slots.load_own_variables,
@@ -532,37 +536,37 @@ def tf_keras_layer_rows() -> list[Patch]:
     from tf_layoutmap.layers.tf_keras import patches
 
     return [
-        _tf_keras(
+        _tf_keras_layer_row(
             "Optimizer",
             "add_variable_from_reference",
             patches.add_variable,
             "tf_keras creates slot variables as large as the table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "Optimizer",
             "apply_gradients",
             patches.apply_gradients,
             "The optimizer updates all rows of a table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "BaseOptimizer",
             "finalize_variable_values",
             patches.finalize,
             "tf_keras reads moving averages of a table, which do not exist.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "LegacyOptimizer",
             "apply_gradients",
             patches.legacy_apply_gradients,
             "The optimizer updates all rows of a table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "LegacyOptimizer",
             "_create_all_weights",
             patches.legacy_create,
             "tf_keras creates slot variables as large as the table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "HDF5_FORMAT",
             "_legacy_weights",
             patches.legacy_weights,

@@ -12,7 +12,7 @@ CHECKPOINTS_GROUP = "checkpoints"
 _TESTS = "tests/layout/ops/"
 
 
-def _operation(
+def _operation_rows(
     module: str,
     name: str,
     raw: str,
@@ -48,7 +48,7 @@ def _operation(
     ]
 
 
-def _random(
+def _random_op_rows(
     module: str, ours: Replacement, why: str, **names: str
 ) -> list[Patch]:
     """Returns the rows of random ops: Python functions and `tf.raw_ops`."""
@@ -98,7 +98,7 @@ def rows() -> list[Patch]:
     )
 
     return [
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "concat_v2",
             "ConcatV2",
@@ -107,7 +107,7 @@ def rows() -> list[Patch]:
             "order.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "_slice",
             "Slice",
@@ -115,7 +115,7 @@ def rows() -> list[Patch]:
             "Its gradient uses Pad, which uses each shard as the full tensor.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "strided_slice",
             "StridedSlice",
@@ -123,7 +123,7 @@ def rows() -> list[Patch]:
             "Each device slices its shard; a new axis ends the process.",
             "test_strided_slices.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "strided_slice_grad",
             "StridedSliceGrad",
@@ -131,7 +131,7 @@ def rows() -> list[Patch]:
             "DTensor uses each shard of a gradient as the full gradient.",
             "test_strided_slices.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "tensor_strided_slice_update",
             "TensorStridedSliceUpdate",
@@ -139,7 +139,7 @@ def rows() -> list[Patch]:
             "Each device writes the full update to its shard.",
             "test_strided_slices.py",
         ),
-        *_operation(
+        *_operation_rows(
             "gen_linalg_ops",
             "einsum",
             "Einsum",
@@ -147,7 +147,7 @@ def rows() -> list[Patch]:
             "A sum over several sharded dimensions adds up only one of them.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _NN,
             "bias_add",
             "BiasAdd",
@@ -156,7 +156,7 @@ def rows() -> list[Patch]:
             "channels.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _NN,
             "sparse_softmax_cross_entropy_with_logits",
             "SparseSoftmaxCrossEntropyWithLogits",
@@ -164,7 +164,7 @@ def rows() -> list[Patch]:
             "A label outside all shards is counted as a valid loss.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "scatter_nd",
             "ScatterNd",
@@ -174,7 +174,7 @@ def rows() -> list[Patch]:
             "test_positions.py",
             "scatter_nd",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "reverse_v2",
             "ReverseV2",
@@ -183,7 +183,7 @@ def rows() -> list[Patch]:
             "test_positions.py",
             "reverse",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "where",
             "Where",
@@ -191,7 +191,7 @@ def rows() -> list[Patch]:
             "Each device returns indices into its shard of the condition.",
             "test_positions.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "gather_v2",
             "GatherV2",
@@ -199,7 +199,7 @@ def rows() -> list[Patch]:
             "With batch_dims, DTensor cannot infer the shape of the gradient.",
             "test_positions.py",
         ),
-        *_random(
+        *_random_op_rows(
             "gen_random_ops",
             random_ops.seeded,
             "Without a seed, devices draw different values for one replicated "
@@ -212,14 +212,14 @@ def rows() -> list[Patch]:
             random_shuffle="RandomShuffle",
             parameterized_truncated_normal="ParameterizedTruncatedNormal",
         ),
-        *_random(
+        *_random_op_rows(
             "gen_random_ops",
             random_ops.uniform,
             "DTensor raises an error for the operation.",
             random_uniform="RandomUniform",
             random_uniform_int="RandomUniformInt",
         ),
-        *_random(
+        *_random_op_rows(
             "gen_stateless_random_ops_v2",
             random_ops.stateless,
             "Each device draws its shard with a different seed.",

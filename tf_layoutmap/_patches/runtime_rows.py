@@ -16,7 +16,7 @@ TF_KERAS_PS_GROUP = "tf_keras_ps"
 # Group that is installed when a process of the cluster stops responding.
 EXIT_GROUP = "ps_exit"
 
-_TORN_EPOCH = "tf_keras ends an epoch when one worker's dataset ends."
+_EARLY_EPOCH_END = "tf_keras ends an epoch when one worker's dataset ends."
 _LOST_COUNTS = (
     "Keras 3 reads and then writes a count, so an increment by another worker "
     "in between is lost."
@@ -82,7 +82,7 @@ def tf_keras_ps_rows() -> list[Patch]:
             "tf_keras:Model",
             verb,
             ours,
-            _TORN_EPOCH,
+            _EARLY_EPOCH_END,
             TF_KERAS,
             "tests/ps/fit/test_fit.py",
         )
@@ -145,7 +145,7 @@ _STOCK = "tensorflow:tpu.experimental.embedding.TPUEmbedding"
 _PROGRAMS = "tests/emulation/test_programs.py"
 
 
-def _row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+def _emulation_row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
     return Patch(
         EMULATION_GROUP,
         owner,
@@ -180,32 +180,32 @@ def emulation_rows() -> list[Patch]:
     from tf_layoutmap.emulation import tpu_answers
 
     return [
-        _row(
+        _emulation_row(
             "_core.tf_private:device_util",
             "get_host_for_device",
             tpu_answers.host_of,
             "TensorFlow reports one host for all cores.",
         ),
-        _row(
+        _emulation_row(
             "_core.tf_private:tpu_replication",
             "outside_compilation",
             tpu_answers.outside_compilation,
             "TensorFlow requires the control flow context of a TPU program.",
         ),
-        _row(
+        _emulation_row(
             _STOCK,
             "_raise_error_for_incorrect_control_flow_context",
             tpu_answers.is_in_program,
             "TensorFlow checks the control flow context of a TPU program.",
         ),
-        _row(
+        _emulation_row(
             _STOCK,
             "_raise_error_for_inputs_not_on_cpu",
             tpu_answers.check_on_host,
             "TensorFlow checks for TPU device names, and emulated cores are "
             "CPUs.",
         ),
-        _row(
+        _emulation_row(
             _STOCK,
             "enqueue",
             tpu_answers.enqueue,

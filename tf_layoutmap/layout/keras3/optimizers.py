@@ -61,13 +61,13 @@ def apply(
     )
     if context is not None:
         grads = [
-            _like_its_weight(_with_static_shape(g, v), v)
+            _with_layout_of_weight(_with_static_shape(g, v), v)
             for g, v in zip(grads, variables)
         ]
     mesh = None if context is None else context.mesh
     with (
         scope,
-        _applying(context, variables),
+        _apply_scope(context, variables),
         atomic_step.applying(mesh, grads) as grads,
     ):
         return original(
@@ -76,12 +76,12 @@ def apply(
 
 
 # The context of the weights, and for each shape the axis that shards rows.
-_now: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
+_apply_state: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
     (None, {})
 )
 
 
-def _applying(
+def _apply_scope(
     context: Any,
     variables: Iterable[Any],
 ) -> AbstractContextManager[None]:
@@ -95,7 +95,7 @@ def _applying(
             if (axis := embedding_rows.axis_of(v)) is not None
         }
     )
-    return _now.set_to((context, axes))
+    return _apply_state.set_to((context, axes))
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
@@ -105,7 +105,7 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     known only at run time, and DTensor requires static sizes. An update has no
     such rows because the divisors of optimizers are above zero.
     """
-    context, axes = _now.get()
+    context, axes = _apply_state.get()
     if (
         context is None
         or not isinstance(dividend, tf.IndexedSlices)
@@ -140,7 +140,7 @@ def adagrad_step(
     Keras computes the square root of the full accumulator and then gathers
     rows. This function gathers the rows first, with the same result.
     """
-    if not _is_rows_of_divided(variable, gradient):
+    if not _is_sparse_update_of_sharded(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
     rows = tf.cast(gradient.values, variable.dtype)
     ids = gradient.indices
@@ -164,7 +164,7 @@ def assign_add(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
     """Adds a dense value, or the rows of a sparse value, to a variable."""
-    if _is_rows_of_divided(variable, value):
+    if _is_sparse_update_of_sharded(variable, value):
         return embedding_rows.add(variable, value, 1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
@@ -173,7 +173,7 @@ def assign_sub(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
     """Subtracts a dense value, or the rows of a sparse value."""
-    if _is_rows_of_divided(variable, value):
+    if _is_sparse_update_of_sharded(variable, value):
         return embedding_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
@@ -196,7 +196,7 @@ def _on_mesh(variable: Any) -> bool:
     return isinstance(variable, MeshVariable | dtensor.DVariable)
 
 
-def _is_rows_of_divided(variable: Any, value: Any) -> bool:
+def _is_sparse_update_of_sharded(variable: Any, value: Any) -> bool:
     return (
         isinstance(value, tf.IndexedSlices)
         and embedding_rows.axis_of(variable) is not None
@@ -220,7 +220,7 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices) or not _on_mesh(variable):
         return gradient
     rows, indices = gradient.values, gradient.indices
-    count = rows.shape[0] or indices.shape[0] or _rows_before(rows)
+    count = rows.shape[0] or indices.shape[0] or _static_num_rows(rows)
     if count is not None:
         rows = tf.reshape(rows, [count, *variable.shape[1:]])
         indices = tf.reshape(indices, [count])
@@ -229,7 +229,7 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
     )
 
 
-def _like_its_weight(gradient: Any, variable: Any) -> Any:
+def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
     """Returns a gradient with the layout of its weight.
 
     Otherwise layouts propagate back from the optimizer into the gradient, where
@@ -242,7 +242,7 @@ def _like_its_weight(gradient: Any, variable: Any) -> Any:
     return dtensor.relayout(gradient, variable.layout)
 
 
-def _rows_before(rows: Any) -> int | None:
+def _static_num_rows(rows: Any) -> int | None:
     """Returns the static number of rows of a reshaped tensor, or None.
 
     The gradient of a lookup is reshaped to a dynamic number of rows. The number

@@ -2,7 +2,8 @@
 
 The DVariable is created when it is first used. Until then, the variable holds
 only its initializer: its layout depends on its name, and the name is known only
-after its layer is part of a model. `merged` merges LoRA weights for saving.
+after its layer is part of a model. `merged_lora_weight` merges
+LoRA weights for saving.
 """
 
 from __future__ import annotations
@@ -281,7 +282,7 @@ class _Constant:
         return tf.cast(self.value, dtype or self.value.dtype)
 
 
-def merged(original: Callable[..., Any], layer: Any) -> Any:
+def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
     """Returns the weight of `layer` with its LoRA part added.
 
     Keras adds the product of the two small matrices to the weight and writes

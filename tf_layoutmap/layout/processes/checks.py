@@ -43,7 +43,7 @@ def batch_leaves(batch: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def local_part(batch: Any, size: int) -> Any:
+def first_samples(batch: Any, size: int) -> Any:
     """Returns the first `size` samples of a batch."""
     return keras.tree.map_structure(
         lambda x: (
@@ -106,7 +106,7 @@ class StepExchange:
         self.batch_dim = batch_dim
         self.kind = kind
         self.step = 0
-        self.is_on = messages.is_possible(mesh)
+        self.is_enabled = messages.is_possible(mesh)
 
     def count_step(self) -> None:
         """Increments the step, which starts at 1 in each epoch.
@@ -125,7 +125,7 @@ class StepExchange:
         Raises:
           ProcessError: The step of another process failed.
         """
-        if not self.is_on:
+        if not self.is_enabled:
             yield
             return
         try:
@@ -160,7 +160,7 @@ class StepExchange:
 
     def here(self) -> str:
         """Returns the number and kind of the step, for messages."""
-        return f"step {self.step} of {compare.DOES[self.kind]}"
+        return f"step {self.step} of {compare.ACTIVITIES[self.kind]}"
 
     def raise_on_difference(self, difference: str | None) -> None:
         """Raises `ProcessError` if there is a difference between processes."""
@@ -235,7 +235,7 @@ class ProcessChecks(StepExchange):
           StopIteration: This process or another one has no further batch.
           ProcessError: Another process runs a different step.
         """
-        if not self.is_on:
+        if not self.is_enabled:
             return next(iterator)
         try:
             batch = next(iterator)
@@ -254,7 +254,9 @@ class ProcessChecks(StepExchange):
           StopIteration: Another process has no further batch.
           ProcessError: Another process runs a different step.
         """
-        if not self.is_on or any(map(pinning.on_mesh, tf.nest.flatten(batch))):
+        if not self.is_enabled or any(
+            map(pinning.on_mesh, tf.nest.flatten(batch))
+        ):
             return batch
         self._is_full = self._is_new or _options["every_step"]
         state.awaited = self
@@ -285,7 +287,7 @@ class ProcessChecks(StepExchange):
         self.raise_on_difference(compare.step_difference(found))
         size = self._common_size(found)
         if size is not None:
-            batch = local_part(batch, size)
+            batch = first_samples(batch, size)
         if self._is_full or size is not None:
             self._compare_contents(batch_leaves(batch))
         return batch
@@ -296,7 +298,7 @@ class ProcessChecks(StepExchange):
         Raises:
           ProcessError: Models or optimizers differ.
         """
-        if not self.is_on or not self._is_full:
+        if not self.is_enabled or not self._is_full:
             return
         model = self.model
         optimizer = getattr(model, "optimizer", None)

@@ -7,7 +7,11 @@ A batch is described as `[[path, dtype, shape], ...]`; None has the dtype
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-DOES = {"train": "training", "test": "evaluating", "predict": "predicting"}
+ACTIVITIES = {
+    "train": "training",
+    "test": "evaluating",
+    "predict": "predicting",
+}
 
 
 def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
@@ -38,8 +42,8 @@ evaluating'
         if any(other.get(name) != first.get(name) for name in ("kind", "step")):
             return (
                 f"process 0 is before step {first['step']} of "
-                f"{DOES[first['kind']]}, process {number} before step "
-                f"{other['step']} of {DOES[other['kind']]}"
+                f"{ACTIVITIES[first['kind']]}, process {number} before step "
+                f"{other['step']} of {ACTIVITIES[other['kind']]}"
             )
         if other.get("is_full") != first.get("is_full"):
             return (
@@ -94,8 +98,8 @@ def list_difference(
             )
         if mine != theirs:
             return (
-                f"{kind} {mine[0]} is {_words(mine)} in process 0 and "
-                f"{_words(theirs)} in process {number}"
+                f"{kind} {mine[0]} is {_entry_text(mine)} in process 0 and "
+                f"{_entry_text(theirs)} in process {number}"
             )
     if len(first) == len(other):
         return None
@@ -108,7 +112,7 @@ def list_difference(
     )
 
 
-def _words(entry: Sequence[Any]) -> str:
+def _entry_text(entry: Sequence[Any]) -> str:
     return " ".join(str(part) for part in entry[1:])
 
 
