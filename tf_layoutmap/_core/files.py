@@ -1,7 +1,7 @@
 """File operations, staging folders, and atomic replacement of files.
 
-Paths may be local or on another file system that TensorFlow supports. All
-functions raise `OSError`. `replacing_file` and `replacing_folder` yield a path
+Paths may be local or on another file system that TensorFlow supports. Errors
+are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path
 in a staging folder next to the target, and rename it to the target at the end.
 A staging folder is locked as long as its writer is alive.
 """

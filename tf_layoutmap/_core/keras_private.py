@@ -26,9 +26,9 @@ SUPPORTED_VERSION = requirements.KERAS
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
-        "tf_layoutmap needs Keras on the TensorFlow backend. Received: "
+        "tf_layoutmap requires Keras on the TensorFlow backend. Received: "
         f"backend {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
-        "before Keras is imported."
+        "before importing Keras."
     )
 
 _NAMES = PrivateNames(

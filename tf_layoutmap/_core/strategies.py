@@ -35,9 +35,10 @@ def register_our_ops(strategy: Any) -> None:
 
 
 def servers_know_our_ops() -> bool:
-    """Returns whether servers of the strategy in scope are known to have them.
+    """Returns whether the servers have the ops of this package.
 
-    The result refers to the ops of this package; see `register_our_ops`.
+    The result is True if `register_our_ops` was called for the strategy in
+    scope.
     """
     return tf.distribute.get_strategy() in _with_our_ops
 

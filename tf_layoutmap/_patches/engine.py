@@ -135,7 +135,7 @@ def install(group: str) -> None:
 
 
 def ensure(group: str) -> None:
-    """Installs a group if it is not installed. The check is fast."""
+    """Installs a group if it is not installed yet."""
     if not _counts.get(group):
         with _lock:
             if not _counts.get(group):
@@ -183,7 +183,7 @@ def installed_rows() -> list[Patch]:
 def _check_untouched(rows: tuple[Patch, ...]) -> None:
     """Checks all names of a group before the first one is changed.
 
-    So either all names of a group are changed, or none.
+    If the check fails, no name of the group is changed.
     """
     for row in rows:
         if row.key in _replaced:

@@ -26,9 +26,9 @@ class Patch:
       why: Problem that occurs without the replacement.
       seen_in: Version in which the problem was observed.
       test: Test file that fails without the replacement.
-      make: Function that returns the replacement, as `make(original, ours)`,
-        where `ours` already has its `original`; None for a plain call of
-        `ours`.
+      make: Function that is called as `make(original, ours)` and returns the
+        replacement. Its argument `ours` is already bound to `original`. None if
+        the replacement only calls `ours`.
       base: Owner and name of the function that is passed to `ours` as
         `original`; None for the replaced function. Set if the replaced function
         has other arguments than `ours` supports.

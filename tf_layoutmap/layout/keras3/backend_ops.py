@@ -75,7 +75,7 @@ def _axes_of_product(
     if not isinstance(weight, MeshVariable):
         return None
     size = other.shape[0] if len(other.shape) else None
-    is_cut = (
+    is_batch_sharded = (
         context.batch_dim is not None
         and size is not None
         and (size % context.mesh.dim_size(context.batch_dim) == 0)
@@ -84,7 +84,7 @@ def _axes_of_product(
         subscripts,
         number,
         _axes_in_layers(weight, context),
-        context.batch_dim if is_cut else None,
+        context.batch_dim if is_batch_sharded else None,
     )
 
 

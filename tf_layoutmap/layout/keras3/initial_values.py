@@ -166,8 +166,8 @@ def _draw_function(
             template = copy.copy(initializer)
             template.seed = None
 
-            # A function has one layout, that of its result. Without it, the
-            # layout would apply to every intermediate tensor.
+            # The layout of a function call applies only to its result. Without
+            # the function, it would apply to every intermediate tensor.
             @tf.function(autograph=False)
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)

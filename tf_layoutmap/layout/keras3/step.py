@@ -234,10 +234,10 @@ def _context_of_run(model: Any) -> Any:
 
 
 def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
-    """Returns the data that Keras iterates over, without autotuning on a mesh.
+    """Returns the data of an epoch; on a mesh, disables autotuning for arrays.
 
-    Keras does not pass the model, so the model that started last in this thread
-    is used.
+    Keras does not pass the model. The function therefore uses the model that
+    started last in this thread.
     """
     data = original(epochs)
     if getattr(_thread, "is_on_mesh", False) and isinstance(
@@ -450,7 +450,7 @@ def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:
 
 
 def diag(original: Callable[..., Any], x: Any, k: int = 0) -> Any:
-    """Computes `keras.ops.diag`; on a mesh, sums a square masked matrix."""
+    """Computes `keras.ops.diag`; on a mesh, by masked sums of the columns."""
     if not tracing.traced_for_mesh() or k != 0:
         return original(x, k=k)
     x = tf.convert_to_tensor(x)

@@ -250,7 +250,8 @@ class MeshVariable(keras.Variable):
         self._initialize_if_pending()
         return self._value
 
-    # These two methods replace Keras' methods, which do not support shards.
+    # These two methods replace Keras' methods, which do not support saving a
+    # variable in slices.
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         return self.divided_value._gather_saveables_for_checkpoint()
 
