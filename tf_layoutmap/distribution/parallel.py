@@ -1,6 +1,6 @@
 """Distributions: `ModelParallel`, `DataParallel` and `set_distribution`.
 
-Their interface is that of `keras.distribution`. A distribution has a mesh and a
+They have the interface of `keras.distribution`. A distribution has a mesh and a
 batch axis; `ByLayoutMap` adds a layout map. A distribution applies in its
 `scope()`, or after `set_distribution` for the current thread.
 """
