@@ -85,7 +85,7 @@ def test_a_replaced_class_is_said_to_be_replaced(monkeypatch):
             "_core.keras_private", keras, keras.__version__, monkeypatch
         )
     sentence = str(error.value)
-    assert "needs `keras.layers.Embedding` as Keras has it" in sentence
+    assert "requires the original `keras.layers.Embedding` of Keras" in sentence
     assert f"replaced it by `{__name__}.somebody_elses`" in sentence
     assert "`_get_embeddings_with_merged_lora` is missing" in sentence
     assert "from tf_layoutmap import layout_map_scope" in sentence
@@ -102,8 +102,8 @@ def test_a_replaced_method_is_said_to_be_replaced(monkeypatch):
     with pytest.raises(
         ImportError,
         match=(
-            r"needs `keras.optimizers.Adagrad.update_step` as.*replaced it by "
-            r".*somebody_elses"
+            r"requires the original `keras.optimizers.Adagrad.update_step` of "
+            r"Keras.*replaced it by .*somebody_elses"
         ),
     ):
         names_here().check_method(

@@ -32,7 +32,7 @@ def test_an_embedding_warns_of_a_sum_without_the_last_replica(num_replicas):
     with strategy_of(num_replicas, Hierarchical).scope():
         with pytest.warns(
             _core_strategies.WrongSumsWarning,
-            match=f"out of sums over {num_replicas} replicas",
+            match=f"from sums over {num_replicas} replicas",
         ):
             embedding()
         with warnings.catch_warnings():

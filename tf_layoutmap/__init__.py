@@ -1,4 +1,4 @@
-"""Sharded embeddings and layouts for big Keras models on TensorFlow."""
+"""Sharded embeddings and layouts for large Keras models on TensorFlow."""
 
 import os as _os
 from typing import TYPE_CHECKING
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 from tf_layoutmap._version import __version__
 
-# DTensor's all-reduce combining pass lets a read overtake the write before it,
-# and its all-to-all mixes up what has four dimensions (docs/design.md, "The
-# DTensor switches"). TensorFlow reads the variables once, when DTensor first
-# needs them, so they are set before anything else.
+# DTensor's all-reduce combining pass can move a read before the preceding
+# write, and its all-to-all gives wrong results for tensors with four dimensions
+# (docs/design.md, "The DTensor switches"). TensorFlow reads these environment
+# variables once, at the first use of DTensor, so they are set first.
 _os.environ.setdefault("DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
 
-# Each public name and where it lives; imported at first use.
+# Location of each public name, which is imported at its first use.
 _HOMES = {
     "ShardedVariable": "tf_layoutmap.sharded:ShardedVariable",
     "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",

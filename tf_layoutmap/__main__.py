@@ -1,13 +1,13 @@
-"""`python -m tf_layoutmap`: what is installed, and does it work?
+"""Implements `python -m tf_layoutmap`: prints a report and runs the self-check.
 
-Prints what a bug report needs and runs the self-check. The exit status is 1
-when something is missing or wrong.
+The report has the information for a bug report. The exit status is 1 if a
+package is missing or the self-check fails.
 """
 
 import os
 import sys
 
-# TensorFlow's start-up notes would stand between the lines.
+# Disables TensorFlow's log at start-up, which would be mixed with the report.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tf_layoutmap import process_report

@@ -1,4 +1,4 @@
-"""The version of this package: the one place that says it.
+"""Version of this package. No other file defines it.
 
 pyproject.toml reads it without importing the package.
 """

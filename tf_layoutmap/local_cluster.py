@@ -1,23 +1,23 @@
-"""Processes that are shown, watched and ended together."""
+"""Runs a program with a TensorFlow cluster of processes on this machine.
 
-# DOC-MERGE: A cluster of this machine's own processes around a program.
-#
-#     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- python train.py
-#
-# Starts parameter servers and workers (`python -m tf_layoutmap.server`) on
-# 127.0.0.1, and the program as their coordinator, all with their TF_CONFIG. With
-# `--ps 0` the program runs once as each worker, as MultiWorkerMirroredStrategy
-# wants it. What a process prints is shown with its name in front.
-#
-# When the program ends, all others are ended, and its exit code is the exit code;
-# SIGINT, SIGTERM and SIGHUP are passed on to it. However this process ends, by
-# SIGKILL too, no other is left behind.
-#
-# TensorFlow's own log is cut down to one line per event, unless
-# TF_CPP_MIN_LOG_LEVEL is set; 0 is for all of it.
-#
-# Security: see `tf_layoutmap.server`.
-#
+    python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- python train.py
+
+The command starts parameter servers and workers (`python -m
+tf_layoutmap.server`) on 127.0.0.1, and the program as their coordinator. It
+sets TF_CONFIG for each process. With `--ps 0`, the program runs once per
+worker, as MultiWorkerMirroredStrategy requires. Each line that a process prints
+is shown with the name of the process.
+
+When the program ends, all other processes are ended, and the exit code of the
+program is returned. SIGINT, SIGTERM and SIGHUP are forwarded to the program. No
+process stays alive after this process has ended, even by SIGKILL.
+
+By default, TensorFlow's log is reduced to one line per event. Set
+TF_CPP_MIN_LOG_LEVEL=0 for the full log.
+
+Security: see `tf_layoutmap.server`.
+"""
+
 import collections
 import json
 import os
@@ -33,15 +33,15 @@ from typing import Any
 
 from absl import app, flags
 
-# Seconds from the request to end until processes are killed.
+# Seconds between SIGTERM and SIGKILL when processes are ended.
 PATIENCE = 10.0
-# A process that ends again within so many seconds is started again later each
-# time, at most after as many seconds as the last number says.
+# A process that ends within SHORTEST_LIFE seconds is restarted after a delay.
+# The delay, in seconds, increases with each early end, up to the last value.
 SHORTEST_LIFE = 5.0
 DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
-# Ends the process groups that it is told of, once nobody tells it any more:
-# the pipe is closed when the process at its other end has ended, by any signal.
+# Program of a process that kills all registered process groups when its input
+# pipe is closed. The pipe is closed when this process ends, by any signal.
 _KEEPER = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -60,7 +60,7 @@ for group in groups:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of 127.0.0.1 that nobody listens on now."""
+    """Returns unused ports of 127.0.0.1."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -72,24 +72,24 @@ def free_ports(count: int) -> list[int]:
 
 
 class Group:
-    """Processes, each the leader of a process group.
+    """Processes that are started, shown and ended together.
 
-    Use it as a context manager: at its end none of them is left, nor what they
-    have started themselves.
+    Each process leads a process group. The object is a context manager: at its
+    end, all processes and their child processes have ended.
     """
 
     def __init__(self, hidden: re.Pattern[str] | None = None):
-        """Starts with no process.
+        """Creates a group without processes.
 
         Args:
-          hidden: Lines of processes that begin like this are not shown.
+          hidden: Pattern of the start of lines that are not shown.
         """
         self._hidden = hidden
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
         self._ending = threading.Event()
-        # How often a process has ended early, without a longer life since.
+        # Number of consecutive early ends of each process.
         self._early_ends: collections.Counter[str] = collections.Counter()
         self._keeper = subprocess.Popen(
             [sys.executable, "-c", _KEEPER],
@@ -112,18 +112,18 @@ class Group:
         where: str = "",
         restart: bool = False,
     ) -> None:
-        """Starts a process, and shows what it prints.
+        """Starts a process and shows its output.
 
         Args:
-          name: Is put in front of each line.
-          command: The program and its arguments.
-          environment: All of its environment.
-          where: Its address, which is shown.
-          restart: Whether it is started again whenever it ends; at once the
-            first time, and after a growing delay while it ends early.
+          name: Name of the process, which is shown before each line.
+          command: Program and its arguments.
+          environment: Full environment of the process.
+          where: Address of the process, which is shown.
+          restart: Whether the process is restarted whenever it ends. The first
+            restart is immediate. If the process ends early, the delay grows.
 
         Raises:
-          OSError: There is no such program.
+          OSError: The program does not exist.
         """
         with self._lock:
             if self._ending.is_set():
@@ -137,7 +137,7 @@ class Group:
                 start_new_session=True,
             )
             self._processes[name] = process
-            self._tell_keeper("+", process.pid)
+            self._send_to_keeper("+", process.pid)
         at = f" at {where}" if where else ""
         self.say(f"{name}{at} is process {process.pid}")
         thread = threading.Thread(
@@ -149,7 +149,7 @@ class Group:
         thread.start()
 
     def say(self, text: str, name: str = "local_cluster") -> None:
-        """Prints a line of a process."""
+        """Prints a line with the name of a process."""
         with self._lock:
             print(f"[{name}] {text}", flush=True)
 
@@ -172,26 +172,26 @@ class Group:
         if self._ending.is_set():
             return
         if not restart:
-            self.say(f"{name} has ended {_how(code)}")
+            self.say(f"{name} has ended {_exit_text(code)}")
             return
         if time.monotonic() - started > SHORTEST_LIFE:
             del self._early_ends[name]
         delay = DELAYS[min(self._early_ends[name], len(DELAYS) - 1)]
         self._early_ends[name] += 1
         self.say(
-            f"{name} has ended {_how(code)}; it is started again "
+            f"{name} has ended {_exit_text(code)}; it restarts "
             f"{f'in {delay:g} s' if delay else 'now'}"
         )
         self._end_group(process)
-        # A process that cannot run must not keep the machine busy.
+        # The delay limits the load by a process that always fails.
         if not self._ending.wait(delay):
             self.start(name, command, environment, where, restart)
 
     def wait(self, names: Sequence[str]) -> int:
-        """Waits for these processes; returns the first exit code but 0.
+        """Waits for processes; returns the first nonzero exit code, or 0.
 
-        Of a process that a signal has ended it is 128 and the number of the
-        signal, as in a shell. Once one of them has failed, none is waited for.
+        The wait ends when one process fails. For a process that a signal has
+        ended, the exit code is 128 plus the signal number, as in a shell.
         """
         waiting = list(names)
         while waiting:
@@ -210,7 +210,7 @@ class Group:
             self._signal(self._processes[name], number)
 
     def end(self) -> None:
-        """Ends all processes: asks them to, and kills them after `PATIENCE`."""
+        """Ends all processes by SIGTERM, and after `PATIENCE` by SIGKILL."""
         with self._lock:
             self._ending.set()
             processes = list(self._processes.values())
@@ -230,10 +230,10 @@ class Group:
         self._keeper.wait()
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        # What it has started itself may have outlived it.
+        # Child processes may still run after the process has ended.
         self._signal(process, signal.SIGKILL)
         process.wait()
-        self._tell_keeper("-", process.pid)
+        self._send_to_keeper("-", process.pid)
 
     def _signal(self, process: subprocess.Popen[bytes], number: int) -> None:
         try:
@@ -241,32 +241,31 @@ class Group:
         except ProcessLookupError:
             pass
 
-    def _tell_keeper(self, word: str, group: int) -> None:
+    def _send_to_keeper(self, word: str, group: int) -> None:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(f"{word} {group}\n")
         self._keeper.stdin.flush()
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
 
 
 _PS = flags.DEFINE_integer(
-    "ps", 1, "How many parameter servers; 0 for none.", lower_bound=0
+    "ps", 1, "Number of parameter servers; 0 for none.", lower_bound=0
 )
 _WORKERS = flags.DEFINE_integer(
-    "workers", 1, "How many workers.", lower_bound=1
+    "workers", 1, "Number of workers.", lower_bound=1
 )
 _RESTART = flags.DEFINE_bool(
     "restart_workers",
     False,
-    "Starts a worker again that has ended, as the "
-    "system of a real cluster does.",
+    "Restarts a worker that has ended, as a scheduler of a cluster does.",
 )
 
 _HOST = "127.0.0.1"
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# What TensorFlow's libraries log when they are loaded, at any level.
+# Lines that TensorFlow's libraries log when they are loaded, at any log level.
 _START_OF_TENSORFLOW = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\)"
     r"|I\d{4} \S+ +\d+ port\.cc:\d+\] oneDNN"
@@ -284,8 +283,8 @@ def addresses_of(
     {'ps': ['127.0.0.1:7'], 'worker': ['127.0.0.1:8', '127.0.0.1:9']}
 
     Args:
-      sizes: How many processes each job has.
-      ports: One for each process.
+      sizes: Number of processes of each job.
+      ports: One port for each process.
     """
     rest = iter(ports)
     return {
@@ -298,15 +297,16 @@ def addresses_of(
 def environment_of(
     cluster: dict[str, list[str]], job: str, index: int
 ) -> dict[str, str]:
-    """Returns the environment of one process: this one's, and its task."""
+    """Returns the environment of a process: this environment with a task."""
     return {
-        # A worker must wait for servers that start later than it.
+        # A worker must wait for servers that start after it.
         "GRPC_FAIL_FAST": "use_caller",
-        # A coordinator logs each traced function that a dead worker does not
-        # get as an error; what matters is raised, or logged by this package.
+        # A coordinator logs an error for each traced function that a failed
+        # worker does not receive. Important errors are raised, or logged by
+        # this package.
         _LOG_LEVEL: "3" if job == "chief" else "2",
         **os.environ,
-        # What is printed is shown when it is printed.
+        # Output must not be buffered, so that it is shown immediately.
         "PYTHONUNBUFFERED": "1",
         "TF_CONFIG": json.dumps(
             {"cluster": cluster, "task": {"type": job, "index": index}}
@@ -317,13 +317,13 @@ def environment_of(
 def run(
     command: Sequence[str], ps: int, workers: int, restart_workers: bool = False
 ) -> int:
-    """Runs a program with a cluster of its own; returns its exit code.
+    """Runs a program with a new cluster; returns the program's exit code.
 
     Args:
-      command: The program and its arguments.
-      ps: How many parameter servers; with 0, each worker runs the program.
-      workers: How many workers.
-      restart_workers: Whether a worker that has ended is started again.
+      command: Program and its arguments.
+      ps: Number of parameter servers. With 0, each worker runs the program.
+      workers: Number of workers.
+      restart_workers: Whether a worker that has ended is restarted.
     """
     sizes = (
         {"chief": 1, "ps": ps, "worker": workers} if ps else {"worker": workers}

@@ -1,6 +1,10 @@
-"""Which shard owns a global row, and as which local row."""
+"""Partitions of the rows of a table, and partitioners.
 
-# DOC-MERGE: How many shards a table gets, from a number or from sizes in bytes.
+`RowPartition` maps each global row to a shard and a local row. A `Partitioner`
+returns the number of shards of a table, from a fixed number or from sizes in
+bytes. The module does not require TensorFlow.
+"""
+
 import dataclasses
 import functools
 import itertools
@@ -14,17 +18,17 @@ from tf_layoutmap._core import checks
 
 PLACEMENTS = ("div", "mod", "offsets", "callable")
 
-# Rows that a callable placement is asked for at once: large enough to be fast,
-# small compared with any table.
+# Number of rows per call of a callable placement. It is large enough to be fast
+# and needs little memory compared with a table.
 _CHUNK_ROWS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class RowPartition:
-    """The rule that divides the rows of a table among shards.
+    """A rule that assigns the rows of a table to shards.
 
-    Make one with `div`, `mod`, `from_sizes` or `from_callable`. Two partitions
-    are equal when they place every row alike by the same rule.
+    Create a partition with `div`, `mod`, `from_sizes` or `from_callable`. Two
+    partitions are equal if they have the same rule and the same offsets.
 
     >>> partition = RowPartition.div(num_rows=5, num_shards=2)
     >>> partition.sizes
@@ -34,15 +38,15 @@ class RowPartition:
     ([1, 0, 1], [1, 0, 0])
 
     Attributes:
-      placement: `"div"`: contiguous blocks, the first `num_rows % num_shards`
-        shards one row longer. `"mod"`: row `r` is local row `r // num_shards`
-        of shard `r % num_shards`. `"offsets"`: contiguous blocks of any sizes.
-        `"callable"`: whatever `function` says.
-      offsets: Cumulative shard sizes, `num_shards + 1` of them, from 0 to
-        `num_rows`. For `"mod"` and `"callable"` these count rows, they do not
-        bound them.
-      function: For `"callable"`: takes global rows, returns owners and local
-        rows of the same shape.
+      placement: `"div"`: contiguous blocks; the first `num_rows % num_shards`
+        shards have one row more. `"mod"`: row `r` is local row
+        `r // num_shards` of shard `r % num_shards`. `"offsets"`: contiguous
+        blocks of any sizes. `"callable"`: `function` returns the placement.
+      offsets: Cumulative shard sizes from 0 to `num_rows`, of length
+        `num_shards + 1`. For `"mod"` and `"callable"`, only the sizes are used:
+        shards are not contiguous.
+      function: For `"callable"`, a function that receives global rows and
+        returns shards and local rows of the same shape.
     """
 
     placement: str
@@ -89,17 +93,22 @@ class RowPartition:
 
     @classmethod
     def div(cls, num_rows: int, num_shards: int) -> "RowPartition":
-        """Contiguous blocks, as even as whole rows allow."""
+        """Returns a partition into contiguous blocks of even sizes.
+
+        The first `num_rows % num_shards` shards have one row more.
+        """
         return cls("div", _even_offsets(num_rows, num_shards))
 
     @classmethod
     def mod(cls, num_rows: int, num_shards: int) -> "RowPartition":
-        """Rows dealt out in turn."""
+        """Returns a partition in which row `r` is in shard `r % num_shards`."""
         return cls("mod", _even_offsets(num_rows, num_shards))
 
     @classmethod
     def from_sizes(cls, sizes: Sequence[int]) -> "RowPartition":
-        """Contiguous blocks of the given sizes; `"div"` when those are even.
+        """Returns a partition into contiguous blocks of the given sizes.
+
+        The placement is `"div"` if the sizes are even.
 
         >>> RowPartition.from_sizes([3, 2]).placement
         'div'
@@ -118,7 +127,9 @@ class RowPartition:
     def from_callable(
         cls, function: Callable[[Any], tuple[Any, Any]], sizes: Sequence[int]
     ) -> "RowPartition":
-        """Rows wherever `function` puts them, checked for every row.
+        """Returns a partition that is defined by a function.
+
+        The result of the function is checked for every row.
 
         >>> swapped = RowPartition.from_callable(
         ...     lambda rows: (1 - rows % 2, rows // 2), sizes=[2, 3])
@@ -126,13 +137,14 @@ class RowPartition:
         [0, 2, 4]
 
         Args:
-          function: `function(rows) -> (shards, local_rows)`. It is given
-            numpy arrays and, by `ShardedVariable`, tensors: make it of
-            operators that both have, like `%` and `//`.
-          sizes: Rows of each shard.
+          function: `function(rows) -> (shards, local_rows)`. It is called with
+            numpy arrays and, by `ShardedVariable`, with tensors. Use only
+            operators that support both, such as `%` and `//`.
+          sizes: Number of rows of each shard.
 
         Raises:
-          ValueError: It does not fill every row of every shard once.
+          ValueError: The function does not assign exactly one global row to
+            each row of each shard.
         """
         partition = cls("callable", cls.from_sizes(sizes).offsets, function)
         partition._rows_in_shard_order  # noqa: B018 (computed, so checked)
@@ -140,17 +152,17 @@ class RowPartition:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the whole table."""
+        """Number of rows of the full table."""
         return self.offsets[-1]
 
     @property
     def num_shards(self) -> int:
-        """Shards the table is cut into."""
+        """Number of shards of the table."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each shard."""
+        """Number of rows of each shard."""
         return tuple(
             later - earlier
             for earlier, later in itertools.pairwise(self.offsets)
@@ -158,7 +170,7 @@ class RowPartition:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether each shard holds neighbouring rows, in order of shards."""
+        """Whether each shard holds contiguous rows, in the order of shards."""
         return (
             self.placement in ("div", "offsets")
             or self.placement == "mod"
@@ -166,26 +178,24 @@ class RowPartition:
         )
 
     def locate(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the owner of each global row and its row there.
+        """Returns the shard and the local row of each global row.
 
         Args:
-          rows: Global rows, whole numbers of any shape.
+          rows: Integer array of global rows, of any shape.
 
         Returns:
-          `(shards, local_rows)`, shaped like `rows`: int32, and the integer
-          dtype of `rows`.
+          `(shards, local_rows)` with the shape of `rows`. The dtype of `shards`
+          is int32, the dtype of `local_rows` is the dtype of `rows`.
 
         Raises:
-          TypeError: `rows` are not whole numbers.
+          TypeError: `rows` are not integers.
           ValueError: A row is outside the table.
         """
         rows = np.asarray(rows)
         if not rows.size and rows.dtype.kind == "f":
-            rows = rows.astype(np.int64)  # numpy's dtype of an empty list
+            rows = rows.astype(np.int64)  # An empty list is float64 in numpy.
         if rows.dtype.kind not in "iu":
-            raise TypeError(
-                checks.message("rows", "whole numbers", rows.dtype.name)
-            )
+            raise TypeError(checks.message("rows", "integers", rows.dtype.name))
         outside = (rows < 0) | (rows >= self.num_rows)
         if outside.any():
             raise ValueError(
@@ -199,7 +209,7 @@ class RowPartition:
             shards = rows % self.num_shards
             local_rows = rows // self.num_shards
         else:
-            # Searching the ends (not the starts) skips empty shards.
+            # Searching the ends instead of the starts skips empty shards.
             shards = cast(
                 "np.ndarray",
                 np.searchsorted(self.offsets[1:], rows, side="right"),
@@ -212,7 +222,7 @@ class RowPartition:
         )
 
     def global_rows(self, shard: int) -> np.ndarray:
-        """Returns the global rows of `shard`, int64, in order of local row.
+        """Returns the global rows of `shard`, int64, by local row.
 
         >>> RowPartition.mod(num_rows=5, num_shards=2).global_rows(1).tolist()
         [1, 3]
@@ -232,7 +242,7 @@ class RowPartition:
 
     @functools.cached_property
     def _rows_in_shard_order(self) -> np.ndarray:
-        """The inverse of a callable placement: shard by shard, int64."""
+        """The global rows of all shards of a callable placement, int64."""
         found = np.full(self.num_rows, -1, np.int64)
         starts = np.asarray(self.offsets[:-1], np.int64)
         sizes = np.asarray(self.sizes, np.int64)
@@ -254,19 +264,19 @@ class RowPartition:
                     else first
                 )
                 raise ValueError(
-                    "A callable placement must put each row into a row of a "
-                    f"shard. Received: row {wrong} outside the shards of "
-                    f"sizes {self.sizes}."
+                    "A callable placement must assign each global row to a "
+                    f"row of a shard. Received: row {wrong} outside the "
+                    f"shards of sizes {self.sizes}."
                 )
             found[starts[shards] + local_rows] = rows
         if (found < 0).any():
-            # As many rows as positions: if one is empty, another is taken
-            # twice.
+            # The numbers of rows and positions are equal. If one position is
+            # empty, another one has two rows.
             position = int(np.argmin(found))
             shard = int(np.searchsorted(self.offsets[1:], position, "right"))
             raise ValueError(
-                "A callable placement must fill every row of every shard "
-                "once. Received: nothing for local row "
+                "A callable placement must assign one global row to every "
+                "row of every shard. Received: no global row for local row "
                 f"{position - self.offsets[shard]} of shard {shard}."
             )
         return found
@@ -302,9 +312,9 @@ def __dir__() -> list[str]:
 
 
 class Partitioner:
-    """Base of all partitioners: a callable `(shape, dtype, axis=0)`.
+    """Base class of partitioners: a callable `(shape, dtype, axis=0)`.
 
-    A partitioner of tf_layoutmap also serves as `variable_partitioner` of
+    A partitioner can also be used as `variable_partitioner` of
     `tf.distribute.ParameterServerStrategy`.
     """
 
@@ -312,14 +322,14 @@ class Partitioner:
         """Returns the number of shards along each axis.
 
         Args:
-          shape: Shape of the whole table: `tf.TensorShape`, list or tuple;
-            fully defined, rank at least 1.
-          dtype: `tf.DType`, or anything `np.dtype` takes.
-          axis: The axis to cut, in `[-rank, rank)`.
+          shape: Shape of the full table, as `tf.TensorShape`, list or tuple. It
+            must be fully defined, with rank at least 1.
+          dtype: `tf.DType`, or a value that `np.dtype` accepts.
+          axis: Axis to shard, in `[-rank, rank)`.
 
         Returns:
-          One number per axis: 1 for every axis but `axis`, and there at
-          least 1 and at most the size of that axis (1 when it is empty).
+          One number per axis. It is 1 for all axes except `axis`. For `axis` it
+          is at least 1, and at most the size of the axis (1 if it is empty).
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement `__call__`."
@@ -327,17 +337,17 @@ class Partitioner:
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Cuts into a fixed number of shards, but never into empty ones.
+    """A partitioner with a fixed number of shards, without empty shards.
 
     >>> FixedShardsPartitioner(num_shards=2)((10, 3), "float32")
     [2, 1]
     """
 
     def __init__(self, num_shards: int):
-        """Makes the partitioner.
+        """Creates the partitioner.
 
         Args:
-          num_shards: Shards wanted, at least 1.
+          num_shards: Number of shards, at least 1.
         """
         self._num_shards = _check_positive("num_shards", num_shards)
 
@@ -347,10 +357,11 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Makes many shards, of about a size in bytes or more.
+    """A partitioner with shards of at least about `min_shard_bytes`.
 
-    The number is the table's size over `min_shard_bytes`, rounded up as
-    TensorFlow does, so that shards may be smaller by what was rounded.
+    The number of shards is the size of the table divided by `min_shard_bytes`,
+    rounded up as in TensorFlow. Because of the rounding, shards may be slightly
+    smaller.
 
     >>> MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), "float32")
     [2, 1]
@@ -364,12 +375,12 @@ class MinSizePartitioner(Partitioner):
         max_shards: int = 1,
         bytes_per_string: int = 16,
     ):
-        """Makes the partitioner.
+        """Creates the partitioner.
 
         Args:
-          min_shard_bytes: Bytes that each shard should have at least.
-          max_shards: Shards at most.
-          bytes_per_string: What one element of a string table counts.
+          min_shard_bytes: Minimum size of a shard, in bytes.
+          max_shards: Maximum number of shards.
+          bytes_per_string: Size of one element of a string table, in bytes.
         """
         self._min_shard_bytes = _check_positive(
             "min_shard_bytes", min_shard_bytes
@@ -392,10 +403,11 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """Makes as few shards as possible, none over a size in bytes.
+    """A partitioner with the fewest shards of at most `max_shard_bytes`.
 
-    A slice of one index along `axis` is never cut, so a shard is larger than
-    `max_shard_bytes` when one slice is, or when `max_shards` is reached.
+    A slice of one index along `axis` is never split. A shard is therefore
+    larger than `max_shard_bytes` if one slice is larger, or if `max_shards` is
+    reached.
 
     >>> MaxSizePartitioner(max_shard_bytes=4)((6, 1), "float32")
     [6, 1]
@@ -409,13 +421,13 @@ class MaxSizePartitioner(Partitioner):
         max_shards: int | None = None,
         bytes_per_string: int = 16,
     ):
-        """Makes the partitioner.
+        """Creates the partitioner.
 
         Args:
-          max_shard_bytes: Bytes that each shard has at most.
-          max_shards: Shards at most, which wins over `max_shard_bytes`; None
-            for any number.
-          bytes_per_string: What one element of a string table counts.
+          max_shard_bytes: Maximum size of a shard, in bytes.
+          max_shards: Maximum number of shards, which takes precedence over
+            `max_shard_bytes`; None for no maximum.
+          bytes_per_string: Size of one element of a string table, in bytes.
         """
         self._max_shard_bytes = _check_positive(
             "max_shard_bytes", max_shard_bytes
@@ -452,14 +464,14 @@ def _shards_along(
 
 
 def _check_positive(argument: str, value: Any) -> int:
-    # The words are those of tf.distribute.experimental.partitioners.
+    # The message matches tf.distribute.experimental.partitioners.
     if checks.check_int(argument, value) < 1:
         raise ValueError(checks.message(argument, "positive", value))
     return int(value)
 
 
 def _check_shape(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
-    """Returns `shape` as a tuple and `axis` counted from the front."""
+    """Returns `shape` as a tuple and `axis` as a nonnegative number."""
     try:
         sizes = shape.as_list() if hasattr(shape, "as_list") else list(shape)
     except (TypeError, ValueError):
@@ -477,8 +489,8 @@ def _check_shape(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
 
 
 def _element_bytes(dtype: Any, bytes_per_string: int) -> int:
-    # tf.DType is told by its attributes, so that this file needs no
-    # TensorFlow; np.dtype does not know bfloat16 and tf.string.
+    # A tf.DType is recognized by its attributes, so that this module does not
+    # require TensorFlow. np.dtype does not support bfloat16 and tf.string.
     if getattr(dtype, "name", dtype) == "string":
         return bytes_per_string
     if hasattr(dtype, "as_numpy_dtype"):

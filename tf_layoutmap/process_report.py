@@ -1,4 +1,8 @@
-"""What a bug report needs to say about the process."""
+"""Report about this process for bug reports: versions, machine, settings.
+
+`describe_process` returns the report, `problems` the packages that cannot be
+imported, and `check_process` runs the self-check.
+"""
 
 import importlib
 import importlib.metadata
@@ -12,8 +16,8 @@ from typing import Any
 
 _PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
 _ROOTS = ("tensorflow", "keras", "tf_keras")
-# What changes results, or where they are computed; nothing that names a person
-# or a machine.
+# Prefixes of environment variables that change results or devices. Variables
+# that identify a person or a machine are not included.
 _SWITCHES = (
     "DTENSOR_",
     "TF_ENABLE_",
@@ -28,17 +32,18 @@ _SWITCHES = (
 
 
 def describe_process() -> str:
-    """Returns versions, machine, settings, and what is replaced in TensorFlow.
+    """Returns versions, machine, settings and replaced names of this process.
 
-    `python -m tf_layoutmap` prints it for a new process, and checks that one.
-    Called in your own program it says what holds there:
+    `python -m tf_layoutmap` prints the report for a new process and runs the
+    self-check. Call this function for a report about your own program:
 
     ```python
     print(tlm.describe_process())
     ```
 
     Returns:
-      Lines of text. What is not installed, or does not load, says so in them.
+      Lines of text. They include packages that are not installed or cannot be
+      imported.
     """
     lines = [f"{title + ':':<16}{value}" for title, value in _facts()]
     replaced = replaced_names()
@@ -94,7 +99,7 @@ def _version(module: str) -> str:
 
 
 def _distribution_version(name: str) -> str:
-    """Without importing it: a program that does not use it should not."""
+    """Returns the installed version of a package without importing it."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -111,10 +116,10 @@ def _cpu_level() -> str:
 
 
 def replaced_names() -> list[str]:
-    """Returns what of TensorFlow, Keras and tf_keras is a function of ours.
+    """Returns names of TensorFlow, Keras and tf_keras that are replaced now.
 
-    Found by looking at all that is loaded, not kept in a list: nothing that is
-    replaced can be missing. What stands in several modules is named once.
+    All imported modules are searched for functions of this package, so that the
+    result is complete. A function in several modules is listed once.
     """
     places: dict[int, list[str]] = {}
     for name, module in sorted(sys.modules.items()):
@@ -143,7 +148,7 @@ def _is_ours(value: Any) -> bool:
         if isinstance(value, classmethod | staticmethod)
         else value
     )
-    # Wrappers carry the names of what they wrap; their code cannot.
+    # A wrapper has the name of the wrapped function, but its own code object.
     while isinstance(value, types.FunctionType):
         if value.__code__.co_filename.startswith(_PACKAGE):
             return True
@@ -152,29 +157,31 @@ def _is_ours(value: Any) -> bool:
 
 
 def problems() -> list[str]:
-    """Returns why public names cannot be used here: each reason once."""
+    """Returns the errors of public names that cannot be imported, each once."""
     package = importlib.import_module("tf_layoutmap")
     found = {}
     for name in package.__all__:
         try:
             value = getattr(package, name)
             for inner in getattr(value, "__all__", ()):
-                if inner != "tf_keras":  # Optional.
+                if inner != "tf_keras":  # tf_keras is optional.
                     getattr(value, inner)
         except ImportError as error:
-            # The name at its head tells one from the other.
+            # Messages that differ only in the name before "needs" are equal.
             found.setdefault(str(error).partition(" needs ")[2], str(error))
     return list(found.values())
 
 
 def check_process() -> str:
-    """Runs the self-check of DTensor on two logical CPUs, or what there is.
+    """Runs the self-check of DTensor on two logical CPUs.
+
+    If TensorFlow is already initialized, its existing devices are used.
 
     Returns:
-      What was checked.
+      Description of the checks.
 
     Raises:
-      RuntimeError: It failed.
+      RuntimeError: The self-check failed.
     """
     tf = importlib.import_module("tensorflow")
     try:
@@ -183,5 +190,5 @@ def check_process() -> str:
             [tf.config.LogicalDeviceConfiguration()] * 2,
         )
     except RuntimeError:
-        pass  # TensorFlow runs already, with the devices that it has.
+        pass  # TensorFlow is already initialized, with other devices.
     return importlib.import_module("tf_layoutmap").layout.self_check()

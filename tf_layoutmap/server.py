@@ -1,19 +1,19 @@
-"""A process of a TensorFlow cluster that knows the ops of this package.
+"""Server process of a TensorFlow cluster with the ops of this package.
 
     python -m tf_layoutmap.server --cluster='{"ps": ["host:2222"], ...}' \\
         --job_name=ps --task_index=0
 
-TensorFlow's own server cannot run an op that its process has not loaded, and
-there is no call to load it from elsewhere. Start parameter servers and workers
-with this module, and it is there.
+A TensorFlow server cannot run an op whose library is not loaded in its process,
+and another process cannot load the library remotely. Parameter servers and
+workers that are started with this module have the ops.
 
-Security: TensorFlow's server listens on all network interfaces, whatever host
-its address names, 127.0.0.1 too, and has no authentication: every client that
+Security: TensorFlow's server listens on all network interfaces, even if its
+address is 127.0.0.1, and connections are not authenticated. Every client that
 reaches the port can read and write the tables and files of this process, and
-run operations in it. Restrict access by a firewall or a private network.
+run operations in it. Restrict access with a firewall or a private network.
 
-TensorFlow logs errors only here; set TF_CPP_MIN_LOG_LEVEL=0 for all that it
-has to say.
+By default, TensorFlow logs only errors. Set TF_CPP_MIN_LOG_LEVEL=0 for the full
+log.
 """
 
 import json
@@ -23,11 +23,12 @@ import sys
 from absl import app, flags
 
 if __name__ == "__main__":
-    # TensorFlow reads it once. What it logs below errors is of no use to those
-    # who train: device lists, and each call that a coordinator has cancelled.
+    # TensorFlow reads the variable once. Its messages below the error level are
+    # lists of devices and calls that a coordinator has cancelled.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Loads the op library before the server starts; says so without TensorFlow.
+# Loads the op library before the server starts. Without TensorFlow, the import
+# raises an error with an install command.
 from tf_layoutmap._core import ops  # noqa: F401
 
 import tensorflow as tf  # isort: skip
@@ -44,12 +45,12 @@ _CLUSTER = flags.DEFINE_string(
     "Default: `cluster` of TF_CONFIG.",
 )
 _JOB_NAME = flags.DEFINE_string(
-    "job_name", None, "Which job this is. Default: that of TF_CONFIG."
+    "job_name", None, "Job of this process. Default: the job in TF_CONFIG."
 )
 _TASK_INDEX = flags.DEFINE_integer(
     "task_index",
     None,
-    "Which of the job's processes this is. Default: that of TF_CONFIG.",
+    "Index of this process in its job. Default: the index in TF_CONFIG.",
     lower_bound=0,
 )
 
@@ -60,19 +61,21 @@ def read_task(
     task_index: int | None,
     tf_config: str | None,
 ) -> tuple[dict[str, list[str]], str, int]:
-    """Returns the cluster and which of its processes this is.
+    """Returns the cluster, and the job and index of this process.
 
     >>> read_task('{"ps": ["a:1", "b:1"]}', "ps", 1, None)
     ({'ps': ['a:1', 'b:1']}, 'ps', 1)
 
     Args:
-      cluster: JSON, `{job: [address, ...]}`; None for that of `tf_config`.
-      job_name: None for that of `tf_config`.
-      task_index: None for that of `tf_config`.
-      tf_config: The environment variable TF_CONFIG, JSON; None if unset.
+      cluster: `{job: [address, ...]}` as JSON; None for the cluster in
+        `tf_config`.
+      job_name: Job of this process; None for the job in `tf_config`.
+      task_index: Index of this process; None for the index in `tf_config`.
+      tf_config: Environment variable TF_CONFIG, as JSON; None if unset.
 
     Raises:
-      ValueError: Something is missing, is no JSON, or is not in the cluster.
+      ValueError: A value is missing, is not valid JSON, or is not in the
+        cluster.
     """
     config = _read_json("TF_CONFIG", tf_config) if tf_config else {}
     task = config.get("task", {})
@@ -112,24 +115,25 @@ def read_task(
 def num_threads(
     num_cores: int, num_workers: int, asked: str | None = None
 ) -> int:
-    """Returns how many threads of a server take calls and run operations.
+    """Returns the number of threads for calls and operations of a server.
 
-    A function that another process calls holds one of them until it has ended,
-    and what it waits for may need one to arrive here: with as many threads as
-    cores, as is TensorFlow's default, two functions at once stop each other on
-    a machine of two cores. One is what a worker trains, others are cancelled
-    and not through yet, or read and write variables.
+    A function that another process calls occupies a thread until it ends, and
+    the calls that it waits for may also require a thread of this server.
+    TensorFlow's default is one thread per core, so two functions can deadlock
+    on a machine with two cores. One of these functions may be the training step
+    of a worker. Others may be cancelled functions that have not ended, or reads
+    and writes of variables.
 
     >>> num_threads(num_cores=2, num_workers=2)
     8
 
     Args:
-      num_cores: Of this machine.
-      num_workers: Of the cluster; a server may wait for each of them.
-      asked: The environment variable by which TensorFlow is told how many.
+      num_cores: Number of cores of this machine.
+      num_workers: Number of workers; a server may wait for each of them.
+      asked: Environment variable TF_NUM_INTEROP_THREADS; None if unset.
 
     Returns:
-      How many; 0 where TensorFlow is told.
+      The number of threads; 0 if TensorFlow reads it from the environment.
     """
     if asked:
         return 0
@@ -150,7 +154,9 @@ def _read_json(name: str, text: str) -> dict:
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        raise app.UsageError(f"Flags only. Received: {argv[1:]}.")
+        raise app.UsageError(
+            f"All arguments must be flags. Received: {argv[1:]}."
+        )
     try:
         jobs, job_name, task_index = read_task(
             _CLUSTER.value,
@@ -178,7 +184,7 @@ def main(argv: list[str]) -> None:
     port = jobs[job_name][task_index].rpartition(":")[2]
     print(
         f"Port {port} is open on all network interfaces, without "
-        "authentication: keep others out by a firewall or a private "
+        "authentication: restrict access with a firewall or a private "
         "network.",
         file=sys.stderr,
         flush=True,
@@ -187,6 +193,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # A worker must wait for parameter servers that start later than it.
+    # A worker must wait for parameter servers that start after it.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     app.run(main)

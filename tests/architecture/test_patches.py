@@ -139,7 +139,7 @@ def test_somebody_elses_replacement_on_top_is_not_lost(restored):
     keras.layers.Layer.__call__ = theirs
     try:
         with pytest.raises(
-            RuntimeError, match="Layer.__call__` was replaced by somebody else"
+            RuntimeError, match="Layer.__call__` was replaced by other code"
         ):
             engine.uninstall("keras3")
         assert keras.layers.Layer.__call__ is theirs

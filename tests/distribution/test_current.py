@@ -101,7 +101,7 @@ def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
     with pytest.raises(
         (RuntimeError, ValueError),
         match=(
-            "made before set_distribution or the scope .*after "
+            "created after set_distribution .or inside the scope.*after "
             "set_distribution .*set_distribution.None."
         ),
     ):
@@ -122,7 +122,7 @@ def test_a_model_without_weights_yet_is_from_before_too():
         with pytest.raises(RuntimeError, match="outside the scope"):
             model.predict(pairs.FEATURES, verbose=0)
         model.compile("sgd", "mse")
-        with pytest.raises(RuntimeError, match="cannot train on .'batch'"):
+        with pytest.raises(RuntimeError, match="for train on mesh .'batch'"):
             model.fit(pairs.FEATURES, pairs.FEATURES, verbose=0)
 
 

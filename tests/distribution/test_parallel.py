@@ -58,7 +58,7 @@ def test_data_parallel_replicates_weights(make):
 
 def test_data_parallel_takes_all_devices():
     assert DataParallel().device_mesh.size >= len(CPUS)
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="Only one of"):
         DataParallel(mesh_of(batch=4), CPUS)
 
 

@@ -62,11 +62,11 @@ def test_a_tensor_layout_becomes_a_dtensor_layout():
 
 def test_the_mesh_of_a_tensor_layout_is_set_once():
     layout = TensorLayout(("model",))
-    with pytest.raises(ValueError, match="needs a device mesh"):
+    with pytest.raises(ValueError, match="requires a device mesh"):
         layout.to_dtensor()
     mesh = DeviceMesh((4,), ("model",), devices=CPUS)
     layout.device_mesh = mesh
-    with pytest.raises(ValueError, match="set once"):
+    with pytest.raises(ValueError, match="set only once"):
         layout.device_mesh = mesh
 
 

@@ -232,10 +232,10 @@ def test_who_has_ended_is_started_again(capfd, monkeypatch):
     assert printed.count("[one] here") >= 5
     ends = re.findall(r"one has ended with exit code 0; (.*)", printed)
     assert ends[:4] == [
-        "it is started again now",
-        "it is started again in 0.25 s",
-        "it is started again in 0.5 s",
-        "it is started again in 0.5 s",
+        "it restarts now",
+        "it restarts in 0.25 s",
+        "it restarts in 0.5 s",
+        "it restarts in 0.5 s",
     ]
     assert printed.count("two is process") == 1
 
@@ -276,7 +276,7 @@ def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
         while printed.count("[one] here") < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
             printed += capfd.readouterr().out
-    assert printed.count("it is started again now") >= 2
+    assert printed.count("it restarts now") >= 2
     assert "999" not in printed
 
 

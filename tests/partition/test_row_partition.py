@@ -101,7 +101,7 @@ def test_rows_outside_are_refused_by_name(row):
 
 
 def test_rows_must_be_whole_numbers():
-    with pytest.raises(TypeError, match="whole numbers.*float64"):
+    with pytest.raises(TypeError, match="integers.*float64"):
         RowPartition.div(6, 2).locate([0.5])
 
 
@@ -150,7 +150,7 @@ def test_impossible_numbers_are_refused(make, words):
         (lambda rows: (rows * 0 - 1, rows), "row 0 outside the shards"),
         (
             lambda rows: (rows % 2, rows * 0),
-            "nothing for local row 1 of shard 0",
+            "no global row for local row 1 of shard 0",
         ),
     ],
 )

@@ -1,6 +1,6 @@
-"""Argument checks that share one message grammar.
+"""Argument checks with one format of error messages.
 
-Every message reads: what is required, then what came, then where.
+Each message contains the requirement, the received value and the location.
 """
 
 import numbers
@@ -11,18 +11,18 @@ from typing import Any
 def message(
     argument: str, requirement: str, value: Any, where: str | None = None
 ) -> str:
-    """Returns the sentence that refuses `value` for `argument`.
+    """Returns the error message for an invalid value of an argument.
 
     >>> message("num_shards", "at least 1", 0, "table 'ads'")
     "Argument `num_shards` must be at least 1. Received: num_shards=0 \
 (table 'ads')."
 
     Args:
-      argument: Name of the argument, as its caller writes it.
-      requirement: What it must be, without "must be".
-      value: What came.
-      where: Feature, sample or table it came with; None when the call says
-        enough.
+      argument: Name of the argument.
+      requirement: Requirement for the value, without "must be".
+      value: Received value.
+      where: Feature, sample or table of the value; None if the call identifies
+        it.
     """
     location = "" if where is None else f" ({where})"
     return (
@@ -39,18 +39,18 @@ def check_int(
     highest: int | None = None,
     where: str | None = None,
 ) -> int:
-    """Returns `value` as an `int`, refusing anything that is not whole.
+    """Returns `value` as an `int`; raises an error if it is not an integer.
 
-    A bool is refused: `num_shards=True` is a slip, not a number.
+    A bool raises an error, too: `num_shards=True` is a mistake.
 
     >>> check_int("num_shards", 4, lowest=1)
     4
 
     Args:
       argument: Name of the argument.
-      value: What came; Python and numpy integers are taken.
-      lowest: Smallest value allowed; None for no bound.
-      highest: Largest value allowed; None for no bound.
+      value: Received value; Python and numpy integers are accepted.
+      lowest: Smallest allowed value; None for no bound.
+      highest: Largest allowed value; None for no bound.
       where: As in `message`.
 
     Raises:
@@ -80,7 +80,7 @@ def check_one_of(
     'div'
 
     Raises:
-      ValueError: It is not.
+      ValueError: `value` is not in `allowed`.
     """
     if value not in allowed:
         raise ValueError(
@@ -103,7 +103,8 @@ def check_type(
     'ads'
 
     Raises:
-      TypeError: It is not; the message says `description`.
+      TypeError: `value` is not an instance of `kind`. The message contains
+        `description`.
     """
     if not isinstance(value, kind):
         raise TypeError(message(argument, description, value, where))

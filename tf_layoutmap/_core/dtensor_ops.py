@@ -1,24 +1,21 @@
-"""Says to tf.dtensor how an op is to be divided among devices.
+"""Registers ops with tf.dtensor; looks up and updates rows of sharded tables.
 
-DTensor refuses an op it has no expander for. A policy lends an op the
-expander of a stock op that is divided in the same way. It is a claim about
-the op, and DTensor believes it: a wrong policy gives wrong numbers, not an
-error. TensorFlow exports the functions this needs but does not document them;
-where they are missing, `available()` is false and `register_op` raises.
+DTensor raises an error for an op without an expander. `register_op` assigns an
+op the expander of a stock op that is partitioned in the same way. DTensor does
+not verify the policy: a wrong policy gives wrong results without an error.
+TensorFlow exports the required functions but does not document them. If they
+are missing, `available()` returns False and `register_op` raises an error.
+
+`enable_missing_ops` registers the stock ops without a rule: each device gathers
+the inputs and computes the full result, at the cost of memory and time.
+
+`lookup_rows` and `update_rows` use the rows of a sharded table. Stock DTensor
+gathers the full table on each device to look up one row, and its gradient is as
+large as the table. With `lookup_rows`, each device reads the rows that it owns,
+and the partial results are summed over the mesh. `update_rows` updates only the
+rows that were looked up.
 """
 
-# DOC-MERGE: Which operations DTensor has no rule for are right when computed whole.
-#
-# Every device then gathers the inputs and computes everything: correct, at the
-# cost of memory and time. Left out is what is not a function of its inputs.
-#
-# DOC-MERGE: Reads and updates rows of a table whose rows tf.dtensor has divided.
-#
-# Stock DTensor gathers the whole table on each device to look up one row, and
-# its gradient is as large as the table. Here each device reads the rows that it
-# owns, the parts are summed over the mesh, and an update touches the rows that
-# were looked up and no others.
-#
 from __future__ import annotations
 
 import functools
@@ -33,7 +30,7 @@ from tensorflow.experimental import dtensor
 
 from tf_layoutmap._core import checks, ops, tf_private
 
-# policy -> the stock op whose expander says the same.
+# For each policy, a stock op with a suitable expander.
 _DONORS = {
     "elementwise": "Relu",
     "batch_parallel": "Cholesky",
@@ -47,49 +44,50 @@ _lock = threading.Lock()
 
 
 def available() -> bool:
-    """Whether ops can be registered with the tf.dtensor of this process."""
+    """Returns whether ops can be registered with tf.dtensor in this process."""
     return not unavailable_reason()
 
 
 def unavailable_reason() -> str:
-    """Why ops cannot be registered here; empty if they can."""
+    """Returns why ops cannot be registered; an empty string if they can."""
     return ops.native.expander_registry_problem()
 
 
 def can_shard(name: str) -> bool:
-    """Whether tf.dtensor has a rule for op `name`, its own or one of ours.
+    """Returns whether tf.dtensor has a rule for op `name`.
 
-    False where this tf.dtensor cannot be asked.
+    The rule may be built in or registered by this package. Returns False if
+    ops cannot be registered with this tf.dtensor; see `available`.
     """
     return available() and ops.native.has_expander(name)
 
 
 def register_op(name: str, policy: str) -> None:
-    """Has tf.dtensor divide op `name` by `policy`, for the whole process.
+    """Sets how tf.dtensor partitions op `name`, for the entire process.
 
-    * `"elementwise"`: all inputs have one shape, or broadcast; each device
-      works on its own part.
-    * `"batch_parallel"`: the first dimension is divided, the others are
-      whole.
-    * `"replicated"`: inputs are gathered, each device works on all of it.
-    * `"local_update"`: no outputs; each device runs it on what it holds of
-      each input, resource handles included.
+    * `"elementwise"`: All inputs have one shape, or broadcast. Each device
+      computes its shard.
+    * `"batch_parallel"`: The first dimension is sharded, the others are
+      unsharded.
+    * `"replicated"`: Inputs are gathered. Each device computes the full result.
+    * `"local_update"`: The op has no outputs. Each device runs the op on its
+      shard of each input, including resource handles.
 
     >>> import tf_layoutmap as tlm
     >>> tlm.dtensor.register_op("LayoutMap>LookupShard", "batch_parallel")
 
-    Call it before the first mesh, layout map or tensor on a mesh is made:
-    that registers ops without a rule to be computed whole, for good.
+    Call it before the first mesh, layout map or tensor on a mesh is created.
+    Creating one registers all ops without a rule as replicated, permanently.
 
     Args:
-      name: The op's registered name, as `"MyNamespace>MyOp"`.
-      policy: One of the above.
+      name: Registered name of the op, such as `"MyNamespace>MyOp"`.
+      policy: One of the policies above.
 
     Raises:
-      ValueError: If TensorFlow knows no such op, the policy is none of
-        these, or the op is registered with another one.
-      RuntimeError: If this tf.dtensor cannot be reached, or divides the op by
-        a rule of its own.
+      ValueError: TensorFlow has no such op, the policy does not exist, or the
+        op is registered with another policy.
+      RuntimeError: Ops cannot be registered with this tf.dtensor, or it has a
+        built-in rule for the op.
     """
     checks.check_one_of("policy", policy, POLICIES)
     if tf_private.op_def_of(name) is None:
@@ -110,8 +108,8 @@ def register_op(name: str, policy: str) -> None:
         _registered[name] = policy
 
 
-# Without state but for their seeds, which our operations on a mesh give them.
-# The last one only asks for the device's algorithm.
+# Random ops without state except their seeds, which this package sets on a
+# mesh. StatelessRandomGetAlg only returns the algorithm of the device.
 _RANDOM = frozenset(
     (
         "RandomStandardNormal",
@@ -126,7 +124,8 @@ _RANDOM = frozenset(
         "LayoutMap>RandomUniformInt",
     )
 )
-# Of compilers, of the run time, and ours, which have rules of their own.
+# Ops of compilers and of the runtime, and ops of this package, which have their
+# own rules.
 _OTHERS = re.compile(
     r"_|LayoutMap>|DTensor|TPU|Tpu|Collective|Nccl|Xla(?!Dynamic(Update)?Slice)"
     r"|Risc|Cudnn|Debug|Boosted|Sdca|Placeholder|Batch$|Unbatch|Copy"
@@ -148,12 +147,12 @@ _CONTROL_FLOW = frozenset(
         "ImmutableConst",
     )
 )
-# What DTensor has no tensors of.
+# Types that DTensor has no tensors of.
 _TYPES = frozenset(
     dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)
 )
 
-# Those of one input that work on each element: divided as it is.
+# Elementwise ops with one input, which stay sharded like their input.
 _ELEMENTWISE = frozenset(
     (
         "Expint",
@@ -180,27 +179,29 @@ _enabled: set[str] = set()
 
 
 def enable_missing_ops() -> tuple[str, ...]:
-    """Lets tf.dtensor run the stock ops that it has no rule for.
+    """Allows tf.dtensor to run stock ops without a rule, in the whole process.
 
-    They are computed whole: each device gathers the inputs and computes
-    everything; a few work on each element and stay divided. It holds for the
-    whole process. What makes a mesh, a layout map or a tensor on a mesh with
-    this package calls it. Call it yourself for programs that use
-    `tf.experimental.dtensor` alone, or again after a library of ops was loaded.
+    The ops are replicated: each device gathers the inputs and computes the full
+    result. A few elementwise ops stay sharded. Functions of this package that
+    create a mesh, a layout map or a tensor on a mesh call this function. Call
+    it in programs that use only `tf.experimental.dtensor`, or again after
+    loading an op library.
 
-    Left out are ops that keep something (variables, tables, queues), call
-    functions, or take strings. Results with a number of rows that is not known
-    while a function is traced, as `tf.unique`'s, stop most of DTensor.
+    Ops that keep state (variables, tables, queues), call functions, or use
+    strings are not enabled. Most of DTensor does not support results whose
+    number of rows is unknown during tracing, such as the result of `tf.unique`.
 
     >>> import tf_layoutmap as tlm
     >>> isinstance(tlm.dtensor.enable_missing_ops(), tuple)
     True
 
     Returns:
-      The ops that this call enabled; TensorFlow's own rules stay.
+      Names of the ops that this call enabled. Ops with a built-in rule are not
+      changed.
 
     Raises:
-      RuntimeError: This tf.dtensor cannot be reached; see `available`.
+      RuntimeError: Ops cannot be registered with this tf.dtensor; see
+        `available`.
     """
     enabled = []
     for op in tf_private.registered_ops():
@@ -214,7 +215,7 @@ def enable_missing_ops() -> tuple[str, ...]:
 
 
 def is_replicated_op(name: str) -> bool:
-    """Whether op `name` is computed whole because DTensor has no rule."""
+    """Returns whether op `name` is replicated because DTensor has no rule."""
     return name in _enabled
 
 
@@ -238,10 +239,10 @@ def _register() -> None:
 
 
 def row_axis(table: dtensor.DVariable) -> str:
-    """The mesh dimension along which the rows of `table` are divided.
+    """Returns the mesh dimension along which the rows of `table` are sharded.
 
     Raises:
-      ValueError: If its rows are not divided, or its columns are too.
+      ValueError: The rows are not sharded, or the columns are sharded, too.
     """
     specs = table.layout.sharding_specs
     if (
@@ -260,12 +261,13 @@ def row_axis(table: dtensor.DVariable) -> str:
 def _shard_index(mesh: dtensor.Mesh, axis: str) -> tf.Tensor:
     """Returns the index of each device's shard, `[num_shards, 1, 1]` int32.
 
-    The tensor is kept as long as DTensor's device, which owns it.
+    The tensor is cached until DTensor's device, which owns it, is replaced.
     """
     kept = tf_private.kept_with_device("shard_index")
     key = mesh.to_string(), axis
     if key not in kept:
-        # Created eagerly: a function that is being traced would own the tensor.
+        # The tensor is created eagerly. Otherwise, a function that is being
+        # traced would own it.
         with tf.init_scope():
             layout = dtensor.Layout(
                 [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
@@ -287,29 +289,29 @@ def lookup_rows(
     name: str | None = None,
     num_rows: int | None = None,
 ) -> tf.Tensor:
-    """The rows of `ids`; a tape gets one `tf.IndexedSlices` for the table.
+    """Returns the rows of `ids`. The gradient is one `tf.IndexedSlices`.
 
     Args:
-      table: `[num_rows, dim]` float32, its rows divided along one mesh
-        dimension, its columns whole.
-      ids: `[num_ids]` int32 or int64 DTensor of the table's mesh.
-      name: Of the table, in errors; None for that of the variable.
-      num_rows: Rows that ids may name; what is behind them is padding. None
-        for all.
+      table: float32 variable of shape `[num_rows, dim]` with rows sharded along
+        one mesh dimension and unsharded columns.
+      ids: int32 or int64 DTensor of shape `[num_ids]` on the mesh of `table`.
+      name: Name of the table for errors; None for the name of the variable.
+      num_rows: Number of valid rows; the rows after them are padding. None if
+        all rows are valid.
 
     Returns:
-      `[num_ids, dim]`, replicated.
+      Tensor of shape `[num_ids, dim]`, replicated.
 
     Raises:
-      ValueError: If the table has another layout.
-      RuntimeError: If tf.dtensor cannot take our ops here.
-      tf.errors.OpError: If an id is outside the table. DTensor reports it
-        when the result is read, in the words of whichever device came first.
+      ValueError: The table has another layout.
+      RuntimeError: Ops cannot be registered with this tf.dtensor.
+      tf.errors.OpError: An id is outside the table. DTensor raises the error
+        when the result is read, with the message of the first failed device.
     """
     _register()
     axis, mesh = row_axis(table), table.layout.mesh
-    # Layouts flow backwards from whoever uses the result: each is pinned, or
-    # a consumer that divides the batch would make these ops impossible.
+    # Layouts propagate back from consumers of the result. All layouts are
+    # pinned because these ops do not support a consumer that shards the batch.
     ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
     tf_private.variable_accessed(table)
     partial = ops.lookup_shard(
@@ -340,21 +342,24 @@ def update_rows(
     name: str | None = None,
     num_rows: int | None = None,
 ) -> None:
-    """One optimizer step on the rows of `ids`, those of equal ids summed.
+    """Runs one optimizer step on the rows of `ids`.
+
+    Gradients of equal ids are summed.
 
     Args:
-      table: As in `lookup`.
-      slots: The optimizer's slot variables, with the table's layout.
-      ids: `[num_ids]` int32 or int64 DTensor of the table's mesh.
-      gradients: `[num_ids, dim]` float32, of the rows of `ids`.
-      optimizer: `"sgd"`, `"adagrad"`, `"adam"`, ...; docs/ops.md has them.
-      hyperparameters: `[k]` float32, replicated: the numbers of the rule.
-      name: As in `lookup`.
-      num_rows: As in `lookup`.
+      table: As in `lookup_rows`.
+      slots: Slot variables of the optimizer, with the layout of `table`.
+      ids: int32 or int64 DTensor of shape `[num_ids]` on the mesh of `table`.
+      gradients: float32 gradients of the rows of `ids`, `[num_ids, dim]`.
+      optimizer: `"sgd"`, `"adagrad"`, `"adam"`, ...; see docs/ops.md.
+      hyperparameters: Hyperparameters of the optimizer; float32, `[k]`,
+        replicated.
+      name: As in `lookup_rows`.
+      num_rows: As in `lookup_rows`.
 
     Raises:
-      ValueError: If a layout differs.
-      RuntimeError: If tf.dtensor cannot take our ops here.
+      ValueError: A slot variable has another layout than the table.
+      RuntimeError: Ops cannot be registered with this tf.dtensor.
     """
     _register()
     axis, mesh = row_axis(table), table.layout.mesh

@@ -1,7 +1,11 @@
-"""Single operations on files, local or not, which raise `OSError`."""
+"""File operations, staging folders, and atomic replacement of files.
 
-# DOC-MERGE: Folders to write in, beside what is to be written, and locked meanwhile.
-# DOC-MERGE: Puts new files and folders in the place of others, at once.
+Paths may be local or on another file system that TensorFlow supports. Errors
+are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path
+in a staging folder next to the target, and rename it to the target at the end.
+A staging folder is locked as long as its writer is alive.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -36,7 +40,7 @@ def os_errors(path: str) -> Iterator[None]:
     """Raises TensorFlow's errors about files as `OSError`.
 
     Args:
-      path: What is being written, for the message.
+      path: Path that is being written, for the message.
     """
     try:
         yield
@@ -46,22 +50,22 @@ def os_errors(path: str) -> Iterator[None]:
 
 
 def make_parent(path: str) -> None:
-    """Makes the folder that a path is in, if it is not there.
+    """Creates the parent folder of a path if it does not exist.
 
     Raises:
-      OSError: If it cannot be made.
+      OSError: The folder cannot be created.
     """
     with os_errors(path):
         tf.io.gfile.makedirs(os.path.dirname(path) or ".")
 
 
 def make_new(path: str) -> bool:
-    """Makes an empty file; returns False if something is there already.
+    """Creates an empty file; returns False if the path already exists.
 
-    Of several processes only one makes it, on a local file system.
+    On a local file system, only one of several processes creates the file.
 
     Raises:
-      OSError: If it cannot be made.
+      OSError: The file cannot be created.
     """
     if not paths.is_local(path):
         return not tf.io.gfile.exists(path)
@@ -79,10 +83,10 @@ def make_new(path: str) -> bool:
 
 
 def rename(old: str, new: str) -> None:
-    """Renames a file; one that is at `new` is replaced, as is a link.
+    """Renames a file. A file or link at `new` is replaced.
 
     Raises:
-      OSError: If it cannot be done.
+      OSError: The file cannot be renamed.
     """
     if paths.is_local(new):
         os.replace(paths.local_path(old), paths.local_path(new))
@@ -92,10 +96,10 @@ def rename(old: str, new: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file; it may be gone already.
+    """Removes a file if it exists.
 
     Raises:
-      OSError: If it cannot be done.
+      OSError: The file cannot be removed.
     """
     with contextlib.suppress(FileNotFoundError):
         if paths.is_local(path):
@@ -106,7 +110,7 @@ def remove(path: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Waits until the disk has a local file, or the names in a folder."""
+    """Flushes a local file, or the entries of a local folder, to disk."""
     if not paths.is_local(path):
         return
     handle = os.open(paths.local_path(path), os.O_RDONLY)
@@ -117,7 +121,7 @@ def sync(path: str) -> None:
 
 
 def sync_tree(folder: str) -> None:
-    """Waits until the disk has a local folder and all that is in it."""
+    """Flushes a local folder and its contents to disk."""
     if not paths.is_local(folder):
         return
     for parent, _, names in os.walk(paths.local_path(folder), topdown=False):
@@ -126,27 +130,27 @@ def sync_tree(folder: str) -> None:
         sync(parent)
 
 
-# What follows the target's name in the name of a staging folder.
+# Suffix of the name of a staging folder, after the name of the target.
 _STAGED = r"\.partial-[0-9a-f]{16}"
-# Where `replace_folder` puts what it replaces, in the staging folder.
+# Name of the replaced folder inside the staging folder; see `replace_folder`.
 OLD = "old"
 
 
 @contextlib.contextmanager
 def staged(target: str, *, alone: bool = False) -> Iterator[str]:
-    """Gives an empty folder to write in, and removes it afterwards.
+    """Yields an empty staging folder, and removes it afterwards.
 
-    It is beside the target, so that what is in it can be renamed, and locked
-    until the block ends or the process does. Folders of processes that have
-    ended are removed first.
+    The folder is next to the target, so that its contents can be renamed to the
+    target. It is locked until the block or the process ends. Staging folders of
+    processes that have ended are removed first.
 
     Args:
-      target: What is to be written, resolved.
-      alone: Whether to refuse two writers of the target at a time.
+      target: Resolved path that will be written.
+      alone: Whether a second writer of the target raises an error.
 
     Raises:
-      OSError: If the folder cannot be made; or `alone`, and there is another
-        writer.
+      OSError: The folder cannot be created, or `alone` is True and there is
+        another writer.
     """
     if not paths.is_local(target):
         folder = f"{target}.partial-{_token()}"
@@ -177,11 +181,11 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
 
 
 def remove_leftovers(target: str, besides: str = "") -> list[str]:
-    """Removes what writers of a target left when they were killed.
+    """Removes staging folders of killed writers of a target.
 
     Args:
-      target: What they were to write, on the local file system.
-      besides: A staging folder that stays.
+      target: Target of the writers, on the local file system.
+      besides: Staging folder that is not removed.
 
     Returns:
       Staging folders whose writers are alive.
@@ -192,7 +196,7 @@ def remove_leftovers(target: str, besides: str = "") -> list[str]:
         if not re.fullmatch(re.escape(name) + _STAGED, leftover):
             continue
         path = os.path.join(parent, leftover)
-        if path != besides and not _removed(path, target):
+        if path != besides and not _remove_if_abandoned(path, target):
             alive.append(path)
     return alive
 
@@ -202,37 +206,39 @@ def _token() -> str:
 
 
 def _make_locked(target: str) -> tuple[str, int]:
-    """Makes a staging folder; returns it and the handle that locks it."""
+    """Creates a staging folder; returns it and the handle that locks it."""
     while True:
         folder = f"{target}.partial-{_token()}"
         os.mkdir(folder)
         try:
             handle = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # Another writer took it for a leftover.
+            continue  # Another writer has removed the folder as a leftover.
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            continue  # The same.
+            continue  # Another writer is removing the folder as a leftover.
         except OSError:
-            pass  # A network file system without locks: no writer removes it.
+            # The file system does not support locks. Writers do not remove
+            # staging folders on such file systems.
+            pass
         if os.path.isdir(folder):
             return folder, handle
         os.close(handle)
 
 
-def _removed(path: str, target: str) -> bool:
+def _remove_if_abandoned(path: str, target: str) -> bool:
     """Removes a leftover; returns False if its writer is alive."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # It has gone, or is no staging folder.
+    except OSError:  # The folder was removed, or is not a staging folder.
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # It cannot be locked, so nothing is known of its writer.
+    except OSError:  # Without locks, the state of the writer is unknown.
         return True
     else:
         _discard(path, target)
@@ -242,7 +248,7 @@ def _removed(path: str, target: str) -> bool:
 
 
 def _discard(folder: str, target: str) -> None:
-    """Removes a staging folder; puts back what it has instead of the target."""
+    """Removes a staging folder; first restores the target if it is missing."""
     old = os.path.join(folder, OLD)
     with contextlib.suppress(OSError):
         if os.path.isdir(old) and not os.path.lexists(target):
@@ -252,13 +258,13 @@ def _discard(folder: str, target: str) -> None:
 
 @contextlib.contextmanager
 def replacing_file(path: str) -> Iterator[str]:
-    """Gives a path of a file that takes the place of `path` afterwards.
+    """Yields the path of a new file that replaces `path` afterwards.
 
-    A link stays one, and the file that it points to is replaced. If the block
-    fails, all is as it was.
+    If `path` is a link, the file that it points to is replaced. If the block
+    fails, nothing is changed.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: The file cannot be written.
     """
     target = paths.resolve(path)
     with staged(target) as folder:
@@ -271,13 +277,13 @@ def replacing_file(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str) -> Iterator[str]:
-    """Gives a path of a folder that takes the place of `path` afterwards.
+    """Yields the path of a new folder that replaces `path` afterwards.
 
-    A link stays one, and the folder that it points to is replaced. If the
-    block fails, all is as it was.
+    If `path` is a link, the folder that it points to is replaced. If the block
+    fails, nothing is changed.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: The folder cannot be written.
     """
     target = paths.resolve(path)
     make_parent(target)
@@ -288,32 +294,34 @@ def replacing_folder(path: str) -> Iterator[str]:
 
 
 def replace_folder(new: str, target: str) -> None:
-    """Puts a folder at a path, once the disk has all of it.
+    """Replaces `target` with a folder, after flushing the folder to disk.
 
-    Both folders change places in one operation where the file system can do
-    that, as Linux' own can. Elsewhere nothing is at `target` for a moment; the
-    next writer puts back what was there if this one is killed then.
+    If the file system supports it, as the file systems of Linux do, both
+    folders are exchanged in one operation. Otherwise `target` does not exist
+    for a moment. If this process is killed at that moment, the next writer
+    restores the old folder.
 
     Args:
-      new: The folder, in the staging folder of `target`.
-      target: Where to, resolved.
+      new: New folder, inside the staging folder of `target`.
+      target: Resolved path to replace.
 
     Raises:
-      OSError: If it cannot be done. `target` is as it was.
+      OSError: The folder cannot be replaced. `target` is unchanged.
     """
     if not paths.is_local(target):
         _replace_remote_folder(new, target)
         return
     sync_tree(new)
     try:
-        os.rename(new, target)  # Where nothing is, or an empty folder.
+        # This succeeds if `target` does not exist or is an empty folder.
+        os.rename(new, target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         try:
             ops.exchange_paths(new, target)
-        except OSError as refused:
-            if refused.errno not in (errno.ENOSYS, errno.EINVAL):
+        except OSError as exchange_error:
+            if exchange_error.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             old = os.path.join(os.path.dirname(new), OLD)
             os.rename(target, old)

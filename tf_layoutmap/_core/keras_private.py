@@ -1,8 +1,8 @@
-"""The one module that imports Keras' private names.
+"""Private names of Keras. No other module imports private names of Keras.
 
-Each name stands below with the reason we need it. All are looked up when this
-module is imported, so that a Keras that moved one is refused here, with the
-remedy, and not in the middle of a training run. To add one: a line, a why.
+A comment explains why each name is required. All names are checked when this
+module is imported, so that a missing name raises an error with a remedy here
+and not during training. To add a name, add its check and its reason.
 """
 
 import contextlib
@@ -19,15 +19,16 @@ import tensorflow as tf
 from tf_layoutmap._core import requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
-# One minor version: what passes through our hooks changes with each. With 3.14
-# all names are there, and slot variables are replicated, without an error.
+# Only one minor version is supported because replaced functions change with
+# each version. For example, all names exist in 3.14, but slot variables would
+# be replicated without an error.
 SUPPORTED_VERSION = requirements.KERAS
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
-        "tf_layoutmap needs Keras on the TensorFlow backend. Received: "
+        "tf_layoutmap requires Keras on the TensorFlow backend. Received: "
         f"backend {keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
-        "before Keras is imported."
+        "before importing Keras."
     )
 
 _NAMES = PrivateNames(
@@ -35,9 +36,10 @@ _NAMES = PrivateNames(
 )
 _private = _NAMES.find
 _method = _NAMES.check_method
-_refuse = _NAMES.refusal
+_missing_name_error = _NAMES.refusal
 
-# Whether a call only traces shapes: no value may be read or made then.
+# Used to check whether a call only traces shapes. In this case, values must not
+# be read or created.
 in_stateless_scope = _private(
     "backend.common.stateless_scope", "in_stateless_scope"
 )
@@ -45,66 +47,66 @@ in_symbolic_scope = _private(
     "backend.common.symbolic_scope", "in_symbolic_scope"
 )
 
-# Who is creating a variable: the stack of name scopes and their callers. And
-# which layer is being called.
+# Used to read the stack of name scopes with their callers, which create
+# variables, and the layer that is being called.
 _get_global_attribute = _private(
     "backend.common.global_state", "get_global_attribute"
 )
 
-# Builds the weights of a model from shapes, without computing anything.
+# Builds the weights of a model from shapes, without running it.
 compute_output_spec = _private("backend", "compute_output_spec")
 
-# The class that fit, evaluate and predict ask for their step function.
+# The classes that create the step functions of fit, evaluate and predict.
 TensorFlowTrainer = _private("backend.tensorflow.trainer", "TensorFlowTrainer")
 BaseTrainer = _private("trainers.trainer", "Trainer")
 
-# All steps of an epoch run inside its `catch_stop_iteration`, whose end other
-# processes are told.
+# All steps of an epoch run inside `catch_stop_iteration`. Its end is reported
+# to other processes.
 TFEpochIterator = _private("backend.tensorflow.trainer", "TFEpochIterator")
 _private("backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration")
 
-# What an epoch iterates over, made of arrays or by the user.
+# The data of an epoch, created from arrays or by user code.
 _private("backend.tensorflow.trainer", "TFEpochIterator._get_iterator")
 ArrayDataAdapter = _private(
     "trainers.data_adapters.array_data_adapter", "ArrayDataAdapter"
 )
 
-# Where every optimizer learns its variables and gets its gradients.
+# The class whose methods get the variables and gradients of each optimizer.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
 
-# How an optimizer writes to its variables: with rows, for sparse gradients.
+# The class whose methods write to variables, also rows of sparse gradients.
 TFOptimizer = _private("backend.tensorflow.optimizer", "TFOptimizer")
 
-# A model whose layers are known by their names, not by attributes.
+# The class of models whose layers are found by name and not by attribute.
 Functional = _private("models.functional", "Functional")
 _method(Functional, "_run_through_graph", "inputs", "operation_fn", "call_fn")
 _method(Functional, "_standardize_inputs", "inputs")
 
-# What a model that is no graph of layers was last called with.
+# Returns the input signature of the last call of a subclassed model.
 get_input_signature = _private("export.export_utils", "get_input_signature")
 
-# Random initializers that can draw from a seed given as a tensor.
+# Random initializers that can use a seed tensor.
 RandomInitializer = _private(
     "initializers.random_initializers", "RandomInitializer"
 )
 Orthogonal = _private("initializers.random_initializers", "Orthogonal")
 
-# Scales losses of float16 models up, and their gradients down again.
+# The class that scales the loss and unscales the gradients of float16 models.
 LossScaleOptimizer = _private(
     "optimizers.loss_scale_optimizer", "LossScaleOptimizer"
 )
 
-# An HDF5 file of weights: the one store of which parts can be read.
+# The HDF5 file of weights, which is the only store that supports partial reads.
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
 _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
-# Where optimizers divide the rows of a sparse gradient, and where layers,
-# metrics and losses do what DTensor cannot.
+# The modules with functions that DTensor does not support, such as the division
+# of a sparse gradient. Optimizers, layers, metrics and losses call them.
 backend_numpy = _private("backend", "numpy")
 backend_nn = _private("backend", "nn")
 backend_core = _private("backend", "core")
 
-# Where recurrent layers loop over time.
+# The module with the loop of recurrent layers over time steps.
 backend = importlib.import_module("keras.src.backend")
 _method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
 
@@ -127,9 +129,11 @@ for _module, _names in (
 ):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
-            raise _refuse(f"where `{_module.__name__}.{_name}` is missing")
+            raise _missing_name_error(
+                f"where `{_module.__name__}.{_name}` is missing"
+            )
 
-# What all distributions of Keras have in common, and the layout map of one.
+# The base class of distributions in Keras.
 Distribution = _private("distribution.distribution_lib", "Distribution")
 _method(
     Distribution,
@@ -139,15 +143,15 @@ _method(
     "auto_shard_dataset",
 )
 
-# Weights with their LoRA part added, on their way to a file.
+# The methods that add the LoRA part to a weight before saving.
 for _layer in (keras.layers.Dense, keras.layers.EinsumDense):
     _method(_layer, "_get_kernel_with_merged_lora")
 _method(keras.layers.Embedding, "_get_embeddings_with_merged_lora")
 
-# Hands the outputs of a step to all metrics of `compile`.
+# Passes the outputs of a step to all metrics of `compile`.
 CompileMetrics = _private("trainers.compile_utils", "CompileMetrics")
 
-# A variable without a value, and how it comes by one.
+# The methods that initialize a variable.
 _method(keras.Variable, "_initialize", "value")
 _method(keras.Variable, "_initialize_with_initializer", "initializer")
 _method(keras.Variable, "_deferred_initialize")
@@ -155,8 +159,8 @@ _method(keras.Variable, "_direct_assign", "value")
 _method(keras.Variable, "value")
 _method(keras.Variable, "__init__", "initializer", "shape", "dtype")
 
-# The step functions that fit, evaluate and predict ask for, and what builds
-# metrics and slot variables before the first step is traced.
+# The methods that create step functions, and the methods that build metrics and
+# slot variables before the first step is traced.
 for _name in (
     "make_train_function",
     "make_test_function",
@@ -185,8 +189,9 @@ _method(
 for _name in ("assign", "assign_add", "assign_sub"):
     _method(TFOptimizer, _name, "variable", "value")
 
-# How the gradient of a variable with `overwrite_with_gradient` reaches the
-# variable's `assign`, whatever the optimizer: a table then trains itself.
+# The methods that pass the gradient of a variable with
+# `overwrite_with_gradient` to its `assign`, for all optimizers. A table with a
+# `RowOptimizer` is trained in this way.
 _method(
     BaseOptimizer,
     "_overwrite_variables_directly_with_gradients",
@@ -201,15 +206,15 @@ _method(LossScaleOptimizer, "check_finite", "grads")
 
 
 def imported_tf_keras() -> types.ModuleType | None:
-    """Returns tf_keras if this program has imported it, else None.
+    """Returns tf_keras if the program has imported it, else None.
 
-    Who does not use tf_keras need not have it, nor wait for its import.
+    Programs without tf_keras do not have to install or import it.
     """
     return sys.modules.get("tf_keras")
 
 
 def name_scope_callers() -> list[Any]:
-    """Returns who opened the name scopes of this thread, innermost first."""
+    """Returns the callers of this thread's name scopes, innermost first."""
     stack = _get_global_attribute("name_scope_stack") or ()
     return [
         entry.caller for entry in reversed(stack) if entry.caller is not None
@@ -223,49 +228,49 @@ def calling_layer() -> keras.layers.Layer | None:
 
 
 def is_abstract() -> bool:
-    """Whether Keras is only tracing shapes in this thread."""
+    """Returns whether Keras is only tracing shapes in this thread."""
     return in_stateless_scope() or in_symbolic_scope()
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Returns what an optimizer was given: a schedule, a callable, a variable.
+    """Returns the schedule, callable or variable passed as learning rate.
 
-    `learning_rate` is what they give at the optimizer's own step.
+    `optimizer.learning_rate` is its value at the optimizer's current step.
     """
     return optimizer._learning_rate
 
 
 def applying_optimizer() -> keras.optimizers.Optimizer | None:
-    """Returns the optimizer inside whose `apply` this is called, if any."""
+    """Returns the optimizer whose `apply` is running, or None."""
     caller = next(iter(name_scope_callers()), None)
     return caller if isinstance(caller, keras.optimizers.Optimizer) else None
 
 
 def build_all(model: keras.Model, element_spec: Any) -> None:
-    """Makes the variables of a model, its metrics and its optimizer.
+    """Creates the variables of a model, its metrics and its optimizer.
 
     Args:
-      model: Is compiled.
-      element_spec: Of its batches.
+      model: Compiled model.
+      element_spec: Specs of a batch.
     """
     model._symbolic_build(data_batch=element_spec)
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns a model and all layers inside of it."""
+    """Returns a model and all layers inside it."""
     return list(model._flatten_layers())
 
 
 def epoch_of_backup(model: keras.Model) -> int | None:
-    """Returns the epoch at which a BackupAndRestore wants to go on."""
+    """Returns the epoch at which BackupAndRestore resumes, or None."""
     return model._initial_epoch
 
 
 @contextlib.contextmanager
 def without_strategy(model: keras.Model) -> Iterator[None]:
-    """Lets a model forget the strategy that it was made under."""
+    """Returns a scope in which a model has no distribution strategy."""
     strategy, model._distribute_strategy = model._distribute_strategy, None
-    # Made for another strategy, and after this again.
+    # The step functions depend on the strategy, so they are created again.
     functions = model.test_function, model.predict_function
     model.test_function = model.predict_function = None
     try:
@@ -277,16 +282,16 @@ def without_strategy(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Lets variables start at zero in a function being traced.
+    """Returns a scope in which traced variables start at zero.
 
-    What is assigned to them is their value from then on in that function; the
-    variables themselves do not change.
+    In the traced function, an assignment replaces the value, and the variables
+    do not change.
     """
     before = [one._value for one in variables]
     try:
         for one in variables:
             one._value = tf.zeros(one.shape, one.dtype)
-            # By this name `assign` finds it, on the variable before the class.
+            # `assign` calls this instance attribute instead of the method.
             one.__dict__["_direct_assign"] = functools.partial(
                 setattr, one, "_value"
             )
@@ -299,9 +304,10 @@ def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Makes `assign_add` of variables one operation in a function being traced.
+    """Returns a scope in which traced `assign_add` calls are one operation.
 
-    Keras reads, adds and writes: of two workers one would not count.
+    Keras reads, adds and writes, so that increments of two workers at the same
+    time count only once.
     """
     try:
         for one in variables:
@@ -317,12 +323,12 @@ def _add_at_once(variable: keras.Variable, value: Any) -> None:
 
 
 def layout_map_of(distribution: keras.distribution.ModelParallel) -> Any:
-    """Returns the layout map that a ModelParallel of Keras was given."""
+    """Returns the layout map of a ModelParallel of Keras."""
     return distribution._layout_map
 
 
 def given_layout(variable: Any) -> Any:
-    """Returns the `layout` that a variable of Keras was made with, or None."""
+    """Returns the `layout` passed to a Keras variable at creation, or None."""
     return getattr(variable, "_layout", None)
 
 
@@ -332,16 +338,16 @@ def h5_dataset(
     shape: tuple[int, ...] | None = None,
     dtype: Any = None,
 ) -> Any:
-    """Returns the HDF5 dataset behind a key of a weights store, or None.
+    """Returns the HDF5 dataset of a key in a weights store, or None.
 
-    A dataset reads and writes parts of itself; the store only all of it.
+    A dataset supports partial reads and writes, the store does not.
 
     Args:
-      store: What `save_own_variables` or `load_own_variables` is given; by
-        tf_keras, a group of an HDF5 file.
-      key: A new one when `shape` is given, else one that is there.
-      shape: Of the dataset to make.
-      dtype: Of the dataset to make.
+      store: Argument of `save_own_variables` or `load_own_variables`. In
+        tf_keras, it is a group of an HDF5 file.
+      key: Key of an existing dataset, or of a new one if `shape` is passed.
+      shape: Shape of the new dataset.
+      dtype: Dtype of the new dataset.
     """
     if hasattr(store, "create_dataset"):
         return (

@@ -1,23 +1,24 @@
-"""Public names that are imported when they are first used.
+"""Lazy imports of public names, and deprecated names of methods.
 
-So the pure modules work, and report their errors, without TensorFlow, and
-`import tf_layoutmap` costs nothing. What needs a package that is not installed
-says so, and how to install it. Type checkers run nothing: they read the block
-next to each call, which `python -m tests.public.symbols` writes.
+A public name is imported when it is first used. `import tf_layoutmap` is
+therefore fast, and modules that do not require TensorFlow work without it. If a
+required package is not installed, the error explains how to install it. Type
+checkers do not run this code: they read the `TYPE_CHECKING` block next to each
+call of `exports`, which `python -m tests.public.symbols` writes.
+
+Deprecated names work for one more version:
+
+>>> class Match:
+...     shadowed = ("d.*",)
+...     losers = renamed_property("losers", "shadowed")
+>>> with warnings.catch_warnings(record=True) as caught:
+...     warnings.simplefilter("always")
+...     print(Match().losers)
+('d.*',)
+>>> print(caught[0].message)
+`Match.losers` is now `Match.shadowed`; the old name is removed in 0.2.
 """
 
-# DOC-MERGE: Old names of what was renamed, which work for one more version.
-#
-# >>> class Match:
-# ...     shadowed = ("d.*",)
-# ...     losers = renamed_property("losers", "shadowed")
-# >>> with warnings.catch_warnings(record=True) as caught:
-# ...     warnings.simplefilter("always")
-# ...     print(Match().losers)
-# ('d.*',)
-# >>> print(caught[0].message)
-# `Match.losers` is now `Match.shadowed`; the old name goes in version 0.2.
-#
 import difflib
 import importlib
 import sys
@@ -33,18 +34,17 @@ def exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for a package.
 
-    `dir()` names what `__all__` names, and nothing of what the package itself
-    imports.
+    `dir()` lists the names in `__all__`, without the package's own imports.
 
     Args:
-      package: Its `__name__`.
-      homes: Each public name and where it lives: `"module:attribute"`, or
-        `"module"` for a module.
+      package: `__name__` of the package.
+      homes: Location of each public name: `"module:attribute"`, or `"module"`
+        for a module.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
-            # Without `obj`, or Python would add a suggestion of its own.
+            # With `obj`, Python would add a second suggestion.
             raise AttributeError(
                 f"Module {package!r} has no attribute {name!r}. "
                 + _advice(package, homes, name),
@@ -58,8 +58,8 @@ def exports(
             refusal = requirements.refusal(f"{package}.{name}", error)
             if refusal is None:
                 raise
-            # Without the traceback of what Keras or this package imported
-            # until then, which is long and says no more.
+            # The traceback through the imports of Keras and this package is
+            # long and adds no information.
             raise refusal.with_traceback(None) from None
         if attribute:
             value = getattr(value, attribute)
@@ -73,11 +73,11 @@ def exports(
 
 
 def _advice(package: str, homes: dict[str, str], name: str) -> str:
-    """Returns the public name that is similar, or all if none is."""
+    """Returns a sentence with a similar public name, or with all names."""
     known = {_simplified(one): one for one in homes}
     if "." not in package and not name.startswith("_"):
-        # `tlm.ShardedEmbedding` is `tlm.layers.ShardedEmbedding`. These modules
-        # are cheap to import: they need neither TensorFlow nor Keras.
+        # For `tlm.ShardedEmbedding`, suggest `tlm.layers.ShardedEmbedding`.
+        # These modules import neither TensorFlow nor Keras, so they load fast.
         for child, home in homes.items():
             if ":" not in home:
                 for one in importlib.import_module(home).__all__:
@@ -92,21 +92,21 @@ def _simplified(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-_GOES_IN = "0.2"
+_REMOVED_IN = "0.2"
 
 
 def _warn(owner: Any, old: str, new: str) -> None:
     name = type(owner).__name__
     warnings.warn(
-        f"`{name}.{old}` is now `{name}.{new}`; the old name goes in version "
-        f"{_GOES_IN}.",
+        f"`{name}.{old}` is now `{name}.{new}`; the old name is removed in "
+        f"{_REMOVED_IN}.",
         DeprecationWarning,
         stacklevel=3,
     )
 
 
 def renamed_property(old: str, new: str) -> property:
-    """Returns a property `old` that warns and gives the attribute `new`."""
+    """Returns a property `old` that warns and returns the attribute `new`."""
 
     def get(self: Any) -> Any:
         _warn(self, old, new)

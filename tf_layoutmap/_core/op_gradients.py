@@ -1,7 +1,7 @@
-"""The registered gradients of the native ops.
+"""Gradients of the native ops.
 
-`_ops` imports this module once the library is loaded, so that an op cannot be
-used without its gradient.
+`_core.ops` imports this module when it loads the library, so that all ops have
+their gradients.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,18 @@ import tensorflow as tf
 
 
 def register(ops: Any) -> None:
-    """Registers the gradients; `ops` is the module `_ops`."""
+    """Registers the gradients; `ops` is the module `_core.ops`."""
 
     @tf.RegisterGradient("LayoutMap>LookupRows")
     def _lookup_rows_gradient(
         op: tf.Operation,
         gradient: tf.Tensor,
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
-        """Gradients of shards, offsets, ids, row_splits and gains.
+        """Returns gradients of shards, offsets, ids, row_splits and gains.
 
-        A shard gets one slice per id that it owns, in the order of ids: a row
-        that comes twice is there twice, as in the gradient of `tf.gather`.
+        The gradient of a shard has one slice per id that the shard owns, in the
+        order of ids. Repeated ids give repeated slices, as in the gradient of
+        `tf.gather`.
         """
         num_shards = op.get_attr("num_shards")
         shards = op.inputs[:num_shards]
@@ -30,7 +31,7 @@ def register(ops: Any) -> None:
             "offsets": offsets,
             "placement": op.get_attr("placement").decode(),
         }
-        # [num_ids, dim]: what arrives at the sample of each id.
+        # The gradient of each id's sample, [num_ids, dim].
         of_ids = tf.gather(
             gradient, tf.ragged.row_splits_to_segment_ids(row_splits)
         )
@@ -45,7 +46,8 @@ def register(ops: Any) -> None:
         )
 
         of_gains = None
-        # A tape tells which gradients are not used: this saves a second lookup.
+        # A tape passes the indices of unused gradients. Skipping the gradient
+        # of `gains` saves a second lookup.
         skipped = getattr(op, "skip_input_indices", None) or ()
         if num_shards + 3 not in skipped:
             rows = ops.lookup_rows(
@@ -66,7 +68,7 @@ def register(ops: Any) -> None:
         op: tf.Operation,
         gradient: tf.Tensor,
     ) -> list[tf.IndexedSlices | None]:
-        """Gradients of shards, offsets and ids: as those of `tf.gather`."""
+        """Returns gradients of shards, offsets and ids, as `tf.gather` does."""
         num_shards = op.get_attr("num_shards")
         offsets, ids = op.inputs[num_shards:]
         flat_ids = tf.reshape(ids, [-1])
@@ -95,14 +97,15 @@ def register(ops: Any) -> None:
         op: tf.Operation,
         gradient: tf.Tensor,
     ) -> list[tf.IndexedSlices | None]:
-        """Gradients of shard_index, shard and ids, as tf.dtensor sees them.
+        """Returns gradients of shard_index, shard and ids for tf.dtensor.
 
-        To DTensor the shards of all devices are one table: one slice per id,
-        in global rows, from the device that owns the row.
+        For DTensor, the shards of all devices are one table. The gradient has
+        one slice per id, with global row indices, from the device that owns the
+        row.
         """
         shard_index, _, ids = op.inputs
         num_rows, dim = op.get_attr("num_rows"), op.get_attr("dim")
-        # Rounded up, as the shards are: the last may have padding.
+        # Shard sizes are rounded up: the last shard may have padding.
         owners = tf.cast(ids, tf.int64) // -(-num_rows // gradient.shape[0])
         from_owner = tf.equal(
             tf.cast(shard_index, tf.int64), owners[tf.newaxis, :, tf.newaxis]
@@ -125,13 +128,13 @@ def gather_rows_tangent(
     outputs: Sequence[tf.Tensor],
     tangents: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """The same rows of the tangents, for tf.autodiff.ForwardAccumulator."""
+    """Returns rows of the tangents, for `tf.autodiff.ForwardAccumulator`."""
     (rows,) = outputs
     by_name = dict(zip(attributes[::2], attributes[1::2]))
     num_shards = by_name["num_shards"]
     offsets, ids = inputs[num_shards:]
     row_shape = tf.shape(rows)[tf.rank(ids) :]
-    # Of a shard that is not watched there is a handle in place of zeros.
+    # The tangent of an unwatched shard is a handle instead of zeros.
     of_shards = [
         tangent
         if tangent is not None and tangent.dtype == rows.dtype
@@ -155,10 +158,10 @@ def _by_shard(
     values: tf.Tensor,
     shard_sizes: Sequence[tf.Tensor],
 ) -> list[tf.IndexedSlices]:
-    """Cuts `values`, one per routed slot, into the slices of each shard."""
+    """Splits `values`, one per routed id, into the slices of each shard."""
     slices = []
-    # int32, as TensorFlow's gradients have it: the branches of tf.cond and
-    # tf.switch_case must agree, and one without a lookup gives int32.
+    # Shapes are int32, as in TensorFlow's gradients: the branches of tf.cond
+    # and tf.switch_case must have equal dtypes, also branches without a lookup.
     row_shape = tf.shape(values)[1:]
     for shard, size in enumerate(shard_sizes):
         start, end = routed.splits[shard], routed.splits[shard + 1]

@@ -1,8 +1,9 @@
-"""The one module that loads the shared libraries.
+"""Loads the shared libraries. No other module does this.
 
-The op library is compiled against TensorFlow's C++ classes, whose layout in
-memory changes between minor versions. A missing symbol is an error, but another
-layout is not; so the version is compared before the library is loaded.
+The op library is compiled against TensorFlow's C++ classes, whose memory layout
+changes between minor versions. A missing symbol raises an error when loading
+the library, but a different memory layout does not. The version is therefore
+compared first.
 
 Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
 `native` is the pybind11 module: the core on numpy arrays, without TensorFlow.
@@ -26,16 +27,16 @@ from tf_layoutmap._core import requirements
 _LIBRARY = pathlib.Path(__file__).parents[1] / "_layoutmap_ops.so"
 _EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
 
-# TensorFlow turns the op name LayoutMap>RouteIds into this function name.
+# TensorFlow names the function of op LayoutMap>RouteIds `layout_map_route_ids`.
 _PREFIX = "layout_map_"
 
-# What TensorFlow writes before and after the message of an eager op.
+# Prefix and suffix that TensorFlow adds to the message of an eager op.
 _WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\} ")
 _OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 
 
 def _check_version(found: str, built_for: str) -> None:
-    """Refuses a TensorFlow of another minor version than the build's."""
+    """Raises `ImportError` if the minor version of TensorFlow differs."""
     other = requirements.other_version(
         "tensorflow", found, requirements.minor(built_for)
     )
@@ -44,7 +45,7 @@ def _check_version(found: str, built_for: str) -> None:
 
 
 def _version_built_for() -> str:
-    """The TensorFlow that the libraries here were compiled against."""
+    """Returns the TensorFlow version that the libraries were compiled for."""
     try:
         build_info = importlib.import_module("tf_layoutmap._build_info")
     except ModuleNotFoundError:
@@ -66,8 +67,7 @@ def _import_tensorflow() -> types.ModuleType:
     try:
         return importlib.import_module("tensorflow")
     except ModuleNotFoundError as error:
-        # Of TensorFlow itself only: one of its own dependencies missing is
-        # another problem, and its own message names it.
+        # If a dependency of TensorFlow is missing, its own error is raised.
         missing = requirements.not_installed("tf_layoutmap", error)
         if missing is None:
             raise
@@ -76,11 +76,10 @@ def _import_tensorflow() -> types.ModuleType:
 
 def _load() -> types.ModuleType:
     library = _load_library(_LIBRARY)
-    # Not at the head of this file: it imports TensorFlow, whose version must
-    # be checked first.
+    # This module imports TensorFlow, whose version must be checked first.
     gradients = importlib.import_module("tf_layoutmap._core.op_gradients")
     gradients.register(sys.modules[__name__])
-    # What `describe_process` tells the other processes of a cluster.
+    # Versions that other processes of a cluster can read.
     os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
         {
             "tensorflow": _import_tensorflow().__version__,
@@ -111,8 +110,8 @@ def _load_library(path: pathlib.Path) -> types.ModuleType:
 def load_emulation() -> types.ModuleType:
     """Registers CPU kernels for TensorFlow's TPU embedding ops.
 
-    That lasts until the process ends. Whoever calls it has made sure that
-    there are no such kernels yet: two for one op end the process.
+    The registration lasts until the process ends. Callers must check first that
+    no such kernels exist: two kernels for one op end the process.
 
     Returns:
       The module of the library's own ops, `layout_map_...`.
@@ -124,8 +123,8 @@ def exchange_paths(one: str, other: str) -> None:
     """Exchanges two files or folders of one file system, in one operation.
 
     Raises:
-      OSError: If it cannot be done; ENOSYS or EINVAL if the system or the file
-        system does not have this operation.
+      OSError: The paths cannot be exchanged. The number is ENOSYS or EINVAL if
+        the system or the file system does not support the operation.
     """
     import ctypes
 
@@ -150,14 +149,14 @@ def _load_native() -> types.ModuleType:
     try:
         return importlib.import_module("tf_layoutmap._native")
     except ModuleNotFoundError:
-        # Its file name carries the Python version, so this also is what
-        # happens under another Python than the one it was built for.
+        # The file name contains the Python version, so this error also occurs
+        # with a Python version that the module was not built for.
         raise _not_built("_native for this Python") from None
 
 
 _library = _load()
 native = _load_native()
-# The TensorFlow that both were compiled against.
+# TensorFlow version that both libraries were compiled for.
 BUILT_FOR = _version_built_for()
 
 
@@ -173,11 +172,10 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _with_plain_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function of an op, whose errors are the kernel's sentences.
+    """Returns the function of an op, with errors that have only its message.
 
-    Of an eager op TensorFlow's message begins with the name of the function
-    that it wrapped the op in, with all attributes and the device, and ends
-    with the name of the op.
+    For an eager op, TensorFlow adds the wrapping function with all attributes
+    and the device before the message, and the name of the op after it.
     """
     op_error = _import_tensorflow().errors.OpError
 

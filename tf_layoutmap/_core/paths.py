@@ -1,7 +1,4 @@
-"""What a path names: which file system, and whether two name the same place.
-
-Pure: no TensorFlow.
-"""
+"""Functions on paths: file system, resolution, comparison. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import os
 
 
 def is_local(path: str) -> bool:
-    """Returns whether a path is one of the local file system."""
+    """Returns whether a path is on the local file system."""
     return "://" not in path or path.startswith("file://")
 
 
@@ -19,10 +16,10 @@ def local_path(path: str) -> str:
 
 
 def resolve(path: str) -> str:
-    """Returns the path without links, `..` and a slash at its end.
+    """Returns the path without links, `..` and a trailing slash.
 
-    What is not there yet is resolved, too. The path of another file system
-    only loses its slash.
+    The path need not exist. For a path on another file system, only the
+    trailing slash is removed.
     """
     if not is_local(path):
         return path.rstrip("/")
@@ -32,12 +29,12 @@ def resolve(path: str) -> str:
 def is_same(one: str, other: str) -> bool:
     """Returns whether two paths name the same file or folder.
 
-    They may be spelled differently, or be links, symbolic or hard.
+    The paths may be spelled differently, or be symbolic or hard links.
     """
     one, other = resolve(one), resolve(other)
     if one == other:
         return True
     try:
         return os.path.samefile(one, other)
-    except OSError:  # One of them is not there, or not local.
+    except OSError:  # One of the paths does not exist or is not local.
         return False

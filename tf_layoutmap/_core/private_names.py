@@ -1,4 +1,4 @@
-"""What the modules that import private names have in common."""
+"""`PrivateNames`: checked access to private names of another package."""
 
 import functools
 import importlib
@@ -10,22 +10,22 @@ from tf_layoutmap._core import requirements
 
 
 class PrivateNames:
-    """The private names of one package, in the versions that have them.
+    """Private names of one package, in a supported version.
 
-    Another version, or a name that is missing, is refused with the remedy when
-    that module is imported, and not in the middle of a training run. The
-    version is compared first: one that has all the names can still do other
-    things.
+    An unsupported version or a missing name raises `ImportError` with a remedy
+    when the importing module is imported, and not during training. The version
+    is compared first because a version with all names can still behave
+    differently.
     """
 
     def __init__(self, title: str, root: str, version: str, supported: str):
-        """Takes what messages say, and compares the version.
+        """Compares the version.
 
         Args:
-          title: Name of the package for readers.
-          root: The module below which the names are.
-          version: The one that is installed.
-          supported: The minor version, such as `"2.21"`.
+          title: Name of the package for messages.
+          root: Module that contains the names.
+          version: Installed version.
+          supported: Supported minor version, such as `"2.21"`.
 
         Raises:
           ImportError: The version is not supported.
@@ -43,15 +43,18 @@ class PrivateNames:
             raise other
 
     def refusal(self, missing: str) -> ImportError:
-        """Returns the error for a package `which ...`, with the remedy."""
+        """Returns the error for a package `which ...`, with a remedy."""
         return ImportError(
             f"{self._needs} Received: {self._which}, {missing}. {self._remedy}"
         )
 
     def find(self, module: str, name: str) -> Any:
-        """Returns `<root>.<module>.<name>`, or says what is missing.
+        """Returns `<root>.<module>.<name>`.
 
         A dotted name is an attribute of a class of the module.
+
+        Raises:
+          ImportError: The name is missing.
         """
         try:
             return functools.reduce(
@@ -65,17 +68,22 @@ class PrivateNames:
             ) from error
 
     def check_method(self, owner: Any, name: str, *arguments: str) -> None:
-        """Asserts that a class or module has one with these arguments."""
+        """Checks that a class or module has a function with these arguments.
+
+        Raises:
+          ImportError: The function is missing, or it has other arguments.
+        """
         method = inspect.getattr_static(owner, name, None)
         if isinstance(method, property):
             return
         if method is None or any(
             a not in inspect.signature(method).parameters for a in arguments
         ):
-            # Not the fault of a version: another one would be no remedy.
+            # If other code has replaced the function, installing another
+            # version is no remedy.
             for patch in (owner, method):
                 if patch is not None and not self._is_theirs(patch):
-                    raise self._patched(owner, name, patch)
+                    raise self._replaced_error(owner, name, patch)
             raise self.refusal(
                 f"where `{owner.__name__}.{name}` is missing or takes other "
                 f"arguments than {arguments}"
@@ -84,21 +92,22 @@ class PrivateNames:
     def _is_theirs(self, value: Any) -> bool:
         return _module(value).partition(".")[0] == self._package
 
-    def _patched(self, owner: Any, name: str, patch: Any) -> ImportError:
-        what = self._public_name(owner)
+    def _replaced_error(self, owner: Any, name: str, patch: Any) -> ImportError:
+        public_name = self._public_name(owner)
         if patch is not owner:
-            what += f".{name}"
+            public_name += f".{name}"
         return ImportError(
-            f"tf_layoutmap needs `{what}` as {self._title} has it. Received: "
-            f"{self._which}, where somebody else has replaced it by "
+            f"tf_layoutmap requires the original `{public_name}` of "
+            f"{self._title}. Received: {self._which}, where other code has "
+            "replaced it by "
             f"`{_module(patch)}.{getattr(patch, '__qualname__', patch)}`, "
             f"in which `{name}` is missing or takes other arguments than "
             f"{self._title}'s. Put `from tf_layoutmap import layout_map_scope` "
-            "before whatever replaces it, or do without that."
+            "before the code that replaces it, or remove that code."
         )
 
     def _public_name(self, owner: Any) -> str:
-        """What programs call a class, also one that is no longer Keras'."""
+        """Returns the public name of a class, also if it was replaced."""
         package = sys.modules.get(self._package)
         for part in ("layers", "optimizers"):
             for name, value in vars(getattr(package, part, type)).items():

@@ -1,17 +1,18 @@
-"""The versions that this one is written for, and what to install.
+"""Supported versions of other packages, and errors with install commands.
 
-Pure, so that the sentences come where TensorFlow or Keras is missing.
+The module imports no other package, so that it works without TensorFlow and
+Keras.
 """
 
-# setup.py and the Makefile read the first of them here. pyproject.toml cannot
-# read, so it has the numbers too.
+# setup.py and the Makefile read TENSORFLOW here. pyproject.toml cannot read
+# Python, so it repeats the versions.
 TENSORFLOW = "2.21"
 KERAS = "3.15"
 TF_KERAS = "2.21"
 
-# By the name that is imported: what readers know it by, and what pip is told.
-# Not `pip install tf_keras` alone: that brings `tensorflow`, which overwrites
-# the files of `tensorflow-cpu`.
+# Title and pip arguments of each package, by its import name. `--no-deps` is
+# required for tf_keras: it depends on `tensorflow`, which overwrites the files
+# of `tensorflow-cpu`.
 _PACKAGES = {
     "tensorflow": (
         "TensorFlow",
@@ -23,7 +24,7 @@ _PACKAGES = {
 
 
 def minor(version: str) -> str:
-    """The part of a version that has to be the same.
+    """Returns the part of a version that must be equal.
 
     >>> minor("2.21.0-rc1")
     '2.21'
@@ -41,7 +42,7 @@ def remedy(package: str) -> str:
 
 
 def needs(package: str, supported: str) -> str:
-    """Returns the sentence that says which versions are supported.
+    """Returns a sentence with the supported version of a package.
 
     >>> needs("keras", "3.15")
     'tf_layoutmap supports Keras 3.15.* only.'
@@ -55,15 +56,15 @@ def other_version(
     version: str,
     supported: str,
 ) -> ImportError | None:
-    """Returns the error for another minor version of a package.
+    """Returns the error for an unsupported minor version of a package.
 
     Args:
-      package: The name that is imported.
-      version: The one that is installed.
-      supported: The minor version that is supported, such as `"2.21"`.
+      package: Import name of the package.
+      version: Installed version.
+      supported: Supported minor version, such as `"2.21"`.
 
     Returns:
-      An ImportError with the remedy; None when it is that version.
+      An ImportError with a remedy; None if the version is supported.
     """
     if minor(version) == supported:
         return None
@@ -76,15 +77,15 @@ def other_version(
 
 
 def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
-    """Returns the error for a package that is missing as a whole.
+    """Returns the error for a package that is not installed.
 
     Args:
-      who: What needs it.
-      error: What an import raised.
+      who: Name of the code that requires the package.
+      error: Error that an import raised.
 
     Returns:
-      An ImportError with the remedy; None when the error is about something
-      else: a part of a package, or what one of them needs itself.
+      An ImportError with a remedy; None if the error is about another module,
+      such as a submodule or a dependency of the package.
     """
     if error.name not in _PACKAGES:
         return None
@@ -97,14 +98,14 @@ def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
 
 
 def refusal(who: str, error: ImportError) -> ImportError | None:
-    """Returns the error with the remedy for what an import raised.
+    """Returns the error with a remedy for an error that an import raised.
 
     Args:
-      who: What needs the import.
-      error: What it raised.
+      who: Name of the code that requires the import.
+      error: Error that the import raised.
 
     Returns:
-      As `not_installed`; or the error itself, if it is from this module.
+      `error` if this module created it; else the result of `not_installed`.
     """
     if isinstance(error, ModuleNotFoundError):
         return not_installed(who, error)

@@ -6,19 +6,19 @@ from typing import Any
 
 import tensorflow as tf
 
-_knowing: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_with_our_ops: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class WrongSumsWarning(UserWarning):
-    """A strategy whose sums leave replicas out."""
+    """Warning about a strategy whose sums omit replicas."""
 
 
 def on_servers(strategy: Any = None) -> bool:
-    """Whether variables of a strategy are on parameter servers.
+    """Returns whether variables of a strategy are on parameter servers.
 
     Args:
-      strategy: None for the one in scope.
+      strategy: Strategy to check; None for the strategy in scope.
     """
     return isinstance(
         tf.distribute.get_strategy() if strategy is None else strategy,
@@ -30,28 +30,32 @@ def on_servers(strategy: Any = None) -> bool:
 
 
 def register_our_ops(strategy: Any) -> None:
-    """Notes that the servers of a strategy know the ops of this package."""
-    _knowing.add(strategy)
+    """Records that the servers of a strategy have the ops of this package."""
+    _with_our_ops.add(strategy)
 
 
 def servers_know_our_ops() -> bool:
-    """Whether those of the strategy in scope do, as far as is known."""
-    return tf.distribute.get_strategy() in _knowing
+    """Returns whether the servers have the ops of this package.
+
+    The result is True if `register_our_ops` was called for the strategy in
+    scope.
+    """
+    return tf.distribute.get_strategy() in _with_our_ops
 
 
 def warn_of_wrong_sums(strategy: Any = None) -> None:
-    """Warns, once, of a strategy that sums with HierarchicalCopyAllReduce.
+    """Warns once about a strategy that sums with HierarchicalCopyAllReduce.
 
-    In TensorFlow 2.21 the sum of 3, 5 or 7 replicas lacks the last of them,
+    In TensorFlow 2.21, the sum over 3, 5 or 7 replicas omits the last replica
     without an error: 1 + 2 + 3 is 3.
 
     Args:
-      strategy: None for the one in scope.
+      strategy: Strategy to check; None for the strategy in scope.
     """
     if strategy is None:
         strategy = tf.distribute.get_strategy()
     count = strategy.num_replicas_in_sync
-    # Of a MirroredStrategy; others have none.
+    # Only a MirroredStrategy has this attribute.
     ops = getattr(strategy.extended, "_cross_device_ops", None)
     if (
         count < 3
@@ -62,9 +66,9 @@ def warn_of_wrong_sums(strategy: Any = None) -> None:
         return
     _warned.add(strategy)
     warnings.warn(
-        "TensorFlow's HierarchicalCopyAllReduce leaves the last replica out "
-        f"of sums over {count} replicas, without an error, and with it the "
-        "gradients of its samples. Make the MirroredStrategy with "
+        "TensorFlow's HierarchicalCopyAllReduce omits the last replica, and "
+        f"the gradients of its samples, from sums over {count} replicas "
+        "without an error. Create the MirroredStrategy with "
         "cross_device_ops=tf.distribute.ReductionToOneDevice(), or without "
         "that argument.",
         WrongSumsWarning,

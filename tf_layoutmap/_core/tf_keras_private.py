@@ -1,6 +1,7 @@
-"""The one module that imports tf_keras' private names, if tf_keras is used.
+"""Private names of tf_keras. No other module imports private names of tf_keras.
 
-Each name stands below with the reason we need it.
+A comment explains why each name is required. The module is imported only if the
+program uses tf_keras.
 """
 
 import importlib
@@ -19,8 +20,8 @@ _NAMES = PrivateNames(
     "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSION
 )
 
-# tf_keras makes weights without a value under its own scope for layouts, and
-# swaps each for a DVariable once its place in the model is known.
+# Under its own layout scope, tf_keras creates weights without a value. It
+# replaces each weight with a DVariable when its place in the model is known.
 LAYOUT_MODULE = importlib.import_module("tf_keras.src.dtensor.layout_map")
 for _name in (
     "_map_functional_model_variable",
@@ -32,14 +33,14 @@ for _name in (
 LazyInitVariable = _NAMES.find("dtensor.lazy_variable", "LazyInitVariable")
 lazy_init_scope = _NAMES.find("dtensor.lazy_variable", "lazy_init_scope")
 
-# It computes with an operation that DTensor lacks, when told that it can.
+# The layer selects a fused operation, which DTensor does not support.
 LayerNormalization = _NAMES.find(
     "layers.normalization.layer_normalization", "LayerNormalization"
 )
 _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 
-# Where a functional model calls its layers for the shapes of their outputs: in
-# a graph that nobody runs, known by the end of its name.
+# Suffix of the name of the graph in which a functional model calls its layers
+# to get the shapes of their outputs. The graph never runs.
 _SCRATCH_GRAPH = "_scratch_graph"
 if (
     _SCRATCH_GRAPH
@@ -53,12 +54,12 @@ if (
 
 
 def is_only_for_shapes() -> bool:
-    """Whether a layer is called for the shapes of its outputs."""
+    """Returns whether a layer is called only for the shapes of its outputs."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
 
 
-# The same where it builds a subclassed model.
+# Name of the graph in which tf_keras builds a subclassed model.
 _BUILD_GRAPH = "build_graph"
 if (
     _BUILD_GRAPH
@@ -70,21 +71,22 @@ if (
 
 
 def is_building_a_model() -> bool:
-    """Whether `Model.build` calls a layer, with floats in place of inputs."""
+    """Returns whether `Model.build` calls a layer, with floats as inputs."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "") == _BUILD_GRAPH
 
 
-# How numbers get into variables: set_weights, load, callbacks.
+# The function with which set_weights, load and callbacks assign values.
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")
 
-# What draws for initializers and dropout; its seed is drawn at its first use.
+# The random generator of initializers and dropout. Its seed is drawn at its
+# first use.
 RandomGenerator = _NAMES.find("backend", "RandomGenerator")
 _NAMES.check_method(RandomGenerator, "_maybe_init")
 
-# Where all recurrent layers loop, and the layers that choose between functions
-# for CPUs and GPUs first.
+# The loop of all recurrent layers, and the layers that select a CPU or GPU
+# implementation before the loop.
 _NAMES.check_method(
     backend, "rnn", "inputs", "time_major", "input_length", "unroll"
 )
@@ -94,18 +96,18 @@ for _name in ("lstm", "gru"):
     for _function in ("standard_{}", "{}_with_backend_selection"):
         _NAMES.find(f"layers.rnn.{_name}", _function.format(_name))
 
-# All steps of an epoch run inside its `catch_stop_iteration`, whose end other
-# processes are told.
+# All steps of an epoch run inside `catch_stop_iteration`. Its end is reported
+# to other processes.
 DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")
 _NAMES.check_method(DataHandler, "catch_stop_iteration")
 
-# Where the dataset of a `fit` is made, of arrays or of what the user has.
+# The method that creates the dataset of `fit`, from arrays or user data.
 _NAMES.check_method(DataHandler, "_configure_dataset_and_inferred_steps")
 TensorLikeDataAdapter = _NAMES.find(
     "engine.data_adapter", "TensorLikeDataAdapter"
 )
 
-# Where an optimizer makes its variables and what it does in a step.
+# The methods that create the variables of an optimizer and run its step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
 LossScaleOptimizer = _NAMES.find(
     "mixed_precision.loss_scale_optimizer", "BaseLossScaleOptimizer"
@@ -124,7 +126,8 @@ _NAMES.check_method(Optimizer, "_internal_apply_gradients", "grads_and_vars")
 _NAMES.check_method(Optimizer, "_var_key", "variable")
 _NAMES.check_method(Optimizer, "build", "var_list")
 
-# What optimizers of its first years have instead, and what finishes averages.
+# The corresponding methods of legacy optimizers, and the method that finalizes
+# moving averages.
 BaseOptimizer = _NAMES.find("optimizers.optimizer", "_BaseOptimizer")
 LegacyOptimizer = _NAMES.find("optimizers.legacy.optimizer_v2", "OptimizerV2")
 _NAMES.check_method(BaseOptimizer, "finalize_variable_values", "var_list")
@@ -132,26 +135,27 @@ _NAMES.check_method(BaseOptimizer, "_trackable_children", "save_type")
 _NAMES.check_method(LegacyOptimizer, "apply_gradients", "grads_and_vars")
 _NAMES.check_method(LegacyOptimizer, "_create_all_weights", "var_list")
 
-# What a checkpoint holds for slot variables that are not there yet.
+# The values that a checkpoint holds for slot variables that do not exist yet.
 if not hasattr(tf.Module, "_deferred_dependencies"):
     raise _NAMES.refusal("where `Trackable._deferred_dependencies` is missing")
 
-# What .h5 files of old hold of a layer: its weights, in an order of their own.
+# The weights of a layer in legacy .h5 files, in the order of these files.
 HDF5_FORMAT = importlib.import_module("tf_keras.src.saving.legacy.hdf5_format")
 _NAMES.find("saving.legacy.hdf5_format", "_legacy_weights")
 
-# Whether a tf_keras layer is being called, and which.
+# Used to check which tf_keras layer is being called.
 call_context = _NAMES.find("engine.base_layer_utils", "call_context")
 
 
-# Where a `fit` goes on that was interrupted, and how many steps it has made.
+# The position at which an interrupted `fit` resumes, and its step counter.
 _NAMES.check_method(
     tf_keras.Model,
     "_maybe_load_initial_counters_from_ckpt",
     "steps_per_epoch",
     "initial_epoch",
 )
-# No model is made to see it: this may be imported where variables cannot be.
+# The check reads the code of the method and creates no model, because this
+# module may be imported where variables cannot be created.
 if (
     "_train_counter"
     not in inspect.unwrap(
@@ -164,8 +168,8 @@ if (
 def start_of_backup(
     model: Any, steps_per_epoch: int | None, initial_epoch: int
 ) -> tuple[int, int]:
-    """Returns the epoch and the step at which a `fit` is to begin."""
-    # BackupAndRestore sets it; it is not there otherwise.
+    """Returns the epoch and step at which `fit` starts."""
+    # Only BackupAndRestore sets this attribute.
     if getattr(model, "_training_state", None) is None:
         return initial_epoch, 0
     return model._maybe_load_initial_counters_from_ckpt(
@@ -174,28 +178,28 @@ def start_of_backup(
 
 
 def count_step(model: Any) -> None:
-    """Notes a training step."""
+    """Increments the training step counter of a model."""
     model._train_counter.assign_add(1)
 
 
 def layout_map_in_use() -> Any:
-    """Returns what tf_keras takes for the layout map of this thread."""
+    """Returns the object that tf_keras uses as layout map of this thread."""
     return LAYOUT_MODULE.get_current_layout_map()
 
 
 def use_layout_map(layout_map: Any) -> None:
-    """Sets what models made in this thread take for their layout map."""
+    """Sets the layout map of models that this thread creates."""
     LAYOUT_MODULE._LAYOUT_MAP.layout_map = layout_map
 
 
 def stateless_seed_of(initializer: Any) -> Any:
     """Returns the seed of an initializer's next random numbers.
 
-    Its default is drawn inside, and shards must begin with the values that one
-    table would.
+    A default seed is drawn inside the initializer. The seed is required so that
+    the initial values of shards equal the values of one table.
 
     Returns:
-      `[2]` int32; None where the numbers come from a generator with state.
+      int32 tensor of shape `[2]`; None for a generator with state.
     """
     generator = initializer._random_generator
     generator._maybe_init()

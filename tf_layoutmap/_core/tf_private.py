@@ -1,8 +1,8 @@
-"""The one module that imports TensorFlow's private names.
+"""Private names of TensorFlow. No other module imports its private names.
 
-Each name stands below with the reason we need it. All are looked up when this
-module is imported, so that a TensorFlow that moved one is refused here, with
-the remedy, and not in the middle of a training run. To add one: a line, a why.
+A comment explains why each name is required. All names are checked when this
+module is imported, so that a missing name raises an error with a remedy here
+and not during training. To add a name, add its check and its reason.
 """
 
 import contextlib
@@ -24,64 +24,67 @@ _PACKAGE: dict[str, Any] = dict(
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
 
-# A ShardedVariable passes through tf.function as several handles.
+# Base class of ShardedVariable, which passes several handles to tf.function.
 CompositeTensor = _private("framework.composite_tensor", "CompositeTensor")
 
-# tape.gradient(y, sharded): which handles to differentiate by, and how their
-# gradients become one.
+# For tape.gradient(y, sharded): selects the handles to differentiate with
+# respect to, and combines their gradients.
 CompositeTensorGradient = _private(
     "framework.composite_tensor_gradient", "CompositeTensorGradient"
 )
 
-# Whether tf.saved_model.save is tracing: exported graphs see one variable.
+# Used to check whether tf.saved_model.save is tracing. Exported graphs have one
+# variable per table.
 in_save_context = _private("saved_model.save_context", "in_save_context")
 
-# Whether a thread of TensorFlow's is saving, while the program goes on.
+# Used to check whether a thread of TensorFlow is saving asynchronously.
 in_async_save = _private(
     "checkpoint.checkpoint_context", "in_async_metrics_context"
 )
 
-# Whether a graph will be compiled by XLA, which has no kernels for our ops.
+# Used to check whether XLA will compile a graph. XLA has no kernels for the ops
+# of this package.
 is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 
-# Tells tapes that an op of ours reads a variable; TensorFlow's own reads do so
-# themselves.
+# Notifies tapes that an op of this package reads a variable. TensorFlow's own
+# reads do this automatically.
 variable_accessed = _private("eager.tape", "variable_accessed")
 
-# Whether a tape records what is computed from a tensor: so a layer knows that
-# gradients may be asked for, whatever it was told.
+# Used to check whether a tape records computations on a tensor. If it does, the
+# program may request gradients, regardless of the options of a layer.
 could_possibly_record = _private("eager.record", "could_possibly_record")
 should_record_backprop = _private("eager.record", "should_record_backprop")
 
-# How the tangents of an op's inputs become those of its outputs. Without an
-# entry TensorFlow transposes the gradient, which must not be a
-# tf.IndexedSlices then.
+# Functions that compute the tangents of an op's outputs from the tangents of
+# its inputs. Without an entry, TensorFlow transposes the gradient, which fails
+# for a tf.IndexedSlices.
 forward_mode_of_ops = _private("eager.forwardprop", "_SPECIAL_CASES")
 
-# Makes AutoGraph call a function without converting it, and convert what that
-# calls: its public name, `do_not_convert`, switches AutoGraph off for both.
+# Makes AutoGraph call a function without converting it. Functions that it calls
+# are converted; the public `do_not_convert` disables AutoGraph for them, too.
 called_as_written = _private("autograph.impl.api", "autograph_artifact")
 
-# Lets functions run several of our reads of one variable at the same time.
+# Allows a function to run several reads of one variable in parallel, for the
+# read ops of this package.
 register_read_only_op = _private(
     "framework.auto_control_deps_utils", "register_read_only_resource_op"
 )
 
-# The object that tf.train.Checkpoint and tf.saved_model walk over.
+# Base class of the objects that tf.train.Checkpoint and tf.saved_model save.
 Trackable = _private("trackable.base", "Trackable")
 
-# The key under which a checkpoint holds the value of a variable, so that our
-# files and those of tf.Variable are the same.
+# Key of a variable's value in a checkpoint. With this key, checkpoints of this
+# package have the same format as checkpoints of tf.Variable.
 VARIABLE_VALUE_KEY = _private("trackable.constants", "VARIABLE_VALUE_KEY")
 
-# Reads and restores a part of a table as a slice of one logical tensor.
+# Saves and restores a shard of a table as a slice of one logical tensor.
 SaveableObject = _private("training.saving.saveable_object", "SaveableObject")
 SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
 
-# Where all checkpoints are written and read, whatever device is to do it.
+# The class that writes and reads all checkpoints, on all devices.
 TrackableSaver = _private("checkpoint.checkpoint", "TrackableSaver")
 
-# What `RestoreV2` can read a part of, in TensorFlow 2.21.
+# Dtypes for which `RestoreV2` can read slices, in TensorFlow 2.21.
 SLICEABLE_DTYPES = (
     tf.bfloat16,
     tf.float32,
@@ -99,20 +102,20 @@ SLICEABLE_DTYPES = (
     tf.qint32,
 )
 
-# What `table.ref()` gives: a key for dictionaries, as of tf.Variable.
+# Result of `table.ref()`: a hashable reference, as for tf.Variable.
 Reference = _private("util.object_identity", "Reference")
 
-# TensorFlow's own class, to convert from and to; the public name is internal.
+# TensorFlow's class for sharded variables, for conversions. It is not public.
 TensorFlowShardedVariable = _private(
     "distribute.sharded_variable", "ShardedVariable"
 )
 
-# The full-size variable of an exported graph: a shape, never any memory.
+# The full-size variable of an exported graph, which has a shape but no memory.
 UninitializedVariable = _private(
     "ops.resource_variable_ops", "UninitializedVariable"
 )
 
-# Where the handle of a variable is made, with a name for messages.
+# The module that creates variable handles, with a name for messages.
 gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
 _DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
 for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
@@ -120,36 +123,37 @@ for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
         gen_resource_variable_ops, _name, "resource", "value", "name"
     )
 
-# The hash of a SavedModel's files, which changes when values are added.
+# Writes the fingerprint of a SavedModel, which changes when values are added.
 write_fingerprint = _private(
     "saved_model.fingerprinting_utils", "write_fingerprint"
 )
 
-# What tf.function keeps of a shard that is passed as an argument.
+# The type spec of a shard that is passed to tf.function as an argument.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
-# A variable that no strategy replaces: `tf.Variable` under MirroredStrategy
-# is mirrored, and the tables of an embedding are one copy on the host.
+# The variable class that strategies do not replace. `tf.Variable` is mirrored
+# under MirroredStrategy, but the tables of an embedding are one host copy.
 ResourceVariable = _private("ops.resource_variable_ops", "ResourceVariable")
 
-# The methods that write to one; on a mesh each device would.
+# The methods that write to a variable. On a mesh, each device would call them.
 for _name in ("assign", "assign_add", "assign_sub"):
     _private("ops.resource_variable_ops", f"ResourceVariable.{_name}")
 
-# The creators of `tf.variable_creator_scope`: the user's are asked for a table;
-# those of these modules, a strategy's or a function's, are left out.
+# The creators of `tf.variable_creator_scope`. Creators of user code are called
+# for a table. Creators of the modules in OWN_CREATORS, which strategies and
+# functions add, are not called.
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack"
 ).fget
 _private("distribute.distribute_lib", "StrategyExtendedV2._scope")
-# What `tf.function` returns.
+# The class of the result of `tf.function`.
 Function = _private(
     "eager.polymorphic_function.polymorphic_function", "Function"
 )
 _private("eager.polymorphic_function.polymorphic_function", "Function._clone")
 OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
-# All ops of this process, TensorFlow's and those of loaded libraries.
+# All ops of this process, including ops of loaded libraries.
 _all_ops = _private("client.pywrap_tf_session", "TF_GetAllOpList")
 _buffer_of = _private("client.pywrap_tf_session", "TF_GetBuffer")
 _OpList = importlib.import_module("tensorflow.core.framework.op_def_pb2").OpList
@@ -160,13 +164,13 @@ def registered_ops() -> Any:
     return _OpList.FromString(_buffer_of(_all_ops())).op
 
 
-# Whether an op is registered, before tf.dtensor is told anything about it.
+# Used to check whether an op exists before it is registered with tf.dtensor.
 op_def_of = _private("framework.op_def_registry", "get")
 
-# What the emulated TPUStrategy is made of: replicas on logical CPUs.
+# Base of the emulated TPUStrategy, with replicas on logical CPUs.
 MirroredExtended = _private("distribute.mirrored_strategy", "MirroredExtended")
-# What a TPUStrategy does and a MirroredStrategy does not: it gives back what
-# it cannot reduce, and refuses ragged and sparse inputs on a TPU.
+# Functions of TPUStrategy that MirroredStrategy does not have: it returns
+# values that it cannot reduce, and rejects ragged and sparse inputs on a TPU.
 reduce_non_distributed_value = _private(
     "distribute.cross_device_ops", "reduce_non_distributed_value"
 )
@@ -174,21 +178,22 @@ check_tpu_dataset_spec = _private(
     "distribute.tpu_strategy", "TPUExtended._check_spec"
 )
 
-# Whether a real TPU's kernels are there, before ours are loaded.
+# Used to check for kernels of a real TPU before the emulated ones are loaded.
 registered_kernels_of = _private(
     "framework.kernels", "get_registered_kernels_for_op"
 )
 
-# Base of the TPU optimizers: protobuf 7.34 refuses what it writes, and no
-# public class has the one method that all of them go through.
+# Base class of the TPU optimizers. Protobuf 7.34 rejects a value that it
+# writes, and no public class has the method that all optimizers call.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")
 
-# The host of a TPU core. The module, so that an emulation can replace it.
+# The module that returns the host of a TPU core. The emulation replaces its
+# function.
 device_util = _private("distribute", "device_util")
 _private("distribute.device_util", "get_host_for_device")
 
-# Whether code is traced as a TPU's program, and the way out of it to the host:
-# the ids of an embedding are enqueued there.
+# Used to check whether code is traced as a TPU program, and to run operations
+# outside it on the host, where the ids of an embedding are enqueued.
 tpu_replication = _private("tpu", "tpu_replication")
 _private("tpu.tpu_replication", "TPUReplicateContext")
 _private("tpu.tpu_replication", "outside_compilation")
@@ -196,25 +201,26 @@ control_flow_context_of = _private(
     "framework.ops", "Graph._get_control_flow_context"
 )
 
-# TPU embedding operations that belong together carry the same attribute, by
-# which the TPU's compiler pairs them.
+# Sets the attribute with which the TPU compiler pairs the TPU embedding
+# operations of one step.
 set_op_attr = _private("framework.ops", "Operation._set_attr")
 
-# What that compiler does to a step's mode, an emulation does to the graph.
+# The emulation changes the mode of a step in the graph, as the TPU compiler
+# does.
 replace_op_input = _private("framework.ops", "Operation._update_input")
 
-# Whether TensorFlow's own `dtensor.default_mesh` is the innermost device.
+# Used to check whether `dtensor.default_mesh` is the innermost device.
 _context = _private("eager.context", "context")
 _private("eager.context", "Context.device_name")
 
 
 def current_device() -> str:
-    """Returns the name of this thread's device, also while it traces."""
+    """Returns the name of this thread's device, also during tracing."""
     return _context().device_name
 
 
-# What `tf.custom_gradient` does while a graph is traced, and where it leaves
-# the gradient: among all that are registered, which are never freed.
+# The graph mode of `tf.custom_gradient`, and the registry to which it adds the
+# gradient. Registered gradients are never freed.
 custom_gradient = _private("ops", "custom_gradient")
 _DTENSOR.check_method(
     custom_gradient, "_graph_mode_decorator", "f", "args", "kwargs"
@@ -230,7 +236,7 @@ _private("framework.registry", "Registry._registry")
 
 
 def gradient_name_of(op: Any) -> str | None:
-    """Returns the name of an operation's registered gradient; None without."""
+    """Returns the name of an operation's registered gradient, or None."""
     try:
         return tf.compat.as_str(op.get_attr(_GRADIENT_NAME))
     except ValueError:
@@ -238,10 +244,10 @@ def gradient_name_of(op: Any) -> str | None:
 
 
 def leave_gradient_to_graph(name: str, graph: Any) -> None:
-    """Lets `graph` keep a registered gradient, alone.
+    """Moves a registered gradient to `graph`, which then owns it.
 
-    Not the operation, whose attributes Python's garbage collector does not
-    see: the graph would never be freed.
+    An operation cannot own the gradient because Python's garbage collector does
+    not see its attributes, so the graph would never be freed.
     """
     entry = _gradients._registry.get(name)
     if entry is None:
@@ -270,8 +276,8 @@ _private("framework.func_graph", "FuncGraph.outer_graph")
 def tensors_used_by(graph: Any) -> list[Any]:
     """Returns the eager tensors that a function's graph captures.
 
-    Handles of variables are among them. Those of the graphs that it is in, and
-    of those that it captures symbolic tensors of, are its own, too.
+    The result includes variable handles. Captures of enclosing graphs, and of
+    graphs whose symbolic tensors are captured, are included, too.
     """
     graphs, tensors = [graph], []
     for one in graphs:
@@ -291,7 +297,8 @@ def tensors_used_by(graph: Any) -> list[Any]:
     return tensors
 
 
-# How the functions that this thread calls are optimized: for a mesh otherwise.
+# Options for the optimization of functions that this thread calls. They are
+# different for a mesh.
 for _name in ("config", "function_call_options"):
     _private("eager.context", f"Context.{_name}")
 _FunctionCallOptions = _private("eager.context", "FunctionCallOptions")
@@ -300,7 +307,7 @@ _FunctionCallOptions = _private("eager.context", "FunctionCallOptions")
 def function_call_options() -> Any:
     """Returns the options of this thread's calls of functions.
 
-    TensorFlow makes another object of them when its configuration changes.
+    TensorFlow creates a new object when its configuration changes.
     """
     return _context().function_call_options
 
@@ -311,13 +318,14 @@ def set_function_call_options(options: Any) -> None:
 
 
 def options_without_graph_optimizer(options: Any) -> Any:
-    """Returns the same options, but with Grappler switched off."""
+    """Returns the same options with Grappler disabled."""
     config = type(_context().config).FromString(options.config_proto_serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return _FunctionCallOptions(options.executor_type, config)
 
 
-# How a ParameterServerStrategy divides variables: a shard is not divided again.
+# The partitioner of a ParameterServerStrategy, which must not shard a shard
+# again.
 _PARTITIONER = "_variable_partitioner"
 if (
     _PARTITIONER
@@ -336,8 +344,9 @@ def variable_partitioner_of(strategy: Any) -> Any:
     return getattr(strategy.extended, _PARTITIONER, None)
 
 
-# Tables divided among processes: strategies have no all-to-all. Processes meet
-# by the collectives of their hosts, in the order that the token keeps.
+# Collectives for tables that are sharded over processes. Strategies do not
+# support all-to-all. Processes use the collectives of their hosts, in the order
+# of the ordering token.
 all_to_all = _private("ops.collective_ops", "all_to_all_v2")
 all_gather = _private("ops.collective_ops", "all_gather_v2")
 for _name in ("_next_instance_key", "_get_ordering_token"):
@@ -358,12 +367,12 @@ if (
 
 
 def host_collectives_of(strategy: Any) -> Any:
-    """Returns what launches the collectives of this process's host."""
+    """Returns the launcher of collectives on the host of this process."""
     return getattr(strategy.extended, _HOST_COLLECTIVES)._launchers[0]
 
 
 def device_of_collectives(launcher: Any) -> str:
-    """Returns where collectives that this launches must be."""
+    """Returns the device of collectives of this launcher."""
     return launcher._device
 
 
@@ -378,7 +387,7 @@ def collective_arguments(launcher: Any) -> dict[str, Any]:
 
 
 # Classes whose methods remove functions and resources from all processes of a
-# cluster; without an effect once one of them does not answer.
+# cluster. They must do nothing after a process has stopped responding.
 EagerContext = _private("eager.context", "Context")
 _private("eager.context", "Context.remove_function")
 EagerResourceDeleter = _private(
@@ -386,17 +395,18 @@ EagerResourceDeleter = _private(
 )
 CapturableResource = _private("trackable.resource", "CapturableResource")
 
-# Waits until a closure has ended and raises its error; what it returned stays
-# on its worker, which may be gone by then.
+# Waits for a closure and raises its error. The result stays on the worker,
+# which may have failed in the meantime.
 wait_for_closure = _private(
     "distribute.coordinator.values", "RemoteValueImpl._wait_and_maybe_error"
 )
 
 
-# A closure that a coordinator can cancel stops between two servers, and its
-# iterator is cancelled with it, for good. One that is a Python function is not
-# cancelled: `Cluster.schedule` takes it, the public method does not. Then it is
-# traced here, with the type of an iterator that workers have not made yet.
+# If a coordinator cancels a closure, the closure may stop between updates of
+# two servers, and its iterator is cancelled permanently. A closure that is a
+# Python function is not cancelled. `Cluster.schedule` accepts a Python
+# function, the public method does not. The function is therefore traced in this
+# module, with the type of an iterator that workers have not created yet.
 _BEING_SCHEDULED, _CLUSTER = "_being_scheduled", "_cluster"
 _QUEUE, _QUEUE_ERROR = "closure_queue", "_error"
 _ITERATORS, _TYPE_SPEC, _DATASET_FUNCTION = (
@@ -440,7 +450,7 @@ for _module, _method, _name in (
 def trace_for_workers(
     coordinator: Any, function: Any, iterator: Any, *specs: Any
 ) -> Any:
-    """Returns a concrete function of what each worker has of an iterator."""
+    """Returns a concrete function for the iterator of each worker."""
     strategy = coordinator.strategy
     with strategy.scope():
         setattr(strategy.extended, _BEING_SCHEDULED, True)
@@ -453,25 +463,25 @@ def trace_for_workers(
 
 
 def schedule_call(coordinator: Any, call: Any, args: tuple[Any, ...]) -> Any:
-    """Schedules a Python function on a worker, which is never cancelled."""
+    """Schedules a Python function, which is never cancelled, on a worker."""
     with coordinator.strategy.scope():
         return getattr(coordinator, _CLUSTER).schedule(call, args, {})
 
 
 def has_failed_closure(coordinator: Any) -> bool:
-    """Returns whether a closure has failed that `join` will raise."""
+    """Returns whether a closure has failed, so that `join` raises its error."""
     queue = getattr(getattr(coordinator, _CLUSTER), _QUEUE)
     return getattr(queue, _QUEUE_ERROR) is not None
 
 
 def dataset_function_of(dataset: Any) -> Any:
-    """Returns the traced function that makes the dataset of a worker."""
+    """Returns the traced function that creates the dataset of a worker."""
     return getattr(dataset, _DATASET_FUNCTION)
 
 
 @contextlib.contextmanager
 def undivided_variables(strategy: Any) -> Iterator[None]:
-    """Lets a parameter server strategy place variables as they are."""
+    """Returns a scope in which a strategy does not partition variables."""
     partitioner = variable_partitioner_of(strategy)
     if partitioner is None:
         yield
@@ -483,7 +493,7 @@ def undivided_variables(strategy: Any) -> Iterator[None]:
         setattr(strategy.extended, _PARTITIONER, partitioner)
 
 
-# Short messages between the processes of a mesh: what each is about to do.
+# Methods for short messages between the processes of a mesh.
 for _name in (
     "coordination_service",
     "set_config_key_value",
@@ -495,7 +505,7 @@ for _name in (
 
 
 def has_coordination() -> bool:
-    """Whether this process has joined a coordination service."""
+    """Returns whether this process has joined a coordination service."""
     return _context().coordination_service is not None
 
 
@@ -505,7 +515,7 @@ def set_cluster_value(key: str, value: str) -> None:
 
 
 def cluster_value(key: str, timeout_seconds: float) -> str:
-    """Returns a stored value; waits until it is there, or raises."""
+    """Returns a stored value; waits for it, or raises after the timeout."""
     return _context().get_config_key_value(
         key, max(1, int(1000 * timeout_seconds))
     )
@@ -517,12 +527,12 @@ def delete_cluster_value(key: str) -> None:
 
 
 def abort_cluster(why: str) -> None:
-    """Ends what other processes wait for in operations, for good."""
+    """Aborts operations in which other processes wait, permanently."""
     _context().report_error_to_cluster(tf.errors.ABORTED, why)
 
 
-# Where all of TensorFlow's Python makes an operation: on a mesh, those that
-# DTensor gets wrong without an error are corrected there.
+# The modules with which all Python code of TensorFlow creates operations. On a
+# mesh, operations for which DTensor gives wrong results are corrected there.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
@@ -588,8 +598,8 @@ def modules_with(function: Any, name: str) -> list[Any]:
     return [m for m in _HOLDERS if getattr(m, name, None) is function]
 
 
-# Where all of TensorFlow's Python makes a loop in a graph, and an array for it:
-# on a mesh loops are unrolled. And what the conditions of loops come to.
+# The modules that create loops and tensor arrays in a graph, and a function
+# that evaluates loop conditions. On a mesh, loops are unrolled.
 while_v2 = _private("ops", "while_v2")
 tensor_array_ops = _private("ops", "tensor_array_ops")
 _private("ops.tensor_array_ops", "_GraphTensorArrayV2")
@@ -604,8 +614,8 @@ _DTENSOR.check_method(
 )
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
 
-# Where all of TensorFlow's Python makes an operation of a function's graph: one
-# that DTensor refused to divide is given whole inputs there.
+# The method that creates all operations of a function's graph. An operation
+# that DTensor cannot partition gets replicated inputs there.
 FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
     FuncGraph,
@@ -624,9 +634,9 @@ for _name in ("captures", "outer_graph"):
 
 
 def graphs_around() -> Iterator[Any]:
-    """Yields the graphs of the functions being traced, from the inside out.
+    """Yields the graphs of the functions being traced, innermost first.
 
-    None where operations run eagerly.
+    Yields nothing if operations run eagerly.
     """
     graph = (
         None if tf.executing_eagerly() else (tf.compat.v1.get_default_graph())
@@ -639,15 +649,15 @@ def graphs_around() -> Iterator[Any]:
 def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` for `tf.py_function`, freed with the traced graphs.
 
-    TensorFlow 2.21 keeps what `tf.py_function` is given in the default graph,
-    for as long as the process lives, with all that it refers to.
+    TensorFlow 2.21 keeps the argument of `tf.py_function`, and all objects that
+    it refers to, in the default graph until the process ends.
     """
     for graph in graphs_around():
         if isinstance(graph, FuncGraph):
             if not hasattr(graph, "_layoutmap_functions"):
                 graph._layoutmap_functions = []
             graph._layoutmap_functions.append(function)
-    # Alive whenever it is called: by a function with one of these graphs.
+    # The reference is valid: only functions with one of these graphs call it.
     kept: Any = weakref.ref(function)
 
     def call(*args: Any) -> Any:
@@ -657,7 +667,7 @@ def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def captured_by_trace(tensor: Any) -> Any:
-    """Returns the tensor that functions being traced have captured as this."""
+    """Returns the outer tensor that traced functions captured as `tensor`."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, FuncGraph):
         tensor = next(
@@ -669,15 +679,15 @@ def captured_by_trace(tensor: Any) -> Any:
 
 
 def outermost_graph() -> Any:
-    """Returns the graph of the function that is traced, not of its loops."""
+    """Returns the graph of the outermost function that is being traced."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
         graph = graph.outer_graph
     return graph
 
 
-# What makes DTensor's device when it is first used. Errors of one that keeps
-# queues can end the process.
+# The function that creates DTensor's device at its first use. Errors of an
+# asynchronous device, which has queues, can end the process.
 dtensor_api = importlib.import_module("tensorflow.dtensor.python.api")
 _DTENSOR.check_method(dtensor_api, "reset_dtensor_device", "is_async")
 if "reset_dtensor_device" not in dtensor_api._dtensor_device.__code__.co_names:
@@ -686,7 +696,7 @@ _DTENSOR.find("api", "_dtensor_singleton")
 
 
 def has_dtensor_device() -> bool:
-    """Whether DTensor's device is made, which happens at its first use."""
+    """Returns whether DTensor's device exists; the first use creates it."""
     return dtensor_api._dtensor_singleton is not None
 
 
@@ -701,7 +711,7 @@ if (
 
 
 def has_output_layout() -> bool:
-    """Whether all eager results get one layout: in `call_with_layout`."""
+    """Returns whether `call_with_layout` sets the layout of eager results."""
     return (
         getattr(dtensor_api._dtensor_singleton, _OUTPUT_LAYOUT, None)
         is not None
@@ -709,41 +719,42 @@ def has_output_layout() -> bool:
 
 
 def dtensor_device() -> Any:
-    """Returns DTensor's device; makes it if there is none.
+    """Returns DTensor's device; creates it if it does not exist.
 
-    `tf.experimental.dtensor.shutdown_accelerator_system` makes the next use
-    of DTensor make another one, on which tensors of this one are of no use.
+    After `tf.experimental.dtensor.shutdown_accelerator_system`, the next use of
+    DTensor creates a new device. It does not support tensors of the old one.
     """
     return dtensor_api._dtensor_device()
 
 
 def kept_with_device(kind: str) -> dict[Any, Any]:
-    """Returns the dict of one kind of tensors that lives as long as the device.
+    """Returns a dict of tensors that is freed with DTensor's device.
 
     Args:
-      kind: What is kept.
+      kind: Name of the dict.
     """
     kept = vars(dtensor_device()).setdefault("_layoutmap_kept", {})
     return kept.setdefault(kind, {})
 
 
-# Where all of TensorFlow's Python runs an eager operation, the fast way and the
-# general one, and what the fast one raises. DTensor refuses tensors of the host
-# there.
+# The functions that run all eager operations, on the fast path and the general
+# path, and the errors of the fast path. DTensor rejects host tensors there.
 pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
 _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
 OperationFailed = _private("eager.core", "_NotOkStatusException")
 FastWayRefused = _private("eager.core", "_FallbackException")
 
-# The saver of `dtensor.DTensorCheckpoint`, which takes tensors on a mesh only.
+# The saver of `dtensor.DTensorCheckpoint`, which supports only mesh tensors.
 DTrackableSaver = _DTENSOR.find("d_checkpoint", "DTrackableSaver")
 
-# The end of its data leaves a mesh unusable: it is not let go that far.
+# The iterator of DTensorDataset. The end of its data makes a mesh unusable, so
+# the end is never reached.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 
-# How many clients share a replica's batch: DTensorDataset also counts devices
-# outside of its mesh. Instance attributes, so its source is asked.
+# Attributes for the number of clients that share the batch of a replica, which
+# DTensorDataset computes with devices outside its mesh. They are instance
+# attributes, so the code of `__init__` is checked.
 for _name in (
     "_mesh",
     "_batched_dataset",
@@ -758,22 +769,22 @@ for _name in (
 
 
 def set_constraint(variable: Any, constraint: Any) -> None:
-    """Sets what `tf.Variable(constraint=)` does, once a variable is there.
+    """Sets the constraint of an existing variable.
 
-    That of a table in shards needs all of them.
+    The constraint of a sharded table requires all shards.
     """
     variable._constraint = constraint
 
 
-# The list in which a layer keeps the weights of an attribute. Once an item is
-# replaced, it can be neither saved nor searched.
+# The list class for weights in an attribute of a layer. After an item is
+# replaced, the list does not support saving or searching.
 ListWrapper = _private("trackable.data_structures", "ListWrapper")
 for _name in ("_non_append_mutation", "_update_snapshot"):
     _private("trackable.data_structures", f"ListWrapper.{_name}")
 
 
 def replace_item(items: Any, index: int, value: Any) -> None:
-    """Replaces an item of a `ListWrapper` as if `value` had always been it."""
+    """Replaces an item of a `ListWrapper` so that it still supports saving."""
     old, is_changed = items[index], items._non_append_mutation
     items[index] = value
     items._self_extra_variables = [
@@ -783,7 +794,7 @@ def replace_item(items: Any, index: int, value: Any) -> None:
     items._update_snapshot()
 
 
-# Reads the value of an eager tensor. DTensor's copy to the host refuses one
-# that is sharded.
+# Reads the value of an eager tensor. DTensor's copy to the host raises an error
+# for a sharded tensor.
 EagerTensor = _private("framework.ops", "_EagerTensorBase")
 _private("framework.ops", "_EagerTensorBase._numpy")

@@ -1,5 +1,6 @@
-"""Every foreign name that is replaced, in one table, installed by group.
+"""The table of all replaced names of TensorFlow, Keras and tf_keras.
 
-`rows.py` defines a row, the `*_rows.py` are the table, `engine.py` installs and
-uninstalls rows. Nothing is replaced by an import.
+`rows.py` defines a row, the `*_rows.py` modules contain the table, and
+`engine.py` installs and uninstalls groups of rows. Importing this package
+replaces no name.
 """

@@ -1,4 +1,4 @@
-"""Installs and uninstalls groups of rows of the table of replaced names."""
+"""Installs and uninstalls groups of rows of the patch table."""
 
 import functools
 import importlib
@@ -12,9 +12,9 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import keras_rows, mesh_rows, runtime_rows
 from tf_layoutmap._patches.rows import Patch
 
-# The rows of each group. Functions, so that a group imports the code that it
-# installs and no other. Of two rows for one name the later one is called
-# first: code that moves values to a mesh wraps code that updates tables.
+# The rows of each group, returned by a function so that a group imports only
+# the code that it installs. If two rows replace one name, the later row is
+# called first: code that moves values to a mesh wraps code that updates tables.
 _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     mesh_rows.GROUP: mesh_rows.rows,
     mesh_rows.CHECKPOINTS_GROUP: mesh_rows.checkpoint_rows,
@@ -37,75 +37,76 @@ GROUPS: tuple[str, ...] = tuple(_GROUPS)
 
 @functools.cache
 def rows_of(group: str) -> tuple[Patch, ...]:
-    """Returns the rows of a group, which imports the code that they hold.
+    """Imports the code of a group and returns its rows.
 
     Raises:
-      KeyError: There is no such group.
+      KeyError: `group` is not in `GROUPS`.
     """
     return tuple(_GROUPS[group]())
 
 
 def all_rows() -> list[Patch]:
-    """Returns the rows of all groups, in the order in which they stack."""
+    """Returns the rows of all groups, in the order of installation."""
     return [row for group in GROUPS for row in rows_of(group)]
 
 
 _lock = threading.RLock()
 _counts: dict[str, int] = {}
-# An inherited name is deleted from the class again when it is restored.
+# Marks an inherited name, which is restored by deleting it from the class.
 _INHERITED = object()
 
 
 class _ReplacedName:
-    """A name, its original, and the rows that replace it now."""
+    """A replaced name with its original value and the installed rows."""
 
     def __init__(self, owner: Any, name: str):
         self._owner = owner
         self._name = name
-        self._was = (
+        self._original_attribute = (
             inspect.getattr_static(owner, name)
             if (name in vars(owner))
             else _INHERITED
         )
         self.original = getattr(owner, name)
-        self._is = self.original
+        self._current = self.original
         self.rows: list[Patch] = []
 
-    def put(self, rows: list[Patch]) -> None:
-        """Makes `rows` the replacements of the name, the last called first."""
+    def set_rows(self, rows: list[Patch]) -> None:
+        """Replaces the name with `rows`, the last of which is called first."""
         everywhere = any(row.everywhere for row in (*rows, *self.rows))
-        before, value = self._is, self.original
+        before, value = self._current, self.original
         self.rows = rows
         for row in rows:
             value = _replacement(row, value)
         self._set(value)
-        # Also in modules that were loaded since, with the replacement.
+        # Modules that were imported later hold the replacement, so they are
+        # searched again.
         if everywhere:
             for module in tf_private.modules_with(before, self._name):
                 if module is not self._owner:
                     setattr(module, self._name, value)
-        self._is = getattr(self._owner, self._name)
+        self._current = getattr(self._owner, self._name)
 
     def _set(self, value: Any) -> None:
         if value is not self.original:
-            is_static = isinstance(self._was, staticmethod)
+            is_static = isinstance(self._original_attribute, staticmethod)
             setattr(
                 self._owner,
                 self._name,
                 staticmethod(value) if is_static else value,
             )
-        elif self._was is _INHERITED:
+        elif self._original_attribute is _INHERITED:
             delattr(self._owner, self._name)
         else:
-            setattr(self._owner, self._name, self._was)
+            setattr(self._owner, self._name, self._original_attribute)
 
     def check_untouched(self) -> None:
-        """Raises if somebody else has replaced the name since."""
-        if getattr(self._owner, self._name) is not self._is:
+        """Raises `RuntimeError` if other code has replaced the name since."""
+        if getattr(self._owner, self._name) is not self._current:
             raise RuntimeError(
                 f"`{display_name(self._owner, self._name)}` was replaced by "
-                "somebody else after tf_layoutmap had replaced it, so that it "
-                "cannot be set now. Undo that first."
+                "other code after tf_layoutmap had replaced it, so it cannot "
+                "be changed or restored. Undo the other replacement first."
             )
 
 
@@ -113,14 +114,16 @@ _replaced: dict[tuple[str, str], _ReplacedName] = {}
 
 
 def install(group: str) -> None:
-    """Replaces the names of a group, until as many calls of `uninstall`.
+    """Replaces the names of a group.
+
+    Calls are counted: `uninstall` must be called as often as `install`.
 
     Args:
       group: One of `GROUPS`.
 
     Raises:
-      KeyError: There is no such group.
-      RuntimeError: Somebody else has replaced what is replaced already.
+      KeyError: `group` is not in `GROUPS`.
+      RuntimeError: Other code has replaced a name after this package.
     """
     rows = rows_of(group)
     with _lock:
@@ -132,7 +135,7 @@ def install(group: str) -> None:
 
 
 def ensure(group: str) -> None:
-    """Installs a group unless it is; cheap enough to be called often."""
+    """Installs a group if it is not installed yet."""
     if not _counts.get(group):
         with _lock:
             if not _counts.get(group):
@@ -143,16 +146,16 @@ def uninstall(group: str) -> None:
     """Undoes one `install`; the last call restores all names.
 
     Raises:
-      KeyError: There is no such group.
-      RuntimeError: It is not installed, or somebody else has replaced one of
-        its names since.
+      KeyError: `group` is not in `GROUPS`.
+      RuntimeError: The group is not installed, or other code has replaced one
+        of its names since.
     """
     rows = rows_of(group)
     with _lock:
         if not _counts.get(group):
             raise RuntimeError(
-                "`uninstall` must follow an `install` of its own. Received: "
-                f"group {group!r}, which is not installed."
+                "`uninstall` must follow an `install` of the same group. "
+                f"Received: group {group!r}, which is not installed."
             )
         if _counts[group] == 1:
             _check_untouched(rows)
@@ -162,12 +165,12 @@ def uninstall(group: str) -> None:
 
 
 def is_installed(group: str) -> bool:
-    """Whether the names of a group are replaced now."""
+    """Returns whether the names of a group are replaced."""
     return bool(_counts.get(group))
 
 
 def installed_rows() -> list[Patch]:
-    """Returns the rows in force, in the order of the table."""
+    """Returns the installed rows, in the order of the table."""
     with _lock:
         return [
             row
@@ -178,7 +181,10 @@ def installed_rows() -> list[Patch]:
 
 
 def _check_untouched(rows: tuple[Patch, ...]) -> None:
-    """Before the first name is set: all of a group are, or none."""
+    """Checks all names of a group before the first one is changed.
+
+    If the check fails, no name of the group is changed.
+    """
     for row in rows:
         if row.key in _replaced:
             _replaced[row.key].check_untouched()
@@ -188,15 +194,15 @@ def _add(row: Patch) -> None:
     replaced = _replaced.get(row.key)
     if replaced is None:
         replaced = _replaced[row.key] = _ReplacedName(owner_of(row), row.name)
-    # A group has one row per name, so the order of groups decides.
-    replaced.put(
+    # A group has one row per name, so rows are sorted by group.
+    replaced.set_rows(
         sorted([*replaced.rows, row], key=lambda one: GROUPS.index(one.group))
     )
 
 
 def _remove(row: Patch) -> None:
     replaced = _replaced[row.key]
-    replaced.put([one for one in replaced.rows if one != row])
+    replaced.set_rows([one for one in replaced.rows if one != row])
     if not replaced.rows:
         del _replaced[row.key]
 
@@ -213,9 +219,10 @@ def around(
 ) -> Callable[..., Any]:
     """Returns a function that calls `ours(original, ...)`.
 
-    AutoGraph converts neither, but what `original` calls in turn: the `call` of
-    a user's layer, for example. `tf.autograph.experimental.do_not_convert`
-    would switch AutoGraph off for that, too.
+    AutoGraph does not convert the two functions, but it converts functions that
+    `original` calls, such as the `call` of a user-defined layer.
+    `tf.autograph.experimental.do_not_convert` would disable AutoGraph for these
+    functions, too.
     """
     ours = tf_private.called_as_written(ours)
 
@@ -227,7 +234,7 @@ def around(
 
 
 def owner_of(row: Patch) -> Any:
-    """Returns the module or class that has the name of a row."""
+    """Returns the module or class whose attribute a row replaces."""
     module, _, attribute = row.owner.partition(":")
     if module.startswith("_"):
         module = f"tf_layoutmap.{module}"
@@ -243,13 +250,13 @@ def _resolve(target: str) -> Any:
 
 
 def display_name(owner: Any, name: str) -> str:
-    """Returns the full name of an attribute, as TensorFlow's docs have it."""
+    """Returns the full name of an attribute, as in TensorFlow's docs."""
     full = (
         f"{owner.__module__}.{owner.__qualname__}.{name}"
         if inspect.isclass(owner)
         else f"{owner.__name__}.{name}"
     )
-    # Where TensorFlow keeps its public names, `tf.raw_ops` for one.
+    # Prefixes of modules with public names, such as `tf.raw_ops`.
     return re.sub(
         r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)", "tf.", full
     )

@@ -1,13 +1,14 @@
-"""Gradients of `tf.custom_gradient`, freed with graphs that use our variables.
+"""Frees gradients of `tf.custom_gradient` together with their graphs.
 
-TensorFlow keeps such a gradient for as long as the process lives; with it the
-graph, and the memory of all variables that this reads. The training step of
-every Keras model has one, as sums over replicas are made with it: no such model
-would ever be freed, nor its tables.
+TensorFlow keeps such a gradient until the process ends, and with it the graph
+and the memory of all variables that the graph reads. The training step of every
+Keras model has such a gradient because sums over replicas use
+`tf.custom_gradient`. Without this module, these models and their tables would
+never be freed.
 
-Only graphs that use variables of ours are changed. In other graphs the gradient
-stays, as copies of a graph find it by its name: those of `import_graph_def`,
-`prune`, frozen functions.
+Only graphs that use variables of this package are changed. In other graphs the
+gradient stays registered because copies of a graph (`import_graph_def`,
+`prune`, frozen functions) look it up by its name.
 """
 
 import gc
@@ -20,18 +21,19 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import engine
 
-# The attribute of a handle by which it is found to be ours.
+# Attribute that marks the handle of a variable of this package.
 _OURS = "_layoutmap_frees_gradients"
 
-# The registered gradients of all graphs, by name, until the graph is ours.
+# The graph of each registered gradient, by the gradient's name. An entry is
+# removed when its gradient is moved to the graph.
 _kept: "dict[str, weakref.ref[Any]]" = {}
 
 
 def free_with(handles: Iterable[Any]) -> None:
-    """Lets functions be freed that use these variables or engines of ours.
+    """Allows functions that use these variables or engines to be freed.
 
     Args:
-      handles: Resource tensors; symbolic ones are left out.
+      handles: Resource tensors. Symbolic tensors are ignored.
     """
     engine.ensure("memory")
     for handle in handles:
@@ -40,10 +42,10 @@ def free_with(handles: Iterable[Any]) -> None:
 
 
 def free_with_variables(variables: Iterable[Any]) -> None:
-    """Like `free_with`, for variables, those of strategies among them."""
+    """Calls `free_with` for variables, which strategies may have created."""
     engine.ensure("memory")
     if not tf.executing_eagerly():
-        # They were made, and recorded, outside of what is traced.
+        # The variables were created and marked outside the traced function.
         return
     for variable in variables:
         parts = getattr(variable, "values", (variable,))
@@ -53,7 +55,7 @@ def free_with_variables(variables: Iterable[Any]) -> None:
 def record(
     original: Callable[..., Any], f: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """What `tf.custom_gradient(f)` does while a graph is traced."""
+    """Applies `tf.custom_gradient(f)` in a graph and records the gradient."""
     results = original(f, args, kwargs)
     for one in tf.nest.flatten(results, expand_composites=True):
         if not tf.is_symbolic_tensor(one):
@@ -63,16 +65,16 @@ def record(
             if _before_collection not in gc.callbacks:
                 gc.callbacks.append(_before_collection)
             _kept[name] = weakref.ref(one.graph)
-            # All that have gradients are results of one operation.
+            # All results with a gradient come from one operation.
             break
     return results
 
 
 def _before_collection(phase: str, info: dict[str, int]) -> None:
-    """Is called by Python's garbage collector, which frees graphs.
+    """Moves gradients to their graphs. Called by Python's garbage collector.
 
-    What a graph uses is known only when it is traced to its end. Nothing is
-    freed before.
+    The variables that a graph uses are known only after tracing has ended, and
+    the garbage collector frees a graph only after that.
     """
     if phase == "start" and info["generation"] == 2:
         for name, found in list(_kept.items()):

@@ -1,6 +1,6 @@
-"""Names of Keras 3 and tf_keras that are replaced, as rows of the patch table.
+"""Rows of the patch table for replaced names of Keras 3 and tf_keras.
 
-Rows import the functions that they hold when their group is first used.
+The functions of a group are imported when the group is first used.
 """
 
 from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
@@ -23,10 +23,10 @@ def _keras3_row(
     )
 
 
-def _backend(
+def _backend_rows(
     module: str, why: str, test: str, **functions: Replacement
 ) -> list[Patch]:
-    """Returns rows of functions of a backend module of Keras 3, by name."""
+    """Returns the rows of functions of a backend module of Keras 3."""
     return [
         _keras3_row(f"_core.keras_private:{module}", name, ours, why, test)
         for name, ours in functions.items()
@@ -56,43 +56,46 @@ def keras3_rows() -> list[Patch]:
             "keras:Variable",
             "__init__",
             patches.init_variable,
-            "A variable is whole on the host; it has to wait for its layout.",
+            "Keras creates a variable in full on the host before its layout "
+            "is known.",
             "test_variable.py",
         ),
         _keras3_row(
             "keras:layers.Layer",
             "__new__",
             patches.new_layer,
-            "A layer does not know the layout map that it was made under.",
+            "Keras does not record the layout map of a new layer.",
             "test_layers.py",
         ),
         _keras3_row(
             "keras:layers.Layer",
             "__call__",
             step.call,
-            "Tensors from the host are not on the mesh of the weights.",
+            "Input tensors on the host are not on the mesh of the weights.",
             "test_layer_calls.py",
         ),
         _keras3_row(
             "_core.keras_private:Functional",
             "_run_through_graph",
             host_layers.run_through_graph,
-            "Devices of a mesh cannot look strings up, which the host can.",
+            "Devices of a mesh cannot look up strings, so these layers run on "
+            "the host.",
             "test_host_layers.py",
         ),
         _keras3_row(
             "keras:layers.Embedding",
             "call",
             embedding_rows.embedding_call,
-            "Each device looks ids up in its own part of the table.",
+            "Each device looks up global ids in its shard of the table.",
             "test_embedding_rows.py",
         ),
         *(
             _keras3_row(
                 f"keras:layers.{layer}",
                 name,
-                variable.merged,
-                "The LoRA part of a weight is added on the host, in part.",
+                variable.merged_lora_weight,
+                "A sharded weight with its LoRA part added cannot be written "
+                "to a file.",
                 "test_lora_saving.py",
             )
             for layer, name in (
@@ -119,15 +122,16 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:BaseTrainer",
             "get_metrics_result",
             step.get_metrics_result,
-            "Results of metrics on a mesh cannot be read as numbers.",
+            "Results of metrics on a mesh cannot be read as host values.",
             "test_step.py",
         ),
         Patch(
             KERAS3_GROUP,
             "_core.keras_private:TFEpochIterator",
             "catch_stop_iteration",
-            checks.of_epoch,
-            "Other processes wait for a batch that does not come.",
+            checks.epoch_scope,
+            "Other processes wait for a batch after one process has ended its "
+            "epoch.",
             KERAS,
             "tests/layout/processes/test_checks.py",
         ),
@@ -135,23 +139,23 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:TFEpochIterator",
             "_get_iterator",
             step.data_of_epoch,
-            "The end of data that autotunes can take a minute.",
+            "Ending a dataset that autotunes can take a minute.",
             "test_step.py",
         ),
         _keras3_row(
             "_core.keras_private:BaseOptimizer",
             "build",
             optimizers.build,
-            "Slot variables are whole on every device.",
+            "Slot variables are replicated on all devices.",
             "test_optimizers.py",
         ),
-        # Which of them scales losses looks at all gradients first.
+        # LossScaleOptimizer checks all gradients before it applies them.
         *(
             _keras3_row(
                 f"_core.keras_private:{kind}",
                 "apply",
                 optimizers.apply,
-                "A step that fails has written some of the weights.",
+                "A failed step has already updated some of the weights.",
                 "test_optimizers.py",
             )
             for kind in ("BaseOptimizer", "LossScaleOptimizer")
@@ -160,7 +164,7 @@ def keras3_rows() -> list[Patch]:
             "keras:optimizers.Adagrad",
             "update_step",
             optimizers.adagrad_step,
-            "Rows of a sparse gradient are added to the whole accumulator.",
+            "Keras adds the rows of a sparse gradient to the full accumulator.",
             "test_optimizers.py",
         ),
         *(
@@ -168,7 +172,7 @@ def keras3_rows() -> list[Patch]:
                 _KERAS3_OPTIMIZER,
                 name,
                 ours,
-                "Rows of a sparse gradient are written into each device's part.",
+                "Each device writes all rows of a sparse update to its shard.",
                 "test_optimizers.py",
             )
             for name, ours in (
@@ -177,16 +181,16 @@ def keras3_rows() -> list[Patch]:
                 ("assign_sub", optimizers.assign_sub),
             )
         ),
-        *_backend(
+        *_backend_rows(
             "backend_numpy",
-            "Rows of a sparse gradient are divided by all of a variable.",
+            "Keras divides a sparse gradient by the full slot variable.",
             "test_optimizers.py",
             divide=optimizers.divide,
             true_divide=optimizers.divide,
         ),
-        *_backend(
+        *_backend_rows(
             "backend_numpy",
-            "Keras makes it by operations that DTensor cannot divide.",
+            "Keras uses operations that DTensor cannot partition.",
             "test_layer_calls.py",
             einsum=backend_ops.einsum,
             add=backend_ops.add,
@@ -198,7 +202,7 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:backend",
             "rnn",
             loops.rnn,
-            "A loop over time ends the process in DTensor's compiler.",
+            "DTensor's compiler ends the process for a loop over time steps.",
             KERAS,
             _KERAS3_TESTS + "test_layers.py",
         ),
@@ -206,25 +210,25 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:CompileMetrics",
             "update_state",
             step.update_state,
-            "Metrics count the samples of one device only.",
+            "Metrics count only the samples of one device.",
             "test_metrics.py",
         ),
-        *_backend(
+        *_backend_rows(
             "backend_numpy",
-            "DTensor lacks the operation.",
+            "DTensor does not support the operation.",
             "test_metrics.py",
             flip=step.flip,
             diag=step.diag,
         ),
-        *_backend(
+        *_backend_rows(
             "backend_core",
-            "Positions in the whole are taken for positions in a part.",
+            "DTensor uses global indices as indices into a shard.",
             "test_metrics.py",
             scatter=step.scatter,
         ),
-        *_backend(
+        *_backend_rows(
             "backend_nn",
-            "DTensor divides the classes of a sample.",
+            "DTensor shards the classes of a sample.",
             "test_metrics.py",
             ctc_loss=step.ctc_loss,
             one_hot=step.one_hot,
@@ -263,25 +267,25 @@ def tf_keras_rows() -> list[Patch]:
             _LAYER,
             "add_weight",
             patches.add_weight,
-            "A weight gets its value before its layout is known.",
+            "tf_keras initializes a weight before its layout is known.",
         ),
         _tf_keras_row(
             _MODEL,
             "__init__",
             patches.init_model,
-            "A model does not know the layout map that it was made under.",
+            "tf_keras does not record the layout map of a new model.",
         ),
         _tf_keras_row(
             _LAYER,
             "__call__",
             calls.call_layer,
-            "DTensor divides images and series inside of samples.",
+            "DTensor shards images and time series within a sample.",
         ),
         _tf_keras_row(
             _MODEL,
             "__call__",
             calls.call_model,
-            "Tensors from the host are not on the mesh of the weights.",
+            "Input tensors on the host are not on the mesh of the weights.",
         ),
         _tf_keras_row(
             _MODEL,
@@ -306,64 +310,66 @@ def tf_keras_rows() -> list[Patch]:
         _tf_keras_row(
             _PRIVATE + "DataHandler",
             "catch_stop_iteration",
-            checks.of_epoch,
-            "Other processes wait for a batch that does not come.",
+            checks.epoch_scope,
+            "Other processes wait for a batch after one process has ended its "
+            "epoch.",
         ),
         _tf_keras_row(
             _PRIVATE + "DataHandler",
             "_configure_dataset_and_inferred_steps",
             step.make_data,
-            "The end of data that autotunes can take a minute.",
+            "Ending a dataset that autotunes can take a minute.",
         ),
         _tf_keras_row(
             _PRIVATE + "LayerNormalization",
             "_fused_can_be_used",
             patches.can_be_fused,
-            "DTensor lacks the fused operation.",
+            "DTensor does not support the fused operation.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "add_variable_from_reference",
             optimizers.add_slot,
-            "Slot variables are whole on every device.",
+            "Slot variables are replicated on all devices.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "apply_gradients",
             optimizers.apply_gradients,
-            "A step that fails has written some of the weights.",
+            "A failed step has already updated some of the weights.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "_deduplicate_sparse_grad",
             optimizers.deduplicate,
-            "DTensor lacks the operations that join equal rows.",
+            "DTensor does not support the operations that sum repeated rows.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "_internal_apply_gradients",
             optimizers.update,
-            "tf_keras asks for a strategy, which a mesh does not have.",
+            "tf_keras requires a strategy to update moving averages, and a "
+            "mesh has none.",
         ),
         _tf_keras_row(
             _PRIVATE + "backend",
             "_assign_value_to_variable",
             patches.assign_value,
-            "Values from the host are not on the mesh of the variable.",
+            "Assigned host values are not on the mesh of the variable.",
         ),
         _tf_keras_row(
             _PRIVATE + "backend",
             "rnn",
             loops.rnn,
-            "A loop over time ends the process in DTensor's compiler.",
+            "DTensor's compiler ends the process for a loop over time steps.",
         ),
         *(
             _tf_keras_row(
                 f"{_PRIVATE}{kind.upper()}_MODULE",
                 f"{kind}_with_backend_selection",
                 ours,
-                "A choice between functions for CPUs and GPUs ends the process in "
-                "DTensor's compiler.",
+                "DTensor's compiler ends the process for the functions that "
+                "select a CPU or GPU implementation.",
             )
             for kind, ours in (
                 ("lstm", patches.choose_lstm),
@@ -375,7 +381,7 @@ def tf_keras_rows() -> list[Patch]:
                 _PRIVATE + "LAYOUT_MODULE",
                 name,
                 patches.map_model,
-                "tf_keras looks each name up in a map of its own kind.",
+                "tf_keras supports only its own layout maps.",
             )
             for name in (
                 "_map_functional_model_variable",
@@ -395,7 +401,7 @@ _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
 
 
-def _trained(
+def _self_training_row(
     owner: str, name: str, ours: Replacement, why: str, test: str
 ) -> Patch:
     return Patch(
@@ -409,7 +415,9 @@ def _trained(
     )
 
 
-def _slots(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+def _shard_slot_row(
+    owner: str, name: str, ours: Replacement, why: str
+) -> Patch:
     return Patch(
         SHARD_SLOTS,
         owner,
@@ -421,7 +429,9 @@ def _slots(owner: str, name: str, ours: Replacement, why: str) -> Patch:
     )
 
 
-def _tf_keras(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+def _tf_keras_layer_row(
+    owner: str, name: str, ours: Replacement, why: str
+) -> Patch:
     return Patch(
         TF_KERAS_LAYERS,
         f"_core.tf_keras_private:{owner}",
@@ -438,39 +448,40 @@ def self_training_rows() -> list[Patch]:
     from tf_layoutmap.layers.keras3 import row_optimizer
 
     return [
-        _trained(
+        _self_training_row(
             _SCALED,
             "_overwrite_variable_with_gradient",
             row_optimizer.overwrites,
-            "The loss scale stays in the gradient of a table.",
+            "The gradient of a table is not divided by the loss scale.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _SCALED,
             "check_finite",
             row_optimizer.check_finite,
-            "It looks for NaN in every element of a table.",
+            "Keras checks every element of a table for NaN.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _LAYER_OPTIMIZER,
             "add_variable_from_reference",
             row_optimizer.add_variable,
-            "An accumulator as large as the table is made.",
+            "Keras creates an accumulator as large as the table.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _BASE,
             "_overwrite_variables_directly_with_gradients",
             row_optimizer.overwrite_or_accumulate,
-            "Of several gradients the largest is kept, not their sum.",
+            "Keras keeps the largest of several gradients instead of their "
+            "sum.",
             "test_model_optimizers.py",
         ),
-        _trained(
+        _self_training_row(
             _BASE,
             "_filter_empty_gradients",
             row_optimizer.filter_empty,
-            "A table without a gradient is left out with a warning.",
+            "Keras skips a table without a gradient and warns about it.",
             "test_tpu_embedding_training.py",
         ),
     ]
@@ -481,41 +492,41 @@ def shard_slot_rows() -> list[Patch]:
     from tf_layoutmap.layers.keras3 import shard_slots
 
     return [
-        _slots(
+        _shard_slot_row(
             _BASE,
             "build",
             shard_slots.build,
-            "Slot variables do not know which shard they belong to.",
+            "Keras does not record which shard a slot variable belongs to.",
         ),
-        _slots(
+        _shard_slot_row(
             _LAYER_OPTIMIZER,
             "add_variable_from_reference",
             shard_slots.add_variable,
-            "Slot variables do not know which shard they belong to.",
+            "Keras does not record which shard a slot variable belongs to.",
         ),
-        _slots(
+        _shard_slot_row(
             _BASE,
             "_track_variable",
             shard_slots.track_variable,
-            "A checkpoint restores into the wrong slot variables.",
+            "A checkpoint restores values into the wrong slot variables.",
         ),
-        _slots(
+        _shard_slot_row(
             _LAYER_OPTIMIZER,
             "_trackable_children",
             shard_slots.trackable_children,
-            "A checkpoint depends on the number of shards.",
+            "The contents of a checkpoint depend on the number of shards.",
         ),
-        _slots(
+        _shard_slot_row(
             _BASE,
             "save_own_variables",
             shard_slots.save_own_variables,
-            "A file of weights depends on the number of shards.",
+            "The contents of a weights file depend on the number of shards.",
         ),
-        _slots(
+        _shard_slot_row(
             _BASE,
             "load_own_variables",
             shard_slots.load_own_variables,
-            "A file of weights depends on the number of shards.",
+            "The contents of a weights file depend on the number of shards.",
         ),
     ]
 
@@ -525,40 +536,40 @@ def tf_keras_layer_rows() -> list[Patch]:
     from tf_layoutmap.layers.tf_keras import patches
 
     return [
-        _tf_keras(
+        _tf_keras_layer_row(
             "Optimizer",
             "add_variable_from_reference",
             patches.add_variable,
-            "Slot variables as large as the table are made.",
+            "tf_keras creates slot variables as large as the table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "Optimizer",
             "apply_gradients",
             patches.apply_gradients,
             "The optimizer updates all rows of a table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "BaseOptimizer",
             "finalize_variable_values",
             patches.finalize,
-            "Averages of a table are asked for, which are not kept.",
+            "tf_keras reads moving averages of a table, which do not exist.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "LegacyOptimizer",
             "apply_gradients",
             patches.legacy_apply_gradients,
             "The optimizer updates all rows of a table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "LegacyOptimizer",
             "_create_all_weights",
             patches.legacy_create,
-            "Slot variables as large as the table are made.",
+            "tf_keras creates slot variables as large as the table.",
         ),
-        _tf_keras(
+        _tf_keras_layer_row(
             "HDF5_FORMAT",
             "_legacy_weights",
             patches.legacy_weights,
-            "An .h5 file of old leaves tables with keys out.",
+            "Legacy .h5 files do not contain tables with keys.",
         ),
     ]

@@ -1,6 +1,6 @@
-"""Names of TensorFlow and DTensor that are replaced for a mesh, as rows.
+"""Rows of the patch table for names of TensorFlow and DTensor on a mesh.
 
-Rows import the functions that they hold when their group is first used.
+The functions of a group are imported when the group is first used.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ CHECKPOINTS_GROUP = "checkpoints"
 _TESTS = "tests/layout/ops/"
 
 
-def _operation(
+def _operation_rows(
     module: str,
     name: str,
     raw: str,
@@ -48,7 +48,7 @@ def _operation(
     ]
 
 
-def _random(
+def _random_op_rows(
     module: str, ours: Replacement, why: str, **names: str
 ) -> list[Patch]:
     """Returns the rows of random ops: Python functions and `tf.raw_ops`."""
@@ -98,108 +98,112 @@ def rows() -> list[Patch]:
     )
 
     return [
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "concat_v2",
             "ConcatV2",
             corrections.concat,
-            "The parts of one device stand side by side, in the wrong order.",
+            "DTensor concatenates the shards of each device, in the wrong "
+            "order.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "_slice",
             "Slice",
             corrections.cut,
-            "Its gradient pads, and takes each device's part for all.",
+            "Its gradient uses Pad, which uses each shard as the full tensor.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "strided_slice",
             "StridedSlice",
             strided_slices.strided_slice,
-            "Each device slices its own part; a new axis ends the process.",
+            "Each device slices its shard; a new axis ends the process.",
             "test_strided_slices.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "strided_slice_grad",
             "StridedSliceGrad",
             strided_slices.strided_slice_gradient,
-            "Each device's part of a gradient is taken for all of it.",
+            "DTensor uses each shard of a gradient as the full gradient.",
             "test_strided_slices.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "tensor_strided_slice_update",
             "TensorStridedSliceUpdate",
             strided_slices.strided_slice_update,
-            "Each device writes the whole update into its own part.",
+            "Each device writes the full update to its shard.",
             "test_strided_slices.py",
         ),
-        *_operation(
+        *_operation_rows(
             "gen_linalg_ops",
             "einsum",
             "Einsum",
             corrections.einsum,
-            "A sum over several divided dimensions adds up one of them only.",
+            "A sum over several sharded dimensions adds up only one of them.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _NN,
             "bias_add",
             "BiasAdd",
             corrections.bias_add,
-            "With channels first the last dimension is taken for the channels.",
+            "With channels first, DTensor uses the last dimension as the "
+            "channels.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _NN,
             "sparse_softmax_cross_entropy_with_logits",
             "SparseSoftmaxCrossEntropyWithLogits",
             corrections.sparse_cross_entropy,
-            "A label outside of all parts counts as a loss like any other.",
+            "A label outside all shards is counted as a valid loss.",
             "test_corrections.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "scatter_nd",
             "ScatterNd",
             corrections.scatter_nd,
-            "Positions in the whole tensor are taken for positions in a part.",
+            "DTensor uses indices into the full tensor as indices into a "
+            "shard.",
             "test_positions.py",
             "scatter_nd",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "reverse_v2",
             "ReverseV2",
             corrections.reverse,
-            "DTensor lacks the operation.",
+            "DTensor does not support the operation.",
             "test_positions.py",
             "reverse",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "where",
             "Where",
             corrections.where,
-            "Each device counts through its own part of the condition.",
+            "Each device returns indices into its shard of the condition.",
             "test_positions.py",
         ),
-        *_operation(
+        *_operation_rows(
             _ARRAYS,
             "gather_v2",
             "GatherV2",
             corrections.gather,
-            "With batch_dims, the gradient's shape is unknown to DTensor.",
+            "With batch_dims, DTensor cannot infer the shape of the gradient.",
             "test_positions.py",
         ),
-        *_random(
+        *_random_op_rows(
             "gen_random_ops",
             random_ops.seeded,
-            "Without a seed each device draws other numbers for one tensor.",
+            "Without a seed, devices draw different values for one replicated "
+            "tensor.",
             random_standard_normal="RandomStandardNormal",
             truncated_normal="TruncatedNormal",
             random_gamma="RandomGamma",
@@ -208,17 +212,17 @@ def rows() -> list[Patch]:
             random_shuffle="RandomShuffle",
             parameterized_truncated_normal="ParameterizedTruncatedNormal",
         ),
-        *_random(
+        *_random_op_rows(
             "gen_random_ops",
             random_ops.uniform,
-            "DTensor refuses the operation.",
+            "DTensor raises an error for the operation.",
             random_uniform="RandomUniform",
             random_uniform_int="RandomUniformInt",
         ),
-        *_random(
+        *_random_op_rows(
             "gen_stateless_random_ops_v2",
             random_ops.stateless,
-            "Each device draws its part with a seed of its own.",
+            "Each device draws its shard with a different seed.",
             stateless_random_normal_v2="StatelessRandomNormalV2",
             stateless_truncated_normal_v2="StatelessTruncatedNormalV2",
             stateless_random_uniform_v2="StatelessRandomUniformV2",
@@ -230,7 +234,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:while_v2",
             "while_loop",
             loops.while_loop,
-            "DTensor cannot place the lists of tensors that a loop keeps.",
+            "DTensor does not support the tensor lists of a loop.",
             TENSORFLOW,
             _TESTS + "test_loops.py",
         ),
@@ -239,7 +243,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:tensor_array_ops",
             "_GraphTensorArrayV2",
             loops.UnrolledArray,
-            "DTensor cannot place the list of tensors that an array is.",
+            "DTensor does not support the tensor list of a TensorArray.",
             TENSORFLOW,
             _TESTS + "test_loops.py",
             make=loops.array_for_graphs,
@@ -249,7 +253,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:FuncGraph",
             "_create_op_internal",
             replicated_ops.create,
-            "DTensor refuses layouts of operations that it has a rule for.",
+            "DTensor rejects some layouts of operations that it supports.",
             TENSORFLOW,
             "tests/layout/replication/test_replicated_ops.py",
         ),
@@ -258,7 +262,8 @@ def rows() -> list[Patch]:
             "_core.tf_private:Function",
             "__call__",
             user_functions.call,
-            "DTensor refuses functions outside of `fit`, as `generate`.",
+            "DTensor raises an error for functions outside `fit`, such as "
+            "`generate`.",
             TENSORFLOW,
             "tests/layout/replication/test_user_functions.py",
         ),
@@ -268,7 +273,8 @@ def rows() -> list[Patch]:
                 "_core.tf_private:pywrap_tfe",
                 name,
                 ours,
-                "DTensor refuses tensors of the host that a layer or loss holds.",
+                "DTensor raises an error for host tensors that a layer or "
+                "loss holds.",
                 TENSORFLOW,
                 "tests/layout/replication/test_captured_tensors.py",
                 make=captured_tensors.made_as_it_is,
@@ -292,7 +298,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:gen_resource_variable_ops",
             "var_handle_op",
             variable.make,
-            "DTensor compiles an operation for each name of a variable.",
+            "DTensor compiles an operation for each variable name.",
             TENSORFLOW,
             "tests/layout/mesh/test_handles.py",
         ),
@@ -302,7 +308,7 @@ def rows() -> list[Patch]:
                 "_core.tf_private:ResourceVariable",
                 name,
                 host_variables.write,
-                "Each device of a mesh writes to a variable of the host.",
+                "Each device of a mesh writes to the same host variable.",
                 TENSORFLOW,
                 "tests/layout/mesh/test_host_variables.py",
                 make=host_variables.writing,
@@ -315,7 +321,7 @@ def rows() -> list[Patch]:
                 owner,
                 name,
                 host_variables.add,
-                "Each device of a mesh adds to a variable of the host.",
+                "Each device of a mesh adds to the same host variable.",
                 TENSORFLOW,
                 "tests/layout/mesh/test_host_variables.py",
                 base=("_core.tf_private:gen_resource_variable_ops", made),
@@ -334,7 +340,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:dtensor_api",
             "reset_dtensor_device",
             errors.reset_device,
-            "Errors stay on the queues of devices and can end the process.",
+            "Errors stay in the queues of devices and can end the process.",
             TENSORFLOW,
             "tests/layout/mesh/test_errors.py",
         ),
@@ -343,7 +349,7 @@ def rows() -> list[Patch]:
             "tensorflow:experimental.dtensor",
             "copy_to_mesh",
             errors.copy_to_mesh,
-            "The error of an earlier step makes each later copy fail.",
+            "After a failed step, each later copy to the mesh fails.",
             TENSORFLOW,
             "tests/layout/mesh/test_errors.py",
         ),
@@ -352,7 +358,8 @@ def rows() -> list[Patch]:
             "tensorflow:experimental.dtensor.DTensorDataset",
             "__iter__",
             transfer.iterate,
-            "Each device takes batches of its own, so some are never seen.",
+            "Each device iterates over different batches, so some batches are "
+            "not used.",
             TENSORFLOW,
             "tests/layout/mesh/test_datasets.py",
         ),
@@ -361,7 +368,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:DTensorIterator",
             "__next__",
             transfer.get_next,
-            "The end of the data leaves the mesh unusable.",
+            "The mesh is unusable after the end of the data.",
             TENSORFLOW,
             "tests/layout/mesh/test_datasets.py",
         ),
@@ -379,7 +386,7 @@ def checkpoint_rows() -> list[Patch]:
                 owner,
                 name,
                 ours,
-                "DTensor's device for files takes tensors on a mesh only.",
+                "DTensor's device for files supports only tensors on a mesh.",
                 TENSORFLOW,
                 "tests/layout/mesh/test_checkpoint_files.py",
             )
@@ -402,7 +409,7 @@ def checkpoint_rows() -> list[Patch]:
             "tensorflow:experimental.dtensor.DVariable",
             "_gather_saveables_for_checkpoint",
             variable.saveables,
-            "A checkpoint cannot hold tensors of a mesh and of the host.",
+            "A checkpoint cannot hold both mesh tensors and host tensors.",
             TENSORFLOW,
             "tests/layout/mesh/test_checkpoint_files.py",
         ),

@@ -1,4 +1,4 @@
-"""`tlm.patches()`: what this process has changed in other packages."""
+"""`tlm.patches()`: the names of other packages that are replaced now."""
 
 import dataclasses
 
@@ -10,11 +10,11 @@ class AppliedPatch:
     """A name of TensorFlow, Keras or tf_keras that is replaced now.
 
     Attributes:
-      name: Its full name, as `"keras.src.layers.layer.Layer.__call__"`.
-      group: What it belongs to: a group is replaced as a whole.
-      replacement: The function of ours.
-      why: What goes wrong without it.
-      seen_in: The version that this was seen in.
+      name: Full name, such as `"keras.src.layers.layer.Layer.__call__"`.
+      group: Group of the name; all names of a group are replaced together.
+      replacement: Full name of the function of this package.
+      why: Problem that occurs without the replacement.
+      seen_in: Version in which the problem was observed.
     """
 
     name: str
@@ -25,11 +25,11 @@ class AppliedPatch:
 
 
 def patches() -> tuple[AppliedPatch, ...]:
-    """Returns what tf_layoutmap has replaced in this process, until now.
+    """Returns the names that tf_layoutmap has replaced in this process so far.
 
-    Nothing is replaced by importing it. Names are replaced when a scope, a
-    mesh or a layer that needs them is made, and do what they did before for
-    everything else.
+    Importing tf_layoutmap replaces no name. Names are replaced when a scope, a
+    mesh or a layer that requires them is created. For all other objects, the
+    replaced names behave as before.
 
     ```python
     for patch in tlm.patches():

@@ -1,4 +1,4 @@
-"""A row of the table of replaced names of TensorFlow, Keras and tf_keras."""
+"""`Patch`: one row of the table of replaced names."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,19 +19,21 @@ class Patch:
     Attributes:
       group: Group of the row; all rows of a group are installed together.
       owner: `"module"` or `"module:attribute"` of the module or class that has
-        the name. Private ones are named by the module of ours that checks them.
-      name: The attribute of `owner`.
+        the name. For a private owner, `module` is the module of this package
+        that imports it.
+      name: Attribute of `owner` that is replaced.
       ours: Function that is called as `ours(original, *args, **kwargs)`.
-      why: What goes wrong without it.
-      seen_in: The version that this was seen in.
-      test: The file of tests that fails without it.
-      make: Function that returns the replacement, as `make(original, ours)`,
-        where `ours` already has its `original`; None for a plain call of
-        `ours`.
-      base: Owner and name of the function that `ours` is given for `original`
-        where that has other arguments than the name itself.
-      everywhere: Whether all modules of TensorFlow that hold the same function
-        by this name get the replacement, too.
+      why: Problem that occurs without the replacement.
+      seen_in: Version in which the problem was observed.
+      test: Test file that fails without the replacement.
+      make: Function that is called as `make(original, ours)` and returns the
+        replacement. Its argument `ours` is already bound to `original`. None if
+        the replacement only calls `ours`.
+      base: Owner and name of the function that is passed to `ours` as
+        `original`; None for the replaced function. Set if the replaced function
+        has other arguments than `ours` supports.
+      everywhere: Whether the name is also replaced in all other modules of
+        TensorFlow that hold the same function under this name.
     """
 
     group: str

@@ -1,6 +1,6 @@
-"""Names that are replaced for parameter servers, emulation and sharded tables.
+"""Rows of the patch table for parameter servers, emulation and sharded tables.
 
-Rows import the functions that they hold when their group is first used.
+The functions of a group are imported when the group is first used.
 """
 
 from tf_layoutmap._patches.rows import (
@@ -13,13 +13,13 @@ from tf_layoutmap._patches.rows import (
 
 KERAS3_PS_GROUP = "keras3_ps"
 TF_KERAS_PS_GROUP = "tf_keras_ps"
-# Installed once a process of the cluster does not answer.
+# Group that is installed when a process of the cluster stops responding.
 EXIT_GROUP = "ps_exit"
 
-_TORN_EPOCH = "tf_keras ends an epoch when one worker's dataset ends."
+_EARLY_EPOCH_END = "tf_keras ends an epoch when one worker's dataset ends."
 _LOST_COUNTS = (
-    "Keras 3 reads, then writes: what another worker adds to a count in "
-    "between is lost."
+    "Keras 3 reads and then writes a count, so an increment by another worker "
+    "in between is lost."
 )
 
 
@@ -34,7 +34,7 @@ def keras3_ps_rows() -> list[Patch]:
                 "_core.keras_private:TensorFlowTrainer",
                 verb,
                 ours,
-                "Keras 3 raises under a ParameterServerStrategy.",
+                "Keras 3 raises an error under a ParameterServerStrategy.",
                 KERAS,
                 "tests/ps/fit/test_fit.py",
             )
@@ -49,8 +49,8 @@ def keras3_ps_rows() -> list[Patch]:
             "keras:Model",
             "save_weights",
             fit_keras3.save_weights,
-            "A server that is lost during the call leaves half a file in "
-            "place of the backup.",
+            "If a server fails during the call, an incomplete file replaces "
+            "the backup.",
             KERAS,
             "tests/ps/fit/test_fit.py",
         ),
@@ -82,7 +82,7 @@ def tf_keras_ps_rows() -> list[Patch]:
             "tf_keras:Model",
             verb,
             ours,
-            _TORN_EPOCH,
+            _EARLY_EPOCH_END,
             TF_KERAS,
             "tests/ps/fit/test_fit.py",
         )
@@ -95,7 +95,7 @@ def tf_keras_ps_rows() -> list[Patch]:
 
 
 def exit_rows() -> list[Patch]:
-    """Returns the rows for the exit of a process whose cluster is silent."""
+    """Returns the rows for a process that exits after its cluster failed."""
     from tf_layoutmap.ps import exits
 
     return [
@@ -130,7 +130,8 @@ def sharded_tables_rows() -> list[Patch]:
             "_core.tf_private:TrackableSaver",
             "save",
             tables.save,
-            "All tables are in memory, whole, before the first is written.",
+            "TensorFlow gathers all tables in memory before it writes the "
+            "first one.",
             TENSORFLOW,
             "tests/embedding/divided/test_divided.py",
         ),
@@ -144,7 +145,7 @@ _STOCK = "tensorflow:tpu.experimental.embedding.TPUEmbedding"
 _PROGRAMS = "tests/emulation/test_programs.py"
 
 
-def _row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+def _emulation_row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
     return Patch(
         EMULATION_GROUP,
         owner,
@@ -166,7 +167,8 @@ def enum_rows() -> list[Patch]:
             "_core.tf_private:TPUOptimizer",
             "_set_optimization_parameters",
             tpu_answers.write,
-            "It writes a bool into an enum, which protobuf 7.34 refuses.",
+            "TensorFlow assigns a bool to an enum field, which protobuf 7.34 "
+            "rejects.",
             TENSORFLOW,
             "tests/emulation/test_enum_patch.py",
         ),
@@ -178,35 +180,37 @@ def emulation_rows() -> list[Patch]:
     from tf_layoutmap.emulation import tpu_answers
 
     return [
-        _row(
+        _emulation_row(
             "_core.tf_private:device_util",
             "get_host_for_device",
             tpu_answers.host_of,
-            "All cores are said to be on one host.",
+            "TensorFlow reports one host for all cores.",
         ),
-        _row(
+        _emulation_row(
             "_core.tf_private:tpu_replication",
             "outside_compilation",
             tpu_answers.outside_compilation,
-            "It needs the control flow context of a TPU program.",
+            "TensorFlow requires the control flow context of a TPU program.",
         ),
-        _row(
+        _emulation_row(
             _STOCK,
             "_raise_error_for_incorrect_control_flow_context",
             tpu_answers.is_in_program,
-            "It looks for the control flow context of a TPU program.",
+            "TensorFlow checks the control flow context of a TPU program.",
         ),
-        _row(
+        _emulation_row(
             _STOCK,
             "_raise_error_for_inputs_not_on_cpu",
             tpu_answers.check_on_host,
-            "It looks for the names of TPUs, and cores are CPUs here.",
+            "TensorFlow checks for TPU device names, and emulated cores are "
+            "CPUs.",
         ),
-        _row(
+        _emulation_row(
             _STOCK,
             "enqueue",
             tpu_answers.enqueue,
-            "It takes the names of TPUs only, and cores are CPUs here.",
+            "TensorFlow accepts only TPU device names, and emulated cores are "
+            "CPUs.",
         ),
     ]
 
@@ -224,7 +228,7 @@ def memory_rows() -> list[Patch]:
             "_core.tf_private:custom_gradient",
             "_graph_mode_decorator",
             freed_gradients.record,
-            "A model that `fit` has trained is never freed, nor its variables.",
+            "A model trained with `fit` and its variables are never freed.",
             TENSORFLOW,
             "tests/freed/test_gradients.py",
         ),

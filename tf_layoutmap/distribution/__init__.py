@@ -1,4 +1,7 @@
-"""The layouts of `keras.distribution`, on TensorFlow's DTensor."""
+"""The API of `keras.distribution`, implemented on TensorFlow's DTensor.
+
+Start with `DeviceMesh`, `LayoutMap` and `ModelParallel`.
+"""
 
 from typing import TYPE_CHECKING
 

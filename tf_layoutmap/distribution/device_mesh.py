@@ -1,4 +1,4 @@
-"""A grid of devices with named axes, as a `keras.distribution.DeviceMesh`."""
+"""`DeviceMesh`: a grid of devices with named axes."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 
 class DeviceMesh(keras.distribution.DeviceMesh):
-    """Devices in a grid, each axis with a name.
+    """A grid of devices with a name for each axis.
 
-    Aligned with `tf.experimental.dtensor.Mesh`, which `to_dtensor` returns. It
-    is a `keras.distribution.DeviceMesh`, for whoever asks for one.
+    Equivalent to `tf.experimental.dtensor.Mesh`, which `to_dtensor` returns. It
+    is a subclass of `keras.distribution.DeviceMesh`.
 
     ```python
     mesh = tlm.distribution.DeviceMesh(
@@ -28,18 +28,19 @@ class DeviceMesh(keras.distribution.DeviceMesh):
         axis_names: Sequence[str],
         devices: Sequence[str] | np.ndarray | None = None,
     ):
-        """Makes the mesh.
+        """Creates the mesh.
 
         Args:
-          shape: Devices along each axis, each at least 1.
-          axis_names: A name per axis, no two alike.
-          devices: `math.prod(shape)` device names such as `"cpu:0"`, in the
-            order of the grid; None for all of `list_devices()`.
+          shape: Number of devices along each axis, each at least 1.
+          axis_names: Unique name of each axis.
+          devices: `math.prod(shape)` device names such as `"cpu:0"`, in
+            row-major order of the grid; None for all of `list_devices()`.
 
         Raises:
-          TypeError: A size is no integer or a name no string.
-          ValueError: A size below 1, names that repeat or whose number is not
-            that of the axes, or another number of devices than the grid has.
+          TypeError: A size is not an integer, or a name is not a string.
+          ValueError: A size is below 1, a name repeats, the number of names
+            differs from the number of axes, or the number of devices differs
+            from the size of the grid.
         """
         found = np.array(
             device_mesh.list_devices() if devices is None else devices
@@ -49,12 +50,12 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
     @property
     def shape(self) -> Sequence[int]:
-        """Devices along each axis, as given."""
+        """Number of devices along each axis, as passed."""
         return super().shape
 
     @property
     def axis_names(self) -> Sequence[str]:
-        """The name of each axis, as given."""
+        """The name of each axis, as passed."""
         return super().axis_names
 
     @property
@@ -64,12 +65,12 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
     @property
     def size(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return self.devices.size
 
     @property
     def backend_mesh(self) -> Mesh:
-        """The `dtensor.Mesh`, by keras.distribution's name."""
+        """The `dtensor.Mesh`, under the name that keras.distribution uses."""
         return self.to_dtensor()
 
     def to_dtensor(self) -> Mesh:

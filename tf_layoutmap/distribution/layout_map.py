@@ -1,4 +1,4 @@
-"""The LayoutMap of keras.distribution: TensorLayouts, or tuples of axes."""
+"""`LayoutMap` with the interface of `keras.distribution.LayoutMap`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tf_layoutmap.layout.mesh.device_mesh import AnyMesh, Mesh, to_dtensor_mesh
 
 
 class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
-    """Maps the names of variables to `TensorLayout`s.
+    """A map from variable names to `TensorLayout`s.
 
-    Like `tlm.LayoutMap`, but a key is searched anywhere in the name, a name
-    that two keys match is refused unless one equals it, and a value may be a
-    tuple or list of mesh axis names. It is a `keras.distribution.LayoutMap`,
-    for whoever asks for one.
+    Differs from `tlm.LayoutMap` in three ways. A key matches anywhere in a
+    name. A name that two keys match raises `ValueError`, except if one of them
+    equals the name. A value may be a tuple or list of mesh axis names. It is a
+    subclass of `keras.distribution.LayoutMap`.
 
     ```python
     layout_map = tlm.distribution.LayoutMap(device_mesh)
@@ -55,18 +55,19 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
         match: str = "search",
         strict: bool = False,
     ):
-        """Makes an empty map.
+        """Creates an empty map.
 
         Args:
-          device_mesh: `DeviceMesh`, ours or Keras' (or `dtensor.Mesh`), given
-            to each layout that has none, and on which other variables are
-            replicated.
-          match: `"search"`; `"match"` for keys that start the name,
-            `"fullmatch"` for keys that match all of it, as Keras has them.
-          strict: Refuse keys without a variable, too.
+          device_mesh: `tlm.distribution.DeviceMesh`,
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. It is set on each
+            layout without a mesh. Variables without a key are replicated on it.
+          match: `"search"` if keys match anywhere in a name, `"match"` if they
+            match its start, or `"fullmatch"` if they match the full name, as in
+            Keras.
+          strict: Whether keys that match no variable also raise an error.
 
         Raises:
-          TypeError: `device_mesh` is no mesh.
+          TypeError: `device_mesh` is not a mesh.
         """
         mesh = None if device_mesh is None else to_dtensor_mesh(device_mesh)
         layout_map.LayoutMap.__init__(self, mesh, match=match, strict=strict)
@@ -74,21 +75,21 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
 
     @property
     def device_mesh(self) -> AnyMesh | None:
-        """The mesh given at creation, or None."""
+        """The mesh passed at creation, or None."""
         return self._device_mesh
 
     def _check_layout(
         self, key: Any, layout: Any
     ) -> keras.distribution.TensorLayout:
-        """Returns a TensorLayout as it is, with a mesh if there is one."""
+        """Returns `layout` as a TensorLayout, with the mesh if there is one."""
         mesh = self._device_mesh
         if isinstance(layout, tuple | list):
             try:
                 return TensorLayout(layout, mesh)
             except (TypeError, ValueError) as error:
                 raise type(error)(
-                    f"{layout!r} should be a TensorLayout or axis names "
-                    f"(key {key!r}). {error}"
+                    f"{layout!r} should be a TensorLayout or a tuple of axis "
+                    f"names (key {key!r}). {error}"
                 ) from error
         if not isinstance(layout, keras.distribution.TensorLayout):
             raise layout_table.LayoutTypeError(
@@ -99,7 +100,8 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
             check_axes(layout, layout.device_mesh)
         elif mesh is not None:
             check_axes(layout, mesh)
-            # Keras' layouts take Keras' meshes, which ours are.
+            # Layouts of Keras accept only meshes of Keras, which include
+            # `tlm.distribution.DeviceMesh`.
             if isinstance(layout, TensorLayout) or not isinstance(mesh, Mesh):
                 layout.device_mesh = mesh
         return layout

@@ -1,9 +1,10 @@
-"""Data and model parallelism as keras.distribution names them."""
+"""Distributions: `ModelParallel`, `DataParallel` and `set_distribution`.
 
-# DOC-MERGE: Which distribution a thread has set.
-# DOC-MERGE: What all distributions have in common, as keras.distribution has it.
-# DOC-MERGE: Distributions whose weights are where a layout map says.
-# DOC-MERGE: Setting the distribution of a thread, as keras.distribution does.
+They have the interface of `keras.distribution`. A distribution has a mesh and a
+batch axis; `ByLayoutMap` adds a layout map. A distribution applies in its
+`scope()`, or after `set_distribution` for the current thread.
+"""
+
 import contextlib
 import functools
 import threading
@@ -43,8 +44,9 @@ _current = threading.local()
 def distribution() -> Any:
     """Returns the distribution of this thread, set or in scope, or None.
 
-    Also one of ours that `keras.distribution.set_distribution` was given;
-    Keras' own does nothing there.
+    Also returns a `tlm.distribution` object that was passed to
+    `keras.distribution.set_distribution`. A distribution of Keras that was
+    passed there has no effect and is not returned.
     """
     theirs = keras.distribution.distribution()
     return (
@@ -56,12 +58,12 @@ def distribution() -> Any:
 
 
 def recorded_distribution() -> Any:
-    """Returns what `note` was given last in this thread, or None."""
+    """Returns the distribution last recorded in this thread, or None."""
     return getattr(_current, "value", None)
 
 
 def record_distribution(value: Any) -> None:
-    """Makes `distribution` return `value`."""
+    """Records `value` as the distribution of this thread."""
     _current.value = value
 
 
@@ -69,9 +71,9 @@ dtensor = tf.experimental.dtensor
 
 
 class Distribution(keras_private.Distribution):
-    """A mesh, and what is placed on it: the base of both distributions.
+    """Base class of distributions: a mesh with a batch axis.
 
-    It places nothing itself.
+    The base class does not place variables.
 
     ```python
     distribution = tlm.distribution.Distribution(device_mesh)
@@ -86,17 +88,18 @@ class Distribution(keras_private.Distribution):
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
     ):
-        """Makes the distribution.
+        """Creates the distribution.
 
         Args:
-          device_mesh: `DeviceMesh`, ours or Keras', or `dtensor.Mesh`.
-          batch_dim_name: Mesh axis along which batches are cut.
-          auto_shard_dataset: True: with several processes, each is fed whole
-            batches and takes its part of them.
+          device_mesh: `tlm.distribution.DeviceMesh`,
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`.
+          batch_dim_name: Mesh axis along which batches are sharded.
+          auto_shard_dataset: Must be True with several processes: each process
+            gets full batches and uses its part of them.
 
         Raises:
-          TypeError: `device_mesh` is no mesh.
-          ValueError: Several processes are to be fed parts of batches.
+          TypeError: `device_mesh` is not a mesh.
+          ValueError: `auto_shard_dataset` is False with several processes.
         """
         check_mesh("device_mesh", device_mesh)
         self._check_feeding(auto_shard_dataset)
@@ -112,23 +115,24 @@ class Distribution(keras_private.Distribution):
         if not auto_shard_dataset and dtensor.num_clients() > 1:
             raise ValueError(
                 "Argument `auto_shard_dataset` must be True with several "
-                "processes: each is fed whole batches and takes its part. "
-                f"Received: False, in one of {dtensor.num_clients()}."
+                "processes: each process gets full batches and uses its part. "
+                "Received: auto_shard_dataset=False, with "
+                f"{dtensor.num_clients()} processes."
             )
 
     @property
     def device_mesh(self) -> Any:
-        """The mesh, as given."""
+        """The mesh, as passed."""
         return self._device_mesh
 
     @property
     def batch_dim_name(self) -> str | None:
-        """The mesh axis along which batches are cut."""
+        """The mesh axis along which batches are sharded."""
         return self._batch_dim_name
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """As given; see `__init__`."""
+        """The option `auto_shard_dataset`; see `__init__`."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter
@@ -138,12 +142,12 @@ class Distribution(keras_private.Distribution):
 
     @property
     def num_processes(self) -> int:
-        """Processes of this program."""
+        """Number of processes of this program."""
         return self._num_processes
 
     @property
     def num_model_replicas(self) -> int:
-        """Parts into which a batch is cut."""
+        """Number of shards of a batch."""
         raise NotImplementedError
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
@@ -151,40 +155,40 @@ class Distribution(keras_private.Distribution):
         raise NotImplementedError
 
     def get_variable_layout(self, variable: Any) -> Any:
-        """Returns the layout of a variable, or the one it would get here."""
+        """Returns the layout of a variable, or the layout it would get."""
         raise NotImplementedError
 
     def get_tensor_layout(self, path: str) -> Any:
-        """Returns what the layout map has for a name, or None."""
+        """Returns the layout that the layout map has for a name, or None."""
         raise NotImplementedError
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """Returns `dataset`: processes take their part of each batch."""
+        """Returns `dataset` unchanged: steps select the shard of each batch."""
         return dataset
 
     def context(self) -> Any:
-        """Returns what new models belong to, for `set_distribution`.
+        """Returns the context of new models, for `set_distribution`.
 
         Raises:
-          TypeError: A class of the program's own says where variables go.
+          TypeError: A user-defined subclass overrides `get_variable_layout`.
         """
         if type(self).get_variable_layout is not (
             Distribution.get_variable_layout
         ):
             raise TypeError(
-                "A Distribution with layouts of its own must be a "
-                "ModelParallel: layouts are read from its layout map. "
+                "A Distribution that overrides `get_variable_layout` must be "
+                "a ModelParallel: layouts are read from its layout map. "
                 f"Received: {type(self).__name__}."
             )
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places what is made in it."""
+        """Returns the scope that places models created in it."""
         self.context()
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Any]:
-        """The scope under which models are made."""
+        """Returns the scope in which models are created."""
         before = recorded_distribution()
         with self._place_new_models() as layout_map:
             record_distribution(self)
@@ -195,7 +199,10 @@ class Distribution(keras_private.Distribution):
 
 
 class ByLayoutMap(Distribution):
-    """Weights where a layout map says, batches cut along one mesh axis."""
+    """A distribution with weights placed by a layout map.
+
+    Batches are sharded along one mesh axis.
+    """
 
     def __init__(
         self,
@@ -217,17 +224,18 @@ class ByLayoutMap(Distribution):
             auto_shard_dataset,
         )
         self._init = init
-        # Keras' own set_distribution may be given it, and tells nobody.
+        # `keras.distribution.set_distribution` may get this object without
+        # notifying this package, so the rows are installed now.
         engine.ensure("keras3")
 
     @property
     def layout_map(self) -> Any:
-        """Where the layouts come from, as given."""
+        """The layout map, as passed."""
         return self._layout_map
 
     @property
     def num_model_replicas(self) -> int:
-        """Parts into which a batch is cut."""
+        """Number of shards of a batch."""
         return axis_sizes(self.device_mesh)[self._batch_dim_name]
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
@@ -239,7 +247,7 @@ class ByLayoutMap(Distribution):
     def get_variable_layout(
         self, variable: Any
     ) -> keras.distribution.TensorLayout:
-        """Returns the layout of a variable, or the one it would get here."""
+        """Returns the layout of a variable, or the layout it would get."""
         layout = keras_private.given_layout(variable)
         if layout is None:
             layout = getattr(variable, "layout", None)
@@ -257,7 +265,7 @@ class ByLayoutMap(Distribution):
     def get_tensor_layout(
         self, path: str
     ) -> keras.distribution.TensorLayout | None:
-        """Returns what the layout map has for a name, or None."""
+        """Returns the layout that the layout map has for a name, or None."""
         layout = self._layout_map[path]
         return (
             self._layout(axes_of_layout(layout))
@@ -269,28 +277,29 @@ class ByLayoutMap(Distribution):
         return TensorLayout(axes, self.device_mesh)
 
     def context(self) -> Any:
-        """Returns what new models belong to; for `set_distribution`."""
+        """Returns the context of new models, for `set_distribution`."""
         return prepared_context(self._table, self._init, self._batch_dim_name)
 
     @functools.cached_property
     def _context_if_set_in_keras(self) -> Any:
-        """Asked for if `keras.distribution.set_distribution` was given this."""
+        """The context, if Keras' `set_distribution` was called with this."""
         return self.context()
 
     home = lazy.renamed_method("home", "context")
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places what is made in it."""
+        """Returns the scope that places models created in it."""
         return layout_map_scope(
             self._layout_map, init=self._init, batch_dim=self._batch_dim_name
         )
 
 
 class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
-    """Weights sharded by a layout map, batches cut along one mesh axis.
+    """A distribution with weights sharded by a layout map.
 
-    The counterpart of `keras.distribution.ModelParallel`, which shards
-    nothing on TensorFlow. Models are made under its scope.
+    Batches are sharded along one mesh axis. The counterpart of
+    `keras.distribution.ModelParallel`, which has no effect on TensorFlow.
+    Models must be created in its scope.
 
     ```python
     layout_map = tlm.distribution.LayoutMap(device_mesh)
@@ -313,29 +322,33 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         init: str = "sharded",
         **kwargs: Any,
     ):
-        """Makes the distribution.
+        """Creates the distribution.
 
         Args:
           layout_map: `tlm.distribution.LayoutMap`, `tlm.LayoutMap`, or
-            `keras.distribution.LayoutMap`, whose keys then match as Keras
-            matches them: the whole path of a variable.
-          batch_dim_name: Mesh axis along which batches are cut; None for the
-            first, as Keras has it.
-          auto_shard_dataset: True: with several processes, each is fed whole
-            batches and takes its part of them.
+            `keras.distribution.LayoutMap`. Keys of a Keras map match as in
+            Keras: the full path of a variable.
+          batch_dim_name: Mesh axis along which batches are sharded; None for
+            the first axis, as in Keras.
+          auto_shard_dataset: Must be True with several processes: each process
+            gets full batches and uses its part of them.
           init: As in `tlm.layout_map_scope`.
-          **kwargs: `device_mesh`, of older programs: the layout map has it.
+          **kwargs: `device_mesh`, which is accepted for compatibility and
+            ignored: the layout map has the mesh.
 
         Raises:
-          TypeError: `layout_map` is no LayoutMap (also a ValueError, which
-            Keras raises).
-          ValueError: There is none, it has no mesh, `batch_dim_name` is no
-            axis of it, or several processes are to be fed parts of batches.
+          TypeError: `layout_map` is not a LayoutMap. The error is also a
+            ValueError, which Keras raises.
+          ValueError: `layout_map` is None or has no mesh, `batch_dim_name` is
+            not an axis of the mesh, or `auto_shard_dataset` is False with
+            several processes.
         """
         kwargs.pop("device_mesh", None)
         if kwargs:
             raise TypeError(
-                f"ModelParallel takes no arguments {sorted(kwargs)}."
+                "Arguments of ModelParallel must be `layout_map`, "
+                "`batch_dim_name`, `auto_shard_dataset` or `init`. Received: "
+                f"{sorted(kwargs)}."
             )
         if layout_map is None:
             raise ValueError("You must specify a layout_map argument.")
@@ -350,7 +363,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
 
 
 class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
-    """Weights replicated on all devices, batches cut among them.
+    """A distribution with replicated weights and sharded batches.
 
     The counterpart of `keras.distribution.DataParallel`.
 
@@ -366,23 +379,24 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         devices: list[str] | None = None,
         auto_shard_dataset: bool = True,
     ):
-        """Makes the distribution.
+        """Creates the distribution.
 
         Args:
-          device_mesh: `DeviceMesh`, ours or Keras' (or `dtensor.Mesh`); its
-            first axis cuts batches.
-          devices: Or the devices, in one row; None for all of
+          device_mesh: `tlm.distribution.DeviceMesh`,
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Batches are
+            sharded along its first axis. None for a mesh of `devices`.
+          devices: Device names for a mesh with one axis; None for all of
             `list_devices()`.
           auto_shard_dataset: As in `ModelParallel`.
 
         Raises:
-          TypeError: `device_mesh` is no mesh (also a ValueError, which Keras
-            raises).
-          ValueError: Both are given.
+          TypeError: `device_mesh` is not a mesh. The error is also a
+            ValueError, which Keras raises.
+          ValueError: Both `device_mesh` and `devices` are passed.
         """
         if device_mesh is not None and devices is not None:
             raise ValueError(
-                "DataParallel takes `device_mesh` or `devices`, not both. "
+                "Only one of `device_mesh` and `devices` must be passed. "
                 f"Received: device_mesh={device_mesh!r}, devices={devices!r}."
             )
         if device_mesh is None:
@@ -402,19 +416,19 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
                 "sharding.",
                 stacklevel=2,
             )
-        # From the host: all replicas, and a model without a mesh, start with
-        # the same bits.
+        # With "host", the initial values of all replicas and of a model without
+        # a mesh are bitwise identical.
         super().__init__(
             LayoutMap(device_mesh), None, auto_shard_dataset, init="host"
         )
 
 
 def set_distribution(value: Any) -> None:
-    """Places what this thread builds from now on as `value` says.
+    """Sets the distribution of objects that this thread creates from now on.
 
-    A `scope()` or `tlm.layout_map_scope` inside takes precedence. Weights get
-    their values at their first use, so layers that a layout does not fit are
-    refused then, or by `layout_map.explain(model)`.
+    A `scope()` or `tlm.layout_map_scope` inside takes precedence. Weights are
+    initialized at their first use. A layout that does not fit its weight raises
+    an error at this point, or in `layout_map.explain(model)`.
 
     ```python
     tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
@@ -426,26 +440,27 @@ def set_distribution(value: Any) -> None:
     ```
 
     Args:
-      value: `ModelParallel` or `DataParallel`, ours or Keras' own, which
-        `distribution()` then returns; None for none.
+      value: `ModelParallel` or `DataParallel` of `tlm.distribution` or
+        `keras.distribution`, which `distribution()` then returns; None to unset
+        the distribution.
 
     Raises:
-      TypeError: It is none of them.
-      RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
+      TypeError: `value` has another type.
+      RuntimeError: DTensor's unsafe all-reduce pass is enabled in this process.
     """
     mesh_context.set_standing_context(
-        None if value is None else _ours(value).context()
+        None if value is None else _to_own_distribution(value).context()
     )
     record_distribution(value)
 
 
-def _ours(value: Any) -> Distribution:
-    """Returns a distribution of Keras' as ours, which places on TensorFlow."""
+def _to_own_distribution(value: Any) -> Distribution:
+    """Returns the `tlm.distribution` counterpart of a Keras distribution."""
     if isinstance(value, Distribution):
         return value
     theirs = keras.distribution
     for kind in (theirs.ModelParallel, theirs.DataParallel):
-        # A class of the program's own may place variables by other rules.
+        # A user-defined subclass may place variables by other rules.
         if isinstance(value, kind) and type(value).get_variable_layout is (
             kind.get_variable_layout
         ):

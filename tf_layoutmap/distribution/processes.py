@@ -1,4 +1,4 @@
-"""Several processes, started as keras.distribution starts them."""
+"""Device count, and initialization of a program with several processes."""
 
 import os
 from typing import Any
@@ -12,7 +12,7 @@ dtensor = tf.experimental.dtensor
 
 
 def get_device_count(device_type: str | None = None) -> int:
-    """Returns how many devices `list_devices(device_type)` lists."""
+    """Returns the number of devices in `list_devices(device_type)`."""
     return len(list_devices(device_type))
 
 
@@ -21,34 +21,36 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Joins the processes of one program; before anything is computed.
+    """Connects the processes of one program.
 
-    Each argument may come from the environment instead:
-    `KERAS_DISTRIBUTION_JOB_ADDRESSES`, `KERAS_DISTRIBUTION_NUM_PROCESSES` and
-    `KERAS_DISTRIBUTION_PROCESS_ID`. With one process nothing is joined, and
-    `dtensor.create_distributed_mesh` makes a mesh of its devices, if nothing
-    was computed before.
+    Call it before TensorFlow computes anything. An argument that is None is
+    read from the environment variable `KERAS_DISTRIBUTION_JOB_ADDRESSES`,
+    `KERAS_DISTRIBUTION_NUM_PROCESSES` or `KERAS_DISTRIBUTION_PROCESS_ID`. With
+    one process, there is nothing to connect;
+    `dtensor.create_distributed_mesh` then creates a mesh of its devices, if
+    TensorFlow has not computed anything before.
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.initialize(num_processes=1, process_id=0)
 
     Args:
-      job_addresses: `"host:port,host:port"`, one for each process.
-      num_processes: How many there are.
-      process_id: Which one this is, from 0.
+      job_addresses: Address of each process, as `"host:port,host:port"`.
+      num_processes: Number of processes.
+      process_id: Index of this process, in `[0, num_processes)`.
 
     Raises:
-      ValueError: The numbers and addresses do not match.
+      ValueError: `process_id` or the number of addresses does not match
+        `num_processes`.
     """
 
-    def given(value: Any, name: str) -> Any:
+    def from_argument_or_environment(value: Any, name: str) -> Any:
         return (
             os.environ.get(f"KERAS_DISTRIBUTION_{name}")
             if (value is None)
             else value
         )
 
-    addresses = given(job_addresses, "JOB_ADDRESSES")
+    addresses = from_argument_or_environment(job_addresses, "JOB_ADDRESSES")
     addresses = (
         []
         if addresses is None
@@ -59,8 +61,12 @@ def initialize(
             ).split(",")
         ]
     )
-    count = int(given(num_processes, "NUM_PROCESSES") or len(addresses) or 1)
-    number = int(given(process_id, "PROCESS_ID") or 0)
+    count = int(
+        from_argument_or_environment(num_processes, "NUM_PROCESSES")
+        or len(addresses)
+        or 1
+    )
+    number = int(from_argument_or_environment(process_id, "PROCESS_ID") or 0)
     if count < 1 or not 0 <= number < count:
         raise ValueError(
             "Argument `process_id` must be at least 0 and below "
@@ -84,27 +90,27 @@ def initialize(
             "DTENSOR_JOBS": ",".join(addresses),
         }
     )
-    # Resetting the context would forget the logical devices of the program.
+    # Resetting the context would remove the logical devices of the program.
     dtensor.initialize_accelerator_system(
-        _best_type(), experimental_reset_context=False
+        _preferred_device_type(), experimental_reset_context=False
     )
 
 
 def _initialize_alone() -> None:
-    """Lets programs for several processes make their mesh in one."""
+    """Initializes one process so that it can create a distributed mesh."""
     try:
         dtensor.initialize_accelerator_system(
-            _best_type(), experimental_reset_context=False
+            _preferred_device_type(), experimental_reset_context=False
         )
     except ValueError as error:
-        # By this program itself, or TensorFlow is in use, which suits all but
-        # create_distributed_mesh.
+        # The program has initialized the system itself, or TensorFlow is in
+        # use. Only create_distributed_mesh fails in the second case.
         if "already been initialized" not in str(error):
             raise
 
 
-def _best_type() -> str:
-    # Physical ones: logical ones would start the runtime too early.
+def _preferred_device_type() -> str:
+    # Listing logical devices would start the runtime too early.
     return next(
         kind
         for kind in ("TPU", "GPU", "CPU")

@@ -1,6 +1,5 @@
-"""The layout of a tensor on a mesh, as a `keras.distribution.TensorLayout`."""
+"""`TensorLayout`, and `distribute_tensor`, which changes a tensor's layout."""
 
-# DOC-MERGE: Changing the layout of a tensor.
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +15,10 @@ dtensor = tf.experimental.dtensor
 
 
 class TensorLayout(keras.distribution.TensorLayout):
-    """A mesh axis for each dimension of a tensor, None where it is whole.
+    """A mesh axis, or None for unsharded, for each dimension of a tensor.
 
-    Aligned with `tf.experimental.dtensor.Layout`, which `to_dtensor` returns.
-    It is a `keras.distribution.TensorLayout`, for whoever asks for one.
+    Equivalent to `tf.experimental.dtensor.Layout`, which `to_dtensor` returns.
+    It is a subclass of `keras.distribution.TensorLayout`.
 
     ```python
     layout = tlm.distribution.TensorLayout((None, "model"), device_mesh)
@@ -29,17 +28,19 @@ class TensorLayout(keras.distribution.TensorLayout):
     def __init__(
         self, axes: Sequence[str | None], device_mesh: AnyMesh | None = None
     ):
-        """Makes the layout.
+        """Creates the layout.
 
         Args:
-          axes: Per dimension the name of a mesh axis or None, no axis twice.
-          device_mesh: `DeviceMesh`, ours or Keras' (or `dtensor.Mesh`); None
-            to set it later, once, as `layout.device_mesh = ...`.
+          axes: Name of a mesh axis, or None, for each dimension. Axes must not
+            repeat.
+          device_mesh: `tlm.distribution.DeviceMesh`,
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`; None to set it
+            later, once, with `layout.device_mesh = ...`.
 
         Raises:
           TypeError: An axis is neither a string nor None, or `device_mesh` is
-            no mesh.
-          ValueError: An axis is twice in `axes`, or is not in the mesh.
+            not a mesh.
+          ValueError: An axis repeats in `axes`, or is not in the mesh.
         """
         if isinstance(axes, str):
             raise TypeError(
@@ -55,7 +56,7 @@ class TensorLayout(keras.distribution.TensorLayout):
             )
         super().__init__(axes)
         if device_mesh is None:
-            _refuse_twice(self)
+            _check_axes_unique(self)
         else:
             self.device_mesh = device_mesh
 
@@ -66,22 +67,23 @@ class TensorLayout(keras.distribution.TensorLayout):
 
     @property
     def device_mesh(self) -> AnyMesh | None:
-        """The mesh, or None while it is not set."""
+        """The mesh, or None if it is not set yet."""
         return self._device_mesh
 
     @device_mesh.setter
     def device_mesh(self, device_mesh: AnyMesh) -> None:
         if self._device_mesh is not None:
             raise ValueError(
-                "Cannot override device mesh value: it is set once. Existing "
-                f"value is {self._device_mesh}. Received: {device_mesh!r}."
+                "Cannot override device mesh value: it can be set only once. "
+                f"Existing value is {self._device_mesh}. Received: "
+                f"{device_mesh!r}."
             )
         check_axes(self, device_mesh)
         self._device_mesh = device_mesh
 
     @property
     def backend_layout(self) -> Layout:
-        """The `dtensor.Layout`, by keras.distribution's name."""
+        """The `dtensor.Layout`, under the name that keras.distribution uses."""
         return self.to_dtensor()
 
     def to_dtensor(self) -> Layout:
@@ -104,16 +106,16 @@ class TensorLayout(keras.distribution.TensorLayout):
 
 
 def to_dtensor_layout(layout: keras.distribution.TensorLayout) -> Layout:
-    """Returns a TensorLayout, ours or Keras', as a `dtensor.Layout`.
+    """Returns a TensorLayout of this package or Keras as a `dtensor.Layout`.
 
     Raises:
-      ValueError: It has no mesh, or does not fit that.
+      ValueError: The layout has no mesh, or its axes do not fit the mesh.
     """
     if layout.device_mesh is None:
         raise ValueError(
             "Cannot create sharding when device mesh is not set for "
-            f"TensorLayout {layout.axes}: it needs a device mesh before it "
-            "can become a dtensor.Layout. Received: device_mesh=None."
+            f"TensorLayout {layout.axes}: conversion to dtensor.Layout "
+            "requires a device mesh. Received: device_mesh=None."
         )
     check_axes(layout, layout.device_mesh)
     return dtensor.Layout(
@@ -125,14 +127,15 @@ def to_dtensor_layout(layout: keras.distribution.TensorLayout) -> Layout:
 def check_axes(
     layout: keras.distribution.TensorLayout, device_mesh: AnyMesh
 ) -> None:
-    """Refuses axes that a mesh lacks, in the words of keras.distribution.
+    """Checks that a mesh has all axes of a layout.
 
     Raises:
-      TypeError: `device_mesh` is no mesh.
-      ValueError: An axis is not in it, or twice in the layout.
+      TypeError: `device_mesh` is not a mesh.
+      ValueError: An axis is not in the mesh, or repeats in the layout. The
+        message starts like the message of keras.distribution.
     """
     device_mesh_lib.check_mesh("device_mesh", device_mesh)
-    _refuse_twice(layout)
+    _check_axes_unique(layout)
     sizes = device_mesh_lib.axis_sizes(device_mesh)
     unknown = [a for a in layout.axes if a is not None and a not in sizes]
     if unknown:
@@ -143,7 +146,7 @@ def check_axes(
         )
 
 
-def _refuse_twice(layout: keras.distribution.TensorLayout) -> None:
+def _check_axes_unique(layout: keras.distribution.TensorLayout) -> None:
     sizes = {a: 1 for a in layout.axes if a is not None}
     if problems := shard_shapes.axes_problems(layout.axes, sizes):
         raise ValueError(
@@ -154,7 +157,7 @@ def _refuse_twice(layout: keras.distribution.TensorLayout) -> None:
 def distribute_tensor(
     tensor: Any, layout: TensorLayout | Layout | keras.distribution.TensorLayout
 ) -> Any:
-    """Returns `tensor` with another layout.
+    """Returns `tensor` with the layout `layout`.
 
     ```python
     layout = tlm.distribution.TensorLayout((None, "model"), mesh)
@@ -162,17 +165,17 @@ def distribute_tensor(
     ```
 
     Args:
-      tensor: A tensor on the host or on the mesh of `layout`, an array, or,
-        inside `tf.function`, a symbolic tensor.
-      layout: `TensorLayout` (Keras' own too) or `dtensor.Layout` wanted, with
-        a mesh.
+      tensor: Tensor on the host or on the mesh of `layout`, array, or symbolic
+        tensor inside `tf.function`.
+      layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. It
+        must have a mesh.
 
     Returns:
-      A DTensor with the same value. In `tf.function`, where gradients flow
-      through, the layout is pinned.
+      A DTensor with the same value. Inside `tf.function`, the layout is pinned,
+      and gradients flow through.
 
     Raises:
-      TypeError: `layout` is no layout.
+      TypeError: `layout` is not a layout.
       ValueError: The layout has no mesh, or does not fit the tensor's shape.
     """
     if isinstance(layout, keras.distribution.TensorLayout):
@@ -181,7 +184,7 @@ def distribute_tensor(
         "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
     )
     if isinstance(tensor, keras.KerasTensor):
-        return tensor  # A model that is being put together: no values yet.
+        return tensor  # Symbolic tensor of a functional model, without values.
     if tf.is_symbolic_tensor(tensor):
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):

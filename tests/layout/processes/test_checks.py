@@ -88,13 +88,13 @@ def test_uneven_ends_are_told(found):
     # Training and evaluating, in each of two epochs.
     assert len(first) == 4 and not second
     assert (
-        "Process 1 has no further batch where process 0 is, before step "
-        "4 of training" in first[0]
+        "Process 1 has no further batch, while process 0 continues (before "
+        "step 4 of training)" in first[0]
     )
     for messages in warnings(found, "smaller_last_batch"):
         assert (
             "process 0 has 5 samples and process 1 has 8, at step 4 of "
-            "training: all processes take the first 4" in messages[0]
+            "training. All processes use the first 4" in messages[0]
         )
     assert warnings(found, "last_batch_that_does_not_divide") == [[], []]
 
@@ -107,7 +107,7 @@ def test_tf_keras_stops_together(found):
         pairs.assert_alike(result, expected)
 
 
-REFUSED = "ProcessError: The processes that train model"
+DIFFERENT_STEPS = "ProcessError: All processes of model"
 
 
 @pytest.mark.slow
@@ -116,10 +116,13 @@ REFUSED = "ProcessError: The processes that train model"
     [
         (
             "other_samples_on_one_model_axis",
-            "step 1 of training: batch 0 has other values in process 1 "
-            "than in ",
+            "step 1 of training: batch 0 has different values in process 1 "
+            "and in ",
         ),
-        ("other_samples_later", "step 3 of training: batch 0 has other values"),
+        (
+            "other_samples_later",
+            "step 3 of training: batch 0 has different values",
+        ),
         (
             "other_optimizer",
             "optimizer class is Adam in process 0 and SGD in pro",
@@ -132,14 +135,14 @@ REFUSED = "ProcessError: The processes that train model"
             "'unsharded'] trainable in process 0 and float32 [8, 4] "
             "['unsharded', 'model'] trainable in process 1",
         ),
-        ("other_first_weights", "d2/kernel has other values in process 1"),
+        ("other_first_weights", "d2/kernel has different values in process 1"),
         ("weights_set_in_one", "0 times in process 0 and 1 times in process 1"),
         ("other_verb", "1 of training, process 1 before step 1 of evaluating"),
     ],
 )
-def test_what_differs_is_refused_in_both(found, case, words):
+def test_a_difference_raises_in_both_processes(found, case, words):
     for result in results(found, case):
-        assert result.startswith(REFUSED)
+        assert result.startswith(DIFFERENT_STEPS)
         assert words in result
 
 
@@ -166,7 +169,7 @@ def test_what_ends_one_process_is_told_to_the_other(found):
 def test_predictions_are_not_left_out(found):
     first, second = results(found, "predict_fewer_batches")
     assert len(first) == 8
-    assert "Process 0 has no further batch where process 1 is" in second
+    assert "Process 0 has no further batch, while process 1" in second
     for result in results(found, "predict_fewer_samples"):
         assert "process 0 has 8 samples and process 1 has 6" in result
 
@@ -174,10 +177,10 @@ def test_predictions_are_not_left_out(found):
 @pytest.mark.slow
 def test_a_process_that_does_not_come_is_named_after_the_deadline(found):
     first, second = results(found, "comes_too_late")
-    assert first.startswith("ProcessError: Process 1 of 2 did not come")
+    assert first.startswith("ProcessError: Process 1 of 2 did not respond")
     assert f"within {process_programs.DEADLINE_SECONDS} s" in first
-    # The one that comes later does not begin alone.
-    assert second.startswith("ProcessError: Process 0 failed where process 1")
+    # The late process does not start the step.
+    assert second.startswith("ProcessError: Process 0 failed, while process 1")
 
 
 @pytest.mark.slow
@@ -186,7 +189,7 @@ def test_a_step_that_fails_in_one_process_ends_in_the_other(found):
     assert second.startswith("InvalidArgumentError")
     assert "9 is not in [0, 5)" in second
     assert first.startswith(
-        "ProcessError: Another process failed and ended "
-        "step 2 of training of this one, 0: "
+        "ProcessError: Another process failed and aborted "
+        "step 2 of training of process 0: "
     )
     assert "Process 1 failed: InvalidArgumentError" in first

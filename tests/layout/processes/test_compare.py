@@ -85,6 +85,6 @@ def test_parts_that_two_processes_hold_must_be_equal():
         [["x", {}], ["y", {"4:8": 6}]],
     ]
     assert compare.parts_difference("batch", found) == (
-        "batch y has other values in process 2 than in process 0, in the part "
+        "batch y has different values in process 2 and in process 0, in the shard "
         "4:8 that both hold"
     )

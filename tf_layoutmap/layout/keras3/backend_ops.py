@@ -1,4 +1,4 @@
-"""Operations of `keras.ops` that Keras makes in a way DTensor cannot divide."""
+"""Replacements for `keras.ops` functions that DTensor cannot partition."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,18 +23,19 @@ def einsum(
     *operands: Any,
     **options: Any,
 ) -> Any:
-    """`keras.ops.einsum`; in layers on a mesh, TensorFlow's own.
+    """Computes `keras.ops.einsum`; layers on a mesh use `tf.einsum`.
 
-    Keras computes most of them as matrix products of reshaped operands. DTensor
-    divides the reshaped gradients differently from the weights, and then
-    cannot convert one layout to the other. And where a weight has several
-    labels in common with the other operand, that is divided as the weight is.
+    Keras computes most equations as matrix products of reshaped operands.
+    DTensor shards the reshaped gradients differently from the weights, and then
+    cannot convert one layout to the other. If a weight and the other operand
+    have several labels in common, the other operand is sharded like the weight.
     """
     layer = keras_private.calling_layer()
     context = None if layer is None else context_of(layer)
     if context is None:
         return original(subscripts, *operands, **options)
-    # Any option keeps Keras from its matrix products; this is the default.
+    # With any option, Keras calls `tf.einsum` instead of using matrix products.
+    # "greedy" is the default of `tf.einsum`.
     options = {"optimize": "greedy", **options}
     subscripts = einsum_axes.without_ellipsis(
         subscripts, [len(x.shape) for x in operands]
@@ -64,13 +65,17 @@ def einsum(
 def _axes_of_product(
     subscripts: str, operands: tuple[Any, ...], context: Any
 ) -> tuple[Any, ...] | None:
-    """Returns the axes of both operands and the result, for a weight."""
+    """Returns the axes of both operands and of the result.
+
+    Returns None if no operand is a weight, or if DTensor partitions the product
+    correctly without pinned axes.
+    """
     number = int(isinstance(operands[1], MeshVariable))
     weight, other = operands[number], operands[1 - number]
     if not isinstance(weight, MeshVariable):
         return None
     size = other.shape[0] if len(other.shape) else None
-    is_cut = (
+    is_batch_sharded = (
         context.batch_dim is not None
         and size is not None
         and (size % context.mesh.dim_size(context.batch_dim) == 0)
@@ -79,14 +84,17 @@ def _axes_of_product(
         subscripts,
         number,
         _axes_in_layers(weight, context),
-        context.batch_dim if is_cut else None,
+        context.batch_dim if is_batch_sharded else None,
     )
 
 
 def _axes_in_layers(
     weight: MeshVariable, context: Any
 ) -> tuple[str | None, ...]:
-    """Returns what divides what a layer reads: see `MeshVariable.value`."""
+    """Returns the axes that shard a weight when a layer reads it.
+
+    `MeshVariable.value` gathers a weight along the batch axis.
+    """
     return tuple(
         None if axis == context.batch_dim else axis
         for axis in axes_of_layout(weight.layout)
@@ -94,10 +102,10 @@ def _axes_in_layers(
 
 
 def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
-    """`keras.ops.add`; on a mesh never as a BiasAdd of squeezed tensors.
+    """Computes `keras.ops.add`; on a mesh, without BiasAdd.
 
     Keras treats a second operand with one dimension above 1 as a bias. DTensor
-    cannot divide that unless it is the last dimension.
+    can partition BiasAdd only if this dimension is the last one.
     """
     shape = getattr(x2, "shape", ())
     if (
@@ -112,9 +120,10 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
 def repeat(
     original: Callable[..., Any], x: Any, repeats: Any, axis: int | None = None
 ) -> Any:
-    """`keras.ops.repeat`; on a mesh of samples that are not divided.
+    """Computes `keras.ops.repeat`; on a mesh, each sample is unsharded.
 
-    DTensor does not tile what it divides, as the heads of GroupQueryAttention.
+    DTensor does not tile sharded dimensions, such as the heads of
+    GroupQueryAttention.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is None:
@@ -125,7 +134,7 @@ def repeat(
 
 
 def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
-    """Returns `x` divided as batches are, unless that divides `axis`."""
+    """Returns `x`, sharded along the batch axis if `axis` is not the first."""
     batch_dim = tracing.batch_dim_of_trace()
     is_cut = (
         batch_dim is not None
@@ -149,9 +158,10 @@ def eye(
     k: Any = 0,
     dtype: str | None = None,
 ) -> Any:
-    """`keras.ops.eye`; on a mesh, by comparing row and column numbers.
+    """Computes `keras.ops.eye`; on a mesh, by comparing row and column indices.
 
-    DTensor has no MatrixDiagV3. `keras.ops.image.extract_patches` needs it.
+    DTensor does not support MatrixDiagV3, which Keras uses here and in
+    `keras.ops.image.extract_patches`.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is None:

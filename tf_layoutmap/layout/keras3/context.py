@@ -1,4 +1,9 @@
-"""What variables and layers of one layout map have in common."""
+"""Contexts: one layout map in use, with its mesh and pending variables.
+
+Layers and variables that are created under a scope belong to its context. A
+context assigns layouts, initializes variables whose layer is built, and reports
+keys of the map that match no variable.
+"""
 
 import threading
 import warnings
@@ -20,7 +25,7 @@ _active = threading.local()
 
 
 class Registry:
-    """Layers and pending variables of one layout map, in all its scopes."""
+    """Layers and pending variables of one layout map, across all its scopes."""
 
     def __init__(self):
         self.lock = threading.RLock()
@@ -30,8 +35,8 @@ class Registry:
         self.shadowed: set[str] = set()
         self.warned: set[str] = set()
 
-    def note(self, assigned: assignments.LayoutAssignment) -> None:
-        """Notes which keys gave a variable its layout, and which did not."""
+    def record(self, assigned: assignments.LayoutAssignment) -> None:
+        """Records the key that matched a variable and the keys it shadows."""
         if assigned.pattern is not None:
             self.matched.add(assigned.pattern)
         self.shadowed.update(assigned.shadowed)
@@ -44,7 +49,7 @@ _registries_lock = threading.Lock()
 
 
 class MeshContext:
-    """One use of a layout map: the map, its mesh and its initialization."""
+    """One use of a layout map: the map, its mesh and its `init` option."""
 
     def __init__(self, layout_map: Any, init: str, batch_dim: str | None):
         self.layout_map = layout_map
@@ -58,13 +63,13 @@ class MeshContext:
         return self
 
     def add_layer(self, layer: Any) -> None:
-        """Makes `layer`, and the variables it will build, belong here."""
+        """Adds `layer`; the variables it builds will belong to this context."""
         vars(layer)["_mesh_context"] = self
         with self.registry.lock:
             self.registry.layers.add(layer)
 
     def add_variable(self, variable: Any) -> None:
-        """Notes that `variable` has no value yet."""
+        """Adds `variable` to the variables that have no value yet."""
         with self.registry.lock:
             self.registry.pending.append(weakref.ref(variable))
 
@@ -75,7 +80,7 @@ class MeshContext:
     def assign_layouts(
         self, variables: Iterable[Any]
     ) -> list[assignments.LayoutAssignment]:
-        """Returns which layout each of `variables` gets in today's models."""
+        """Returns the layout of each variable, by its current names."""
         with self.registry.lock:
             return assignments.assign(
                 self.layout_map, variables, ObjectPaths(self.registry.layers)
@@ -88,22 +93,23 @@ class MeshContext:
         return assigned[0].settled_layout()
 
     def initialize_pending(self, variable: Any = None) -> None:
-        """Gives values to the pending variables whose layer is built.
+        """Initializes the pending variables whose layer is built.
 
-        The models are searched for names once, for all of them.
+        All variables share one search for their names in the models.
 
         Args:
-          variable: One that gets its value even if its layer is not built.
+          variable: Variable to initialize even if its layer is not built.
 
         Raises:
-          ValueError: Some layout does not fit. Nothing is allocated then.
+          ValueError: A layout does not fit its variable. No variable is
+            allocated in this case.
         """
         registry = self.registry
         with registry.lock:
             if variable is not None and variable._value is not None:
                 return
             pending = self._pending()
-            batch = [v for v in pending if v is variable or _is_settled(v)]
+            batch = [v for v in pending if v is variable or _is_layer_built(v)]
             if variable is not None and not any(v is variable for v in batch):
                 batch.append(variable)
             assigned = self.assign_layouts(batch)
@@ -132,12 +138,12 @@ class MeshContext:
                 shape=tuple(variable._shape),
             )
         variable._initializer = None
-        self.registry.note(assigned)
+        self.registry.record(assigned)
 
     def check_all_patterns_used(self) -> None:
-        """Warns of keys that match no variable; raises in a strict map.
+        """Warns about keys that match no variable; raises for a strict map.
 
-        Does nothing while some layer is not built yet.
+        Does nothing until all layers are built.
         """
         registry = self.registry
         with registry.lock:
@@ -177,17 +183,18 @@ class MeshContext:
         warnings.warn(sentence, LayoutMapWarning, stacklevel=3)
 
 
-def _is_settled(variable: Any) -> bool:
-    """Whether the layer of a variable has done all of its `build`."""
+def _is_layer_built(variable: Any) -> bool:
+    """Returns whether the layer of a variable has finished its `build`."""
     owner, is_state = assignments.owner_of(variable)
     return is_state or owner is None or bool(owner.built)
 
 
 def active_context() -> MeshContext | None:
-    """Returns the innermost open scope of this thread, or None.
+    """Returns the context of the innermost open scope of this thread, or None.
 
-    Outside all scopes, the context that `set_standing_context` has set, or
-    that of a distribution of ours that Keras' `set_distribution` was given.
+    Outside all scopes, returns the context that `set_standing_context` has set,
+    or the context of a `tlm.distribution` object that was passed to
+    `keras.distribution.set_distribution`.
     """
     stack = getattr(_active, "stack", None)
     if stack:
@@ -203,12 +210,12 @@ def active_context() -> MeshContext | None:
 
 
 def set_standing_context(context: MeshContext | None) -> None:
-    """Makes what this thread creates outside all scopes belong to `context`."""
+    """Sets the context of objects that this thread creates outside scopes."""
     _active.standing = context
 
 
-class activated:  # noqa: N801 - a context manager, named as one.
-    """While open, what Keras creates in this thread belongs to `context`."""
+class activated:  # noqa: N801 - context managers have lowercase names.
+    """Scope in which new Keras objects of this thread belong to `context`."""
 
     def __init__(self, context: MeshContext):
         self._context = context
@@ -229,10 +236,16 @@ def context_of(thing: Any) -> MeshContext | None:
 
 
 def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
-    """Returns context, owner and kind of a variable that is being created.
+    """Returns the context, owner and kind of a variable being created.
 
-    The context is that of the innermost creator that has one, so that a layer
-    made under a scope keeps it when it is built later; else the open scope.
+    The innermost creator that has a context determines it, so that a layer
+    keeps the context it was created under when it is built later. If no creator
+    has a context, the open scope determines it.
+
+    Returns:
+      The context or None; a weak reference to the layer that creates the
+      variable, or None; and whether the creator is not a layer, as for state of
+      metrics and optimizers.
     """
     callers = keras_private.name_scope_callers()
     context = next(
@@ -250,7 +263,7 @@ def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
 
 
 def context_of_model(model: Any) -> MeshContext | None:
-    """Returns the context of a model or of the first of its variables."""
+    """Returns the context of a model, or of its first variable that has one."""
     context = context_of(model)
     if context is None:
         for variable in model.variables:

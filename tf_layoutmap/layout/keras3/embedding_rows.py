@@ -1,8 +1,8 @@
-"""Tables of Keras' own layers whose rows a mesh divides.
+"""Lookups and updates of Keras tables whose rows are sharded over a mesh.
 
-DTensor would gather the whole table to look a row up, and again to divide an
-update by a slot variable. Here each device looks up, and adds to, the rows
-that it owns.
+DTensor gathers the full table to look up a row, and gathers it again to divide
+an update by a slot variable. The functions of this module let each device look
+up and update only the rows that it owns.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ dtensor = tf.experimental.dtensor
 
 
 def axis_of(variable: Any) -> str | None:
-    """Returns the mesh axis that divides the rows of a table, or None.
+    """Returns the mesh axis that shards the rows of a table, or None.
 
-    None also for what our kernels do not support: other ranks and dtypes, and
-    columns that are divided too.
+    Also returns None for tables that the kernels do not support: ranks other
+    than 2, dtypes other than float32, and sharded columns.
     """
     if (
         not isinstance(variable, MeshVariable | dtensor.DVariable)
@@ -49,7 +49,7 @@ def embedding_call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`keras.layers.Embedding.call` that does not gather the table."""
+    """Calls a `keras.layers.Embedding` without gathering the table."""
     weight = vars(layer).get("_embeddings")
     if (
         not isinstance(weight, MeshVariable)
@@ -58,9 +58,8 @@ def embedding_call(
         or layer.quantization_mode is not None
         or not isinstance(inputs, tf.Tensor)
         or axis_of(weight) is None
-        or
-        # DTensor compiles no sizes that it does not know: an export.
-        tf_private.in_save_context()
+        # DTensor requires static sizes; exported functions do not have them.
+        or tf_private.in_save_context()
         or not inputs.shape.is_fully_defined()
         or gathered_reads.current() is not None
     ):
@@ -68,19 +67,19 @@ def embedding_call(
     ids = inputs
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
-    # Keras counts negative ids from the end.
+    # In Keras, negative ids count from the end of the table.
     ids = tf.where(ids < 0, ids + tf.cast(weight.shape[0], ids.dtype), ids)
     return keras.ops.cast(lookup(weight, ids), layer.compute_dtype)
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, in their order, replicated.
+    """Returns the rows of `ids`, in the order of `ids`, replicated.
 
     Args:
-      weight: A table for which `axis_of` is not None.
-      ids: Any shape, int32 or int64, on the mesh.
+      weight: Table for which `axis_of` is not None.
+      ids: int32 or int64 tensor of any shape, on the mesh.
     """
-    # Whole before it is flattened: DTensor does not reshape every layout.
+    # `ids` is replicated first: DTensor cannot reshape every layout.
     ids = dtensor.relayout(
         ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank)
     )
@@ -94,11 +93,11 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
 
 
 def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
-    """Adds rows to a table, or subtracts them where `sign` is -1.
+    """Adds rows to a table, or subtracts them if `sign` is -1.
 
     Args:
-      variable: A table for which `axis_of` is not None.
-      slices: What to add, equal rows summed.
+      variable: Table for which `axis_of` is not None.
+      slices: Rows to add. Values of repeated indices are summed.
       sign: 1 or -1.
     """
     table = (
@@ -106,7 +105,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
         if isinstance(variable, MeshVariable)
         else variable
     )
-    # A step of gradient descent with the learning rate 1.
+    # Runs a step of gradient descent with learning rate 1.
     dtensor_ops.update_rows(
         table,
         [],
@@ -122,16 +121,16 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
 def gather(
     table: tf.Tensor, ids: tf.Tensor, mesh: Mesh, axis: str
 ) -> tf.Tensor:
-    """Returns rows of a tensor whose rows `axis` of `mesh` divides.
+    """Returns rows of a tensor whose rows are sharded along `axis` of `mesh`.
 
     Args:
-      table: `[num_rows, dim]`.
-      ids: `[num_ids]`, in `[0, num_rows)`.
-      mesh: Of both.
-      axis: Divides `num_rows`.
+      table: Tensor of shape `[num_rows, dim]`, on `mesh`.
+      ids: Integer tensor of shape `[num_ids]`, in `[0, num_rows)`, on `mesh`.
+      mesh: Mesh of `table` and `ids`.
+      axis: Mesh axis that shards the rows. Its size divides `num_rows`.
 
     Returns:
-      `[num_ids, dim]`, replicated.
+      Tensor of shape `[num_ids, dim]`, replicated.
     """
     num_shards = mesh.dim_size(axis)
     num_rows, dim = known_sizes(table)

@@ -1,11 +1,11 @@
-"""Layers at the inputs of a model that run on the host, before a step.
+"""Preprocessing layers of a model that run on the host before a step.
 
-Devices of a mesh neither exchange strings nor hold lookup tables. Layers right
-behind the inputs of a Functional or Sequential model that look strings or
-integers up (`StringLookup`, `TextVectorization`, `Hashing`), or that were
-adapted before the model was made (`Normalization` of a `FeatureSpace`), are
-computed on the host for each batch. Their results are brought to the mesh,
-where the rest of the model runs.
+The devices of a mesh cannot exchange strings or hold lookup tables. Two kinds
+of layers directly after the inputs of a Functional or Sequential model are
+therefore computed on the host for each batch: layers that look up strings or
+integers (`StringLookup`, `TextVectorization`, `Hashing`), and layers that were
+adapted before the model was created (`Normalization` of a `FeatureSpace`).
+Their results are copied to the mesh, where the rest of the model runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
-# The attribute of a Functional model with its `HostLayers`, or None.
+# Attribute of a Functional model that holds its `HostLayers`, or None.
 _SPLIT = "_layoutmap_host_layers"
 
-# Layers that DTensor has no operations for, whatever their inputs are.
+# Layers that DTensor does not support for any input.
 _LOOKUPS = (
     keras.layers.StringLookup,
     keras.layers.IntegerLookup,
@@ -31,11 +31,11 @@ _LOOKUPS = (
     keras.layers.HashedCrossing,
 )
 
-# Layers that have weights, none of them trained, once they were adapted.
+# Layers that have weights after `adapt`, none of them trainable.
 _ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
 
-# The split of the model that this thread runs, and the results of the host.
-_given: ThreadValue[tuple[HostLayers | None, list[Any]]] = ThreadValue(
+# The `HostLayers` of the model that this thread runs, and the host results.
+_active_split: ThreadValue[tuple[HostLayers | None, list[Any]]] = ThreadValue(
     (None, [])
 )
 
@@ -55,8 +55,8 @@ class HostLayers:
         Args:
           functional: The model.
           layers: The layers that run on the host.
-          results: Symbolic results of the host that the mesh uses, inputs of
-            the model among them.
+          results: Symbolic tensors that the host passes to the mesh. They
+            include inputs of the model that the mesh uses directly.
         """
         self.functional = functional
         self.layers = layers
@@ -64,10 +64,10 @@ class HostLayers:
         self.on_mesh = keras.Function(results, functional._outputs_struct)
 
     def compute(self, inputs: Any) -> list[Any]:
-        """Returns what the mesh needs of a batch, on the host.
+        """Returns the host results of a batch that the mesh uses.
 
         Args:
-          inputs: What the model is called with, from the host.
+          inputs: Inputs of the model, as host values.
         """
         results: Any = self._on_host(
             self.functional._standardize_inputs(inputs)
@@ -75,20 +75,24 @@ class HostLayers:
         return list(results)
 
 
-def given(
+def use_host_results(
     split: HostLayers | None, results: list[Any]
 ) -> AbstractContextManager[None]:
-    """While open, calls of the model of `split` use these results.
+    """Returns a scope in which calls of a model use these host results.
 
     Args:
-      split: The host layers of a model; None without one.
-      results: As `split.compute` returns them, on the mesh.
+      split: Host layers of the model, or None if it has none.
+      results: Results of `split.compute`, copied to the mesh.
     """
-    return nullcontext() if split is None else _given.set_to((split, results))
+    return (
+        nullcontext()
+        if split is None
+        else _active_split.set_to((split, results))
+    )
 
 
-def of_model(model: Any) -> HostLayers | None:
-    """Returns the layers of `model` that run on the host; None without one."""
+def host_layers_of(model: Any) -> HostLayers | None:
+    """Returns the layers of `model` that run on the host, or None."""
     functional = getattr(model, "_functional", model)
     if not isinstance(functional, keras_private.Functional) or (
         not _is_called_once(model)
@@ -96,14 +100,14 @@ def of_model(model: Any) -> HostLayers | None:
         return None
     found = vars(functional)
     if _SPLIT not in found:
-        # Not by `setattr`: Keras would track it as a layer.
+        # With `setattr`, Keras would track the object as a layer.
         found[_SPLIT] = _split(functional)
     return found[_SPLIT]
 
 
-def weights_of(model: Any) -> list[Any]:
+def host_weights_of(model: Any) -> list[Any]:
     """Returns the weights of the layers of `model` that run on the host."""
-    split = of_model(model)
+    split = host_layers_of(model)
     return (
         []
         if split is None
@@ -118,18 +122,18 @@ def weights_of(model: Any) -> list[Any]:
 def run_through_graph(
     original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Runs a Functional model; on a mesh with the given results of the host."""
-    split, results = _given.get()
+    """Runs a Functional model; on a mesh, with the host results in scope."""
+    split, results = _active_split.get()
     if split is None or split.functional is not model:
         return original(model, inputs, *args, **kwargs)
     return original(split.on_mesh, results, *args, **kwargs)
 
 
 def _is_called_once(model: Any) -> bool:
-    """Whether a step calls the model once, with its inputs as they are.
+    """Returns whether a step calls the model once, with unchanged inputs.
 
-    The host computes results for the inputs of the batch; a step or call that
-    a user has written may call the model with other inputs.
+    The host computes results for the inputs of the batch. A `train_step` or
+    `call` in user code may call the model with other inputs.
     """
     return all(
         getattr(getattr(model, name), "__func__", None) is getattr(kind, name)
@@ -150,7 +154,7 @@ def _is_called_once(model: Any) -> bool:
 
 
 def _split(functional: Any) -> HostLayers | None:
-    """Returns the host layers of a Functional model; None without one."""
+    """Returns the host layers of a Functional model, or None."""
     given = {id(x) for x in functional.inputs}
     on_host = {*given}
     layers: list[Any] = []
@@ -173,12 +177,12 @@ def _split(functional: Any) -> HostLayers | None:
 
 
 def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
-    """Whether a node of a model runs on the host.
+    """Returns whether a node of a model runs on the host.
 
     Args:
-      node: A call of a layer or an operation.
-      on_host: Identities of symbolic tensors that the host has.
-      computed: Those that it has computed.
+      node: Call of a layer or an operation.
+      on_host: Ids of the symbolic tensors that are available on the host.
+      computed: Ids of the tensors in `on_host` that are not model inputs.
     """
     layer, inputs = node.operation, node.input_tensors
     weights = getattr(layer, "weights", [])

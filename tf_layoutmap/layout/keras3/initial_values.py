@@ -1,4 +1,9 @@
-"""Makes the DVariable behind a weight, from its initializer and layout."""
+"""Creates the DVariable of a weight from its initializer and layout.
+
+Constants are filled on each device. Random initializers of Keras draw each
+shard on its device if `init="sharded"`. All other initial values are computed
+on the host and then sharded.
+"""
 
 import copy
 import json
@@ -27,9 +32,9 @@ from tf_layoutmap.layout.ops import random_ops
 
 dtensor = tf.experimental.dtensor
 
-# "sharded": every device draws its own shard, so no device holds a whole
-# weight. "host": the weight is drawn on the host as without a mesh, to the
-# same bits, and cut up.
+# "sharded": every device draws its own shard, so no device holds a full
+# weight. "host": the weight is drawn on the host and then sharded; its values
+# are bitwise identical to the values without a mesh.
 INITS = ("sharded", "host")
 
 _CONSTANTS = {
@@ -38,14 +43,14 @@ _CONSTANTS = {
     keras.initializers.Constant: lambda i: i.value,
 }
 
-# A function per (initializer, shape, dtype, layout), shared by all weights
-# that differ in their seed alone: compiling one takes 50 to 100 ms.
+# One function per (initializer, shape, dtype, layout), shared by all weights
+# that differ only in their seed. Compiling a function takes 50 to 100 ms.
 _drawn: dict[tuple, Callable[..., Any]] = {}
 _drawn_lock = threading.Lock()
 
 
 class SeedArgument(keras.random.SeedGenerator):
-    """A seed that is a tensor; a SeedGenerator, so that Keras takes it."""
+    """Seed tensor in the form of a SeedGenerator, which Keras accepts."""
 
     def __init__(self, seed: Any):
         self._seed = seed
@@ -61,16 +66,17 @@ def initial_value(
     layout: Layout,
     init: str,
 ) -> Any:
-    """Returns the first value of a variable, on the mesh of `layout`.
+    """Returns the initial value of a variable, on the mesh of `layout`.
 
     Args:
-      initializer: `initializer(shape, dtype=dtype)` gives the whole value.
-      shape: Of the whole variable. Rows that `layout` does not divide get
-        padding.
+      initializer: Callable; `initializer(shape, dtype=dtype)` returns the full
+        value.
+      shape: Shape of the full variable. Rows are padded if `layout` does not
+        divide them evenly.
       dtype: Keras' name of the dtype.
-      layout: `dtensor.Layout`.
-      init: One of INITS. An initializer that DTensor cannot run in pieces
-        falls back to the host.
+      layout: `dtensor.Layout` of the variable.
+      init: One of INITS. With "sharded", an initializer that DTensor cannot
+        partition falls back to the host.
 
     Returns:
       An eager DTensor.
@@ -118,7 +124,7 @@ def _filled(
 def _drawn_on_mesh(
     initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
 ) -> Any:
-    """Draws each shard on its device; None if DTensor cannot."""
+    """Draws each shard on its device; returns None if DTensor cannot do it."""
     if not isinstance(initializer, keras_private.RandomInitializer) or (
         isinstance(initializer, keras_private.Orthogonal)
     ):
@@ -129,7 +135,8 @@ def _drawn_on_mesh(
     if padded != shape and isinstance(
         initializer, keras.initializers.VarianceScaling
     ):
-        return None  # Its variance would be that of another shape.
+        # The variance depends on the shape, and the padding would change it.
+        return None
     shape = padded
     seed = initializer.seed
     if isinstance(seed, int):
@@ -159,8 +166,8 @@ def _draw_function(
             template = copy.copy(initializer)
             template.seed = None
 
-            # One call of a function, so that the layout is that of its result
-            # and not of every small tensor on the way.
+            # The layout of a function call applies only to its result. Without
+            # the function, it would apply to every intermediate tensor.
             @tf.function(autograph=False)
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)
@@ -179,14 +186,14 @@ def make_variable(
     trainable: bool,
     shape: tuple[int, ...] | None = None,
 ) -> Any:
-    """Returns a `dtensor.DVariable` that starts as the DTensor `value`.
+    """Returns a `dtensor.DVariable` with the initial value `value`.
 
     Args:
-      value: What it starts as.
-      name: Of the variable.
-      trainable: Whether tapes watch it.
-      shape: With fewer rows than `value` where the last ones are padding,
-        None for that of `value`.
+      value: Initial value, a DTensor.
+      name: Name of the variable.
+      trainable: Whether gradient tapes watch the variable.
+      shape: Shape of the unpadded variable, with fewer rows than `value` if the
+        last rows are padding. None for the shape of `value`.
     """
     if shape is not None and shape != tuple(value.shape):
         return PaddedVariable.of(

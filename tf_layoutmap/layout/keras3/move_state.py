@@ -1,4 +1,8 @@
-"""Moving what Keras made without a scope to the mesh of a model."""
+"""Moves Keras state that was created without a scope to the mesh of a model.
+
+Metrics, seeds and optimizer variables are moved; weights are not, and raise
+`ValueError`.
+"""
 
 from typing import Any
 
@@ -16,7 +20,8 @@ dtensor = tf.experimental.dtensor
 def move_variable(variable: Any, context: MeshContext) -> None:
     """Replicates a metric, seed or optimizer variable on the mesh of `context`.
 
-    The variable stays the same object; what is on a mesh already stays.
+    The variable stays the same object. A variable that is already on a mesh is
+    not changed.
     """
     if isinstance(variable, MeshVariable) or type(variable) is not (
         keras.Variable
@@ -43,14 +48,14 @@ def move_variable(variable: Any, context: MeshContext) -> None:
 
 
 def move_model_state(model: Any, context: MeshContext) -> None:
-    """Replicates seeds, metrics and other state of `model`; refuses weights.
+    """Replicates seeds, metrics and other state of `model` on its mesh.
 
-    Weights of layers that run on the host stay there.
+    Weights of layers that run on the host stay on the host.
 
     Raises:
-      ValueError: Some weight was built without the scope.
+      ValueError: A weight was built outside the scope.
     """
-    on_host = {id(weight) for weight in host_layers.weights_of(model)}
+    on_host = {id(weight) for weight in host_layers.host_weights_of(model)}
     for variable in model.variables:
         if isinstance(variable, MeshVariable) or id(variable) in on_host:
             continue
@@ -58,7 +63,7 @@ def move_model_state(model: Any, context: MeshContext) -> None:
             raise ValueError(
                 "All weights of a model must be placed on one mesh. Received: "
                 f"variable {variable.path!r}, which was built outside "
-                "layout_map_scope, while others are on a mesh. Make its "
+                "layout_map_scope, while others are on a mesh. Create its "
                 "layer under the scope."
             )
         move_variable(variable, context)

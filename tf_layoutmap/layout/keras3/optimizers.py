@@ -1,4 +1,8 @@
-"""Optimizers whose variables are placed on the mesh of the weights."""
+"""Replacements for methods of Keras 3 optimizers, for weights on a mesh.
+
+They place the optimizer variables on the mesh of the weights, and apply sparse
+gradients to sharded tables without gathering them.
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,10 +22,11 @@ dtensor = tf.experimental.dtensor
 def build(
     original: Callable[..., Any], optimizer: Any, variables: Iterable[Any]
 ) -> Any:
-    """Builds, after moving counters and learning rate to the mesh.
+    """Builds an optimizer after moving its counters and learning rate.
 
-    The slot variables are made by the original: Keras passes them the layout
-    of their weight, and `_mesh_context` places the others on the mesh.
+    The original method creates the slot variables. Keras passes them the
+    layout of their weight, and `_mesh_context` places the other variables on
+    the mesh.
     """
     variables = list(variables)
     context = next(
@@ -40,7 +45,7 @@ def apply(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Applies gradients, eagerly under the mesh of the variables."""
+    """Applies gradients; eagerly, on the mesh of the variables."""
     variables = (
         optimizer._trainable_variables
         if trainable_variables is None
@@ -56,13 +61,13 @@ def apply(
     )
     if context is not None:
         grads = [
-            _like_its_weight(_with_static_shape(g, v), v)
+            _with_layout_of_weight(_with_static_shape(g, v), v)
             for g, v in zip(grads, variables)
         ]
     mesh = None if context is None else context.mesh
     with (
         scope,
-        _applying(context, variables),
+        _apply_scope(context, variables),
         atomic_step.applying(mesh, grads) as grads,
     ):
         return original(
@@ -70,17 +75,17 @@ def apply(
         )
 
 
-# The context of the weights, and the axis that divides rows, by their shape.
-_now: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
+# The context of the weights, and for each shape the axis that shards rows.
+_apply_state: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
     (None, {})
 )
 
 
-def _applying(
+def _apply_scope(
     context: Any,
     variables: Iterable[Any],
 ) -> AbstractContextManager[None]:
-    # Slot variables have the layout and the shape of their weight.
+    # Slot variables have the layout and shape of their weight.
     axes = (
         {}
         if context is None
@@ -90,17 +95,17 @@ def _applying(
             if (axis := embedding_rows.axis_of(v)) is not None
         }
     )
-    return _now.set_to((context, axes))
+    return _apply_state.set_to((context, axes))
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
-    """Divides; on a mesh, rows of an update by the same rows of a slot.
+    """Divides; on a mesh, divides rows of an update by the rows of a slot.
 
-    Keras also looks for rows where the divisor is zero. Their number is known
-    at run time only, and DTensor cannot divide what has no known size. An
-    update has no such rows: divisors of optimizers are above zero.
+    Keras also searches for rows where the divisor is zero. Their number is
+    known only at run time, and DTensor requires static sizes. An update has no
+    such rows because the divisors of optimizers are above zero.
     """
-    context, axes = _now.get()
+    context, axes = _apply_state.get()
     if (
         context is None
         or not isinstance(dividend, tf.IndexedSlices)
@@ -130,12 +135,12 @@ def adagrad_step(
     variable: Any,
     learning_rate: Any,
 ) -> Any:
-    """One step of Adagrad; on divided rows, of the rows of the gradient.
+    """Runs one Adagrad step; for sharded tables, only on the gradient's rows.
 
-    Keras takes the root of the whole accumulator and then some of its rows;
-    here the rows are taken first, with the same result.
+    Keras computes the square root of the full accumulator and then gathers
+    rows. This function gathers the rows first, with the same result.
     """
-    if not _is_rows_of_divided(variable, gradient):
+    if not _is_sparse_update_of_sharded(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
     rows = tf.cast(gradient.values, variable.dtype)
     ids = gradient.indices
@@ -149,17 +154,17 @@ def adagrad_step(
     return embedding_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
 
 
-# DTensor places no scatter on a variable. The optimizer's own arithmetic on
-# the rows of a sparse gradient is left as it is, repeated rows included, and
-# only the last step, adding rows to a variable, becomes a dense one: the
-# numbers stay those of Keras without a mesh.
+# DTensor does not support scatter updates of a variable. The optimizer's
+# arithmetic on the rows of a sparse gradient is unchanged, also for repeated
+# rows. Only the last step, adding rows to a variable, becomes dense, so results
+# match Keras without a mesh.
 
 
 def assign_add(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Adds, rows of a sparse value too."""
-    if _is_rows_of_divided(variable, value):
+    """Adds a dense value, or the rows of a sparse value, to a variable."""
+    if _is_sparse_update_of_sharded(variable, value):
         return embedding_rows.add(variable, value, 1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
@@ -167,8 +172,8 @@ def assign_add(
 def assign_sub(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Subtracts, rows of a sparse value too."""
-    if _is_rows_of_divided(variable, value):
+    """Subtracts a dense value, or the rows of a sparse value."""
+    if _is_sparse_update_of_sharded(variable, value):
         return embedding_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
 
@@ -176,12 +181,12 @@ def assign_sub(
 def assign(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Assigns; refuses single rows."""
+    """Assigns a dense value; raises `ValueError` for sparse values."""
     if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
         raise ValueError(
             f"Optimizer {optimizer.name!r} overwrites single rows of variable "
-            f"{variable.name!r}, which DTensor cannot do to a variable on a "
-            "mesh. Use an optimizer that adds its updates, such as Adam, "
+            f"{variable.name!r}. DTensor does not support this for a variable "
+            "on a mesh. Use an optimizer that adds its updates, such as Adam, "
             "Adagrad or SGD."
         )
     return original(optimizer, variable, value)
@@ -191,7 +196,7 @@ def _on_mesh(variable: Any) -> bool:
     return isinstance(variable, MeshVariable | dtensor.DVariable)
 
 
-def _is_rows_of_divided(variable: Any, value: Any) -> bool:
+def _is_sparse_update_of_sharded(variable: Any, value: Any) -> bool:
     return (
         isinstance(value, tf.IndexedSlices)
         and embedding_rows.axis_of(variable) is not None
@@ -207,14 +212,15 @@ def _dense_for_mesh(variable: Any, value: Any) -> Any:
 
 
 def _with_static_shape(gradient: Any, variable: Any) -> Any:
-    """Returns a gradient whose shape is a number and not a tensor.
+    """Returns a gradient with a static shape.
 
-    DTensor divides only what has a known size when a function is compiled.
+    DTensor can partition a tensor only if its size is known when the function
+    is compiled.
     """
     if not isinstance(gradient, tf.IndexedSlices) or not _on_mesh(variable):
         return gradient
     rows, indices = gradient.values, gradient.indices
-    count = rows.shape[0] or indices.shape[0] or _rows_before(rows)
+    count = rows.shape[0] or indices.shape[0] or _static_num_rows(rows)
     if count is not None:
         rows = tf.reshape(rows, [count, *variable.shape[1:]])
         indices = tf.reshape(indices, [count])
@@ -223,11 +229,11 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
     )
 
 
-def _like_its_weight(gradient: Any, variable: Any) -> Any:
+def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
     """Returns a gradient with the layout of its weight.
 
     Otherwise layouts propagate back from the optimizer into the gradient, where
-    some operations cannot be divided as the optimizer's sums are.
+    some operations do not support the layouts of the optimizer's sums.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
         gradient, tf.Tensor
@@ -236,13 +242,14 @@ def _like_its_weight(gradient: Any, variable: Any) -> Any:
     return dtensor.relayout(gradient, variable.layout)
 
 
-def _rows_before(rows: Any) -> int | None:
-    """Returns how many rows a reshaped tensor has, from what it was before.
+def _static_num_rows(rows: Any) -> int | None:
+    """Returns the static number of rows of a reshaped tensor, or None.
 
-    The gradient of a lookup is reshaped to a number of rows that is a tensor.
+    The gradient of a lookup is reshaped to a dynamic number of rows. The number
+    follows from the shape before the reshape.
     """
     if not tf.is_symbolic_tensor(rows) or rows.op.type != "Reshape":
         return None
-    whole = rows.op.inputs[0].shape.num_elements()
+    num_elements = rows.op.inputs[0].shape.num_elements()
     row = rows.shape[1:].num_elements()
-    return whole // row if whole is not None and row else None
+    return num_elements // row if num_elements is not None and row else None

@@ -1,4 +1,4 @@
-"""Variables and layers of Keras that belong to the scope they are made in."""
+"""Replacements for Keras constructors that attach objects to the open scope."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,9 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 def init_variable(
     original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Makes a `MeshVariable` of what is created under a layout map."""
-    # Not by `__new__`: once a class had one of its own, Python never again
-    # makes its instances as before, even when it is deleted.
+    """Initializes a variable as a `MeshVariable` under a layout map scope."""
+    # `__new__` is not replaced: after a class has had its own `__new__`, Python
+    # does not restore the original behavior when that `__new__` is deleted.
     if type(variable) is keras.Variable:
         context, owner, is_state = context_of_new_variable()
         if context is not None:
@@ -33,7 +33,7 @@ def init_variable(
 def new_layer(
     original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any
 ) -> Any:
-    """Makes a layer that belongs to the open scope."""
+    """Creates a layer that belongs to the open scope."""
     layer = original(cls, *args, **kwargs)
     context = active_context()
     if context is not None:

@@ -1,11 +1,15 @@
-"""The step behind `fit`, `evaluate` and `predict` of Keras 3 on a mesh."""
+"""Steps of `fit`, `evaluate` and `predict` of Keras 3, and plain layer calls.
 
-# DOC-MERGE: Metrics and losses of Keras on a mesh.
-#
-# DTensor computes their sums. What it cannot compute, or computes wrongly for a
-# sample that is divided, is computed differently here, with the same result.
-#
-# DOC-MERGE: Layers on a mesh, called with tensors from the host.
+The module contains three groups of functions:
+
+* `call` calls a layer on a mesh with tensors from the host.
+* The `make_*_function` functions return the step that `fit`, `evaluate` and
+  `predict` run for each batch.
+* `update_state` and the functions after it replace parts of metrics and losses
+  that DTensor does not support, or that it computes incorrectly for a sharded
+  sample. Their results are the same.
+"""
+
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -36,7 +40,10 @@ _is_inside = ThreadValue(False)
 
 
 def call_on_host() -> AbstractContextManager[None]:
-    """While open, layers of a mesh that have no weights on it run elsewhere."""
+    """Returns a scope in which `call` moves no inputs to the mesh.
+
+    Layers of a mesh without weights on the mesh run on the host in the scope.
+    """
     return _is_inside.set_to(True)
 
 
@@ -45,9 +52,9 @@ def call(
 ) -> Any:
     """Calls `layer`, after moving inputs from the host to its mesh.
 
-    With any input from the host, the outputs are replicated, so that they
-    can be read like any tensor; with inputs on the mesh they stay as they
-    are.
+    If any input is on the host, the outputs are replicated, so that they can be
+    read like any tensor. If all inputs are on the mesh, the outputs keep their
+    layouts.
     """
     context = context_of(layer)
     if context is None or keras_private.is_abstract():
@@ -60,7 +67,7 @@ def call(
     if any(isinstance(x, keras.KerasTensor) for x in flat):
         return original(layer, *args, **kwargs)
     from_host = any(transfer.is_host_value(x) for x in flat)
-    split = host_layers.of_model(layer) if from_host and args else None
+    split = host_layers.host_layers_of(layer) if from_host and args else None
     results: list[Any] = []
     if split is not None:
         with call_on_host():
@@ -71,7 +78,8 @@ def call(
         replicated_ops.strict_eager_ops(context.layout_map.strict),
     ):
         if from_host:
-            # Devices do not exchange strings, which no layer on the mesh uses.
+            # Strings stay on the host: devices cannot exchange them, and no
+            # layer on the mesh uses them.
             args, kwargs, results = cast(
                 Any,
                 keras.tree.map_structure(
@@ -83,7 +91,7 @@ def call(
                     (args, kwargs, results),
                 ),
             )
-        with host_layers.given(split, results):
+        with host_layers.use_host_results(split, results):
             outputs = original(layer, *args, **kwargs)
         if from_host:
             outputs = keras.tree.map_structure(
@@ -101,16 +109,18 @@ def _traced(
 ) -> Any:
     """Calls `layer` in a function; keeps some layers batch-parallel.
 
-    DTensor convolves whole kernels over whole images, and unrolls time over
-    whole features. Layouts propagate back from the layers that follow, so
-    inputs and outputs are pinned.
+    DTensor supports convolutions only for unsharded kernels and images, and
+    recurrent layers only for unsharded features. Layouts propagate back from
+    the layers that follow, so inputs and outputs are pinned.
     """
-    # Outside of it, the graph may be an export, which serves anywhere.
+    # A graph that is not traced for a mesh may be an export, which must also
+    # run without a mesh.
     if not isinstance(layer, assignments.BATCH_PARALLEL) or (
         not tracing.traced_for_mesh()
     ):
         return original(layer, *args, **kwargs)
-    # TimeDistributed works with time in front, where the batch axis is lost.
+    # TimeDistributed moves time to the first dimension, which loses the
+    # sharding of the batch.
     pin = (
         pinning.replicated
         if isinstance(layer, keras.layers.TimeDistributed)
@@ -123,8 +133,8 @@ def _traced(
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 
 
-# Of this thread: `is_on_mesh`, whether the model is whose `fit`, `evaluate` or
-# `predict` began last.
+# `is_on_mesh`: whether the model whose `fit`, `evaluate` or `predict` started
+# last in this thread is on a mesh.
 _thread = threading.local()
 
 
@@ -140,7 +150,7 @@ class _Step(MeshStep):
         return super().__call__(self.map_structure(_without_optional, batch))
 
     def with_host_results(self, batch: Any) -> Any:
-        split = host_layers.of_model(self.model)
+        split = host_layers.host_layers_of(self.model)
         if split is None:
             return batch, []
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -149,7 +159,9 @@ class _Step(MeshStep):
 
     def run(self, batch: Any) -> Any:
         batch, results = batch
-        with host_layers.given(host_layers.of_model(self.model), results):
+        with host_layers.use_host_results(
+            host_layers.host_layers_of(self.model), results
+        ):
             return super().run(batch)
 
     def prepare(self, batch: Any) -> None:
@@ -164,7 +176,7 @@ class _Step(MeshStep):
 
 
 def _over_iterator(step: _Step) -> Callable[[Any], Any]:
-    """Returns a function that takes the batches of one call from `fit`."""
+    """Returns the function that `fit` calls with an iterator of batches."""
 
     def function(iterator: Any) -> Any:
         logs = None
@@ -182,10 +194,10 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
 
 
 def _over_batches(step: _Step) -> Callable[[Iterable[Any]], Any]:
-    """Returns a function that predicts some batches."""
+    """Returns the function that `predict` calls with a list of batches."""
 
     def function(several: Iterable[Any]) -> Any:
-        outputs = [step(step.checks.agreed(batch)) for batch in several]
+        outputs = [step(step.checks.common_batch(batch)) for batch in several]
         if len(outputs) == 1:
             return outputs[0]
         return keras.tree.map_structure(
@@ -196,21 +208,22 @@ def _over_batches(step: _Step) -> Callable[[Iterable[Any]], Any]:
 
 
 def _check_no_context_is_open(model: Any, kind: str, is_new: bool) -> None:
-    """Refuses a model made before the scope, whose step would mix both.
+    """Raises `RuntimeError` for a model that was created before the scope.
 
-    The slot variables and metrics that Keras makes for it would be placed on a
-    mesh that the weights are not on.
+    The slot variables and metrics that Keras creates for it would be placed on
+    a mesh that the weights are not on.
     """
     context = active_context()
     makes_variables = not model.built if kind == "predict" else is_new
     if context is not None and makes_variables:
         raise RuntimeError(
-            f"Model {model.name!r} was made before set_distribution or the "
-            "scope that is in force now, so its weights are on no mesh and "
-            f"it cannot {kind} on {context.mesh.dim_names} of size "
-            f"{context.mesh.shape()}. Make it after set_distribution (or "
-            "inside the scope); or, to go on without a mesh, compile and use "
-            "it after set_distribution(None) (or outside the scope)."
+            f"Model {model.name!r} must be created after set_distribution (or "
+            "inside the scope) to use the mesh that is active now. Received: "
+            f"a model without weights on a mesh, for {kind} on mesh "
+            f"{context.mesh.dim_names} of shape {context.mesh.shape()}. Create "
+            "the model after set_distribution (or inside the scope); to use "
+            "it without a mesh, compile and use it after "
+            "set_distribution(None) (or outside the scope)."
         )
 
 
@@ -221,7 +234,11 @@ def _context_of_run(model: Any) -> Any:
 
 
 def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
-    """Returns what Keras iterates over; it does not say for which model."""
+    """Returns the data of an epoch; on a mesh, disables autotuning for arrays.
+
+    Keras does not pass the model. The function therefore uses the model that
+    started last in this thread.
+    """
     data = original(epochs)
     if getattr(_thread, "is_on_mesh", False) and isinstance(
         epochs.data_adapter, keras_private.ArrayDataAdapter
@@ -262,15 +279,15 @@ def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
 def _build_for_training(
     model: Any, batch: Any, step: Callable[..., Any]
 ) -> None:
-    # A step of its own need not call the model, nor know the batch as (x, y):
-    # what it uses is built while it is traced.
-    own_step = not _is_of_keras(step)
-    if own_step and type(model).call is keras.Model.call:
+    # A custom step need not call the model or use the batch as (x, y). The
+    # layers that it uses are built while the step is traced.
+    is_custom_step = not _is_of_keras(step)
+    if is_custom_step and type(model).call is keras.Model.call:
         return
     try:
         model._symbolic_build(data_batch=batch)
     except Exception:
-        if not own_step:
+        if not is_custom_step:
             raise
 
 
@@ -306,9 +323,10 @@ def _without_optional(x: Any) -> Any:
 def update_state(
     original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Updates compiled metrics with whole samples.
+    """Updates compiled metrics with samples that are not sharded.
 
-    A rank among classes, the largest say, needs all classes of a sample.
+    Metrics that rank the classes, such as top-k accuracy, require all classes
+    of a sample on one device.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is not None:
@@ -324,10 +342,10 @@ def update_state(
 
 
 def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Connectionist temporal classification, of the whole batch.
+    """Computes the connectionist temporal classification loss, replicated.
 
-    It scatters into a tensor of the size of the batch, which DTensor cuts
-    and goes on indexing as if it were whole.
+    The loss scatters into a tensor of the size of the batch. DTensor shards
+    this tensor, but does not adapt the indices.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is not None:
@@ -348,10 +366,10 @@ def one_hot(
     axis: int = -1,
     **kwargs: Any,
 ) -> Any:
-    """`keras.ops.one_hot`, with all classes of a sample on one device.
+    """Computes `keras.ops.one_hot` with all classes of a sample on one device.
 
-    Compared with predictions whose classes are divided, these would be divided,
-    too, which DTensor fails to do.
+    Predictions with sharded classes would otherwise propagate their layout to
+    the result, and DTensor cannot shard the classes of a one-hot tensor.
     """
     mesh = tracing.mesh_of_trace()
     out = original(x, num_classes, axis=axis, **kwargs)
@@ -370,7 +388,7 @@ def scatter(
     values: Any,
     shape: tuple[int, ...],
 ) -> Any:
-    """`keras.ops.scatter`, as sums by the number of the cell.
+    """Computes `keras.ops.scatter` as a segment sum over flat indices.
 
     An index outside the shape is an error, as without a mesh.
     """
@@ -396,8 +414,8 @@ def scatter(
     cells = tf.reduce_sum(indices * strides, axis=-1)
     is_inside = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
     if tf.executing_eagerly():
-        # Eagerly, what is done with a failed result on a mesh ends the
-        # process.
+        # In eager mode, using a failed result on a mesh ends the process, so
+        # the indices are checked first.
         if not np.all(transfer.to_host(is_inside)):
             raise ValueError(
                 f"Argument `indices` must be inside the shape {shape}. "
@@ -410,12 +428,12 @@ def scatter(
     )
 
 
-# DTensor has no ReverseV2 and no MatrixDiagPartV3: metrics like AUC need
-# the one, metrics like IoU the other.
+# DTensor does not support ReverseV2, which metrics like AUC use, or
+# MatrixDiagPartV3, which metrics like IoU use.
 
 
 def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:
-    """`keras.ops.flip`: rows are gathered in reverse."""
+    """Computes `keras.ops.flip`; on a mesh, gathers rows in reverse order."""
     if not tracing.traced_for_mesh():
         return original(x, axis=axis)
     x = tf.convert_to_tensor(x)
@@ -432,7 +450,7 @@ def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:
 
 
 def diag(original: Callable[..., Any], x: Any, k: int = 0) -> Any:
-    """`keras.ops.diag` of a square: what is not on it is left out of sums."""
+    """Computes `keras.ops.diag`; on a mesh, by masked sums of the columns."""
     if not tracing.traced_for_mesh() or k != 0:
         return original(x, k=k)
     x = tf.convert_to_tensor(x)

@@ -1,10 +1,11 @@
-"""A Keras variable whose value is a DVariable, made when it is first needed.
+"""`MeshVariable`, a Keras variable whose value is a DVariable.
 
-Until then it only holds its initializer: its layout depends on its name, which
-is known when its layer is part of a model.
+The DVariable is created when it is first used. Until then, the variable holds
+only its initializer: its layout depends on its name, and the name is known only
+after its layer is part of a model. `merged_lora_weight` merges
+LoRA weights for saving.
 """
 
-# DOC-MERGE: Weights with their LoRA part added in, as layers on a mesh save them.
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,14 +32,14 @@ dtensor = tf.experimental.dtensor
 class MeshVariable(keras.Variable):
     """A `keras.Variable` on a mesh.
 
-    Made by Keras itself: under a scope, `keras.Variable(...)` gives one.
-    Reading, assigning, saving and loading are as for any variable: values
-    come from the host and go to the host, whatever the layout.
+    Under a scope, `keras.Variable(...)` returns a `MeshVariable`. Reading,
+    assigning, saving and loading work as for any variable: values are full host
+    values for every layout.
     """
 
-    # None until it is needed; Keras' own variables hold theirs so, too.
+    # None until the variable is initialized, as in Keras' own variables.
     _value: Any
-    # Whether padding is added where the mesh does not divide its rows.
+    # Whether rows are padded if the mesh does not divide them evenly.
     pads_rows = False
 
     def __init__(
@@ -58,8 +59,8 @@ class MeshVariable(keras.Variable):
             shape, dtype = value.shape, dtype or value.dtype
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
-        # Gradient tapes watch what was trainable when it was made. Its layer
-        # may be frozen when the value is made, and be trained later.
+        # Gradient tapes watch variables that were trainable at creation. The
+        # layer may be frozen when the value is created and trained later.
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
@@ -75,17 +76,18 @@ class MeshVariable(keras.Variable):
         self._mesh_context.add_variable(self)
 
     def _deferred_initialize(self) -> None:
-        # Keras calls this for what was built while it traced shapes. The
-        # value is made later: at the end of the scope, or at the first read.
+        # Keras calls this for variables that were built during shape tracing.
+        # The value is created at the end of the scope or at the first read.
         self._mesh_context.add_variable(self)
 
     @property
     def value(self) -> Any:
-        """The DVariable; made here if it is not initialized yet.
+        """The DVariable, which is initialized first if necessary.
 
-        In the call of a layer, a tensor where the axis that cuts batches
-        divides it: gathered along that one, for samples to stay divided. And
-        gathered whole for layers, and in functions, that need it so.
+        In the call of a layer, a variable that is sharded along the batch axis
+        is returned as a tensor that is gathered along this axis, so that
+        samples stay sharded. Layers and functions that require full weights get
+        a fully gathered tensor.
         """
         self._initialize_if_pending()
         value = super().value
@@ -111,20 +113,21 @@ class MeshVariable(keras.Variable):
         )
         if not axes:
             return value
-        # Otherwise DTensor meets one axis in two dimensions of a product, which
-        # it refuses or takes for pairs. The gradient is scattered again.
+        # Otherwise one axis would shard two dimensions of a product, for which
+        # DTensor raises an error or pairs the shards incorrectly. The gradient
+        # is scattered again.
         return gathered_reads.gathered_along(
             axes, tf.convert_to_tensor(value), self._value.layout
         )
 
     def _is_gathered(self) -> bool:
-        """Whether the layer that it belongs to needs it whole."""
+        """Returns whether the layer of the variable requires it in full."""
         owner, is_state = assignments.owner_of(self)
         return not is_state and assignments.gathers_weights(owner)
 
     @property
     def divided_value(self) -> DVariable:
-        """The DVariable also in the call of a layer."""
+        """The sharded DVariable, also in the call of a layer."""
         return self._concrete_value()
 
     def _initialize_if_pending(self) -> None:
@@ -138,7 +141,7 @@ class MeshVariable(keras.Variable):
             return self._value.layout
         return self._mesh_context.planned_layout(self)
 
-    # Keras hands `_layout` of a weight to its slot variables.
+    # Keras passes `_layout` of a weight to its slot variables.
     @property
     def _layout(self) -> Layout:
         return self.layout
@@ -149,11 +152,11 @@ class MeshVariable(keras.Variable):
 
     @property
     def mesh(self) -> Mesh:
-        """The `dtensor.Mesh` the value is on."""
+        """The `dtensor.Mesh` of the value."""
         return self.layout.mesh
 
     def numpy(self) -> np.ndarray:
-        """The whole value, gathered on the host."""
+        """Returns the full value, gathered on the host."""
         with tf.init_scope():
             return transfer.to_host(self._concrete_value())
 
@@ -167,12 +170,12 @@ class MeshVariable(keras.Variable):
         return float(self.numpy()) if self.ndim == 0 else super().__float__()
 
     def assign(self, value: Any) -> Any:
-        """Assigns a value from the host, or one on the mesh."""
+        """Assigns a value that is on the host or on the mesh."""
         if not tf.executing_eagerly() or keras_private.is_abstract():
             return super().assign(value)
         with tracing.default_mesh(self.mesh):
-            # A host value is cut up on the host: under the mesh it would
-            # become a whole copy on every device.
+            # A host value is sharded on the host. Under the mesh, every device
+            # would get a full copy.
             if not pinning.on_mesh(value) and not isinstance(
                 value, MeshVariable
             ):
@@ -196,7 +199,7 @@ class MeshVariable(keras.Variable):
         )
 
     def _add_on_host(self, value: Any, sign: int) -> Any:
-        """Adds where rows are, without the padding that the mesh needs."""
+        """Adds to the full value on the host, which has no padding rows."""
         if pinning.on_mesh(value):
             value = transfer.to_host(value)
         return self.assign(self.numpy() + sign * np.asarray(value, self.dtype))
@@ -230,7 +233,7 @@ class MeshVariable(keras.Variable):
             value = dtensor.relayout(target.with_padding(value), target.layout)
         elif gathered_reads.current() is not None:
             value = dtensor.relayout(
-                # Or DTensor would divide what the value is computed from.
+                # Otherwise DTensor would shard the inputs of the value.
                 pinning.replicated(value, self.mesh),
                 target.layout,
             )
@@ -239,7 +242,7 @@ class MeshVariable(keras.Variable):
             and tracing.traced_for_mesh()
             and self._mesh_context.batch_dim in target.layout.sharding_specs
         ):
-            # It was gathered when it was read.
+            # The variable was gathered when it was read.
             value = dtensor.relayout(value, target.layout)
         target.assign(tf.cast(value, target.dtype))
 
@@ -247,7 +250,8 @@ class MeshVariable(keras.Variable):
         self._initialize_if_pending()
         return self._value
 
-    # Instead of Keras' two methods, which know no slices.
+    # These two methods replace Keras' methods, which do not support saving a
+    # variable in slices.
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         return self.divided_value._gather_saveables_for_checkpoint()
 
@@ -258,19 +262,19 @@ class MeshVariable(keras.Variable):
 
     def __deepcopy__(self, memo: dict) -> Any:
         raise TypeError(
-            f"A variable on a mesh is not copied. Received: variable "
-            f"{self.path!r}. Clone the model under layout_map_scope and use "
-            "set_weights."
+            "deepcopy of a variable on a mesh is not supported. Received: "
+            f"variable {self.path!r}. Clone the model under layout_map_scope "
+            "and use set_weights."
         )
 
 
-# Keras names unnamed variables after their class, and names are what patterns
-# match: they must be those of the same model without a mesh.
+# Keras names unnamed variables after their class, and layout maps match names.
+# The names must therefore equal the names of the same model without a mesh.
 MeshVariable.__name__ = "Variable"
 
 
 class _Constant:
-    """An initializer that gives one value."""
+    """Initializer that returns a fixed value."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -279,12 +283,12 @@ class _Constant:
         return tf.cast(self.value, dtype or self.value.dtype)
 
 
-def merged(original: Callable[..., Any], layer: Any) -> Any:
-    """Returns the merged weight of `layer`; from a mesh, on the host.
+def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
+    """Returns the weight of `layer` with its LoRA part added.
 
     Keras adds the product of the two small matrices to the weight and writes
-    the sum to the file. On a mesh it is a tensor in parts, which no file
-    takes.
+    the sum to the file. On a mesh the sum is a sharded tensor, which files do
+    not support, so the sum is gathered on the host.
     """
     context = context_of(layer)
     if context is None:
@@ -295,8 +299,7 @@ def merged(original: Callable[..., Any], layer: Any) -> Any:
 
 
 def _on_host(value: Any) -> Any:
-    # Without a LoRA part it is the variable itself, which knows how to be
-    # saved.
+    # Without a LoRA part, the value is the variable, which supports saving.
     if isinstance(value, keras.Variable | tf.Variable) or (
         not pinning.on_mesh(value)
     ):

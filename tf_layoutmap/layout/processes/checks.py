@@ -1,15 +1,16 @@
-"""Whether all processes of a mesh are about to take the same step.
+"""Checks before each step that all processes of a mesh run the same step.
 
-A step on a mesh over several processes is one program in all of them. A batch
-of another size in one, or no batch at all, would make them wait for each other
-without end; another model, optimizer or batch would train something that
-nobody asked for, without an error. So before each step they tell each other
-what they are going to do, and refuse together.
+A step on a mesh over several processes is one program. If one process has a
+batch of another size, or no batch, the processes wait for each other forever.
+If a model, optimizer or batch differs, training gives wrong results without an
+error. Processes therefore exchange a description of each step, and all of them
+raise the same error if the descriptions differ.
+
+`set_process_checks` sets the options. `ProcessChecks` runs the checks for one
+kind of step of a model, and shortens batches to a size that all processes have.
+`epoch_scope` reports the end of an epoch to the other processes.
 """
 
-# DOC-MERGE: Which step a process is about to take, and telling the others about it.
-# DOC-MERGE: The epoch of `fit` that this thread is in, and how it ends for others.
-# DOC-MERGE: Batches of which several processes take the same part.
 import contextlib
 import threading
 import warnings
@@ -28,7 +29,7 @@ from tf_layoutmap.layout.processes.messages import ProcessError
 
 
 def batch_leaves(batch: Any) -> list[tuple[str, Any]]:
-    """Returns path and value of each tensor of a batch, None included."""
+    """Returns the path and value of each tensor of a batch, including None."""
     return [
         (
             "/".join(map(str, path)) or "0",
@@ -42,7 +43,7 @@ def batch_leaves(batch: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def local_part(batch: Any, size: int) -> Any:
+def first_samples(batch: Any, size: int) -> Any:
     """Returns the first `size` samples of a batch."""
     return keras.tree.map_structure(
         lambda x: (
@@ -54,18 +55,18 @@ def local_part(batch: Any, size: int) -> Any:
     )
 
 
-# Of this thread: `step`, the number of the last one in this epoch; `awaited`,
-# the `ProcessChecks` whose next message the others wait for; `is_stopped`,
-# whether all processes ended the epoch together.
+# Per thread: `step` is the number of the last step in this epoch. `awaited` is
+# the `ProcessChecks` whose next message the other processes wait for.
+# `is_stopped` tells whether all processes ended the epoch together.
 state = threading.local()
 
 
 @contextlib.contextmanager
-def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
-    """`catch_stop_iteration` of Keras: all steps of one epoch are inside.
+def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
+    """Wraps Keras' `catch_stop_iteration`, which encloses an epoch's steps.
 
-    Keras counts steps where it knows how many there are, and then asks for no
-    further batch: the others are told here that there is none.
+    If Keras knows the number of steps, it requests no further batch after the
+    last one. This function then reports the end to the other processes.
     """
     before = (getattr(state, "step", None), getattr(state, "awaited", None))
     state.step, state.awaited, state.is_stopped = 0, None, False
@@ -74,8 +75,8 @@ def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
             try:
                 yield
             except StopIteration:
-                # Keras would take it for data that ended too early, and
-                # tf_keras train no further epoch.
+                # Keras would warn that the data ended too early, and tf_keras
+                # would train no further epoch.
                 if not state.is_stopped:
                     raise
         if state.awaited is not None:
@@ -90,12 +91,12 @@ def of_epoch(original: Callable[..., Any], data: Any) -> Iterator[None]:
 
 dtensor = tf.experimental.dtensor
 
-# What TensorFlow says of a step that was ended from elsewhere.
+# Text of TensorFlow's error for a step that another process aborted.
 _ABORTED = "Collective ops is aborted by:"
 
 
 class StepExchange:
-    """One kind of step of a model, and what processes say about it."""
+    """Exchange of messages about one kind of step of a model."""
 
     def __init__(
         self, model: Any, mesh: Mesh, batch_dim: str | None, kind: str
@@ -105,10 +106,13 @@ class StepExchange:
         self.batch_dim = batch_dim
         self.kind = kind
         self.step = 0
-        self.is_on = messages.is_possible(mesh)
+        self.is_enabled = messages.is_possible(mesh)
 
     def count_step(self) -> None:
-        """Counts from 1 within an epoch; elsewhere, within this object."""
+        """Increments the step, which starts at 1 in each epoch.
+
+        Outside an epoch, steps are counted per object.
+        """
         if getattr(state, "step", None) is None:
             self.step += 1
         else:
@@ -116,12 +120,12 @@ class StepExchange:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Goes around a step; when it fails, no other waits in its own.
+        """Encloses a step; if the step fails, no other process waits for it.
 
         Raises:
           ProcessError: The step of another process failed.
         """
-        if not self.is_on:
+        if not self.is_enabled:
             yield
             return
         try:
@@ -130,43 +134,42 @@ class StepExchange:
             awaited, state.awaited = state.awaited, None
             if _ABORTED in str(error):
                 raise ProcessError(
-                    "Another process failed and ended "
-                    f"{self.here()} of this one, {dtensor.client_id()}: "
-                    f"{_why_aborted(error)} Start all processes again, from a "
-                    "checkpoint."
+                    f"Another process failed and aborted {self.here()} of "
+                    f"process {dtensor.client_id()}: {_why_aborted(error)} "
+                    "Restart all processes from a checkpoint."
                 ) from error
             if awaited is not None:
-                messages.fail(messages.first_line(error))
+                messages.report_failure(messages.first_line(error))
             raise
 
     def exchange(self, kind: str, body: Any, what: str) -> list[Any]:
-        """Returns what all processes send; see `messages.exchange`."""
+        """Returns the messages of all processes; see `messages.exchange`."""
         try:
             return messages.exchange(kind, body, what)
         except ProcessError:
-            # The others know, or are told by the message of this exchange.
+            # The other processes get the error from this exchange.
             state.awaited = None
             raise
 
     def announce(self, kind: str, why: str = "") -> None:
-        """Tells the others that this process takes no further step."""
+        """Reports to the other processes that this one runs no further step."""
         state.awaited = None
-        # The process that keeps the messages may have ended already.
+        # The process that stores the messages may have ended already.
         with contextlib.suppress(tf.errors.OpError):
             messages.send(kind, why)
 
     def here(self) -> str:
-        """Returns which step this is, for messages."""
-        return f"step {self.step} of {compare.DOES[self.kind]}"
+        """Returns the number and kind of the step, for messages."""
+        return f"step {self.step} of {compare.ACTIVITIES[self.kind]}"
 
-    def refuse(self, difference: str | None) -> None:
-        """Raises a ProcessError if the processes differ."""
+    def raise_on_difference(self, difference: str | None) -> None:
+        """Raises `ProcessError` if there is a difference between processes."""
         if difference is None:
             return
         state.awaited = None
         raise ProcessError(
-            f"The processes that train model {self.model.name!r} do not do "
-            f"the same, at {self.here()}: {difference}."
+            f"All processes of model {self.model.name!r} must run the same "
+            f"step. Received at {self.here()}: {difference}."
         )
 
 
@@ -179,7 +182,7 @@ _options = {"every_step": False}
 
 
 class UnevenDataWarning(UserWarning):
-    """Processes were given batches of different sizes or numbers."""
+    """Warning about different sizes or numbers of batches in processes."""
 
 
 def set_process_checks(
@@ -189,23 +192,25 @@ def set_process_checks(
 ) -> None:
     """Sets what the processes of a mesh compare, and how long they wait.
 
-    In every process before each step of `fit`, `evaluate` and `predict`: which
-    step it is, the structure, dtypes and sizes of its batch, and how often
-    weights were set from outside of a step. Before the first step of a model
-    also names, shapes and layouts of its weights, some of their values,
-    optimizer, loss, and the values of batches that processes share.
+    Before each step of `fit`, `evaluate` and `predict`, all processes compare
+    the number and kind of the step, the structure, dtypes and sizes of the
+    batch, and how often weights were set outside a step. Before the first step
+    of a model, they also compare the names, shapes and layouts of its weights,
+    a sample of their values, the optimizer, the loss, and the values of batches
+    that processes share.
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.set_process_checks(deadline_seconds=60)
 
     Args:
-      every_step: Whether all of it is compared before each step. The same in
-        all processes.
-      deadline_seconds: How long a process is waited for before a step.
+      every_step: Whether everything is compared before each step. Must be the
+        same in all processes.
+      deadline_seconds: Maximum time, in seconds, to wait for another process
+        before a step.
 
     Raises:
-      TypeError: `every_step` is no bool.
-      ValueError: `deadline_seconds` is no number above 0.
+      TypeError: `every_step` is not a bool.
+      ValueError: `deadline_seconds` is not a number above 0.
     """
     checks.check_type("every_step", every_step, bool, "a bool")
     messages.set_deadline(deadline_seconds)
@@ -213,24 +218,24 @@ def set_process_checks(
 
 
 class ProcessChecks(StepExchange):
-    """What the processes tell each other about one kind of step of a model.
+    """Checks that all processes run the same step, for one kind of step.
 
-    On a mesh of one process it does nothing.
+    On a mesh of one process, the checks do nothing.
     """
 
-    # Whether the model was not compared yet; whether all of it is compared
-    # before this step.
+    # Whether the model has not been compared yet, and whether everything is
+    # compared before this step.
     _is_new = True
     _is_full = True
 
     def next_batch(self, iterator: Any) -> Any:
-        """Returns the next batch, cut to what all processes have.
+        """Returns the next batch, shortened to the size all processes have.
 
         Raises:
-          StopIteration: This process, or another, has no further one.
-          ProcessError: Another process does something else.
+          StopIteration: This process or another one has no further batch.
+          ProcessError: Another process runs a different step.
         """
-        if not self.is_on:
+        if not self.is_enabled:
             return next(iterator)
         try:
             batch = next(iterator)
@@ -240,11 +245,18 @@ class ProcessChecks(StepExchange):
         except Exception as error:
             self.announce(messages.FAILED, messages.first_line(error))
             raise
-        return self.agreed(batch)
+        return self.common_batch(batch)
 
-    def agreed(self, batch: Any) -> Any:
-        """Returns a batch, cut to what all processes have; as above."""
-        if not self.is_on or any(map(pinning.on_mesh, tf.nest.flatten(batch))):
+    def common_batch(self, batch: Any) -> Any:
+        """Returns a batch, shortened to the size that all processes have.
+
+        Raises:
+          StopIteration: Another process has no further batch.
+          ProcessError: Another process runs a different step.
+        """
+        if not self.is_enabled or any(
+            map(pinning.on_mesh, tf.nest.flatten(batch))
+        ):
             return batch
         self._is_full = self._is_new or _options["every_step"]
         state.awaited = self
@@ -255,13 +267,14 @@ class ProcessChecks(StepExchange):
             "step": self.step,
             "is_full": self._is_full,
             "times_set": digest.times_set(self.model),
-            "batch": digest.of_batch(leaves),
+            "batch": digest.describe_batch(leaves),
         }
         size = compare.batch_size(message["batch"])
         if self.batch_dim is not None and (
             size is None or size % self.mesh.dim_size(self.batch_dim)
         ):
-            # It would be replicated, so all processes must have the same.
+            # The batch will be replicated, so its values must be equal in all
+            # processes.
             message["contents"] = [
                 digest.checksum(np.asarray(x))
                 for _, x in leaves
@@ -271,21 +284,21 @@ class ProcessChecks(StepExchange):
             found = self.exchange("step", message, f"before {self.here()}")
         except messages.ProcessEndedError as error:
             self._stop_with_others(error)
-        self.refuse(compare.step_difference(found))
+        self.raise_on_difference(compare.step_difference(found))
         size = self._common_size(found)
         if size is not None:
-            batch = local_part(batch, size)
+            batch = first_samples(batch, size)
         if self._is_full or size is not None:
             self._compare_contents(batch_leaves(batch))
         return batch
 
     def compare_model(self) -> None:
-        """Compares models and optimizers, once they are built.
+        """Compares models and optimizers after they are built.
 
         Raises:
-          ProcessError: They differ.
+          ProcessError: Models or optimizers differ.
         """
-        if not self.is_on or not self._is_full:
+        if not self.is_enabled or not self._is_full:
             return
         model = self.model
         optimizer = getattr(model, "optimizer", None)
@@ -293,10 +306,10 @@ class ProcessChecks(StepExchange):
         found = self.exchange(
             "model",
             {
-                "weight": digest.of_weights(weights),
-                "optimizer": digest.of_optimizer(optimizer),
-                "loss": digest.of_loss(getattr(model, "loss", None)),
-                "values": digest.of_values(
+                "weight": digest.describe_weights(weights),
+                "optimizer": digest.describe_optimizer(optimizer),
+                "loss": digest.describe_loss(getattr(model, "loss", None)),
+                "values": digest.variable_checksums(
                     weights + digest.variables_of(optimizer)
                 ),
             },
@@ -304,12 +317,12 @@ class ProcessChecks(StepExchange):
         )
         for number, other in enumerate(found):
             for kind in ("weight", "optimizer", "loss"):
-                self.refuse(
+                self.raise_on_difference(
                     compare.list_difference(
                         kind, found[0][kind], other[kind], number
                     )
                 )
-        self.refuse(
+        self.raise_on_difference(
             compare.parts_difference(
                 "variable", [other["values"] for other in found]
             )
@@ -319,12 +332,11 @@ class ProcessChecks(StepExchange):
     def _stop_with_others(self, error: ProcessError) -> NoReturn:
         if self.kind == "predict":
             raise ProcessError(
-                f"{error} Give all processes the same number of batches to "
-                "predict."
+                f"{error} Pass the same number of batches to `predict` in all "
+                "processes."
             ) from None
         warnings.warn(
-            f"{error} All stop together; the batches that are left "
-            "are not used.",
+            f"{error} All processes stop; the remaining batches are not used.",
             UnevenDataWarning,
             stacklevel=3,
         )
@@ -335,7 +347,7 @@ class ProcessChecks(StepExchange):
         raise StopIteration
 
     def _common_size(self, found: list[dict[str, Any]]) -> int | None:
-        """Returns the samples that all processes take; None for all."""
+        """Returns how many samples all processes use; None for all samples."""
         sizes = [compare.batch_size(other["batch"]) for other in found]
         if (
             len(set(sizes)) == 1
@@ -356,15 +368,15 @@ class ProcessChecks(StepExchange):
             or (len(known) < len(sizes))
         ):
             raise ProcessError(
-                f"The processes cannot share a batch of which {had}. Give all "
-                "of them the same samples."
+                "All processes must have the same samples of a batch. "
+                f"Received: {had}. Pass the same samples to all of them."
             )
         parts = self.mesh.dim_size(self.batch_dim)
         size = min(known) // parts * parts
         warnings.warn(
-            f"The last samples of a batch are left out, of which {had}: all "
-            f"processes take the first {size}, which the batch axis of size "
-            f"{parts} divides.",
+            f"The last samples of a batch are not used because {had}. All "
+            f"processes use the first {size} samples, a multiple of the size "
+            f"of the batch axis ({parts}).",
             UnevenDataWarning,
             stacklevel=3,
         )
@@ -373,13 +385,13 @@ class ProcessChecks(StepExchange):
         return size
 
     def _compare_contents(self, leaves: list[tuple[str, Any]]) -> None:
-        """Refuses other values in parts that several processes hold."""
+        """Raises `ProcessError` if processes have different batch shards."""
         mine = [
             [
                 path,
                 {}
                 if x is None
-                else digest.of_contents(
+                else digest.shard_checksums(
                     x,
                     transfer.layout_of_batch(
                         x.shape, self.mesh, self.batch_dim
@@ -388,7 +400,7 @@ class ProcessChecks(StepExchange):
             ]
             for path, x in leaves
         ]
-        self.refuse(
+        self.raise_on_difference(
             compare.parts_difference(
                 "batch",
                 self.exchange(

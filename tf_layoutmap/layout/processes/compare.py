@@ -1,17 +1,21 @@
-"""How messages of processes are compared: pure, no TensorFlow.
+"""Compares the messages of processes. Pure Python, without TensorFlow.
 
-A batch is told as `[[path, dtype, shape], ...]`; what is None has dtype
-`"None"`. Messages of all processes stand in the order of their numbers.
+A batch is described as `[[path, dtype, shape], ...]`; None has the dtype
+`"None"`. Lists of messages are in the order of process indices.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-DOES = {"train": "training", "test": "evaluating", "predict": "predicting"}
+ACTIVITIES = {
+    "train": "training",
+    "test": "evaluating",
+    "predict": "predicting",
+}
 
 
 def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
-    """Returns the samples of a batch; None if its tensors disagree.
+    """Returns the number of samples of a batch; None if tensors disagree.
 
     >>> batch_size([["0", "float32", [8, 3]], ["1", "int64", [8]]])
     8
@@ -23,9 +27,9 @@ def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
 
 
 def step_difference(found: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns what the processes do not have in common for a step, or None.
+    """Returns the first difference between the steps of processes, or None.
 
-    The number of samples is left out.
+    The number of samples is not compared.
 
     >>> step_difference([{"kind": "train", "step": 1}] * 2)
     >>> step_difference([{"kind": "train", "step": 1},
@@ -38,21 +42,21 @@ evaluating'
         if any(other.get(name) != first.get(name) for name in ("kind", "step")):
             return (
                 f"process 0 is before step {first['step']} of "
-                f"{DOES[first['kind']]}, process {number} before step "
-                f"{other['step']} of {DOES[other['kind']]}"
+                f"{ACTIVITIES[first['kind']]}, process {number} before step "
+                f"{other['step']} of {ACTIVITIES[other['kind']]}"
             )
         if other.get("is_full") != first.get("is_full"):
             return (
-                f"process 0 compares {_all(first)} in this step, process "
-                f"{number} {_all(other)}: set_process_checks was called "
-                "with other arguments, or the model is new in one of them"
+                f"process 0 compares {_scope(first)} in this step, process "
+                f"{number} {_scope(other)}: set_process_checks was called with "
+                "different arguments, or the model is new in one of them"
             )
         if other.get("times_set") != first.get("times_set"):
             return (
                 f"weights or settings of the model were assigned, loaded "
                 f"or restored {first['times_set']} times in process 0 and "
-                f"{other['times_set']} times in process {number}: do it "
-                "in all processes"
+                f"{other['times_set']} times in process {number}: make the "
+                "same changes in all processes"
             )
         difference = list_difference(
             "batch",
@@ -65,8 +69,8 @@ evaluating'
     return None
 
 
-def _all(message: Mapping[str, Any]) -> str:
-    return "everything" if message.get("is_full") else "sizes alone"
+def _scope(message: Mapping[str, Any]) -> str:
+    return "everything" if message.get("is_full") else "only sizes"
 
 
 def _without_samples(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -79,7 +83,7 @@ def _without_samples(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
 def list_difference(
     kind: str, first: Sequence[Any], other: Sequence[Any], number: int
 ) -> str | None:
-    """Returns the first entry that process 0 and another do not share.
+    """Returns the first entry that differs between process 0 and another.
 
     >>> list_difference("weight", [["kernel", [2]]], [["kernel", [3]]], 1)
     'weight kernel is [2] in process 0 and [3] in process 1'
@@ -94,8 +98,8 @@ def list_difference(
             )
         if mine != theirs:
             return (
-                f"{kind} {mine[0]} is {_words(mine)} in process 0 and "
-                f"{_words(theirs)} in process {number}"
+                f"{kind} {mine[0]} is {_entry_text(mine)} in process 0 and "
+                f"{_entry_text(theirs)} in process {number}"
             )
     if len(first) == len(other):
         return None
@@ -108,22 +112,22 @@ def list_difference(
     )
 
 
-def _words(entry: Sequence[Any]) -> str:
+def _entry_text(entry: Sequence[Any]) -> str:
     return " ".join(str(part) for part in entry[1:])
 
 
 def parts_difference(kind: str, found: Sequence[Sequence[Any]]) -> str | None:
-    """Returns where two processes hold different values of one part.
+    """Returns the first shard for which two processes hold different values.
 
     >>> parts_difference("weight", [[["kernel", {"0:2": 5}]],
     ...                             [["kernel", {"0:2": 6, "2:4": 7}]]])
-    'weight kernel has other values in process 1 than in process 0, in the \
-part 0:2 that both hold'
+    'weight kernel has different values in process 1 and in process 0, in the \
+shard 0:2 that both hold'
 
     Args:
-      kind: What is compared.
-      found: Of each process `[[path, {part: checksum}], ...]`, with the same
-        paths.
+      kind: Kind of the compared values, for the message.
+      found: For each process, `[[path, {bounds of shard: checksum}], ...]`. All
+        processes have the same paths.
     """
     for entries in zip(*found):
         owner: dict[str, tuple[int, int]] = {}
@@ -132,10 +136,10 @@ part 0:2 that both hold'
                 before, known = owner.setdefault(part, (number, checksum))
                 if checksum != known:
                     where = (
-                        f", in the part {part} that both hold" if (part) else ""
+                        f", in the shard {part} that both hold" if part else ""
                     )
                     return (
-                        f"{kind} {path} has other values in process "
-                        f"{number} than in process {before}{where}"
+                        f"{kind} {path} has different values in process "
+                        f"{number} and in process {before}{where}"
                     )
     return None

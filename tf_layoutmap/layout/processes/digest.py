@@ -1,4 +1,8 @@
-"""What processes that train one model must have in common, as plain data."""
+"""Describes batches, models and optimizers as plain data.
+
+Processes that train one model exchange these descriptions to check that they
+are equal.
+"""
 
 import re
 import zlib
@@ -13,12 +17,12 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout
 
 dtensor = tf.experimental.dtensor
 
-# Values of a weight's part that are compared: enough to notice another seed or
-# another file, and fast compared with the first step's compilation.
+# Number of values per shard that are compared. It is large enough to detect
+# another seed or another file, and fast compared with compiling the first step.
 _NUM_VALUES = 4096
 
 
-def of_batch(leaves: list[tuple[str, Any]]) -> list[list[Any]]:
+def describe_batch(leaves: list[tuple[str, Any]]) -> list[list[Any]]:
     """Returns `[path, dtype, shape]` of each tensor of a batch."""
     return [
         [path, "None", None]
@@ -29,28 +33,28 @@ def of_batch(leaves: list[tuple[str, Any]]) -> list[list[Any]]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of an optimizer; none without one."""
+    """Returns the variables of an optimizer; an empty list for None."""
     if optimizer is None:
         return []
     found = optimizer.variables
-    if callable(found):  # A method in the first optimizers of tf_keras.
+    if callable(found):  # Legacy optimizers of tf_keras have a method.
         found = optimizer.variables()
     return list(found)
 
 
-def on_mesh(variable: Any) -> Any:
-    """Returns the DVariable behind a variable; None of one that has none."""
+def dvariable_of(variable: Any) -> Any:
+    """Returns the DVariable of a variable, or None."""
     if isinstance(variable, dtensor.DVariable):
         return variable
     value = getattr(variable, "_value", None)
     return value if isinstance(value, dtensor.DVariable) else None
 
 
-def of_weights(weights: Iterable[Any]) -> list[list[Any]]:
-    """Returns path, dtype, shape, axes and kind of each weight."""
+def describe_weights(weights: Iterable[Any]) -> list[list[Any]]:
+    """Returns the path, dtype, shape, axes and kind of each weight."""
     found = []
     for one in weights:
-        value = on_mesh(one)
+        value = dvariable_of(one)
         found.append(
             [
                 name_of(one),
@@ -64,28 +68,28 @@ def of_weights(weights: Iterable[Any]) -> list[list[Any]]:
 
 
 def name_of(variable: Any) -> str:
-    """Returns the path of a Keras 3 variable, the name of another."""
+    """Returns the path of a Keras 3 variable, or the name of another one."""
     return getattr(variable, "path", None) or variable.name
 
 
-def of_optimizer(optimizer: Any) -> list[list[Any]]:
-    """Returns class and settings of an optimizer; empty without one."""
+def describe_optimizer(optimizer: Any) -> list[list[Any]]:
+    """Returns the class and config of an optimizer; an empty list for None."""
     if optimizer is None:
         return []
-    # Keras numbers names within a process.
+    # The name is not compared: Keras numbers names within a process.
     return [["class", type(optimizer).__name__]] + sorted(
-        [name, plain(value)]
+        [name, stable_text(value)]
         for name, value in optimizer.get_config().items()
         if name != "name"
     )
 
 
-def of_loss(loss: Any) -> list[list[Any]]:
-    """Returns the losses of `compile` in words."""
+def describe_loss(loss: Any) -> list[list[Any]]:
+    """Returns the losses that were passed to `compile`, as text."""
     return [
         [
             "function",
-            plain(
+            stable_text(
                 tf.nest.map_structure(
                     lambda one: (
                         one
@@ -100,31 +104,31 @@ def of_loss(loss: Any) -> list[list[Any]]:
 
 
 def times_set(model: Any) -> int:
-    """Returns how often weights and optimizer were set outside of a step."""
+    """Returns how often weights and optimizer were set outside a step."""
     variables = [
         *model.weights,
         *variables_of(getattr(model, "optimizer", None)),
     ]
-    return sum(getattr(on_mesh(v), "times_set", 0) for v in variables)
+    return sum(getattr(dvariable_of(v), "times_set", 0) for v in variables)
 
 
-def plain(value: Any) -> str:
-    """Returns a text that is the same in another process."""
+def stable_text(value: Any) -> str:
+    """Returns a text that is equal for equal values in all processes."""
     if isinstance(value, np.generic | np.ndarray) or tf.is_tensor(value):
         value = np.asarray(value).tolist()
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def of_values(variables: Iterable[Any]) -> list[list[Any]]:
-    """Returns `[path, {part: checksum}]` of each variable.
+def variable_checksums(variables: Iterable[Any]) -> list[list[Any]]:
+    """Returns `[path, {bounds of shard: checksum}]` of each variable.
 
-    Parts are those that this process and another hold; of large ones some
-    values count.
+    Only shards that this process and another one hold are included. For large
+    shards, only a sample of the values is used.
     """
     found = []
     for one in variables:
-        value = on_mesh(one)
-        is_shared = value is not None and shares_parts(value.layout)
+        value = dvariable_of(one)
+        is_shared = value is not None and has_shared_shards(value.layout)
         found.append([name_of(one), _sums_of_parts(value) if is_shared else {}])
     return found
 
@@ -135,12 +139,12 @@ def _sums_of_parts(variable: Any) -> dict[str, int]:
     for shard in transfer.unique_shards(variable.shape, variable.layout):
         flat = components[shard.devices[0]].numpy().reshape(-1)
         step = max(1, flat.size // _NUM_VALUES)
-        sums[_text(shard)] = checksum(flat[::step])
+        sums[_bounds_text(shard)] = checksum(flat[::step])
     return sums
 
 
-def shares_parts(layout: Layout) -> bool:
-    """Whether another process holds a part that this one holds, too."""
+def has_shared_shards(layout: Layout) -> bool:
+    """Returns whether another process holds a shard of this process."""
     mesh = layout.mesh
     axes = [axis for axis in layout.sharding_specs if axis != dtensor.UNSHARDED]
     here: dict[tuple, int] = {}
@@ -153,23 +157,23 @@ def shares_parts(layout: Layout) -> bool:
     return any(count < copies for count in here.values())
 
 
-def of_contents(x: Any, layout: Layout) -> dict[str, int]:
-    """Returns a checksum of each part of a host value that others hold."""
-    if not shares_parts(layout):
+def shard_checksums(x: Any, layout: Layout) -> dict[str, int]:
+    """Returns a checksum per shard of a host value, if processes share any."""
+    if not has_shared_shards(layout):
         return {}
     value = np.asarray(x)
     return {
-        _text(shard): checksum(value[shard.slices])
+        _bounds_text(shard): checksum(value[shard.slices])
         for shard in transfer.unique_shards(value.shape, layout)
     }
 
 
-def _text(shard: transfer.Shard) -> str:
+def _bounds_text(shard: transfer.Shard) -> str:
     return ",".join(f"{start}:{stop}" for start, stop in shard.bounds)
 
 
 def checksum(value: np.ndarray) -> int:
-    """Returns a CRC32: arrays that differ rarely have the same."""
+    """Returns the CRC32 of an array."""
     value = np.ascontiguousarray(value)
     if value.dtype == object:
         return zlib.crc32(repr(value.tolist()).encode())

@@ -1,8 +1,8 @@
-"""Short messages between the processes of one mesh, with a deadline.
+"""Exchanges short messages between the processes of a mesh, with a deadline.
 
-They go through the key-value store of TensorFlow's coordination service, so a
-process that does not answer is known by its number, which a collective
-operation that never ends would not tell.
+Messages are stored in the key-value store of TensorFlow's coordination service.
+An error can therefore name the process that does not respond. A collective
+operation would wait forever instead.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 dtensor = tf.experimental.dtensor
 
-# Others may be writing a checkpoint, or tracing their first step.
+# Other processes may be writing a checkpoint or tracing their first step.
 DEADLINE_SECONDS = 600.0
-# Of one call, so that a waiting program can be interrupted.
+# Timeout of one call. It is short so that a waiting program can be interrupted.
 _SLICE_SECONDS = 2.0
 
-# Kinds of messages of a process that takes no further step.
+# Kinds of messages of a process that runs no further step.
 ENDED, FAILED = "ended", "failed"
 
-# For others to fail as well, before their step is ended.
+# Time that other processes have to fail as well before their step is aborted.
 _PATIENCE_SECONDS = 10.0
 
 _lock = threading.Lock()
@@ -38,15 +38,15 @@ _own_keys: list[str] = []
 
 
 class ProcessError(RuntimeError):
-    """Processes of one program do not do the same, or one is missing."""
+    """Error when the processes of a program differ or one is missing."""
 
 
 class ProcessEndedError(ProcessError):
-    """Another process has no further batch."""
+    """Error when another process has no further batch."""
 
 
 def set_deadline(seconds: float) -> None:
-    """Sets how long a process waits for the message of another."""
+    """Sets how long a process waits for a message of another process."""
     global _deadline_seconds
     if (
         isinstance(seconds, bool)
@@ -62,7 +62,7 @@ def set_deadline(seconds: float) -> None:
 
 
 def is_possible(mesh: Mesh) -> bool:
-    """Whether `mesh` is on several processes that can send messages."""
+    """Returns whether `mesh` spans several processes that can send messages."""
     return (
         mesh.num_local_devices() < mesh.size
         and dtensor.num_clients() > 1
@@ -71,7 +71,7 @@ def is_possible(mesh: Mesh) -> bool:
 
 
 def send(kind: str, body: Any) -> int:
-    """Sends to all processes, without waiting; returns the number."""
+    """Sends a message to all processes without waiting; returns its number."""
     global _number
     with _lock:
         _number += 1
@@ -83,28 +83,32 @@ def send(kind: str, body: Any) -> int:
 
 
 def exchange(kind: str, body: Any, what: str) -> list[Any]:
-    """Sends a message and returns what all processes send, in their order.
+    """Sends a message and returns the messages of all processes, in order.
 
     Args:
-      kind: What the message is about.
-      body: What JSON can hold.
-      what: What this process is about to do, for the error.
+      kind: Kind of the message, the same in all processes.
+      body: JSON-serializable value.
+      what: Description of the next action of this process, for errors.
+
+    Returns:
+      The bodies of all processes, by process index.
 
     Raises:
-      ProcessError: A process has not sent its message within the deadline,
-        sends one of another kind, or says that it ended or failed.
+      ProcessError: A process did not send its message within the deadline, sent
+        a message of another kind, or reported that it ended or failed.
     """
     me = dtensor.client_id()
     try:
         number = send(kind, body)
     except tf.errors.OpError as error:
         raise ProcessError(
-            f"Process {me} cannot reach the others, {what}: one of them has "
-            f"ended or failed ({error.message.partition(chr(10))[0]}). Start "
-            "all processes again, from a checkpoint."
+            f"Process {me} cannot reach the other processes ({what}): one of "
+            "them has ended or failed "
+            f"({error.message.partition(chr(10))[0]}). Restart all processes "
+            "from a checkpoint."
         ) from error
     until = time.monotonic() + _deadline_seconds
-    # As the others read it.
+    # The own message also passes through JSON, so that it compares equal.
     found = [
         [kind, json.loads(json.dumps(body))]
         if client == me
@@ -115,35 +119,36 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
     for client, (their_kind, their_body) in enumerate(found):
         if their_kind == ENDED:
             raise ProcessEndedError(
-                f"Process {client} has no further batch where process {me} "
-                f"is, {what}."
+                f"Process {client} has no further batch, while process {me} "
+                f"continues ({what})."
             )
         if their_kind == FAILED:
             raise ProcessError(
-                f"Process {client} failed where process {me} is, {what}: "
-                f"{their_body}"
+                f"Process {client} failed, while process {me} continues "
+                f"({what}): {their_body}"
             )
         if their_kind != kind:
             raise ProcessError(
-                f"Process {client} is not where process {me} is, {what}: they "
-                "run different programs, or one of them has caught an error "
-                "that the other does not know of."
+                f"Process {client} must run the same step as process {me} "
+                f"({what}). They run different programs, or one of them "
+                "caught an error that the other did not receive."
             )
     return [their_body for _, their_body in found]
 
 
 def first_line(error: BaseException) -> str:
-    """Returns class and first line of an error, for others to show."""
+    """Returns the class and the first line of an error, for a message."""
     line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {line[:300]}"
 
 
-def fail(why: str) -> None:
-    """Tells the others that a step of this process failed.
+def report_failure(why: str) -> None:
+    """Reports to the other processes that a step of this process failed.
 
-    Where they do not fail, too, they wait in theirs for this one: it is ended.
+    Processes that do not fail as well wait in their step for this process. The
+    step is aborted in all processes in this case.
     """
-    # The process that keeps the messages may have ended already.
+    # The process that stores the messages may have ended already.
     with contextlib.suppress(tf.errors.OpError):
         number = send(FAILED, why)
         until = time.monotonic() + _PATIENCE_SECONDS
@@ -178,23 +183,23 @@ def _wait(number: int, client: int, until: float, what: str) -> str:
                 f"{error.message.partition(chr(10))[0]})"
             )
         sentence = (
-            f"Process {client} of {dtensor.num_clients()} did not come to "
-            f"where process {dtensor.client_id()} is, {what}, {reason}. It "
-            "has ended, hangs, or runs another program: see what it printed. "
-            "tlm.distribution.set_process_checks(deadline_seconds=...) "
-            "changes how long a process is waited for."
+            f"Process {client} of {dtensor.num_clients()} did not respond to "
+            f"process {dtensor.client_id()} ({what}) {reason}. Process "
+            f"{client} has ended, hangs, or runs a different program; see its "
+            "output. tlm.distribution.set_process_checks(deadline_seconds=...) "
+            "sets how long a process waits."
         )
         _replace(number, FAILED, sentence)
         raise ProcessError(sentence)
 
 
 def _replace(number: int, kind: str, body: Any) -> None:
-    """Changes an own message, for a process that reads it later.
+    """Replaces a message of this process, for processes that read it later.
 
-    It must not begin a step that this process has given up.
+    They must not start a step that this process has abandoned.
     """
     key = _key(number, dtensor.client_id())
-    # The process that keeps the messages may have ended.
+    # The process that stores the messages may have ended.
     with contextlib.suppress(tf.errors.OpError):
         tf_private.delete_cluster_value(key)
         tf_private.set_cluster_value(key, json.dumps([kind, body]))
@@ -205,10 +210,10 @@ def _key(number: int, client: int) -> str:
 
 
 def _forget_before(number: int) -> None:
-    """Deletes own messages that all processes have read."""
+    """Deletes messages of this process that all processes have read."""
     for key in list(_own_keys):
         if int(key.split("/")[1]) < number:
             _own_keys.remove(key)
-            # As above.
+            # The process that stores the messages may have ended.
             with contextlib.suppress(tf.errors.OpError):
                 tf_private.delete_cluster_value(key)

@@ -1,1 +1,5 @@
-"""tf_keras models on a mesh; imported when tf_keras is."""
+"""Support for tf_keras models on a mesh. Imported only if tf_keras is imported.
+
+Start with `patches` (the scope and the replaced methods), `mapping` (variables)
+and `step` (what runs behind `fit`, `evaluate` and `predict`).
+"""

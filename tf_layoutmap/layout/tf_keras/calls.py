@@ -1,4 +1,4 @@
-"""tf_keras models and layers on a mesh: building them, and plain calls."""
+"""Builds and calls tf_keras models and layers on a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from tf_layoutmap.layout.tf_keras.patches import (
 
 
 def build(model: Any, inputs: Any) -> None:
-    """Makes the weights of `model` for inputs like these, on its mesh."""
+    """Creates the weights of `model` for such inputs, on its mesh."""
     is_pending = mapping.is_pending
     if model.built and not any(map(is_pending, model.weights)):
         return
@@ -44,11 +44,10 @@ def build(model: Any, inputs: Any) -> None:
 
 
 def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
-    """Whether the weights of `model` are made by tracing its step.
+    """Returns whether tracing the step creates the weights of `model`.
 
-    A model whose `train_step` uses its layers directly needs no `call`
-    (`tfrs.Model`, GANs), and may have several optimizers, each for other
-    weights.
+    A model whose `train_step` uses its layers directly does not require `call`
+    (`tfrs.Model`, GANs), and may have several optimizers for different weights.
     """
     if getattr(step, "__func__", None) is getattr(
         tf_keras.Model, f"{kind}_step"
@@ -62,10 +61,10 @@ def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
 
 
 def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
-    """Makes the weights and slot variables that `step` uses, on the mesh.
+    """Creates the weights and slot variables that `step` uses, on the mesh.
 
-    The step is traced in a graph that is never run. Optimizers update nothing
-    there.
+    The step is traced in a graph that never runs. In this graph, optimizers
+    update no variables.
     """
     context = context_of(model)
     specs = tf.nest.map_structure(
@@ -98,7 +97,7 @@ def _takes_training(model: Any) -> bool:
 def build_model(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Builds from shapes; weights get their values at the end."""
+    """Builds a model from shapes and then initializes its weights."""
     if context_of(model) is None or is_building.get():
         return original(model, *args, **kwargs)
     with using(model._layout_map), is_building.set_to(True):
@@ -110,12 +109,12 @@ def build_model(
 def call_model(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls `model`, with tensors from the host or on the mesh."""
+    """Calls `model` with tensors that are on the host or on the mesh."""
     context = context_of(model)
     if context is None:
         return original(model, *args, **kwargs)
     if is_building.get() or not tf.executing_eagerly():
-        # tf_keras' own call would build the weights of an inner model here.
+        # `tf_keras.Model.__call__` would build the weights of an inner model.
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     flat = tf.nest.flatten((args, kwargs))
     if (
@@ -149,7 +148,7 @@ def _with_shape(x: Any) -> Any:
 def call_layer(
     original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a layer; on a mesh keeps some layers batch-parallel."""
+    """Calls a layer; on a mesh, keeps some layers batch-parallel."""
     mesh = mesh_of_step.get()
     if (
         mesh is None

@@ -1,12 +1,11 @@
-"""From the names of a tf_keras model's weights to DVariables.
+"""Replaces the weights of a tf_keras model with DVariables, by their names.
 
-tf_keras has no name for a weight before its layer has a place in a model. So
-weights are made without a value first, and swapped, wherever the model holds
-them, for the variable their name asks for.
+In tf_keras, the name of a weight is known only after its layer is part of a
+model. Weights are therefore first created without a value. `map_model` then
+assigns layouts by name, creates a `HostReadableVariable` for each weight, and
+replaces the weight in every place where the model holds it.
 """
 
-# DOC-MERGE: The variables of a tf_keras model, with their names and who holds them.
-# DOC-MERGE: The variables of tf_keras models on a mesh.
 import collections
 import functools
 import itertools
@@ -36,14 +35,14 @@ dtensor = tf.experimental.dtensor
 
 
 class HostReadableVariable(StoredVariable):
-    """A DVariable that values from the host go into and come out of.
+    """A DVariable that is read and written with host values.
 
-    tf_keras reads and writes weights as arrays to save, load and count them;
-    a plain DVariable gives a value only if every device holds all of it.
+    tf_keras reads and writes weights as arrays to save, load and count them. A
+    plain DVariable returns its value only if it is replicated.
     """
 
     def value(self) -> tf.Tensor:
-        """The tensor; whole in a layer that needs it so, while it is traced."""
+        """Returns the value, gathered if the layer being traced requires it."""
         axes = {*self.layout.sharding_specs} - {dtensor.UNSHARDED}
         if (
             not axes
@@ -57,18 +56,18 @@ class HostReadableVariable(StoredVariable):
         return gathered_reads.gathered_along(axes, super().value(), self.layout)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Rows of the table; of all of it where `value` is whole."""
+        """Returns rows of the table; from the full table if it is gathered."""
         if gathered_reads.in_gathering_layer():
             return tf.gather(self.value(), indices, name=name)
         return super().sparse_read(indices, name)
 
     def numpy(self) -> np.ndarray:
-        """The whole value, gathered on the host."""
+        """Returns the full value, gathered on the host."""
         with tf.init_scope():
             return transfer.to_host(self)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns a value from the host, cut up there, or one on the mesh."""
+        """Assigns a host value, which is sharded on the host, or a DTensor."""
         if tf.executing_eagerly() and not (
             isinstance(value, tf.Variable) or pinning.on_mesh(value)
         ):
@@ -83,16 +82,16 @@ class HostReadableVariable(StoredVariable):
 def make_variable(
     value: Any, *, name: str, trainable: bool
 ) -> HostReadableVariable:
-    """Returns a variable that starts as the eager DTensor `value`."""
+    """Returns a variable with the initial value `value`, an eager DTensor."""
     return HostReadableVariable(value, name=name, trainable=trainable)
 
 
 def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
-    """Returns `variable` as one on `mesh`, replicated if it is elsewhere."""
+    """Returns `variable` on `mesh`; replicates it if it is not on the mesh."""
     if isinstance(variable, HostReadableVariable):
         return variable
     if isinstance(variable, dtensor.DVariable):
-        # The same object: others hold it already.
+        # The object stays the same because other objects already hold it.
         variable.__class__ = HostReadableVariable
         return variable
     with tf.init_scope():
@@ -107,9 +106,10 @@ def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
         )
 
 
-# Lists and tables that hold again what an attribute holds.
+# Attributes with lists and dicts of objects that other attributes hold, too.
 CACHES = frozenset(tf_keras_private.LAYOUT_MODULE._KERAS_ATTRIBUTES_TO_SKIP)
-# Optimizers, losses and metrics are no weights; penalties come in _regularize.
+# Optimizers, losses and metrics are not weights. `_regularize` handles
+# regularizers.
 _NOT_WEIGHTS = frozenset(
     (
         "optimizer",
@@ -122,7 +122,7 @@ _NOT_WEIGHTS = frozenset(
 
 
 class Found:
-    """One variable of a model, with all the places that hold it."""
+    """A variable of a model, with all places that hold it."""
 
     def __init__(self, variable: Any):
         self.variable = variable
@@ -130,7 +130,7 @@ class Found:
         self.names: dict[str, None] = {}
         self.owner: Any = None
 
-    # What `assignments` asks of a Keras variable.
+    # The properties that `assignments` reads from a Keras variable.
     @property
     def shape(self) -> Any:
         return self.variable.shape
@@ -146,7 +146,7 @@ class Found:
 
 
 class _Names:
-    """The names of found variables, as `assignments` asks for them."""
+    """Names of found variables, with the interface that `assignments` uses."""
 
     def __init__(self, found: Iterable[Found]):
         self._all = {
@@ -172,10 +172,10 @@ class _Names:
 
 
 def find_variables(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
-    """Returns the `wanted` variables of `model` in the order of its weights.
+    """Returns the variables of `model` that are `wanted`, in weight order.
 
-    Names start with attributes in subclassed models, and with the name of the
-    layer in Functional and Sequential ones: `"d1.kernel"`.
+    In subclassed models, names start with attributes. In Functional and
+    Sequential models, names start with the layer name, such as `"d1.kernel"`.
     """
     found: dict[int, Found] = {}
     for owner, prefix, path, variable in _paths(model):
@@ -214,7 +214,7 @@ def _paths(model: Any) -> Iterator[tuple[Any, tuple, tuple, Any]]:
 
 
 def is_pending(variable: Any) -> bool:
-    """Whether `variable` has no value, or one outside of any mesh."""
+    """Returns whether `variable` has no value, or a value outside a mesh."""
     variable = getattr(variable, "_variable", variable)
     return isinstance(variable, tf.Variable) and not isinstance(
         variable, dtensor.DVariable
@@ -224,7 +224,7 @@ def is_pending(variable: Any) -> bool:
 def assign_layouts(
     layout_map: Any, found: list[Found]
 ) -> list[assignments.LayoutAssignment]:
-    """Returns which layout each of `found` gets; allocates nothing."""
+    """Returns the layout of each variable; allocates no memory."""
     return assignments.assign(
         layout_map, found, _Names(found), owners=[one.owner for one in found]
     )
@@ -235,39 +235,40 @@ _numbers = itertools.count(1)
 
 
 def map_model(model: Any, context: Any) -> dict[int, Any]:
-    """Gives every pending variable of `model` its value, on the mesh.
+    """Initializes all pending variables of `model` on the mesh.
 
     Returns:
       The new variables, by the `id` of the variable that each one replaces.
 
     Raises:
-      ValueError: Some layout does not fit. Nothing is allocated then.
+      ValueError: A layout does not fit its variable. No variable is allocated
+        in this case.
     """
     found = find_variables(model, is_pending)
     assigned = assign_layouts(context.layout_map, found)
     assignments.raise_problems(assigned)
     swapped = {}
-    # In the order in which the weights were made: some initializers draw from
-    # one sequence of random numbers.
+    # Values are created in the order of the weights' creation because some
+    # initializers share one sequence of random numbers.
     for one, target in sorted(
         zip(found, assigned, strict=True),
         key=lambda pair: _number_of(pair[0].variable),
     ):
         old = getattr(one.variable, "_variable", one.variable)
-        new = swapped[id(old)] = _made(
+        new = swapped[id(old)] = _create_variable(
             old, target.settled_layout(), context.init
         )
         if old is not one.variable:
             one.variable._variable = new
         else:
             _swap(one, new)
-        context.registry.note(target)
+        context.registry.record(target)
     for layer in model._flatten_layers():
         _regularize(layer, swapped)
         generator = getattr(layer, "_random_generator", None)
         if generator is not None:
             _move_generator(generator, context.mesh)
-    _refer_to(model, swapped)
+    _replace_dependencies(model, swapped)
     return swapped
 
 
@@ -281,20 +282,20 @@ def draw_seed(variable: Any) -> None:
     """Draws the seed of a pending weight, in the order without a mesh."""
     variable._layoutmap_number = next(_numbers)
     initializer = getattr(variable._initial_value, "func", None)
-    _begin(getattr(initializer, "_random_generator", None))
+    _draw_seed_now(getattr(initializer, "_random_generator", None))
 
 
-def _begin(generator: Any) -> None:
+def _draw_seed_now(generator: Any) -> None:
     """Makes a generator of tf_keras draw its seed.
 
-    The initializers of TensorFlow itself (`tf.initializers`) have a generator
-    of the same name that draws when it is called.
+    Initializers of TensorFlow (`tf.initializers`) have a generator with the
+    same name, which draws its seed when it is called.
     """
     if isinstance(generator, tf_keras_private.RandomGenerator):
         generator._maybe_init()
 
 
-def _made(variable: Any, layout: Layout, init: str) -> Any:
+def _create_variable(variable: Any, layout: Layout, init: str) -> Any:
     name = variable.name.removesuffix(":0")
     with tf.init_scope():
         if not isinstance(variable, tf_keras_private.LazyInitVariable):
@@ -303,16 +304,18 @@ def _made(variable: Any, layout: Layout, init: str) -> Any:
             value = initial_values.initial_value(
                 *_initializer(variable, init), layout, init
             )
-        made = make_variable(value, name=name, trainable=variable.trainable)
-        made._constraint = variable.constraint
-        return made
+        variable_on_mesh = make_variable(
+            value, name=name, trainable=variable.trainable
+        )
+        variable_on_mesh._constraint = variable.constraint
+        return variable_on_mesh
 
 
 def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
-    """Returns what draws the first value, its shape and dtype.
+    """Returns the initializer of a variable, its shape and its dtype.
 
-    With "sharded", the initializer of Keras 3 with the same settings: each
-    device then draws its own part.
+    With "sharded", returns the Keras 3 initializer with the same config, so
+    that each device draws its own shard.
     """
     initial = variable._initial_value
     shape, dtype = tuple(variable.shape), variable.dtype.name
@@ -334,19 +337,19 @@ def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
 
 
 def _swap(found: Found, new: Any) -> None:
-    """Puts `new` wherever a model holds `found`."""
-    # Lists first: a layer that is given an attribute appends it to its list
-    # of weights, unless it stands there already.
+    """Replaces `found` with `new` in every place that holds it."""
+    # Lists are updated first: setting an attribute of a layer appends the
+    # variable to the list of weights if the list does not contain it.
     for root, path in sorted(
         found.places, key=lambda p: not CACHES.intersection(p[1])
     ):
         holder = root
         for part in path[:-1]:
-            holder = _get(holder, part)
-        _put(holder, path[-1], new)
+            holder = _get_item(holder, part)
+        _set_item(holder, path[-1], new)
 
 
-def _put(holder: Any, part: Any, new: Any) -> None:
+def _set_item(holder: Any, part: Any, new: Any) -> None:
     if isinstance(holder, tf_private.ListWrapper):
         tf_private.replace_item(holder, part, new)
     elif isinstance(part, int) or isinstance(holder, MutableMapping):
@@ -355,14 +358,14 @@ def _put(holder: Any, part: Any, new: Any) -> None:
         setattr(holder, part, new)
 
 
-def _get(holder: Any, part: Any) -> Any:
+def _get_item(holder: Any, part: Any) -> Any:
     if isinstance(part, int) or isinstance(holder, Mapping):
         return holder[part]
     return getattr(holder, part)
 
 
 def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
-    """Makes the penalties whose weight has its value now."""
+    """Creates the regularization losses of weights that are now initialized."""
     pending = getattr(layer, "_captured_weight_regularizer", [])
     kept = []
     for name, variable, regularizer in pending:
@@ -375,8 +378,8 @@ def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
 
 
 def _move_generator(generator: Any, mesh: Mesh) -> None:
-    """Replicates the state of a layer's random numbers on the mesh."""
-    _begin(generator)
+    """Replicates the state of a layer's random generator on the mesh."""
+    _draw_seed_now(generator)
     inner = getattr(generator, "_generator", None)
     if inner is not None and not isinstance(
         inner._state_var, dtensor.DVariable
@@ -384,8 +387,8 @@ def _move_generator(generator: Any, mesh: Mesh) -> None:
         inner._state_var = move_to_mesh(inner._state_var, mesh)
 
 
-def _refer_to(model: Any, swapped: dict[int, Any]) -> None:
-    """Makes checkpoints save the new variables where they knew the old."""
+def _replace_dependencies(model: Any, swapped: dict[int, Any]) -> None:
+    """Replaces old variables with new ones in checkpoint dependencies."""
     todo, seen = collections.deque([model]), {id(model)}
     while todo:
         holder = todo.popleft()

@@ -1,4 +1,4 @@
-"""The optimizers of tf_keras, for models on a mesh."""
+"""Replacements for methods of tf_keras optimizers, for models on a mesh."""
 
 import contextlib
 import threading
@@ -21,33 +21,33 @@ _state = threading.local()
 
 
 def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
-    """Makes `optimizer` keep its variables on `mesh`.
+    """Moves the variables of `optimizer`, also later ones, to `mesh`.
 
     Raises:
-      ValueError: It is a legacy or a loss-scaling optimizer or Nadam, or has
-        slots off the mesh already.
+      ValueError: `optimizer` is a legacy optimizer, a loss-scaling optimizer or
+        Nadam, or already has slot variables outside the mesh.
     """
     if not isinstance(optimizer, tf_keras_private.Optimizer) or (
         isinstance(optimizer, tf_keras_private.LossScaleOptimizer)
     ):
         raise ValueError(
-            "A tf_keras model on a mesh trains with an optimizer of "
-            "tf_keras.optimizers; legacy optimizers and loss scaling keep "
-            "their variables elsewhere. Received: "
+            "The optimizer of a tf_keras model on a mesh must be one of "
+            "tf_keras.optimizers; legacy optimizers and loss scaling are not "
+            "supported. Received: "
             f"{type(optimizer).__module__}.{type(optimizer).__name__}. For "
-            'half precision use the policy "mixed_bfloat16".'
+            'half precision, use the policy "mixed_bfloat16".'
         )
     if isinstance(optimizer, tf_keras.optimizers.Nadam):
         raise ValueError(
-            "The step of tf_keras.optimizers.Nadam branches, which DTensor "
-            "cannot place on a mesh. Use Adam, or the Nadam of Keras 3."
+            "tf_keras.optimizers.Nadam is not supported on a mesh because its "
+            "step has a conditional branch. Use Adam, or Nadam of Keras 3."
         )
     if getattr(optimizer, "_mesh", None) is not None:
         return
     if getattr(optimizer, "_built", False):
         raise ValueError(
             f"Optimizer {optimizer.name!r} has trained variables that are not "
-            "on a mesh. Give the model on a mesh an optimizer of its own."
+            "on a mesh. Compile the model on a mesh with a new optimizer."
         )
     optimizer._mesh = mesh
     _move_variables(optimizer, mesh)
@@ -56,7 +56,7 @@ def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
 def compile_model(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Compiles; moves the optimizer's counters to the mesh."""
+    """Compiles a model and moves the optimizer's counters to the mesh."""
     result = original(model, *args, **kwargs)
     context = context_of(model)
     if context is not None and model.optimizer is not None:
@@ -65,7 +65,7 @@ def compile_model(
 
 
 def _move_variables(optimizer: Any, mesh: Mesh) -> None:
-    """Replicates counters, rates and other scalars of `optimizer`."""
+    """Replicates the counters, rates and other scalars of `optimizer`."""
     moved = {}
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, tf.Variable):
@@ -79,7 +79,7 @@ def _move_variables(optimizer: Any, mesh: Mesh) -> None:
 
 
 def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
-    """Makes the slot variables of `optimizer` before a step is traced."""
+    """Creates the slot variables of `optimizer` before a step is traced."""
     with tracing.default_mesh(mesh):
         optimizer.build(variables)
     _move_variables(optimizer, mesh)
@@ -87,10 +87,10 @@ def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def recording(updates: list[tuple[Any, list[Any]]]) -> Iterator[None]:
-    """While open, this thread's optimizers update nothing.
+    """Returns a scope in which optimizers of this thread update no variables.
 
     Args:
-      updates: Gets each optimizer that is called, and its variables.
+      updates: List to which each called optimizer and its variables are added.
     """
     _state.updates = updates
     try:
@@ -106,7 +106,7 @@ def apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Applies; remembers the shapes for `deduplicate`."""
+    """Applies gradients and records the weight shapes for `deduplicate`."""
     updates = getattr(_state, "updates", None)
     if updates is not None:
         updates.append((optimizer, [v for _, v in grads_and_vars]))
@@ -134,10 +134,10 @@ def apply_gradients(
 def deduplicate(
     original: Callable[..., Any], optimizer: Any, gradients: Any
 ) -> Any:
-    """Sums the rows of sparse gradients, on a mesh into dense ones.
+    """Sums repeated rows of sparse gradients; on a mesh, returns dense ones.
 
-    DTensor has no scatter. tf_keras' sparse rules give what its dense ones
-    do, so only the time differs.
+    DTensor does not support scatter. The sparse update rules of tf_keras give
+    the same results as its dense rules, so only the time differs.
     """
     shapes = getattr(_state, "shapes", None)
     if getattr(optimizer, "_mesh", None) is None or shapes is None:
@@ -161,7 +161,7 @@ def _dense(gradient: Any, shape: Any) -> Any:
 def update(
     original: Callable[..., Any], optimizer: Any, grads_and_vars: Any
 ) -> Any:
-    """Updates; keeps the moving averages, which tf_keras skips on a mesh."""
+    """Updates weights and moving averages, which tf_keras skips on a mesh."""
     result = original(optimizer, grads_and_vars)
     if getattr(optimizer, "_mesh", None) is None or not optimizer.use_ema:
         return result
@@ -172,7 +172,7 @@ def update(
         ]
         average.assign(momentum * average + (1 - momentum) * variable)
         if every:
-            # Not tf.where: DTensor crashes on a scalar condition.
+            # DTensor crashes for tf.where with a scalar condition.
             share = tf.cast(optimizer.iterations % every == 0, variable.dtype)
             variable.assign(share * average + (1 - share) * variable)
     return result
@@ -186,7 +186,7 @@ def add_slot(
     shape: Any = None,
     initial_value: Any = None,
 ) -> Any:
-    """Makes a slot variable with the layout of its weight."""
+    """Creates a slot variable with the layout of its weight."""
     weight = getattr(model_variable, "_variable", model_variable)
     if not isinstance(weight, mapping.HostReadableVariable):
         return original(

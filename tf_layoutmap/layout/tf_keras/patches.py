@@ -1,10 +1,10 @@
-"""The scope for models of tf_keras, and weights that belong to it.
+"""The layout map scope for tf_keras models, and replaced tf_keras methods.
 
-tf_keras has DTensor code of its own, which wants a mesh for each optimizer and
-metric, and batches that are on the mesh. Here one scope does all of it.
+The DTensor code of tf_keras requires a mesh for each optimizer and metric, and
+batches that are already on the mesh. With `scope`, one scope is enough: models
+that are created in it hold a `TfKerasMap` with their context.
 """
 
-# DOC-MERGE: What tf_keras models and this thread know of their layout map.
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,16 +18,16 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.tf_keras import mapping
 
-# Whether a model is traced only to make its weights.
+# Whether a model is traced only to create its weights.
 is_building = ThreadValue(False)
 # Whether a model is called eagerly, with tensors on its mesh.
 is_calling = ThreadValue(False)
-# That of the step that runs.
+# The mesh of the step that runs in this thread.
 mesh_of_step: ThreadValue[Mesh | None] = ThreadValue(None)
 
 
 class TfKerasMap:
-    """What tf_keras holds as its layout map: the context of a model."""
+    """Context of a model, stored where tf_keras stores its layout map."""
 
     def __init__(self, context: Any):
         self.context = context
@@ -48,7 +48,7 @@ def context_of(model: Any) -> Any:
 
 @contextlib.contextmanager
 def using(layout_map: Any) -> Iterator[None]:
-    """While open, `layout_map` is what tf_keras makes models under."""
+    """Scope in which tf_keras creates models with `layout_map`."""
     before = tf_keras_private.layout_map_in_use()
     tf_keras_private.use_layout_map(layout_map)
     try:
@@ -59,10 +59,10 @@ def using(layout_map: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scope(context: Any) -> Iterator[None]:
-    """Models of tf_keras made in this thread belong to `context`."""
+    """Scope in which new tf_keras models of this thread belong to `context`."""
     engine.ensure("tf_keras")
     experimental = tf_keras.backend.experimental
-    # DTensor places the state of a generator; it cannot place legacy ops.
+    # DTensor supports the state of a generator, but not legacy random ops.
     had_generator = experimental.is_tf_random_generator_enabled()
     before = tf_keras_private.layout_map_in_use()
     experimental.enable_tf_random_generator()
@@ -78,7 +78,7 @@ def scope(context: Any) -> Iterator[None]:
 def add_weight(
     original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Makes a weight without a value while a layout map waits for its name."""
+    """Creates a weight; under a layout map, without a value at first."""
     if (
         isinstance(layer, tf_keras.metrics.Metric)
         or kwargs.get("layout")
@@ -94,6 +94,7 @@ def add_weight(
 def init_model(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> None:
+    """Initializes a model and adds it to its context."""
     original(model, *args, **kwargs)
     context = context_of(model)
     if context is not None:
@@ -101,7 +102,10 @@ def init_model(
 
 
 def can_be_fused(original: Callable[..., Any], layer: Any, *args: Any) -> bool:
-    # The fused operation is one that DTensor lacks, with the same result.
+    """Returns whether layer normalization is fused; on a mesh, it is not.
+
+    DTensor does not support the fused operation. The result is the same.
+    """
     on_mesh = tracing.traced_for_mesh() or isinstance(
         tf_keras_private.layout_map_in_use(), TfKerasMap
     )
@@ -109,9 +113,11 @@ def can_be_fused(original: Callable[..., Any], layer: Any, *args: Any) -> bool:
 
 
 def map_model(original: Callable[..., Any], model: Any, layout_map: Any) -> Any:
+    """Creates the variables of a model, by the names of its weights."""
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
-    # An inner model's weights have their names when the outer one is built.
+    # The weights of an inner model get their names when the outer model is
+    # built.
     if not is_building.get():
         mapping.map_model(model, context_of(model))
     return model
@@ -120,16 +126,18 @@ def map_model(original: Callable[..., Any], model: Any, layout_map: Any) -> Any:
 def assign_value(
     original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
+    """Assigns a host value to a variable."""
     if isinstance(variable, mapping.HostReadableVariable):
         return variable.assign(value)
     return original(variable, value)
 
 
 def choose_lstm(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """tf_keras' choice of an implementation; on a mesh the standard one.
+    """Selects the LSTM implementation; on a mesh, the standard one.
 
-    It makes functions for CPUs and GPUs, among which a TensorFlow that places
-    operations chooses. DTensor does not, and its compiler ends the process.
+    tf_keras creates functions for CPUs and GPUs, and TensorFlow's placer
+    selects one of them. DTensor does not run the placer, and its compiler ends
+    the process.
     """
     on_mesh = tracing.traced_for_mesh()
     chosen = (
@@ -139,7 +147,7 @@ def choose_lstm(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def choose_gru(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The same choice for GRU."""
+    """Selects the GRU implementation; see `choose_lstm`."""
     on_mesh = tracing.traced_for_mesh()
     chosen = tf_keras_private.GRU_MODULE.standard_gru if on_mesh else (original)
     return chosen(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The step behind `fit`, `evaluate` and `predict` of tf_keras on a mesh."""
+"""Steps of `fit`, `evaluate` and `predict` of tf_keras models on a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ class _Step(MeshStep):
 
 
 def _over_iterator(step: _Step) -> Callable[[Any], Any]:
-    """Returns a function that takes the batches of one call from `fit`."""
+    """Returns the function that `fit` calls with an iterator of batches."""
 
     def function(iterator: Any) -> Any:
         steps = step.model._steps_per_execution
@@ -61,7 +61,7 @@ def _over_one_batch(step: _Step) -> Callable[[Any], Any]:
 def make_data(
     original: Callable[..., Any], handler: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Makes the dataset that `fit` and its siblings iterate over."""
+    """Creates the dataset of `fit`, `evaluate` or `predict`."""
     original(handler, *args, **kwargs)
     if context_of(handler._model) is not None and isinstance(
         handler._adapter, tf_keras_private.TensorLikeDataAdapter
