@@ -156,7 +156,7 @@ class ServersBackend:
         activations = self._shapes.shape_all_activations(
             self._started.combine(step.plan, step.fetched)
         )
-        self._shapes.note_dequeued(0, activations)
+        self._shapes.record_dequeued(0, activations)
         return activations
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
