@@ -145,9 +145,9 @@ class TPUBackend:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
         if not self.checks_shapes and not self.is_built:
             raise ValueError(
-                "`build` must be called with the shapes of one replica's "
-                "inputs before the first `enqueue` if `enqueue` does not "
-                "check shapes."
+                "Shapes must be known before the first step if `enqueue` does "
+                "not check them; call `build` with the shapes of one "
+                "replica's inputs first."
             )
         return self._reader.read(
             features,
