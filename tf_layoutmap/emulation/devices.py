@@ -96,7 +96,7 @@ class Devices:
         return None
 
 
-def make(num_cores: int, num_hosts: int) -> Devices:
+def create_devices(num_cores: int, num_hosts: int) -> Devices:
     """Creates the logical CPUs for cores and hosts, if there are too few.
 
     Raises:

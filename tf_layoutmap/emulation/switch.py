@@ -103,7 +103,7 @@ def enable(
         _check_same(_process.strategy, num_cores, num_hosts)
     if not _process.is_loaded:
         _check_no_kernels()
-    logical_devices = devices.make(num_cores, num_hosts)
+    logical_devices = devices.create_devices(num_cores, num_hosts)
     library = ops.load_emulation()
     _process.is_loaded = True
     library.layout_map_set_up_emulation(

@@ -76,7 +76,7 @@ class DividedEngine(HostEngine):
             variables[one.name][embedding_tables.PARAMETERS]
             for one in spec.tables
         ]
-        in_order: step_exchange.Order = (
+        gradient_order: step_exchange.Order = (
             step_exchange.Exact(spec, group.size)
             if order == "exact"
             else step_exchange.Folded(
@@ -86,7 +86,9 @@ class DividedEngine(HostEngine):
                 [one.row_partition.num_shards for one in rows],
             )
         )
-        local_spec = _local_spec(spec, local_variables, in_order.features())
+        local_spec = _local_spec(
+            spec, local_variables, gradient_order.features()
+        )
         super().__init__(
             local_spec,
             local_variables,
@@ -99,7 +101,7 @@ class DividedEngine(HostEngine):
             local_spec,
             variables,
             group,
-            in_order,
+            gradient_order,
             out_of_range=out_of_range,
             rounding_seed=rounding_seed,
         )

@@ -292,7 +292,8 @@ class _TableFiles:
         if self._error is not None:
             raise self._error
         with tf.device("/cpu:0"):
-            # TensorFlow writes and replaces a single file without help.
+            # TensorFlow replaces a checkpoint with a single file, or on a
+            # remote file system, without the additional steps below.
             if len(self._prefixes) == 1 or not paths.is_local(target):
                 self._merge(target)
             else:

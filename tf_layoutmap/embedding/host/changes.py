@@ -75,7 +75,7 @@ class Changes:
         The method holds the locks of all variables while it copies. Training
         continues as soon as it returns.
         """
-        shards, slots, lanes, whole, dtypes = [], [], [], [], []
+        shards, slots, lanes, small, dtypes = [], [], [], [], []
         for table in self._spec.tables:
             by_name = self._variables[table.name]
             shards += tables.shards_of(by_name[tables.PARAMETERS])
@@ -88,7 +88,7 @@ class Changes:
                     lanes += tables.shards_of(by_name[name])
                     dtypes.append(dtype)
         for table in self._spec.tables:
-            whole += _whole(self._variables[table.name]).values()
+            small += _small_variables(self._variables[table.name]).values()
         try:
             with tf.device(self._engine.device):
                 changed = ops.take_changes(
@@ -101,13 +101,13 @@ class Changes:
                     shards=_handles(shards),
                     slots=_handles(slots),
                     lanes=_handles(lanes),
-                    whole=_handles(whole),
+                    whole=_handles(small),
                     open_tables=[
                         number
                         for number, one in enumerate(self._spec.tables)
                         if one.vocabulary is not None
                     ],
-                    Tvalues=[*dtypes, *(one.dtype for one in whole)],
+                    Tvalues=[*dtypes, *(one.dtype for one in small)],
                 )
         except tf.errors.FailedPreconditionError as error:
             raise RuntimeError(error.message) from None
@@ -125,7 +125,7 @@ class Changes:
                 rows, {name: next(rest) for name in names}, {}
             )
         for table in self._spec.tables:
-            for name in _whole(self._variables[table.name]):
+            for name in _small_variables(self._variables[table.name]):
                 by_table[table.name].whole[name] = next(rest)
         return by_table
 
@@ -136,7 +136,7 @@ def _slots(table: config.TableSpec) -> list[str]:
     ]
 
 
-def _whole(by_name: Mapping[str, Any]) -> dict[str, Any]:
+def _small_variables(by_name: Mapping[str, Any]) -> dict[str, Any]:
     return {name: by_name[name] for name in WHOLE if name in by_name}
 
 

@@ -543,13 +543,13 @@ def broadcast_initial_values(
     """
 
     @tf.function
-    def broadcast(part: tf.Tensor) -> tf.Tensor:
+    def broadcast(rows: tf.Tensor) -> tf.Tensor:
         def of_replica():
             context = tf.distribute.get_replica_context()
             is_first = context.replica_id_in_sync_group == 0
             return context.all_reduce(
                 tf.distribute.ReduceOp.SUM,
-                tf.where(is_first, part, tf.zeros_like(part)),
+                tf.where(is_first, rows, tf.zeros_like(rows)),
                 options=collective_options(),
             )
 
@@ -559,10 +559,10 @@ def broadcast_initial_values(
         for variable in tables.shards_of(by_name[tables.PARAMETERS]):
             rows_at_once = max(1, _CHUNK // known_size(variable, 1))
             for first in range(0, known_size(variable), rows_at_once):
-                part = variable[first : first + rows_at_once]
+                rows = variable[first : first + rows_at_once]
                 variable[first : first + rows_at_once].assign(
                     tf.cast(
-                        broadcast(tf.cast(part, tf.float32)), variable.dtype
+                        broadcast(tf.cast(rows, tf.float32)), variable.dtype
                     )
                 )
 
@@ -655,7 +655,7 @@ def _fields(where: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _initializer(value: Any) -> str:
-    """Returns class and settings without the seed, which Keras may draw."""
+    """Returns class and settings, except for the seed, which may be random."""
     settings = getattr(value, "get_config", dict)()
     settings.pop("seed", None)
     return f"{type(value).__name__} {_text(sorted(settings.items()))}"

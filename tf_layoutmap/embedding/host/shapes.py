@@ -124,7 +124,7 @@ class SampleShapes:
         """Returns the sizes of the sample dimensions after the first one."""
         return self._inner[index] or ()
 
-    def known(self, index: int) -> Shape | None:
+    def declared_shape(self, index: int) -> Shape | None:
         """Returns the declared shape, or None."""
         if self._declared is not None:
             return self._declared[index]
@@ -132,9 +132,9 @@ class SampleShapes:
 
     def num_samples(self, index: int) -> int | None:
         """Returns the declared number of samples of each step, or None."""
-        return _count(self.known(index) or (None,))
+        return _count(self.declared_shape(index) or (None,))
 
-    def combines_places(self, index: int) -> bool:
+    def combines_positions(self, index: int) -> bool:
         """Returns whether the engine combines the ids of a sequence feature."""
         return not self.features[index].is_sequence
 
@@ -147,7 +147,10 @@ class SampleShapes:
             self._settle(index, inner)
 
     def _check(self, index: int, inner: Shape):
-        """Checks that the sizes equal the known sizes, or are static."""
+        """Checks that the sizes equal the sizes that are already set.
+
+        If no sizes are set yet, the sizes must be static and above 0.
+        """
         name = self._given[index].name
         known = self._inner[index]
         if known is None:
@@ -255,12 +258,15 @@ class StepShapes:
         )
         inputs = read(feature, value, weight)
         if feature.is_sequence:
-            if self.samples.combines_places(index) and not inputs.inner_shape:
+            if (
+                self.samples.combines_positions(index)
+                and not inputs.inner_shape
+            ):
                 inputs = embedding_inputs.fill_sequences(
                     feature, inputs, feature.max_sequence_length
                 )
         elif isinstance(value, tf.RaggedTensor):
-            shape = self.samples.known(index)
+            shape = self.samples.declared_shape(index)
             if shape is not None and len(shape) > 1:
                 inputs = embedding_inputs.fill_samples(feature, inputs, shape)
         self.samples.set_inner(index, inputs.inner_shape)

@@ -174,9 +174,9 @@ class KeyStepOps(step_ops.StepOps):
         )
 
     def train(self, begun: tf.Tensor) -> None:
-        """Makes a step of the traced function a training step, if traced.
+        """Makes a step of the traced function a training step.
 
-        A training step admits keys.
+        A training step admits keys. The method does nothing for eager steps.
 
         Args:
           begun: Plan that `begin` returned.

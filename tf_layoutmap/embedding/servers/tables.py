@@ -184,7 +184,7 @@ def create_vocabulary_variables(
     return variables
 
 
-# Smaller shards are not distributed over more servers.
+# The default partitioner does not create smaller shards.
 _MIN_SHARD_BYTES = 256 << 10
 
 
@@ -204,7 +204,8 @@ class ServerTables:
         Raises:
           ValueError: If there are no servers.
         """
-        # Steps use ops of this package, which the strategy must accept.
+        # Steps use ops of this package. This call records that the servers of
+        # the strategy have them.
         strategies.register_our_ops(strategy)
         # Servers are sorted by number. Sorting by name would put server 10
         # before server 2.
@@ -242,7 +243,9 @@ class ServerTables:
         """
         devices = []
 
-        def place(table: config.TableSpec, cut: partition.RowPartition):
+        def place(
+            table: config.TableSpec, row_partition: partition.RowPartition
+        ):
             row_bytes = (table.num_bytes + table.num_slot_bytes) // max(
                 table.num_rows, 1
             )
@@ -250,7 +253,7 @@ class ServerTables:
                 [
                     self.devices[one]
                     for one in self._placement.place(
-                        size * row_bytes for size in cut.sizes
+                        size * row_bytes for size in row_partition.sizes
                     )
                 ]
             )

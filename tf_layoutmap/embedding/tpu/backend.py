@@ -161,7 +161,7 @@ class TPUBackend:
         """Enqueues a batch that `read` returned."""
         self._modes.enqueued(name, training)
         if batch.in_program:
-            values, given = batch.steps[0]
+            values, weights = batch.steps[0]
             # The mode is selected from two constants, even if `training` is
             # a Python bool. The compiler searches for this pattern to correct
             # a wrong mode.
@@ -169,7 +169,7 @@ class TPUBackend:
                 lambda: self._enqueue_on(
                     None,
                     values,
-                    given,
+                    weights,
                     name,
                     tf.where(training, "train", "inference"),
                 )
@@ -177,14 +177,14 @@ class TPUBackend:
             return
         mode = _mode(training)
         if batch.device is not None:
-            values, given = batch.steps[0]
+            values, weights = batch.steps[0]
             self._enqueue_on(
-                self._cores.named(batch.device), values, given, name, mode
+                self._cores.by_name(batch.device), values, weights, name, mode
             )
             return
-        for replica, (values, given) in enumerate(batch.steps):
-            for part, core in enumerate(self._cores.of_replica(replica)):
-                self._enqueue_on(core, values, given, name, mode, part)
+        for replica, (values, weights) in enumerate(batch.steps):
+            for core_index, core in enumerate(self._cores.of_replica(replica)):
+                self._enqueue_on(core, values, weights, name, mode, core_index)
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -248,7 +248,7 @@ class TPUBackend:
         weights,
         name,
         mode,
-        part: int | None = None,
+        core_index: int | None = None,
     ):
         """Enqueues on the host of `core`, which is None in a TPU program."""
         # A device scope of None would cancel the device scope of the caller.
@@ -258,9 +258,13 @@ class TPUBackend:
                     self._spec.features, values
                 )
             num_cores = self._cores.num_cores_per_replica
-            if part is not None and num_cores:
-                values = [_part(one, part, num_cores) for one in values]
-                weights = [_part(one, part, num_cores) for one in weights]
+            if core_index is not None and num_cores:
+                values = [
+                    _core_samples(one, core_index, num_cores) for one in values
+                ]
+                weights = [
+                    _core_samples(one, core_index, num_cores) for one in weights
+                ]
             lists = batches.read_lists(self._spec.features, values, weights)
             checks = batches.check_ids(self._spec, lists.ids) if core else []
             with tf.control_dependencies(checks):
@@ -294,9 +298,9 @@ def _mode(training: Any):
     return "train" if training else "inference"
 
 
-def _part(value: Any, part: int, num_cores: int) -> Any:
+def _core_samples(value: Any, core_index: int, num_cores: int) -> Any:
     if value is None:
         return None
     if isinstance(value, tf.SparseTensor):
-        return tf.sparse.split(value, num_split=num_cores, axis=0)[part]
-    return tf.split(value, num_or_size_splits=num_cores, axis=0)[part]
+        return tf.sparse.split(value, num_split=num_cores, axis=0)[core_index]
+    return tf.split(value, num_or_size_splits=num_cores, axis=0)[core_index]

@@ -271,7 +271,9 @@ def _device_before_program(tensor: tf.Tensor) -> str:
         if _is_program_input(tensor.op):
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
-            return ""  # Its device only shows where a loop was traced.
+            # The device of a placeholder shows where a loop was traced. It is
+            # not the device of the input.
+            return ""
     return tensor.device or ""
 
 
@@ -359,14 +361,16 @@ class BatchReader:
             self._check_shapes(
                 [values for values, _ in steps], device is None, settles_shapes
             )
-        for values, given in steps:
+        for values, flat_weights in steps:
             named = self._named_tensors(values)
             check_on_host(named)
             if in_program:
                 check_direct_inputs(named)
-            if given is None or isinstance(values, packing.PackedIds):
+            if flat_weights is None or isinstance(values, packing.PackedIds):
                 continue
-            for feature, value, weight in zip(self._features, values, given):
+            for feature, value, weight in zip(
+                self._features, values, flat_weights
+            ):
                 check_weight(feature, value, weight)
         return Batch(steps, device, in_program)
 
@@ -439,7 +443,7 @@ class BatchReader:
                     values, len(self._features)
                 )
             incoming = [
-                tpu_shapes.of_input(feature, value, num_cores)
+                tpu_shapes.input_shape(feature, value, num_cores)
                 for feature, value in zip(self._features, values)
             ]
             if settles_shapes:

@@ -102,11 +102,11 @@ def write_parameters(
 
 def write_quantization(parameters: Any, quantization: Any):
     """Writes a `QuantizationConfig` into an `OptimizationParameters`."""
-    found = parameters.simulated_quantization
-    found.enabled = True
-    found.num_buckets = quantization.num_buckets
-    found.clipping_limits.lower.value = quantization.lower
-    found.clipping_limits.upper.value = quantization.upper
+    proto = parameters.simulated_quantization
+    proto.enabled = True
+    proto.num_buckets = quantization.num_buckets
+    proto.clipping_limits.lower.value = quantization.lower
+    proto.clipping_limits.upper.value = quantization.upper
 
 
 def _write_limits(parameters, field: str, lower, upper):
@@ -128,31 +128,31 @@ def _write_adagrad(parameters, optimizer):
 
 
 def _write_adagrad_momentum(parameters, optimizer):
-    found = parameters.adagrad_momentum
-    found.momentum = optimizer.momentum
-    found.use_nesterov = optimizer.use_nesterov
-    found.exponent = optimizer.exponent
-    found.beta2 = optimizer.beta2
-    found.epsilon = optimizer.epsilon
+    proto = parameters.adagrad_momentum
+    proto.momentum = optimizer.momentum
+    proto.use_nesterov = optimizer.use_nesterov
+    proto.exponent = optimizer.exponent
+    proto.beta2 = optimizer.beta2
+    proto.epsilon = optimizer.epsilon
 
 
 def _write_adam(parameters, optimizer):
-    found = parameters.adam
-    found.beta1 = optimizer.beta_1
-    found.beta2 = optimizer.beta_2
-    found.epsilon = optimizer.epsilon
-    found.use_non_lazy_adam = not optimizer.lazy_adam
-    found.use_sum_inside_sqrt = optimizer.sum_inside_sqrt
+    proto = parameters.adam
+    proto.beta1 = optimizer.beta_1
+    proto.beta2 = optimizer.beta_2
+    proto.epsilon = optimizer.epsilon
+    proto.use_non_lazy_adam = not optimizer.lazy_adam
+    proto.use_sum_inside_sqrt = optimizer.sum_inside_sqrt
 
 
 def _write_ftrl(parameters, optimizer):
-    found = parameters.ftrl
-    found.l1 = optimizer.l1_regularization_strength
-    found.l2 = optimizer.l2_regularization_strength
-    found.lr_power = optimizer.learning_rate_power
-    found.beta = optimizer.beta
-    found.multiply_linear_by_lr = optimizer.multiply_linear_by_learning_rate
-    found.allow_zero_accumulator = optimizer.allow_zero_accumulator
+    proto = parameters.ftrl
+    proto.l1 = optimizer.l1_regularization_strength
+    proto.l2 = optimizer.l2_regularization_strength
+    proto.lr_power = optimizer.learning_rate_power
+    proto.beta = optimizer.beta
+    proto.multiply_linear_by_lr = optimizer.multiply_linear_by_learning_rate
+    proto.allow_zero_accumulator = optimizer.allow_zero_accumulator
 
 
 _RULES = {
@@ -217,7 +217,7 @@ def read_spec(
         if one is None:
             raise ValueError(
                 f"{type(None)} is an unsupported optimizer class; under "
-                "TPUStrategy every table needs an optimizer of "
+                "TPUStrategy every table requires an optimizer of "
                 f"tf.tpu.experimental.embedding (table {table.name!r})."
             )
         if isinstance(one, optimizer_specs.HostOptimizer):
@@ -265,9 +265,9 @@ def create_config(
         SPMD.
       is_pipelined: Whether lookups overlap with the previous step.
     """
-    found = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
+    proto = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
     for index, table in enumerate(tpu.spec.tables):
-        descriptor = found.table_descriptor.add()
+        descriptor = proto.table_descriptor.add()
         descriptor.name = table.name
         # Each host must hold at least one row.
         descriptor.vocabulary_size = max(table.num_rows, num_hosts)
@@ -279,21 +279,21 @@ def create_config(
     for feature, name, shape in zip(
         tpu.spec.features, tpu.feature_names, output_shapes
     ):
-        descriptor = found.feature_descriptor.add()
+        descriptor = proto.feature_descriptor.add()
         if name:
             descriptor.name = name
         descriptor.table_id = feature.table
         descriptor.input_shape.extend(shape)
     # `enqueue` sets for each batch whether it trains.
-    found.mode = found.TRAINING
-    found.num_hosts = num_hosts
-    found.num_tensor_cores = num_replicas * (num_cores_per_replica or 1)
-    found.sharding_strategy = found.DIV_DEFAULT
-    found.pipeline_execution_with_tensor_core = is_pipelined
+    proto.mode = proto.TRAINING
+    proto.num_hosts = num_hosts
+    proto.num_tensor_cores = num_replicas * (num_cores_per_replica or 1)
+    proto.sharding_strategy = proto.DIV_DEFAULT
+    proto.pipeline_execution_with_tensor_core = is_pipelined
     if num_cores_per_replica:
-        found.spmd_sharding.enabled = True
-        found.spmd_sharding.num_cores_per_replica = num_cores_per_replica
-    return found
+        proto.spmd_sharding.enabled = True
+        proto.spmd_sharding.num_cores_per_replica = num_cores_per_replica
+    return proto
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +355,7 @@ class Cores:
         """Returns the cores of one replica, in the order of their samples."""
         return self._of_replicas[replica]
 
-    def named(self, device: str) -> Core:
+    def by_name(self, device: str) -> Core:
         """Returns the core with the device name `device`.
 
         Raises:

@@ -64,7 +64,7 @@ class OutputShapes:
         """Checks the shapes of one step against the known shapes.
 
         Args:
-          incoming: Shapes that `of_input` returned.
+          incoming: Shapes that `input_shape` returned.
           is_ragged: Whether each input is ragged; None if unknown. The samples
             of a ragged input may fill an output shape with more dimensions.
 
@@ -84,7 +84,7 @@ class OutputShapes:
             )
 
 
-def of_input(
+def input_shape(
     feature: config.FeatureSpec,
     value: Any,
     num_cores: int | None,

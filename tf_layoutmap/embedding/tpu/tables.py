@@ -153,24 +153,29 @@ def extract_variable_info(
     Raises:
       ValueError: If there is no callable or no shape.
     """
-    found = keywords.get("initial_value")
+    initializer = keywords.get("initial_value")
     shape, dtype = keywords.get("shape"), keywords.get("dtype")
-    if isinstance(found, functools.partial) and (
-        "shape" in found.keywords or found.args
+    if isinstance(initializer, functools.partial) and (
+        "shape" in initializer.keywords or initializer.args
     ):
-        bound = dict(found.keywords)
+        bound = dict(initializer.keywords)
         dtype = bound.pop("dtype", dtype)
         shape = bound.pop("shape", None)
-        args = found.args
+        args = initializer.args
         if shape is None:
             shape, args = args[0], args[1:]
         if args:
             raise ValueError(
                 "Unable to extract initializer function and shape from "
-                f"{found}; bind the shape as its only positional argument."
+                f"{initializer}; bind the shape as its only positional "
+                "argument."
             )
-        found = functools.partial(found.func, **bound) if bound else found.func
-    if not callable(found) or shape is None:
+        initializer = (
+            functools.partial(initializer.func, **bound)
+            if bound
+            else initializer.func
+        )
+    if not callable(initializer) or shape is None:
         raise ValueError(
             "Unable to extract initializer function and shape from "
             f"{keywords.get('initial_value')}; the initial value of a table "
@@ -183,7 +188,7 @@ def extract_variable_info(
         keywords.get("name") or "Variable",
         shape,
         tf.as_dtype(dtype or tf.float32),
-        bind_shape(found, shape),
+        bind_shape(initializer, shape),
     )
 
 
