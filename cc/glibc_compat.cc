@@ -1,5 +1,5 @@
-// Lets the shared libraries load with glibc 2.28, also if they are built on a
-// newer system.
+// Lets the shared libraries load with glibc 2.28 and the libstdc++ of GCC 8,
+// also if they are built on a newer system.
 //
 // glibc 2.34 moved the functions of libpthread and libdl into libc and gave
 // them new symbol versions; a library that is linked there requires them. Each
@@ -13,6 +13,8 @@
 #if defined(__x86_64__) && defined(__GLIBC__)
 #include <pthread.h>
 #include <time.h>
+
+#include <new>
 
 #define LAYOUTMAP_HIDDEN extern "C" __attribute__((visibility("hidden")))
 #define LAYOUTMAP_OLD(name, version) \
@@ -98,6 +100,43 @@ LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
     --until.tv_sec;
   }
   return pthread_cond_timedwait(condition, mutex, &until);
+}
+
+// The functions below are newer symbols of libstdc++. They are declared by
+// their mangled names, because they are members and functions of namespace std.
+
+// GCC 11: `new T[n]` with a negative `n` calls it.
+LAYOUTMAP_HIDDEN void layoutmap_throw_bad_array_new_length() __asm__(
+    "_ZSt28__throw_bad_array_new_lengthv");
+void layoutmap_throw_bad_array_new_length() {
+  throw std::bad_array_new_length();
+}
+
+// GCC 11: the copy constructor and destructor of std::exception_ptr became
+// inline functions that call _M_addref and _M_release. The constructor and the
+// destructor of libstdc++, which every version has, do the same.
+__asm__(
+    ".symver layoutmap_old_copy_exception, "
+    "_ZNSt15__exception_ptr13exception_ptrC1ERKS0_@CXXABI_1.3.3");
+__asm__(
+    ".symver layoutmap_old_destroy_exception, "
+    "_ZNSt15__exception_ptr13exception_ptrD1Ev@CXXABI_1.3.3");
+extern "C" void layoutmap_old_copy_exception(void** copy, void* const* from);
+extern "C" void layoutmap_old_destroy_exception(void** exception);
+
+LAYOUTMAP_HIDDEN void layoutmap_add_reference(void** exception) __asm__(
+    "_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
+void layoutmap_add_reference(void** exception) {
+  // The copy is never destroyed, so its reference stays.
+  void* copy;
+  layoutmap_old_copy_exception(&copy, exception);
+}
+
+LAYOUTMAP_HIDDEN void layoutmap_release(void** exception) __asm__(
+    "_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
+void layoutmap_release(void** exception) {
+  layoutmap_old_destroy_exception(exception);
+  *exception = nullptr;
 }
 
 #endif  // defined(__x86_64__) && defined(__GLIBC__)

@@ -84,7 +84,7 @@ def check(name, axes):
     "axes", [("batch", "model"), (None, "batch"), ("model", None)], ids=str
 )
 @pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.filterwarnings("ignore:DTensor cannot divide what function")
+@pytest.mark.filterwarnings("ignore:DTensor cannot shard function")
 def test_it_is_computed_whole_forward_and_backward(name, axes):
     check(name, axes)
 

@@ -124,13 +124,17 @@ def test_weight_for_a_sequence_feature_is_refused():
 
 
 def test_weights_of_other_places_than_the_ids_are_refused():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the indices of"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="the same indices as"
+    ):
         inputs.read_feature(
             BAG,
             sparse([[0, 0], [1, 0]], [1, 2]),
             sparse([[0, 0], [0, 1]], [1.0, 2.0]),
         )
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the row_splits"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="the same row_splits"
+    ):
         inputs.read_feature(
             BAG,
             tf.ragged.constant([[1], [2, 3]]),
@@ -139,7 +143,9 @@ def test_weights_of_other_places_than_the_ids_are_refused():
 
 
 def test_weights_of_another_number_than_the_ids_are_refused():
-    with pytest.raises(ValueError, match=r"one for each id.*\(2,\).*\(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"one weight for each id.*\(2,\).*\(1,\)"
+    ):
         inputs.read_feature(
             BAG, sparse([[0, 0], [0, 1]], [1, 2]), sparse([[0, 0]], [1.0])
         )
@@ -167,7 +173,7 @@ def test_checks_of_weights_hold_in_a_function():
         (["a"], r"Received: string. With `vocabularies=\{table: tlm.OpenVocab"),
         (
             [1.0],
-            r"Received: float32. Convert whole numbers by tf.cast\(ids, tf",
+            r"Received: float32. Convert integral values with tf.cast\(ids",
         ),
     ],
 )

@@ -186,9 +186,9 @@ def test_batches_of_other_features_are_refused():
     with pytest.raises(ValueError, match=r"\[num_samples, 5 or more\]"):
         embedding.enqueue(tf.zeros([8], tf.int64))
     packed = tlm.pack(good)
-    with pytest.raises(TypeError, match="of int64"):
+    with pytest.raises(TypeError, match="dtype int64"):
         embedding.enqueue(tf.cast(packed, tf.int32))
-    with pytest.raises(ValueError, match="what `tlm.pack` returned"):
+    with pytest.raises(ValueError, match="that `tlm.pack` returned"):
         embedding.enqueue(packed, weights_of(good))
     with pytest.raises(InvalidArgument, match="packed from a structure"):
         embedding.enqueue(packed + 1)

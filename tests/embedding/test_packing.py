@@ -245,8 +245,8 @@ def test_a_sample_that_needs_more_columns_is_refused():
     [
         (0, 3, "packed from a structure"),
         (1, -1, "at least 0"),
-        (2, 9, "in its columns"),
-        (1, 2**62, "in its columns"),
+        (2, 9, "inside its columns"),
+        (1, 2**62, "inside its columns"),
     ],
 )
 def test_unpacking_refuses_what_was_changed(column, value, match):

@@ -324,7 +324,7 @@ def test_a_dynamic_rate_that_is_no_rate_is_refused_by_table(bad):
 def test_a_dynamic_rate_that_is_no_scalar_is_refused_by_table():
     embedding = embedding_of(optimizer=tpu.SGD(lambda: [0.1, 0.2]))
     embedding.enqueue(BATCH)
-    with pytest.raises(ValueError, match=r"give a number.*'words'"):
+    with pytest.raises(ValueError, match=r"return a number.*'words'"):
         embedding.apply_gradients(embedding.dequeue())
 
 
@@ -332,7 +332,7 @@ def test_a_rate_that_a_function_would_freeze_is_warned_about(caplog):
     embedding = embedding_of(optimizer=tpu.SGD(lambda: 0.5))
     with caplog.at_level("WARNING", logger="absl"):
         train(embedding)
-        assert "stays so" not in caplog.text
+        assert "so it is constant" not in caplog.text
         tf.function(lambda: train(embedding))()
     assert "rate of table words" in caplog.text
 
@@ -419,7 +419,7 @@ def test_other_structures_are_refused():
         embedding.enqueue({"ads": {}})
     with pytest.raises(TypeError, match="`features` must have the structure"):
         embedding.enqueue([BATCH])
-    with pytest.raises(ValueError, match=r"write tf.constant\(") as caught:
+    with pytest.raises(ValueError, match=r"use tf.constant\(") as caught:
         embedding.enqueue(clicks([1, 2]))
     assert caught.value.__suppress_context__
     assert caught.value.__cause__ is None
@@ -527,7 +527,7 @@ def test_an_embedding_without_optimizer_only_serves():
     with pytest.raises(
         RuntimeError,
         match=(
-            "'words' has none. Pass `optimizer=` when the TPUEmbedding is made"
+            "'words' has none. Pass `optimizer=` to the TPUEmbedding"
             ".* to serve only, use `enqueue.training=False.`"
         ),
     ):
@@ -602,7 +602,7 @@ def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
         lambda ids, weights: embedding.enqueue(clicks(ids), clicks(weights))
     )
     ids = tf.ragged.constant([[1], [2, 3]])
-    with pytest.raises(Invalid, match="the row_splits of its ids"):
+    with pytest.raises(Invalid, match="the same row_splits as its ids"):
         enqueue(ids, tf.ragged.constant([[1.0, 1.0], [1.0]]))
     assert embedding.stats()["pending"] == [0]
 
@@ -623,7 +623,7 @@ def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
         (
             {"wire_dtype": "bfloat16"},
             ValueError,
-            "without servers no rows travel",
+            "without servers no rows are sent",
         ),
         ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
     ],
@@ -659,7 +659,7 @@ def test_a_lookup_outside_of_a_step_names_the_bad_id_and_the_setting():
         embedding_of()(clicks(np.array([0, 10])))
     assert str(caught.value) == (
         "Feature 'ads/clicks': ids must be in [0, 10), the rows of table "
-        "'words'; `out_of_range` says how others are handled. Received: [10]"
+        "'words'; `out_of_range` sets how other ids are handled. Received: [10]"
     )
 
 

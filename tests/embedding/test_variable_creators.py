@@ -274,7 +274,7 @@ def only_rows(creator):
         (
             dividing(3, lambda shards: shards[0]),
             ValueError,
-            r"make up the shape \(7, 4\).*'words'",
+            r"of total shape \(7, 4\).*'words'",
         ),
         (
             only_rows(dividing(3, Shards)),
@@ -289,7 +289,7 @@ def only_rows(creator):
         (
             lambda next_creator, **keywords: "variable",
             TypeError,
-            "must give a tf.Variable.*'words'",
+            "must return a tf.Variable.*'words'",
         ),
         (
             lambda next_creator, **keywords: tf_private.ResourceVariable(
@@ -304,7 +304,7 @@ def only_rows(creator):
                 **{**keywords, "initial_value": ROWS[:3]}
             ),
             ValueError,
-            r"shape it asks for, \(7, 4\). Received: \(3, 4\) \(table 'words'",
+            r"shape that it passes, \(7, 4\). Received: \(3, 4\)",
         ),
     ],
     ids=["a part", "slots", "device", "no variable", "dtype", "shape"],

@@ -132,7 +132,7 @@ EXPRESSIONS = {
     "attention": _attention,
     "reshape": lambda h: tf.reshape(
         tf.linalg.matrix_transpose(
-            tf.reshape(h, [*h.shape[:-1], h.shape[-1] // 2, 2])
+            tf.reshape(h, [-1, *h.shape[1:-1], h.shape[-1] // 2, 2])
         ),
         tf.shape(h),
     ),

@@ -80,7 +80,7 @@ def test_this_process_is_safe():
 @pytest.mark.slow
 def test_a_process_that_compiled_first_is_refused_by_trial():
     check, scope = run(before=COMPILE, after=f"os.environ.pop({GROUP_SIZE!r})")
-    assert "3 of 4 reads saw the value before the write" in check
+    assert "3 of 4 reads returned the value before the write" in check
     assert "Import tf_layoutmap before anything runs on DTensor" in check
     assert scope.startswith("refused")
 
@@ -88,7 +88,7 @@ def test_a_process_that_compiled_first_is_refused_by_trial():
 @pytest.mark.slow
 def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
     check, scope = run(before=MOVE)
-    assert "a relayout moved elements to wrong places" in check
+    assert "a relayout moved elements to wrong positions" in check
     assert f"{ALL_TO_ALL}=0" in check
     assert scope.startswith("refused")
 

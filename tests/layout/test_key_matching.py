@@ -8,8 +8,8 @@ from tf_layoutmap.layout.key_matching import (
     MODES,
     Match,
     PatternTable,
-    refuse_two,
-    refuse_two_as_keras,
+    check_single_match,
+    check_single_match_as_keras,
 )
 
 
@@ -69,7 +69,7 @@ def test_two_claims_are_refused_in_the_words_of_both():
         match=r"'d1.kernel', matched by "
         r"'\.\*kernel', 'd\.\*'",
     ):
-        refuse_two(table.find(["d1.kernel"]))
+        check_single_match(table.find(["d1.kernel"]))
 
 
 def test_two_claims_are_refused_in_keras_words():
@@ -81,13 +81,13 @@ def test_two_claims_are_refused_in_keras_words():
             r"\['\.\*kernel', 'd\.\*'\]"
         ),
     ):
-        refuse_two_as_keras(table.find(["d1.kernel"]))
+        check_single_match_as_keras(table.find(["d1.kernel"]))
 
 
 def test_an_equal_pattern_is_no_second_claim():
     match = PatternTable(["d.*", "d1"]).find(["d1"])
-    refuse_two(match)
-    refuse_two_as_keras(match)
+    check_single_match(match)
+    check_single_match_as_keras(match)
 
 
 @pytest.mark.parametrize(

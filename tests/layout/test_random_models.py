@@ -27,6 +27,8 @@ def float64():
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx(before)
+    # Keras keeps the data type in its default policy, too.
+    keras.backend.clear_session()
 
 
 def _gate(second, normalization):
@@ -67,6 +69,14 @@ FIXED = {
         )
         for optimizer in ("Adam", "Adagrad", "Adam global_clipnorm")
     },
+    # No key names the table; its lookup was replicated by the next layer.
+    "repeated ids without a key": Program(
+        "tokens",
+        [("BatchNormalization",)],
+        SQUARE,
+        {2: ["model"]},
+        "Adam",
+    ),
     # A permutation was replicated as if it were data.
     "reduce_prod": Program(
         "vector",
@@ -84,6 +94,17 @@ FIXED = {
         end="mean",
     ),
 }
+
+
+@pytest.mark.parametrize("kind", random_models.LAYERS)
+def test_every_layer_and_expression_builds(kind):
+    layers = [(name,) for name in random_models.LAYERS[kind]]
+    layers += [
+        ("Expression", "alone", "identity", name)
+        for name in random_models.EXPRESSIONS
+    ]
+    for layer in layers:
+        random_models.build(Program(kind, [layer], PAIR, {}))
 
 
 @pytest.mark.parametrize("name", FIXED)

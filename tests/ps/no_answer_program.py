@@ -3,7 +3,8 @@
     python -m tests.ps.no_answer_program FOLDER [OPTION]
 
 Trains until a step is late, then exits with code 3. With `--before-first-step`
-it waits for a file FOLDER/stopped first; with `--only-connect` it connects
+it first waits for a file FOLDER/stopped. With `--before-save` it waits for the
+file after its first steps, and then saves. With `--only-connect` it connects
 within a second, or fails.
 """
 
@@ -53,6 +54,10 @@ def main():
         while True:
             run.steps(20)
             print("DONE", flush=True)
+            while "--before-save" in sys.argv:
+                if (folder / "stopped").exists():
+                    run.save()
+                time.sleep(0.05)
     except tlm.ps.StepDeadlineError as error:
         print("LATE", error, flush=True)
         sys.exit(3)

@@ -50,7 +50,7 @@ def test_a_server_that_dies_is_an_error_with_its_address(tmp_path):
         began = time.monotonic()
         line = cluster.wait_for("ServerLostError: ", _LOSS_SECONDS)
         assert f"ps 1 at {cluster.jobs['ps'][1]} accepts no" in line
-        assert "it goes on after" in line
+        assert "training continues after" in line
         assert cluster.code(_LOSS_SECONDS) != 0
         assert time.monotonic() - began < _LOSS_SECONDS
         assert cluster.checkpoints()
@@ -115,7 +115,7 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
         cluster.send("ps", 0, signal.SIGSTOP)
         line = cluster.wait_for("StepDeadlineError: ", 40)
         assert "within 5 s" in line
-        assert f"ps 0 at {cluster.jobs['ps'][0]} gives no answer" in line
+        assert f"ps 0 at {cluster.jobs['ps'][0]} does not answer" in line
         assert cluster.code(20) != 0
 
 
@@ -126,6 +126,8 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
         ("ps", "DONE", ""),
         # TensorFlow would block in the registration of the traced functions.
         ("worker", "READY", "--before-first-step"),
+        ("worker", "DONE", "--before-save"),
+        ("ps", "DONE", "--before-save"),
     ],
 )
 def test_a_program_whose_step_is_late_ends_with_its_exit_code(
@@ -162,7 +164,7 @@ def test_a_program_whose_step_is_late_ends_with_its_exit_code(
             program.kill()
             program.wait()
         assert (
-            f"{job} 0 at {cluster.jobs[job][0]} gives no answer"
+            f"{job} 0 at {cluster.jobs[job][0]} does not answer"
             in log.read_text()
         )
 

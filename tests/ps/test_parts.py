@@ -139,7 +139,10 @@ def not_found():
     [
         (None, "ps 1 at host:7 does not answer within"),
         (not_found(), "lacks the ops of tf_layoutmap .*m tf_layoutmap.server"),
-        (OSError("no"), r"cannot be asked for its versions \(OSError\)"),
+        (
+            OSError("no"),
+            r"process ps 1 at host:7 are not available \(OSError\)",
+        ),
         (
             {**OWN, "tensorflow": "2.9.1"},
             "has TensorFlow 2.9.1 and tf_layoutmap",
@@ -164,7 +167,7 @@ def test_a_port_that_is_closed_is_named():
     assert processes.wait_until_all_serve([process], 0) == [
         f"no connection to {process.name}"
     ]
-    assert processes.silent([process], 1) == [
+    assert processes.find_silent([process], 1) == [
         f"ps 0 at 127.0.0.1:{port} accepts no connections"
     ]
 
@@ -195,9 +198,9 @@ def listener(answer: bytes):
 @pytest.mark.parametrize(
     "answer, words",
     [
-        (b"", "no answer from {name}, though its port is open"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "{name} is not a server of TensorFlow"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "{name} is not a server"),
+        (b"", "no answer from {name}, but its port is open"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "{name} is not a TensorFlow server"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "{name} is not a TensorFlow"),
     ],
 )
 def test_a_port_of_another_program_is_named_within_the_deadline(answer, words):
@@ -216,8 +219,10 @@ def test_another_grpc_server_is_named():
     server.start()
     try:
         process = processes.Process("ps", 0, f"127.0.0.1:{port}")
-        assert "ps 0 at" in (fault := processes.fault_of(process, 30) or "")
-        assert "is not a server of TensorFlow" in fault
+        assert "ps 0 at" in (
+            fault := processes.connection_fault(process, 30) or ""
+        )
+        assert "is not a TensorFlow server" in fault
     finally:
         server.stop(None).wait()
 
@@ -228,10 +233,13 @@ def test_a_server_of_tensorflow_is_known_by_its_task():
     server = tf.distribute.Server(
         {"ps": [address]}, job_name="ps", task_index=0
     )
-    assert processes.fault_of(processes.Process("ps", 0, address), 30) is None
-    assert processes.fault_of(processes.Process("ps", 1, address), 30) == (
-        f"ps 1 at {address} is another process of a cluster"
+    assert (
+        processes.connection_fault(processes.Process("ps", 0, address), 30)
+        is None
     )
+    assert processes.connection_fault(
+        processes.Process("ps", 1, address), 30
+    ) == (f"ps 1 at {address} has another task in its cluster")
     del server
 
 
@@ -404,8 +412,8 @@ class TestCheckObjects:
                 {"pair": [tf.Variable(0.0)]},
                 r"'pair/0' has shape \[\], and \[2\] in the checkpoint",
             ),
-            ({"dense": None}, r"they lack \['dense'\]"),
-            ({"pair": []}, r"they lack \['pair'\], or a part of it"),
+            ({"dense": None}, r"objects lack \['dense'\]"),
+            ({"pair": []}, r"objects lack \['pair'\], completely or in part"),
             ({"more": {}}, r"`allow_missing=\['more'\]`"),
             ({"new": tf.Variable(0)}, r"the checkpoint lacks \['new'\]"),
         ],
@@ -426,7 +434,7 @@ class TestCheckObjects:
             )
 
     def test_and_nothing_else(self, prefix):
-        with pytest.raises(ValueError, match=r"they lack \['dense'\]"):
+        with pytest.raises(ValueError, match=r"objects lack \['dense'\]"):
             checkpoints.check_objects(
                 prefix, self.objects(dense=None, more={}), ["more"]
             )
@@ -458,15 +466,15 @@ class TestCheckObjects:
 
 
 def test_waiting_returns_and_raises_what_the_call_does():
-    assert waiting.within(lambda: 3, 5) == 3
+    assert waiting.call_with_deadline(lambda: 3, 5) == 3
     with pytest.raises(KeyError):
-        waiting.within(lambda: {}["a"], 5)
+        waiting.call_with_deadline(lambda: {}["a"], 5)
 
 
 def test_waiting_ends_at_its_deadline():
     never = threading.Event()
     with pytest.raises(waiting.LateError):
-        waiting.within(never.wait, 0.1)
+        waiting.call_with_deadline(never.wait, 0.1)
     never.set()
 
 
@@ -475,7 +483,10 @@ def test_what_is_watched_moves_the_deadline(monkeypatch):
         "tf_layoutmap._core.tf_private.wait_for_closure", time.sleep
     )
     watched = [0.2] * 5
-    assert waiting.within(lambda: time.sleep(0.8) or 7, 0.5, watched) == 7
+    assert (
+        waiting.call_with_deadline(lambda: time.sleep(0.8) or 7, 0.5, watched)
+        == 7
+    )
 
 
 def test_a_program_that_gets_nowhere_stops_starting_anew():
@@ -496,7 +507,7 @@ def test_a_program_that_gets_nowhere_stops_starting_anew():
         (
             {"strategy": tf.distribute.get_strategy()},
             TypeError,
-            "`strategy` must be what `tlm.ps.connect` returned",
+            "`strategy` must be the result of `tlm.ps.connect`",
         ),
         ({"strategy": None}, TypeError, "`strategy` must be"),
     ],
@@ -560,7 +571,7 @@ def test_the_sentence_of_a_message(message, sentence):
 @pytest.mark.usefixtures("without_level")
 def test_an_error_keeps_its_class_and_says_its_sentence():
     error = tf.errors.InvalidArgumentError(None, None, LONG)
-    found = messages.concise(error)
+    found = messages.shorten_error(error)
     assert type(found) is tf.errors.InvalidArgumentError
     assert found.message == BAD_ID
     assert str(found) == BAD_ID
@@ -569,7 +580,7 @@ def test_an_error_keeps_its_class_and_says_its_sentence():
 def test_all_is_said_at_level_0(monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     error = tf.errors.InvalidArgumentError(None, None, LONG)
-    assert messages.concise(error) is error
+    assert messages.shorten_error(error) is error
     record = logging.LogRecord(
         "",
         logging.ERROR,
@@ -579,7 +590,7 @@ def test_all_is_said_at_level_0(monkeypatch):
         (),
         None,
     )
-    assert messages.OneLinePerEvent().filter(record)
+    assert messages.CoordinatorLogFilter().filter(record)
 
 
 def shown(monkeypatch, lines):
@@ -590,7 +601,7 @@ def shown(monkeypatch, lines):
         "warning",
         lambda form, *values: found.append(form % values),
     )
-    one = messages.OneLinePerEvent()
+    one = messages.CoordinatorLogFilter()
     for line in lines:
         record = logging.LogRecord("", logging.ERROR, "", 1, line, (), None)
         if one.filter(record):
@@ -613,6 +624,9 @@ def test_each_event_is_one_line(monkeypatch):
             "to users.",
             f"Worker {where} failed with UnavailableError():recvmsg:Connection "
             "reset by peer\nAdditional GRPC error information from remote",
+            "5 out of the last 5 calls to <function MultiDeviceSaver.save."
+            "<locals>.tf_function_save at 0x7f> triggered tf.function "
+            "retracing.",
             "a line of another module",
         ],
     ) == [

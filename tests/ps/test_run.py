@@ -57,7 +57,7 @@ def test_a_variable_of_another_shape_is_refused_before_anything_is_read(found):
 
 def test_a_checkpoint_loses_nothing_unless_it_may(found):
     message, num_done, is_right = found["an_object_less"]
-    assert "they lack ['dense']" in message
+    assert "the objects lack ['dense']" in message
     assert "allow_missing=['dense']" in message
     assert num_done == 1
     assert is_right
@@ -75,7 +75,7 @@ def test_a_step_without_a_batch_does_nothing(found):
     num_done, count, nested, errors = found["no_batch_no_step"]
     assert num_done == count == nested == 3
     assert len(errors) == 3
-    assert all("a dataset without end" in one for one in errors)
+    assert all("an infinite dataset" in one for one in errors)
 
 
 def test_a_dataset_of_elsewhere_is_refused_and_a_run_after_it_works(found):
@@ -91,11 +91,11 @@ def test_a_dataset_of_elsewhere_is_refused_and_a_run_after_it_works(found):
 @pytest.mark.parametrize(
     "case, words",
     [
-        ("a_function_that_was_traced_before", "a trace from elsewhere"),
-        ("a_dataset_that_ends", "`dataset_fn` must make a dataset without end"),
-        ("another_embedding", "`objects` must be what the newest checkpoint"),
+        ("a_function_that_was_traced_before", "was traced elsewhere"),
+        ("a_dataset_that_ends", "`dataset_fn` must return an infinite dataset"),
+        ("another_embedding", "`objects` must match the newest checkpoint"),
         ("folder_that_is_a_file", "FileExistsError"),
-        ("no_objects", "`objects` must have what is saved"),
+        ("no_objects", "`objects` must contain the objects to save"),
         ("no_function", "`step_fn` must be callable"),
         ("no_such_answer", "`on_server_loss` must be one of"),
         ("no_time", "`save_every` must be like"),

@@ -122,7 +122,8 @@ def _operations(warning: str) -> str:
     """Returns the part of a warning that lists the replicated operations.
 
     >>> _operations(
-    ...     "To train, model 'm' needs ...: 2 Split (no rule). Every device ..."
+    ...     "The train step of model 'm' contains ...: 2 Split (no rule). "
+    ...     "Every device ..."
     ... )
     'to train: 2 Split (no rule)'
 
@@ -131,7 +132,7 @@ def _operations(warning: str) -> str:
         unchanged if it has another form.
     """
     found = re.match(
-        r"To (\w+), model '[^']*' .*?: (.*?)(?:\. Every .*)?$", warning
+        r"The (\w+) step of model '[^']*' .*?: (.*?)(?:\. Every .*)?$", warning
     )
     return f"to {found[1]}: {found[2]}" if found else warning
 

@@ -25,7 +25,7 @@ def trains() -> None:
 def computes_whole() -> None:
     with warnings_reported(), check("fit"):
         warnings.warn(
-            "Layer 'd' is computed whole.", LayoutMapWarning, stacklevel=1
+            "Layer 'd' is replicated.", LayoutMapWarning, stacklevel=1
         )
 
 

@@ -54,7 +54,7 @@ def test_a_result_contains_the_reason(found):
     ]
     assert "rounding errors explain 1.0e-05" in found["differs"].sentence
     assert found["is_rounded"].reason.startswith("rounding errors, which")
-    assert found["computes_whole"].whole == ["Layer 'd' is computed whole."]
+    assert found["computes_whole"].whole == ["Layer 'd' is replicated."]
 
 
 def test_a_process_that_ends_without_done_is_a_crash():
@@ -108,12 +108,12 @@ def test_markdown_has_counts_and_escaped_messages():
     "warning, expected",
     [
         (
-            "To train, model 'm' needs these: 2 Sum in layer 'a' (b: c; 1 KiB);"
-            " Split (d; 2 KiB). Every device computes them.",
+            "The train step of model 'm' contains these: 2 Sum in layer 'a' "
+            "(b: c; 1 KiB); Split (d; 2 KiB). Every device computes them.",
             "to train: 2 Sum in layer 'a' (b: c; 1 KiB); Split (d; 2 KiB)",
         ),
-        ("To test, model 'm' needs these: Su", "to test: Su"),
-        ("Layer 'd' is computed whole.", "Layer 'd' is computed whole."),
+        ("The test step of model 'm' contains these: Su", "to test: Su"),
+        ("Layer 'd' is replicated.", "Layer 'd' is replicated."),
     ],
 )
 def test_markdown_has_the_operations_of_a_warning(warning, expected):
@@ -122,7 +122,9 @@ def test_markdown_has_the_operations_of_a_warning(warning, expected):
 
 
 def test_a_long_list_of_operations_is_truncated_after_an_entry():
-    warning = "To train, model 'm' needs: " + "Split in 'a' (b; 1 KiB); " * 99
+    warning = "The train step of model 'm' contains: " + (
+        "Split in 'a' (b; 1 KiB); " * 99
+    )
     text = results.to_markdown(
         [Result("programs", "a", [Check("fit")], [warning])]
     )

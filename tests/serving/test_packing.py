@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_layoutmap.serving import packing
+from tf_layoutmap.serving import packing, stored_tables
 from tf_layoutmap.serving.packing import RowFormat
 
 ROWS = st.integers(1, 9).flatmap(
@@ -108,9 +108,9 @@ def test_small_rows_are_within_half_a_step_in_a_graph(kind, largest):
     form = RowFormat(kind, 8)
     stored = tf.Variable(packing.pack(rows, form))
     found = (
-        tf.function(lambda ids: packing.gather_unpacked(stored, ids, form))(
-            tf.range(200, dtype=tf.int64)
-        )
+        tf.function(
+            lambda ids: stored_tables.gather_unpacked(stored, ids, form)
+        )(tf.range(200, dtype=tf.int64))
         .numpy()
         .astype(np.float64)
     )

@@ -67,5 +67,5 @@ def test_a_table_that_trains_itself_is_there_too(found, case):
 
 def test_an_embedding_says_where_its_steps_can_be_taken(found):
     message = found["embedding_from_outside"]
-    assert "cannot reach it. Make it in `strategy.scope()`" in message
+    assert "must be created in `strategy.scope()`" in message
     assert "NotFoundError" not in message

@@ -1,1 +1,6 @@
-"""The Cloud TPU embedding API, with an engine of its own off the TPU."""
+"""The Cloud TPU embedding API, also on hosts and parameter servers.
+
+Start at `tpu_embedding.py`, which defines `TPUEmbedding`. `spec` reads the
+configuration, `backend.py` defines the interface of the backends, and `tpu`,
+`host`, `divided` and `servers` contain one backend each.
+"""

@@ -1,11 +1,12 @@
-"""What an embedding asks of its backend: the interface of all three kinds.
+"""Interface of the backends that run the steps of a `TPUEmbedding`.
 
-`host/backend.py` carries steps out by the host engine, `tpu/backend.py` by the
-operations of a TPU, `servers/backend.py` over parameter servers. Whoever uses a
-backend is typed by these protocols.
+`host/backend.py` runs steps on the host engine, `tpu/backend.py` by the
+operations of a TPU, `divided/backend.py` on tables that are sharded over
+processes, `servers/backend.py` on parameter servers. Code that uses a backend
+depends only on the protocols of this module. `choose_engine` selects the
+engine.
 """
 
-# DOC-MERGE: Which engine carries an embedding out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +18,17 @@ from tf_layoutmap._core import strategies
 
 
 class Backend(Protocol):
-    """What carries the steps of a `TPUEmbedding` out.
+    """Runs the steps of a `TPUEmbedding`.
 
-    A step is read, then enqueued; between the two the embedding is built, if
-    it was not before. Sizes that were not declared are those of the first
-    batch.
+    A step is read, then enqueued. Between the two calls the embedding is built
+    if it was not built before. Sizes that were not declared are taken from the
+    first batch.
 
     Attributes:
       is_on_tpu: Whether the tables are on a TPU, or an emulated one.
-      mark_shape: Shape of the float32 mark that stands for the gradients of a
-        lookup: `()` where steps are known by their order only.
-      checks_shapes: Whether `read` compares shapes with those it knows.
+      mark_shape: Shape of the float32 mark that represents the gradients of a
+        lookup; `()` where the order of the steps alone identifies them.
+      checks_shapes: Whether `read` compares shapes with the known ones.
     """
 
     is_on_tpu: ClassVar[bool]
@@ -36,18 +37,18 @@ class Backend(Protocol):
 
     @property
     def variable_device(self) -> str:
-        """Where the small variables of a layer are that its steps use."""
+        """Device of the small variables that a layer's steps use."""
         ...
 
     # Building.
 
     @property
     def is_built(self) -> bool:
-        """Whether tables and engine are there."""
+        """Whether tables and engine have been created."""
         ...
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
-        """Takes the arguments of `TPUEmbedding.build`.
+        """Records the arguments of `TPUEmbedding.build`.
 
         Args:
           shapes: None, a batch size, or the structure of the feature config
@@ -55,11 +56,11 @@ class Backend(Protocol):
           batch_size: None, or the batch size of every feature.
 
         Raises:
-          ValueError: They contradict each other or what is known.
+          ValueError: If they contradict each other or known sizes.
         """
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
-        """Creates the variables, eagerly.
+        """Creates the variables eagerly.
 
         Returns:
           `{table name: {variable name: variable}}`: the rows
@@ -69,51 +70,51 @@ class Backend(Protocol):
         ...
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Makes the backend ready for steps on these variables.
+        """Prepares the backend for steps on these variables.
 
         Args:
-          variables: What `create_tables` returned; it may hold restored
-            values by now.
+          variables: Return value of `create_tables`. A checkpoint may have
+            been restored into the variables.
         """
 
     # Steps.
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks the input of a step, before or after building.
+        """Checks and reads the input of a step. The backend need not be built.
 
         Args:
           features: Structure of the feature config with ids, as
             `TPUEmbedding.enqueue` takes them.
           weights: None, or the same structure with None or weights.
-          device: None, or the device whose step it is.
+          device: None, or the device of the replica that the step belongs to.
 
         Returns:
           The batch, for `enqueue` of the same backend only.
 
         Raises:
-          TypeError: Structures differ in types, or ids are not integers.
-          ValueError: Structures, sizes, ranks or weights do not match.
+          TypeError: If structures differ in types, or ids are not integers.
+          ValueError: If structures, sizes, ranks or weights do not match.
         """
         ...
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
-        """Hands over what `read` returned, on a built backend.
+        """Starts a step. The backend must be built.
 
         Args:
-          batch: What `read` returned.
+          batch: Return value of `read`.
           training: Bool, or scalar bool tensor.
-          name: Which calls of a traced function belong together.
+          name: Name that the calls of one step in a traced function share.
         """
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step.
 
         Args:
-          name: That of its `enqueue`.
+          name: The `name` that was passed to `enqueue`.
 
         Returns:
-          Per feature: float32, `[num_samples, dim]`, or with more dimensions
-          as `TPUEmbedding.dequeue` says.
+          Per feature: float32, `[num_samples, dim]`, or with the additional
+          dimensions that `TPUEmbedding.dequeue` documents.
         """
         ...
 
@@ -122,7 +123,7 @@ class Backend(Protocol):
 
         Args:
           gradients: Per feature: None, or float32 of the activation's shape.
-          name: That of the step's `enqueue`.
+          name: The `name` that was passed to `enqueue`.
         """
 
     def is_in_program(self) -> bool:
@@ -132,34 +133,35 @@ class Backend(Protocol):
     # Saving and restoring.
 
     def before_read(self) -> None:
-        """Is called before variables are read: by a save, or by the user."""
+        """Hook before variables are read: by a save, or by user code."""
 
     def before_async_copy(self) -> None:
-        """Is called before an asynchronous save copies the variables."""
+        """Hook before an asynchronous save copies the variables."""
 
     def before_restore(self) -> None:
-        """Is called before a restore writes, on a built backend.
+        """Hook before a restore writes to the variables of a built backend.
 
         Raises:
-          RuntimeError: Steps in flight belong to the rows of now.
+          RuntimeError: If steps are in flight, whose gradients belong to the
+            current rows.
         """
 
     def note_restore(self) -> None:
-        """Is called when a checkpoint fits and is about to be read."""
+        """Hook before a checkpoint is read, after its shapes were checked."""
 
     def load_variables(self) -> None:
-        """Sends the variables to where steps use them."""
+        """Copies the variables to the device where steps use them."""
 
     def retrieve_variables(self) -> None:
-        """Brings the variables up to date with the steps taken."""
+        """Updates the variables with the steps that have run."""
 
 
 class EngineChanges(Protocol):
-    """Which rows of the tables were written since somebody last asked.
+    """Record of the table rows that were written since the last `take`.
 
     Attributes:
-      num_replaced: How often all values may have been replaced, as by a
-        restore, which notes no rows.
+      num_replaced: Number of operations that may have replaced all values
+        without recording rows, such as restores.
     """
 
     num_replaced: int
@@ -168,48 +170,49 @@ class EngineChanges(Protocol):
         """Copies the rows that were written since the last call.
 
         Args:
-          also: By name of the table, rows to copy besides, int64.
+          also: Additional rows to copy, int64, by table name.
 
         Returns:
-          By name of the table, what changed: `rows`, int64 and ascending;
-          `values`, by name of the variable, of these rows; `whole`, by name,
-          variables that are small.
+          The changes by table name: `rows`, int64 and ascending; `values`, the
+          values of these rows by variable name; `whole`, small variables in
+          full, by name.
 
         Raises:
-          RuntimeError: Somebody else watches by now, or the engine is another.
+          RuntimeError: If a later call of `watch_changes` has replaced this
+            record, or the engine has been replaced.
         """
         ...
 
 
 class EngineBackend(Backend, Protocol):
-    """What the host engine adds: lookups by token, and its statistics."""
+    """Backend with lookups by token and statistics, as of the host engine."""
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Opens a lookup that gradients may follow, or not.
+        """Opens a lookup, for which gradients may be passed to `follow`.
 
         Args:
           features: Structure of the feature config with ids.
           weights: None, or the same structure with None or weights.
 
         Returns:
-          The lookup, for `follow`, and the activations as of `dequeue`.
+          The lookup, for `follow`, and the activations as from `dequeue`.
         """
         ...
 
     def follow(self, lookup: Any, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Keeps the gradients of a lookup.
+        """Stores the gradients of a lookup until `apply_followed`.
 
         Args:
-          lookup: What `open` returned.
+          lookup: The lookup that `open` returned.
           gradients: Per feature: float32 of the activation's shape.
 
         Returns:
-          Their mark, float32 of `mark_shape`.
+          The mark of the gradients, float32 of `mark_shape`.
         """
         ...
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the gradients that a sum of marks stands for.
+        """Applies the gradients that a sum of marks represents.
 
         Args:
           marks: Float32 of `mark_shape`.
@@ -218,24 +221,24 @@ class EngineBackend(Backend, Protocol):
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Takes rows of keys of an open table away.
+        """Evicts keys of an open table from their rows.
 
         Args:
-          table: Its number.
-          keys: Which keys, int64.
-          expired: Whether all keys whose time is over go instead.
+          table: Index of the table.
+          keys: Keys to evict, int64.
+          expired: Whether to evict all expired keys instead of `keys`.
 
         Returns:
-          Those that had a row, `[num_evicted]` int64.
+          The keys that had a row, `[num_evicted]` int64.
         """
         ...
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Gives an open table another capacity.
+        """Changes the capacity of an open table.
 
         Args:
-          table: Its number.
-          capacity: Of its vocabulary.
+          table: Index of the table.
+          capacity: New capacity of its vocabulary.
 
         Returns:
           The `spec`, the `variables` of the table, and the `conversion`.
@@ -246,32 +249,32 @@ class EngineBackend(Backend, Protocol):
         ...
 
     def watch_changes(self) -> Any:
-        """Begins to note which rows are written.
+        """Starts to record which rows are written.
 
         Returns:
           The `EngineChanges`.
 
         Raises:
-          NotImplementedError: Several processes train the tables.
+          NotImplementedError: If several processes train the tables.
         """
         ...
 
     def flush(self) -> None:
-        """Lands the update that pipelining holds back, if there is one."""
+        """Applies the pending pipelined update, if there is one."""
 
     def reset(self) -> None:
-        """Forgets every step in flight; an update held back lands first."""
+        """Applies the pending pipelined update and discards steps in flight."""
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the engine holds; see `TPUEmbedding.stats`."""
+        """Returns the engine's statistics; see `TPUEmbedding.stats`."""
         ...
 
 
 ENGINES = ("auto", "tpu", "host")
 
-# How tables are kept in several processes.
+# Placement of tables over several processes.
 OVER_PROCESSES = ("copied", "divided")
-# How the gradients of a row are summed where tables are divided.
+# Summation of a row's gradients if tables are divided over processes.
 ORDERS = ("exact", "folded")
 
 
@@ -279,13 +282,13 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
     """Returns `"tpu"`, `"servers"` or `"host"`.
 
     Args:
-      engine: `"auto"`: the TPU under TPUStrategy, the servers under
-        ParameterServerStrategy, else the host.
-      strategy: The one in scope.
+      engine: One of `ENGINES`. `"auto"`: the TPU under TPUStrategy, the
+        servers under ParameterServerStrategy, otherwise the host.
+      strategy: The strategy in scope.
 
     Raises:
-      ValueError: If `engine` is none of `ENGINES`, or cannot run under the
-        strategy.
+      ValueError: If `engine` is not one of `ENGINES`, or does not run under
+        the strategy.
     """
     if engine not in ENGINES:
         raise ValueError(
@@ -313,10 +316,11 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
 
 
 def check_over_processes(over_processes: str, order: str, has_processes: bool):
-    """Refuses what is none of `OVER_PROCESSES` or `ORDERS`, or needs processes.
+    """Checks the arguments `over_processes` and `order` of `TPUEmbedding`.
 
     Raises:
-      ValueError: If so.
+      ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or is not
+        supported without several processes.
     """
     if over_processes not in OVER_PROCESSES:
         raise ValueError(
@@ -336,8 +340,8 @@ def check_over_processes(over_processes: str, order: str, has_processes: bool):
     if over_processes != "copied" and not has_processes:
         raise ValueError(
             'Argument `over_processes` must be "copied" unless under '
-            "MultiWorkerMirroredStrategy, whose processes tables are divided "
-            f"among. Received: over_processes={over_processes!r} under "
+            "MultiWorkerMirroredStrategy, over whose processes tables are "
+            f"sharded. Received: over_processes={over_processes!r} under "
             f"{type(tf.distribute.get_strategy()).__name__}."
         )
 

@@ -1,4 +1,4 @@
-"""The shapes that `build` is told, and which activations they give."""
+"""Input shapes that are passed to `build`, and the activation shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shape = tuple[int | None, ...]
 
 
 def is_known(shape: Shape) -> TypeGuard[tuple[int, ...]]:
-    """Whether no size is None."""
+    """Whether all sizes are known."""
     return None not in shape
 
 
@@ -26,20 +26,23 @@ def read_arguments(
     *,
     has_positions: bool = False,
 ) -> list[Shape] | None:
-    """Reads the arguments of `build`; None when they say nothing.
+    """Reads the arguments of `build`.
 
     Args:
       feature_config: Nested structure of features.
-      features: The same, flat.
-      shapes: As of `read`, or a batch size, or None.
-      batch_size: Of every feature, or None.
-      has_positions: Whether the shapes of sequences get their positions.
+      features: Specs of the features in flatten order.
+      shapes: Argument `shapes` of `read`, or a batch size, or None.
+      batch_size: Batch size of every feature, or None.
+      has_positions: Whether to append the number of positions to the shapes of
+        sequence features.
 
     Returns:
-      For each feature the shape of its samples, as of `read`.
+      The shape of each feature's samples, as from `read`; None if `shapes` and
+      `batch_size` are None.
 
     Raises:
-      TypeError, ValueError: As of `read`, or `batch_size` is none.
+      TypeError: If `read` raises it.
+      ValueError: If `read` raises it, or `batch_size` is invalid.
     """
     if isinstance(shapes, int) and not isinstance(shapes, bool):
         shapes, batch_size = None, shapes
@@ -77,20 +80,21 @@ def read(
 
     Args:
       feature_config: Nested structure of features.
-      features: The same, flat.
-      shapes: Its structure with a shape for each feature; or lists and tuples
-        of as many `tf.TensorShape`s, nested in any way, as TensorFlow takes
-        them.
+      features: Specs of the features in flatten order.
+      shapes: Structure of `feature_config` with a shape for each feature. As
+        in TensorFlow, also lists and tuples with one `tf.TensorShape` for each
+        feature, nested in any way.
 
     Returns:
-      For each feature the shape of its samples: that of the input without
-      the last dimension, which is combined.
+      The shape of each feature's samples: the shape of the input without the
+      last dimension, which is combined.
 
     Raises:
-      TypeError: If the structure is of other types than `feature_config`.
-      ValueError: If it has other sizes, or a shape has no known rank.
+      TypeError: If the structure differs from `feature_config` in types.
+      ValueError: If the structure differs in size, or the rank of a shape is
+        unknown.
     """
-    found = []
+    sample_shapes = []
     for feature, shape in zip(
         features, _flatten(feature_config, features, shapes)
     ):
@@ -100,15 +104,14 @@ def read(
                 "A per-replica input shape must be [num_samples] or [..., ids "
                 f"per sample]. Received: {shape} (feature {feature.name!r})."
             )
-        found.append(tuple(shape.as_list()[: max(shape.rank - 1, 1)]))
-    return found
+        sample_shapes.append(tuple(shape.as_list()[: max(shape.rank - 1, 1)]))
+    return sample_shapes
 
 
 def with_positions(feature: config.FeatureSpec, sizes: Shape) -> Shape:
-    """Returns the activation's shape, without `dim`, of samples' `sizes`.
+    """Returns the activation's shape, without `dim`, for samples of `sizes`.
 
-    Positions are only those of inputs of rank 2: with more dimensions
-    `max_sequence_length` has no meaning, as in TensorFlow.
+    As in TensorFlow, `max_sequence_length` only applies to inputs of rank 2.
     """
     if feature.is_sequence and len(sizes) == 1:
         return (*sizes, feature.max_sequence_length)
@@ -122,17 +125,17 @@ def check(
     *,
     may_be_ragged: bool = True,
 ):
-    """Holds the shape of an input to the one that is known.
+    """Checks the shape of an input against the known shape.
 
     Args:
-      feature: Whose input it is.
+      feature: Spec of the feature.
       known: The activation's shape without `dim`.
-      new: What the input, or `build`, would make it.
-      may_be_ragged: Whether the input is, or can be, ragged: its samples may
-        be laid out over a shape of more dimensions.
+      new: The same shape as computed from the input or from `build`.
+      may_be_ragged: Whether the input is, or can be, ragged. The samples of a
+        ragged input may fill a shape with more dimensions.
 
     Raises:
-      ValueError: If the shapes contradict.
+      ValueError: If the shapes contradict each other.
     """
     if len(new) < len(known) and may_be_ragged:
         _check_positions(feature, known, new)
@@ -143,14 +146,14 @@ def check(
     ):
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its output "
-            f"shape is {list(known)}, by its FeatureConfig, `build` or the "
-            "first step, for each replica. Received an input for output shape "
-            f"{list(new)}."
+            f"shape on each replica must be {list(known)}, which its "
+            "FeatureConfig, `build` or the first step has set. Received an "
+            f"input for output shape {list(new)}."
         )
 
 
 def merge(known: Shape | None, new: Shape) -> Shape:
-    """Returns the known shape, its unknown sizes taken from the new one."""
+    """Returns `known` with its unknown sizes replaced by sizes of `new`."""
     if known is None:
         return new
     if len(known) != len(new):
@@ -161,7 +164,7 @@ def merge(known: Shape | None, new: Shape) -> Shape:
 
 
 def _check_positions(feature, known: Shape, new: Shape):
-    """Ragged samples must fill the positions of the output shape evenly."""
+    """Checks that the number of positions is a multiple of the samples."""
     if not is_known(known) or not is_known(new):
         return
     positions, given = math.prod(known), math.prod(new)
@@ -180,13 +183,14 @@ def _flatten(feature_config, features, shapes) -> list[Any]:
         and leaves
         and all(isinstance(one, tf.TensorShape) for one in leaves)
     ):
-        # Only the order says which is whose, so names must not contradict.
+        # A shape belongs to a feature by its order only. A structure with
+        # names must therefore match `feature_config`.
         if not _has_mapping(shapes):
             if len(leaves) != len(features):
                 raise ValueError(
                     "Argument `per_replica_input_shapes` must have one shape "
-                    f"for each of the {len(features)} features. Received "
-                    f"{len(leaves)}: {shapes}."
+                    f"for each of the {len(features)} features. Received: "
+                    f"{len(leaves)} shapes, {shapes}."
                 )
             return leaves
     try:

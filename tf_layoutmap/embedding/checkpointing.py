@@ -1,10 +1,10 @@
-"""What saving and restoring ask of an embedding."""
+"""Checkpoint hooks of a `TPUEmbedding`, and the shape check before a restore.
 
-# DOC-MERGE: Refuses a checkpoint before any of its values is written.
-#
-# TensorFlow assigns the variables of a checkpoint one after the other, so a
-# shape that does not fit would be found with half of the tables overwritten.
-#
+TensorFlow assigns the variables of a checkpoint one after the other. Without
+`check_shapes`, a wrong shape would raise after some tables have been
+overwritten.
+"""
+
 from __future__ import annotations
 
 import math
@@ -21,16 +21,16 @@ from tf_layoutmap.vocabulary import state
 def check_shapes(
     path: str, attribute: str, variables: Mapping[str, Mapping[str, Any]]
 ):
-    """Raises if the checkpoint holds these tables otherwise only.
+    """Checks that tables match their tensors in a checkpoint.
 
     Args:
-      path: The checkpoint's prefix.
-      attribute: The name of the attribute that holds `variables`.
+      path: Prefix of the checkpoint.
+      attribute: Name of the attribute that holds `variables`.
       variables: `{table name: {variable name: variable}}`.
 
     Raises:
-      ValueError: If a variable of a table has another shape or dtype there,
-        or the table has keys here and ids there, or the other way round.
+      ValueError: If the checkpoint holds these tables, but with another shape
+        or dtype, or only one of table and checkpoint has an open vocabulary.
     """
     found = dict(tf.train.list_variables(path))
     dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
@@ -43,8 +43,9 @@ def check_shapes(
         for table, by_name in variables.items()
         for name, variable in by_name.items()
     }
-    # Which object of the checkpoint is ours is not known here, so any whose
-    # shapes fit will do: two embeddings may have tables of equal names.
+    # Two embeddings in the checkpoint may have tables with equal names, and
+    # the prefix of this embedding is not known here. The check therefore
+    # passes if the shapes below any prefix match.
     mismatches: dict[str, str | None] = {}
     for key, shape in found.items():
         suffix = key[key.rfind(f"{attribute}/") :]
@@ -62,30 +63,30 @@ def check_shapes(
         elif dtypes[key] != dtype:
             mismatches[prefix] = (
                 f"Table {table!r} must be restored from a tensor of dtype "
-                f"{dtype.name}; `table_dtypes` says how a table is stored. "
+                f"{dtype.name}; `table_dtypes` sets the dtype of a table. "
                 f"Received: {dtypes[key].name} ({key!r} in checkpoint "
                 f"{path!r})."
             )
     for prefix in mismatches:
         mismatches[prefix] = (
-            _other_vocabulary(found, path, prefix, attribute, variables)
+            _vocabulary_mismatch(found, path, prefix, attribute, variables)
             or mismatches[prefix]
         )
     if mismatches and all(mismatches.values()):
         raise ValueError(next(iter(mismatches.values())))
 
 
-def _other_vocabulary(
+def _vocabulary_mismatch(
     found: Mapping[str, Any],
     path: str,
     prefix: str,
     attribute: str,
     variables: Mapping[str, Mapping[str, Any]],
 ) -> str | None:
-    """Says which table has other keys than the checkpoint has for it.
+    """Returns a message if a table and the checkpoint differ in vocabulary.
 
-    Where one has keys and the other ids, rows would be restored, and belong to
-    others.
+    If one of them has keys and the other ids, the restored rows would belong
+    to other ids.
     """
     for table, by_name in variables.items():
         if prefix + key_of(attribute, table, "parameters") not in found:
@@ -99,31 +100,31 @@ def _other_vocabulary(
         if shapes[0] == shapes[1]:
             continue
         own, other = (
-            "ids that are rows"
+            "ids that are row indices"
             if shape is None
             else "an open vocabulary"
             if None in shapes
-            else f"room for {math.prod(shape)} keys"
+            else f"space for {math.prod(shape)} keys"
             for shape in shapes
         )
         return (
-            f"Table {table!r} with {own} must be restored from one with "
-            f"{own}. Received: one with {other} (checkpoint {path!r}). "
+            f"Table {table!r} with {own} must be restored from a table with "
+            f"{own}. Received: a table with {other} (checkpoint {path!r}). "
             f"tlm.convert_vocabularies({path!r}, target, {{{table!r}: ...}}) "
-            "writes a checkpoint that fits."
+            "writes a checkpoint that matches."
         )
     return None
 
 
 def key_of(*path: str) -> str:
-    """Returns the checkpoint's name of what these attributes reach."""
+    """Returns the checkpoint key of the object at a path of attributes."""
     escaped = [step.replace(".", "..").replace("/", ".S") for step in path]
     return "/".join([*escaped, ".ATTRIBUTES", tf_private.VARIABLE_VALUE_KEY])
 
 
 if TYPE_CHECKING:
 
-    class _Trackable:  # What the methods are mixed into.
+    class _Trackable:  # Declares the base class methods that the hooks call.
         _deferred_dependencies: dict[str, list[Any]]
 
         def _maybe_initialize_trackable(self) -> None: ...
@@ -136,14 +137,14 @@ else:
 
 
 class CheckpointHooks(_Trackable):
-    """Methods of `TPUEmbedding` that TensorFlow calls by their names."""
+    """Methods of `TPUEmbedding` that TensorFlow's checkpointing calls."""
 
     _state: EmbeddingState
     _variables: dict[str, dict[str, Any]]
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        # Whatever is saved asks for this first; but an asynchronous save, on a
-        # thread of its own, after it has copied the variables.
+        # Every save calls this method before it reads variables. The thread of
+        # an asynchronous save calls it after the variables have been copied.
         if hasattr(self, "_state") and tf_private.in_async_save():
             self._check_copied()
         elif hasattr(self, "_state"):
@@ -151,8 +152,8 @@ class CheckpointHooks(_Trackable):
         return super()._trackable_children(save_type, **kwargs)
 
     def _copy_trackable_to_cpu(self, object_map):
-        # An asynchronous save asks this before it copies the variables: once
-        # eagerly, then in a function that it has traced.
+        # An asynchronous save calls this method before it copies the
+        # variables: first eagerly, later inside a function that it traces.
         del object_map
         backend = self._state.backend
         if tf.executing_eagerly():
@@ -160,20 +161,21 @@ class CheckpointHooks(_Trackable):
         backend.before_async_copy()
 
     def _check_copied(self):
-        # TensorFlow copies what there was at the first save, and would write
-        # all else as it is by then, in the middle of a step.
+        # TensorFlow copies only variables that existed at the first save.
+        # Other variables would be written with their values at the time of
+        # writing, possibly in the middle of a step.
         if self._state.backend.is_built and not self._state.is_copied:
             raise RuntimeError(
                 "A TPUEmbedding must be built before the first asynchronous "
-                "save of its checkpoint, which copies only the variables that "
-                "there are by then; call `build` before, or make another "
-                "tf.train.Checkpoint."
+                "save of its checkpoint, which copies only variables that "
+                "exist at that time; call `build` before the save, or create "
+                "another tf.train.Checkpoint."
             )
 
     def _checkpoint_adapter(self, path):
-        # A restore asks this before it writes anything: the one moment to
-        # refuse to change rows under a step whose gradients belong to the
-        # old ones.
+        # A restore calls this method before it writes. It is the only hook
+        # that can stop a restore from changing rows under a step whose
+        # gradients belong to the old rows.
         backend = self._state.backend
         if not backend.is_built:
             return None
@@ -184,7 +186,7 @@ class CheckpointHooks(_Trackable):
         return None
 
     def _check_deferred_restore(self, variables: dict[str, dict[str, Any]]):
-        """Refuses the checkpoint whose restore waits for `variables`."""
+        """Checks shapes against the deferred restore of `variables`, if any."""
         self._maybe_initialize_trackable()
         waiting = self._deferred_dependencies.get("_variables", ())
         if waiting:
@@ -194,12 +196,13 @@ class CheckpointHooks(_Trackable):
             )
 
     def _load_variables(self):
-        """Sends the variables to the TPU, as of TensorFlow's class.
+        """Copies the variables to the TPU, as in TensorFlow's class.
 
-        Its restore calls this, of a checkpoint that it has written.
+        TensorFlow calls this method when it restores a checkpoint that
+        TensorFlow's class has written.
         """
         self._state.backend.load_variables()
 
     def _retrieve_variables(self):
-        """Brings the variables up to date, as of TensorFlow's class."""
+        """Copies the tables from the TPU, as in TensorFlow's class."""
         self._state.backend.retrieve_variables()

@@ -1,18 +1,15 @@
-"""Turns the inputs of a step into the four lists the engine takes.
+"""Converts the inputs of a step to ids, splits, sample counts and weights.
 
-A feature may come dense, sparse or ragged. The engine tells them apart by
-its `splits` (docs/ops.md), so that no form is converted into another. What
-can be refused while tracing is refused here, with the feature's path; ids
-and splits are validated by the engine, which is the one that does so.
+A feature may be dense, sparse or ragged. The engine recognizes the form by
+`splits` (docs/ops.md), so that no form is converted to another. Errors that
+can be detected during tracing are raised here, with the feature's path; the
+engine validates ids and splits.
+
+The engine requires one dimension of samples. For an activation of shape
+`[B, D, dim]` the inputs have `B * D` samples, one for each position in
+row-major order; `fill_samples` and `fill_sequences` create them.
 """
 
-# DOC-MERGE: Refuses weights that do not go with the ids of their feature.
-# DOC-MERGE: Nested structures of features: their paths, and what must match them.
-# DOC-MERGE: Lays samples out over the positions of an activation's shape.
-#
-# What the engine takes has one dimension of samples. An activation of shape
-# `[B, D, dim]` has `B * D` of them, its positions, in row-major order.
-#
 from __future__ import annotations
 
 import dataclasses
@@ -26,93 +23,7 @@ from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import key_tensors
 
-
-def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
-    """Refuses weights of another kind or number than sparse or ragged ids.
-
-    Raises:
-      TypeError: If they are not numbers.
-      ValueError: If they are of another kind or number.
-    """
-    check_weight_type(feature, value, weight, type(value))
-    _check_values(feature, value.values, weight.values)
-
-
-def check_weight_type(
-    feature: config.FeatureSpec, value: Any, weight: Any, expected: type
-):
-    """Raises a ValueError unless weights are of the kind of the ids."""
-    if not isinstance(weight, expected):
-        raise ValueError(
-            f"Weight for {feature.name!r} is of type {type(weight)}, which "
-            f"does not match type input which is {type(value).__name__}."
-        )
-
-
-def read_weights(
-    feature: config.FeatureSpec, ids: tf.Tensor, values: tf.Tensor
-) -> tf.Tensor:
-    """Returns weights `[num_ids]` of numbers as float32."""
-    _check_values(feature, ids, values)
-    return tf.cast(values, tf.float32)
-
-
-def _check_values(feature, ids, values):
-    dtype = values.dtype
-    if not (dtype.is_floating or dtype.is_integer):
-        raise TypeError(
-            f"Weights of feature {feature.name!r} must be numbers. "
-            f"Received: {dtype.name}."
-        )
-    if not ids.shape.is_compatible_with(values.shape):
-        raise ValueError(
-            f"Weights of feature {feature.name!r} must be one for each id. "
-            f"Received: ids of shape {ids.shape}, weights of shape "
-            f"{values.shape}."
-        )
-
-
-def same_positions(feature, what, positions, weight_positions):
-    """Returns `positions`, once those of the weights are known to equal them.
-
-    Args:
-      feature: Whose name is in the message.
-      what: What the positions are, for the message.
-      positions: Of the ids: row_splits, or indices.
-      weight_positions: Those of the weights.
-
-    Weights that belong to other ids would train wrong values without an
-    error.
-    """
-    if weight_positions is positions:
-        return positions
-    checks = [
-        tf.debugging.assert_equal(
-            tf.shape(positions),
-            tf.shape(weight_positions),
-            f"Weights of feature {feature.name!r} must have as many {what} "
-            "as its ids.",
-        ),
-    ]
-    with tf.control_dependencies(ops_only(checks)):
-        checks = [
-            tf.debugging.assert_equal(
-                tf.cast(positions, tf.int64),
-                tf.cast(weight_positions, tf.int64),
-                f"Weights of feature {feature.name!r} must have the {what} of "
-                "its ids.",
-            )
-        ]
-    with tf.control_dependencies(ops_only(checks)):
-        return tf.identity(positions)
-
-
-def ops_only(checks):
-    """Drops the None that eager assertions return."""
-    return [check for check in checks if check is not None]
-
-
-# Types that int64 holds without loss.
+# Types that convert to int64 without loss.
 _ID_TYPES = (
     tf.int64,
     tf.int32,
@@ -126,18 +37,18 @@ _ID_TYPES = (
 
 @dataclasses.dataclass
 class FeatureIds:
-    """One feature of one step.
+    """Ids and weights of one feature in one step.
 
     Attributes:
       ids: `[num_ids]`, an integer type.
       splits: int64: `[num_samples + 1]` row_splits, `[num_ids, 2]` indices of
         a sparse tensor, or `[0]` for a dense input.
       num_samples: int64 scalar tensor or a Python int.
-      weights: `[num_ids]` float32, or `[0]` for 1 each.
-      inner_shape: Into which sizes samples are divided after the first
-        dimension: `[B]` samples have none, those of `[A, B, C]` have
-        `(B, C)`. None in it where the size is only known at run time.
-      kind: What ids that are keys were made of, of `key_tensors.KINDS`.
+      weights: `[num_ids]` float32, or `[0]` if all weights are 1.
+      inner_shape: Sizes of the dimensions of samples after the first one: `()`
+        for samples `[B]`, `(B, C)` for samples `[A, B, C]`. A size that is
+        only known at run time is None.
+      kind: Source of keys, one of `key_tensors.KINDS`.
     """
 
     ids: tf.Tensor
@@ -149,7 +60,7 @@ class FeatureIds:
 
     @property
     def static_num_samples(self) -> int | None:
-        """The number of samples where it is known while tracing."""
+        """Number of samples; None if it is not known during tracing."""
         return self.num_samples if isinstance(self.num_samples, int) else None
 
 
@@ -161,20 +72,21 @@ def read_feature(
     """Reads the input of one feature.
 
     Args:
-      feature: Whose input it is.
+      feature: Spec of the feature.
       value: Ids: a `tf.Tensor` `[num_samples]` or `[..., ids per sample]`, a
         `tf.SparseTensor` of rank 2 or more, whose last dimension is combined
         too, or a `tf.RaggedTensor` of rank 2.
-      weight: None, or the factors of the ids in the same form.
+      weight: None, or the weights of the ids in the same form.
 
     Returns:
-      The feature as the engine takes it; where its activations have other
-      positions than samples, `sample_positions` lays them out.
+      The feature in the form that the engine requires. If its activations
+      have other positions than its samples, the caller also calls
+      `fill_samples` or `fill_sequences`.
 
     Raises:
-      TypeError: If ids are not integers or weights not numbers.
-      ValueError: If `value` is of no known type or rank, or `weight` does not
-        go with it.
+      TypeError: If ids are not integers or weights are not numbers.
+      ValueError: If the type or rank of `value` is not supported, or `weight`
+        does not match `value`.
     """
     if weight is not None and feature.is_sequence:
         raise ValueError(
@@ -202,9 +114,9 @@ def read_keys(
     value: Any,
     weight: Any,
 ) -> FeatureIds:
-    """Reads the input of a feature whose ids are keys, as `read_feature`.
+    """Reads the input of a feature whose ids are keys.
 
-    Strings are hashed.
+    The arguments are the same as for `read_feature`. Strings are hashed.
     """
     keys, kind = key_tensors.of_input(value)
     found = read_feature(feature, keys, weight)
@@ -212,7 +124,7 @@ def read_keys(
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
-    """Gives the ids of all features one type: int32 if all have it."""
+    """Casts all ids to int64 unless the ids of all features are int32."""
     if all(one.ids.dtype == tf.int32 for one in features):
         return
     for one in features:
@@ -226,8 +138,8 @@ def _read_dense(feature, value, weight) -> FeatureIds:
             "tf.SparseTensor or tf.RaggedTensor has weights."
         )
     check_id_type(feature, value.dtype)
-    # The last dimension is always the one that is reduced, so [B, K] has K
-    # ids per sample and [B, 1] is the same as [B].
+    # The last dimension is always reduced, so [B, K] has K ids per sample and
+    # [B, 1] is equivalent to [B].
     if not value.shape.rank:
         raise ValueError(
             f"Dense input {feature.name!r} must be of shape [num_samples] or "
@@ -247,7 +159,7 @@ def _read_dense(feature, value, weight) -> FeatureIds:
 
 
 def _read_weighted(feature, value, weight, kind, attribute):
-    """Positions of the ids, by the name of `attribute`, and their weights."""
+    """Returns `indices` or `row_splits` of the ids, and the weights."""
     positions = getattr(value, attribute)
     if weight is None:
         return positions, _no_weights()
@@ -287,7 +199,7 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
 
 
 def _flat_samples(feature, indices, sizes):
-    """Indices `[num_ids, 2]` of the samples numbered through all axes."""
+    """Returns indices `[num_ids, 2]` with samples flattened to one axis."""
     outside = tf.debugging.assert_less(
         indices[:, :-1],
         tf.stack([tf.cast(size, tf.int64) for size in sizes]),
@@ -326,7 +238,7 @@ def _no_weights() -> tf.Tensor:
 
 
 def _product(sizes: Sequence[Any]):
-    """The product of sizes: an int if all are, else a scalar tensor."""
+    """Returns the product as an int if all sizes are, else as a scalar."""
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
     return tf.reduce_prod(tf.stack([tf.cast(one, tf.int64) for one in sizes]))
@@ -337,27 +249,113 @@ def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def _dimension(tensor: tf.Tensor, axis: int):
-    """One dimension: an int where it is known, else a scalar tensor."""
+    """Returns the size of an axis as an int if known, else as a scalar."""
     static = tensor.shape[axis]
     return static if static is not None else tf.shape(tensor, tf.int64)[axis]
 
 
 def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
-    """Raises a TypeError unless int64 holds all ids of this type."""
+    """Raises a TypeError if int64 cannot represent all ids of this type."""
     if dtype in _ID_TYPES:
         return
     advice = ""
     if dtype == tf.string:
         advice = (
             " With `vocabularies={table: tlm.OpenVocabulary(capacity)}` "
-            "a table takes strings, and any integers."
+            "a table accepts strings and any integers."
         )
     elif dtype.is_floating:
-        advice = " Convert whole numbers by tf.cast(ids, tf.int64)."
+        advice = " Convert integral values with tf.cast(ids, tf.int64)."
     raise TypeError(
         f"Ids of feature {feature.name!r} must be integers of a type that "
         f"int64 holds. Received: {dtype.name}.{advice}"
     )
+
+
+def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
+    """Checks that weights match the sparse or ragged ids of their feature.
+
+    Raises:
+      TypeError: If the weights are not numbers.
+      ValueError: If the type or number of the weights differs from the ids.
+    """
+    check_weight_type(feature, value, weight, type(value))
+    _check_values(feature, value.values, weight.values)
+
+
+def check_weight_type(
+    feature: config.FeatureSpec, value: Any, weight: Any, expected: type
+):
+    """Raises a ValueError if the weights and the ids differ in type."""
+    if not isinstance(weight, expected):
+        # TensorFlow's TPUEmbedding raises the same message.
+        raise ValueError(
+            f"Weight for {feature.name!r} is of type {type(weight)}, which "
+            f"does not match type input which is {type(value).__name__}."
+        )
+
+
+def read_weights(
+    feature: config.FeatureSpec, ids: tf.Tensor, values: tf.Tensor
+) -> tf.Tensor:
+    """Returns the numbers `values` as weights `[num_ids]` float32."""
+    _check_values(feature, ids, values)
+    return tf.cast(values, tf.float32)
+
+
+def _check_values(feature, ids, values):
+    dtype = values.dtype
+    if not (dtype.is_floating or dtype.is_integer):
+        raise TypeError(
+            f"Weights of feature {feature.name!r} must be numbers. "
+            f"Received: {dtype.name}."
+        )
+    if not ids.shape.is_compatible_with(values.shape):
+        raise ValueError(
+            f"Feature {feature.name!r} must have one weight for each id. "
+            f"Received: ids of shape {ids.shape}, weights of shape "
+            f"{values.shape}."
+        )
+
+
+def same_positions(feature, attribute, positions, weight_positions):
+    """Returns `positions` after checking that the weights have the same.
+
+    Without this check, weights that belong to other ids would train wrong
+    values without an error.
+
+    Args:
+      feature: Feature to name in the message.
+      attribute: Attribute to name in the message, such as `"row_splits"`.
+      positions: `row_splits` or `indices` of the ids.
+      weight_positions: `row_splits` or `indices` of the weights.
+    """
+    if weight_positions is positions:
+        return positions
+    checks = [
+        tf.debugging.assert_equal(
+            tf.shape(positions),
+            tf.shape(weight_positions),
+            f"Weights of feature {feature.name!r} must have as many "
+            f"{attribute} as its ids.",
+        ),
+    ]
+    with tf.control_dependencies(ops_only(checks)):
+        checks = [
+            tf.debugging.assert_equal(
+                tf.cast(positions, tf.int64),
+                tf.cast(weight_positions, tf.int64),
+                f"Weights of feature {feature.name!r} must have the same "
+                f"{attribute} as its ids.",
+            )
+        ]
+    with tf.control_dependencies(ops_only(checks)):
+        return tf.identity(positions)
+
+
+def ops_only(checks):
+    """Returns `checks` without the None values of eager assertions."""
+    return [check for check in checks if check is not None]
 
 
 def flatten_with_paths(structure: Any) -> list[tuple[str, Any]]:
@@ -376,20 +374,26 @@ def flatten_with_paths(structure: Any) -> list[tuple[str, Any]]:
 def check_same_structure(
     structure: Any, argument: str, expected: Any, like: str
 ):
-    """Raises unless `structure` nests as `expected` does.
+    """Checks that `structure` has the same nesting as `expected`.
+
+    Args:
+      structure: Structure to check.
+      argument: Name of the argument that holds it, for the message.
+      expected: Structure to compare with.
+      like: Name of `expected`, for the message.
 
     Raises:
-      TypeError: If a sequence or mapping is of another type.
-      ValueError: If one has another size or other keys.
+      TypeError: If a sequence or mapping has another type.
+      ValueError: If a sequence or mapping has another size or other keys.
     """
     try:
         tf.nest.assert_same_structure(expected, structure)
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"Argument `{argument}` must have the structure of `{like}`, "
-            f"{_drawn(expected)}, whose leaves are {_paths(expected)}. "
-            f"Received: {_drawn(structure)}, with leaves "
-            f"{_paths(structure)}.{_advice(structure)}"
+            f"{_format_structure(expected)}, whose leaves are "
+            f"{_paths(expected)}. Received: {_format_structure(structure)}, "
+            f"with leaves {_paths(structure)}.{_advice(structure)}"
         ) from None
 
 
@@ -402,12 +406,12 @@ def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
 
 
 def _advice(structure: Any) -> str:
-    """What to do about a list of numbers, which is a structure, too."""
+    """Returns advice if `structure` contains a list of plain values."""
     is_list = tf.nest.is_nested(structure) and any(
         isinstance(one, int | float | str) for one in tf.nest.flatten(structure)
     )
     return (
-        " A list is a structure, not a tensor: write tf.constant([...])."
+        " A list is a structure, not a tensor; use tf.constant([...])."
         if is_list
         else ""
     )
@@ -417,16 +421,17 @@ def _paths(structure: Any) -> list[str]:
     return [path for path, _ in flatten_with_paths(structure)]
 
 
-def _drawn(structure: Any) -> str:
-    """The structure with its types, and `.` for each leaf."""
+def _format_structure(structure: Any) -> str:
+    """Returns the structure with its types, and `.` for each leaf."""
     if isinstance(structure, Mapping):
         inside = ", ".join(
-            f"{key!r}: {_drawn(one)}" for key, one in structure.items()
+            f"{key!r}: {_format_structure(one)}"
+            for key, one in structure.items()
         )
         text = f"{{{inside}}}"
         plain = dict
     elif isinstance(structure, list | tuple):
-        inside = ", ".join(_drawn(one) for one in structure)
+        inside = ", ".join(_format_structure(one) for one in structure)
         if isinstance(structure, list):
             text, plain = f"[{inside}]", list
         else:
@@ -442,29 +447,30 @@ def fill_samples(
     found: FeatureIds,
     shape: tuple[int | None, ...],
 ) -> FeatureIds:
-    """Lays ragged samples out over a shape.
+    """Distributes ragged samples over the positions of a shape.
 
-    As TensorFlow has it: as many samples as the shape has positions fill them,
-    in order; fewer samples are sequences, cut or filled to the positions that
-    there are for each.
+    The rules are TensorFlow's. If there are as many samples as positions, each
+    sample fills one position, in order. If there are fewer samples, each
+    sample is a sequence that is truncated or padded to an equal number of
+    positions.
 
     Args:
-      feature: Whose input it is.
-      found: A ragged input. It is changed.
+      feature: Spec of the feature.
+      found: A ragged input, which is modified.
       shape: The activation's shape without `dim`.
 
     Returns:
-      `found`, with the samples of the shape.
+      `found`, with one sample for each position of the shape.
 
     Raises:
-      ValueError: If sizes are unknown, the samples do not divide the positions,
-        or sequences have weights.
+      ValueError: If sizes are unknown, the number of positions is no multiple
+        of the number of samples, or sequences have weights.
     """
     given = found.static_num_samples
     if not build_shapes.is_known(shape) or given is None:
         raise ValueError(
             f"Ragged input {feature.name!r} with an output_shape of several "
-            "dimensions must have sizes that are known while tracing. "
+            "dimensions must have static sizes. "
             f"Received: output_shape={shape}, {given} samples."
         )
     positions = math.prod(shape)
@@ -483,7 +489,7 @@ def fill_samples(
             f"sequences of output_shape={shape}: no combiner would use it; "
             "pass None."
         )
-    _cut(feature, found, positions // given)
+    _split_positions(feature, found, positions // given)
     found.num_samples = positions
     return found
 
@@ -493,27 +499,27 @@ def fill_sequences(
     found: FeatureIds,
     length: int,
 ) -> FeatureIds:
-    """Makes `length` samples of each, one for each position.
+    """Replaces each sample by `length` samples, one for each position.
 
     Args:
-      feature: Whose input it is.
-      found: An input of rank 2 without weights, of any form. It is changed.
-      length: Positions that are kept; the others are dropped.
+      feature: Spec of the feature.
+      found: An input of rank 2 without weights, of any form. It is modified.
+      length: Number of positions to keep; ids at later positions are dropped.
 
     Returns:
-      `found` with `length` times as many samples, each of one id at most.
+      `found` with `length` times as many samples, each with at most one id.
     """
     num_samples = found.num_samples
-    _cut(feature, found, length)
+    _split_positions(feature, found, length)
     found.num_samples = num_samples * length
     found.inner_shape = (length,)
     return found
 
 
-def _cut(feature, found: FeatureIds, length: int):
-    """Ids and splits of at most `length` positions for each sample."""
+def _split_positions(feature, found: FeatureIds, length: int):
+    """Replaces ids and splits by the first `length` positions per sample."""
     samples, positions, checks = _samples_and_positions(feature, found)
-    # Checked here, because the engine sees the new samples only.
+    # The checks run here, because the engine receives the new samples only.
     with tf.control_dependencies([one for one in checks if one is not None]):
         kept = tf.where(positions < length)[:, 0]
     output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
@@ -522,7 +528,7 @@ def _cut(feature, found: FeatureIds, length: int):
 
 
 def _samples_and_positions(feature, found):
-    """Of each id, both `[num_ids]` int64, and what must hold of them."""
+    """Returns sample and position of each id, `[num_ids]` int64, and checks."""
     num_samples = tf.cast(found.num_samples, tf.int64)
     num_ids = tf.size(found.ids, tf.int64)
     if found.splits.shape.rank == 2:

@@ -1,7 +1,7 @@
-"""Optimizers that only the host engine has.
+"""Optimizers that only the host engine supports.
 
-They stand where TensorFlow's TPU optimizers do: as the `optimizer` of a
-`TPUEmbedding` or of a `TableConfig`. A TPU cannot carry them out.
+They are passed like TensorFlow's TPU optimizers: as the `optimizer` of a
+`TPUEmbedding` or of a `TableConfig`. A TPU does not support them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def __dir__() -> list[str]:
 class RowwiseAdagrad(HostOptimizer):
     """Adagrad with one accumulator per row instead of one per value.
 
-    The slot variable `accumulators` is `[num_rows, 1]`, so a table takes
-    `1 / dim` of Adagrad's memory on top. For each row that a step looked up,
-    with `g` the sum of its gradients:
+    The slot variable `accumulators` is `[num_rows, 1]`, so the additional
+    memory of a table is `1 / dim` of Adagrad's. For each row that a step
+    looked up, with `g` the sum of its gradients:
 
         a += mean(g**2)
         p -= learning_rate / (sqrt(a) + epsilon) * g
 
-    as DLRM's `RWSAdagrad` and FBGEMM's `EXACT_ROWWISE_ADAGRAD` have it
+    DLRM's `RWSAdagrad` and FBGEMM's `EXACT_ROWWISE_ADAGRAD` use the same rule
     (Mudigere et al., "Software-Hardware Co-design for Fast and Scalable
     Training of Deep Learning Recommendation Models", arXiv 2104.05158).
 
@@ -53,15 +53,15 @@ class RowwiseAdagrad(HostOptimizer):
         epsilon: float = 1e-8,
         **options: Any,
     ):
-        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+        """Stores the settings; `TPUEmbedding` raises for invalid settings.
 
         Args:
           learning_rate: A number, or a callable without arguments.
-          initial_accumulator_value: What `accumulators` start with, at least
+          initial_accumulator_value: Initial value of `accumulators`, at least
             0.
-          epsilon: Added to the root, above 0.
-          **options: Those of `HostOptimizer`: `clipvalue`,
-            `weight_decay_factor` and the others of TensorFlow's optimizers.
+          epsilon: Number that is added to the square root, above 0.
+          **options: Arguments of `HostOptimizer`, such as `clipvalue` and
+            `weight_decay_factor`, as in TensorFlow's optimizers.
         """
         super().__init__(learning_rate, **options)
         self.initial_accumulator_value = initial_accumulator_value
@@ -69,13 +69,15 @@ class RowwiseAdagrad(HostOptimizer):
 
 
 class LAMB(HostOptimizer):
-    """LAMB (You et al., "Large Batch Optimization for Deep Learning", ICLR
-    2020, arXiv 1904.00962, algorithm 2), with each row as a layer of its own.
+    """LAMB that treats each row as a separate layer.
 
-    The slot variables are `momenta` and `velocities` like the table, and
-    `steps`, `[num_rows, 1]`: how often each row was updated. A row that a step
-    looked up does with its gradient `g` what LAMB does with a layer that has
-    seen that row's steps only:
+    See You et al., "Large Batch Optimization for Deep Learning", ICLR 2020,
+    arXiv 1904.00962, algorithm 2.
+
+    The slot variables are `momenta` and `velocities` in the shape of the
+    table, and `steps`, `[num_rows, 1]`, the number of updates of each row. For
+    each row that a step looked up, with `g` the sum of its gradients, the rule
+    is that of LAMB for a layer that is trained in these steps only:
 
         t += 1
         m = beta_1 * m + (1 - beta_1) * g
@@ -84,8 +86,8 @@ class LAMB(HostOptimizer):
         r = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * p
         p -= learning_rate * norm(p) / norm(r) * r
 
-    The ratio of the norms is 1 where one of them is 0, and is not clipped. So
-    a row moves by `learning_rate` of its own length.
+    The ratio of the norms is 1 if one of them is 0, and is not clipped. A row
+    therefore moves by `learning_rate` times its norm.
     """
 
     def __init__(
@@ -97,18 +99,19 @@ class LAMB(HostOptimizer):
         weight_decay: float = 0.0,
         **options: Any,
     ):
-        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+        """Stores the settings; `TPUEmbedding` raises for invalid settings.
 
         Args:
           learning_rate: A number, or a callable without arguments.
           beta_1: Decay of the momenta, at least 0 and below 1.
           beta_2: Decay of the velocities, at least 0 and below 1.
-          epsilon: Added to the root, above 0.
-          weight_decay: The paper's lambda: it is inside the norm, so it turns
-            the step and does not lengthen it. `weight_decay_factor` decays
-            the row after the step instead.
-          **options: Those of `HostOptimizer`: `clipvalue`,
-            `weight_decay_factor` and the others of TensorFlow's optimizers.
+          epsilon: Number that is added to the square root, above 0.
+          weight_decay: The paper's lambda. It is applied before the norm is
+            computed, so it changes the direction of the step and not its
+            length. `weight_decay_factor` decays the row after the step
+            instead.
+          **options: Arguments of `HostOptimizer`, such as `clipvalue` and
+            `weight_decay_factor`, as in TensorFlow's optimizers.
         """
         super().__init__(learning_rate, **options)
         self.beta_1 = beta_1

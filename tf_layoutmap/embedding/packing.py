@@ -1,12 +1,13 @@
-"""`pack`: makes one matrix of the ids of all features of a batch."""
+"""`pack`: the ids of all features of a batch as one matrix.
 
-# DOC-MERGE: A batch of all features as one matrix: what it is, and how it is read.
-#
-# A row is a sample: a mark, the number of ids of each feature, and the ids of
-# all features one after the other. Datasets, strategies and Keras carry and
-# divide it as any batch. The mark says which features were packed, in which
-# order: ids of others are refused, not looked up. `packing.py` makes it.
-#
+Each row of the matrix is a sample: a mark, the number of ids of each feature,
+and the ids of all features, concatenated. Datasets, strategies and Keras can
+split the matrix like any batch. The mark identifies the packed features and
+their order, so that a batch of other features raises an error instead of being
+looked up. `read_packed` reads the matrix; `unpack_ids` converts it to ragged
+tensors.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,13 +24,14 @@ from tf_layoutmap.embedding.spec import config
 
 @dataclasses.dataclass(frozen=True)
 class PackedIds:
-    """A packed batch as the engine takes it.
+    """A packed batch in the form that the engine requires.
 
     Attributes:
       ids: `[num_samples, num_columns]` int64.
-      weights: The same of float32, or `[0]` for 1 each.
+      weights: `[num_samples, num_columns]` float32, or `[0]` if all weights
+        are 1.
       num_samples: int64 scalar tensor or a Python int.
-      mark: What each sample must begin with.
+      mark: Mark that must be the first value of each sample.
     """
 
     ids: tf.Tensor
@@ -39,23 +41,23 @@ class PackedIds:
 
     @property
     def given(self) -> list[tf.Tensor]:
-        """The tensors that came: ids, and weights if there are any."""
+        """The tensors that were passed: ids, and weights if there are any."""
         return [self.ids] + [self.weights] * self.is_weighted
 
     @property
     def is_weighted(self) -> bool:
-        """Whether weights came with the ids."""
+        """Whether weights were passed with the ids."""
         return self.weights.shape.rank == 2
 
 
 def packed_mark_of(paths: Sequence[str]) -> int:
-    """Returns what marks a batch of the features at these paths."""
+    """Returns the mark of a packed batch of the features at these paths."""
     digest = hashlib.blake2b("\n".join(paths).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big", signed=True)
 
 
 def is_packed(value: Any, feature_config: Any) -> bool:
-    """Whether `value` stands for all features: one tensor for a structure."""
+    """Whether `value` is one tensor although the config is a structure."""
     if not tf.nest.is_nested(feature_config) or tf.nest.is_nested(value):
         return False
     return isinstance(value, (tf.Tensor, tf.Variable)) or (
@@ -64,12 +66,12 @@ def is_packed(value: Any, feature_config: Any) -> bool:
 
 
 def read_packed(features: Any, weights: Any, feature_config: Any) -> PackedIds:
-    """Reads a packed batch, as the engine takes it.
+    """Reads a packed batch.
 
     Raises:
-      TypeError: If it is not of int64.
-      ValueError: If it cannot be of these features, or `weights` were not
-        packed with it.
+      TypeError: If `features` is not int64.
+      ValueError: If the shape of `features` does not match `feature_config`,
+        or `weights` were not packed with `features`.
     """
     paths = [
         path for path, _ in embedding_inputs.flatten_with_paths(feature_config)
@@ -81,13 +83,13 @@ def read_packed(features: Any, weights: Any, feature_config: Any) -> PackedIds:
     ):
         raise ValueError(
             "Argument `features` must have the structure of `feature_config`, "
-            f"whose leaves are {paths}, or be a batch that `tlm.pack` made of "
-            f"them: [num_samples, {1 + len(paths)} or more]. Received: a "
-            f"tensor of shape {ids.shape}."
+            f"whose leaves are {paths}, or be a batch that `tlm.pack` "
+            f"returned for them: [num_samples, {1 + len(paths)} or more]. "
+            f"Received: a tensor of shape {ids.shape}."
         )
     if ids.dtype != tf.int64:
         raise TypeError(
-            "A packed batch must be of int64, as `tlm.pack` makes it. "
+            "A packed batch must have dtype int64, as `tlm.pack` returns it. "
             f"Received: {ids.dtype.name}."
         )
     factors = tf.zeros([0], tf.float32)
@@ -96,9 +98,9 @@ def read_packed(features: Any, weights: Any, feature_config: Any) -> PackedIds:
             getattr(weights, "shape", tf.TensorShape([]))
         ):
             raise ValueError(
-                "Argument `weights` of a packed batch must be what `tlm.pack` "
-                f"returned with it, of shape {ids.shape}. Received: "
-                f"{weights!r}."
+                "Argument `weights` of a packed batch must be the weights "
+                "that `tlm.pack` returned with it, of shape "
+                f"{ids.shape}. Received: {weights!r}."
             )
         factors = tf.ensure_shape(tf.cast(weights, tf.float32), [None, None])
     num_samples = ids.shape[0] if ids.shape.rank == 2 else None
@@ -110,7 +112,7 @@ def read_packed(features: Any, weights: Any, feature_config: Any) -> PackedIds:
 def packed_placeholders(
     packed: PackedIds, num_features: int
 ) -> list[tf.RaggedTensor]:
-    """Returns for each feature a tensor of its kind and number of samples."""
+    """Returns one ragged tensor with `num_samples` rows for each feature."""
     one = tf.ragged.range(tf.zeros([packed.num_samples], tf.int64))
     if isinstance(packed.num_samples, int):
         one.row_splits.set_shape([packed.num_samples + 1])
@@ -121,15 +123,16 @@ def unpack_ids(
     specs: Sequence[config.FeatureSpec],
     packed: PackedIds,
 ) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
-    """Returns ids and weights of each feature, by stock operations only.
+    """Returns ids and weights of each feature, using stock operations only.
 
-    A packed batch of other features is an `InvalidArgumentError` when it runs.
+    A packed batch of other features raises an `InvalidArgumentError` when the
+    operations run.
     """
     num_samples, num_columns = tf.unstack(tf.shape(packed.ids, tf.int64))
     sizes = packed.ids[:, 1 : 1 + len(specs)]
     ends = 1 + len(specs) + tf.cumsum(sizes, axis=1)
     names = [one.name for one in specs]
-    with _held_to(
+    with _after_checks(
         [
             tf.debugging.assert_equal(
                 packed.ids[:, 0],
@@ -140,13 +143,12 @@ def unpack_ids(
             ),
             tf.debugging.assert_non_negative(
                 sizes,
-                "A packed batch: the numbers of ids of its features "
-                "must be at least 0.",
+                "A packed batch must hold numbers of ids that are at least 0.",
             ),
             tf.debugging.assert_less_equal(
                 ends,
                 num_columns,
-                "A packed batch: all ids must be in its columns.",
+                "A packed batch must hold all ids inside its columns.",
             ),
         ]
     ):
@@ -155,7 +157,7 @@ def unpack_ids(
     ids, weights = [], []
     for column, spec in enumerate(specs):
         places = tf.ragged.range(starts[:, column], ends[:, column])
-        # Samples that are known while tracing stay known.
+        # Preserves a static number of samples.
         if isinstance(packed.num_samples, int):
             places.row_splits.set_shape([packed.num_samples + 1])
         found = places.with_values(
@@ -169,13 +171,13 @@ def unpack_ids(
             else None
         )
         if factors is not None and spec.is_sequence:
-            with _held_to(
+            with _after_checks(
                 [
                     tf.debugging.assert_equal(
                         factors.values,
                         1.0,
-                        f"Feature {spec.name!r}: a sequence "
-                        "feature takes no weights.",
+                        f"Feature {spec.name!r}: a sequence feature does not "
+                        "support weights.",
                     )
                 ]
             ):
@@ -186,8 +188,8 @@ def unpack_ids(
     return ids, weights
 
 
-def _held_to(checks: list[Any]) -> Any:
-    """A scope whose operations run only where the checks pass."""
+def _after_checks(checks: list[Any]) -> Any:
+    """Returns a scope whose operations run only if the checks pass."""
     return tf.control_dependencies(embedding_inputs.ops_only(checks))
 
 
@@ -197,10 +199,10 @@ def pack(
     """Packs the ids of all features of a batch into one tensor.
 
     `enqueue` of `tlm.TPUEmbedding` and the layer `tlm.layers.TPUEmbedding`
-    take it in place of the structure it was made of. To call a function with
-    many ragged or sparse tensors can take TensorFlow longer than to look them
-    up; packed they are one dense tensor, which `fit` divides among the
-    replicas of a strategy, too. Best done where batches are made:
+    accept the packed tensor in place of the structure. TensorFlow can need
+    more time to call a function with many ragged or sparse tensors than to
+    look up their ids. A packed batch is one dense tensor, which `fit` can also
+    split over the replicas of a strategy. Call `pack` in the input pipeline:
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -213,32 +215,33 @@ def pack(
     Args:
       features: Structure of the feature config. Each leaf is a batch of
         integer ids: a `tf.Tensor` `[num_samples]` or `[num_samples, ids per
-        sample]`, or a `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. A
-        sparse one has the ids of a sample in its first places.
-      weights: None, or the same structure with None or the factors of the
+        sample]`, or a `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. In a
+        sparse tensor, the ids of a sample must be in its first columns.
+      weights: None, or the same structure with None or the weights of the
         ids, in the sparse or ragged form of the ids.
-      num_columns: None for as many as the batch needs; or a number that fits
-        all batches, where shapes must be known: on a TPU.
+      num_columns: Number of columns, sufficient for all batches. None for the
+        number that this batch requires. A TPU, which requires static shapes,
+        requires a number.
 
     Returns:
-      `[num_samples, num_columns]` int64, of each sample: a mark of which
-      features these are, the number of ids of each feature, the ids of all
-      features, and zeros. With weights two tensors, the ids and `[num_samples,
-      num_columns]` float32. Batches may be divided and joined along their
-      samples; nothing else in them may be changed.
+      `[num_samples, num_columns]` int64. Each sample holds a mark that
+      identifies the features, the number of ids of each feature, the ids of
+      all features, and zeros. With weights, a tuple of two tensors: the ids
+      and the weights `[num_samples, num_columns]` float32. Batches may be
+      split and concatenated along their samples, but not changed otherwise.
 
     Raises:
-      TypeError: If ids are not integers that int64 holds, or weights not
+      TypeError: If ids are not integers that int64 holds, or weights are not
         numbers.
-      ValueError: If `features` is no structure, or a leaf of it is of another
-        kind or rank, or `weights` do not go with them.
+      ValueError: If `features` is not a structure, or the type or rank of a
+        leaf is not supported, or `weights` do not match `features`.
       tf.errors.InvalidArgumentError: If features differ in their number of
-        samples, or a sample needs more columns than `num_columns`.
+        samples, or a sample requires more columns than `num_columns`.
     """
     if not tf.nest.is_nested(features) or not tf.nest.flatten(features):
         raise ValueError(
             "Argument `features` must be a structure of at least one feature; "
-            "a single tensor needs no packing. Received: "
+            "pass a single tensor to `enqueue` without packing. Received: "
             f"{features!r}."
         )
     named = embedding_inputs.flatten_with_paths(features)
@@ -269,7 +272,7 @@ def pack(
         for one in inputs
         if one.static_num_samples is not None
     ]
-    # Of a batch whose size is known while tracing, it stays known.
+    # Preserves a static number of samples.
     packed = tf.ensure_shape(found.packed, [known[0] if known else None, None])
     if weights is None:
         return packed
@@ -277,7 +280,7 @@ def pack(
 
 
 def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
-    """How many columns dense features need, whatever their ids."""
+    """Returns the number of columns if all features are dense, else None."""
     columns = 1 + len(inputs)
     for one in inputs:
         size = one.ids.shape[0]
@@ -292,13 +295,13 @@ def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
 
 
 def _read(path: str, value: Any, weight: Any) -> embedding_inputs.FeatureIds:
-    """One feature as `feature_inputs` reads it, sparse ones as ragged."""
+    """Returns one feature from `read_feature`, with sparse ids as ragged."""
     feature = config.FeatureSpec(path, 0, 0)
     if isinstance(value, tf.SparseTensor):
         if value.shape.rank not in (None, 2):
             raise _wrong_rank(path, value)
         if isinstance(weight, tf.SparseTensor):
-            # The checks of sparse weights, before both become ragged.
+            # This call checks sparse weights before both are made ragged.
             embedding_inputs.read_feature(feature, value, weight)
             weight = tf.RaggedTensor.from_sparse(weight)
         value = tf.RaggedTensor.from_sparse(value)

@@ -1,6 +1,8 @@
-"""Which replica is calling, and which part of an input is whose."""
+"""Replicas of a strategy: the caller's index, and the inputs of each replica.
 
-# DOC-MERGE: The batches of all replicas, brought together by a replica that calls.
+`merge_replica_steps` calls a function once with the batches of all replicas.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,35 +22,33 @@ class Replicas:
     """The replicas of the strategy an embedding was created under.
 
     Attributes:
-      strategy: That strategy.
-      num_replicas: Its replicas in sync.
-      has_processes: Whether other processes have replicas of a step, too.
+      strategy: The strategy.
+      num_replicas: Number of its replicas in sync.
+      has_processes: Whether replicas of other processes take part in a step.
       is_on_servers: Whether the tables are on parameter servers.
     """
 
     def __init__(self):
-        """Captures the strategy in scope.
+        """Stores the strategy in scope.
 
         Raises:
-          NotImplementedError: If the engine cannot run under it.
+          NotImplementedError: If the strategy is not supported.
         """
         self.strategy = tf.distribute.get_strategy()
         self._is_default = not tf.distribute.has_strategy()
         _check_supported(self.strategy, self._is_default)
         strategies.warn_of_wrong_sums(self.strategy)
         self.num_replicas = self.strategy.num_replicas_in_sync
-        # Whether other processes have replicas too.
         self.has_processes = isinstance(
             self.strategy, tf.distribute.MultiWorkerMirroredStrategy
         )
-        # Whether workers take the steps, each its own.
         self.is_on_servers = not self._is_default and strategies.on_servers(
             self.strategy
         )
 
     @property
     def is_first_process(self) -> bool:
-        """Whether this process has the first replica."""
+        """Whether the first replica runs in this process."""
         resolver = self.strategy.cluster_resolver
         if not self.has_processes or resolver is None:
             return True
@@ -58,10 +58,11 @@ class Replicas:
         )
 
     def handled_by(self, replica: int) -> list[int]:
-        """Returns the replicas whose steps a replica's calls carry out here.
+        """Returns the replicas whose steps a replica's calls run here.
 
-        Its own; and for the first replica of a process, in its position in the
-        order of all replicas, those of all other processes.
+        The first replica of a process runs its steps and the steps of all
+        replicas of other processes, in the order of the replicas. Other
+        replicas run only their steps.
         """
         num_local = len(self.strategy.extended.worker_devices)
         first = replica - replica % num_local
@@ -71,14 +72,14 @@ class Replicas:
         return [one for one in range(self.num_replicas) if one not in local]
 
     def is_last_here(self, replica: int) -> bool:
-        """Whether no replica of this process comes after this one."""
+        """Whether `replica` is the last replica of this process."""
         if self.num_replicas == 1:
             return True
         num_local = len(self.strategy.extended.worker_devices)
         return replica % num_local == num_local - 1
 
     def current(self) -> int | None:
-        """Returns the calling replica; None outside `strategy.run`.
+        """Returns the calling replica's index; None outside `strategy.run`.
 
         Raises:
           RuntimeError: If the caller is a replica of another strategy.
@@ -87,10 +88,11 @@ class Replicas:
             return 0
         if strategies.on_servers():
             raise RuntimeError(
-                "The engine of a TPUEmbedding is in the process that made it, "
-                "where steps that a ClusterCoordinator schedules on workers "
-                "cannot reach it. Make it in `strategy.scope()`, and its "
-                "tables are on the servers. Received: a step in the scope of "
+                "A TPUEmbedding must be created in `strategy.scope()` of the "
+                "ParameterServerStrategy, so that its tables are on the "
+                "servers. Its engine is in the process that created it, where "
+                "steps that a ClusterCoordinator schedules on workers have no "
+                "access to it. Received: a step in the scope of "
                 f"{type(tf.distribute.get_strategy()).__name__}."
             )
         context = tf.distribute.get_replica_context()
@@ -99,26 +101,27 @@ class Replicas:
         if self.has_processes and tf.executing_eagerly():
             raise RuntimeError(
                 "Under MultiWorkerMirroredStrategy, TPUEmbedding must be used "
-                "in a tf.function: its processes exchange ids and gradients "
-                "by operations that have no eager form."
+                "in a tf.function: the processes exchange ids and gradients "
+                "by operations that do not run eagerly."
             )
         if context.strategy is self.strategy:
-            # A constant tensor while a function is traced.
+            # The id is a constant tensor while a function is traced.
             return int(tf.get_static_value(context.replica_id_in_sync_group))
         if context.num_replicas_in_sync > 1:
             raise RuntimeError(
-                "TPUEmbedding must be used in replicas of the strategy it was "
-                f"created under, {type(self.strategy).__name__}; create it "
-                "in `strategy.scope()`. Received a call from a replica of "
+                "TPUEmbedding must be used in replicas of the strategy under "
+                f"which it was created, {type(self.strategy).__name__}; create "
+                "it in `strategy.scope()`. Received: a call from a replica of "
                 f"{type(context.strategy).__name__}."
             )
         return None
 
     def require_current(self, method: str) -> int:
-        """Returns the calling replica, 0 when there is only one.
+        """Returns the calling replica's index; 0 if there is one replica.
 
         Raises:
-          RuntimeError: If there are several and none of them is calling.
+          RuntimeError: If there are several replicas and the caller is none of
+            them.
         """
         replica = self.current()
         if replica is not None:
@@ -131,7 +134,7 @@ class Replicas:
         )
 
     def of_device(self, device: str) -> int:
-        """Returns the replica whose device is named, as in `enqueue(device=)`.
+        """Returns the index of the replica on a device.
 
         Raises:
           ValueError: If `device` is not a device of the strategy.
@@ -139,8 +142,8 @@ class Replicas:
         if self.is_on_servers:
             raise ValueError(
                 "Argument `device` must be None under "
-                "ParameterServerStrategy, where a step is that of the worker "
-                f"that takes it. Received: device={device!r}."
+                "ParameterServerStrategy, where a step belongs to the worker "
+                f"that runs it. Received: device={device!r}."
             )
         if self.has_processes:
             raise ValueError(
@@ -149,7 +152,8 @@ class Replicas:
                 f"step together. Received: device={device!r}."
             )
         wanted = tf.DeviceSpec.from_string(device)
-        # The default strategy has no list of devices: its steps are the host's.
+        # The default strategy has no list of devices; its steps run on the
+        # host.
         devices = (
             (_HOST,)
             if self._is_default
@@ -158,7 +162,7 @@ class Replicas:
         found = [
             replica
             for replica, name in enumerate(devices)
-            if _names(wanted, tf.DeviceSpec.from_string(name))
+            if _matches(wanted, tf.DeviceSpec.from_string(name))
         ]
         if len(found) != 1:
             raise ValueError(
@@ -168,7 +172,14 @@ class Replicas:
         return found[0]
 
     def split(self, values: Any | None, argument: str) -> list[Any]:
-        """Returns one structure per replica from one of distributed values.
+        """Splits a structure of distributed values by replica.
+
+        Args:
+          values: Structure of distributed values, or None.
+          argument: Name of the argument, for the message.
+
+        Returns:
+          One structure, or None, for each replica.
 
         Raises:
           ValueError: If a leaf does not hold one value per replica.
@@ -192,14 +203,14 @@ class Replicas:
             raise ValueError(
                 f"Outside `strategy.run`, argument `{argument}` must hold one "
                 f"value for each of the {self.num_replicas} replicas "
-                "(tf.distribute.DistributedValues), or `device` must say "
-                f"whose it is. Received: {type(leaf)} at path {path!r}."
+                "(tf.distribute.DistributedValues), or `device` must select "
+                f"one replica. Received: {type(leaf)} at path {path!r}."
             )
         return parts
 
 
-def _names(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
-    """Whether each part that `wanted` states is so in `device`."""
+def _matches(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
+    """Whether `device` has all components that `wanted` specifies."""
     return all(
         getattr(wanted, part) in (None, getattr(device, part))
         for part in ("job", "replica", "task", "device_type", "device_index")
@@ -228,7 +239,7 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
         )
 
 
-# The parts of `FeatureIds` that are tensors.
+# Tensor attributes of `FeatureIds`.
 _TENSORS = ("ids", "splits", "num_samples", "weights")
 
 
@@ -238,17 +249,20 @@ def merge_replica_steps(
     work: Callable[[list[list[FeatureIds]], Any], Any],
     argument: Any,
 ) -> None:
-    """Calls `work` once, with what each replica has called this with.
+    """Calls `work` once with the batches of all replicas.
+
+    Each replica calls this function with its batch.
 
     Args:
-      strategy: Whose replicas call.
-      features: The batch of the calling replica.
-      work: Takes the batches by replica, and the argument.
+      strategy: Strategy of the replicas.
+      features: Batch of the calling replica.
+      work: Function that takes the batches by replica, and `argument`.
       argument: A bool or a bool tensor that is the same for all replicas.
 
     Raises:
-      RuntimeError: If called in a tf.function or a condition inside of what
-        `strategy.run` was given, where replicas cannot meet.
+      RuntimeError: If the call is in a tf.function or a condition inside the
+        function that is passed to `strategy.run`; TensorFlow does not support
+        merge calls there.
     """
     tensors = [
         [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]
@@ -256,24 +270,24 @@ def merge_replica_steps(
     ]
 
     def work_on_all(_, tensors, argument):
-        # A replica's own values come back for each tensor, in its order.
+        # For each tensor, the values of the replicas in order.
         by_replica = [
             strategy.experimental_local_results(leaf)
             for leaf in tf.nest.flatten(tensors)
         ]
         arguments = strategy.experimental_local_results(argument)
-        found = []
+        batches = []
         for replica in range(strategy.num_replicas_in_sync):
             parts = tf.nest.pack_sequence_as(
                 tensors, [leaf[replica] for leaf in by_replica]
             )
-            found.append(
+            batches.append(
                 [
                     dataclasses.replace(one, **dict(zip(_TENSORS, part)))
                     for one, part in zip(features, parts)
                 ]
             )
-        work(found, arguments[0])
+        work(batches, arguments[0])
 
     tf.distribute.get_replica_context().merge_call(
         work_on_all, args=(tensors, tf.convert_to_tensor(argument, tf.bool))

@@ -1,7 +1,7 @@
-"""Looks embeddings up with stock TensorFlow ops only.
+"""`serving_embedding_lookup`: lookups by stock TensorFlow ops only.
 
-What is traced from here runs where this package is not installed, so an
-exported model serves from a plain TensorFlow. It gives what `dequeue` gives.
+Graphs that are traced from this module run without this package, so that
+TensorFlow alone can serve an exported model. The results match `dequeue`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary.state import Vocabulary
 
 
-# AutoGraph would rewrite all of this file and what it calls, at each trace.
+# Without this decorator, AutoGraph would convert the function and all
+# functions that it calls, in each trace.
 @tf.autograph.experimental.do_not_convert
 def serving_embedding_lookup(
     inputs: Any,
@@ -47,30 +48,33 @@ def serving_embedding_lookup(
     Args:
       inputs: Nested structure of `tf.Tensor` `[num_samples]` or `[..., ids
         per sample]`, `tf.SparseTensor` of rank 2 or more or
-        `tf.RaggedTensor` of rank 2, all of integers. It may hold a part of
-        the features only.
+        `tf.RaggedTensor` of rank 2, all of integers. The structure may contain
+        a subset of the features.
       weights: None, or the same structure with None, or float weights of the
         type of the input.
-      tables: From each `TableConfig` to its rows `[num_rows, dim]`: a
+      tables: Mapping from each `TableConfig` to its rows `[num_rows, dim]`: a
         `tf.Variable`, a tensor or a `ShardedVariable`.
       feature_config: Nested structure of `FeatureConfig`.
-      out_of_range: What becomes of an id that is no row of its table:
-        `"error"`, `"drop"` or `"clip"`, as of `TPUEmbedding`.
-      vocabularies: Of tables whose ids are keys, by name, as of
-        `TPUEmbedding.vocabularies`. Keys without a row are as in training.
+      out_of_range: How ids outside of their table are handled: `"error"`,
+        `"drop"` or `"clip"`, as in `TPUEmbedding`.
+      vocabularies: Mapping from the names of tables whose ids are keys to
+        their vocabularies, as in `TPUEmbedding.vocabularies`. Keys without a
+        row are handled as in training.
 
     Returns:
       The structure of `inputs` with float32 activations: `[num_samples, dim]`,
-      or `[num_samples, max_sequence_length, dim]` of a sequence feature.
-      Samples without ids, and positions without one, are zeros. An id
-      outside its table is an `InvalidArgumentError` that names the feature;
-      a feature with `validate_weights_and_indices=False` leaves that to
-      TensorFlow's gather, which names nothing and on a GPU gives zeros.
+      or `[num_samples, max_sequence_length, dim]` for a sequence feature.
+      Activations of samples and positions without ids are zeros. With
+      `out_of_range="error"`, an id outside of its table raises an
+      `InvalidArgumentError` that names the feature, when the ops run. For a
+      feature with `validate_weights_and_indices=False`, TensorFlow's gather
+      handles such ids: the error does not name the feature, and on a GPU the
+      rows are zeros instead.
 
     Raises:
       TypeError: If ids are not integers or the structures differ in types.
-      ValueError: If an input is not in `feature_config`, has no known type,
-        or has a weight that does not go with it.
+      ValueError: If an input is not in `feature_config`, its type is not
+        supported, or its weight does not match.
     """
     if out_of_range not in config.OUT_OF_RANGE:
         raise ValueError(
@@ -89,13 +93,13 @@ def serving_embedding_lookup(
                 "Argument `inputs` must hold features of `feature_config`, "
                 f"which are {sorted(configs)}. Received: {path!r}."
             )
-        feature_config_of = configs[path]
+        one_config = configs[path]
         spec, table_configs = config.read_feature_config(
-            [(path, _without_optimizer(feature_config_of))], None
+            [(path, _without_optimizer(one_config))], None
         )
-        if feature_config_of.table not in tables:
+        if one_config.table not in tables:
             raise ValueError(
-                "Argument `tables` must hold the table of every input. "
+                "Argument `tables` must contain the table of every input. "
                 f"Missing: {table_configs[0].name!r} (feature {path!r})."
             )
         table, vocabulary = spec.tables[0], None
@@ -108,7 +112,7 @@ def serving_embedding_lookup(
             stock_lookup.look_up(
                 spec.features[0],
                 table,
-                tables[feature_config_of.table],
+                tables[one_config.table],
                 value,
                 weight,
                 out_of_range,
@@ -118,17 +122,19 @@ def serving_embedding_lookup(
     return tf.nest.pack_sequence_as(inputs, activations)
 
 
-class _View:
-    """Some attributes of a config in place of its own."""
+class _ConfigView:
+    """View of a config with some attributes replaced."""
 
-    def __init__(self, viewed, **replaced):
-        self._viewed = viewed
+    def __init__(self, config, **replaced):
+        self._config = config
         self.__dict__.update(replaced)
 
     def __getattr__(self, name):
-        return getattr(self._viewed, name)
+        return getattr(self._config, name)
 
 
 def _without_optimizer(feature):
-    """Serving asks nothing of an optimizer, so any will do."""
-    return _View(feature, table=_View(feature.table, optimizer=None))
+    """Returns a config without optimizer, because serving ignores it."""
+    return _ConfigView(
+        feature, table=_ConfigView(feature.table, optimizer=None)
+    )

@@ -1,6 +1,9 @@
-"""What a `TPUEmbedding` knows, and which calls it allows now."""
+"""State of a `TPUEmbedding`, and the three methods of a step.
 
-# DOC-MERGE: The three calls of a step.
+`EmbeddingState` holds the specs and the backend, and checks whether a call is
+allowed. `StepMethods` contains `enqueue`, `dequeue` and `apply_gradients`.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -19,13 +22,19 @@ FORWARD_STEPS = "use `enqueue(training=False)` and `dequeue`"
 
 @dataclasses.dataclass
 class EmbeddingState:
-    """What an embedding knows and a checkpoint must not.
+    """State of an embedding that is not saved in checkpoints.
 
     Attributes:
-      backend: What carries the steps out.
-      is_refused: Whether steps are for a TPU that is not there.
-      is_copied: Whether the last asynchronous checkpoint that began found
-        variables to copy.
+      feature_config: Nested structure of `FeatureConfig`.
+      spec: Specs of tables and features.
+      table_configs: The `TableConfig` of each table in `spec`.
+      replicas: Replicas of the strategy.
+      out_of_range: One of `config.OUT_OF_RANGE`.
+      backend: Backend that runs the steps.
+      lacks_tpu: Whether `engine="tpu"` was passed without a TPUStrategy, so
+        that steps raise.
+      is_copied: Whether variables existed, and were copied, when the last
+        asynchronous save started.
     """
 
     feature_config: Any
@@ -34,49 +43,53 @@ class EmbeddingState:
     replicas: replicas.Replicas
     out_of_range: str
     backend: Backend
-    is_refused: bool
+    lacks_tpu: bool
     is_copied: bool = False
 
     def check_can_step(self, method: str):
-        """Refuses steps for a TPU that is not there, and in an export."""
-        if self.is_refused:
+        """Raises if there is no TPU for the steps, or during an export."""
+        if self.lacks_tpu:
             raise RuntimeError(
                 f'`{method}` is not valid when TPUEmbedding(engine="tpu") is '
-                "not created under a TPUStrategy; leave `engine` out to step "
+                "not created under a TPUStrategy; omit `engine` to run steps "
                 "on the host."
             )
         if not self.backend.is_on_tpu:
             _check_not_exported(method)
 
     def check_built(self, method: str):
-        """Refuses a call that may step, but before there are tables."""
+        """Raises if steps are not possible or the tables do not exist yet."""
         self.check_can_step(method)
         if not self.backend.is_built:
             raise RuntimeError(
-                f"`{method}` needs a built TPUEmbedding; call `enqueue` or "
+                f"`{method}` requires a built TPUEmbedding; call `enqueue` or "
                 "`build` first."
             )
 
-    def check_optimizers(self, what: str, to_serve: str):
-        """Refuses updates where a table only serves.
+    def check_optimizers(self, caller: str, to_serve: str):
+        """Raises a RuntimeError if a table has no optimizer.
 
         Args:
-          what: Which call needs an optimizer.
-          to_serve: What a program without one does instead.
+          caller: Call that requires an optimizer, for the message.
+          to_serve: Advice for programs that only serve, for the message.
         """
         for table in self.spec.tables:
             if table.optimizer is None:
                 raise RuntimeError(
-                    f"{what} needs an optimizer for every table; table "
-                    f"{table.name!r} has none. Pass `optimizer=` when the "
-                    "TPUEmbedding is made, or to the TableConfig; to serve "
-                    f"only, {to_serve}."
+                    f"{caller} requires an optimizer for every table; table "
+                    f"{table.name!r} has none. Pass `optimizer=` to the "
+                    "TPUEmbedding or to the TableConfig; to serve only, "
+                    f"{to_serve}."
                 )
 
     def check_training(self, training: Any):
-        """Refuses what is no bool, and a true one where tables only serve.
+        """Checks the argument `training` of `enqueue`.
 
-        Of a tensor, the engine does the latter.
+        The engine checks the value of a tensor.
+
+        Raises:
+          TypeError: If `training` is not a bool.
+          RuntimeError: If `training` is True and a table has no optimizer.
         """
         if tf.is_tensor(training) or isinstance(training, tf.Variable):
             return
@@ -89,28 +102,32 @@ class EmbeddingState:
             self.check_optimizers("`enqueue(training=True)`", FORWARD_STEPS)
 
     def require_host(self, method: str) -> EngineBackend:
-        """Returns the built backend, which must be the host's."""
+        """Returns the built backend; raises a RuntimeError on a TPU."""
         self.check_built(method)
         if self.backend.is_on_tpu:
             raise RuntimeError(
-                f"`{method}` is of the host engine; a TPU keeps its steps to "
-                "itself."
+                f"`{method}` is only available with the host engine: the host "
+                "has no access to the steps on a TPU."
             )
         return cast(EngineBackend, self.backend)
 
 
 def _check_not_exported(method: str):
-    """Refuses a step in a graph that would need this package to be loaded."""
+    """Raises a RuntimeError for a step in a graph that is exported.
+
+    Loading such a graph would require this package.
+    """
     if tf_private.in_save_context():
         raise RuntimeError(
             f"`{method}` cannot be exported: a SavedModel must load without "
-            "tf_layoutmap. Serve by `serving_embedding_lookup`, and keep "
-            "functions that train out of the attributes of what is saved."
+            "tf_layoutmap. Use `serving_embedding_lookup` for serving, and do "
+            "not keep training functions as attributes of the saved object."
         )
 
 
-# AutoGraph would rewrite all of this file and what it calls, at each trace.
-_as_written = tf.autograph.experimental.do_not_convert
+# Without this decorator, AutoGraph would convert the methods of this module
+# and all functions that they call, in each trace.
+_no_autograph = tf.autograph.experimental.do_not_convert
 
 
 class StepMethods:
@@ -119,7 +136,7 @@ class StepMethods:
     _state: EmbeddingState
     _create: Callable[[], None]
 
-    @_as_written
+    @_no_autograph
     def enqueue(
         self,
         features: Any,
@@ -128,40 +145,43 @@ class StepMethods:
         name: str | None = None,
         device: str | None = None,
     ):
-        """Hands over the ids of one step.
+        """Starts a step with these ids.
 
-        Inside `strategy.run` it is the step of that replica. Outside, each
-        leaf holds one value per replica, or `device` says whose step it is.
+        A call inside `strategy.run` starts a step of the calling replica. For
+        a call outside, each leaf holds one value per replica, or `device`
+        selects the replica.
 
-        On a TPU, dense inputs have one id per sample, batch sizes are known
-        while tracing and do not change, and a call inside `strategy.run` is at
-        the top of the function that is run and is given its arguments.
+        On a TPU, dense inputs must have one id per sample, and batch sizes
+        must be known during tracing and constant. A call inside `strategy.run`
+        must be at the top level of the function that is run, and `features`
+        must be arguments of this function.
 
         Args:
           features: Structure of `feature_config`. Each leaf is a `tf.Tensor`
             `[num_samples]` or `[..., ids per sample]`, a `tf.SparseTensor`
             (row-major) of rank 2 or more, or a `tf.RaggedTensor` of rank 2,
-            of integers. Forms and batch sizes may differ. Or all of them
-            packed by `tlm.pack`.
-          weights: None, or the same structure with None or the factors of the
-            ids, in the sparse or ragged form of the ids; or what was packed
-            with them.
-          training: Bool or scalar bool tensor. False: forward only, nothing
-            to apply. A `tf.function` that enqueues and dequeues under one
-            `name` and never applies under it is forward-only anyway.
-          name: Which calls of a `tf.function` belong together. Steps pair by
-            their order.
-          device: A device of the strategy, as `"/device:CPU:1"`; of a TPU,
-            any core.
+            of integers. Forms and batch sizes may differ. Alternatively, the
+            tensor that `tlm.pack` returned for the structure.
+          weights: None, or the same structure with None or the weights of the
+            ids, in the sparse or ragged form of the ids. For packed features,
+            the weights that `tlm.pack` returned.
+          training: Bool or scalar bool tensor. False: the step is
+            forward-only and has no gradients. In a `tf.function` that calls
+            `enqueue` and `dequeue` but never `apply_gradients` with a `name`,
+            the steps of this name are forward-only in any case.
+          name: Name that the calls of one step in a `tf.function` share. Steps
+            with the same name are paired in their order.
+          device: A device of the strategy, such as `"/device:CPU:1"`; on a
+            TPU, any core.
 
         Raises:
           TypeError: If structures differ in types, or ids are not integers.
           ValueError: If structures, sizes, ranks or weights do not match.
-          RuntimeError: If `training` and a table has no optimizer, or called
-            by a replica of another strategy, or in control flow inside a
-            TPU's program.
-          tf.errors.InvalidArgumentError: If ids, splits or weights are bad;
-            it names feature, sample, id and table.
+          RuntimeError: If `training` is true and a table has no optimizer, or
+            the caller is a replica of another strategy, or the call is in
+            control flow inside a TPU's program.
+          tf.errors.InvalidArgumentError: If ids, splits or weights are
+            invalid; the message names feature, sample, id and table.
           tf.errors.FailedPreconditionError: If too many steps are pending.
         """
         self._state.check_can_step("enqueue")
@@ -172,54 +192,55 @@ class StepMethods:
             self._create()
         backend.enqueue(batch, training, name)
 
-    @_as_written
+    @_no_autograph
     def dequeue(self, name: str | None = None) -> Any:
-        """Returns the activations of the oldest step enqueued.
+        """Returns the activations of the oldest enqueued step.
 
         Args:
-          name: That of its `enqueue`.
+          name: The `name` that was passed to `enqueue`.
 
         Returns:
           Structure of `feature_config` with float32 tensors: `[num_samples,
           dim]`, `[*output_shape, dim]`, or `[num_samples,
-          max_sequence_length, dim]` of a sequence feature. A sample without
-          ids is zeros.
+          max_sequence_length, dim]` for a sequence feature. The activations of
+          a sample without ids are zeros.
 
         Raises:
-          RuntimeError: If not built, or outside `strategy.run` with several
-            replicas.
+          RuntimeError: If the embedding is not built, or the call is outside
+            `strategy.run` with several replicas.
           tf.errors.FailedPreconditionError: If no step is enqueued, or the
-            step before still waits for its gradients.
+            previous step still waits for its gradients.
         """
         self._state.check_built("dequeue")
         return tf.nest.pack_sequence_as(
             self._state.feature_config, self._state.backend.dequeue(name)
         )
 
-    @_as_written
+    @_no_autograph
     def apply_gradients(self, gradients: Any, name: str | None = None):
         """Updates the tables with the gradients of the step dequeued last.
 
-        The update runs when the last replica has applied. Dynamic learning
-        rates are called once each.
+        The update runs when the last replica has called `apply_gradients`.
+        Each dynamic learning rate is called once.
 
         Args:
           gradients: Structure of `feature_config` with the gradient of each
-            activation, float32 and of its shape. None counts as zeros, with
-            a warning.
-          name: That of the step's `enqueue`.
+            activation, float32 and of its shape. None is treated as zeros and
+            logs a warning.
+          name: The `name` that was passed to `enqueue`.
 
         Raises:
           TypeError: If the structure differs in types.
-          ValueError: If the structure differs in size, or a gradient is no
-            tensor or of another type or shape.
-          RuntimeError: If not built, a table has no optimizer, or outside
-            `strategy.run` with several replicas; or while a function is
-            traced that enqueues under this name with `training=False`.
+          ValueError: If the structure differs in size, or a gradient is not a
+            tensor or has another type or shape.
+          RuntimeError: If the embedding is not built, a table has no
+            optimizer, the call is outside `strategy.run` with several
+            replicas, or the traced function calls `enqueue` with this name
+            and `training=False`.
           tf.errors.FailedPreconditionError: If no step was dequeued, or it
             was enqueued with `training=False`.
           tf.errors.InvalidArgumentError: If a learning rate is negative or
-            not finite; it names the table.
+            not finite; the message names the table.
         """
         self._state.check_built("apply_gradients")
         self._state.check_optimizers("`apply_gradients`", FORWARD_STEPS)
@@ -230,11 +251,12 @@ class StepMethods:
 
     @property
     def _verify_output_shapes_on_enqueue(self) -> bool:
-        """Whether `enqueue` checks shapes; programs switch it off."""
+        """Whether `enqueue` checks shapes; user code may disable this."""
         return self._state.backend.checks_shapes
 
     @_verify_output_shapes_on_enqueue.setter
     def _verify_output_shapes_on_enqueue(self, value: bool):
-        # The host engine's checks are cheap and protect memory: they stay.
+        # The checks of the host engine cannot be disabled: they are cheap and
+        # prevent invalid memory accesses.
         if self._state.backend.is_on_tpu:
             self._state.backend.checks_shapes = value

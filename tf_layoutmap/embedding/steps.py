@@ -1,18 +1,16 @@
-"""Checks the gradients of a step and asks for its learning rates."""
+"""Parts of a step that all engines share.
 
-# DOC-MERGE: Steps between `enqueue` and `apply_gradients`, as parts of a function.
-#
-# For engines whose steps are tensors of the function being traced: nothing else
-# knows of them.
-#
-# DOC-MERGE: Which steps of a traced function are forward-only without saying so.
-#
-# A program for a TPU may leave `training` at its default in a function that
-# only evaluates: the TPU's compiler sees that no gradients are sent, and looks
-# up only. The same is seen here, while the function is traced: a step that is
-# enqueued and dequeued in it under one `name`, and never applied, is
-# forward-only.
-#
+- `read_gradient` and `zero_gradient` check and replace gradients;
+  `hyperparameters` calls dynamic learning rates.
+- `StepQueues` holds the steps between `enqueue` and `apply_gradients` for
+  engines whose steps are tensors of the function that is traced.
+- `StepModes` detects forward-only steps during tracing. A program for a TPU
+  may leave `training` at its default in an evaluation function, because the
+  TPU's compiler detects that no gradients are sent. `StepModes` does the same
+  for the other engines: a step that a function enqueues and dequeues under one
+  `name`, and never applies, is forward-only.
+"""
+
 from __future__ import annotations
 
 import collections
@@ -36,13 +34,13 @@ def read_gradient(
     """Returns the gradient of one feature as a tensor.
 
     Args:
-      feature: Whose activations it is the gradient of.
-      gradient: A float32 tensor, or the `tf.IndexedSlices` that a gather in
-        the model gives.
+      feature: Spec of the feature.
+      gradient: Gradient of the activations: a float32 tensor, or the
+        `tf.IndexedSlices` that the gradient of a gather returns.
       shape: Static shape of the activations.
 
     Raises:
-      ValueError: If it is no tensor, or of another type or shape.
+      ValueError: If `gradient` is not a tensor, or has another dtype or shape.
     """
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.convert_to_tensor(gradient)
@@ -54,7 +52,7 @@ def read_gradient(
     if gradient.dtype != tf.float32:
         raise ValueError(
             f"Found gradient of type {gradient.dtype.name} at path "
-            f"{feature.name!r}; it must be float32, as the activations."
+            f"{feature.name!r}; it must be float32, like the activations."
         )
     if not shape.is_compatible_with(gradient.shape):
         raise ValueError(
@@ -65,11 +63,11 @@ def read_gradient(
 
 
 def zero_gradient(feature: config.FeatureSpec, shape: Sequence[Any]):
-    """Returns zeros in place of a missing gradient, and says so."""
+    """Returns zeros in place of a missing gradient, and logs a warning."""
     logging.warning(
         "No gradient passed for feature %s, sending zero gradient. Its rows "
-        "still count as looked up, which moves them under an optimizer with "
-        "momentum.",
+        "still count as looked up, so an optimizer with momentum changes "
+        "them.",
         feature.name,
     )
     if all(isinstance(size, int) for size in shape):
@@ -78,11 +76,11 @@ def zero_gradient(feature: config.FeatureSpec, shape: Sequence[Any]):
 
 
 def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
-    """Returns each table's float32 vector: learning rate, then constants.
+    """Returns a float32 vector per table: learning rate, then constants.
 
-    A callable that several tables share is called once.
+    A learning rate callable that several tables share is called once.
     """
-    asked: list[tuple[Any, tf.Tensor]] = []
+    called: list[tuple[Any, tf.Tensor]] = []
     vectors = []
     for table in tables:
         optimizer = table.optimizer
@@ -91,10 +89,10 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
             continue
         rate = optimizer.learning_rate
         if optimizer.has_dynamic_rate:
-            known = [value for other, value in asked if other == rate]
+            known = [value for other, value in called if other == rate]
             if not known:
                 known = [current_learning_rate(rate, table)]
-                asked.append((rate, known[0]))
+                called.append((rate, known[0]))
             rate = known[0]
         vectors.append(
             tf.stack(
@@ -105,24 +103,25 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
 
 
 def current_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
-    """Calls a dynamic learning rate; a float32 scalar.
+    """Returns the float32 scalar that a dynamic learning rate returns.
 
     Raises:
-      ValueError: If it gives no number; `table` is named.
+      ValueError: If `rate` does not return a number; the message names the
+        table.
     """
     value = rate()
     if value is None:
         raise ValueError(
-            "A dynamic learning rate must give a number. Received: None "
+            "A dynamic learning rate must return a number. Received: None "
             f"(table {table.name!r})."
         )
     if not tf.executing_eagerly() and not (
         tf.is_tensor(value) or isinstance(value, tf.Variable)
     ):
         logging.warning(
-            "The dynamic learning rate of table %s gave the Python value %s "
-            "while a tf.function was traced: it stays so in this function. "
-            "Return a tensor computed from a tf.Variable.",
+            "The dynamic learning rate of table %s returned the Python value "
+            "%s while a tf.function was traced, so it is constant in this "
+            "function. Return a tensor computed from a tf.Variable.",
             table.name,
             value,
         )
@@ -131,7 +130,7 @@ def current_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
         value.dtype.is_floating or value.dtype.is_integer
     ):
         raise ValueError(
-            "A dynamic learning rate must give a number. Received: "
+            "A dynamic learning rate must return a number. Received: "
             f"{value.dtype.name} of shape {value.shape} (table "
             f"{table.name!r})."
         )
@@ -140,17 +139,18 @@ def current_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
 
 StepT = TypeVar("StepT")
 
-# Of a graph: the queues of the embeddings that have steps in it.
+# Attribute of a graph that holds the queues of all embeddings with steps in
+# the graph.
 _ATTRIBUTE = "_tf_layoutmap_steps"
 
 
 @dataclasses.dataclass
 class Queue(Generic[StepT]):
-    """The steps of one embedding in one function.
+    """Queue of the steps of one embedding in one function.
 
     Attributes:
-      pending: Those that were enqueued, the oldest first.
-      last: The one that was dequeued last, until it has its gradients.
+      pending: Enqueued steps, the oldest first.
+      last: The step dequeued last, until its gradients are applied.
     """
 
     pending: collections.deque[StepT] = dataclasses.field(
@@ -163,49 +163,50 @@ class StepQueues(Generic[StepT]):
     """Queues of steps, one for each function that is traced."""
 
     def __init__(self, order: str):
-        """Starts without steps.
+        """Creates empty queues.
 
         Args:
-          order: A sentence for errors: how the calls of a step are made.
+          order: Sentence for messages about the required order of calls.
         """
         self._order = order
 
     def enqueue(self, step: StepT):
-        """Puts a step at the end of the queue."""
+        """Adds a step at the end of the queue."""
         self._queue().pending.append(step)
 
     def dequeue(self) -> StepT:
         """Returns the oldest step.
 
         Raises:
-          RuntimeError: If there is none.
+          RuntimeError: If no step is enqueued.
         """
         queue = self._queue()
         if not queue.pending:
             raise RuntimeError(
-                "`dequeue` needs an enqueued step; call `enqueue` first. "
+                "`dequeue` requires an enqueued step; call `enqueue` first. "
                 + self._order
             )
         queue.last = queue.pending.popleft()
         return queue.last
 
     def take_dequeued(self) -> StepT:
-        """Returns the step dequeued last, which gets its gradients now.
+        """Removes and returns the step dequeued last, to apply its gradients.
 
         Raises:
-          RuntimeError: If there is none.
+          RuntimeError: If no step is dequeued.
         """
         queue = self._queue()
         if queue.last is None:
             raise RuntimeError(
-                "`apply_gradients` needs a dequeued step; call `enqueue` and "
-                "`dequeue` first. " + self._order
+                "`apply_gradients` requires a dequeued step; call `enqueue` "
+                "and `dequeue` first. " + self._order
             )
         step, queue.last = queue.last, None
         return step
 
     def _queue(self) -> Queue[StepT]:
-        # With the graph, whose tensors a queue holds: both go together.
+        # The queues are stored in the graph, so that they are deleted together
+        # with the tensors that they hold.
         graph: Any = tf.compat.v1.get_default_graph()
         by_embedding = getattr(graph, _ATTRIBUTE, None)
         if by_embedding is None:
@@ -216,38 +217,44 @@ class StepQueues(Generic[StepT]):
 
 @dataclasses.dataclass
 class _Calls:
-    """What one function does under one name."""
+    """Record of the calls of one function with one name."""
 
-    # Read by the function each time it runs; written while it is traced. None
-    # where a forward-only step is found by others.
+    # The function reads this variable each time it runs; tracing writes it.
+    # None if `StepModes` does not detect forward-only steps.
     is_forward: tf.Variable | None
     num_enqueued: int = 0
-    num_forward: int = 0  # of those, enqueued with training=False
+    num_forward: int = 0  # Number of steps enqueued with training=False.
     is_dequeued: bool = False
     is_applied: bool = False
 
     def update(self):
-        """Writes what is known by now."""
+        """Sets `is_forward` according to the calls traced so far."""
         if self.is_forward is not None:
             self.is_forward.assign(self.is_dequeued and not self.is_applied)
 
 
 class StepModes:
-    """The calls of one embedding in each function being traced."""
+    """Record of the calls of one embedding in each function being traced."""
 
     def __init__(self, finds_forward_steps: bool = True):
-        """Starts to note.
+        """Creates an empty record.
 
         Args:
           finds_forward_steps: Whether `enqueued` changes the mode of steps
-            that are never applied. The TPU's compiler does so itself.
+            that are never applied. False on a TPU, whose compiler does this.
         """
         self._finds_forward_steps = finds_forward_steps
-        # By the outermost function: loops and branches are part of it.
+        # The keys are outermost functions, which include their loops and
+        # branches.
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def enqueued(self, name: str | None, training: Any) -> Any:
-        """Returns `training`, or a tensor that may be false instead."""
+        """Records an `enqueue` with this name.
+
+        Returns:
+          `training`, or a tensor that is false if the step turns out to be
+          forward-only.
+        """
         calls = self._of(name)
         if calls is None:
             return training
@@ -261,18 +268,18 @@ class StepModes:
         )
 
     def dequeued(self, name: str | None):
-        """Notes a `dequeue` of this name."""
+        """Records a `dequeue` with this name."""
         calls = self._of(name)
         if calls is not None:
             calls.is_dequeued = True
             self._update(calls)
 
     def applied(self, name: str | None):
-        """Notes an `apply_gradients` of this name.
+        """Records an `apply_gradients` with this name.
 
         Raises:
-          RuntimeError: If all that the function enqueued under the name is
-            forward-only.
+          RuntimeError: If the function enqueued all steps of this name with
+            `training=False`.
         """
         calls = self._of(name)
         if calls is None:
@@ -280,8 +287,8 @@ class StepModes:
         if calls.num_enqueued and calls.num_forward == calls.num_enqueued:
             raise RuntimeError(
                 "`apply_gradients` must not follow `enqueue(training=False)`: "
-                "a TPU would wait forever. Enqueue with training=True, or "
-                f"under another name. Received: name={name!r}."
+                "a TPU would wait forever. Call `enqueue` with training=True, "
+                f"or with another name. Received: name={name!r}."
             )
         calls.is_applied = True
         self._update(calls)
@@ -299,7 +306,8 @@ class StepModes:
         if not self._finds_forward_steps:
             return None
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            # Of no strategy: one for all replicas.
+            # The variable belongs to no strategy, so that all replicas share
+            # it.
             return tf_private.ResourceVariable(
                 False, trainable=False, name="is_forward"
             )
@@ -310,7 +318,7 @@ class StepModes:
 
 
 def _outermost_function():
-    """The function being traced, around all loops; None in eager mode."""
+    """Returns the outermost graph being traced; None in eager mode."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()

@@ -1,6 +1,9 @@
-"""The activations of one feature by TensorFlow's own operations only."""
+"""Activations of one feature, computed by stock TensorFlow operations only.
 
-# DOC-MERGE: What a lookup by TensorFlow's own operations does around its gather.
+`look_up` is the entry point. The functions before it are the parts of a lookup
+before and after the gather; `tf_layoutmap/serving` also uses them.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,11 +22,12 @@ def samples_of(
     ids: tf.Tensor,
     num_samples: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns which sample each id belongs to: `[num_ids]` int64."""
+    """Returns the sample index of each id, `[num_ids]` int64."""
     if found.splits.shape.rank == 2:
         samples = found.splits[:, 0]
-        # Segment sums need them ascending; an unsorted sparse tensor would
-        # be summed wrongly or fail without a name.
+        # Segment sums require ascending samples. Without this check, an
+        # unsorted sparse tensor would be summed wrongly, or the error would
+        # not name the feature.
         check = tf.debugging.assert_non_negative(
             samples[1:] - samples[:-1],
             f"Feature {feature.name!r}: a sparse input must be in row-major "
@@ -48,14 +52,14 @@ def combine_rows(
     num_samples: tf.Tensor,
     weights: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Returns the sum of gain times row over the ids of each sample.
+    """Returns the weighted sum of rows of each sample, by the combiner.
 
     Args:
-      table: Whose rows they are.
+      table: Spec of the table.
       found: `[num_ids, dim]` float32, the rows of the ids.
       samples: `[num_ids]` int64, the sample of each id.
       num_samples: Scalar int64.
-      weights: `[num_ids]` float32, or None for 1 each.
+      weights: `[num_ids]` float32, or None if all weights are 1.
     """
     if weights is None and table.combiner == "sum":
         return tf.math.unsorted_segment_sum(found, samples, num_samples)
@@ -81,7 +85,7 @@ def positions_of(
     found: inputs.FeatureIds,
     samples: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns where each id of a sequence stands: `[num_ids]` int64."""
+    """Returns the position of each id in its sequence, `[num_ids]` int64."""
     if found.splits.shape.rank != 2:
         return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
             tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
@@ -107,12 +111,11 @@ def kept_in_sequence(
     positions: tf.Tensor,
     is_used: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns which ids are kept, and their samples and positions.
-
-    What is behind the last position of a sequence is cut off.
+    """Truncates sequences to `max_sequence_length` positions.
 
     Returns:
-      `[num_kept]` int64 indices of ids, and `[num_kept, 2]` int64.
+      The indices of the remaining ids, `[num_kept]` int64, and their samples
+      and positions, `[num_kept, 2]` int64.
     """
     is_kept = positions < feature.max_sequence_length
     if is_used is not None:
@@ -130,7 +133,7 @@ def in_sequence(
     found: tf.Tensor,
     num_samples: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns rows at their positions, and zeros where there is no row."""
+    """Returns sequences of rows, with zeros at positions without a row."""
     shape = tf.stack(
         [
             num_samples,
@@ -146,7 +149,7 @@ def rounded_rows(table: config.TableSpec, found: tf.Tensor) -> tf.Tensor:
     quantization = table.quantization
     if quantization is None:
         return found
-    # In float32 throughout, as the engine does it.
+    # All computations are in float32, as in the engine.
     lower = tf.constant(quantization.lower, tf.float32)
     upper = tf.constant(quantization.upper, tf.float32)
     quantum = (upper - lower) / tf.cast(
@@ -169,21 +172,21 @@ def look_up(
     """Returns the activations of one feature.
 
     Args:
-      feature: Whose input it is.
-      table: That of the feature.
+      feature: Spec of the feature.
+      table: Spec of its table.
       rows: `[num_rows, dim]`: a `tf.Variable`, a tensor or a
         `ShardedVariable`.
-      value: Integer ids of any form that a feature may have.
+      value: Integer ids in any form that `read_feature` accepts.
       weight: None, or the float weights of the ids in the same form.
       out_of_range: One of `config.OUT_OF_RANGE`.
-      rows_of_keys: Of a table whose ids are keys: gives the row of each, for
-        the kind that they are of.
+      rows_of_keys: Function of keys and their kind that returns the rows of
+        the keys, for a table whose ids are keys; otherwise None.
 
     Returns:
-      Float32, as `serving_embedding_lookup` says.
+      Float32 activations, as documented in `serving_embedding_lookup`.
 
     Raises:
-      TypeError, ValueError: As `serving_embedding_lookup`.
+      TypeError, ValueError: See `serving_embedding_lookup`.
     """
     found = read(feature, value, weight, rows_of_keys is not None)
     shape = tf.TensorShape(rows.shape)
@@ -236,9 +239,9 @@ def look_up(
 def read(
     feature: config.FeatureSpec, value: Any, weight: Any, of_keys: bool = False
 ) -> inputs.FeatureIds:
-    """Reads an input, ragged samples laid out over positions of a shape."""
-    read = inputs.read_keys if of_keys else inputs.read_feature
-    found = read(feature, value, weight)
+    """Reads an input and fills the feature's output shape if it is ragged."""
+    read_input = inputs.read_keys if of_keys else inputs.read_feature
+    found = read_input(feature, value, weight)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
         return found
@@ -254,14 +257,14 @@ def in_shape(
     found: inputs.FeatureIds,
     activations: tf.Tensor,
 ) -> tf.Tensor:
-    """Divides the samples into the dimensions they came in.
+    """Reshapes activations to the dimensions of the input.
 
     Args:
-      feature: Whose input it is.
-      table: That of the feature.
+      feature: Spec of the feature.
+      table: Spec of its table.
       value: The input.
-      found: What `read` made of it.
-      activations: `[num_samples, dim]`, or of a sequence feature
+      found: Return value of `read` for the input.
+      activations: `[num_samples, dim]`, or for a sequence feature
         `[num_samples, max_sequence_length, dim]`.
     """
     if not found.inner_shape:
@@ -273,8 +276,8 @@ def in_shape(
         return tf.ensure_shape(activations, [*shape, table.dim])
     if None in found.inner_shape:
         raise ValueError(
-            f"Input {feature.name!r} must have sizes that are known while "
-            "tracing, but for the first and the last. Received: "
+            f"Input {feature.name!r} must have static sizes except in its "
+            "first and last dimension. Received: "
             f"{list(found.inner_shape)} between them."
         )
     shape = [-1, *found.inner_shape, table.dim]
@@ -285,15 +288,15 @@ def in_shape(
 
 
 def _gather(table, rows, ids):
-    """The rows of ids, rounded where the table is quantized."""
-    # Rows of 16 bits are read as the engine reads them.
+    """Returns the rows of ids, rounded if the table is quantized."""
+    # Like the engine, the lookup converts 16-bit rows to float32.
     return rounded_rows(table, tf.cast(tf.gather(rows, ids), tf.float32))
 
 
 def _checked_ids(feature, table, ids):
     message = (
         f"Feature {feature.name!r}: ids must be in [0, {table.num_rows}), the "
-        f"rows of table {table.name!r}; `out_of_range` says how others are "
+        f"rows of table {table.name!r}; `out_of_range` sets how other ids are "
         "handled."
     )
     if tf.executing_eagerly():

@@ -1,6 +1,9 @@
-"""What may be read of an embedding outside of its steps."""
+"""Access to the tables of an embedding outside of its steps.
 
-# DOC-MERGE: What a Keras layer asks of the embedding that it holds.
+`TableAccess` contains public properties and methods of `TPUEmbedding`.
+`LayerAccess` is the interface for a Keras layer that holds an embedding.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -16,12 +19,13 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.vocabulary import state
 
-# AutoGraph would rewrite all of this file and what it calls, at each trace.
-_as_written = tf.autograph.experimental.do_not_convert
+# Without this decorator, AutoGraph would convert the methods of this module
+# and all functions that they call, in each trace.
+_no_autograph = tf.autograph.experimental.do_not_convert
 
 
 class TableAccess:
-    """Tables, slot variables and counts of `TPUEmbedding`."""
+    """Tables, slot variables, vocabularies and statistics of `TPUEmbedding`."""
 
     _state: EmbeddingState
     _variables: dict[str, dict[str, Any]]
@@ -29,16 +33,17 @@ class TableAccess:
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
-        """From each `TableConfig` to its rows, `[num_rows, dim]` float32.
+        """Dict from each `TableConfig` to its rows, `[num_rows, dim]`.
 
-        A `tf.Variable`, or a `ShardedVariable` of a table in shards. Outside
-        of `tf.function` a pipelined update lands first.
+        The rows are a `tf.Variable`, or a `ShardedVariable` if the table is
+        sharded. Outside of `tf.function`, a pending pipelined update is
+        applied first.
 
         Raises:
           RuntimeError: Under `TPUStrategy`, where the rows are on the TPU,
-            except while a SavedModel is made; all shards go into it.
+            except while a SavedModel is written, which includes all shards.
         """
-        self._make_readable("embedding_tables")
+        self._update_variables("embedding_tables")
         return {
             one: self._variables[spec.name][tables.PARAMETERS]
             for one, spec in self._tables()
@@ -46,12 +51,12 @@ class TableAccess:
 
     @property
     def slot_variables(self) -> dict[Any, dict[str, Any]]:
-        """From each `TableConfig` to its slot variables by name.
+        """Dict from each `TableConfig` to its slot variables by name.
 
         Raises:
-          RuntimeError: As of `embedding_tables`.
+          RuntimeError: See `embedding_tables`.
         """
-        self._make_readable("slot_variables")
+        self._update_variables("slot_variables")
         return {
             one: {
                 name: slot
@@ -64,7 +69,10 @@ class TableAccess:
 
     @property
     def vocabularies(self) -> dict[str, state.Vocabulary]:
-        """From the name of each table with an open vocabulary to its keys."""
+        """Dict from each table with an open vocabulary to the vocabulary.
+
+        The keys of the dict are names of tables.
+        """
         if not self._state.spec.has_open_tables:
             return {}
         self.build()
@@ -86,12 +94,13 @@ class TableAccess:
         }
 
     def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
-        """Gives a table another capacity; see `Vocabulary.resize`."""
+        """Changes the capacity of a table; see `Vocabulary.resize`."""
         backend = cast(EngineBackend, self._state.backend)
         found = backend.resize(table, capacity)
         spec = found.spec.tables[table]
         self._state.spec = found.spec
-        # Trackable as the first ones: a checkpoint finds the new variables.
+        # Assigning the attribute makes the new variables trackable, so that
+        # checkpoints contain them.
         self._variables = {**self._variables, spec.name: found.variables}
         return (
             spec.vocabulary.settings,
@@ -103,101 +112,105 @@ class TableAccess:
             found.conversion,
         )
 
-    @_as_written
+    @_no_autograph
     def flush(self):
-        """Lands the update that pipelining still holds back, if any.
+        """Applies the pending pipelined update, if there is one.
 
         Reading `embedding_tables` outside of `tf.function`, saving, restoring
-        and forward-only steps do so by themselves.
+        and forward-only steps also apply this update.
         """
         self._state.require_host("flush").flush()
 
-    @_as_written
+    @_no_autograph
     def reset(self):
-        """Forgets every step in flight, as after an interrupted one.
+        """Discards all steps in flight, for example after an interruption.
 
-        A step that was applied is none of them: pipelined, it lands first.
+        A pending pipelined update is applied first, because its step is not in
+        flight.
         """
         self._state.require_host("reset").reset()
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the engine holds.
+        """Returns the engine's statistics.
 
         Returns:
-          `pending`: steps that wait for a dequeue, by replica; `awaiting`:
-          whether a dequeued one waits for gradients, by replica; `num_updates`:
-          updates made; `poisoned`: why a reset is needed, or empty; `held`:
-          whether a pipelined update waits to land. `features`: by name, of
-          all steps, `num_samples`, `num_ids` and of these `num_dropped`,
-          `num_clipped` and `num_truncated` behind a sequence's last position.
-          `tables`: by name, `num_bytes`, `num_slot_bytes`, and of all
-          training steps `num_lookups`, `num_unique_rows` and their
-          `unique_ratio`.
+          A dict. `pending`: number of steps that wait for `dequeue`, by
+          replica. `awaiting`: whether a dequeued step waits for gradients, by
+          replica. `num_updates`: number of applied updates. `poisoned`: the
+          reason why `reset` is required, or empty. `held`: whether a pipelined
+          update is pending. `features`: counts over all steps, by name:
+          `num_samples`, `num_ids`, and how many of these ids were dropped
+          (`num_dropped`), clipped (`num_clipped`), or after the last position
+          of a sequence (`num_truncated`). `tables`: by name, `num_bytes`,
+          `num_slot_bytes`, and over all training steps `num_lookups`,
+          `num_unique_rows` and their ratio `unique_ratio`.
 
-          Over parameter servers, without `features` and what workers know of
-          ids: `staleness`: `mean` and `max` of the updates that a server made
+          Over parameter servers, the dict contains neither `features` nor
+          counts of ids that only workers can compute. Additional entries are
+          `staleness`: `mean` and `max` number of updates that a server applied
           between sending the rows of a step and applying its gradients;
-          `num_repeated`: closures that came again after they were applied;
-          `servers`: by device, `num_updates`; `wire_dtype`: how rows travel.
+          `num_repeated`: number of closures that arrived again after they were
+          applied; `servers`: `num_updates` by device; `wire_dtype`: dtype in
+          which rows are sent.
         """
         backend = self._state.require_host("stats")
         if not tf.executing_eagerly():
             raise RuntimeError("`stats` must be called outside tf.function.")
         return backend.describe()
 
-    def _make_readable(self, what: str):
-        """Sees to it that the variables hold what the tables are."""
+    def _update_variables(self, attribute: str):
+        """Updates the variables before `attribute` is read."""
         if not self._state.backend.is_on_tpu:
             self.build()
             self._state.backend.before_read()
             return
         if not tf_private.in_save_context():
             raise RuntimeError(
-                f"Unable to retrieve `{what}` under TPUStrategy: the rows are "
-                "on the TPU. Save a checkpoint, and restore it into a "
-                "TPUEmbedding that was created under another strategy."
+                f"Unable to retrieve `{attribute}` under TPUStrategy: the "
+                "rows are on the TPU. Save a checkpoint, and restore it into "
+                "a TPUEmbedding that was created under another strategy."
             )
-        self._state.check_built(what)
+        self._state.check_built(attribute)
 
     def _tables(self):
         return zip(self._state.table_configs, self._state.spec.tables)
 
 
-# Takes the gradients of a lookup's activations, and returns their mark.
+# A function that takes the gradients of activations and returns their mark.
 Follow = Callable[[Sequence[tf.Tensor]], tf.Tensor]
 
 
 class LayerAccess:
-    """The lookups and variables of a `TPUEmbedding` inside of a model."""
+    """Lookups and variables of a `TPUEmbedding` for use in a Keras layer."""
 
     def __init__(self, embedding: TableAccess):
-        """Takes the embedding, which need not be built."""
+        """Wraps `embedding`, which need not be built."""
         self._embedding = embedding
         self._state: EmbeddingState = embedding._state
 
     @property
     def spec(self) -> config.EmbeddingSpec:
-        """Its tables and features."""
+        """Specs of the tables and features."""
         return self._state.spec
 
     @property
     def feature_config(self) -> Any:
-        """The structure that it was made with."""
+        """Argument `feature_config` of the embedding."""
         return self._state.feature_config
 
     @property
     def out_of_range(self) -> str:
-        """What becomes of an id that is no row of its table."""
+        """How ids outside of their table are handled."""
         return self._state.out_of_range
 
     @property
     def is_on_tpu(self) -> bool:
-        """Whether its tables are on a TPU, or an emulated one."""
+        """Whether the tables are on a TPU, or an emulated one."""
         return self._state.backend.is_on_tpu
 
     @property
     def is_divided(self) -> bool:
-        """Whether each process has a part of the tables."""
+        """Whether the tables are sharded over processes."""
         return getattr(self._state.backend, "is_divided", False)
 
     @property
@@ -207,24 +220,25 @@ class LayerAccess:
 
     @property
     def variable_device(self) -> str:
-        """Where the small variables of a layer are that steps use."""
+        """Device of the small variables that a layer's steps use."""
         return self._state.backend.variable_device
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that take part in each step."""
+        """Number of replicas that participate in each step."""
         return self._state.replicas.num_replicas
 
     def require_replica(self, method: str) -> int:
-        """Returns the calling replica.
+        """Returns the index of the calling replica.
 
         Raises:
-          RuntimeError: If there are several and none of them is calling.
+          RuntimeError: If there are several replicas and the caller is none of
+            them.
         """
         return self._state.replicas.require_current(method)
 
     def is_last_here(self, replica: int) -> bool:
-        """Whether no replica of this process comes after this one."""
+        """Whether `replica` is the last replica of this process."""
         return self._state.replicas.is_last_here(replica)
 
     def is_in_program(self) -> bool:
@@ -232,51 +246,52 @@ class LayerAccess:
         return self._state.backend.is_in_program()
 
     def check_can_train(self, layer: str):
-        """Refuses a training step.
+        """Checks that a training step is possible.
 
         Args:
-          layer: Its name, for messages.
+          layer: Name of the layer, for messages.
 
         Raises:
-          RuntimeError: It is exported, or a table has no optimizer.
+          RuntimeError: If the graph is exported, or a table has no optimizer.
         """
         self._state.check_can_step("call")
         self._state.check_optimizers(
             f"Layer {layer!r} in a training step",
-            "make the layer with `trainable=False`",
+            "create the layer with `trainable=False`",
         )
 
     def open(self, inputs: Any, weights: Any) -> tuple[Follow, list[tf.Tensor]]:
-        """Opens a lookup of the host engine, which gradients may follow.
+        """Opens a lookup of the host engine, to which gradients may be passed.
 
         Args:
           inputs: Structure of the feature config with ids.
           weights: None, or the same structure with None or weights.
 
         Returns:
-          What takes the gradients of its activations, one per feature, and
-          returns their mark, float32 of `mark_shape`; and the activations,
-          as of `TPUEmbedding.dequeue`.
+          A function that takes the gradients of the activations, one per
+          feature, and returns their mark, float32 of `mark_shape`; and the
+          activations, as from `TPUEmbedding.dequeue`.
         """
         backend = self._engine_backend()
         lookup, activations = backend.open(inputs, weights)
         return functools.partial(backend.follow, lookup), activations
 
     def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
-        """Returns activations of divided tables, which nothing follows.
+        """Returns activations without gradients, for tables over processes.
 
         Args:
-          inputs: As of `open`.
-          weights: As of `open`.
+          inputs: Structure of the feature config with ids.
+          weights: None, or the same structure with None or weights.
 
         Raises:
-          RuntimeError: It is exported, or no replica is calling.
+          RuntimeError: If the graph is exported, or the caller is not a
+            replica.
         """
         self._state.check_can_step("call")
-        return self._state.backend.look_up(inputs, weights)  # pyright: ignore[reportAttributeAccessIssue] Only divided ones are asked.
+        return self._state.backend.look_up(inputs, weights)  # pyright: ignore[reportAttributeAccessIssue] Callers check `is_divided`.
 
     def apply_marks(self, marks: tf.Tensor):
-        """Applies the gradients that marks stand for.
+        """Applies the gradients that a sum of marks represents.
 
         Args:
           marks: A sum of marks, float32 of `mark_shape`.
@@ -284,7 +299,7 @@ class LayerAccess:
         self._engine_backend().apply_followed(marks)
 
     def variables(self) -> list[dict[str, Any]]:
-        """Returns rows and slot variables by name, up to date, per table."""
+        """Returns the updated rows and slot variables by name, per table."""
         if self.is_on_tpu:
             self._state.check_built("save or load")
             self._state.backend.retrieve_variables()
@@ -296,7 +311,7 @@ class LayerAccess:
         ]
 
     def load_variables(self):
-        """Lets the steps use what was written to `variables()`."""
+        """Copies values that were assigned to `variables()` to the backend."""
         self._state.backend.load_variables()
 
     def _engine_backend(self) -> EngineBackend:

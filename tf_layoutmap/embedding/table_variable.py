@@ -1,8 +1,8 @@
-"""One variable of a table, in one shard or several, as its creators want it.
+"""Creates one variable of a table, in one shard or several.
 
-A program may put `tf.variable_creator_scope` around the making of an
-embedding, to see its variables or to divide them: the creators are asked as
-`tf.Variable` would ask them.
+User code may create an embedding inside `tf.variable_creator_scope`, to record
+its variables or to shard them. The creators in scope are called with the same
+arguments as for a `tf.Variable`.
 """
 
 from __future__ import annotations
@@ -37,27 +37,30 @@ def create(
     devices: Sequence[str] | None = None,
     only: int | None = None,
 ) -> Any:
-    """Returns a variable of a table: its rows, or one of its slots.
+    """Creates a variable of a table: its rows, or one of its slot variables.
 
     Args:
-      table: The table.
+      table: Spec of the table.
       name: Name of the variable.
-      initializer: Of its first rows; see `initial_value.of_shard`.
-      cut: How the rows are divided; in one shard, a creator may divide them.
-      dim: Columns.
-      trainable: Whether tapes watch it.
-      dtype: How rows are stored. Creators are asked for float32.
-      devices: None for that of the caller, or of each shard, and no creators
-        are asked. First values that any process draws are drawn there.
-      only: None, or the one shard that is made, and no creators are asked. It
-        has its own values whatever the seed, as if those of the others had
-        been made. Without such a shard it is one row of zeros.
+      initializer: Initializer of the rows; see `initial_value.of_shard`.
+      cut: Partition of the rows. If it has one shard, a variable creator may
+        split the rows.
+      dim: Number of columns.
+      trainable: Whether gradient tapes watch the variable.
+      dtype: Storage dtype of the rows. Creators receive float32.
+      devices: None for the device of the caller, or the device of each shard.
+        In the latter case creators are not called, and initial values that do
+        not depend on the process are computed on these devices.
+      only: None, or the index of the only shard to create. In the latter case
+        creators are not called. The shard has the same values as if all shards
+        had been created, for any seed. If the table has no such shard, the
+        variable is one row of zeros.
 
     Returns:
       A `tf.Variable`, or a `ShardedVariable` of contiguous blocks of rows.
 
     Raises:
-      TypeError, ValueError: As of `tables.create_tables`.
+      TypeError, ValueError: See `tables.create_tables`.
     """
     shape = (table.num_rows, dim)
     bound = sharded_initial_value.for_shards(
@@ -67,9 +70,9 @@ def create(
         cut.num_shards,
         table.name,
     )
-    creators = _users_creators() if devices is None and only is None else []
+    creators = _user_creators() if devices is None and only is None else []
     if only is not None:
-        return _make_only(
+        return _create_one_shard(
             table,
             name,
             bound,
@@ -86,8 +89,8 @@ def create(
     )
     drawn = []
     if devices is not None and is_drawn_there:
-        # All servers at the same time: asked one by one, each would be waited
-        # for.
+        # All servers compute their values in parallel. Without this scope, the
+        # calls would run one after the other.
         with tf.experimental.async_scope():
             for shard, device in enumerate(devices):
                 with tf.device(device):
@@ -96,8 +99,8 @@ def create(
                             bound, shape, tf.float32, cut, shard, table.name
                         )
                     )
-    found = []
-    for shard, part in enumerate(_names(name, cut.num_shards)):
+    shards = []
+    for shard, shard_name in enumerate(_shard_names(name, cut.num_shards)):
         value = functools.partial(
             sharded_initial_value.of_shard,
             bound,
@@ -109,43 +112,43 @@ def create(
         )
         if is_drawn_there:
             value = functools.partial(drawn.__getitem__, shard)
-        asked = (
+        initial_value = (
             value
             if cut.num_shards > 1
-            else _as_tensorflow_asks(initializer, shape)
+            else _bind_shape_and_dtype(initializer, shape)
         )
-        made = shards_of(
+        created = shards_of(
             _chain(
                 creators,
                 functools.partial(
-                    _make,
+                    _create_variable,
                     table,
                     dtype,
-                    {id(asked): value},
+                    {id(initial_value): value},
                     None if devices is None else devices[shard],
                     is_drawn_there,
                 ),
             )(
-                initial_value=asked,
+                initial_value=initial_value,
                 trainable=trainable,
-                name=part,
+                name=shard_name,
                 dtype=tf.float32,
                 shape=tf.TensorShape([cut.sizes[shard], dim]),
             )
         )
-        if cut.num_shards > 1 and len(made) > 1:
+        if cut.num_shards > 1 and len(created) > 1:
             raise ValueError(
-                "A variable creator must not divide a table that a "
-                f"partitioner divides. Received: {len(made)} shards of "
-                f"{part!r} (table {table.name!r})."
+                "A variable creator must not shard a table that a "
+                f"partitioner shards. Received: {len(created)} shards of "
+                f"{shard_name!r} (table {table.name!r})."
             )
-        found.extend(made)
+        shards.extend(created)
     if creators:
-        _check(table, found, shape, dtype)
-    return found[0] if len(found) == 1 else ShardedVariable(found, name=name)
+        _check_created(table, shards, shape, dtype)
+    return shards[0] if len(shards) == 1 else ShardedVariable(shards, name=name)
 
 
-def _make_only(
+def _create_one_shard(
     table: config.TableSpec,
     name: str,
     initializer,
@@ -156,7 +159,7 @@ def _make_only(
     trainable: bool,
     dtype: str,
 ) -> Any:
-    """One shard of a table, or a row that stands for none."""
+    """Creates one shard of a table, or one row if there is no such shard."""
     own = None
     for shard in range(cut.num_shards):
         if shard != only and sharded_initial_value.skip_shard(
@@ -173,7 +176,7 @@ def _make_only(
         )
         if shard == only:
             own = value
-    return _make(
+    return _create_variable(
         table,
         dtype,
         {},
@@ -186,10 +189,10 @@ def _make_only(
 
 
 def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
-    """Refuses a slot variable whose shards are not those of its table.
+    """Checks that a slot variable has the same shards as its table.
 
     Raises:
-      ValueError: If a variable creator divided them differently.
+      ValueError: If a variable creator sharded the two differently.
     """
     cuts = [
         [known_size(one) for one in shards_of(variable)]
@@ -197,21 +200,22 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
     ]
     if cuts[0] != cuts[1]:
         raise ValueError(
-            "Variable creators must divide a slot variable as they divide its "
-            f"table, in shards of {cuts[0]} rows. Received: {cuts[1]} "
+            "Variable creators must shard a slot variable like its table, in "
+            f"shards of {cuts[0]} rows. Received: {cuts[1]} "
             f"(table {table.name!r})."
         )
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards of a table, in order; one if it is not cut."""
+    """Returns the shards in order; the variable if it is not sharded."""
     return list(getattr(variable, "variables", None) or [variable])
 
 
 def strategy_in_scope() -> tf.distribute.Strategy | None:
-    """Returns what a variable gives for the strategy that it belongs to.
+    """Returns the strategy in scope, which variables must report.
 
-    tf_keras compiles a model under a strategy only if all variables do.
+    tf_keras compiles a model under a strategy only if all of its variables
+    report this strategy.
     """
     if not tf.distribute.has_strategy():
         return None
@@ -219,34 +223,36 @@ def strategy_in_scope() -> tf.distribute.Strategy | None:
 
 
 def bind_shape(initializer: Callable[..., Any], shape):
-    """Gives an initializer that knows shards the whole shape, as TF does.
+    """Binds the full shape to an initializer that takes `shard_info`.
 
-    Others are returned as they are.
+    TensorFlow also passes the full shape to such initializers. Other
+    initializers are returned unchanged.
     """
     if "shard_info" not in inspect.signature(initializer).parameters:
         return initializer
-    return _as_tensorflow_asks(initializer, shape)
+    return _bind_shape_and_dtype(initializer, shape)
 
 
-def _as_tensorflow_asks(initializer: Callable[..., Any], shape):
-    """What creators find as the initial value: shape and dtype are bound."""
+def _bind_shape_and_dtype(initializer: Callable[..., Any], shape):
+    """Returns the `initial_value` that variable creators receive."""
     keywords = {}
     if "dtype" in inspect.signature(initializer).parameters:
         keywords["dtype"] = tf.float32
     return functools.partial(initializer, shape, **keywords)
 
 
-def _names(name: str, num_shards: int) -> list[str]:
+def _shard_names(name: str, num_shards: int) -> list[str]:
     if num_shards == 1:
         return [name]
     return [f"{name}/part_{shard}" for shard in range(num_shards)]
 
 
-def _users_creators() -> list[Callable[..., Any]]:
-    """The creators in scope, the innermost last, but TensorFlow's own.
+def _user_creators() -> list[Callable[..., Any]]:
+    """Returns the creators in scope except TensorFlow's, the innermost last.
 
-    A strategy's makes copies for its replicas, or puts a table elsewhere; a
-    function's makes a variable that waits for its value.
+    The creator of a strategy makes copies for replicas, or places a table on
+    another device. The creator of a `tf.function` makes an uninitialized
+    variable.
     """
     stack = tf_private.variable_creators_of(tf.compat.v1.get_default_graph())
     return [
@@ -258,15 +264,15 @@ def _users_creators() -> list[Callable[..., Any]]:
     ]
 
 
-def _chain(creators, make):
+def _chain(creators, create):
     for creator in creators:
-        make = functools.partial(creator, make)
-    return make
+        create = functools.partial(creator, create)
+    return create
 
 
-def _make(
+def _create_variable(
     table,
-    stored_as,
+    storage_dtype,
     values: dict[int, Any],
     device: str | None,
     is_drawn_there: bool,
@@ -276,20 +282,34 @@ def _make(
     trainable=None,
     **unused,
 ):
-    """Makes a variable; what the first of all creators has for the next."""
+    """Creates a variable: the creator at the end of the chain.
+
+    Args:
+      table: Spec of the table.
+      storage_dtype: Storage dtype of the rows.
+      values: Functions that compute initial values, by the id of the
+        `initial_value` that was passed to the first creator.
+      device: Device of the variable; None for the device of the caller.
+      is_drawn_there: Whether the initial value is computed on `device`.
+      initial_value: Value, or callable that returns it.
+      shape: Shape that the value must have; None for any.
+      name: Name of the variable.
+      trainable: Whether gradient tapes watch the variable.
+      **unused: Other arguments of variable creators, which are ignored.
+    """
     del unused
-    found = values.get(id(initial_value), initial_value)
+    value = values.get(id(initial_value), initial_value)
     with _device(device if is_drawn_there else None):
-        if callable(found):
-            found: Any = found()
-        rows = tf.convert_to_tensor(found, tf.float32)
+        if callable(value):
+            value: Any = value()
+        rows = tf.convert_to_tensor(value, tf.float32)
         if shape is not None and not rows.shape.is_compatible_with(shape):
             raise ValueError(
-                "A variable creator must give an initial value of the shape "
-                f"it asks for, {tuple(shape)}. Received: {tuple(rows.shape)} "
-                f"(table {table.name!r})."
+                "A variable creator must pass an initial value of the shape "
+                f"that it passes, {tuple(shape)}. Received: "
+                f"{tuple(rows.shape)} (table {table.name!r})."
             )
-        rows = _in_dtype(table, rows, stored_as)
+        rows = _cast_rows(table, rows, storage_dtype)
     with _device(device):
         return tf_private.ResourceVariable(
             rows,
@@ -300,11 +320,11 @@ def _make(
 
 
 def _device(device: str | None):
-    # A device scope of None would undo that of the caller.
+    # `tf.device(None)` would remove the device scope of the caller.
     return tf.device(device) if device else contextlib.nullcontext()
 
 
-def _in_dtype(
+def _cast_rows(
     table: config.TableSpec,
     rows: tf.Tensor,
     dtype: str,
@@ -312,37 +332,37 @@ def _in_dtype(
     """Returns initial rows, rounded to nearest for 16-bit tables."""
     if dtype == "float32":
         return rows
-    found = tf.cast(rows, dtype)
-    if bool(tf.reduce_any(tf.math.is_finite(rows) & ~tf.math.is_finite(found))):
+    cast = tf.cast(rows, dtype)
+    if bool(tf.reduce_any(tf.math.is_finite(rows) & ~tf.math.is_finite(cast))):
         raise ValueError(
-            f"The first rows of a table in {dtype} must be at most "
+            f"The initial rows of a table in {dtype} must be at most "
             f"{tf.as_dtype(dtype).max} in magnitude. Received: "
             f"{float(tf.reduce_max(tf.abs(rows)))} (table {table.name!r})."
         )
-    return found
+    return cast
 
 
-def _check(
+def _check_created(
     table: config.TableSpec,
     shards: Sequence[Any],
     shape: tuple[int, ...],
     dtype: str,
 ):
-    """Refuses what creators gave and the engine cannot work with."""
+    """Checks that the engine supports the variables that creators returned."""
     where = f"(table {table.name!r})"
     for one in shards:
         if not isinstance(one, tf_private.ResourceVariable):
             raise TypeError(
-                "Variable creators must give a tf.Variable, or what has its "
-                "shards as `variables`, made by the creator they are given. "
-                f"Received: {one!r} {where}."
+                "Variable creators must return a tf.Variable that the next "
+                "creator returned, or an object with a list of such shards as "
+                f"its attribute `variables`. Received: {one!r} {where}."
             )
     with tf.device(HOST):
         host = tf.constant(0).device
     devices = {one.device for one in shards}
     if devices != {host}:
         raise ValueError(
-            "Variable creators must leave a table on the device of the host "
+            "Variable creators must place a table on the device of the host "
             f"engine, {host}. Received: {sorted(devices)} {where}."
         )
     shapes = [tuple(one.shape) for one in shards]
@@ -350,11 +370,11 @@ def _check(
         one[1:] != shape[1:] for one in shapes
     ):
         raise ValueError(
-            "Variable creators must give contiguous rows that make up the "
-            f"shape {shape}. Received: {shapes} {where}."
+            "Variable creators must return contiguous rows of total shape "
+            f"{shape}. Received: {shapes} {where}."
         )
     if any(one.dtype != tf.as_dtype(dtype) for one in shards):
         raise ValueError(
-            f"Variable creators must give variables of dtype {dtype}. "
+            f"Variable creators must return variables of dtype {dtype}. "
             f"Received: {[one.dtype.name for one in shards]} {where}."
         )

@@ -1,12 +1,11 @@
-"""Creates tables and their slot variables.
+"""Creates the variables of tables, slots and open vocabularies.
 
-They are plain variables on the host, under every strategy: one copy that all
-replicas look into. A table that is partitioned is a `ShardedVariable`; the
-engine reads its shards in place. Creators of `tf.variable_creator_scope` are
-asked for each; those of strategies, which would make copies, are not.
+Under every strategy they are plain variables on the host: all replicas share
+one copy. A partitioned table is a `ShardedVariable`; the engine reads its
+shards in place. Creators of `tf.variable_creator_scope` are called for each
+variable, except the creators of strategies, which would make copies.
 """
 
-# DOC-MERGE: Creates the variables of an open vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -24,28 +23,215 @@ from tf_layoutmap.sharded import ShardedVariable, new_rows
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
+__all__ = [
+    "HOST",
+    "PARAMETERS",
+    "ROUNDING_STEPS",
+    "Partitioner",
+    "create_tables",
+    "shards_of",
+]
+
+PARAMETERS = "parameters"
+# Number of updates of a table with 16-bit rows. The stochastic rounding
+# depends on this number, so it is saved with the table.
+ROUNDING_STEPS = "rounding_steps"
+
+Partitioner = Callable[..., Sequence[int]]
+
+# Returns the device of each shard of a table.
+Place = Callable[[config.TableSpec, partition.RowPartition], Sequence[str]]
+
+
+def create_tables(
+    spec: config.EmbeddingSpec,
+    partitioner: Partitioner | None,
+    *,
+    place: Place | None = None,
+    only: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Creates the variables of all tables.
+
+    Args:
+      spec: Spec of the tables.
+      partitioner: None, or a callable with the interface of
+        `tf.distribute.experimental.partitioners`: it takes `shape` and
+        `dtype`, and returns the number of shards of each axis.
+      place: None for the host, or a callable that returns the device of each
+        shard. In the latter case user creators are not called, the caller
+        creates the variables of open vocabularies, and a segment of a
+        vocabulary is never split over two shards.
+      only: None, or the index of the only shard of each table to create here,
+        as a plain variable. A table without this shard gets a variable with
+        one row. User creators are not called.
+
+    Returns:
+      `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
+      a `tf.Variable`, or a `ShardedVariable` if the partitioner returns more
+      than one shard for the table. A table with 16-bit rows also has
+      `"rounding_steps"`, an int64 scalar. A table with an open vocabulary also
+      has the variables of the vocabulary.
+
+    Raises:
+      TypeError: If a variable creator does not return a variable.
+      ValueError: If an initializer returns another shape, or values that
+        exceed the range of the table's dtype, or the partitioner splits
+        columns, or a variable creator returns a variable that the engine
+        cannot train. All messages name the table.
+    """
+    variables = {}
+    with (
+        tf.device(HOST),
+        tf.name_scope(""),
+        new_rows.show_progress(sum(map(_num_bytes, spec.tables))),
+    ):
+        for table in spec.tables:
+            num_shards = _num_shards(
+                table, partitioner, by_segment=place is not None
+            )
+            variables[table.name] = _create_table(
+                table, num_shards, place, only
+            )
+    freed_gradients.free_with_variables(
+        part
+        for made in variables.values()
+        for value in made.values()
+        for part in shards_of(value)
+    )
+    return variables
+
+
+def _num_bytes(table: config.TableSpec) -> int:
+    """Returns the bytes of initial values, which are float32 until rounded."""
+    slots = table.optimizer.slots if table.optimizer else ()
+    return (
+        4
+        * table.num_rows
+        * (table.dim + sum(slot.dim(table.dim) for slot in slots))
+    )
+
+
+def create_table(
+    table: config.TableSpec,
+    partitioner: Partitioner | None,
+) -> dict[str, Any]:
+    """Creates the variables of one table; see `create_tables`."""
+    with tf.device(HOST), tf.name_scope(""):
+        return _create_table(table, _num_shards(table, partitioner), None)
+
+
+def _num_shards(
+    table: config.TableSpec, partitioner, *, by_segment: bool = False
+) -> int:
+    if partitioner is None:
+        return 1
+    parts = [
+        int(part)
+        for part in partitioner(
+            shape=tf.TensorShape([table.num_rows, table.dim]), dtype=tf.float32
+        )
+    ]
+    if len(parts) != 2 or parts[1] != 1 or parts[0] < 1:
+        raise ValueError(
+            "Argument `partitioner` must split a table along its rows only, "
+            "[num_shards, 1]. Received: "
+            f"{parts} (table {table.name!r})."
+        )
+    # Each shard has at least one row.
+    if table.vocabulary is None:
+        return min(parts[0], table.num_rows)
+    num_buckets = table.vocabulary.settings.num_buckets
+    return min(
+        parts[0],
+        bucket_layout.num_segments(num_buckets) if by_segment else num_buckets,
+    )
+
+
+def _create_table(
+    table: config.TableSpec,
+    num_shards: int,
+    place: Place | None,
+    only: int | None = None,
+):
+    settings = table.vocabulary and table.vocabulary.settings
+    if settings is None:
+        cut = partition.RowPartition.div(table.num_rows, num_shards)
+    else:
+        # A server must store all slots in which a key may be placed.
+        buckets = (
+            bucket_layout.bucket_partition
+            if place is None
+            else bucket_layout.segment_partition
+        )
+        cut = bucket_layout.row_partition(
+            buckets(settings.num_buckets, num_shards)
+        )
+    devices = None if place is None else place(table, cut)
+    # The engine trains a table that has an optimizer, so the table must not be
+    # among the trainable variables, where a tape and a second optimizer would
+    # use it.
+    rows = table_variable.create(
+        table,
+        table.name,
+        # Rows of an open table are initialized when their keys are admitted.
+        table.initializer if settings is None else tf.zeros_initializer(),
+        cut,
+        dim=table.dim,
+        trainable=table.optimizer is None,
+        dtype=table.dtype,
+        devices=devices,
+        only=only,
+    )
+    variables = {PARAMETERS: rows}
+    for slot in table.optimizer.slots if table.optimizer else ():
+        variables[slot.name] = table_variable.create(
+            table,
+            f"{table.name}/{slot.name}",
+            tf.constant_initializer(slot.initial_value),
+            cut,
+            dim=slot.dim(table.dim),
+            trainable=False,
+            devices=devices,
+            only=only,
+        )
+        table_variable.check_same_cut(table, rows, variables[slot.name])
+    if table.is_half and table.optimizer is not None:
+        variables[ROUNDING_STEPS] = tf_private.ResourceVariable(
+            tf.constant(0, tf.int64),
+            trainable=False,
+            name=f"{table.name}/{ROUNDING_STEPS}",
+            distribute_strategy=table_variable.strategy_in_scope(),
+        )
+    if settings is not None and place is None:
+        variables.update(
+            create_vocabulary_variables(settings, table.name, num_shards)
+        )
+    return variables
+
 
 def create_vocabulary_variables(
     vocabulary: OpenVocabulary,
     table: str,
     num_shards: int,
 ) -> dict[str, Any]:
-    """Creates the variables of a vocabulary without keys.
+    """Creates the variables of an empty vocabulary.
 
     Args:
-      vocabulary: Its settings.
-      table: The name of its table.
-      num_shards: How many the table is cut into; each has whole buckets.
+      vocabulary: Settings of the vocabulary.
+      table: Name of its table.
+      num_shards: Number of shards of the table. A bucket is never split over
+        two shards.
 
     Returns:
-      From `state.KEYS` and so on to a `tf.Variable`, or a `ShardedVariable` of
-      several shards. Keys, steps and counts are `[num_buckets, 8]`.
+      A dict from `state.KEYS` and the other names in `state` to a
+      `tf.Variable`, or to a `ShardedVariable` if there are several shards.
+      Keys, steps and counts are `[num_buckets, 8]`.
     """
     cut = bucket_layout.bucket_partition(vocabulary.num_buckets, num_shards)
 
     def by_bucket(name, value, dtype):
         shards = [
-            # Buckets are read at random, as rows are.
+            # Like rows, buckets are accessed in random order.
             _variable(
                 new_rows.fill(
                     (size, bucket_layout.KEYS_PER_BUCKET), value, dtype
@@ -88,187 +274,3 @@ def _variable(value: tf.Tensor, name: str) -> tf.Variable:
         name=name,
         distribute_strategy=table_variable.strategy_in_scope(),
     )
-
-
-__all__ = [
-    "HOST",
-    "PARAMETERS",
-    "ROUNDING_STEPS",
-    "Partitioner",
-    "create_tables",
-    "shards_of",
-]
-
-PARAMETERS = "parameters"
-# Of a table with 16-bit rows: how often it was updated. The rounding depends
-# on it, so it is saved with the table.
-ROUNDING_STEPS = "rounding_steps"
-
-Partitioner = Callable[..., Sequence[int]]
-
-# Of a table and how it is cut: the device of each shard.
-Place = Callable[[config.TableSpec, partition.RowPartition], Sequence[str]]
-
-
-def create_tables(
-    spec: config.EmbeddingSpec,
-    partitioner: Partitioner | None,
-    *,
-    place: Place | None = None,
-    only: int | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Creates the variables of all tables.
-
-    Args:
-      spec: The tables.
-      partitioner: None, or a callable as those of
-        `tf.distribute.experimental.partitioners`: of `shape` and `dtype`,
-        giving the number of shards of each axis.
-      place: None for the host, or what says where each shard is. Creators are
-        not asked then. Whoever says so makes the variables of open
-        vocabularies, whose shards are then whole segments.
-      only: None, or the one shard of each table that is made here, as a plain
-        variable; one row where a table has no such shard. Creators are not
-        asked.
-
-    Returns:
-      `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
-      a `tf.Variable`, or a `ShardedVariable` where the partitioner cuts the
-      table into more than one shard. A table with 16-bit rows also has
-      `"rounding_steps"`, an int64 scalar; one with an open vocabulary the
-      variables of that.
-
-    Raises:
-      TypeError: If a variable creator gives what is no variable.
-      ValueError: If an initializer gives another shape, or values that the
-        dtype of the table cannot hold, or the partitioner cuts along the
-        columns, or a variable creator gives what the engine cannot train;
-        all name the table.
-    """
-    variables = {}
-    with (
-        tf.device(HOST),
-        tf.name_scope(""),
-        new_rows.show_progress(sum(map(_num_bytes, spec.tables))),
-    ):
-        for table in spec.tables:
-            num_shards = _num_shards(
-                table, partitioner, by_segment=place is not None
-            )
-            variables[table.name] = _create_table(
-                table, num_shards, place, only
-            )
-    freed_gradients.free_with_variables(
-        part
-        for made in variables.values()
-        for value in made.values()
-        for part in shards_of(value)
-    )
-    return variables
-
-
-def _num_bytes(table: config.TableSpec) -> int:
-    """First values that are made; those of 16-bit rows are rounded later."""
-    slots = table.optimizer.slots if table.optimizer else ()
-    return (
-        4
-        * table.num_rows
-        * (table.dim + sum(slot.dim(table.dim) for slot in slots))
-    )
-
-
-def create_table(
-    table: config.TableSpec,
-    partitioner: Partitioner | None,
-) -> dict[str, Any]:
-    """Creates the variables of one table; see `create_tables`."""
-    with tf.device(HOST), tf.name_scope(""):
-        return _create_table(table, _num_shards(table, partitioner), None)
-
-
-def _num_shards(
-    table: config.TableSpec, partitioner, *, by_segment: bool = False
-) -> int:
-    if partitioner is None:
-        return 1
-    parts = [
-        int(part)
-        for part in partitioner(
-            shape=tf.TensorShape([table.num_rows, table.dim]), dtype=tf.float32
-        )
-    ]
-    if len(parts) != 2 or parts[1] != 1 or parts[0] < 1:
-        raise ValueError(
-            "Argument `partitioner` must cut a table along its rows only, "
-            "[num_shards, 1]. Received: "
-            f"{parts} (table {table.name!r})."
-        )
-    # A shard without rows has nothing to hold.
-    if table.vocabulary is None:
-        return min(parts[0], table.num_rows)
-    num_buckets = table.vocabulary.settings.num_buckets
-    return min(
-        parts[0],
-        bucket_layout.num_segments(num_buckets) if by_segment else num_buckets,
-    )
-
-
-def _create_table(
-    table: config.TableSpec,
-    num_shards: int,
-    place: Place | None,
-    only: int | None = None,
-):
-    settings = table.vocabulary and table.vocabulary.settings
-    if settings is None:
-        cut = partition.RowPartition.div(table.num_rows, num_shards)
-    else:
-        # A server must have all places that a key may have.
-        buckets = (
-            bucket_layout.bucket_partition
-            if place is None
-            else bucket_layout.segment_partition
-        )
-        cut = bucket_layout.row_partition(
-            buckets(settings.num_buckets, num_shards)
-        )
-    devices = None if place is None else place(table, cut)
-    # The engine trains a table that has an optimizer; a tape and a second
-    # optimizer must not find it among the trainable variables.
-    rows = table_variable.create(
-        table,
-        table.name,
-        # Rows of an open table get their values with their keys.
-        table.initializer if settings is None else tf.zeros_initializer(),
-        cut,
-        dim=table.dim,
-        trainable=table.optimizer is None,
-        dtype=table.dtype,
-        devices=devices,
-        only=only,
-    )
-    variables = {PARAMETERS: rows}
-    for slot in table.optimizer.slots if table.optimizer else ():
-        variables[slot.name] = table_variable.create(
-            table,
-            f"{table.name}/{slot.name}",
-            tf.constant_initializer(slot.initial_value),
-            cut,
-            dim=slot.dim(table.dim),
-            trainable=False,
-            devices=devices,
-            only=only,
-        )
-        table_variable.check_same_cut(table, rows, variables[slot.name])
-    if table.is_half and table.optimizer is not None:
-        variables[ROUNDING_STEPS] = tf_private.ResourceVariable(
-            tf.constant(0, tf.int64),
-            trainable=False,
-            name=f"{table.name}/{ROUNDING_STEPS}",
-            distribute_strategy=table_variable.strategy_in_scope(),
-        )
-    if settings is not None and place is None:
-        variables.update(
-            create_vocabulary_variables(settings, table.name, num_shards)
-        )
-    return variables

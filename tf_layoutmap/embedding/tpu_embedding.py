@@ -1,7 +1,9 @@
 """`TPUEmbedding`: the Cloud TPU embedding API over a TPU, servers or the host.
 
-It is made and built here; the modules of `api` have the methods of each use.
-Whatever differs between the three is in their backends.
+This module contains the constructor and `build`. The other methods are in
+mixin classes: `state.StepMethods`, `table_access.TableAccess` and
+`checkpointing.CheckpointHooks`. Code that depends on where the tables are
+stored is in the backends.
 """
 
 from __future__ import annotations
@@ -30,32 +32,35 @@ from tf_layoutmap.vocabulary import first_values, open_vocabulary
 
 _WIRE_DTYPES = ("float32", "bfloat16")
 
-# AutoGraph would rewrite all of this file and what it calls, at each trace.
-_as_written = tf.autograph.experimental.do_not_convert
+# Without this decorator, AutoGraph would convert the methods of this module
+# and all functions that they call, in each trace.
+_no_autograph = tf.autograph.experimental.do_not_convert
 
 
 class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
-    """Embedding tables with optimizers of their own.
+    """Embedding tables that apply their own optimizers.
 
-    The interface is that of `tf.tpu.experimental.embedding.TPUEmbedding`.
-    Created under `TPUStrategy` it does what that class does, by the same
-    operations. Elsewhere the tables live on the host and are updated by the
-    host engine, with the semantics of the TPU: the gradients of a row are
-    summed over features, replicas and samples, then each row that was looked
-    up gets one update.
+    The interface is the same as in
+    `tf.tpu.experimental.embedding.TPUEmbedding`. An object that is created
+    under `TPUStrategy` behaves like an object of TensorFlow's class and runs
+    the same operations. Otherwise the tables are stored on the host and the
+    host engine updates them with the semantics of the TPU: the gradients of a
+    row are summed over features, replicas and samples, then each row that was
+    looked up gets one update.
 
-    A step goes `enqueue`, `dequeue`, `apply_gradients`, in this order on each
-    replica; several steps may be enqueued ahead. It works eagerly, in
-    `tf.function`, and under `OneDeviceStrategy`, `MirroredStrategy`,
-    `MultiWorkerMirroredStrategy` and `TPUStrategy`, where `dequeue` and
-    `apply_gradients` are called inside `strategy.run`. Gradients are not
-    divided by the number of replicas.
+    A step consists of `enqueue`, `dequeue` and `apply_gradients`, called in
+    this order on each replica. Several steps may be enqueued ahead. Steps run
+    eagerly, in `tf.function`, and under `OneDeviceStrategy`,
+    `MirroredStrategy`, `MultiWorkerMirroredStrategy` and `TPUStrategy`, where
+    `dequeue` and `apply_gradients` are called inside `strategy.run`. Gradients
+    are not divided by the number of replicas.
 
-    Created under `ParameterServerStrategy` the tables are on its servers, and
-    each worker takes steps of its own, in the functions that a
-    `ClusterCoordinator` or a `tlm.ps.Run` schedules. With one worker the
-    numbers are those of the host engine; with several, rows may be some
-    updates old when their gradients arrive (`stats`).
+    Under `ParameterServerStrategy` the tables are stored on its servers, and
+    each worker runs separate steps, in the functions that a
+    `ClusterCoordinator` or a `tlm.ps.Run` schedules. With one worker, results
+    match the host engine. With several workers, the servers may have applied
+    other updates between the lookup of a row and the arrival of its
+    gradients; `stats` reports how many.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -74,10 +79,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
 
     `tf.train.Checkpoint(embedding=embedding)` saves tables and slot
     variables, and restores them before or after `build`. Steps in flight are
-    not saved; restoring over them is an error.
+    not saved. A restore while steps are in flight raises an error.
     """
 
-    # Counts the steps of learning rate schedules; a layer that has one sets it.
+    # Step count of the learning rate schedules. A layer with a schedule sets
+    # this attribute.
     schedule_updates: tf.Variable
 
     def __init__(
@@ -99,78 +105,85 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         over_processes: str = "copied",
         order: str = "exact",
     ):
-        """Reads the configuration; variables are created by `build`.
+        """Reads the configuration; `build` creates the variables.
 
         Args:
           feature_config: Nested structure of
-            `tf.tpu.experimental.embedding.FeatureConfig`. Neither it nor its
-            tables are changed; a table without name is called `table_{i}`.
-          optimizer: An optimizer of `tf.tpu.experimental.embedding` (`SGD`,
-            `Adagrad`, `AdagradMomentum`, `Adam`, `FTRL`) or, on the host, of
-            `tf_layoutmap.optimizers` (`RowwiseAdagrad`, `LAMB`), for tables
-            that bring none; None for tables that only serve.
+            `tf.tpu.experimental.embedding.FeatureConfig`. The structure and
+            its tables are not changed. The name of a table defaults to
+            `table_{i}`.
+          optimizer: Default optimizer, for tables whose `TableConfig` has
+            none: one of `tf.tpu.experimental.embedding` (`SGD`, `Adagrad`,
+            `AdagradMomentum`, `Adam`, `FTRL`) or, on the host, one of
+            `tf_layoutmap.optimizers` (`RowwiseAdagrad`, `LAMB`). None for
+            tables that are only used for serving.
           pipeline_execution_with_tensor_core: Whether lookups are one step
-            old, as on a TPU whose two kinds of core work at the same time: a
-            step sees the updates of all steps but the last. `flush` lands
-            that one.
-          partitioner: Cuts tables into shards, as
+            behind, as on a TPU whose two kinds of core run in parallel: a
+            step reads rows that contain all updates except the last one.
+            `flush` applies the last update.
+          partitioner: Callable that returns the number of shards of a table,
+            such as
             `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.
-            Under `ParameterServerStrategy` shards are put where the fewest
-            bytes are; None is its `variable_partitioner`, or without one a
-            shard of 256 KiB or more for each server.
-          out_of_range: What becomes of an id that is no row of its table:
-            `"error"`, `"drop"` (as if it were not there) or `"clip"` (the
-            nearest row). `stats` counts them. A TPU has `"error"` only, and
-            inside `strategy.run` ids cannot be checked.
+            Under `ParameterServerStrategy` a shard is placed on the server
+            with the fewest bytes; None means the `variable_partitioner` of
+            the strategy or, if it has none, one shard of at least 256 KiB
+            for each server.
+          out_of_range: How ids outside of their table are handled: `"error"`
+            raises, `"drop"` ignores the id, `"clip"` uses the nearest row.
+            `stats` counts such ids. A TPU supports `"error"` only, and does
+            not check ids inside `strategy.run`.
           engine: `"auto"`: the TPU under `TPUStrategy`, the servers under
-            `ParameterServerStrategy`, else the host engine.
+            `ParameterServerStrategy`, otherwise the host engine.
             `"host"`: the host engine. `"tpu"`: the TPU; under another strategy
-            there are tables to serve and no steps, as of TensorFlow's class.
-          table_dtypes: How rows are stored: `"float32"` (None), `"bfloat16"`
-            or `"float16"`, for all tables, or by table name. Rows of 16 bits
-            are looked up and updated as float32, then rounded to one of their
-            two neighbours by chance, so that small updates are not lost on
-            average; beyond the largest finite value they stay there. Slot
-            variables are float32. A TPU has float32 only.
-          rounding_seed: What that chance depends on, along with the table, the
-            number of its updates, the row and the column.
-          vocabularies: From names of tables, or their `TableConfig`, to the
-            `tlm.OpenVocabulary` by which a table takes ids as they come: any
-            int64, or strings. The `vocabulary_size` of such a table is the
-            `capacity` of that, and its initializer one that draws a value at
-            a time: uniform, normal, truncated normal or constant. Of a TPU,
-            None.
-          wire_dtype: How rows and gradients go from process to process under
-            `ParameterServerStrategy`: `"float32"`, as they are, or
-            `"bfloat16"`, half the bytes: a row that is looked up, and the sum
-            of its gradients, become the nearest bfloat16, off by up to 2^-8
-            of each value. Tables and slot variables stay what they are.
+            the tables can be used for serving but steps raise, as in
+            TensorFlow's class.
+          table_dtypes: Storage dtype of rows: `"float32"` (None), `"bfloat16"`
+            or `"float16"`, for all tables or by table name. 16-bit rows are
+            looked up and updated in float32, then rounded stochastically to
+            one of their two neighbours, so that small updates are not lost on
+            average. Values are limited to the largest finite value of the
+            dtype. Slot variables are float32. A TPU supports float32 only.
+          rounding_seed: Seed of the stochastic rounding, which also depends
+            on the table, the number of its updates, the row and the column.
+          vocabularies: Mapping from table names, or `TableConfig` objects, to
+            a `tlm.OpenVocabulary`. Such a table accepts any int64 or string
+            as an id. Its `vocabulary_size` must equal the `capacity` of the
+            vocabulary, and its initializer must compute each value
+            separately: uniform, normal, truncated normal or constant. Must be
+            None on a TPU.
+          wire_dtype: Dtype in which rows and gradients are sent between
+            processes under `ParameterServerStrategy`. `"float32"` sends them
+            unchanged. `"bfloat16"` sends half the bytes: the values of each
+            row that is looked up, and of the sum of its gradients, are rounded
+            to the nearest bfloat16, with a relative error of up to 2^-8. The
+            dtypes of tables and slot variables do not change.
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
-          over_processes: Of `MultiWorkerMirroredStrategy`: `"copied"`: each
-            process has all tables. `"divided"`: each has as many rows of a
-            table, and their slot variables; steps exchange rows and gradients
-            with their owners. Tables cannot be read in the program then, only
-            saved and restored.
-          order: Of divided tables: `"exact"`: the gradients of a row are
-            summed as in one process, to the same bits, and travel as they
-            are. `"folded"`: each replica sums its own, and one gradient of a
-            row travels; sums differ in the last bits.
+          over_processes: Placement under `MultiWorkerMirroredStrategy`.
+            `"copied"`: each process stores all tables. `"divided"`: each
+            process stores an equal share of the rows of each table, and their
+            slot variables; in a step, processes exchange rows and gradients.
+            The program cannot read such tables; it can save and restore them.
+          order: Summation of gradients for `over_processes="divided"`.
+            `"exact"`: all gradients of a row are sent to its owner and summed
+            in the order of a single process, with bitwise identical results.
+            `"folded"`: each replica sums its gradients of a row and sends the
+            sum; results differ in the last bits.
 
         Raises:
-          TypeError: If `feature_config` holds something else.
-          ValueError: If a setting is invalid, or the engine does not carry
-            it out.
+          TypeError: If `feature_config` contains anything else.
+          ValueError: If a setting is invalid, or the engine does not support
+            it.
           NotImplementedError: If the strategy in scope is not supported, or
-            SparseCores are asked for.
+            `sparse_core_embedding_config` is passed.
         """
         super().__init__()
         if sparse_core_embedding_config is not None:
             raise NotImplementedError(
-                "Argument `sparse_core_embedding_config` must be None: what "
-                "tf.tpu.experimental.embedding.TPUEmbeddingV2 does on "
-                "SparseCores is not supported yet. Received: "
-                f"{sparse_core_embedding_config!r}."
+                "Argument `sparse_core_embedding_config` must be None: "
+                "SparseCores, which "
+                "tf.tpu.experimental.embedding.TPUEmbeddingV2 uses, are not "
+                f"supported yet. Received: {sparse_core_embedding_config!r}."
             )
         if not isinstance(pipeline_execution_with_tensor_core, bool):
             raise TypeError(
@@ -203,7 +216,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         if wire_dtype != "float32" and engine != "servers":
             raise ValueError(
                 'Argument `wire_dtype` must be "float32" unless under '
-                "ParameterServerStrategy: without servers no rows travel. "
+                "ParameterServerStrategy: without servers no rows are sent. "
                 f"Received: {wire_dtype!r}."
             )
         named_features = inputs.flatten_with_paths(feature_config)
@@ -220,8 +233,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         )
         if spec.has_open_tables and on_tpu:
             raise NotImplementedError(
-                "Argument `vocabularies` must be None on a TPU. Received: it "
-                f"under {type(strategy_replicas.strategy).__name__}."
+                "Argument `vocabularies` must be None on a TPU. Received: "
+                f"vocabularies={vocabularies!r} under "
+                f"{type(strategy_replicas.strategy).__name__}."
             )
         if on_tpu:
             _check_tpu_arguments(spec, partitioner, out_of_range)
@@ -271,7 +285,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 is_pipelined=pipeline_execution_with_tensor_core,
                 rounding_seed=dtypes.read_seed(rounding_seed),
             )
-        # A plain object: tf.Module would track, and save, a dict or a list.
+        # The state is a plain object, because tf.Module would track and save
+        # a dict or a list.
         self._state = EmbeddingState(
             feature_config,
             spec,
@@ -282,10 +297,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             engine == "tpu" and not on_tpu,
         )
         if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
-            # Now, while all processes are known to be at the same line.
+            # All processes must create the tables together, and all of them
+            # run the constructor.
             self.build()
 
-    @_as_written
+    @_no_autograph
     def build(
         self,
         per_replica_input_shapes: Any = None,
@@ -293,22 +309,24 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     ):
         """Creates the variables and the engine, once.
 
-        `enqueue` does so when it is needed first. With sizes given, each
-        `enqueue` must have them, and activations have a static shape.
+        The first `enqueue` calls `build` if the program has not. If sizes are
+        passed, each `enqueue` must match them, and activations have static
+        shapes.
+
+        Under `TPUStrategy` the shapes of all activations must be known when
+        `build` is called, and `build` initializes the TPU.
 
         Args:
           per_replica_input_shapes: None, the batch size of every feature, or
             the structure of `feature_config` with the shape of each input,
-            `[num_samples]` or `[..., ids per sample]`. Also a list with the
-            `tf.TensorShape` of each feature, in the order of `tf.nest.flatten`.
+            `[num_samples]` or `[..., ids per sample]`. A list with the
+            `tf.TensorShape` of each feature, in `tf.nest.flatten` order, is
+            also accepted.
           per_replica_batch_size: The batch size of every feature.
 
-        Under `TPUStrategy` the shapes of all activations must be known by
-        now, and the TPU is initialized.
-
         Raises:
-          ValueError: If a shape is of another rank, or sizes differ from
-            those of an earlier `build`, or a TPU needs what is not known.
+          ValueError: If a shape has another rank, or sizes differ from an
+            earlier `build`, or a TPU requires a size that is not known.
           RuntimeError: In a graph of TensorFlow 1, or if the TPU is
             initialized for another embedding.
         """
@@ -320,25 +338,28 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def _create(self):
         """Creates the variables and starts the backend."""
         backend = self._state.backend
-        # Eagerly, even while a function is traced: variables outlive it.
+        # Variables are created eagerly even while a function is traced,
+        # because they outlive the function.
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise RuntimeError(
-                    "TPUEmbedding needs eager execution to create its "
+                    "TPUEmbedding requires eager execution to create its "
                     "tables; do not use it in a tf.compat.v1 graph."
                 )
-            # String keys, so that the dicts can be saved. The names are those
-            # of TensorFlow's class, whose checkpoints have this structure. A
-            # restore that waits for them is carried out here.
+            # The keys are strings, so that the dicts can be saved. Names and
+            # structure match the checkpoints of TensorFlow's class. A deferred
+            # restore runs when `_variables` is assigned.
             variables = backend.create_tables()
             self._check_deferred_restore(variables)
             self._variables = variables
             backend.start(self._variables)
 
-    @_as_written
+    @_no_autograph
     def __call__(self, features: Any, weights: Any = None) -> Any:
-        """Looks up outside of any step, by stock ops; see
-        `serving_embedding_lookup`."""
+        """Returns activations outside of any step, computed by stock ops.
+
+        See `serving_embedding_lookup`.
+        """
         stand_in = report.placeholder_of(self)
         if stand_in is not None:
             return stand_in(features, weights)
@@ -365,11 +386,12 @@ def _check_tpu_arguments(
             )
     if partitioner is not None:
         raise ValueError(
-            "Argument `partitioner` must be None under TPUStrategy, whose "
-            f"hosts divide the tables. Received: {partitioner!r}."
+            "Argument `partitioner` must be None under TPUStrategy, which "
+            f"shards the tables over its hosts. Received: {partitioner!r}."
         )
     if out_of_range != "error":
         raise ValueError(
             'Argument `out_of_range` must be "error" under TPUStrategy: a '
-            f"TPU does neither drop nor clip ids. Received: {out_of_range!r}."
+            "TPU does not drop or clip ids. "
+            f"Received: out_of_range={out_of_range!r}."
         )

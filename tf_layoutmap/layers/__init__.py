@@ -1,7 +1,8 @@
-"""Keras layers over tables in shards.
+"""Keras layers with sharded tables.
 
-A Keras 3 model takes them from here, a tf_keras model from `layers.tf_keras`,
-which needs tf_keras and is imported when it is first used.
+Keras 3 models use the layers of this module. tf_keras models use the layers of
+`layers.tf_keras`, which requires the package tf_keras and is imported at its
+first use.
 """
 
 from typing import TYPE_CHECKING

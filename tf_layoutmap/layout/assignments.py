@@ -1,13 +1,12 @@
-"""Which layout each variable gets, and what is wrong with it.
+"""Selection and validation of the layout of each variable.
 
-Decided from names and shapes alone: nothing is allocated here.
+Layouts are selected from names and shapes alone; nothing is allocated.
+`assign` also checks the limits of DTensor when a layer is built. TensorFlow
+would report them in the middle of a training step, with the name of an op.
+Each problem names the layer, the variable and the layout, and suggests a
+change.
 """
 
-# DOC-MERGE: What DTensor cannot compute, found when a layer is built.
-#
-# TensorFlow would report it in the middle of a training step, by the name of an
-# op. Each rule names the layer, the variable and the layout, and a way out.
-#
 import dataclasses
 import math
 from collections.abc import Collection, Iterable
@@ -43,8 +42,8 @@ CONVOLUTIONS = (
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
 
-# Layers that DTensor computes correctly on whole samples only; `call` of
-# `keras3/layer_calls.py` pins their inputs and outputs.
+# Layers that DTensor computes correctly only on unsharded samples;
+# `keras3/step.py` and `tf_keras/calls.py` pin their inputs and outputs.
 BATCH_PARALLEL = (
     *CONVOLUTIONS,
     keras.layers.RNN,
@@ -62,7 +61,12 @@ BATCH_PARALLEL = (
 
 
 def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether `layer` is one of `kinds` of Keras 3, or of tf_keras."""
+    """Returns whether `layer` is an instance of `kinds` in Keras 3 or tf_keras.
+
+    Args:
+      layer: A layer.
+      kinds: Layer classes of Keras 3. Classes of tf_keras match by name.
+    """
     return isinstance(layer, kinds) or any(
         base.__module__.startswith("tf_keras.")
         and base.__name__ in {kind.__name__ for kind in kinds}
@@ -71,10 +75,11 @@ def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def gathers_weights(layer: Any) -> bool:
-    """Whether a layer is given its weights whole when it is called.
+    """Returns whether the weights of a layer are gathered for each call.
 
-    DTensor convolves with whole kernels only, and splits no divided gates. The
-    Embedding of Keras 3 looks up where rows are; that of tf_keras cannot.
+    DTensor supports only unsharded convolution kernels, and cannot split
+    sharded gates. The Embedding of Keras 3 looks up rows on the device that
+    holds them; the Embedding of tf_keras needs the full table.
     """
     if isinstance(layer, _tf_keras_embedding()):
         layout = getattr(layer.embeddings, "layout", None)
@@ -90,10 +95,13 @@ def weight_problems(
     """Returns why `layer` cannot use `variable` with the layout `axes`.
 
     Args:
-      layer: Of Keras 3 or tf_keras.
-      variable: A weight of it.
+      layer: Layer of Keras 3 or tf_keras.
+      variable: A weight of the layer.
       axes: Mesh axis of each dimension.
       strict: Whether weights must not be gathered for a layer.
+
+    Returns:
+      One clause per problem; empty if the layer supports the layout.
     """
     if not strict and is_kind(
         layer, (*CONVOLUTIONS, *_GATED, keras.layers.Embedding)
@@ -101,23 +109,24 @@ def weight_problems(
         return []
     if is_kind(layer, CONVOLUTIONS) and any(axes):
         return [
-            f"DTensor convolves with whole kernels only; leave all weights "
-            f"of {_named(layer)} unsharded: use {(None,) * len(axes)}, and "
-            "shard the Dense layers"
+            f"DTensor supports only unsharded convolution kernels; leave all "
+            f"weights of {_named(layer)} unsharded: use "
+            f"{(None,) * len(axes)}, and shard the Dense layers"
         ]
     if is_kind(layer, _GATED_CELLS) and axes and axes[-1] is not None:
-        whole = (*axes[:-1], None)
+        supported = (*axes[:-1], None)
         return [
             f"{_named(layer)} splits the last dimension of its weights into "
-            f"gates, which DTensor cannot do to a sharded one: use {whole}"
+            "gates, and DTensor cannot split a sharded dimension: use "
+            f"{supported}"
         ]
     if isinstance(layer, _tf_keras_embedding()) and axes[0] is not None:
         return [
-            f"DTensor cannot look rows up where they are divided; divide the "
-            f"columns of {_named(layer)}: use {(None, axes[0])}, or the "
-            "Embedding of Keras 3, whose rows can be divided"
+            f"DTensor cannot look up rows of a table that is sharded by rows; "
+            f"shard the columns of {_named(layer)}: use {(None, axes[0])}, or "
+            "the Embedding of Keras 3, which supports sharded rows"
         ]
-    # Layers of ours check their own weights.
+    # Layers of this package check their weights themselves.
     problems_of_layout = getattr(layer, "problems_of_layout", None)
     return [] if problems_of_layout is None else problems_of_layout(axes)
 
@@ -133,8 +142,9 @@ def _named(layer: Any) -> str:
 
 dtensor = tf.experimental.dtensor
 
-# What a layer has made itself, in Keras 3 and in tf_keras.
-_LISTS_OF_LAYERS = (
+# Attributes in which layers of Keras 3 and tf_keras keep the variables that
+# they created.
+_VARIABLE_LISTS = (
     "_trainable_variables",
     "_non_trainable_variables",
     "_trainable_weights",
@@ -143,39 +153,39 @@ _LISTS_OF_LAYERS = (
 
 
 class Names(Protocol):
-    """What `assign` asks about variables; an `ObjectPaths`, for one."""
+    """Names of variables as `assign` uses them, for example `ObjectPaths`."""
 
     def of_variable(self, variable: Any, owner: Any, /) -> list[str]:
-        """Returns all names, the best one to use as a key first."""
+        """Returns all names; the first one is the preferred key."""
         ...
 
     def aliases(self, variable: Any, owner: Any, /) -> Collection[str]:
-        """Returns those of the names that leave out a model's name."""
+        """Returns the names that omit the name of a model."""
         ...
 
     def all_names(self) -> Collection[str]:
-        """Returns the names of all variables that are known."""
+        """Returns the names of all known variables."""
         ...
 
     def with_holders(self, layer: Any, /) -> list[Any]:
-        """Returns a layer, and every layer that holds it."""
+        """Returns a layer and every layer that contains it."""
         ...
 
 
 @dataclasses.dataclass
 class LayoutAssignment:
-    """Which layout one variable gets, and why.
+    """The layout of one variable, and the key that selected it.
 
     Attributes:
       variable: The Keras variable.
-      names: All names it was looked up by, the best one to use as a key first.
-      pattern: The key of the map that matches; None when none does, and for
-        state, which has no keys (seeds, metrics, optimizers).
+      names: All names of the variable; the first one is the preferred key.
+      pattern: The key of the map that matches. None if no key matches, and for
+        state (seeds, metrics, optimizers), which has no keys.
       shadowed: Later keys of the map that match, too.
-      axes: Mesh axis per dimension.
-      layout: `dtensor.Layout`, or None while there are problems.
-      bytes_per_device: What one device will hold.
-      problems: Sentences; empty when all is well.
+      axes: Mesh axis of each dimension.
+      layout: `dtensor.Layout`; None if there are problems.
+      bytes_per_device: Bytes that one device will hold.
+      problems: One clause per problem; empty if the layout is valid.
     """
 
     variable: Any
@@ -189,11 +199,11 @@ class LayoutAssignment:
 
     @property
     def name(self) -> str:
-        """The best name to use as a key."""
+        """The preferred name to use as a key."""
         return self.names[0]
 
     def settled_layout(self) -> Layout:
-        """Returns the layout, of an assignment that `refuse` let through."""
+        """Returns the layout; call this only after `raise_problems`."""
         assert self.layout is not None
         return self.layout
 
@@ -208,14 +218,15 @@ def assign(
     """Returns the layout of each of `variables`, in their order.
 
     Args:
-      layout_map: Where the layouts come from.
+      layout_map: `LayoutTable` with the layouts.
       variables: Keras variables.
-      paths: Names of the layers they are in.
-      owners: The layer of each variable; None to ask the variables.
+      paths: Names of the variables and layers.
+      owners: The layer of each variable; None to use the owner that each
+        variable records.
     """
     mesh = layout_map.mesh_in_use()
     sizes = mesh_sizes(mesh)
-    made: dict[tuple[str | None, ...], Layout] = {}
+    layouts: dict[tuple[str | None, ...], Layout] = {}
     assigned = []
     owned = (
         zip(variables, ((owner, False) for owner in owners))
@@ -231,16 +242,16 @@ def assign(
             match = _find(layout_map, variable, owner, names, paths)
         if isinstance(given, Layout):
             axes = axes_of_layout(given)
-            made[axes] = given
+            layouts[axes] = given
         elif given is not None:
-            # A TensorLayout, given to `add_weight`.
+            # A TensorLayout that was passed to `add_weight`.
             axes = tuple(given.axes)
             if given.device_mesh is not None and (
                 device_mesh.to_dtensor_mesh(given.device_mesh) != mesh
             ):
                 problems.append(
-                    "the layout it was given is on another mesh than the "
-                    "LayoutMap's"
+                    "the layout passed to it is on another mesh than the "
+                    "mesh of the LayoutMap"
                 )
         elif match is None:
             axes = (None,) * len(shape)
@@ -261,9 +272,9 @@ def assign(
             )
         layout, held = None, 0
         if not problems:
-            layout = made.get(axes)
+            layout = layouts.get(axes)
             if layout is None:
-                layout = made[axes] = dtensor.Layout(
+                layout = layouts[axes] = dtensor.Layout(
                     [dtensor.UNSHARDED if a is None else a for a in axes], mesh
                 )
             held = num_bytes(
@@ -287,11 +298,11 @@ def assign(
 def _find(
     layout_map: Any, variable: Any, owner: Any, names: list[str], paths: Names
 ) -> key_matching.Match | None:
-    """Returns the key that a variable selects.
+    """Returns the key that matches a variable.
 
-    In a name without the name of an inner model, a pattern is looked for only
-    if none matches a full name: `^dense/kernel$` does not mean the weight of a
-    model `ffn` that `^ffn/dense/kernel$` means.
+    A name that omits the name of an inner model is used only if no key matches
+    a full name. Thus `^dense/kernel$` does not select the weight of a model
+    `ffn` that `^ffn/dense/kernel$` selects.
     """
     keys = layout_map._names_to_match(variable.path, names)
     others = paths.all_names()
@@ -306,14 +317,14 @@ def _find(
 
 
 def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Returns what a tensor takes."""
+    """Returns the size of a tensor in bytes."""
     return math.prod(shape) * tf.as_dtype(dtype).size
 
 
 def owner_of(variable: Any) -> tuple[Any, bool]:
-    """Returns the layer that made a variable, and whether it is state.
+    """Returns the layer that created a variable, and whether it is state.
 
-    State is what users do not name: seeds, metrics, optimizer counters.
+    State has no keys in a layout map: seeds, metrics, optimizer counters.
     """
     reference = getattr(variable, "_mesh_owner", None)
     return (
@@ -323,14 +334,14 @@ def owner_of(variable: Any) -> tuple[Any, bool]:
 
 
 def layers_of_variables(model: Any) -> dict[int, Any]:
-    """Returns which layer of a model made each variable, by `id` of that.
+    """Returns a dict from the `id` of each variable to its layer.
 
     Args:
-      model: Of Keras 3 or tf_keras.
+      model: Model of Keras 3 or tf_keras.
     """
     layers: dict[int, Any] = {}
     for layer in model._flatten_layers():
-        for name in _LISTS_OF_LAYERS:
+        for name in _VARIABLE_LISTS:
             for variable in getattr(layer, name, ()):
                 layers.setdefault(id(variable), layer)
     return layers
@@ -344,8 +355,8 @@ def _match_problems(layout_map: Any, match: key_matching.Match) -> list[str]:
     return []
 
 
-def refuse(assigned: Iterable[LayoutAssignment]) -> None:
-    """Raises one ValueError with the problems of all `assigned`, if any."""
+def raise_problems(assigned: Iterable[LayoutAssignment]) -> None:
+    """Raises one `ValueError` with the problems of all `assigned`, if any."""
     lines = [
         f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"
         f"{'' if p.pattern is None else f' from key {p.pattern!r}'}: "

@@ -1,12 +1,13 @@
-"""DTensor's unsafe passes: are they off?
+"""Checks that two unsafe passes of DTensor are disabled.
 
-By default DTensor combines the all-reduces of a step, and a read that follows
-a write may then see the value before the write. Training with clipped
-gradients goes wrong without an error. And it moves a mesh axis between two
-dimensions by an all-to-all, which mixes up tensors of four dimensions and more:
-products of attention, say. Environment variables switch both off. `import
-tf_layoutmap` sets them, but DTensor reads each once, when it first needs it:
-only running a step tells whether that was in time.
+By default DTensor combines the all-reduces of a step. A read that follows a
+write may then return the value before the write, and training with clipped
+gradients computes wrong results without an error. By default DTensor also
+moves a mesh axis between two dimensions with an all-to-all, which permutes the
+elements of tensors with four or more dimensions, for example in attention.
+Environment variables disable both passes. `import tf_layoutmap` sets them, but
+DTensor reads each variable only once, at its first use. Therefore only a test
+run shows whether they were set in time.
 """
 
 import os
@@ -38,76 +39,77 @@ _lock = threading.Lock()
 
 
 def self_check(mesh: Mesh | None = None) -> str:
-    """Runs what DTensor's unsafe passes get wrong.
+    """Runs operations that fail if DTensor's unsafe passes are enabled.
 
     ```python
     print(tlm.layout.self_check())
     ```
 
     Args:
-      mesh: `dtensor.Mesh` to run on; None for one over all local devices of
-        the best type.
+      mesh: `dtensor.Mesh` to run on. None creates a mesh of all local devices
+        of one type: TPU, else GPU, else CPU.
 
     Returns:
-      A sentence that says what was checked.
+      A sentence that describes what was checked.
 
     Raises:
-      RuntimeError: A read in this process sees the value before a write, or
-        a relayout moves elements to wrong places.
+      RuntimeError: If a read in this process returns the value before a write,
+        or a relayout moves elements to wrong positions.
     """
     if mesh is None:
         mesh = _mesh_of_all_devices()
     sizes = mesh_sizes(mesh)
     axis = max(sizes, key=sizes.__getitem__)
     if sizes[axis] == 1:
-        return "ok: a mesh of one device has nothing to combine or to move"
+        return "ok: a mesh of one device runs no all-reduce and no relayout"
     stale = _stale_reads(mesh, axis, sizes[axis])
     if stale:
         raise RuntimeError(
             "DTensor must run without its all-reduce combining pass. "
-            f"Received: a process in which {stale} of {_PAIRS} reads saw the "
-            f"value before the write (mesh {sizes}). {_REMEDY}"
+            f"Received: a process in which {stale} of {_PAIRS} reads returned "
+            f"the value before the write (mesh {sizes}). {_REMEDY}"
         )
-    if _has_moved_wrongly(mesh, axis, sizes[axis]):
+    if _relayout_is_wrong(mesh, axis, sizes[axis]):
         raise RuntimeError(
             "DTensor must run without its all-to-all relayouts. Received: a "
-            "process in which a relayout moved elements to wrong places "
+            "process in which a relayout moved elements to wrong positions "
             f"(mesh {sizes}). {_REMEDY}"
         )
     return (
-        f"ok: {_PAIRS} of {_PAIRS} reads saw the write before them, and a "
-        f"relayout moved each element to its place (mesh {sizes})"
+        f"ok: {_PAIRS} of {_PAIRS} reads returned the value written before "
+        "them, and a relayout moved each element to its position "
+        f"(mesh {sizes})"
     )
 
 
 def _mesh_of_all_devices() -> Mesh:
-    """Returns a mesh over all local devices of the best type."""
+    """Returns a mesh over all local TPUs, else GPUs, else CPUs."""
     kinds = ("TPU", "GPU", "CPU")
     kind = next(k for k in kinds if tf.config.list_logical_devices(k))
     count = len(tf.config.list_logical_devices(kind))
     return dtensor.create_mesh([("batch", count)], device_type=kind)
 
 
-def _has_moved_wrongly(mesh: Mesh, axis: str, size: int) -> bool:
-    """Whether a mesh axis goes wrong from the second dimension to the third."""
+def _relayout_is_wrong(mesh: Mesh, axis: str, size: int) -> bool:
+    """Returns whether moving `axis` from dimension 1 to 2 permutes elements."""
     shape = (1, size, size, 2)
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    whole = dtensor.UNSHARDED
-    now, then = (
+    none = dtensor.UNSHARDED
+    before, after = (
         dtensor.Layout(specs, mesh)
-        for specs in ([whole, axis, whole, whole], [whole, whole, axis, whole])
+        for specs in ([none, axis, none, none], [none, none, axis, none])
     )
-    moved = dtensor.relayout(transfer.to_mesh(value, now), then)
+    moved = dtensor.relayout(transfer.to_mesh(value, before), after)
     parts = dtensor.unpack(moved)
     return not all(
         np.array_equal(parts[device], value[shard.slices])
-        for shard in transfer.unique_shards(shape, then)
+        for shard in transfer.unique_shards(shape, after)
         for device in shard.devices
     )
 
 
 def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
-    """Returns how many variables were read before they were written."""
+    """Returns the number of reads that returned the value before a write."""
     layout = dtensor.Layout([axis], mesh)
 
     def zeros() -> Any:
@@ -124,8 +126,8 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     @tf.function(autograph=False)
     def step(*gradients: Any) -> None:
-        # One all-reduce per gradient, all ahead of the writes: combined,
-        # they move behind writes that do not need them.
+        # Each gradient has one all-reduce, which precedes the writes. The
+        # combined all-reduce runs after writes that do not depend on it.
         scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g))) for g in gradients]
         for g, first, second in zip(scaled, written, copied):
             first.assign_add(g)
@@ -133,7 +135,7 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     with tracing.default_mesh(mesh):
         step(*gradients)
-    # Local parts alone: with several clients each looks at its own.
+    # With several clients, each client compares its local shards.
     return sum(
         not all(
             np.array_equal(a, b) and np.any(a)
@@ -146,19 +148,19 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
     )
 
 
-def refuse_unsafe_process(mesh: Mesh) -> None:
-    """Raises unless the passes are off; runs `self_check` once per process.
+def check_process(mesh: Mesh) -> None:
+    """Checks that both passes are off; runs `self_check` once per process.
 
     Raises:
-      RuntimeError: A pass is on, by environment or by trial.
+      RuntimeError: If the environment enables a pass, or `self_check` fails.
     """
     global _checked
     for name, safe in SAFE.items():
         if os.environ.get(name) != safe:
             raise RuntimeError(
-                f"Environment variable {name} must be {safe!r}: what it "
-                "controls in DTensor gives wrong numbers. Received: "
-                f"{os.environ.get(name)!r}. {_REMEDY}"
+                f"Environment variable {name} must be {safe!r}, because the "
+                "DTensor pass that it controls computes wrong results. "
+                f"Received: {os.environ.get(name)!r}. {_REMEDY}"
             )
     with _lock:
         if not _checked and mesh.size > 1:

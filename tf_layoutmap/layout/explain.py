@@ -1,6 +1,9 @@
-"""What a layout map does to a model, before anything is allocated."""
+"""Report of the layouts that a layout map gives to the variables of a model.
 
-# DOC-MERGE: What `explain` returns: per variable its layout, and what is wrong.
+`explain` returns an `Explanation` with a `VariableReport` per variable: its
+layout, the key that matched, and problems. Nothing is allocated.
+"""
+
 import collections
 import dataclasses
 import difflib
@@ -17,29 +20,30 @@ from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import mesh_sizes
 from tf_layoutmap.layout.replication import report
-from tf_layoutmap.layout.replication.report import ComputedWhole
+from tf_layoutmap.layout.replication.report import ReplicatedOp
 from tf_layoutmap.layout.variable_names import ObjectPaths
 
-# Rows of a printed table.
+# Maximum number of rows of a printed table.
 _SHOWN = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class VariableReport:
-    """Which layout one variable gets, and why.
+    """The layout of one variable, and the key that selected it.
 
     Attributes:
-      name: The best of its names to write as a key.
-      names: All names that keys are tried on.
-      path: Keras' path.
-      shape: Of the whole variable.
-      dtype: Keras' name of it.
-      pattern: The key that matches; None for a replicated variable.
+      name: The preferred name to use as a key.
+      names: All names that keys are matched against.
+      path: Path of the variable in Keras.
+      shape: Shape of the unsharded variable.
+      dtype: Keras' name of the dtype.
+      pattern: The key that matches; None if the variable is replicated because
+        no key matches.
       shadowed: Later keys that match, too.
-      axes: Mesh axis per dimension.
-      bytes_per_device: What one device holds; 0 while there are problems.
-      bytes_total: Of the whole variable.
-      problems: What is wrong, with a way out; empty when it fits.
+      axes: Mesh axis of each dimension.
+      bytes_per_device: Bytes that one device holds; 0 if there are problems.
+      bytes_total: Bytes of the unsharded variable.
+      problems: Problems and how to fix them; empty if the layout fits.
     """
 
     name: str
@@ -59,26 +63,26 @@ class VariableReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The report on all variables of a model.
+    """A report on all variables of a model.
 
     Attributes:
-      variables: A `VariableReport` each, in the model's order.
-      unused: Keys that give no variable its layout, with the reason.
+      variables: A `VariableReport` per variable, in the order of the model.
+      unused: Keys that select no layout, with the reason.
       mesh: Size of each mesh axis.
-      unbuilt: Names of layers that have no weights yet.
-      computed_whole: Operations that every device computes whole, of the
-        steps that ran: a `ComputedWhole` each.
+      unbuilt: Names of layers that are not built yet.
+      computed_whole: A `ReplicatedOp` for each operation that was replicated
+        in the steps that ran.
     """
 
     variables: tuple[VariableReport, ...]
     unused: dict[str, str]
     mesh: dict[str, int]
     unbuilt: tuple[str, ...]
-    computed_whole: tuple[ComputedWhole, ...] = ()
+    computed_whole: tuple[ReplicatedOp, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every variable fits and every key is used."""
+        """Whether every layout fits its variable and every key is used."""
         return not self.unused and not any(v.problems for v in self.variables)
 
     @property
@@ -88,16 +92,16 @@ class Explanation:
 
     @property
     def bytes_per_device(self) -> int:
-        """What one device holds of all variables."""
+        """Bytes of all variables that one device holds."""
         return sum(v.bytes_per_device for v in self.variables)
 
     @property
     def bytes_total(self) -> int:
-        """What the variables take without a mesh."""
+        """Bytes of all unsharded variables."""
         return sum(v.bytes_total for v in self.variables)
 
     def problems(self) -> list[str]:
-        """Returns a sentence per problem; empty when all is well."""
+        """Returns one sentence per problem; empty if there are none."""
         return [
             f"{v.name}: {problem}."
             for v in self.variables
@@ -105,9 +109,9 @@ class Explanation:
         ] + [f"Key {key!r} {reason}." for key, reason in self.unused.items()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data, fit for JSON."""
+        """Returns the report as plain data that can be converted to JSON."""
         plain = dataclasses.asdict(self)
-        # Until version 0.2: the old name, as in `VariableReport.losers`.
+        # The old name is kept until version 0.2, like `VariableReport.losers`.
         for variable in plain["variables"]:
             variable["losers"] = variable["shadowed"]
         return plain
@@ -153,10 +157,11 @@ class Explanation:
         lines += [f"Problem: {text}" for text in self.problems()[:_SHOWN]]
         if self.unbuilt:
             lines.append(
-                f"Not built yet, so not shown: {', '.join(self.unbuilt)}."
+                f"Not built yet, therefore not shown: "
+                f"{', '.join(self.unbuilt)}."
             )
         lines += [
-            f"Computed whole on every device: {one}."
+            f"Replicated on every device: {one}."
             for one in self.computed_whole[:_SHOWN]
         ]
         return rich.console.Group(
@@ -174,10 +179,11 @@ def _size(num_bytes: int) -> str:
 
 
 def explain(layout_map: LayoutTable, model: Any) -> Explanation:
-    """Returns what `layout_map` does to `model`, and what is wrong with it.
+    """Returns a report of the layouts that `layout_map` gives to `model`.
 
-    Nothing is allocated, so a model made under the scope can be explained
-    before its first step. A model made without a scope can be explained too.
+    Nothing is allocated, so a model that was created under the scope can be
+    explained before its first step. A model that was created without a scope
+    can be explained, too.
 
     ```python
     report = layout_map.explain(model)
@@ -187,14 +193,15 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
 
     Args:
       layout_map: `tlm.LayoutMap` or `tlm.distribution.LayoutMap`.
-      model: A Keras or tf_keras model or layer; what of it is built.
+      model: A Keras or tf_keras model or layer. Only its built layers are
+        included.
 
     Returns:
       An `Explanation`.
 
     Raises:
-      TypeError: `layout_map` is no LayoutMap or `model` no layer.
-      ValueError: The map has no mesh.
+      TypeError: If `layout_map` is not a LayoutMap or `model` is not a layer.
+      ValueError: If the map has no mesh.
     """
     layout_map = as_table(layout_map)
     tf_keras = keras_private.imported_tf_keras()
@@ -266,7 +273,7 @@ def _unused(
             )
             reasons[key] = (
                 "matches only variables that an earlier key matches "
-                f"({first}): set it first, or narrow the earlier one"
+                f"({first}): set this key first, or narrow the earlier one"
             )
         else:
             reasons[key] = "matches no variable" + _nearest(key, reports)

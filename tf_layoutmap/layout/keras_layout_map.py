@@ -1,4 +1,7 @@
-"""A `keras.distribution.LayoutMap`, matched as Keras matches it."""
+"""Adapter that reads a `keras.distribution.LayoutMap` as a `LayoutTable`.
+
+Keys match as in Keras: a key must match the full path of a variable.
+"""
 
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
@@ -10,15 +13,15 @@ from tf_layoutmap.layout.key_matching import Match
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, to_dtensor_mesh
 
-# Where a map of Keras keeps the table that reads it.
+# Attribute of a Keras layout map that holds its adapter.
 _TABLE = "_tf_layoutmap_table"
 
 
 def as_table(layout_map: Any) -> LayoutTable:
-    """Returns a layout map of ours, or of Keras, as the table of its layouts.
+    """Returns the `LayoutTable` of a layout map of this package or of Keras.
 
     Raises:
-      TypeError: It is neither.
+      TypeError: If `layout_map` is neither of them.
     """
     if isinstance(layout_map, LayoutTable) or not isinstance(
         layout_map, keras.distribution.LayoutMap
@@ -34,10 +37,9 @@ def as_table(layout_map: Any) -> LayoutTable:
 
 
 class _KerasLayoutTable(LayoutTable):
-    """The keys of a map of Keras, which the program may go on filling.
+    """The keys of a Keras layout map, which the program can still change.
 
-    A key must match the whole path that Keras gives a variable, and no other
-    key may.
+    Exactly one key may match the full path that Keras gives to a variable.
     """
 
     _refuses_two = True
@@ -48,24 +50,24 @@ class _KerasLayoutTable(LayoutTable):
             None if mesh is None else to_dtensor_mesh(mesh), match="fullmatch"
         )
         self._keras_map = layout_map
-        self._follow()
+        self._synchronize()
 
-    def _follow(self) -> None:
-        """Takes over what was set or deleted since."""
-        now = dict(self._keras_map.items())
-        if list(now) == list(self._layouts) and all(
-            self._layouts[key] is layout for key, layout in now.items()
+    def _synchronize(self) -> None:
+        """Applies changes of the Keras map since the last call."""
+        current = dict(self._keras_map.items())
+        if list(current) == list(self._layouts) and all(
+            self._layouts[key] is layout for key, layout in current.items()
         ):
             return
         for key in list(self._layouts):
             del self[key]
-        for key, layout in now.items():
+        for key, layout in current.items():
             self[key] = layout
 
     def find(
         self, keys: Sequence[str], *, names_of_others: Container[str] = ()
     ) -> Match | None:
-        self._follow()
+        self._synchronize()
         return super().find(keys, names_of_others=names_of_others)
 
     def _names_to_match(self, path: str, names: Sequence[str]) -> Sequence[str]:
@@ -73,11 +75,11 @@ class _KerasLayoutTable(LayoutTable):
         return [path]
 
     def mesh_in_use(self) -> Mesh:
-        self._follow()
+        self._synchronize()
         return super().mesh_in_use()
 
     def __iter__(self) -> Iterator[str]:
-        self._follow()
+        self._synchronize()
         return super().__iter__()
 
     def axes_of(self, value: Any) -> tuple[str | None, ...]:

@@ -1,7 +1,7 @@
-"""Which stored pattern a key selects: pure string work, no TensorFlow.
+"""Matching of variable names with stored patterns, without TensorFlow.
 
-A key is the name of a variable. A pattern is what the user stored: a plain
-name, or a regular expression.
+A key is the name of a variable. A pattern is a stored entry of a layout map: a
+plain name or a regular expression.
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from tf_layoutmap._core import checks, lazy
 
-# "match" starts at the beginning of the key, as tf.keras.dtensor did;
-# "search" finds a pattern anywhere in it, as keras.distribution documents;
-# "fullmatch" compares the whole key, as keras.distribution does.
+# "match" matches from the start of the key, as tf.keras.dtensor did. "search"
+# matches anywhere in the key, as keras.distribution documents. "fullmatch"
+# matches the full key, as keras.distribution does in practice.
 MODES = ("match", "search", "fullmatch")
 
 
 class Match(NamedTuple):
-    """The pattern that a key selects, and the shadowed ones that fit too."""
+    """The selected pattern, the key, and the other patterns that match."""
 
     pattern: str
     key: str
@@ -27,7 +27,7 @@ class Match(NamedTuple):
 
 
 class PatternTable:
-    """Patterns in the order they were added.
+    """Patterns in the order in which they were added.
 
     >>> table = PatternTable(["d1.kernel", "d.*"])
     >>> table.find(["d1.kernel"])
@@ -39,10 +39,10 @@ class PatternTable:
     """
 
     def __init__(self, patterns: Iterable[str] = (), *, mode: str = "match"):
-        """Makes the table.
+        """Initializes the table.
 
         Args:
-          patterns: What to add, in this order.
+          patterns: Patterns to add, in this order.
           mode: One of `MODES`.
         """
         self.mode = checks.check_one_of("match", mode, MODES)
@@ -52,11 +52,12 @@ class PatternTable:
             self.add(pattern)
 
     def add(self, pattern: str) -> None:
-        """Adds `pattern` behind the others.
+        """Adds `pattern` after all others.
 
         Raises:
-          TypeError: It is no string.
-          ValueError: It is there already, or is no regular expression.
+          TypeError: If `pattern` is not a string.
+          ValueError: If `pattern` exists already or is not a valid regular
+            expression.
         """
         checks.check_type("key", pattern, str, "a string")
         if pattern in self._compiled:
@@ -79,23 +80,24 @@ class PatternTable:
         self._any = None
 
     def remove(self, pattern: str) -> None:
-        """Removes `pattern`; KeyError when it is not there."""
+        """Removes `pattern`; raises `KeyError` if it does not exist."""
         del self._compiled[pattern]
         self._any = None
 
     def fits(self, pattern: str, key: str) -> bool:
-        """Whether `pattern` selects `key`."""
+        """Returns whether `pattern` matches `key`."""
         if pattern == key:
             return True
-        return self._try(self._compiled[pattern])(key) is not None
+        return self._matcher(self._compiled[pattern])(key) is not None
 
-    def _try(self, compiled: re.Pattern[str]) -> Callable[[str], Any]:
+    def _matcher(self, compiled: re.Pattern[str]) -> Callable[[str], Any]:
         return getattr(compiled, self.mode)
 
-    def _all_at_once(self) -> re.Pattern[str]:
-        """Returns a pattern that fits whatever any of them fits."""
+    def _any_pattern(self) -> re.Pattern[str]:
+        """Returns a pattern that matches every key that any pattern matches."""
         if self._any is None:
-            # Groups would be numbered anew, and flags reach beyond their own.
+            # In an alternation, groups get other numbers, and flags apply to
+            # all alternatives.
             plain = not any(
                 p.groups or p.flags != re.UNICODE
                 for p in self._compiled.values()
@@ -112,8 +114,8 @@ class PatternTable:
     ) -> Match | None:
         """Returns the pattern for a variable that has all of `keys`.
 
-        A pattern equal to one of the keys is taken; else the first pattern,
-        in the order they were added, that fits one of them.
+        A pattern that is equal to one of the keys has precedence. Otherwise the
+        first added pattern that matches one of the keys is returned.
 
         >>> table = PatternTable(["emb/embeddings"])
         >>> table.find(["emb/embeddings_scale"],
@@ -121,18 +123,19 @@ class PatternTable:
         True
 
         Args:
-          keys: Names of one variable, the best first.
-          names_of_others: Names of other variables. A pattern that is one of
-            them means that variable and no other.
+          keys: Names of one variable, the preferred name first.
+          names_of_others: Names of other variables. A pattern that is equal to
+            one of them matches only that variable.
 
         Returns:
-          The matching pattern, the key it fits, and the shadowed patterns:
-          the others that fit. None when nothing does.
+          The matching pattern, the key that it matches, and the shadowed
+          patterns, which match, too. None if no pattern matches.
         """
         exact = next((key for key in keys if key in self._compiled), None)
-        # Most variables match no pattern: all patterns are tried at once.
-        tried = self._try(self._all_at_once())
-        keys = [key for key in keys if key == exact or tried(key)]
+        # Most variables match no pattern, so one combined pattern is tried
+        # first.
+        matches_any = self._matcher(self._any_pattern())
+        keys = [key for key in keys if key == exact or matches_any(key)]
         fitting: list[tuple[str, str]] = []
         for pattern in self._compiled:
             if pattern in names_of_others and pattern not in keys:
@@ -150,22 +153,22 @@ class PatternTable:
         )
 
 
-def refuse_two(match: Match) -> None:
-    """Raises a ValueError if several patterns match the key of `match`.
+def check_single_match(match: Match) -> None:
+    """Raises a `ValueError` if several patterns match the key of `match`.
 
-    A pattern equal to the key is always taken, whatever else matches.
+    A pattern that is equal to the key never raises.
     """
     if match.shadowed and match.pattern != match.key:
         patterns = ", ".join(repr(p) for p in (match.pattern, *match.shadowed))
         raise ValueError(
-            f"A strict LayoutMap gives each key to one pattern. Received: key "
-            f"{match.key!r}, matched by {patterns}. Narrow the patterns until "
-            "one is left, or use strict=False: then the first one is taken."
+            "In a strict LayoutMap exactly one pattern must match each key. "
+            f"Received: key {match.key!r}, matched by {patterns}. Narrow the "
+            "patterns, or use strict=False, which selects the first one."
         )
 
 
-def refuse_two_as_keras(match: Match) -> None:
-    """Raises the ValueError of `keras.distribution.LayoutMap` for two keys."""
+def check_single_match_as_keras(match: Match) -> None:
+    """Raises the error of `keras.distribution.LayoutMap` for two matches."""
     if match.shadowed and match.pattern != match.key:
         raise ValueError(
             f"Path {match.key!r} matches multiple layout specification keys: "

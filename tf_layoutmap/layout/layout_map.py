@@ -1,4 +1,4 @@
-"""`LayoutMap`: a dict-like object from variable names to layouts."""
+"""`LayoutMap`: a dict-like mapping from variable names to layouts."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from tf_layoutmap.layout.layout_table import LayoutTable
 class LayoutMap(LayoutTable):
     """Maps the names of variables to `tf.experimental.dtensor.Layout`s.
 
-    A stored key is a plain name or a regular expression. Asking for a name
-    gives the layout of the equal key if there is one, else of the first key,
-    in the order they were set, that matches from the start of the name, else
-    None.
+    A stored key is a plain name or a regular expression. A lookup by name
+    returns the layout of the equal key if it exists. Otherwise it returns the
+    layout of the first key, in insertion order, that matches from the start of
+    the name, or None.
 
     ```python
     layout_map = tlm.LayoutMap(mesh=mesh)
@@ -23,32 +23,34 @@ class LayoutMap(LayoutTable):
     layout_map["conv.kernel"]               # None
     ```
 
-    As a mapping it holds the stored keys: `in`, `len`, iteration, `pop` and
-    `del` mean a key as it was set. A key is set once; `del` it to change it.
+    `in`, `len`, iteration, `pop` and `del` use the stored keys and do not
+    match patterns. A key can be set only once; `del` it before you set it
+    again.
     """
 
     def scope(self, **options: Any) -> Any:
         """Returns `tlm.layout_map_scope(self, **options)`."""
-        # Keras is imported when it is used.
+        # The import is here because it imports Keras.
         from tf_layoutmap.layout.layout_map_scope import layout_map_scope
 
         return layout_map_scope(self, **options)
 
     def explain(self, model: Any) -> Any:
-        """Returns what this map does to `model`, and what is wrong with it.
+        """Returns a report of the layouts that this map gives to `model`.
 
-        Nothing is allocated. `print` shows it as a table.
+        Nothing is allocated. `print` shows the report as a table.
 
         Args:
-          model: A Keras model or layer, made with or without the scope.
+          model: A Keras model or layer, created with or without the scope.
 
         Returns:
-          An `Explanation`: per variable the key that matches, those it
-          shadows, layout and bytes per device; keys without a variable.
+          An `Explanation`. It lists for each variable the key that matches,
+          the keys that it shadows, the layout and the bytes per device, and
+          it lists the keys that match no variable.
 
         Raises:
-          TypeError: `model` is no layer.
-          ValueError: The map has no mesh.
+          TypeError: If `model` is not a layer.
+          ValueError: If the map has no mesh.
         """
         from tf_layoutmap.layout.explain import explain
 

@@ -1,4 +1,4 @@
-"""The scope under which Keras models are placed on a mesh."""
+"""The scope that places the weights of Keras models on a mesh."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, prepare_process
 
-# What is given is what the scope yields.
+# The scope yields the map that was passed, with the same type.
 AnyLayoutMap = TypeVar(
     "AnyLayoutMap", bound=LayoutTable | keras.distribution.LayoutMap
 )
@@ -28,19 +28,20 @@ def layout_map_scope(
     init: str = "sharded",
     batch_dim: str | None = None,
 ) -> Iterator[AnyLayoutMap]:
-    """Layers made under this scope keep their weights on a mesh.
+    """Places the weights of layers that are created in the scope on a mesh.
 
-    Each weight becomes a `dtensor.DVariable` with the layout that
-    `layout_map` has for its name; one without is replicated. Weights may be
-    built under the scope or after it.
+    Each weight becomes a `dtensor.DVariable` with the layout that `layout_map`
+    has for its name. A weight without a layout is replicated. Weights may be
+    built inside the scope or later.
 
-    Names, for a layer `d1` with a weight `kernel`:
+    A weight `kernel` of a layer `d1` has these names:
 
-    * subclassed models: attribute names, `"d1.kernel"`, `"blocks.0.d1.kernel"`;
-    * Functional and Sequential models: the name of the layer, then attribute
-      names: `"d1.kernel"`;
-    * always: the path Keras gives, `"model/d1/kernel"`, also without the
-      name of the model, and with dots.
+    * in subclassed models, attribute names: `"d1.kernel"` or
+      `"blocks.0.d1.kernel"`;
+    * in Functional and Sequential models, the name of the layer, then
+      attribute names: `"d1.kernel"`;
+    * in all models, the path of the variable in Keras, `"model/d1/kernel"`,
+      also without the name of the model, and with dots.
 
     ```python
     layout_map = tlm.LayoutMap(mesh=mesh)
@@ -55,22 +56,23 @@ def layout_map_scope(
 
     Args:
       layout_map: `tlm.LayoutMap`, `tlm.distribution.LayoutMap`, or
-        `keras.distribution.LayoutMap`, whose keys then match as Keras matches
-        them: the whole path of a variable.
-      init: `"sharded"`: each device draws its own part of a weight, so no
-        device ever holds more. `"host"`: weights start with the same bits as
-        without a mesh, at the price of one whole weight on the host.
-      batch_dim: Mesh axis along which `fit`, `evaluate` and `predict` cut
-        batches; None for the axis called `"batch"` or `"data"`, if any.
+        `keras.distribution.LayoutMap`. Keys of the latter match as in Keras:
+        against the full path of a variable.
+      init: `"sharded"`: each device draws its shard of a weight, so no device
+        ever holds more than its shard. `"host"`: the initial values are
+        bitwise identical to the values without a mesh; the host holds one
+        unsharded weight at a time.
+      batch_dim: Mesh axis along which `fit`, `evaluate` and `predict` shard
+        batches. None selects the axis named `"batch"` or `"data"`, if any.
 
     Yields:
       `layout_map`.
 
     Raises:
-      TypeError: `layout_map` is no LayoutMap.
-      ValueError: It has no mesh, `batch_dim` is no axis of it, or, on the way
-        out, a layout does not fit a variable.
-      RuntimeError: DTensor's unsafe all-reduce pass is on in this process.
+      TypeError: If `layout_map` is not a LayoutMap.
+      ValueError: If the map has no mesh, if `batch_dim` is not an axis of the
+        mesh, or, on exit, if a layout does not fit a variable.
+      RuntimeError: If an unsafe pass of DTensor is enabled in this process.
     """
     context = prepared_context(as_table(layout_map), init, batch_dim)
     with activated(context), _tf_keras_scope(context):
@@ -82,22 +84,22 @@ def layout_map_scope(
 def prepared_context(
     layout_map: LayoutTable, init: str, batch_dim: str | None
 ) -> MeshContext:
-    """Returns a context for new models, in a process that is ready for it.
+    """Prepares the process for DTensor and returns a context for new models.
 
-    Arguments and errors are those of `layout_map_scope`, for a map that
-    `as_table` has returned.
+    Arguments and errors are the same as for `layout_map_scope`, except that
+    `layout_map` is the result of `as_table`.
     """
     checks.check_one_of("init", init, initial_values.INITS)
     context = MeshContext(layout_map, init, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
     prepare_process(context.mesh)
-    dtensor_switches.refuse_unsafe_process(context.mesh)
+    dtensor_switches.check_process(context.mesh)
     engine.ensure("keras3")
     return context
 
 
 def _tf_keras_scope(context: MeshContext) -> Any:
-    """The scope for tf_keras' models, in a program that uses it."""
+    """Returns the scope for tf_keras models if tf_keras is imported."""
     if keras_private.imported_tf_keras() is None:
         return contextlib.nullcontext()
     from tf_layoutmap.layout.tf_keras import patches

@@ -1,4 +1,4 @@
-"""Which layout is stored for which names."""
+"""Table of layouts by variable name: `LayoutMap` without Keras."""
 
 import collections.abc
 from typing import Any
@@ -14,20 +14,21 @@ dtensor = tf.experimental.dtensor
 
 
 class LayoutTypeError(TypeError, ValueError):
-    """A value that is no layout.
+    """Error for a value that is not a layout.
 
-    A TypeError; also a ValueError, which tf.keras raised here.
+    It is a `TypeError`, and also a `ValueError`, which tf.keras raised here.
     """
 
 
 class LayoutTable(collections.abc.MutableMapping[str, Any]):
-    """Stored keys, their layouts, and which of them a name selects.
+    """Stored keys with their layouts, and the lookup by name.
 
-    `tlm.LayoutMap` without what needs Keras: its `scope` and `explain` are
-    defined above the modules that read a table, so imports have no circle.
+    The base class of `tlm.LayoutMap`. It does not need Keras: `scope` and
+    `explain` are defined in the subclass, because the modules that implement
+    them import this module.
     """
 
-    # Whether a name that two keys match is refused, strict or not.
+    # Whether a name that two keys match raises, even if not strict.
     _refuses_two = False
 
     def __init__(
@@ -37,18 +38,19 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         match: str = "match",
         strict: bool = False,
     ):
-        """Makes an empty map.
+        """Initializes an empty map.
 
         Args:
           mesh: `dtensor.Mesh` on which variables without a layout are
-            replicated; None to take it from the layouts.
-          match: How a key is tried as a regular expression: `"match"` from
-            the start of the name, `"search"` anywhere in it, `"fullmatch"`
-            on all of it.
-          strict: Refuse a name that two keys match, unless one equals it.
+            replicated. None uses the mesh of the layouts.
+          match: How a key matches as a regular expression: `"match"` from the
+            start of the name, `"search"` anywhere in the name, `"fullmatch"`
+            the full name.
+          strict: Whether a name that two keys match raises an error, unless
+            one of the keys is equal to the name.
 
         Raises:
-          TypeError: `mesh` is no `dtensor.Mesh`.
+          TypeError: If `mesh` is not a `dtensor.Mesh`.
         """
         if mesh is not None:
             checks.check_type(
@@ -59,14 +61,14 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             )
         prepare_process(mesh)
         self._default_mesh = mesh
-        # As `_check_layout` returns them.
+        # Values are the results of `_check_layout`.
         self._layouts: dict[str, Any] = {}
         self._patterns = key_matching.PatternTable(mode=match)
         self._strict = bool(strict)
 
     @property
     def strict(self) -> bool:
-        """Whether a name that two keys match is refused."""
+        """Whether a name that two keys match raises an error."""
         return self._strict
 
     def find(
@@ -75,16 +77,16 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         *,
         names_of_others: collections.abc.Container[str] = (),
     ) -> key_matching.Match | None:
-        """Returns which stored key a variable with these names selects.
+        """Returns the stored key that matches a variable with these names.
 
         Args:
-          keys: All names of one variable, the best first.
-          names_of_others: Names of other variables. A stored key that is one
-            of them selects no variable that lacks this name.
+          keys: All names of one variable, the preferred name first.
+          names_of_others: Names of other variables. A stored key that is equal
+            to one of them matches only variables that have this name.
 
         Returns:
-          The stored key that matches, the name that it fits and the shadowed
-          keys, which match too; None when nothing fits.
+          The stored key that matches, the name that it matches, and the
+          shadowed keys, which match, too. None if no key matches.
         """
         return self._patterns.find(keys, names_of_others=names_of_others)
 
@@ -95,13 +97,13 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
           key: The name of a variable.
 
         Returns:
-          The layout of the equal key, else of the first key that matches,
-          else None.
+          The layout of the equal key if it exists, otherwise the layout of the
+          first key that matches, otherwise None.
 
         Raises:
-          TypeError: `key` is no string.
-          ValueError: Two keys match, and the map is strict or one of
-            `tlm.distribution`.
+          TypeError: If `key` is not a string.
+          ValueError: If two keys match, and the map is strict or a
+            `tlm.distribution.LayoutMap`.
         """
         checks.check_type("key", key, str, "a string")
         if key in self._layouts:
@@ -113,20 +115,20 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return self._layouts[match.pattern]
 
     def _check_match(self, match: key_matching.Match) -> None:
-        """Raises a ValueError if this map leaves no choice between keys."""
+        """Raises a `ValueError` if this map does not allow several matches."""
         if self._strict:
-            key_matching.refuse_two(match)
+            key_matching.check_single_match(match)
         elif self._refuses_two:
-            key_matching.refuse_two_as_keras(match)
+            key_matching.check_single_match_as_keras(match)
 
     def _names_to_match(
         self, path: str, names: collections.abc.Sequence[str]
     ) -> collections.abc.Sequence[str]:
-        """Returns by which of its names a variable is looked up.
+        """Returns the names that are used to look up a variable.
 
         Args:
-          path: What Keras calls the variable.
-          names: All of its names, `path` too.
+          path: Path of the variable in Keras.
+          names: All names of the variable, including `path`.
         """
         del path
         return names
@@ -138,19 +140,20 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
         Args:
           key: The name of a variable, or a regular expression.
-          layout: `dtensor.Layout`; or, in a map with a mesh, the mesh axis of
-            each dimension, with None for an unsharded one.
+          layout: A `dtensor.Layout`. In a map with a mesh also a tuple with
+            the mesh axis of each dimension, None for an unsharded dimension.
 
         Raises:
-          TypeError: `key` is no string or `layout` no layout (the latter is
-            also a ValueError).
-          ValueError: `key` is there already, or is no regular expression.
+          TypeError: If `key` is not a string or `layout` is not a layout (the
+            latter error is also a `ValueError`).
+          ValueError: If `key` exists already, or is not a valid regular
+            expression.
         """
         if isinstance(key, str) and key in self._layouts:
             raise ValueError(
                 f"{key} already exists in the LayoutMap with value "
                 f"{self._layouts[key]}. Please make sure to not use "
-                "duplicated keys, or delete it first to set it anew."
+                "duplicated keys, or delete it first to set it again."
             )
         layout = self._check_layout(key, layout)
         self._patterns.add(key)
@@ -176,12 +179,12 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         )
         return f"{type(self).__name__}({{{inside}}})"
 
-    # Two maps with equal layouts are still two maps.
+    # Maps are compared by identity, also if their layouts are equal.
     __eq__ = object.__eq__
     __hash__: Any = object.__hash__
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Like `layout_map[key]`, with `default` for None."""
+        """Returns `layout_map[key]`, or `default` if it is None."""
         layout = self[key]
         return default if layout is None else layout
 
@@ -189,7 +192,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         """Removes the stored `key` and returns its layout.
 
         Raises:
-          KeyError: It is not stored, and no default is given.
+          KeyError: If the key is not stored and no default is passed.
         """
         if key not in self._layouts and default:
             return default[0]
@@ -198,22 +201,23 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return layout
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Returns the layout stored under `key`, storing it first if new."""
+        """Returns the layout of the stored `key`; stores `default` if new."""
         if key not in self._layouts:
             self[key] = default
         return self._layouts[key]
 
     def get_default_mesh(self) -> Mesh | None:
-        """Returns the mesh given at creation, or None."""
+        """Returns the mesh that was passed to the constructor, or None."""
         return self._default_mesh
 
     def mesh_in_use(self) -> Mesh:
-        """Returns the mesh on which this map puts variables.
+        """Returns the mesh on which this map places variables.
 
-        That is the default mesh, or else the mesh of the layouts.
+        This is the default mesh, or the mesh of the layouts if there is no
+        default.
 
         Raises:
-          ValueError: There is none, or layouts of several meshes.
+          ValueError: If there is no mesh, or if the layouts use several meshes.
         """
         meshes = (
             {}
@@ -227,13 +231,13 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         if not meshes:
             raise ValueError(
                 "A LayoutMap needs a mesh to replicate variables on. "
-                "Received: no mesh and no layouts. Make it with "
+                "Received: no mesh and no layouts. Create it with "
                 "LayoutMap(mesh=mesh)."
             )
         if len(meshes) > 1:
             raise ValueError(
-                "A LayoutMap puts all variables on one mesh. Received: "
-                f"{len(meshes)} meshes, at "
+                "All layouts of a LayoutMap must use the same mesh. Received: "
+                f"{len(meshes)} meshes, for "
                 f"{', '.join(repr(key) for _, key in meshes.values())}."
             )
         return next(iter(meshes.values()))[0]
@@ -246,7 +250,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return value.mesh
 
     def _check_layout(self, key: Any, layout: Any) -> Any:
-        """Returns a layout; a tuple names the mesh axis of each dimension."""
+        """Returns `layout` as a layout; a tuple holds mesh axes."""
         if isinstance(layout, tuple | list):
             return self._layout_of_axes(key, layout)
         if not isinstance(layout, dtensor.Layout):
@@ -265,21 +269,21 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         if mesh is None:
             raise LayoutTypeError(
                 f"{axes!r} should be a dtensor.Layout in a LayoutMap without a "
-                f"mesh (key {key!r}). Make the map with LayoutMap(mesh=mesh) "
-                "to set tuples of axis names."
+                f"mesh (key {key!r}). Create the map with "
+                "LayoutMap(mesh=mesh) to set tuples of axis names."
             )
         specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
         for axis in specs:
             if axis != dtensor.UNSHARDED and axis not in mesh.dim_names:
                 raise LayoutTypeError(
-                    "A layout given as a tuple has, for each dimension, one of "
-                    f"the mesh axes {mesh.dim_names} or None. Received: "
-                    f"{axis!r} in {axes!r} (key {key!r})."
+                    "Each element of a layout tuple must be one of the mesh "
+                    f"axes {mesh.dim_names} or None. Received: {axis!r} in "
+                    f"{axes!r} (key {key!r})."
                 )
         try:
             return dtensor.Layout(specs, mesh)
         except ValueError as error:
             raise LayoutTypeError(
-                f"{axes!r} is no layout on mesh axes {mesh.dim_names} (key "
-                f"{key!r}). {error}"
+                f"{axes!r} is not a valid layout on mesh axes "
+                f"{mesh.dim_names} (key {key!r}). {error}"
             ) from error

@@ -1,18 +1,13 @@
 """One step of a model on its mesh, from host batch to host results.
 
-The loop, callbacks and logs are Keras' own. Only the function of one step is
-ours: it takes a batch from the host, divides it along the batch axis of the
-mesh, runs the model's own `train_step` there, and brings the logs back.
+Keras runs the loop, the callbacks and the logs. This package replaces only the
+function of one step (`step_function_maker`). `MeshStep` shards a host batch
+along the batch axis of the mesh, runs the model's own `train_step` on the
+mesh, and returns the logs to the host.
+
+`without_autotuning` avoids a delay at the end of a `tf.data` iterator.
 """
 
-# DOC-MERGE: What takes the place of `make_train_function` and its two siblings.
-# DOC-MERGE: Datasets whose iterators end at once: without tf.data's autotuning.
-#
-# An iterator of tf.data that autotunes waits at its end for a thread of its own,
-# in one of twenty cases for as long as it was used, at most for a minute: the
-# thread is woken before it can see that it was cancelled (TensorFlow 2.21). In a
-# process of a cluster all that comes from the coordinator waits with it.
-#
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,21 +20,21 @@ from tf_layoutmap.layout.replication.retrace import RetracedFunction
 
 
 class MeshStep:
-    """A callable that runs one step; what both Keras versions have in common.
+    """A callable that runs one step: the base class for both Keras versions.
 
-    Subclasses say how a model gets its weights before the first step.
+    Subclasses implement how a model gets its weights before the first step.
     """
 
     # Whether AutoGraph converts the step of the model.
     autograph = False
 
     def __init__(self, model: Any, context: Any, kind: str):
-        """Makes the step; nothing is traced before it is called.
+        """Initializes the step; nothing is traced before the first call.
 
         Args:
-          model: Of Keras 3 or tf_keras.
+          model: Model of Keras 3 or tf_keras.
           context: `MeshContext` of the model.
-          kind: `"train"`, `"test"` or `"predict"`: which step of the model.
+          kind: Step of the model: `"train"`, `"test"` or `"predict"`.
         """
         self.model = model
         self.context = context
@@ -49,9 +44,9 @@ class MeshStep:
         )
         self.model_step = getattr(model, f"{kind}_step")
         self._is_prepared = False
-        run = self._run_whole if kind == "train" else self.run
-        # Shapes are kept: DTensor needs to know them, so the last, smaller
-        # batch has a trace of its own.
+        run = self._run_atomically if kind == "train" else self.run
+        # DTensor needs static shapes, so a smaller last batch has a separate
+        # trace.
         self._run: Any = (
             run
             if model.run_eagerly
@@ -64,9 +59,10 @@ class MeshStep:
         )
 
     def prepare(self, batch: Any) -> None:
-        """Makes all variables of a step, before the first one is traced.
+        """Creates all variables of a step before the first trace.
 
-        A variable that a trace creates would start anew with every trace.
+        A variable that a trace creates would be initialized again by every
+        trace.
         """
         raise NotImplementedError
 
@@ -77,23 +73,23 @@ class MeshStep:
         return tf.nest.map_structure(function, structure)
 
     def with_host_results(self, batch: Any) -> Any:
-        """Returns a batch of the host as `run` takes it."""
+        """Adds results that must be computed on the host to a host batch."""
         return batch
 
     def run(self, batch: Any) -> Any:
         """Runs the step of the model on a batch that is on the mesh.
 
         Args:
-          batch: As `with_host_results` returns it.
+          batch: Result of `with_host_results`, on the mesh.
         """
         return self.model_step(batch)
 
-    def _run_whole(self, batch: Any) -> Any:
+    def _run_atomically(self, batch: Any) -> Any:
         with atomic_step.full_step(self.context.mesh):
             return self.run(batch)
 
     def __call__(self, batch: Any) -> Any:
-        """Returns what the step returns for a batch, as host tensors."""
+        """Runs the step for a host batch; returns its results on the host."""
         mesh, batch_dim = self.context.mesh, self.context.batch_dim
         if not self._is_prepared:
             self.prepare(batch)
@@ -114,11 +110,11 @@ class MeshStep:
                 ),
             ):
                 outputs = self._run(batch)
-            # Errors of a step arrive with what is read of it.
+            # Reading the results raises the errors of the step.
             return self.map_structure(transfer.to_host_tensor, outputs)
 
     def _warn_of_settings(self, batch: Any) -> None:
-        """Warns once of what is accepted and without effect on a mesh."""
+        """Warns once about settings that have no effect on a mesh."""
         warned = vars(self.model).setdefault("_mesh_warned", set())
         for what, sentence in (
             ("jit_compile", _warning_of_xla(self.model)),
@@ -129,9 +125,10 @@ class MeshStep:
                 warnings.warn(sentence, errors.LayoutMapWarning, stacklevel=4)
 
     def _warning_of_batch(self, batch: Any) -> str | None:
-        """Returns what a batch size costs that the mesh does not divide.
+        """Returns a warning if the batch axis does not divide the batch size.
 
-        The first batch counts: the last one of an epoch may be smaller.
+        Only the first batch is checked, because the last batch of an epoch may
+        be smaller.
         """
         mesh, batch_dim = self.context.mesh, self.context.batch_dim
         if batch_dim is None:
@@ -146,15 +143,15 @@ class MeshStep:
         if uneven is None:
             return None
         return (
-            f"Mesh axis {batch_dim!r} divides batches among {count} devices "
-            f"where their size is a multiple of {count}. Received: batches of "
+            f"Mesh axis {batch_dim!r} shards batches over {count} devices only "
+            f"if their size is a multiple of {count}. Received: batches of "
             f"{uneven} samples for model {self.model.name!r}, which every "
             f"device computes in full. Use a batch size of "
             f"{-(-uneven // count) * count}."
         )
 
     def _graph(self, batch: Any) -> Any:
-        """Returns the graph that ran for `batch`, or None without one."""
+        """Returns the graph that ran for `batch`; None in eager mode."""
         return None if self.model.run_eagerly else self._run.graph(batch)
 
 
@@ -174,18 +171,20 @@ def step_function_maker(
     make: Callable[[Any, Any], Any],
     check_plain: Callable[[Any, str, bool], None] | None = None,
 ) -> Callable[..., Any]:
-    """Returns the replacement of `make_<kind>_function`.
+    """Returns the replacement for `make_<kind>_function`.
 
     Args:
       kind: `"train"`, `"test"` or `"predict"`.
-      context_of: Returns the `MeshContext` of a model, or None.
-      make: Makes the function for a model and its context.
-      check_plain: Called as `(model, kind, is_new)` for a model without a
-        context, before Keras makes its function.
+      context_of: Function that returns the `MeshContext` of a model, or None.
+      make: Function that creates the step function for a model and its
+        context.
+      check_plain: Function that is called as `(model, kind, is_new)` for a
+        model without a context, before Keras creates its step function.
 
     Returns:
-      A function `(original, model, force=False)` that sets
-      `model.<kind>_function`, if there is none yet or `force`, and returns it.
+      A function `(original, model, force=False)` that sets and returns
+      `model.<kind>_function`. An existing function is replaced only if `force`
+      is true.
     """
     name = f"{kind}_function"
 
@@ -206,16 +205,22 @@ def step_function_maker(
 
 
 def without_autotuning(dataset: Any) -> Any:
-    """Returns a `tf.data.Dataset` whose iterators end at once.
+    """Returns `dataset` with autotuning disabled, so its iterators end at once.
 
-    What a strategy has distributed stays as it is, and so does a dataset whose
-    options say whether it autotunes. `tf.data.AUTOTUNE` is then what it starts
-    with: 16 calls at a time, or as many as there are cores if these are fewer.
+    In about one of twenty runs, the end of an autotuning `tf.data` iterator
+    waits for its autotuning thread: as long as the iterator was in use, at most
+    one minute. The thread is woken before it can see its cancellation
+    (TensorFlow 2.21). In a process of a cluster, all requests of the
+    coordinator wait, too.
+
+    Distributed datasets are returned unchanged, and datasets whose options set
+    `autotune.enabled`. Without autotuning, `tf.data.AUTOTUNE` keeps its start
+    value: 16 parallel calls, or the number of cores if it is smaller.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return dataset
     with warnings.catch_warnings():
-        # While a function is traced TensorFlow warns that options may differ.
+        # TensorFlow warns during tracing that options may differ.
         warnings.filterwarnings("ignore", "To make it possible to preserve")
         is_set = dataset.options().autotune.enabled is not None
     if is_set:

@@ -1,4 +1,4 @@
-"""The names by which a variable is known in the models that hold it."""
+"""Names of layers and variables in the models that contain them."""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator
@@ -8,7 +8,8 @@ import keras
 
 from tf_layoutmap._core import keras_private
 
-# Caches that Keras keeps of what other attributes hold, and back references.
+# Attributes of Keras that repeat the objects of other attributes, and back
+# references.
 _SKIPPED = frozenset(
     (
         "_functional",
@@ -35,14 +36,14 @@ _SKIPPED = frozenset(
 )
 _SKIPPED_PREFIXES = ("_self_", "_unconditional", "_mesh_")
 _MAX_DEPTH = 4
-# A layer shared along very many ways is known by the first of them.
+# Maximum number of names of a layer that is shared between many parents.
 _MAX_PATHS = 32
 
 
 def _walk(
     name: str, value: Any, kinds: Any, depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
-    """Yields what an attribute holds of `kinds`, in lists and dicts too."""
+    """Yields the instances of `kinds` in a value, its lists and its dicts."""
     if isinstance(value, kinds):
         yield name, value
     elif depth < _MAX_DEPTH and isinstance(value, list | tuple):
@@ -54,9 +55,9 @@ def _walk(
 
 
 def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
-    """Yields `(name, value)` of what a layer holds of `kinds` itself.
+    """Yields `(name, value)` for attributes of a layer that are `kinds`.
 
-    Names have no leading underscore: `Dense` keeps `kernel` as `_kernel`.
+    Names have no leading underscore: `Dense` stores `kernel` as `_kernel`.
     """
     for name, value in list(vars(layer).items()):
         if isinstance(value, (*kinds, list, tuple, dict)) and (
@@ -66,10 +67,11 @@ def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_ready(layer: Any) -> bool:
-    """False for an object whose `__init__` has not run.
+    """Returns whether the `__init__` of `layer` has run.
 
-    Keras makes one, and forgets it, of each subclass of `keras.Model` that
-    is a Functional model; it stays until the next garbage collection.
+    For each subclass of `keras.Model` that is a Functional model, Keras
+    creates an object without running its `__init__` and drops it. The object
+    exists until the next garbage collection.
     """
     own = vars(layer)
     return "_tracker" in own and (
@@ -82,29 +84,31 @@ def _by_name(layer: Any) -> bool:
 
 
 class ObjectPaths:
-    """The paths of layers and variables, as they are when this is made.
+    """The paths of layers and variables at the time of construction.
 
-    From a subclassed model: attribute names, `"encoder.blocks.0.kernel"`.
-    From a Functional or Sequential model: the layer's name, then attribute
-    names, `"dense_1.kernel"`. Then the variable's own path,
-    `"model/dense_1/kernel"`, with and without the model's name, with slashes
-    and with dots.
+    * In a subclassed model: attribute names, `"encoder.blocks.0.kernel"`.
+    * In a Functional or Sequential model: the name of the layer, then
+      attribute names, `"dense_1.kernel"`.
+    * In all models: the path of the variable in Keras,
+      `"model/dense_1/kernel"`, with and without the name of the model, with
+      slashes and with dots.
     """
 
     def __init__(self, layers: Iterable[Any]):
-        """Walks over `layers` and all they hold."""
+        """Collects `layers` and all layers that they contain."""
         self._layers: dict[int, Any] = {}
         self._parents: dict[int, list[tuple[int, str]]] = {}
         self._restarts: dict[int, list[str]] = {}
-        # By layer, and whether paths may start at an inner model.
+        # Keys are the id of the layer, and whether paths may start at an inner
+        # model.
         self._paths: dict[tuple[int, bool], list[str]] = {}
         self._named: dict[str, set[int]] | None = None
         self._all: set[str] | None = None
         self._owned: dict[int, dict[int, list[str]]] = {}
         self._index: dict[int, list[tuple[Any, str]]] | None = None
         todo = [layer for layer in layers if _is_ready(layer)]
-        # The Functional model that a Sequential model runs holds the same
-        # layers, and nobody holds it.
+        # A Sequential model runs an inner Functional model with the same
+        # layers; its names must not be added.
         inside = {id(vars(layer).get("_functional")) for layer in todo}
         todo = [layer for layer in todo if id(layer) not in inside]
         while todo:
@@ -134,11 +138,11 @@ class ObjectPaths:
                 yield edge, child
 
     def of_layer(self, layer: Any, restarts: bool = True) -> list[str]:
-        """Returns the paths of `layer`; "" for a model that no one holds.
+        """Returns the paths of `layer`; "" for an outermost model.
 
         Args:
           layer: A layer.
-          restarts: Whether paths that start at an inner model are among them.
+          restarts: Whether to include paths that start at an inner model.
         """
         return self._of_layer(id(layer), layer, (), restarts)
 
@@ -165,7 +169,7 @@ class ObjectPaths:
         return found
 
     def with_holders(self, layer: Any) -> list[Any]:
-        """Returns `layer` and every layer that holds it, near or far."""
+        """Returns `layer` and all layers that contain it, at any depth."""
         found, todo = {}, [id(layer)]
         while todo:
             key = todo.pop()
@@ -175,14 +179,15 @@ class ObjectPaths:
         return list(found.values())
 
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
-        """Returns all names of `variable`, the best one to use as a key first.
+        """Returns all names of `variable`; the first one is the preferred key.
 
-        A name that leaves out the name of an inner model is none of them if it
-        is the full name of another variable.
+        A name that omits the name of an inner model is not returned if it is
+        the full name of another variable.
 
         Args:
           variable: A Keras variable.
-          owner: The layer that made it, or None to look for holders.
+          owner: The layer that created the variable; None to search for the
+            layers that contain it.
         """
         full = self._names(variable, owner, aliases=False)
         named = self._full_names()
@@ -193,7 +198,7 @@ class ObjectPaths:
         ]
 
     def aliases(self, variable: Any, owner: Any) -> set[str]:
-        """Returns those of the names that leave out a model's name."""
+        """Returns the names that omit the name of a model."""
         return {*self._names(variable, owner, aliases=True)} - {
             *self._names(variable, owner, aliases=False)
         }
@@ -259,7 +264,7 @@ def _join(path: str, end: str) -> str:
 
 
 class LayerList:
-    """Layers in the order they were added, by weak references."""
+    """Weak references to layers in the order in which they were added."""
 
     def __init__(self):
         self._refs: list[weakref.ref] = []

@@ -1,4 +1,4 @@
-"""Which device holds what of a variable, as a drawing."""
+"""Text drawing of the devices that hold each shard of a variable."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ dtensor = tf.experimental.dtensor
 
 
 def visualize_layout(variable: Any, *, show: bool = True) -> str:
-    """Draws which device holds which part of a variable.
+    """Draws the devices that hold each shard of a variable.
 
     ```
     d1/kernel (10, 20), layout (None, 'model') on mesh batch=2 x model=2
@@ -24,18 +24,19 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
         CPU:0 CPU:2   CPU:1 CPU:3
     ```
 
-    A row per part of the first dimension, a column per part of the others.
+    The drawing has a row per shard of the first dimension, and a column per
+    shard of the other dimensions.
 
     Args:
       variable: A Keras variable on a mesh, a `DVariable`, or an eager
         DTensor.
-      show: Whether to print it, too.
+      show: Whether to print the drawing, too.
 
     Returns:
       The drawing.
 
     Raises:
-      TypeError: `variable` is on no mesh.
+      TypeError: If `variable` is not on a mesh.
     """
     layout = getattr(variable, "layout", None)
     if (
@@ -69,7 +70,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
 def _holders(
     shape: tuple[int, ...], layout: Layout
 ) -> dict[tuple[tuple[int, int], ...], list[str]]:
-    """Returns the devices of each part; a part is (start, stop) per dim."""
+    """Returns devices by shard; a shard is `(start, stop)` per dimension."""
     names = [
         ":".join(device.split(":")[-2:]).upper()
         for device in layout.mesh.local_devices()
@@ -83,13 +84,13 @@ def _holders(
 def _grid(holders: dict, rank: int) -> str:
     rows = sorted({part[:1] for part in holders})
     columns = sorted({part[1:] for part in holders})
-    whole_rows, whole_columns = len(rows) == 1, _whole(columns, rank)
+    has_all_rows, has_all_columns = len(rows) == 1, _unsharded(columns, rank)
     cells = {}
     for part, devices in holders.items():
         spans = []
         for dim, (start, stop) in enumerate(part):
-            is_whole = whole_rows if dim == 0 else whole_columns[dim - 1]
-            spans.append(":" if is_whole else f"{start}:{stop}")
+            is_full = has_all_rows if dim == 0 else has_all_columns[dim - 1]
+            spans.append(":" if is_full else f"{start}:{stop}")
         cells[part] = (
             f"[{', '.join(spans)}]" if rank else "[]",
             " ".join(devices),
@@ -106,7 +107,7 @@ def _grid(holders: dict, rank: int) -> str:
     return "\n".join(lines)
 
 
-def _whole(columns: list, rank: int) -> list[bool]:
+def _unsharded(columns: list, rank: int) -> list[bool]:
     return [
         len({column[dim] for column in columns}) == 1
         for dim in range(max(rank - 1, 0))

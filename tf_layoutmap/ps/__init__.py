@@ -1,4 +1,4 @@
-"""Training over parameter servers: `tlm.ps.connect()`, `Run` and `fit`."""
+"""Training on parameter servers: `tlm.ps.connect()`, `Run` and `fit`."""
 
 from typing import TYPE_CHECKING
 

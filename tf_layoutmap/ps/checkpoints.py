@@ -1,4 +1,4 @@
-"""Checkpoints of a run: each a folder, written aside and renamed."""
+"""Checkpoints of a run: directories written under a temporary name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tf_layoutmap._core import files, tf_private
 from tf_layoutmap.ps import messages
 from tf_layoutmap.vocabulary import checkpoint_files
 
-# The number of closures; and if it was saved again after as many, how often.
+# The number of closures, and a revision if the same number is saved again.
 _NAME = re.compile(r"closure-(\d+)(?:\.(\d+))?")
-_ASIDE = ".being-written"
+_UNFINISHED = ".being-written"
 _REMOVED = ".being-removed"
 _STATE = "run.json"
 _PREFIX = "variables"
-# What `tf.train.Checkpoint.save` adds to the objects.
+# Name that `tf.train.Checkpoint.save` adds to the objects.
 _COUNTER = "save_counter"
 
 
@@ -30,8 +30,8 @@ class Saved(NamedTuple):
     """A complete checkpoint.
 
     Attributes:
-      prefix: For `tf.train.Checkpoint.read`.
-      num_done: Closures whose updates it holds.
+      prefix: Prefix for `tf.train.Checkpoint.read`.
+      num_done: Number of closures whose updates it holds.
     """
 
     prefix: str
@@ -39,13 +39,13 @@ class Saved(NamedTuple):
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, the newest few of which are kept."""
+    """Checkpoints of one run; keeps only the newest."""
 
     def __init__(self, folder: str | os.PathLike, max_to_keep: int):
-        """Takes the folder, which is made if it is not there.
+        """Opens the directory, and creates it if it does not exist.
 
         Raises:
-          OSError: It cannot be made, or written to.
+          OSError: If the directory is not writable, or is not created.
         """
         self._folder = pathlib.Path(folder)
         self._max_to_keep = max_to_keep
@@ -61,34 +61,36 @@ class CheckpointFolder:
         return Saved(str(path / _PREFIX), num_done)
 
     def save(self, num_done: int, write: Callable[[str], object]):
-        """Writes a checkpoint; until it is complete it has no name.
+        """Writes a checkpoint under a temporary name, and renames it.
 
-        One of the same number of closures is replaced, as programs change
-        variables between closures, too: a folder cannot be replaced in one
-        operation, so the new one has another name, and the old one is removed
-        after that.
+        A checkpoint with the same number of closures is replaced, because user
+        code may change variables between closures. A directory is not
+        replaceable by one system call, so the new checkpoint gets another name,
+        and the old one is then removed.
 
         Args:
-          num_done: Closures whose updates it holds.
-          write: Called with a prefix; as `tf.train.Checkpoint.write`.
+          num_done: Number of closures whose updates it holds.
+          write: Function of a prefix, such as `tf.train.Checkpoint.write`.
 
         Raises:
-          OSError: It cannot be written. Nothing is left of it, and those before
-            are as they were.
-          tf.errors.UnavailableError, tf.errors.AbortedError: A server is lost.
+          OSError: If the checkpoint is not written. Its files are removed, and
+            earlier checkpoints are not changed.
+          tf.errors.UnavailableError, tf.errors.AbortedError: If a server is
+            lost.
         """
         name = self._next_name(num_done)
-        aside = self._folder / f"{_ASIDE}-{name}"
+        temporary = self._folder / f"{_UNFINISHED}-{name}"
         try:
-            aside.mkdir()
-            _call_write(write, str(aside / _PREFIX))
-            (aside / _STATE).write_text(json.dumps({"num_done": num_done}))
-            # A crash of the machine must not leave a name without its files.
-            files.sync_tree(str(aside))
-            aside.rename(self._folder / name)
+            temporary.mkdir()
+            _call_write(write, str(temporary / _PREFIX))
+            (temporary / _STATE).write_text(json.dumps({"num_done": num_done}))
+            # After a crash of the machine, no name must exist without its
+            # files.
+            files.sync_tree(str(temporary))
+            temporary.rename(self._folder / name)
             files.sync(str(self._folder))
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         newest = {number: path for number, _, path in self._all()}
         kept = list(newest.values())[-self._max_to_keep :]
@@ -107,7 +109,7 @@ class CheckpointFolder:
         )
 
     def _all(self) -> list[tuple[int, int, pathlib.Path]]:
-        """The complete checkpoints, the newest last."""
+        """Returns the complete checkpoints, from oldest to newest."""
         found = []
         for path in self._folder.iterdir():
             match = _NAME.fullmatch(path.name)
@@ -116,34 +118,34 @@ class CheckpointFolder:
         return sorted(found)
 
     def _remove(self, path: pathlib.Path):
-        """Removes a checkpoint, which never has its name without its files."""
-        aside = self._folder / f"{_REMOVED}-{path.name}"
+        """Removes a checkpoint; its name never exists without its files."""
+        temporary = self._folder / f"{_REMOVED}-{path.name}"
         try:
-            path.rename(aside)
+            path.rename(temporary)
         except OSError:
-            return  # It stays; there is room for it, or the next write fails.
-        shutil.rmtree(aside, ignore_errors=True)
+            return  # The checkpoint is kept; a full disk fails the next write.
+        shutil.rmtree(temporary, ignore_errors=True)
 
     def _remove_unfinished(self):
-        for pattern in (_ASIDE, _REMOVED):
+        for pattern in (_UNFINISHED, _REMOVED):
             for path in self._folder.glob(f"{pattern}-*"):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _call_write(write: Callable[[str], object], prefix: str) -> None:
-    """Calls `write(prefix)`, whose errors about files become `OSError`s.
+    """Calls `write(prefix)`, and converts errors about files to `OSError`.
 
-    Servers write their own shards: TensorFlow reports their full disk as a
-    `ResourceExhaustedError`, not as the `OSError` that Python raises here.
+    Servers write their own shards. TensorFlow reports a full disk of a server
+    as `ResourceExhaustedError`, where Python raises `OSError` in this process.
     """
     try:
         write(prefix)
     except (tf.errors.UnavailableError, tf.errors.AbortedError):
-        raise  # Not about files: a server is lost.
+        raise  # These errors mean that a server is lost.
     except tf.errors.OpError as error:
         raise OSError(
             files.error_number(error),
-            "A server cannot write its part of the checkpoint "
+            "A server did not write its part of the checkpoint "
             f"({messages.sentence_of(error.message)})",
             prefix,
         ) from error
@@ -154,20 +156,20 @@ def check_objects(
     objects: Any,
     allow_missing: bool | Collection[str],
 ) -> None:
-    """Checks that objects can take all that a checkpoint holds, and no less.
+    """Checks that objects match a checkpoint.
 
-    Nothing is read into them. Variables that layers and optimizers create
-    later, when they are built, are not checked.
+    No values are restored. Variables that layers and optimizers create later,
+    in `build`, are not checked.
 
     Args:
-      prefix: Of the checkpoint.
-      objects: A `tf.train.Checkpoint` of what is to be restored.
-      allow_missing: Names of what the checkpoint may hold and `objects` may
-        lack; True for all.
+      prefix: Prefix of the checkpoint.
+      objects: A `tf.train.Checkpoint` of the objects to restore.
+      allow_missing: Names that the checkpoint may hold and `objects` may lack;
+        True for all.
 
     Raises:
-      ValueError: A variable has another shape than in the checkpoint; or
-        either side has what the other lacks.
+      ValueError: If a variable has another shape than in the checkpoint; or
+        one side has an object that the other side lacks.
     """
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
@@ -193,16 +195,16 @@ def check_objects(
                 if isinstance(allow_missing, bool)
                 else name in allow_missing
             )
-            for found in _below(nodes, node_id)
+            for found in _descendants(nodes, node_id)
             if found not in matched
             for _ in nodes[found].attributes
         }
     )
     if lost:
         problems.append(
-            f"they lack {lost}, or a part of it, which the next checkpoint "
-            "would not have any more; pass what is missing, or name it in "
-            f"`allow_missing={lost}`"
+            f"the objects lack {lost}, completely or in part, and the next "
+            "checkpoint would lose it; pass the missing objects, or name them "
+            f"in `allow_missing={lost}`"
         )
     added = sorted(
         set(tf.train.TrackableView.children(objects)) - {*names, _COUNTER}
@@ -211,8 +213,8 @@ def check_objects(
         problems.append(f"the checkpoint lacks {added}")
     if problems:
         raise ValueError(
-            "Argument `objects` must be what the newest checkpoint was "
-            f"written of, {prefix!r}. Received: objects where "
+            "Argument `objects` must match the newest checkpoint, "
+            f"{prefix!r}. Received objects with these differences: "
             f"{'; '.join(problems)}."
         )
 
@@ -222,7 +224,7 @@ def _match(
     root: Any,
     shapes: Mapping[str, Sequence[int]],
 ) -> tuple[set[int], list[tuple[str, str, list[int]]]]:
-    """Returns the nodes that objects take, and variables of another shape."""
+    """Returns the matched nodes, and the variables with another shape."""
     matched: set[int] = set()
     later: set[int] = set()
     wrong = []
@@ -248,7 +250,7 @@ def _match(
             if not shape.is_compatible_with(tf.TensorShape(shapes[key])):
                 wrong.append((repr(path), key, shape.as_list()))
         if _creates_variables_later(found):
-            later.update(_below(nodes, node_id))
+            later.update(_descendants(nodes, node_id))
         children = tf.train.TrackableView.children(found)
         for child in node.children:
             name = child.local_name
@@ -264,15 +266,15 @@ def _match(
 
 
 def _creates_variables_later(found: Any) -> bool:
-    """Whether an object is a layer or an optimizer that is not built yet."""
+    """Returns whether an object is an unbuilt layer or optimizer."""
     if hasattr(found, "built"):
         return not found.built
-    # An optimizer of tf_keras.
+    # tf_keras' optimizers have no attribute `built`.
     return hasattr(found, "iterations") and not getattr(found, "_built", False)
 
 
-def _below(nodes: Any, node_id: int) -> set[int]:
-    """Returns a node and all below it."""
+def _descendants(nodes: Any, node_id: int) -> set[int]:
+    """Returns a node and all its descendants."""
     found: set[int] = set()
     todo = [node_id]
     while todo:

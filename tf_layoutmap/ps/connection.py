@@ -1,4 +1,4 @@
-"""`connect`: joins the cluster of TF_CONFIG and asks who is there."""
+"""`connect`: joins the cluster of TF_CONFIG and checks its processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf_layoutmap._core import requirements, strategies
 from tf_layoutmap.ps import datasets, exits, messages, processes, waiting
 from tf_layoutmap.ps.processes import Process
 
-# For the answers, once all ports are open.
+# Timeout of the answers, after all ports are open.
 _ANSWER_SECONDS = 60.0
 _REMEDY = (
     "Start it with `python -m tf_layoutmap.server`, of tf_layoutmap "
@@ -34,8 +34,8 @@ def connect(
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.
 
-    Waits until all servers and workers answer, and asks each for its versions
-    of TensorFlow and of this package.
+    Waits until all servers and workers answer, and checks the versions of
+    TensorFlow and of this package in each of them.
 
     ```py
     strategy = tlm.ps.connect()
@@ -44,10 +44,10 @@ def connect(
     ```
 
     Args:
-      partitioner: How the strategy divides variables; see
+      partitioner: Partitioner of the strategy's variables; see
         `tf.distribute.ParameterServerStrategy`.
-      timeout_seconds: How long to wait for servers and workers, in seconds or
-        as `"2min"`.
+      timeout_seconds: Maximum time to wait for servers and workers, in seconds
+        or as `"2min"`.
 
     Returns:
       The strategy.
@@ -55,11 +55,10 @@ def connect(
     Raises:
       ValueError: If TF_CONFIG has no cluster with servers and workers, has a
         malformed address or the task of a server or worker; or
-        `timeout_seconds` is no length of time.
-      RuntimeError: If within `timeout_seconds` a server or worker is missing or
-        does not answer, or if it was not started by `python -m
-        tf_layoutmap.server`, or has other versions; the message says which,
-        and what to do.
+        `timeout_seconds` is not a duration.
+      RuntimeError: If a server or worker is missing or does not answer within
+        `timeout_seconds`, was not started by `python -m tf_layoutmap.server`,
+        or has other versions. The message names the process and the remedy.
     """
     seconds = waiting.read_seconds(timeout_seconds, "timeout_seconds")
     jobs = read_cluster(os.environ.get("TF_CONFIG"))
@@ -77,31 +76,31 @@ def connect(
     strategy = tf.distribute.ParameterServerStrategy(
         resolver, variable_partitioner=partitioner
     )
-    check_answers(processes.ask_all(all_processes, _ANSWER_SECONDS))
+    check_answers(processes.describe_all(all_processes, _ANSWER_SECONDS))
     messages.shorten_log()
     _processes[strategy] = all_processes
     strategies.register_our_ops(strategy)
-    datasets.replace_fit()
+    datasets.patch_fit()
     return strategy
 
 
 def processes_of(strategy: Any) -> list[Process] | None:
-    """Returns the processes of a strategy of `connect`; None of another."""
+    """Returns the processes of a strategy of `connect`; None for others."""
     try:
         return _processes.get(strategy)
-    except TypeError:  # Nothing that a strategy could be.
+    except TypeError:  # All strategies have a hash and weak references.
         return None
 
 
 def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
-    """Returns the addresses by job of TF_CONFIG.
+    """Returns the addresses in TF_CONFIG by job.
 
     >>> read_cluster('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}}')
     {'ps': ['a:1'], 'worker': ['b:1']}
 
     Raises:
-      ValueError: If it has no servers or no workers, or a malformed address, or
-        is that of a server or worker.
+      ValueError: If TF_CONFIG has no servers or no workers, or a malformed
+        address, or is the configuration of a server or worker.
     """
     try:
         config = _read_config(tf_config)
@@ -125,7 +124,7 @@ def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
 
 
 def _read_config(tf_config: str | None) -> dict[str, Any]:
-    """Returns TF_CONFIG, whose cluster has servers and workers."""
+    """Returns TF_CONFIG after a check of its servers and workers."""
     try:
         config = json.loads(tf_config or "{}")
     except ValueError as error:
@@ -138,13 +137,14 @@ def _read_config(tf_config: str | None) -> dict[str, Any]:
 
 
 def check_answers(answers: Mapping[Process, Any]):
-    """Refuses processes that cannot take part.
+    """Checks that all processes can take part.
 
     Args:
-      answers: What `ask_all` returned.
+      answers: Result of `describe_all`.
 
     Raises:
-      RuntimeError: One did not answer, lacks our ops, or has other versions.
+      RuntimeError: If a process did not answer, lacks the package's ops, or
+        has other versions.
     """
     own = {"tensorflow": tf.__version__, "tf_layoutmap": _version.__version__}
     remedy = _REMEDY.format(tensorflow=tf.__version__)
@@ -153,8 +153,8 @@ def check_answers(answers: Mapping[Process, Any]):
             exits.leave_cluster()
             raise RuntimeError(
                 f"The process {process.name} does not answer within "
-                f"{_ANSWER_SECONDS:g} s, though its port is open: is it "
-                "stopped, or of another program?"
+                f"{_ANSWER_SECONDS:g} s, but its port is open. Check whether "
+                "it is stopped, or belongs to another program."
             )
         if isinstance(answer, tf.errors.NotFoundError):
             raise RuntimeError(
@@ -163,7 +163,7 @@ def check_answers(answers: Mapping[Process, Any]):
             ) from None
         if isinstance(answer, Exception):
             raise RuntimeError(
-                f"The process {process.name} cannot be asked for its versions "
+                f"The versions of process {process.name} are not available "
                 f"({type(answer).__name__}). {remedy}"
             ) from answer
         same = (

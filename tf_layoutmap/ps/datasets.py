@@ -1,4 +1,4 @@
-"""`Datasets`: what `fit` and `evaluate` read over parameter servers."""
+"""`Datasets`: input of `fit` and `evaluate` on parameter servers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Datasets:
     model.fit(tlm.ps.Datasets(dataset_fn), epochs=3)
     ```
 
-    An epoch without `steps_per_epoch` ends when all workers are through with
-    their datasets, of whatever sizes. With `steps_per_epoch` it is so many
-    batches, whoever takes them, and the next one goes on where it ended.
+    An epoch without `steps_per_epoch` ends when all workers have finished
+    their datasets, of whatever sizes. With `steps_per_epoch` an epoch is that
+    number of batches over all workers, and the next epoch continues there.
     """
 
     def __init__(
@@ -38,30 +38,31 @@ class Datasets:
         step_deadline: str | float = "10min",
         on_server_loss: str = "raise",
     ):
-        """Takes what makes a dataset.
+        """Creates the datasets from a function that runs on each worker.
 
         Args:
-          dataset_fn: Returns a `tf.data.Dataset` of batches, as `fit` takes
-            them; it is traced once and runs on each worker. Where it takes an
-            argument, that is a `tf.distribute.InputContext`: its
-            `num_input_pipelines` is the number of workers, and its
-            `input_pipeline_id`, a scalar tensor, tells which one it is.
-            Without it all workers read the same. It is not autotuned unless
-            its options say so.
-          step_deadline: How long no batch may be through, as `"10min"` or
-            seconds.
-          on_server_loss: Of `fit`: `"raise"`: a `ServerLostError`.
-            `"restart"`: this program starts anew, in the same process, with
-            its arguments. It waits in `connect` until the server is there
-            again, and its `fit` goes on from what its BackupAndRestore
-            callback has saved; three times, if there is nothing new. With
-            `delete_checkpoint=False` of that a `fit` that has ended trains
-            nothing when it comes again. `evaluate` raises in any case.
+          dataset_fn: Returns a `tf.data.Dataset` of batches, as for `fit`. It
+            is traced once and runs on each worker. A required argument
+            receives a `tf.distribute.InputContext`: its `num_input_pipelines`
+            is the number of workers, and its `input_pipeline_id`, a scalar
+            tensor, is the index of the worker. Without an argument all workers
+            read the same data. The dataset is not autotuned by default; its
+            options may enable autotuning.
+          step_deadline: Time within which some batch must be finished, as
+            `"10min"` or in seconds.
+          on_server_loss: How `fit` handles the loss of a server. `"raise"`
+            raises `ServerLostError`. `"restart"` restarts this program, in the
+            same process, with its arguments. It waits in `connect` until the
+            server is available again, and its `fit` continues from the state
+            that its BackupAndRestore callback has saved. It restarts at most
+            three times without a newer backup. If that callback has
+            `delete_checkpoint=False`, a finished `fit` trains nothing when it
+            runs again. `evaluate` always raises.
 
         Raises:
           TypeError: If `dataset_fn` is not callable.
-          ValueError: If `step_deadline` is no length of time, or
-            `on_server_loss` is none of the two.
+          ValueError: If `step_deadline` is not a duration, or
+            `on_server_loss` is neither `"raise"` nor `"restart"`.
         """
         if not callable(dataset_fn):
             raise TypeError(
@@ -74,25 +75,25 @@ class Datasets:
         )
         self.on_server_loss = on_server_loss
         self.deadline = waiting.read_seconds(step_deadline, "step_deadline")
-        replace_fit()
+        patch_fit()
 
     def _function(self, num_workers: int) -> Callable[[], Any]:
-        """Returns what a coordinator runs on each worker."""
-        made = function_of_worker(self._dataset_fn, num_workers)
-        return lambda: _checked(made())
+        """Returns the function that a coordinator runs on each worker."""
+        create_dataset = worker_dataset_function(self._dataset_fn, num_workers)
+        return lambda: _check_dataset(create_dataset())
 
 
-def function_of_worker(
+def worker_dataset_function(
     dataset_fn: Callable[..., Any],
     num_workers: int,
 ) -> Callable[[], Any]:
-    """Returns what a coordinator runs on each worker: it makes its dataset.
+    """Returns the function that creates the dataset on each worker.
 
     Args:
-      dataset_fn: As of `Datasets`.
-      num_workers: Workers of the cluster.
+      dataset_fn: As for `Datasets`.
+      num_workers: Number of workers of the cluster.
     """
-    if not _takes_argument(dataset_fn):
+    if not _requires_argument(dataset_fn):
         return dataset_fn
 
     def with_context() -> Any:
@@ -106,39 +107,39 @@ def function_of_worker(
     return with_context
 
 
-def check_function_of_worker(traced: Any) -> None:
-    """Checks that workers can run what makes their datasets.
+def check_worker_dataset_function(traced: Any) -> None:
+    """Checks that workers can run a dataset function.
 
     Args:
       traced: The dataset function, as a concrete function.
 
     Raises:
-      ValueError: It uses a dataset of this process.
+      ValueError: If the function uses a dataset of this process.
     """
     if any(one.dtype == tf.variant for one in traced.inputs):
         raise ValueError(
             "Argument `dataset_fn` must not use a tf.data.Dataset that was "
-            "created outside of it: that one is in this process, where "
-            "workers cannot read it. Create all datasets inside of the "
+            "created outside of it: that dataset is in this process, and "
+            "workers have no access to it. Create all datasets inside of the "
             "function. Received: a function that captures one."
         )
 
 
-def replace_fit() -> None:
-    """Lets `fit` and `evaluate` of both Keras know what `Datasets` are.
+def patch_fit() -> None:
+    """Makes `fit` and `evaluate` of both Keras versions accept `Datasets`.
 
-    `connect` calls it, too: in `model.fit(Datasets(...))` Python looks up `fit`
-    first.
+    `connect` also calls this function: in `model.fit(Datasets(...))` Python
+    looks up `fit` before it creates the `Datasets`.
     """
     engine.ensure("keras3_ps")
     if keras_private.imported_tf_keras() is not None:
         engine.ensure("tf_keras_ps")
 
 
-def _takes_argument(function: Callable[..., Any]) -> bool:
+def _requires_argument(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # Of C.
+    except ValueError:  # Functions in C may have no signature.
         return False
     return any(
         one.default is one.empty
@@ -147,7 +148,7 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
     )
 
 
-def _checked(dataset: Any) -> Any:
+def _check_dataset(dataset: Any) -> Any:
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             "Argument `dataset_fn` must return a tf.data.Dataset. "

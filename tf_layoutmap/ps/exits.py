@@ -1,4 +1,4 @@
-"""How a process ends whose cluster does not answer."""
+"""Exit of a process while its cluster does not answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _has_left = False
 
 
 def leave_cluster() -> None:
-    """Prepares this process to end without an answer of its cluster.
+    """Prepares this process to exit without an answer of its cluster.
 
     TensorFlow removes functions and resources from all servers and workers when
-    Python frees them, and waits for each answer without a deadline: a process
-    with one stopped worker would never end. After this call nothing is removed
-    from other processes. Should something else block the interpreter's
-    shutdown, the process ends with exit code 1 after `END_SECONDS`.
+    Python frees them, and waits for each answer without a deadline. A process
+    with one stopped worker would therefore never exit. After this call nothing
+    is removed from other processes. If the interpreter's shutdown takes longer
+    than `END_SECONDS` for another reason, the process exits with code 1.
     """
     global _has_left
     engine.ensure("ps_exit")

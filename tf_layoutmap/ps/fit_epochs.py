@@ -1,11 +1,10 @@
-"""Passes over the datasets of all workers, in rounds of closures."""
+"""Passes over the datasets of all workers, in rounds of closures.
 
-# DOC-MERGE: What a closure of `fit` does, and the one tensor that it returns.
-#
-# Each tensor that the coordinator asks a worker for is a call of its own. So all
-# that it has to know of a closure is one float64 vector, which holds float32 and
-# counts as they are.
-#
+`Epochs` runs the passes. A closure of `StepBody` returns all its results in one
+float64 vector, because the coordinator fetches each tensor of a worker with a
+separate call. float64 represents float32 and counts exactly.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -20,18 +19,18 @@ from absl import logging
 from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 
-# How long a worker that is through with its dataset waits in a closure that has
-# nothing to do: others are busy, and the queue of the coordinator is for all.
+# Duration of the idle closure of a worker that has finished its dataset. Other
+# workers are busy, and the coordinator has one queue for all workers.
 _IDLE_MICROSECONDS = 20_000
 
 
 class StepResult(NamedTuple):
-    """What came of one closure.
+    """Result of one closure.
 
     Attributes:
-      worker: Its index.
-      num_examples: Of the batch; None if the dataset of the worker has ended.
-      values: What the step gave, as arrays.
+      worker: Index of the worker.
+      num_examples: Size of the batch; None if the worker's dataset has ended.
+      values: Results of the step, as arrays.
     """
 
     worker: int
@@ -40,15 +39,15 @@ class StepResult(NamedTuple):
 
 
 class StepBody:
-    """A body for `ps.closures.make_closure`, and how to read its results."""
+    """Body of a closure for `StepClosure`, and the reader of its results."""
 
     def __init__(self, strategy: Any, step: Callable[[Any], list[tf.Tensor]]):
-        """Takes what is done with a batch.
+        """Creates the body from a step function.
 
         Args:
           strategy: A ParameterServerStrategy.
-          step: Takes a batch, in `strategy.run`; returns tensors of known
-            shapes whose values float64 holds.
+          step: Takes a batch, in `strategy.run`; returns tensors with known
+            shapes and values that float64 represents.
         """
         self._strategy = strategy
         self._step = step
@@ -56,7 +55,7 @@ class StepBody:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, iterator: Any) -> tf.Tensor:
-        """Takes a step if there is a batch; the result is for `read`."""
+        """Runs a step if there is a batch; returns a vector for `read`."""
         index = tf.distribute.coordinator.experimental_get_current_worker_index
         batch = iterator.get_next_as_optional()
         rest = tf.cond(
@@ -79,7 +78,7 @@ class StepBody:
         )
 
     def read(self, result: np.ndarray) -> StepResult:
-        """Returns what a closure has told."""
+        """Returns the result of a closure from its vector."""
         if result.size == 1:
             return StepResult(int(result[0]), None, [])
         values, offset = [], 2
@@ -95,14 +94,14 @@ class StepBody:
 def num_samples(batch: Any) -> tf.Tensor:
     """Returns the size of a batch, an int scalar."""
     parts = batch if isinstance(batch, tuple) else (batch,)
-    # Labels first: features may be packed.
-    whole = [
+    # Labels are preferred, because features may be packed.
+    tensors = [
         one
         for part in (*parts[1:2], *parts[:1])
         for one in tf.nest.flatten(part)
         if one is not None
     ]
-    first = whole[0]
+    first = tensors[0]
     if isinstance(first, tf.RaggedTensor):
         return first.nrows()
     if isinstance(first, tf.SparseTensor):
@@ -123,20 +122,21 @@ def _idle() -> tf.Tensor:
     ).get_single_element()
 
 
-# Between two moments at which no closure is under way, and callbacks are told.
+# Target duration of a round. Callbacks run between rounds, when no closure is
+# scheduled.
 _ROUND_SECONDS = 2.0
-# More than a round has.
-_ANY = 1 << 30
+# A number above the size of any round.
+_UNLIMITED = 1 << 30
 
 
 class Progress(NamedTuple):
-    """What came of a round.
+    """Result of a round.
 
     Attributes:
-      num_steps: Batches of this pass so far.
-      num_examples: Samples of this round.
-      seconds: It took.
-      values: What each of its steps gave, in the order of their numbers.
+      num_steps: Number of batches of this pass so far.
+      num_examples: Number of samples of this round.
+      seconds: Duration of the round.
+      values: Results of each step of the round, in the order of step numbers.
     """
 
     num_steps: int
@@ -146,22 +146,22 @@ class Progress(NamedTuple):
 
 
 class Epochs:
-    """Steps of one kind over datasets of one kind."""
+    """Repeated passes of one step function over the datasets of all workers."""
 
     def __init__(
         self,
         strategy: Any,
         data: Datasets,
         step: Callable[[Any], list[tf.Tensor]],
-        explains: guard.Guard,
+        error_guard: guard.Guard,
     ):
-        """Takes what is done with a batch; nothing runs yet.
+        """Creates the object; nothing runs yet.
 
         Args:
           strategy: A ParameterServerStrategy.
           data: The datasets.
-          step: As of `StepBody`.
-          explains: The errors of what uses the cluster.
+          step: Step function, as for `StepBody`.
+          error_guard: Guard that explains errors of the cluster.
         """
         self._num_workers = processes.count_workers()
         self._body = StepBody(strategy, step)
@@ -174,36 +174,36 @@ class Epochs:
             deadline=data.deadline,
             seconds=_ROUND_SECONDS,
         )
-        self._guard = explains
+        self._guard = error_guard
 
     @property
     def element_spec(self) -> Any:
-        """Of the batches."""
+        """Element spec of the batches."""
         return self._rounds.dataset.element_spec
 
     def run(self, num_steps: int | None) -> Iterator[Progress]:
-        """Runs a pass; between what it yields no closure is under way.
+        """Runs a pass; no closure is pending between the yielded results.
 
         Args:
-          num_steps: Batches, or None until all workers are through with their
-            datasets. Fewer, with a warning, if they are before.
+          num_steps: Number of batches, or None for all datasets. The pass ends
+            earlier, with a warning, if all datasets end.
 
         Raises:
-          ServerLostError: A server is gone, and the program does not start
-            anew.
-          StepDeadlineError: No batch was through within the deadline.
-          tf.errors.OpError: A step failed; it does not count.
+          ServerLostError: If a server is lost, and the program does not
+            restart.
+          StepDeadlineError: If no batch was finished within the deadline.
+          tf.errors.OpError: If a step failed; it does not count.
         """
         if num_steps is None:
-            self._rounds.start_over()
-        through: set[int] = set()
+            self._rounds.restart_datasets()
+        finished_workers: set[int] = set()
         done, last = 0, time.monotonic()
         while num_steps is None or done < num_steps:
             began, before = time.monotonic(), done
             ended = self._guard.call(
                 functools.partial(
                     self._rounds.run,
-                    _ANY if num_steps is None else num_steps - done,
+                    _UNLIMITED if num_steps is None else num_steps - done,
                 )
             )
             if ended.error is not None:
@@ -214,12 +214,12 @@ class Epochs:
                     functools.partial(self._rounds.fetch, future)
                 )
                 if fetched is None:
-                    # Its worker has gone with what it counted.
+                    # The worker was lost together with its result.
                     done += 1
                     continue
                 result = self._body.read(fetched)
                 if result.num_examples is None:
-                    through.add(result.worker)
+                    finished_workers.add(result.worker)
                     continue
                 done += 1
                 num_examples += result.num_examples
@@ -228,15 +228,15 @@ class Epochs:
             if done > before:
                 last = now
                 yield Progress(done, num_examples, now - began, values)
-            if len(through) == self._num_workers:
-                self._rounds.start_over()
+            if len(finished_workers) == self._num_workers:
+                self._rounds.restart_datasets()
                 break
             if now - last > self._deadline:
-                raise self._guard.late()
+                raise self._guard.deadline_error()
         if num_steps is not None and done < num_steps:
             logging.warning(
                 "The datasets of all workers have ended after %d of %d "
-                "batches; add `.repeat()`, or leave the number out.",
+                "batches; add `.repeat()`, or omit the number of steps.",
                 done,
                 num_steps,
             )

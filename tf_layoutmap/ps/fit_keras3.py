@@ -1,6 +1,9 @@
-"""`fit`, `evaluate` and `predict` of Keras 3 over parameter servers."""
+"""`fit`, `evaluate` and `predict` of Keras 3 on parameter servers.
 
-# DOC-MERGE: Variables of Keras 3 that several workers add to.
+`Keras3` is Keras 3's part of the loops in `fit_loop`. `assign_add` and
+`assign_sub` let several workers update one variable of Keras 3.
+"""
+
 from __future__ import annotations
 
 import os
@@ -16,25 +19,25 @@ from tf_layoutmap.ps import fit_loop
 
 
 class Keras3:
-    """What is Keras 3 in the loops of `loop`.
+    """Keras 3's part of the loops in `fit_loop`.
 
-    Metrics of Keras 3 read their variables and write sums: two workers would
-    lose what they count. So each step counts from zero in itself, and the
-    coordinator adds up.
+    Metrics of Keras 3 read their variables and write the sums, so updates of
+    two workers would overwrite each other. Each step therefore counts from
+    zero, and the coordinator adds the results.
     """
 
     def check_compiled(self, model: Any, verb: str) -> None:
-        """Refuses a model without `compile`."""
+        """Raises `ValueError` if the model is not compiled."""
         if not model.compiled:
-            raise ValueError(f"`{verb}` needs `compile` before.")
+            raise ValueError(f"`compile` must be called before `{verb}`.")
 
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
-        """Makes weights, metrics and slot variables."""
+        """Creates weights, metrics and slot variables."""
         with strategy.scope():
             keras_private.build_all(model, element_spec)
 
     def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
-        """Returns a step whose values are those of the metrics' variables."""
+        """Returns a step that returns the values of the metrics' variables."""
         step = getattr(model, f"{verb}_step")
 
         def counting(batch: Any) -> list[tf.Tensor]:
@@ -52,24 +55,25 @@ class Keras3:
     def add(
         self, model: Any, verb: str, steps: list[list[np.ndarray]]
     ) -> dict[str, Any]:
-        """Adds to the metrics what steps have counted."""
+        """Adds the metric values of steps to the metrics."""
         del verb
         for number, variable in enumerate(_metric_variables(model)):
             value = variable.numpy()
-            # One after the other, as one process does: the same bits.
+            # Values are added in order, so the result is bitwise identical to
+            # a run in one process.
             for values in steps:
                 value = value + values[number]
             variable.assign(value)
         return model.get_metrics_result()
 
     def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
-        """Returns a CallbackList."""
+        """Returns a `CallbackList`."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
         return keras.callbacks.CallbackList(callbacks, model=model, **options)
 
     def backups(self, callbacks: Any) -> list[Any]:
-        """Returns each BackupAndRestore among callbacks."""
+        """Returns all BackupAndRestore callbacks."""
         return fit_loop.callbacks_of(
             callbacks, keras.callbacks.BackupAndRestore
         )
@@ -77,12 +81,12 @@ class Keras3:
     def start(
         self, model: Any, initial_epoch: int, steps: int | None
     ) -> tuple[int, int]:
-        """Returns the epoch of a BackupAndRestore, or the one asked for."""
+        """Returns the epoch of a backup, or the requested epoch."""
         del steps
         return keras_private.epoch_of_backup(model) or initial_epoch, 0
 
     def finish(self, model: Any) -> None:
-        """Finishes averages of weights."""
+        """Finalizes averages of weights."""
         if isinstance(model.optimizer, keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_weights)
 
@@ -92,15 +96,15 @@ def _metric_variables(model: Any) -> list[Any]:
     other = [one.path for one in variables if one.aggregation != "sum"]
     if other:
         raise ValueError(
-            "Metrics over parameter servers must have variables with "
-            'aggregation="sum": what workers count is added up. Received: '
-            f"{other}."
+            "Metrics on parameter servers must have variables with "
+            'aggregation="sum", because the values of all workers are added. '
+            f"Received: {other}."
         )
     return variables
 
 
 def _counters(model: Any) -> list[Any]:
-    """The steps that optimizers have counted: of the model, and of tables."""
+    """Returns the step counters of the optimizers of model and layers."""
     found = []
     for optimizer in (
         model.optimizer,
@@ -117,12 +121,12 @@ def _counters(model: Any) -> list[Any]:
 
 
 def _check_logs(model: Any, logs: Any, verb: str) -> None:
-    known = set(model.get_metrics_result())
-    if not isinstance(logs, dict) or set(logs) != known:
+    metric_names = set(model.get_metrics_result())
+    if not isinstance(logs, dict) or set(logs) != metric_names:
         raise ValueError(
-            f"`{verb}_step` over parameter servers must return the results of "
-            f"the model's metrics, {sorted(known)}: what one step returns says "
-            "nothing of the others. Use metrics, and return "
+            f"`{verb}_step` on parameter servers must return the results of "
+            f"the model's metrics, {sorted(metric_names)}, because other "
+            "values of one step are not aggregated. Use metrics, and return "
             f"`get_metrics_result()`. Received: {logs!r}."
         )
 
@@ -133,14 +137,14 @@ _KERAS3 = Keras3()
 def fit(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Trains with `Datasets`; refuses other data over parameter servers."""
+    """Trains with `Datasets`; raises for other data on parameter servers."""
     options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
     if options is not None:
         return fit_loop.fit(_KERAS3, model, **options)
     if strategies.on_servers(model.distribute_strategy):
         raise ValueError(
-            "Argument `x` must be tlm.ps.Datasets for a model over parameter "
-            "servers: each worker makes the dataset that it reads."
+            "Argument `x` must be tlm.ps.Datasets for a model on parameter "
+            "servers, because each worker creates the dataset that it reads."
         )
     return original(model, *args, **kwargs)
 
@@ -152,17 +156,17 @@ def evaluate(
     options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
     if options is not None:
         return fit_loop.evaluate(_KERAS3, model, **options)
-    return _in_coordinator(original, model, args, kwargs)
+    return _run_in_coordinator(original, model, args, kwargs)
 
 
 def predict(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Predicts in the coordinator."""
+    """Predicts in the coordinator; raises for `Datasets`."""
     options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
     if options is not None:
         raise fit_loop.prediction_error()
-    return _in_coordinator(original, model, args, kwargs)
+    return _run_in_coordinator(original, model, args, kwargs)
 
 
 _WEIGHTS = ".weights.h5"
@@ -175,7 +179,7 @@ def save_weights(
     overwrite: bool = True,
     max_shard_size: Any = None,
 ) -> Any:
-    """Writes a file of weights aside, and renames it when it is complete."""
+    """Writes weights to a temporary file and renames it when complete."""
     path = (
         os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
     )
@@ -183,53 +187,54 @@ def save_weights(
         not path.endswith(_WEIGHTS)
         or not strategies.on_servers(model.distribute_strategy)
         or
-        # Keras asks, or refuses, or writes it aside itself.
+        # In these cases Keras prompts, raises, or uses a temporary file.
         not overwrite
         or "://" in path
         or max_shard_size is not None
     ):
         return original(model, filepath, overwrite, max_shard_size)
-    with files.replacing_file(path) as aside:
-        original(model, aside)
+    with files.replacing_file(path) as temporary:
+        original(model, temporary)
     return None
 
 
-def _in_coordinator(
+def _run_in_coordinator(
     original: Callable[..., Any], model: Any, args: Any, kwargs: Any
 ) -> Any:
     if not strategies.on_servers(model.distribute_strategy):
         return original(model, *args, **kwargs)
-    # Its strategy divides no datasets. One process reads all variables.
+    # The strategy distributes no datasets; this process reads all variables.
     with keras_private.without_strategy(model):
         return original(model, *args, **kwargs)
 
 
 def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Adds in one operation of the server that has the variable.
+    """Adds a value with one op on the server that holds the variable.
 
-    Keras reads and then writes: what another worker adds in between is lost.
+    Keras reads and then writes the value, which would lose the updates of
+    other workers in between.
     """
     return _assign("assign_add", original, variable, value)
 
 
 def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Subtracts in one operation; see `assign_add`."""
+    """Subtracts a value with one op on the server; see `assign_add`."""
     return _assign("assign_sub", original, variable, value)
 
 
 def _assign(
     name: str, original: Callable[..., Any], variable: Any, value: Any
 ) -> Any:
-    stored = _on_server(variable)
+    stored = _server_variable(variable)
     if stored is None:
         return original(variable, value)
     return getattr(stored, name)(tf.cast(value, stored.dtype))
 
 
-def _on_server(variable: Any) -> tf.Variable | None:
-    """What holds the value; None where Keras is asked as everywhere."""
+def _server_variable(variable: Any) -> tf.Variable | None:
+    """Returns the variable on a server; None to use Keras' assignment."""
     if not strategies.on_servers() or keras_private.in_stateless_scope():
         return None
-    # In a scope of another dtype it is a tensor.
+    # In an autocast scope of another dtype `value` is a tensor.
     stored = variable.value
     return stored if isinstance(stored, tf.Variable) else None

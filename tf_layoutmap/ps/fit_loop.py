@@ -1,7 +1,11 @@
-"""The loops of `fit` and `evaluate` over parameter servers, for both Keras."""
+"""Loops of `fit` and `evaluate` on parameter servers, for both Keras versions.
 
-# DOC-MERGE: The arguments of `fit` and `evaluate` where the data are `Datasets`.
-# DOC-MERGE: What the loss of a server means for `fit`: an error, or a new start.
+`fit` and `evaluate` are called by the patches in `fit_keras3` and
+`fit_tf_keras`, which read the arguments with `read_arguments`. A
+`server_loss_handler` raises an error or restarts the program when a server is
+lost.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -21,12 +25,12 @@ from tf_layoutmap.ps.fit_epochs import Epochs, Progress
 
 _REMEDY = (
     "Start missing servers and this program again; with a "
-    "BackupAndRestore callback it goes on from its last epoch."
+    "BackupAndRestore callback training continues from its last epoch."
 )
 
 
-def raise_server_loss(strategy: Any, data: Datasets) -> ps_guard.Guard:
-    """Returns what makes an error of a loss."""
+def server_loss_reporter(strategy: Any, data: Datasets) -> ps_guard.Guard:
+    """Returns a guard that raises an error when a server is lost."""
     return ps_guard.Guard(
         connection.processes_of(strategy) or [],
         data.deadline,
@@ -38,31 +42,31 @@ def raise_server_loss(strategy: Any, data: Datasets) -> ps_guard.Guard:
 def server_loss_handler(
     strategy: Any, data: Datasets, backups: Sequence[Any]
 ) -> ps_guard.Guard:
-    """Returns what does of a loss in `fit` what `data` asks for.
+    """Returns a guard for `fit` with the `on_server_loss` option of `data`.
 
     Args:
-      strategy: The model's.
-      data: What `fit` is given.
-      backups: The BackupAndRestore callbacks that it is given.
+      strategy: Strategy of the model.
+      data: Data of `fit`.
+      backups: BackupAndRestore callbacks of `fit`.
 
     Raises:
-      ValueError: The program is to start anew, and would not go on where it
-        was: it has no backup, or no cluster of `connect`.
+      ValueError: If the program must restart on a loss but could not continue:
+        it has no backup, or its cluster is not from `connect`.
     """
     if data.on_server_loss == "raise":
-        return raise_server_loss(strategy, data)
+        return server_loss_reporter(strategy, data)
     processes = connection.processes_of(strategy)
     if processes is None:
         raise ValueError(
             'Argument `on_server_loss` of tlm.ps.Datasets must be "raise" '
-            "but under what `tlm.ps.connect` returned, which waits for "
+            "if the strategy is not from `tlm.ps.connect`, which waits for "
             f'servers. Received: "restart" and {strategy!r}.'
         )
     if len(backups) != 1:
         raise ValueError(
             "Argument `callbacks` of `fit` must have one BackupAndRestore of "
             'the model\'s Keras with on_server_loss="restart" of '
-            "tlm.ps.Datasets: the program goes on from what it has saved. "
+            "tlm.ps.Datasets: the program continues from its saved state. "
             f"Received: {len(backups)}."
         )
     return ps_guard.Guard(
@@ -74,7 +78,7 @@ def server_loss_handler(
 
 
 def _last_change(folder: str) -> int:
-    """When a file below a folder was written last, in ns; 0 without any."""
+    """Returns the time of the last write below a folder in ns; 0 if empty."""
     return max(
         (
             tf.io.gfile.stat(os.path.join(path, name)).mtime_nsec
@@ -85,23 +89,23 @@ def _last_change(folder: str) -> int:
     )
 
 
-# In the logs, behind the metrics.
+# Key of the throughput in the logs, after the metrics.
 EXAMPLES = "examples/s"
 
 
 class KerasVersion(Protocol):
-    """What differs between the two."""
+    """Operations that differ between the two Keras versions."""
 
     def check_compiled(self, model: Any, verb: str) -> None:
-        """Refuses a model without `compile`."""
+        """Raises an error if the model is not compiled."""
         ...
 
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
-        """Makes all variables of a model, as far as shapes are known."""
+        """Creates all variables of a model, as far as shapes are known."""
         ...
 
     def step(self, model: Any, verb: str) -> Any:
-        """Returns the step of a batch, as `Epochs` takes it."""
+        """Returns the step for one batch, as for `Epochs`."""
         ...
 
     def add(self, model: Any, verb: str, steps: list[Any]) -> dict[str, Any]:
@@ -109,25 +113,25 @@ class KerasVersion(Protocol):
         ...
 
     def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
-        """Returns a list of callbacks."""
+        """Returns a `CallbackList`."""
         ...
 
     def backups(self, callbacks: Any) -> list[Any]:
-        """Returns each BackupAndRestore among what `fit` is given.
+        """Returns all BackupAndRestore callbacks of `fit`.
 
         Raises:
-          ValueError: One would write nothing.
+          ValueError: If one of them would not write a backup.
         """
         ...
 
     def start(
         self, model: Any, initial_epoch: int, steps: int | None
     ) -> tuple[int, int]:
-        """Returns the first epoch, and its first step."""
+        """Returns the first epoch, and the first step in that epoch."""
         ...
 
     def finish(self, model: Any) -> None:
-        """Finishes averages of weights."""
+        """Finalizes averages of weights."""
         ...
 
 
@@ -146,7 +150,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Container[int] = 1,
 ) -> Any:
-    """Trains as `fit` of Keras does; returns the History."""
+    """Trains like `fit` of Keras; returns the `History`."""
     strategy = strategy_of(model, "fit")
     keras.check_compiled(model, "fit")
     guard = server_loss_handler(strategy, data, keras.backups(callbacks))
@@ -156,7 +160,7 @@ def fit(
         if (isinstance(validation_data, Datasets))
         else None
     )
-    # Callbacks and metrics read and write variables of servers, too.
+    # The guard covers callbacks and metrics, which also use servers' variables.
     return guard.call(
         functools.partial(
             _fit,
@@ -194,7 +198,7 @@ def _fit(
     validation_freq: int | Container[int],
 ) -> Any:
     keras.build(model, model.distribute_strategy, train.element_spec)
-    known = keras.callbacks(
+    callback_list = keras.callbacks(
         model,
         callbacks,
         add_history=True,
@@ -204,24 +208,24 @@ def _fit(
         steps=steps_per_epoch,
     )
     model.stop_training = False
-    known.on_train_begin()
+    callback_list.on_train_begin()
     first_epoch, first_step = keras.start(model, initial_epoch, steps_per_epoch)
     logs: dict[str, Any] = {}
     for epoch in range(first_epoch, epochs):
         model.reset_metrics()
-        known.on_epoch_begin(epoch)
+        callback_list.on_epoch_begin(epoch)
         logs = _train_epoch(
-            keras, model, train, known, first_step, steps_per_epoch
+            keras, model, train, callback_list, first_step, steps_per_epoch
         )
         first_step = 0
         if validation_data is not None and _is_due(validation_freq, epoch):
             found = (
-                _evaluate(keras, model, test, known, validation_steps)
+                _evaluate(keras, model, test, callback_list, validation_steps)
                 if test
                 else (
                     model.evaluate(
-                        **_parts(validation_data),
-                        callbacks=known,
+                        **_evaluate_arguments(validation_data),
+                        callbacks=callback_list,
                         batch_size=validation_batch_size,
                         steps=validation_steps,
                         return_dict=True,
@@ -230,12 +234,12 @@ def _fit(
                 )
             )
             logs.update((f"val_{name}", one) for name, one in found.items())
-        known.on_epoch_end(epoch, logs)
+        callback_list.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
     if epochs > 0:
         keras.finish(model)
-    known.on_train_end(logs)
+    callback_list.on_train_end(logs)
     return model.history
 
 
@@ -249,15 +253,15 @@ def evaluate(
     callbacks: Any = None,
     return_dict: bool = False,
 ) -> Any:
-    """Evaluates as `evaluate` of Keras does."""
+    """Evaluates like `evaluate` of Keras."""
     strategy = strategy_of(model, "evaluate")
     keras.check_compiled(model, "evaluate")
-    guard = raise_server_loss(strategy, data)
+    guard = server_loss_reporter(strategy, data)
     test = Epochs(strategy, data, keras.step(model, "test"), guard)
 
     def run() -> dict[str, Any]:
         keras.build(model, strategy, test.element_spec)
-        known = keras.callbacks(
+        callback_list = keras.callbacks(
             model,
             callbacks,
             add_progbar=verbose != 0,
@@ -265,7 +269,7 @@ def evaluate(
             epochs=1,
             steps=steps,
         )
-        return _evaluate(keras, model, test, known, steps)
+        return _evaluate(keras, model, test, callback_list, steps)
 
     logs = guard.call(run)
     if return_dict:
@@ -278,13 +282,13 @@ def _train_epoch(
     keras: KerasVersion,
     model: Any,
     train: Epochs,
-    known: Any,
+    callback_list: Any,
     first_step: int,
     num_steps: int | None,
 ) -> dict[str, Any]:
     logs: dict[str, Any] = {}
     done, seconds, examples = first_step, 0.0, 0
-    known.on_train_batch_begin(done)
+    callback_list.on_train_batch_begin(done)
     for progress in train.run(
         None if num_steps is None else num_steps - first_step
     ):
@@ -293,28 +297,32 @@ def _train_epoch(
         examples += progress.num_examples
         logs[EXAMPLES] = examples / seconds
         done = first_step + progress.num_steps
-        # Of the last batch, as with several steps of one call of Keras.
-        known.on_train_batch_end(done - 1, logs)
+        # As in Keras, one call reports several steps by the last batch.
+        callback_list.on_train_batch_end(done - 1, logs)
         if model.stop_training:
             break
         if done != num_steps:
-            known.on_train_batch_begin(done)
+            callback_list.on_train_batch_begin(done)
     _check_not_empty(done > first_step)
     return dict(logs)
 
 
 def _evaluate(
-    keras: KerasVersion, model: Any, test: Epochs, known: Any, steps: int | None
+    keras: KerasVersion,
+    model: Any,
+    test: Epochs,
+    callback_list: Any,
+    steps: int | None,
 ) -> dict[str, Any]:
-    known.on_test_begin()
+    callback_list.on_test_begin()
     model.reset_metrics()
     logs: dict[str, Any] = {}
     for progress in test.run(steps):
-        known.on_test_batch_begin(progress.num_steps - 1)
+        callback_list.on_test_batch_begin(progress.num_steps - 1)
         logs = _logs(keras, model, "test", progress)
-        known.on_test_batch_end(progress.num_steps - 1, logs)
+        callback_list.on_test_batch_end(progress.num_steps - 1, logs)
     _check_not_empty(bool(logs))
-    known.on_test_end(logs)
+    callback_list.on_test_end(logs)
     return logs
 
 
@@ -330,8 +338,8 @@ def _logs(
 def _check_not_empty(has_batches: bool) -> None:
     if not has_batches:
         raise ValueError(
-            "Argument `dataset_fn` of tlm.ps.Datasets must make datasets with "
-            "batches. Received: none on any worker."
+            "Argument `dataset_fn` of tlm.ps.Datasets must return datasets "
+            "with batches. Received: no batch on any worker."
         )
 
 
@@ -341,42 +349,44 @@ def _is_due(frequency: int | Container[int], epoch: int) -> bool:
     return epoch + 1 in frequency
 
 
-def _parts(data: Any) -> dict[str, Any]:
-    """A dataset, or a tuple of arrays, as arguments of `evaluate`."""
+def _evaluate_arguments(data: Any) -> dict[str, Any]:
+    """Returns a dataset, or a tuple of arrays, as arguments of `evaluate`."""
     parts = data if isinstance(data, tuple) else (data,)
     return dict(zip(("x", "y", "sample_weight"), parts))
 
 
 def strategy_of(model: Any, verb: str) -> Any:
-    """Returns the strategy that a model was made under.
+    """Returns the strategy in whose scope a model was created.
 
     Raises:
-      ValueError: It has no parameter servers, or the model runs eagerly.
+      ValueError: If the strategy has no parameter servers, or the model runs
+        eagerly.
     """
     strategy = model.distribute_strategy
     if not strategies.on_servers(strategy):
         raise ValueError(
-            f"`{verb}` of tlm.ps.Datasets needs a model that was made in the "
+            f"`{verb}` with tlm.ps.Datasets requires a model created in the "
             "scope of a ParameterServerStrategy, as tlm.ps.connect returns. "
             f"Received: a model of {type(strategy).__name__}."
         )
     if model.run_eagerly:
         raise ValueError(
-            "A model over parameter servers must be compiled with "
-            "run_eagerly=False: its steps run on workers. Received: True."
+            "A model on parameter servers must be compiled with "
+            "run_eagerly=False, because its steps run on workers. Received: "
+            "True."
         )
     return strategy
 
 
-# What says how arrays become batches; and what tf_keras has for queues.
-_OF_ARRAYS = (
+# Arguments for arrays, and arguments without effect for `Datasets`.
+_ARRAY_ARGUMENTS = (
     "y",
     "batch_size",
     "validation_split",
     "class_weight",
     "sample_weight",
 )
-_WITHOUT_MEANING = (
+_IGNORED_ARGUMENTS = (
     "shuffle",
     "max_queue_size",
     "workers",
@@ -391,19 +401,19 @@ def read_arguments(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Returns the arguments by name, or None if `x` is no `Datasets`.
+    """Returns the arguments by name, or None if `x` is not `Datasets`.
 
     Args:
       original: The method of Keras.
-      verb: Its name.
-      model: Is called.
-      args: Without the model.
-      kwargs: By name.
+      verb: Name of the method.
+      model: The called model.
+      args: Positional arguments after the model.
+      kwargs: Keyword arguments.
 
     Raises:
-      TypeError: As of a call of the method.
-      ValueError: An argument is given that is for arrays, or a number of
-        steps is below 1.
+      TypeError: If the arguments do not match the method's signature.
+      ValueError: If an argument for arrays is given, or a number of steps is
+        below 1.
     """
     given = inspect.signature(original).bind(model, *args, **kwargs).arguments
     given = {**given, **given.pop("kwargs", {})}
@@ -411,17 +421,17 @@ def read_arguments(
     if not isinstance(data, Datasets):
         return None
     given.pop(next(iter(inspect.signature(original).parameters)))
-    for name in _WITHOUT_MEANING:
+    for name in _IGNORED_ARGUMENTS:
         given.pop(name, None)
-    for name in _OF_ARRAYS:
+    for name in _ARRAY_ARGUMENTS:
         value = given.pop(name, None)
         if value is not None and not (
             name == "validation_split" and value == 0
         ):
             raise ValueError(
-                f"Argument `{name}` of `{verb}` must be left out with "
-                "tlm.ps.Datasets, whose batches `dataset_fn` makes, with "
-                "targets and weights of samples, (x, y, sample_weight). "
+                f"Argument `{name}` of `{verb}` must not be passed with "
+                "tlm.ps.Datasets: `dataset_fn` returns batches with targets "
+                "and sample weights, (x, y, sample_weight). "
                 f"Received: {value!r}."
             )
     for name in ("steps_per_epoch", "validation_steps", "steps"):
@@ -431,10 +441,10 @@ def read_arguments(
 
 
 def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
-    """Returns those of a class.
+    """Returns the callbacks of a class.
 
     Args:
-      callbacks: As of `fit`: None, one, several, or a CallbackList of Keras.
+      callbacks: As for `fit`: None, one, several, or a `CallbackList`.
       kind: The class.
     """
     return [
@@ -445,9 +455,9 @@ def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
 
 
 def prediction_error() -> ValueError:
-    """What to raise where `predict` is given `Datasets`."""
+    """Returns the error of `predict` for `Datasets`."""
     return ValueError(
-        "Argument `x` of `predict` must be arrays or a tf.data.Dataset over "
-        "parameter servers, which this process reads in order. Received: "
-        "tlm.ps.Datasets, whose batches end in any order."
+        "Argument `x` of `predict` on parameter servers must be arrays or a "
+        "tf.data.Dataset, which this process reads in order. Received: "
+        "tlm.ps.Datasets, whose batches have no fixed order."
     )

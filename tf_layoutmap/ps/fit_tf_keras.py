@@ -1,4 +1,4 @@
-"""`fit` and `evaluate` of tf_keras over parameter servers."""
+"""`fit` and `evaluate` of tf_keras on parameter servers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tf_layoutmap.ps import fit_loop
 
 
 class TfKeras:
-    """What is tf_keras in the loops of `loop`.
+    """tf_keras' part of the loops in `fit_loop`.
 
-    Its metrics add to their variables in one operation each, on the servers.
+    Each metric of tf_keras updates a variable with one op on the servers, so
+    several workers may update it.
     """
 
     def check_compiled(self, model: Any, verb: str) -> None:
-        """Refuses a model without `compile`."""
+        """Raises `RuntimeError` if the model is not compiled."""
         if model.compiled_loss is None:
-            raise RuntimeError(f"`{verb}` needs `compile` before.")
+            raise RuntimeError(f"`compile` must be called before `{verb}`.")
 
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
-        """Makes slot variables; the first trace makes the rest."""
+        """Creates slot variables; the first trace creates the rest."""
         del element_spec
         build = getattr(model.optimizer, "build", None)
         if build is not None and model.built:
@@ -33,17 +34,18 @@ class TfKeras:
                 build(model.trainable_variables)
 
     def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
-        """Returns a step whose results are in the metrics."""
+        """Returns a step that only updates the metrics."""
         step = getattr(model, f"{verb}_step")
 
         def without_logs(batch: Any) -> list[tf.Tensor]:
             logs = step(batch)
-            known = {one.name for one in model.metrics}
-            if not isinstance(logs, dict) or not set(logs) <= known:
+            metric_names = {one.name for one in model.metrics}
+            if not isinstance(logs, dict) or not set(logs) <= metric_names:
                 raise ValueError(
-                    f"`{verb}_step` over parameter servers must return the "
-                    f"results of the model's metrics, {sorted(known)}: what "
-                    "one step returns says nothing of the others. Received: "
+                    f"`{verb}_step` on parameter servers must return the "
+                    "results of the model's metrics, "
+                    f"{sorted(metric_names)}, because other values of one step "
+                    "are not aggregated. Received: "
                     f"{logs!r}."
                 )
             if verb == "train":
@@ -60,7 +62,7 @@ class TfKeras:
         return model.get_metrics_result()
 
     def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
-        """Returns a CallbackList."""
+        """Returns a `CallbackList`."""
         if isinstance(callbacks, tf_keras.callbacks.CallbackList):
             return callbacks
         return tf_keras.callbacks.CallbackList(
@@ -68,7 +70,7 @@ class TfKeras:
         )
 
     def backups(self, callbacks: Any) -> list[Any]:
-        """Returns each BackupAndRestore among callbacks."""
+        """Returns all BackupAndRestore callbacks."""
         found = fit_loop.callbacks_of(
             callbacks, tf_keras.callbacks.BackupAndRestore
         )
@@ -76,7 +78,7 @@ class TfKeras:
             if one.save_freq != "epoch":
                 raise ValueError(
                     "Argument `save_freq` of BackupAndRestore must be "
-                    '"epoch" over parameter servers, where tf_keras skips '
+                    '"epoch" on parameter servers, where tf_keras skips '
                     f"all other backups. Received: {one.save_freq!r}."
                 )
         return found
@@ -84,11 +86,11 @@ class TfKeras:
     def start(
         self, model: Any, initial_epoch: int, steps: int | None
     ) -> tuple[int, int]:
-        """Returns where a BackupAndRestore goes on, or the epoch asked for."""
+        """Returns epoch and step of a backup, or the requested epoch."""
         return tf_keras_private.start_of_backup(model, steps, initial_epoch)
 
     def finish(self, model: Any) -> None:
-        """Finishes averages of weights."""
+        """Finalizes averages of weights."""
         if isinstance(model.optimizer, tf_keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_variables)
 
@@ -99,7 +101,7 @@ _TF_KERAS = TfKeras()
 def fit(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Trains with `Datasets`; leaves other data to tf_keras."""
+    """Trains with `Datasets`; passes other data to tf_keras."""
     options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
     if options is not None:
         return fit_loop.fit(_TF_KERAS, model, **options)
@@ -109,7 +111,7 @@ def fit(
 def evaluate(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluates `Datasets` on workers; leaves other data to tf_keras."""
+    """Evaluates `Datasets` on workers; passes other data to tf_keras."""
     options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
     if options is not None:
         return fit_loop.evaluate(_TF_KERAS, model, **options)
@@ -119,7 +121,7 @@ def evaluate(
 def predict(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Leaves predictions to tf_keras, which makes them in this process."""
+    """Raises for `Datasets`; tf_keras predicts other data in this process."""
     options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
     if options is not None:
         raise fit_loop.prediction_error()

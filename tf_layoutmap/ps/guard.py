@@ -1,4 +1,4 @@
-"""Says who is gone or silent, where TensorFlow or nobody says anything."""
+"""Detects lost or unresponsive processes of a cluster."""
 
 from __future__ import annotations
 
@@ -14,97 +14,104 @@ from tf_layoutmap.ps import exits, processes, restarts, rounds, waiting
 from tf_layoutmap.ps.processes import Process
 from tf_layoutmap.ps.waiting import ServerLostError, StepDeadlineError
 
-# For a process to answer when something is wrong.
+# Timeout of a process' answer after an error.
 _ANSWER_SECONDS = 5.0
 
 
 class Guard:
-    """Calls what uses the cluster, and explains its errors."""
+    """Calls functions that use the cluster, and explains their errors."""
 
     def __init__(
         self,
         all_processes: Sequence[Process],
         deadline: float,
-        tell: Callable[[], tuple[int, str]],
+        checkpoint_status: Callable[[], tuple[int, str]],
         *,
         restarts_program: bool,
     ):
-        """Takes whom to ask.
+        """Creates the guard.
 
         Args:
-          all_processes: Of the cluster.
-          deadline: Seconds that messages speak of.
-          tell: Returns how much the newest checkpoint holds, as a number that
-            grows, and what to do after a loss.
-          restarts_program: Whether this program starts anew after the loss of
-            a server.
+          all_processes: Processes of the cluster.
+          deadline: Deadline in seconds, also named in messages.
+          checkpoint_status: Returns the progress of the newest checkpoint, as
+            a growing number, and the remedy after a loss.
+          restarts_program: Whether this program restarts after the loss of a
+            server.
         """
         self._processes = all_processes
         self._deadline = deadline
-        self._tell = tell
+        self._checkpoint_status = checkpoint_status
         self._restarts_program = restarts_program
         self._all_have_answered = False
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Returns what `function` returns.
+    def call(
+        self, function: Callable[[], Any], *, always_traces: bool = False
+    ) -> Any:
+        """Calls a function that uses the cluster, and returns its result.
+
+        Args:
+          function: Function without arguments.
+          always_traces: Whether each call of `function` traces functions, not
+            only the first one.
 
         Raises:
-          StepDeadlineError: It raised a `LateError`, or a process did not
-            answer within the deadline before the first call.
-          ServerLostError: It raised one of `rounds.LOST`.
+          StepDeadlineError: `function` raised a `LateError`, or a process did
+            not answer within the deadline before functions were traced.
+          ServerLostError: `function` raised one of `rounds.LOST`.
         """
         try:
-            self._check_all_answer()
+            if always_traces or not self._all_have_answered:
+                self._check_all_answer()
             return function()
         except waiting.LateError:
-            raise self.late() from None
+            raise self.deadline_error() from None
         except rounds.LOST as error:
-            self._lose_server(error)
+            self._handle_server_loss(error)
 
     def _check_all_answer(self):
-        """Checks, once, that all processes answer within the deadline.
+        """Checks that all processes answer within the deadline.
 
-        The first call traces functions. TensorFlow registers each with all
-        processes and waits for their answers without a deadline.
+        TensorFlow registers each traced function with all processes and waits
+        for their answers without a deadline. It holds the lock of the Python
+        interpreter during the wait, so no other thread could end it.
 
         Raises:
-          LateError: One does not answer.
+          LateError: If a process does not answer.
         """
-        if self._all_have_answered:
-            return
-        answers = processes.ask_all(self._processes, self._deadline)
+        answers = processes.describe_all(self._processes, self._deadline)
         if None in answers.values():
             raise waiting.LateError
         self._all_have_answered = True
 
-    def late(self) -> StepDeadlineError:
-        """Returns the error of a step that does not end.
+    def deadline_error(self) -> StepDeadlineError:
+        """Returns the error for a step that does not end.
 
-        From now on this process can end although others do not answer.
+        After this call this process can exit even if others do not answer.
         """
         exits.leave_cluster()
-        wrong = processes.silent(self._processes, _ANSWER_SECONDS)
+        wrong = processes.find_silent(self._processes, _ANSWER_SECONDS)
         return StepDeadlineError(
             f"No step has ended within {self._deadline:g} s. "
             f"{'; '.join(wrong) or 'All processes answer'}. "
-            f"{self._tell()[1]}"
+            f"{self._checkpoint_status()[1]}"
         )
 
-    def _lose_server(self, error: tf.errors.OpError) -> NoReturn:
-        wrong = processes.silent(
+    def _handle_server_loss(self, error: tf.errors.OpError) -> NoReturn:
+        wrong = processes.find_silent(
             [one for one in self._processes if one.job == "ps"], _ANSWER_SECONDS
         )
-        num_saved, remedy = self._tell()
+        num_saved, remedy = self._checkpoint_status()
         message = (
-            "A parameter server is lost, or was started again: "
-            f"{'; '.join(wrong) or 'all answer by now'}. What it held is "
-            f"gone. {remedy}"
+            "A parameter server was lost or restarted: "
+            f"{'; '.join(wrong) or 'all servers answer now'}. Its variables "
+            f"are lost. {remedy}"
         )
         if not self._restarts_program or not restarts.may_restart(
             num_saved, os.environ
         ):
             raise ServerLostError(message) from error
-        logging.error("%s This program starts anew.", message)
+        logging.error("%s This program restarts.", message)
         logging.flush()
         sys.stdout.flush()
         sys.stderr.flush()

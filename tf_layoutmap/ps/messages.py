@@ -1,4 +1,4 @@
-"""TensorFlow's messages about closures: one sentence, one line per event."""
+"""Shortens TensorFlow's messages about closures to one line per event."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 import tensorflow as tf
 from absl import logging as absl_logging
 
-# What TensorFlow writes around the sentence of an operation's error.
+# Prefix that TensorFlow adds to the message of an op's error.
 _PREFIX = re.compile(r"\(\d+\) *[A-Z_]+: *")
 _FRAME = re.compile(
     r"$|Graph execution error:|Detected at node|\d+ root error\(s\) found"
     r"|\d+ successful operations|\d+ derived errors? ignored|File \"|<stack "
     r"|This could happen if the remote|This derived error is ignored"
 )
-# Behind the sentence: where it was raised, and how it came here.
+# Suffixes: where the error was raised, and how it was transmitted.
 _TAIL = re.compile(
     r"\s*(\[\[.*|\[Op:\w+\].*|Additional GRPC error information.*"
     r"|:UNKNOWN:.*|\[type\.googleapis\.com.*)"
 )
 
-# Of a message of TensorFlow's coordinator: who, and what happened. None where
-# another message, or an error, says the same.
+# Patterns of the coordinator's messages, with groups for worker and error, and
+# the shorter text. None hides a message that another message or error repeats.
 _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (
         re.compile(
@@ -55,19 +55,27 @@ _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
         ),
         None,
     ),
+    # Printed for each checkpoint from the fifth on; users cannot change it.
+    (
+        re.compile(
+            r"\d+ out of the last \d+ calls to <function "
+            r"MultiDeviceSaver\.save\."
+        ),
+        None,
+    ),
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def sentence_of(message: str) -> str:
-    """Returns what an error of an operation says, without what is around it.
+    """Returns the message of an op's error without the text around it.
 
     >>> sentence_of("Graph execution error:\\n\\n1 root error(s) found.\\n"
     ...             "  (0) INVALID_ARGUMENT:  id 9 is bad\\n\\t [[{{node A}}]]")
     'id 9 is bad'
 
     Args:
-      message: Of a `tf.errors.OpError`, as a cluster raises it.
+      message: Message of a `tf.errors.OpError` that a cluster raised.
     """
     lines: list[str] = []
     for line in message.splitlines():
@@ -76,34 +84,34 @@ def sentence_of(message: str) -> str:
         if not _FRAME.match(kept):
             lines.append(kept)
         if lines and (kept != text or _FRAME.match(kept)):
-            break  # What follows repeats it.
+            break  # The following lines repeat the message.
     return " ".join(lines) or message
 
 
-def wants_full_text() -> bool:
-    """Whether the user has asked for all that TensorFlow says."""
+def is_full_text_requested() -> bool:
+    """Returns whether the user requested TensorFlow's full messages."""
     return os.environ.get(_LOG_LEVEL) == "0"
 
 
-def concise(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Returns an error of a closure whose message is its sentence.
+def shorten_error(error: tf.errors.OpError) -> tf.errors.OpError:
+    """Returns an error of a closure with a short message.
 
-    With `TF_CPP_MIN_LOG_LEVEL=0` in the environment it is the error itself.
+    With `TF_CPP_MIN_LOG_LEVEL=0` in the environment it returns `error`.
     """
-    if wants_full_text():
+    if is_full_text_requested():
         return error
     try:
         return type(error)(error.node_def, error.op, sentence_of(error.message))
-    except TypeError:  # A class with other arguments.
+    except TypeError:  # The constructor has other arguments.
         return error
 
 
-class OneLinePerEvent(logging.Filter):
-    """Shortens the messages of TensorFlow's coordinator to a line each.
+class CoordinatorLogFilter(logging.Filter):
+    """Log filter that shortens messages of TensorFlow's coordinator.
 
-    A line that comes again is shown the first time, the 10th, the 100th, and so
-    on. Messages of other modules pass unchanged, and all messages do with
-    `TF_CPP_MIN_LOG_LEVEL=0` in the environment.
+    A repeated line is shown the first time, the 10th, the 100th, and so on.
+    Messages of other modules pass unchanged. With `TF_CPP_MIN_LOG_LEVEL=0` in
+    the environment all messages pass unchanged.
     """
 
     def __init__(self):
@@ -111,12 +119,12 @@ class OneLinePerEvent(logging.Filter):
         self._counts: collections.Counter[str] = collections.Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether TensorFlow's logger shows a record.
+        """Returns whether TensorFlow's logger shows a record.
 
-        A shorter line is logged by absl instead: TensorFlow's logger has a
-        handler and so have those above it, and each shows the record.
+        The shorter line is logged by absl instead, because TensorFlow's logger
+        and its parents each have a handler, and each would show the record.
         """
-        if wants_full_text():
+        if is_full_text_requested():
             return True
         message = record.getMessage()
         for pattern, form in _EVENTS:
@@ -137,11 +145,11 @@ class OneLinePerEvent(logging.Filter):
         return True
 
 
-_filter = OneLinePerEvent()
+_filter = CoordinatorLogFilter()
 
 
 def shorten_log() -> None:
-    """Lets TensorFlow's coordinator log one line per event, once each."""
+    """Makes TensorFlow's coordinator log one line per event."""
     logger: Any = tf.get_logger()
     if _filter not in logger.filters:
         logger.addFilter(_filter)

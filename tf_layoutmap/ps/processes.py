@@ -1,4 +1,4 @@
-"""The processes of a cluster: where they are, and whether they answer."""
+"""Processes of a cluster: their addresses, and whether they answer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 
-# Timeout of one attempt to reach a port, and of its answer.
+# Timeout of a connection attempt, and of its answer, in seconds.
 _CONNECT_SECONDS = 2.0
-# Between two attempts.
+# Pause between two attempts, in seconds.
 _RETRY_SECONDS = 0.2
-# Every server of TensorFlow answers it, with the names of its devices.
+# RPC that every TensorFlow server answers, with the names of its devices.
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 
 
@@ -28,8 +28,8 @@ class Process(NamedTuple):
 
     Attributes:
       job: `"ps"` or `"worker"`.
-      index: Its task.
-      address: `"host:port"`.
+      index: Index of its task.
+      address: Address, as `"host:port"`.
     """
 
     job: str
@@ -38,17 +38,17 @@ class Process(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Name in messages."""
         return f"{self.job} {self.index} at {self.address}"
 
     @property
     def device(self) -> str:
-        """Its first CPU."""
+        """Name of its first CPU device."""
         return f"/job:{self.job}/replica:0/task:{self.index}/device:CPU:0"
 
 
 def processes_of(jobs: Mapping[str, Sequence[str]]) -> list[Process]:
-    """Returns servers, then workers.
+    """Returns all servers, then all workers.
 
     >>> [one.name for one in processes_of({"worker": ["b:2"], "ps": ["a:1"]})]
     ['ps 0 at a:1', 'worker 0 at b:2']
@@ -64,7 +64,7 @@ def processes_of(jobs: Mapping[str, Sequence[str]]) -> list[Process]:
 
 
 def count_workers() -> int:
-    """How many workers the cluster has that this process is connected to."""
+    """Returns the number of workers in the connected cluster."""
     devices = [
         tf.DeviceSpec.from_string(one.name)
         for one in tf.config.list_logical_devices("CPU")
@@ -73,7 +73,7 @@ def count_workers() -> int:
 
 
 def listens(process: Process) -> bool:
-    """Whether its port accepts connections."""
+    """Returns whether the port of a process accepts connections."""
     host, _, port = process.address.rpartition(":")
     try:
         # The host of an IPv6 address is in brackets.
@@ -85,18 +85,18 @@ def listens(process: Process) -> bool:
         return False
 
 
-def fault_of(process: Process, seconds: float) -> str | None:
-    """Returns why a process cannot be connected to; None if it can.
+def connection_fault(process: Process, seconds: float) -> str | None:
+    """Returns why TensorFlow could not connect to a process, or None.
 
-    TensorFlow connects without a deadline, so this is checked first.
+    TensorFlow connects without a deadline, so this check runs first.
 
     Args:
       process: A server or a worker.
-      seconds: Timeout of its answer.
+      seconds: Timeout of the answer.
     """
     if not listens(process):
         return f"no connection to {process.name}"
-    # Without the pool a channel would inherit the backoff of the one before.
+    # With the global pool a channel would inherit the backoff of earlier ones.
     with grpc.insecure_channel(
         process.address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
@@ -105,15 +105,14 @@ def fault_of(process: Process, seconds: float) -> str | None:
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return (
-                    f"no answer from {process.name}, though its port is "
-                    "open: is it stopped, or of another program?"
+                    f"no answer from {process.name}, but its port is open "
+                    "(it may be stopped, or belong to another program)"
                 )
             return (
-                f"{process.name} is not a server of TensorFlow "
-                f"({error.details()})"
+                f"{process.name} is not a TensorFlow server ({error.details()})"
             )
     if process.device.rpartition("/")[0].encode() + b"/" not in answer:
-        return f"{process.name} is another process of a cluster"
+        return f"{process.name} has another task in its cluster"
     return None
 
 
@@ -121,14 +120,14 @@ def wait_until_all_serve(
     processes: Sequence[Process],
     seconds: float,
 ) -> list[str]:
-    """Returns why processes cannot be connected to after so many seconds."""
+    """Returns the faults of processes that remain after `seconds`."""
     deadline = time.monotonic() + seconds
     faults: dict[Process, str | None] = {}
 
     def wait(process: Process):
         while True:
             left = deadline - time.monotonic()
-            faults[process] = fault_of(
+            faults[process] = connection_fault(
                 process, max(0.1, min(_CONNECT_SECONDS, left))
             )
             if faults[process] is None or left < _RETRY_SECONDS:
@@ -147,7 +146,7 @@ def wait_until_all_serve(
 
 
 def check_addresses(jobs: Any) -> dict[str, list[str]]:
-    """Returns the addresses of a cluster, as they stand in TF_CONFIG.
+    """Returns the addresses of a cluster of TF_CONFIG, after checks.
 
     >>> check_addresses({"ps": ["a:1"], "worker": ["b:1"]})
     {'ps': ['a:1'], 'worker': ['b:1']}
@@ -161,18 +160,20 @@ Received: 'a:0' of 'ps'.
       jobs: Addresses by job.
 
     Raises:
-      ValueError: It is no dict of lists of distinct addresses.
+      ValueError: If `jobs` is not a dict of lists of distinct addresses.
     """
     if not isinstance(jobs, dict):
         raise ValueError(
-            f"A cluster must be {{job: [address, ...]}}. Received: {jobs!r}."
+            "A cluster must be a dict {job: [address, ...]}. Received: "
+            f"{jobs!r}."
         )
     jobs_by_address: dict[str, str] = {}
     for job, addresses in jobs.items():
         if not isinstance(addresses, list):
             raise ValueError(
-                "A cluster must be {job: [address, ...]}, with a list of "
-                f"addresses for each job. Received: {addresses!r} of {job!r}."
+                "A cluster must be a dict {job: [address, ...]}, with a list "
+                "of addresses for each job. Received: "
+                f"{addresses!r} of {job!r}."
             )
         for address in addresses:
             if not _is_address(address):
@@ -194,7 +195,7 @@ def _is_address(address: Any) -> bool:
     if not isinstance(address, str):
         return False
     host, _, port = address.rpartition(":")
-    # Others than ASCII digits are decimal, too.
+    # `isdecimal` alone would also accept non-ASCII digits.
     return (
         bool(host.strip())
         and port.isascii()
@@ -204,36 +205,36 @@ def _is_address(address: Any) -> bool:
 
 
 def describe(process: Process) -> dict[str, str]:
-    """Returns what a process says of itself; see `DescribeProcess`.
+    """Returns the description of a process; see the op `DescribeProcess`.
 
     Raises:
-      tf.errors.OpError: It cannot be reached, or lacks the op.
+      tf.errors.OpError: If the process is unreachable, or lacks the op.
     """
     with tf.device(process.device):
         return json.loads(ops.describe_process().numpy())
 
 
-def ask_all(
+def describe_all(
     processes: Sequence[Process],
     seconds: float,
 ) -> dict[Process, dict[str, str] | Exception | None]:
-    """Asks all processes at the same time.
+    """Requests the descriptions of all processes in parallel.
 
     Returns:
-      What each says of itself, or its error; None if it said nothing within
-      so many seconds.
+      Description or error of each process; None if it did not answer within
+      `seconds`.
     """
     answers: queue.Queue[Any] = queue.Queue()
 
-    def ask(process: Process):
+    def request(process: Process):
         try:
             answers.put((process, describe(process)))
-        except Exception as error:  # Whatever it is, it is told.
+        except Exception as error:  # All errors are returned to the caller.
             answers.put((process, error))
 
     for one in processes:
-        # A call that never returns must not keep the program from ending.
-        threading.Thread(target=ask, args=(one,), daemon=True).start()
+        # A daemon thread does not block the exit of the program.
+        threading.Thread(target=request, args=(one,), daemon=True).start()
     found: dict[Process, Any] = dict.fromkeys(processes)
     deadline = time.monotonic() + seconds
     try:
@@ -247,13 +248,15 @@ def ask_all(
     return found
 
 
-def silent(processes: Sequence[Process], seconds: float) -> list[str]:
-    """Returns what is wrong with those that do not answer, with addresses."""
+def find_silent(processes: Sequence[Process], seconds: float) -> list[str]:
+    """Returns descriptions of the processes that do not answer."""
     closed = [one for one in processes if not listens(one)]
     wrong = [f"{one.name} accepts no connections" for one in closed]
-    answers = ask_all([one for one in processes if one not in closed], seconds)
+    answers = describe_all(
+        [one for one in processes if one not in closed], seconds
+    )
     return wrong + [
-        f"{process.name} gives no answer"
+        f"{process.name} does not answer"
         for process, answer in answers.items()
         if answer is None or isinstance(answer, tf.errors.OpError)
     ]

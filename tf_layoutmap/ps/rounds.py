@@ -1,6 +1,10 @@
-"""Closures in rounds: between two of them, none is under way."""
+"""Rounds of closures; no closure is pending between two rounds.
 
-# DOC-MERGE: A step of a run, as the function that a coordinator schedules.
+`StepClosure` is the function that a coordinator schedules for one step.
+`Rounds` schedules closures, waits for them, and runs failed closures again.
+`_Failures` decides when a round is given up.
+"""
+
 from __future__ import annotations
 
 import itertools
@@ -18,31 +22,33 @@ from tf_layoutmap.ps import datasets, messages, waiting
 
 _APPLY = "LayoutMap>ApplyRows"
 
-# TensorFlow's coordinator runs a closure again after a CancelledError with
-# these words, without a limit.
-_OF_A_JOB = "/job:"
-_MOST_CANCELLED = 3
+# TensorFlow's coordinator runs a closure again, without a limit, after a
+# CancelledError that contains this text.
+_RETRIED_ERROR_TEXT = "/job:"
+_MAX_CANCELLED = 3
 
 
 class InputCancelledError(RuntimeError):
-    """The iterator of a worker was cancelled and gives no more batches."""
+    """A worker's iterator was cancelled and returns no more batches."""
 
 
 class StepClosure:
     """A step with the next batch of a worker, under the number of a closure.
 
     Workers call it as a Python function, so that a coordinator cannot cancel
-    it: when another closure has failed, it ends its step on all servers, and
-    its iterator, which TensorFlow would cancel for good, can still be used.
+    it. When another closure has failed, this closure therefore finishes its
+    step on all servers, and its iterator, which TensorFlow would cancel
+    permanently, remains usable.
     """
 
     def __init__(self, coordinator: Any, body: Callable[[Any], Any]):
-        """Initializes from what a closure does; nothing is traced yet.
+        """Creates the closure; nothing is traced yet.
 
         Args:
           coordinator: A ClusterCoordinator.
           body: Takes the iterator of a worker. All functions that it calls
-            must be traced here: a trace of elsewhere knows no closure.
+            must be traced inside this closure, because other traces do not use
+            the number of the closure.
         """
         self._coordinator = coordinator
         self._applied: list[Any] = []
@@ -52,7 +58,7 @@ class StepClosure:
         def closure(iterator, numbers):
             state = closures.begin(numbers)
             result = body(iterator)
-            self._note(state)
+            self._record_trace(state)
             return result
 
         self._function = closure
@@ -61,7 +67,7 @@ class StepClosure:
         """Traces the closure.
 
         Args:
-          iterator: An iterator of all workers.
+          iterator: Iterator of all workers.
 
         Raises:
           ValueError: If gradients are applied by a function that was traced
@@ -78,9 +84,9 @@ class StepClosure:
         """Schedules the closure on any worker.
 
         Args:
-          iterator: As of `trace`.
+          iterator: As for `trace`.
           epoch: An epoch that servers have not ended.
-          number: Of the closure in its epoch.
+          number: Number of the closure in its epoch.
 
         Returns:
           The future result. Its error is an `InputCancelledError` if the
@@ -99,31 +105,35 @@ class StepClosure:
         def call(iterator, numbers):
             nonlocal num_cancelled
             if tf_private.has_failed_closure(self._coordinator):
-                # The coordinator clears its queue only when no worker is busy.
+                # The coordinator clears its queue only when all workers are
+                # idle.
                 raise tf.errors.CancelledError(
                     None, None, "Not started, because another closure failed."
                 )
             try:
                 return traced(iterator, numbers)
             except tf.errors.CancelledError as error:
-                # No caller cancels: a connection was lost for a moment, or an
-                # operation of this worker failed while its iterator was
+                # Nothing cancels calls on purpose: a connection was lost for a
+                # moment, or an op of this worker failed while its iterator was
                 # waiting for a batch.
                 num_cancelled += 1
-                if _OF_A_JOB in str(error) and num_cancelled <= _MOST_CANCELLED:
+                if (
+                    _RETRIED_ERROR_TEXT in str(error)
+                    and num_cancelled <= _MAX_CANCELLED
+                ):
                     raise
                 cause = error
             raise InputCancelledError(
                 "The dataset of a worker was cancelled, because another "
-                "operation of the step failed while it waited for its batch. "
-                "A step must use its batch before anything else in it can "
+                "op of the step failed while the dataset waited for a batch. "
+                "A step must use its batch before any other op in it can "
                 f"fail. Received: {cause}"
             )
 
         return call
 
     def move_to_epoch(self, epoch: int, next_epoch: int) -> list[set[int]]:
-        """Moves what servers have applied; see `AppliedClosures`.
+        """Ends an epoch on all servers; see `AppliedClosures`.
 
         Returns:
           For each server of each embedding that the step trains, the numbers
@@ -137,15 +147,15 @@ class StepClosure:
         ]
 
     @tf.autograph.experimental.do_not_convert
-    def _note(self, state: closures.Closure) -> None:
-        """Takes what one trace of the closure has found."""
+    def _record_trace(self, state: closures.Closure) -> None:
+        """Checks and stores the state of one trace of the closure."""
         _check_tokens(state)
-        # One embedding may have several places in a step, as in branches.
+        # A step may apply one embedding in several places, as in branches.
         self._applied = list(dict.fromkeys(state.applied))
 
 
 def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
-    """Returns the body of a closure that takes a step with the next batch.
+    """Returns the body of a closure that runs a step with the next batch.
 
     Args:
       strategy: A ParameterServerStrategy.
@@ -154,7 +164,8 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
     traced = getattr(step_fn, "python_function", step_fn)
 
     def step(batch):
-        # Without a batch nothing happens, also where it needs none.
+        # The dependency prevents the step from running without a batch, even if
+        # it does not use the batch.
         with tf.control_dependencies(
             tf.nest.flatten(batch, expand_composites=True)
         ):
@@ -164,9 +175,9 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
 
 
 def _check_tokens(state: closures.Closure):
-    """Refuses a step whose updates would not be told from their repetition.
+    """Checks that repetitions of a step's updates are recognized.
 
-    Warns of one that has none.
+    Warns if the step has no updates.
 
     Raises:
       ValueError: If gradients are applied by a function that was traced
@@ -186,45 +197,45 @@ def _check_tokens(state: closures.Closure):
     if any(node.op == _APPLY for node in nodes):
         raise ValueError(
             "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
-            "functions that were not traced before; call it, and what it "
-            "calls, without tf.function. Received: a step that calls a "
-            "function with a trace from elsewhere."
+            "functions that were not traced before; do not decorate it, or the "
+            "functions that it calls, with tf.function. Received: a step that "
+            "calls a function that was traced elsewhere."
         )
     if state.num_enqueued:
         logging.warning(
             "The step enqueues for training and applies no gradients: closures "
-            "will count, and the tables of the TPUEmbedding stay as they are. "
+            "count, but the tables of the TPUEmbedding are not updated. "
             "Call `apply_gradients`, or `enqueue(..., training=False)`."
         )
 
 
-# Of a round: no more than a server's window.
-_MOST_CLOSURES = 512
+# Maximum number of closures of a round, which is the size of a server's window.
+_MAX_CLOSURES = 512
 
-# Of a round: how many closures may fail before it is given up.
-_MOST_FAILURES = 4
+# Maximum number of failed closures before a round is given up.
+_MAX_FAILURES = 4
 
-# How often steps that only some servers have applied are tried again; and how
-# often of these with the batches that follow. After that, workers begin their
-# datasets again.
-_MOST_COMPLETIONS = 16
-_MOST_NEXT_BATCHES = 4
+# Maximum number of attempts to complete steps that only some servers have
+# applied, and how many of these use the next batches. After that many, workers
+# restart their datasets.
+_MAX_COMPLETIONS = 16
+_MAX_NEXT_BATCHES = 4
 
-# How TensorFlow says that a server is gone, or came back without its variables.
+# TensorFlow's errors for a server that is lost, or restarted without variables.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
-# Of this process: an epoch of closures is never used again.
+# Epoch numbers of this process. An epoch number is never used again.
 _epochs = itertools.count(1)
 
 
-class Ended(NamedTuple):
-    """What came of a round.
+class RoundResult(NamedTuple):
+    """Result of a round.
 
     Attributes:
-      num_done: Closures that count in the tables.
-      values: What they returned, in the order of their numbers, for
-        `Rounds.fetch`; none of a round with an error.
-      error: Why one does not count, or None.
+      num_done: Number of closures that count in the tables.
+      values: Results of the closures, in the order of their numbers, for
+        `Rounds.fetch`; empty if the round has an error.
+      error: Error of a closure that does not count, or None.
     """
 
     num_done: int
@@ -245,15 +256,15 @@ class Rounds:
         deadline: float,
         seconds: float,
     ):
-        """Starts with short rounds.
+        """Creates the object; the first rounds are short.
 
         Args:
           strategy: A ParameterServerStrategy.
-          body: What a closure does, as `StepClosure` takes it.
-          dataset_fn: Makes the dataset of a worker.
-          num_workers: Workers of the cluster.
-          deadline: Seconds in which some closure must end.
-          seconds: How long a round is to take.
+          body: Body of a closure, as for `StepClosure`.
+          dataset_fn: Creates the dataset of a worker.
+          num_workers: Number of workers of the cluster.
+          deadline: Time in seconds within which some closure must end.
+          seconds: Target duration of a round.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
             strategy
@@ -269,65 +280,66 @@ class Rounds:
 
     @property
     def dataset(self) -> Any:
-        """The dataset of all workers; made when it is first asked for."""
+        """The dataset of all workers; created at the first access."""
         if self._dataset is None:
-            # A worker that deletes an iterator answers nobody meanwhile.
+            # Autotuning is off, because a worker that deletes an iterator does
+            # not answer other calls meanwhile.
             dataset = self._coordinator.create_per_worker_dataset(
                 lambda: mesh_step.without_autotuning(self._dataset_fn())
             )
-            datasets.check_function_of_worker(
+            datasets.check_worker_dataset_function(
                 tf_private.dataset_function_of(dataset)
             )
             self._dataset = dataset
         return self._dataset
 
-    def start_over(self) -> None:
-        """Lets all workers begin with their datasets anew."""
+    def restart_datasets(self) -> None:
+        """Makes all workers restart their datasets."""
         self._iterator = None
 
-    def run(self, most: int) -> Ended:
+    def run(self, max_closures: int) -> RoundResult:
         """Runs closures until each counts, or too many have failed.
 
-        After an error the coordinator schedules nothing more of what it has,
-        and the steps that workers have begun come to their end. Each server is
-        asked which closures it has applied, and raises an error for what comes
-        later of them. A closure that all servers have applied counts. Others
+        After an error the coordinator does not start the closures in its queue,
+        and steps that workers have started finish. Each server then reports
+        the closures that it has applied, and rejects later updates of the
+        epoch. A closure that all servers have applied counts. Other closures
         run again under their numbers, with another batch, until too many have
-        failed; then those are given up that no server has applied.
+        failed. The closures that no server has applied are then given up.
 
         Args:
-          most: How many at most.
+          max_closures: Maximum number of closures.
 
         Raises:
-          LateError: No closure ended within the deadline.
-          RuntimeError: Some servers have applied a step that no worker could
-            complete; or an earlier call has raised.
+          LateError: If no closure ended within the deadline.
+          RuntimeError: If some servers have applied a step that no worker
+            could complete; or an earlier call has raised an error.
           tf.errors.OpError: One of `LOST`.
         """
         self.check_settled()
         self._prepare()
         self._is_settled = False
-        ended = self._run(most)
+        ended = self._run(max_closures)
         self._is_settled = True
         return ended
 
     def check_settled(self) -> None:
-        """Checks that the tables hold the closures that count, and no others.
+        """Checks that the tables hold exactly the closures that count.
 
         Raises:
-          RuntimeError: A call of `run` has not returned.
+          RuntimeError: If a call of `run` has not returned.
         """
         if not self._is_settled:
             raise RuntimeError(
                 "Steps of this run were interrupted, and the tables may hold "
-                "some that do not count, or parts of steps: they must be "
+                "steps that do not count, or incomplete steps: they must be "
                 "neither saved nor trained. Start the program again."
             )
 
-    def _run(self, most: int) -> Ended:
-        count = min(self._size, most)
+    def _run(self, max_closures: int) -> RoundResult:
+        count = min(self._size, max_closures)
         began = time.monotonic()
-        # Nothing is under way: what comes of an epoch before is a straggler.
+        # No closure is pending: late updates have an earlier epoch.
         epoch = next(_epochs)
         done: dict[int, Any] = {}
         failures = _Failures()
@@ -335,7 +347,8 @@ class Rounds:
         while todo:
             futures, error = self._run_once(epoch, todo)
             errors = {
-                number: waiting.error_of(futures[number]) for number in futures
+                number: waiting.wait_for_error(futures[number])
+                for number in futures
             }
             done.update(
                 (number, futures[number])
@@ -346,45 +359,48 @@ class Rounds:
                 break
             failures.add(error, [one for one in errors.values() if one])
             epoch, everywhere, somewhere = self._move_to_next_epoch(epoch)
-            # Their workers have not said what they returned.
+            # All servers have applied these closures, but their results are
+            # lost.
             done.update(
                 (number, None)
                 for number in todo
                 if number in everywhere and number not in done
             )
             todo = [number for number in todo if number not in done]
-            if failures.are_too_many:
+            if failures.has_too_many:
                 todo = [number for number in todo if number in somewhere]
-            if todo and failures.end_all:
+            if todo and failures.must_stop:
                 raise RuntimeError(
                     f"{len(todo)} steps were applied by some servers and not "
                     "by others, and no worker could complete them: the tables "
                     "must be neither saved nor trained. Start the program "
-                    "again. The last attempt failed by "
+                    "again. The last attempt failed with "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            if todo and failures.need_new_iterators:
-                self.start_over()
+            if todo and failures.needs_new_iterators:
+                self.restart_datasets()
                 self._prepare()
         values = [done[number] for number in sorted(done)]
-        if len(done) < count or failures.of_batch is not None:
-            return Ended(
-                len(done), [], _explained(failures.of_batch or failures.last)
+        if len(done) < count or failures.batch_error is not None:
+            return RoundResult(
+                len(done),
+                [],
+                _user_error(failures.batch_error or failures.last),
             )
         self._adapt(count, time.monotonic() - began)
-        return Ended(count, values, None)
+        return RoundResult(count, values, None)
 
     def fetch(self, future: Any) -> Any:
-        """What a closure returned, as numpy; None if its worker has gone."""
+        """Returns a closure's result as numpy; None if its worker is lost."""
         if future is None:
             return None
         try:
-            return waiting.within(future.fetch, self._deadline)
+            return waiting.call_with_deadline(future.fetch, self._deadline)
         except (tf.errors.OpError, waiting.LateError):
             return None
 
     def _prepare(self):
-        """Creates iterators and traces, where that is still to be done."""
+        """Creates iterators and traces the closure, if not yet done."""
         if self._iterator is None:
             self._iterator = iter(self.dataset)
             self._closure.trace(self._iterator)
@@ -394,20 +410,20 @@ class Rounds:
         epoch: int,
         numbers: list[int],
     ) -> tuple[dict[int, Any], Exception | None]:
-        """Schedules closures and waits; returns them, and what was raised."""
+        """Schedules closures and waits; returns their futures and an error."""
         futures: dict[int, Any] = {}
         try:
             for number in numbers:
                 futures[number] = self._closure.schedule(
                     self._iterator, epoch, number
                 )
-            waiting.within(
+            waiting.call_with_deadline(
                 self._coordinator.join, self._deadline, list(futures.values())
             )
         except (*LOST, waiting.LateError):
             raise
         except Exception as error:
-            # See `waiting.error_of`.
+            # The traceback is removed for the reason given in `wait_for_error`.
             return futures, error.with_traceback(None)
         return futures, None
 
@@ -418,11 +434,12 @@ class Rounds:
         """Ends an epoch on all servers.
 
         Returns:
-          The next epoch, and the numbers of the closures that all servers have
-          applied in the one that has ended, and those that some have.
+          The next epoch, the numbers of the closures that all servers have
+          applied in the ended epoch, and the numbers that some servers have
+          applied.
         """
         next_epoch = next(_epochs)
-        applied = waiting.within(
+        applied = waiting.call_with_deadline(
             lambda: self._closure.move_to_epoch(epoch, next_epoch),
             self._deadline,
         )
@@ -432,68 +449,71 @@ class Rounds:
 
     def _adapt(self, count: int, seconds: float):
         wanted = int(count / max(seconds, 1e-3) * self._seconds)
-        self._size = max(1, min(2 * self._size, _MOST_CLOSURES, wanted))
+        self._size = max(1, min(2 * self._size, _MAX_CLOSURES, wanted))
 
 
 class _Failures:
-    """What went wrong in a round so far, and what follows from it.
+    """Failures of a round so far, and the decisions that follow from them.
 
     Attributes:
-      of_batch: The first error of a step or a dataset, or None.
+      batch_error: The first error of a step or a dataset, or None.
       last: The last error of any kind.
     """
 
     def __init__(self):
-        """Starts without failures."""
-        self.of_batch: Exception | None = None
+        """Creates the object without failures."""
+        self.batch_error: Exception | None = None
         self.last: Exception | None = None
         self._num_closures = 0
         self._num_rounds = 0
 
     def add(self, error: Exception, errors: Sequence[Exception]) -> None:
-        """Adds what the coordinator raised, and the errors of closures."""
-        was_enough = self.are_too_many
+        """Adds the error of the coordinator, and the errors of closures."""
+        was_enough = self.has_too_many
         failed = [
             one
             for one in errors
             if not isinstance(one, tf.errors.CancelledError)
         ]
-        # An error of no closure, or of a dataset that has ended, comes again.
+        # An error that belongs to no closure, or the end of a dataset, would
+        # occur again.
         comes_again = not failed or isinstance(error, tf.errors.OutOfRangeError)
-        self._num_closures += _MOST_FAILURES + 1 if comes_again else len(failed)
+        self._num_closures += _MAX_FAILURES + 1 if comes_again else len(failed)
         self._num_rounds += was_enough
-        if self.of_batch is None and not isinstance(error, InputCancelledError):
-            self.of_batch = error
+        if self.batch_error is None and not isinstance(
+            error, InputCancelledError
+        ):
+            self.batch_error = error
         self.last = error
 
     @property
-    def are_too_many(self) -> bool:
-        """Whether only what some servers have applied runs again."""
-        return self._num_closures > _MOST_FAILURES
+    def has_too_many(self) -> bool:
+        """Whether only closures that some servers have applied run again."""
+        return self._num_closures > _MAX_FAILURES
 
     @property
-    def end_all(self) -> bool:
-        """Whether even that has failed too often."""
-        return self._num_rounds >= _MOST_COMPLETIONS
+    def must_stop(self) -> bool:
+        """Whether the closures that some servers applied failed too often."""
+        return self._num_rounds >= _MAX_COMPLETIONS
 
     @property
-    def need_new_iterators(self) -> bool:
-        """Whether those there are have no more batches, or no good ones."""
+    def needs_new_iterators(self) -> bool:
+        """Whether the iterators have no more batches, or no valid ones."""
         return isinstance(self.last, InputCancelledError) or (
-            self._num_rounds >= _MOST_NEXT_BATCHES
+            self._num_rounds >= _MAX_NEXT_BATCHES
         )
 
 
-def _explained(error: Exception | None) -> Exception | None:
+def _user_error(error: Exception | None) -> Exception | None:
     if not isinstance(error, tf.errors.OutOfRangeError):
         return (
-            messages.concise(error)
+            messages.shorten_error(error)
             if isinstance(error, tf.errors.OpError)
             else error
         )
-    explained = ValueError(
-        "Argument `dataset_fn` must make a dataset without end; add "
-        "`.repeat()`. Received: one that has ended."
+    user_error = ValueError(
+        "Argument `dataset_fn` must return an infinite dataset; add "
+        "`.repeat()`. Received: a dataset that has ended."
     )
-    explained.__cause__ = error
-    return explained
+    user_error.__cause__ = error
+    return user_error

@@ -1,4 +1,4 @@
-"""`Run`: training over parameter servers that outlives its processes."""
+"""`Run`: fault-tolerant training on parameter servers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from tf_layoutmap.ps import (
     waiting,
 )
 
-# Between two moments at which no closure is under way.
+# Target duration of a round. Checkpoints are written between rounds.
 _ROUND_SECONDS = 5.0
 
 
 class Run:
-    """Schedules steps on workers, and saves what came of them.
+    """Schedules steps on workers, and saves checkpoints.
 
-    A closure is one step of one worker. When a worker dies, its closure is
-    run again, here or there, and counts once in the tables of a
-    `tlm.TPUEmbedding`. Other variables are written by a closure as often as
-    it runs.
+    A closure is one step of one worker. When a worker fails, its closure runs
+    again on any worker, and counts once in the tables of a `tlm.TPUEmbedding`.
+    Other variables are updated each time that a closure runs.
 
     ```py
     strategy = tlm.ps.connect()
@@ -54,12 +53,12 @@ class Run:
     run.steps(10_000)
     ```
 
-    Started again, the same program goes on where its newest checkpoint is:
-    `steps(10_000)` takes what is left of 10,000.
+    When the same program is started again, it continues from its newest
+    checkpoint: `steps(10_000)` runs the remaining steps of 10,000.
 
     Attributes:
-      num_done: Closures that count in the tables, those of the checkpoint
-        that it went on from included.
+      num_done: Number of closures that count in the tables, including those in
+        the restored checkpoint.
     """
 
     def __init__(
@@ -76,42 +75,44 @@ class Run:
         max_to_keep: int = 3,
         allow_missing: bool | Sequence[str] = False,
     ):
-        """Reads the newest checkpoint, if there is one.
+        """Creates the run, and restores the newest checkpoint, if any.
 
         Args:
-          strategy: What `connect` returned.
-          step_fn: Takes one batch, on a worker; called in its `strategy.run`
-            and traced once. It takes one step of each embedding.
-          dataset_fn: Makes the dataset of a worker, without end
-            (`Dataset.repeat`), as that of `tlm.ps.Datasets` does: it may take
-            a `tf.distribute.InputContext`.
-          checkpoint_dir: A folder that this process and all servers see under
-            the same name.
-          objects: What is saved, by name: the embedding, and all else that
-            training changes.
-          save_every: Time between checkpoints, as `"5min"` or seconds. One is
-            written at the end of `steps`, too.
-          on_server_loss: `"raise"`: a `ServerLostError`. `"restart"`: this
-            program starts anew, in the same process, with its arguments. It
-            waits in `connect` until the server is there again, and goes on
-            from the newest checkpoint; three times, if there is no new one.
-          step_deadline: How long no closure may end.
-          max_to_keep: Checkpoints to keep, at least 1.
-          allow_missing: Names of what the newest checkpoint may hold and
-            `objects` may lack; the next checkpoint does not have it any more.
+          strategy: Result of `connect`.
+          step_fn: Takes one batch, on a worker. It is called in
+            `strategy.run` and traced once. It runs one step of each embedding.
+          dataset_fn: Returns the dataset of a worker, as for
+            `tlm.ps.Datasets`; it may take a `tf.distribute.InputContext`. The
+            dataset must be infinite (`Dataset.repeat`).
+          checkpoint_dir: Directory that this process and all servers access
+            under the same path.
+          objects: Objects to save, by name: the embedding, and all other
+            objects that training changes.
+          save_every: Time between checkpoints, as `"5min"` or in seconds.
+            `steps` also writes a checkpoint at its end.
+          on_server_loss: `"raise"` raises `ServerLostError`. `"restart"`
+            restarts this program, in the same process, with its arguments. It
+            waits in `connect` until the server is available again, and
+            continues from the newest checkpoint. It restarts at most three
+            times without a newer checkpoint.
+          step_deadline: Time within which some closure must end.
+          max_to_keep: Number of checkpoints to keep, at least 1.
+          allow_missing: Names of objects that the newest checkpoint may hold
+            and `objects` may lack; the next checkpoint does not contain them.
             True for all names.
 
         Raises:
-          TypeError: If a function or an object is none.
-          ValueError: If a setting is invalid; or `objects` are not what the
-            newest checkpoint was written of, by their names, variables and
-            shapes. Nothing has been read into them then.
-          OSError: If the folder cannot be written to.
+          TypeError: If a function is not callable, or an argument has another
+            type.
+          ValueError: If a setting is invalid; or `objects` do not match the
+            newest checkpoint in names, variables and shapes. No object is
+            changed then.
+          OSError: If the directory is not writable.
         """
         all_processes = connection.processes_of(strategy)
         if all_processes is None:
             raise TypeError(
-                "Argument `strategy` must be what `tlm.ps.connect` returned. "
+                "Argument `strategy` must be the result of `tlm.ps.connect`. "
                 f"Received: {strategy!r}."
             )
         for name, function in [
@@ -125,7 +126,7 @@ class Run:
                 )
         if not objects:
             raise ValueError(
-                "Argument `objects` must have what is saved, by name. "
+                "Argument `objects` must contain the objects to save, by name. "
                 f"Received: {objects!r}."
             )
         checks.check_one_of(
@@ -142,7 +143,7 @@ class Run:
         self._guard = guard.Guard(
             all_processes,
             self._deadline,
-            self._told_of_loss,
+            self._checkpoint_status,
             restarts_program=on_server_loss == "restart",
         )
         self._folder = checkpoints.CheckpointFolder(checkpoint_dir, max_to_keep)
@@ -151,7 +152,7 @@ class Run:
         self._rounds = rounds.Rounds(
             strategy,
             rounds.step_of_batch(strategy, step_fn),
-            datasets.function_of_worker(dataset_fn, num_workers),
+            datasets.worker_dataset_function(dataset_fn, num_workers),
             num_workers=num_workers,
             deadline=self._deadline,
             seconds=min(_ROUND_SECONDS, self._save_seconds),
@@ -162,34 +163,34 @@ class Run:
         self._saved_at = time.monotonic()
 
     def steps(self, count: int) -> Any:
-        """Trains for so many closures more, and saves.
+        """Trains for `count` more closures, and saves a checkpoint.
 
-        A program that was started again calls `steps` as it did before: what
-        the checkpoint holds is not trained again, and calls that it covers
-        return at once.
+        A restarted program calls `steps` in the same way: steps in the restored
+        checkpoint do not run again, and calls that the checkpoint covers return
+        immediately.
 
         Args:
-          count: Closures, at least 0, besides those of the calls before.
+          count: Number of closures, at least 0, in addition to earlier calls.
 
         Returns:
-          What `step_fn` returned in the last closure scheduled, as numpy;
-          None if nothing was left to do, or its worker has gone since.
+          Result of `step_fn` in the last scheduled closure, as numpy; None if
+          no closure remained, or its worker was lost.
 
         Raises:
-          TypeError, ValueError: If `count` is no number of closures; or the
+          TypeError, ValueError: If `count` is not a number of closures; or the
             dataset of a worker has ended.
-          ServerLostError: A server is gone. This process cannot go on: start
-            it again.
-          StepDeadlineError: No closure ended within the deadline; it says who
-            does not answer. This process cannot go on: exit, with any code,
-            so that it can be started again.
-          tf.errors.OpError: A step failed, as by a bad id. Its batch does not
-            count, those around it do; `steps` may be called again, for so
-            many more.
-          RuntimeError: Some servers have applied a step that no worker could
-            complete, or a call before was interrupted. This process cannot go
-            on: start it again.
-          OSError: A checkpoint could not be written; the one before is
+          ServerLostError: If a server is lost. This process must be started
+            again.
+          StepDeadlineError: If no closure ended within the deadline. The
+            message names the processes that do not answer. This process must
+            exit, with any code, and be started again.
+          tf.errors.OpError: If a step failed, as for an invalid id. Its batch
+            does not count; the other batches do. `steps` may be called again
+            with a number of further steps.
+          RuntimeError: If some servers have applied a step that no worker
+            could complete, or an earlier call was interrupted. This process
+            must be started again.
+          OSError: If a checkpoint is not written; the previous checkpoint is
             intact.
         """
         self._target += checks.check_int("count", count, lowest=0)
@@ -202,7 +203,7 @@ class Run:
             )
             self.num_done += ended.num_done
             if ended.error is not None:
-                # What the program asks for next comes on top of what is done.
+                # The next call adds its count to the number of done closures.
                 self._target = self.num_done
                 raise ended.error
             result = self._rounds.fetch(ended.values[-1])
@@ -216,18 +217,20 @@ class Run:
         """Writes a checkpoint now.
 
         Raises:
-          ServerLostError, StepDeadlineError, OSError: As of `steps`.
-          RuntimeError: A call of `steps` was interrupted, or could not
+          ServerLostError, StepDeadlineError, OSError: As `steps`.
+          RuntimeError: If a call of `steps` was interrupted, or could not
             complete a step: the tables must not be saved.
         """
         self._rounds.check_settled()
+        # TensorFlow traces a function for each checkpoint.
         self._guard.call(
             lambda: self._folder.save(
                 self.num_done,
-                lambda prefix: waiting.within(
+                lambda prefix: waiting.call_with_deadline(
                     lambda: self._checkpoint.write(prefix), self._deadline
                 ),
-            )
+            ),
+            always_traces=True,
         )
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
@@ -240,7 +243,7 @@ class Run:
             newest.prefix, self._checkpoint, allow_missing
         )
         logging.info(
-            "Going on after %d closures, from %s.",
+            "Continuing after %d closures, from %s.",
             newest.num_done,
             newest.prefix,
         )
@@ -250,16 +253,16 @@ class Run:
             ).assert_existing_objects_matched()
         except AssertionError as error:
             raise ValueError(
-                "Argument `objects` must be what the newest checkpoint was "
-                f"written of, {newest.prefix!r}: {error}"
+                "Argument `objects` must match the newest checkpoint, "
+                f"{newest.prefix!r}: {error}"
             ) from None
         return newest.num_done
 
-    def _told_of_loss(self) -> tuple[int, str]:
-        """What to go on from, as a number that grows, and how."""
+    def _checkpoint_status(self) -> tuple[int, str]:
+        """Returns the newest checkpoint's closures, and the remedy."""
         newest = self._folder.newest()
         where = (
-            f"it goes on after {newest.num_done} closures"
+            f"training continues after {newest.num_done} closures"
             if newest
             else "there is no checkpoint yet"
         )

@@ -1,11 +1,11 @@
-"""Waiting for calls that may never return, with a deadline."""
+"""Waits for calls that may never return, with a deadline.
 
-# DOC-MERGE: Lengths of time as people write them.
-# DOC-MERGE: What ends a run over parameter servers.
-#
-# TensorFlow's coordinator tells failures apart by words in their messages. These
-# come after it has done so, and name processes by their addresses.
-#
+`read_seconds` reads durations such as `"5min"`. `ServerLostError` and
+`StepDeadlineError` end a run on parameter servers. TensorFlow's coordinator
+classifies errors by words in their messages. Errors of this module name
+processes by address, and are raised only after that classification.
+"""
+
 from __future__ import annotations
 
 import math
@@ -18,20 +18,20 @@ from typing import Any
 
 from tf_layoutmap._core import tf_private
 
-# Between two looks at the time.
+# Interval between two checks of the deadline, in seconds.
 _POLL_SECONDS = 0.2
 
 
 class LateError(Exception):
-    """Nothing has happened until the deadline."""
+    """No progress was made until the deadline."""
 
 
-def error_of(closure: Any) -> Exception | None:
-    """Waits for a closure that a coordinator has scheduled.
+def wait_for_error(closure: Any) -> Exception | None:
+    """Waits for a scheduled closure and returns its error, or None.
 
-    Its error has no traceback: the closure keeps the error, whose frames would
-    keep all other closures, and what they hold on workers, until the garbage
-    collector finds them.
+    The traceback of the error is removed. The closure keeps the error, whose
+    frames would keep all other closures, and their values on workers, until
+    the garbage collector finds them.
     """
     try:
         tf_private.wait_for_closure(closure)
@@ -40,21 +40,21 @@ def error_of(closure: Any) -> Exception | None:
     return None
 
 
-def within(
+def call_with_deadline(
     call: Callable[[], Any], seconds: float, watched: Sequence[Any] = ()
 ) -> Any:
-    """Returns what `call` returns, or raises what it raises.
+    """Returns the result of `call`, or raises its error.
 
-    It runs in a thread that does not keep the program from ending.
+    `call` runs in a thread that does not block the exit of the program.
 
     Args:
-      call: Is called once.
-      seconds: How long nothing may happen.
+      call: Function that is called once.
+      seconds: Maximum time without progress.
       watched: RemoteValues of a coordinator, in the order in which they were
-        scheduled. That one becomes known counts as something happening.
+        scheduled. Progress means that one of them becomes available.
 
     Raises:
-      LateError: Nothing has happened for so long.
+      LateError: If there was no progress for `seconds`.
     """
     ended: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
     last = [time.monotonic()]
@@ -62,12 +62,12 @@ def within(
     def run():
         try:
             ended.put((call(), None))
-        except BaseException as error:  # Raised by whoever waits.
+        except BaseException as error:  # Raised again in the waiting thread.
             ended.put((None, error))
 
     def watch():
         for one in watched:
-            error_of(one)  # Whoever joins is told of it.
+            wait_for_error(one)  # `join` of the coordinator raises the error.
             last[0] = time.monotonic()
 
     for target in (run, watch) if watched else (run,):
@@ -88,17 +88,17 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def read_seconds(value: str | float, argument: str) -> float:
-    """Returns a length of time in seconds.
+    """Returns a duration in seconds.
 
     >>> read_seconds("5min", "save_every"), read_seconds(30, "save_every")
     (300.0, 30.0)
 
     Args:
-      value: Seconds, or a number with `s`, `min` or `h` behind it.
-      argument: Its name, for messages.
+      value: Seconds, or a number followed by `s`, `min` or `h`.
+      argument: Name of the argument, for messages.
 
     Raises:
-      ValueError: It is neither, or not above 0.
+      ValueError: If `value` is neither, or is not above 0.
     """
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", value.strip())
@@ -114,15 +114,15 @@ def read_seconds(value: str | float, argument: str) -> float:
 
 
 class ServerLostError(RuntimeError):
-    """A parameter server is gone; updates since the checkpoint are lost."""
+    """A parameter server is lost, with all updates since the checkpoint."""
 
 
 class StepDeadlineError(RuntimeError):
     """No step has ended within the deadline.
 
-    The process cannot use its cluster any more. It can exit, though, while
-    other processes do not answer: `sys.exit(3)` ends it with code 3. From this
-    error on, nothing that it has made on other processes is removed there, and
-    a shutdown of the interpreter that takes longer than 20 s is forced, with
-    exit code 1.
+    The process must not use its cluster any more. It can still exit while other
+    processes do not answer: `sys.exit(3)` ends it with code 3. After this
+    error, no object of this process is removed from other processes, and a
+    shutdown of the interpreter that takes longer than 20 s is forced, with exit
+    code 1.
     """

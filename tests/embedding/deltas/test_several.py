@@ -95,9 +95,9 @@ def test_one_of_two_layers(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    with pytest.raises(ValueError, match="several times; argument `root`"):
+    with pytest.raises(ValueError, match="several times; .* argument `root`"):
         tlm.DeltaWriter(layers[0], tmp_path / "one", base=base)
-    with pytest.raises(ValueError, match="below another object than `root`"):
+    with pytest.raises(ValueError, match="do not belong to `root`"):
         tlm.DeltaWriter(
             layers[0],
             tmp_path / "one",
@@ -142,14 +142,14 @@ def test_what_a_writer_of_several_refuses(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    with pytest.raises(ValueError, match="embeddings that each come once"):
+    with pytest.raises(ValueError, match="a list without duplicates"):
         tlm.DeltaWriter([layers[0], layers[0].embedding], tmp_path, base=base)
     with pytest.raises(ValueError, match="at least one embedding"):
         tlm.DeltaWriter([], tmp_path, base=base)
     with pytest.raises(TypeError, match="or a list of them"):
         tlm.DeltaWriter([layers[0], model], tmp_path, base=base)
     tlm.DeltaWriter(layers, tmp_path, base=base, root=checkpoint).write()
-    with pytest.raises(ValueError, match="must all be of the same tables"):
+    with pytest.raises(ValueError, match="must be of the same tables"):
         tlm.DeltaWriter(layers[0], tmp_path, base=base, root=checkpoint)
 
 

@@ -151,15 +151,15 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(
         ValueError,
         match=(
-            "Table 'words' with ids that are rows must be restored from one "
-            "with ids that are rows. Received: one with an open vocab"
+            "Table 'words' with ids that are row indices must be restored from "
+            "a table with ids that are row indices. Received: a table with an "
         ),
     ):
         tf.train.Checkpoint(embedding=closed).restore(path)
     same(contents(closed), before)
     path = tf.train.Checkpoint(embedding=closed).save(tmp_path / "closed")
     before = contents(made)
-    with pytest.raises(ValueError, match="Received: one with ids that are"):
+    with pytest.raises(ValueError, match="Received: a table with ids that are"):
         tf.train.Checkpoint(embedding=made).restore(path)
     made.enqueue({"ids": tf.constant([1])})
     with pytest.raises(RuntimeError, match="while steps are in flight"):
@@ -171,8 +171,8 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(
         ValueError,
         match=(
-            r"Table 'words' with room for \d+ keys must .* Received: one with "
-            r"room for \d+ keys .*tlm.convert_vocabularies\("
+            r"Table 'words' with space for \d+ keys must .* Received: a table "
+            r"with space for \d+ keys .*tlm.convert_vocabularies\("
         ),
     ):
         tf.train.Checkpoint(embedding=made).restore(path)
@@ -188,7 +188,9 @@ def test_a_restore_that_waits_for_the_tables_is_refused_in_the_same_words(
     tf.train.Checkpoint(embedding=larger).restore(path)
     with pytest.raises(
         ValueError,
-        match=("Received: one with room for 8 keys .*tlm.convert_vocabularies"),
+        match=(
+            "Received: a table with space for 8 keys .*tlm.convert_vocabularies"
+        ),
     ):
         larger.build()
     same_size, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))

@@ -394,7 +394,7 @@ def test_vocabularies_that_no_table_can_have():
     for vocabularies, message in (
         ({"word": words}, "must name tables of the feature config"),
         ({"words": words, config: tlm.OpenVocabulary(8)}, "a table once"),
-        ({"words": words, "other": words}, "of its own"),
+        ({"words": words, "other": words}, "a separate"),
         ({"words": tlm.OpenVocabulary(9)}, "Received: 8 and 9"),
     ):
         with pytest.raises(ValueError, match=message):

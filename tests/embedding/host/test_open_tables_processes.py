@@ -127,7 +127,7 @@ def test_lookups_of_layers_give_both_processes_the_same_tables(run):
     [
         ("mixed", "Process 0 has true, process 1 false."),
         ("evict", "`evict` of a vocabulary must not be called under"),
-        ("layer", "an open vocabulary must not be made under Multi"),
+        ("layer", "an open vocabulary is not supported under Multi"),
     ],
 )
 def test_what_one_process_does_alone_is_refused(run, how, words):

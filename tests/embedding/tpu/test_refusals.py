@@ -220,7 +220,7 @@ def test_calls_before_build_are_refused():
         embedding.dequeue,
         lambda: embedding.apply_gradients({"a": 0}),
     ):
-        with pytest.raises(RuntimeError, match="needs a built TPUEmbedding"):
+        with pytest.raises(RuntimeError, match="requires a built TPUEmbedding"):
             call()
 
 
@@ -260,7 +260,7 @@ def test_an_initialized_tpu_is_refused(monkeypatch):
     [
         ({"engine": "host"}, "cannot call the host engine"),
         ({"engine": "gpu"}, "must be one of"),
-        ({"out_of_range": "clip"}, "neither drop nor clip"),
+        ({"out_of_range": "clip"}, "does not drop or clip"),
         ({"partitioner": lambda shape, dtype: [1, 1]}, "`partitioner` must be"),
         ({"optimizer": None}, "unsupported optimizer class"),
     ],
@@ -283,7 +283,7 @@ def test_tables_and_the_engine_s_methods_are_not_on_a_tpu():
         with pytest.raises(RuntimeError, match="rows are on the TPU"):
             getattr(embedding, name)
     for call in (embedding.stats, embedding.reset, embedding.flush):
-        with pytest.raises(RuntimeError, match="of the host engine"):
+        with pytest.raises(RuntimeError, match="with the host engine"):
             call()
 
 

@@ -200,8 +200,8 @@ def test_inputs_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="must have 3 ids per sample"):
         make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic})
     for weights, words in [
-        (tf.ones([2, 2]), "must have their shape"),
-        (tf.ones([2]), "must have their shape"),
+        (tf.ones([2, 2]), "must have the shape of the ids"),
+        (tf.ones([2]), "must have the shape of the ids"),
     ]:
         with pytest.raises(ValueError, match=words):
             make_layer()(
@@ -323,7 +323,7 @@ def test_one_name_or_the_other():
         "title", TableConfig("words", 10, 2), (4, 3), (4, 2)
     )
     for names in ({}, {"feature_config": feature, "feature_configs": feature}):
-        with pytest.raises(TypeError, match="`feature_config` must be given"):
+        with pytest.raises(TypeError, match="`feature_config` and its alias"):
             tlm.layers.TPUEmbedding(**names)
     with pytest.raises(ValueError, match="`table_stacking` must be"):
         tlm.layers.TPUEmbedding(feature, table_stacking=[1])

@@ -282,7 +282,7 @@ def test_constraints_that_mix_rows_are_refused_where_a_table_trains_itself(
     keras_version, axis
 ):
     library, sharded = keras_version
-    with pytest.raises(ValueError, match="treat each row by itself"):
+    with pytest.raises(ValueError, match="treat each row independently"):
         sharded(
             ROWS,
             DIM,

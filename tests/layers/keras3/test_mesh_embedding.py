@@ -384,8 +384,8 @@ def test_a_layout_that_does_not_divide_the_rows_alone_is_refused(axes):
     with pytest.raises(
         ValueError,
         match=(
-            r"words\.embeddings \(24, 4\) with layout .*layer 'words' .*whose "
-            r"rows are divided .*set the key \"words\.embeddings\""
+            r"words\.embeddings \(24, 4\) with layout .*layer 'words' .*with "
+            r"sharded rows .*set the key \"words\.embeddings\""
         ),
     ):
         on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), axes)
@@ -395,7 +395,7 @@ def test_divided_rows_without_an_optimizer_are_refused():
     with pytest.raises(
         ValueError,
         match="layer 'words' .*optimizer=None "
-        "would gather the table.*give it an optimizer",
+        "would gather the table.*pass an optimizer",
     ):
         on_mesh(mesh_of(batch=2, model=2), None)
 
@@ -434,7 +434,7 @@ def test_explain_shows_the_table_and_what_is_wrong_with_it():
     layout_map = tlm.LayoutMap(mesh)
     layout_map["words.embeddings"] = layout_of(mesh, None, "model")
     shown = str(layout_map.explain(model_of(RULES["sgd"]())))
-    assert "whose rows are divided" in " ".join(shown.split())
+    assert "with sharded rows" in " ".join(shown.split())
 
 
 RULES_OF_ROWS = {

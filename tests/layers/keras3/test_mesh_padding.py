@@ -207,7 +207,9 @@ def test_first_values_are_those_of_the_true_shape(mesh, initializer, init):
 
 
 def test_a_table_too_small_for_its_mesh_is_refused():
-    with pytest.raises(ValueError, match="has size 2, too few for mesh axis"):
+    with pytest.raises(
+        ValueError, match="has size 2, which is too small to shard"
+    ):
         table_of(on_mesh(mesh_of(batch=1, model=4), 2)).embeddings.numpy()
 
 

@@ -122,14 +122,14 @@ def test_the_settings_object_is_not_changed():
 def test_two_layers_do_not_share_slot_variables():
     layer = models.make_layer("adagrad")
     layer.build()
-    with pytest.raises(ValueError, match="belong to another layer"):
+    with pytest.raises(ValueError, match="optimizer of another layer"):
         models.make_layer(layer.optimizer)
 
 
 def test_compile_does_not_take_it():
     model, layer = models.make_model("sgd")
     model.compile(layer.optimizer, models.weighted_sum)
-    with pytest.raises(RuntimeError, match="of its own layer only"):
+    with pytest.raises(RuntimeError, match="of its layer only"):
         model.train_on_batch(*models.batches(1))
 
 

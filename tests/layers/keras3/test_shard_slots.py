@@ -251,7 +251,7 @@ def test_another_table_or_optimizer_is_not_taken_for_this_one(tmp_path):
     )
     other = trained(2, lambda: o.Adagrad(0.1))
     before = state(other)
-    with pytest.warns(UserWarning, match="counted as one.*Received: "):
+    with pytest.warns(UserWarning, match="count as one.*Received: "):
         other.load_weights(tmp_path / "m.weights.h5")
     for name, value in state(other).items():
         if name[0] == "adagrad":

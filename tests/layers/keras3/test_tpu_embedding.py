@@ -417,9 +417,9 @@ def test_training_without_an_optimizer_says_where_it_belongs():
         pytest.raises(
             RuntimeError,
             match=(
-                "Layer 'embedding' in a training step needs an optimizer .*"
-                "'words' has none. Pass `optimizer=` when the TPUEmbedding is "
-                "made.* `trainable=False`"
+                "Layer 'embedding' in a training step requires an optimizer .*"
+                "'words' has none. Pass `optimizer=` to the TPUEmbedding"
+                ".* `trainable=False`"
             ),
         ) as caught,
     ):

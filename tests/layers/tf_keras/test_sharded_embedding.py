@@ -400,6 +400,6 @@ def test_old_h5_files_are_refused_for_tables_with_keys(tmp_path):
         tlm.OpenVocabulary(8), 2, optimizer="sgd", name="words"
     )
     model = tf_keras.Sequential([tf_keras.Input([2], dtype="int64"), layer])
-    with pytest.raises(NotImplementedError, match="files of old.*'words'"):
+    with pytest.raises(NotImplementedError, match="legacy .h5 files.*'words'"):
         model.save_weights(str(tmp_path / "model.h5"))
     model.save_weights(str(tmp_path / "model"), save_format="tf")

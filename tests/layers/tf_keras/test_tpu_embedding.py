@@ -253,7 +253,7 @@ def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
     with strategy.scope():
         model = make_model()
         optimizer = tf_keras.optimizers.SGD(0.1)
-    with pytest.raises(NotImplementedError, match="to sum the gradients"):
+    with pytest.raises(NotImplementedError, match="must sum the gradients"):
         own_loop(strategy, model, optimizer, aggregate, **option)
     np.testing.assert_array_equal(
         keras3.values_of(embedding_of(model))["words"], keras3.START
@@ -402,7 +402,7 @@ def test_a_model_of_the_other_keras_is_refused():
         "body": keras.Input([2], dtype="int64"),
         "user": keras.Input([], dtype="int64"),
     }
-    with pytest.raises(RuntimeError, match=r"takes tlm.layers.TPUEmbedding"):
+    with pytest.raises(RuntimeError, match=r"use tlm.layers.TPUEmbedding"):
         make_layer()(inputs)
     inputs = {
         "title": tf_keras.Input([3], dtype="int64"),
@@ -410,7 +410,7 @@ def test_a_model_of_the_other_keras_is_refused():
         "user": tf_keras.Input([], dtype="int64"),
     }
     with pytest.raises(
-        RuntimeError, match=r"takes tlm.layers.tf_keras.TPUEmbedding"
+        RuntimeError, match=r"use tlm.layers.tf_keras.TPUEmbedding"
     ):
         keras3.make_layer()(inputs)
 

@@ -691,7 +691,7 @@ def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
     for model in models:
         model.compile("sgd", loss)
     y = np.eye(4, dtype=np.float32)[Y]
-    with pytest.warns(LayoutMapWarning, match="To test, model"):
+    with pytest.warns(LayoutMapWarning, match="The test step of model"):
         losses = [model.evaluate(X, y, verbose=0) for model in models]
     pairs.assert_alike(*losses)
 
@@ -714,7 +714,7 @@ def test_after_a_bad_label_training_goes_on():
 def test_sparse_batches_are_refused():
     model = pairs.on_mesh(pairs.dense_model)
     ragged = tf.ragged.constant([[1.0] * 8] * 4)
-    with pytest.raises(TypeError, match="made of dense tensors"):
+    with pytest.raises(TypeError, match="must consist of dense tensors"):
         model.predict(
             tf.data.Dataset.from_tensor_slices(ragged).batch(2), verbose=0
         )

@@ -111,7 +111,7 @@ def test_the_end_of_data_of_unknown_length_is_an_error_with_the_remedy():
         text=True,
         check=True,
     )
-    assert "unknown length ended" in done.stdout
+    assert "unknown length must not be read past" in done.stdout
     assert "assert_cardinality(n)" in done.stdout
 
 

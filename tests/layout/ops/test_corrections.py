@@ -405,7 +405,7 @@ def test_a_pinned_sample_is_whole_before_it_is_cut_elsewhere(here, there):
     def step(x, factors):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = pinning.whole_samples(x, MESH) * factors
+            y = pinning.unsharded_samples(x, MESH) * factors
             loss = tf.reduce_sum(y)
         return y, tape.gradient(loss, x)
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.ops.strided_slices import (
     arguments,
-    counted_from_the_front,
-    written_out,
+    expand_slice,
+    normalized,
 )
 
 NAMES = {None: "new_axis", Ellipsis: "ellipsis"}
@@ -62,8 +62,8 @@ def test_they_take_what_numpy_takes(length):
         if entries.count(Ellipsis) > 1:
             continue
         vectors, masks = packed(entries)
-        parts, added = written_out(3, *vectors, **masks)
-        parts = list(map(counted_from_the_front, parts, x.shape))
+        parts, added = expand_slice(3, *vectors, **masks)
+        parts = list(map(normalized, parts, x.shape))
         taken = x[
             tuple(
                 slice(part.start, part.end, part.step)
@@ -88,8 +88,8 @@ def test_they_take_what_numpy_takes(length):
 def test_their_arguments_are_tensorflows(entries):
     x = np.arange(4 * 3 * 5).reshape(4, 3, 5)
     vectors, masks = packed(entries)
-    parts, _ = written_out(3, *vectors, **masks)
-    parts = list(map(counted_from_the_front, parts, x.shape))
+    parts, _ = expand_slice(3, *vectors, **masks)
+    parts = list(map(normalized, parts, x.shape))
     without_new = tuple(e for e in entries if e is not None)
     np.testing.assert_array_equal(
         tf.strided_slice(x, **arguments(parts)), x[without_new]
@@ -97,5 +97,5 @@ def test_their_arguments_are_tensorflows(entries):
 
 
 def test_what_tensorflow_refuses_is_left_to_it():
-    assert written_out(1, [0, 0], [1, 1], [1, 1]) is None
-    assert written_out(2, [0, 0], [0, 0], [1, 1], ellipsis_mask=3) is None
+    assert expand_slice(1, [0, 0], [1, 1], [1, 1]) is None
+    assert expand_slice(2, [0, 0], [0, 0], [1, 1], ellipsis_mask=3) is None

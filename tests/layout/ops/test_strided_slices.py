@@ -116,9 +116,7 @@ def test_a_computed_end_is_refused(take):
     # DTensor takes nothing, without an error: sums are 0.
     with (
         default_mesh(MESH),
-        pytest.raises(
-            ValueError, match="must be known when its function is traced"
-        ),
+        pytest.raises(ValueError, match="must be known during tracing"),
     ):
         tf.function(take, autograph=False)(
             to_mesh(numbers(8, 8), layout_of(MESH, "batch", None)),

@@ -20,7 +20,7 @@ MESH = mesh_of(batch=2, model=2)
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch):
-    monkeypatch.setattr(replicated_ops, "_told", set())
+    monkeypatch.setattr(replicated_ops, "_warned", set())
 
 
 def images(*axes):
@@ -35,7 +35,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-@pytest.mark.filterwarnings("ignore:DTensor cannot divide an eager")
+@pytest.mark.filterwarnings("ignore:DTensor cannot shard an eager")
 def test_operations_and_their_gradients(name):
     def both(x):
         with tf.GradientTape() as tape:
@@ -136,13 +136,13 @@ def test_what_is_kept_for_a_mesh_goes_with_the_device_of_dtensor():
     held = tf.constant(pairs.FEATURES)
     first = captured_tensors.packed(held, MESH)
     assert captured_tensors.packed(held, MESH) is first
-    sink = atomic_step.sink_of(MESH)
-    assert atomic_step.sink_of(MESH) is sink
+    sink = atomic_step.token_sink(MESH)
+    assert atomic_step.token_sink(MESH) is sink
     device = tf_private.dtensor_api._dtensor_singleton
     try:
         tf_private.dtensor_api._dtensor_singleton = None
         assert captured_tensors.packed(held, MESH) is not first
-        other = atomic_step.sink_of(MESH)
+        other = atomic_step.token_sink(MESH)
         assert other is not sink
         assert other.handle.device != sink.handle.device
         with errors.errors_once(MESH):
@@ -150,4 +150,4 @@ def test_what_is_kept_for_a_mesh_goes_with_the_device_of_dtensor():
         del other
     finally:
         tf_private.dtensor_api._dtensor_singleton = device
-    assert atomic_step.sink_of(MESH) is sink
+    assert atomic_step.token_sink(MESH) is sink

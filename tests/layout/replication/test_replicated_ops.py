@@ -167,7 +167,7 @@ def test_it_is_said_once_with_layer_operation_reason_and_bytes():
     )
     report = layout_map.explain(model)
     assert [one.operation for one in report.computed_whole] == ["Roll"]
-    assert "Computed whole on every device: 2 Roll" in str(report)
+    assert "Replicated on every device: 2 Roll" in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)
         pairs.fit(model, epochs=1)
@@ -269,7 +269,7 @@ def gradient_of_replicated(function, x):
     """The gradient of `function(tanh(x))`, with `tanh` replicated."""
     mesh = mesh_of(model=2)
     marks = replicated_ops.ReplicationMarks()
-    marks.refused, marks.extents = True, {"first/Tanh": Extent.ALL}
+    marks.is_named, marks.extents = True, {"first/Tanh": Extent.ALL}
 
     @tf.function
     def step(x):

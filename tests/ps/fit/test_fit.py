@@ -93,10 +93,10 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
         ("other_logs", "must return the results of the model's metrics"),
         ("called_twice", "must be called once in a training step"),
         ("constrained", "Argument `embeddings_constraint` must be None"),
-        ("with_labels", "Argument `y` of `fit` must be left out"),
+        ("with_labels", "Argument `y` of `fit` must not be passed"),
         (
             "with_weights_of_classes",
-            "weights of samples, (x, y, sample_weight). Received: {0: 2.0}",
+            "sample weights, (x, y, sample_weight). Received: {0: 2.0}",
         ),
         ("no_steps", "Argument `steps_per_epoch` must be at least 1"),
         (
@@ -105,13 +105,13 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
         ),
         ("without_servers", "in the scope of a ParameterServerStrategy"),
         ("eager", "run_eagerly=False"),
-        ("predicted", "Argument `x` of `predict` must be arrays"),
+        ("predicted", "Argument `x` of `predict` on parameter servers"),
         ("no_function", "Argument `dataset_fn` must be callable"),
         ("no_time", "Argument `step_deadline` must be like"),
         ("no_such_answer", "`on_server_loss` must be one of"),
-        ("no_cluster", "but under what `tlm.ps.connect` returned"),
+        ("no_cluster", "if the strategy is not from `tlm.ps.connect`"),
         ("no_dataset", "`dataset_fn` must return a tf.data.Dataset"),
-        ("no_batches", "must make datasets with batches"),
+        ("no_batches", "must return datasets with batches"),
     ],
 )
 def test_what_cannot_train_is_refused(found, case, words):
@@ -126,8 +126,8 @@ def test_keras_3_says_what_it_wants_instead_of_arrays(found):
 
 
 def test_backups_that_tf_keras_would_not_write_are_refused(found):
-    assert 'must be "epoch" over' in found.get(
-        "backups_of_batches", 'must be "epoch" over'
+    assert 'must be "epoch" on' in found.get(
+        "backups_of_batches", 'must be "epoch" on'
     )
 
 
@@ -178,7 +178,7 @@ def test_or_the_program_starts_anew_from_its_backup(tmp_path, keras, when):
         cluster.wait_for(when, 150)
         process = cluster.processes["chief", 0].pid
         cluster.restart("ps", 1)
-        cluster.wait_for("This program starts anew", 60)
+        cluster.wait_for("This program restarts", 60)
         began = cluster.wait_for("LATER", 150)
         found = cluster.finish(60)
         assert cluster.processes["chief", 0].pid == process

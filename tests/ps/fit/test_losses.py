@@ -36,13 +36,13 @@ def test_what_is_told_of_a_loss_grows_with_each_backup(connected, tmp_path):
     found = fit_loop.server_loss_handler(
         None, restarting(), [Backup(tmp_path / "backup")]
     )
-    assert found._tell()[0] == 0
+    assert found._checkpoint_status()[0] == 0
     (tmp_path / "backup" / "chief").mkdir(parents=True)
     for number, name in enumerate(["checkpoint", "chief/variables"], 1):
         file = tmp_path / "backup" / name
         file.write_text("")
         os.utime(file, ns=(0, number * 10**9))
-        assert found._tell()[0] == number * 10**9
+        assert found._checkpoint_status()[0] == number * 10**9
 
 
 def test_callbacks_of_a_class_are_found_in_whatever_fit_takes():

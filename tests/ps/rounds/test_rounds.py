@@ -110,7 +110,7 @@ def made(monkeypatch):
         )
         monkeypatch.setattr(rounds, "StepClosure", Closure)
         monkeypatch.setattr(
-            datasets, "check_function_of_worker", lambda traced: None
+            datasets, "check_worker_dataset_function", lambda traced: None
         )
         monkeypatch.setattr(
             tf_private, "dataset_function_of", lambda dataset: None
@@ -151,7 +151,7 @@ def test_what_is_done_is_what_all_servers_have_applied(made, drawn, most):
     first, second = coordinator.applied
     assert first == second
     assert ended.num_done == len(first)
-    if coordinator.num_failed <= rounds._MOST_FAILURES:
+    if coordinator.num_failed <= rounds._MAX_FAILURES:
         assert ended.num_done == min(most, 8)
 
 
@@ -182,7 +182,7 @@ def test_one_that_a_server_has_applied_is_completed_after_too_many_failures(
                 bad,
                 (False, True, True, False),  # 1 has reached the first server.
                 *[bad, (False, True, False, False)]
-                * (rounds._MOST_FAILURES - 1),
+                * (rounds._MAX_FAILURES - 1),
                 bad,
                 (False, True, False, False),
                 bad,
@@ -209,7 +209,7 @@ def test_a_dataset_that_has_ended_begins_again_to_complete_a_step(made):
     ended = ours.run(1)
     assert coordinator.num_datasets == 2
     assert isinstance(ended.error, ValueError)
-    assert "`dataset_fn` must make a dataset without end" in str(ended.error)
+    assert "`dataset_fn` must return an infinite dataset" in str(ended.error)
     assert coordinator.applied == [{0}, {0}]
     assert ended.num_done == 1
 
@@ -252,7 +252,7 @@ def test_but_not_without_end(made):
     coordinator, ours = made(lambda: (cancelled, True, False, False))
     ended = ours.run(3)
     assert ended.error is cancelled
-    assert coordinator.num_failed <= rounds._MOST_FAILURES + 1
+    assert coordinator.num_failed <= rounds._MAX_FAILURES + 1
 
 
 def test_a_step_that_always_fails_ends(made):
@@ -260,7 +260,7 @@ def test_a_step_that_always_fails_ends(made):
     ended = ours.run(5)
     assert isinstance(ended.error, tf.errors.InvalidArgumentError)
     assert ended.num_done == 0
-    assert coordinator.num_failed <= rounds._MOST_FAILURES + 1
+    assert coordinator.num_failed <= rounds._MAX_FAILURES + 1
 
 
 def test_an_error_of_no_closure_ends_the_round(made):

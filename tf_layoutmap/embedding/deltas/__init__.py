@@ -1,1 +1,6 @@
-"""What changed in the tables of an embedding since a checkpoint, as files."""
+"""Delta checkpoints: files with the changes of tables since a checkpoint.
+
+`writer.py` defines `DeltaWriter`, `apply.py` defines `apply_deltas`. `chain.py`
+reads and checks the deltas in a directory, `base.py` reads the checkpoint on
+which they are based.
+"""

@@ -1,4 +1,4 @@
-"""`apply_deltas`: a whole checkpoint from a base and what changed since."""
+"""`apply_deltas`: writes a full checkpoint from a base and its deltas."""
 
 from __future__ import annotations
 
@@ -18,48 +18,51 @@ def apply_deltas(
     directory: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
 ) -> str:
-    """Writes the checkpoint that a base and its deltas make up.
+    """Writes the full checkpoint that results from a base and its deltas.
 
-    It holds to the bit what a checkpoint would have held when the last delta
-    was written: rows, slot variables, and of open vocabularies the keys and
-    who was admitted and evicted. All else is as in the base. All deltas are
-    read and checked before anything is written, and one variable at a time
-    is in memory.
+    The tables in it are bitwise identical to a checkpoint saved when the last
+    delta was written: rows, slot variables, and the keys of open vocabularies
+    after all admissions and evictions. All other variables are copied from the
+    base. All deltas are read and checked before anything is written. One
+    variable at a time is in memory.
 
     Args:
-      base: Prefix of the checkpoint that `tlm.DeltaWriter` was given.
-      directory: Where it wrote.
-      target: Prefix of the new checkpoint. None: `full-{sequence number}` in
-        `directory`. A checkpoint there is replaced at the end: also of a
-        process that is killed, the old or the new one is left.
+      base: Prefix of the checkpoint that was passed to `tlm.DeltaWriter`.
+      directory: Directory of the deltas.
+      target: Prefix of the new checkpoint. None means
+        `full-{sequence number}` in `directory`. An existing checkpoint is
+        replaced at the end; if the process is killed, either the old or the
+        new checkpoint is complete.
 
     Returns:
-      `target`, which `tf.train.Checkpoint.restore` takes.
+      `target`, for use with `tf.train.Checkpoint.restore`.
 
     Raises:
-      ValueError: If a delta is missing, comes twice, is of another base, or
-        was cut or altered; it says which, and nothing is written. Or if
-        `target` is `base` or a delta, maybe by a link.
-      OSError: If it cannot be written, or is being written by another
-        process; a checkpoint that was there before is as it was.
+      ValueError: If a delta is missing, occurs twice, has another base, or is
+        truncated or modified, or if `target` is `base` or a delta, possibly
+        through a link. The message names the delta, and nothing is written.
+      OSError: If `target` cannot be written, or another process is writing
+        it. An existing checkpoint is not changed then.
     """
     base, directory = checkpoint_files.prefix_of(base), os.fspath(directory)
-    deltas = chain.read(directory, base)
+    deltas = chain.read_deltas(directory, base)
     target = checkpoint_files.prefix_of(
-        os.path.join(directory, f"full-{chain.name_of(len(deltas))}")
+        os.path.join(directory, f"full-{chain.directory_name(len(deltas))}")
         if target is None
         else target
     )
     if checkpoint_files.is_same_checkpoint(base, target):
         raise ValueError(
-            checks.message("target", "another prefix than `base`", target)
+            checks.message(
+                "target", "a prefix that differs from `base`", target
+            )
         )
     for delta in deltas:
         if checkpoint_files.is_same_checkpoint(delta.tensors, target):
             raise ValueError(
                 checks.message(
                     "target",
-                    "another prefix than that of a delta",
+                    "a prefix that differs from all deltas",
                     target,
                     delta.path,
                 )
@@ -72,7 +75,8 @@ def _tensors(
     base: str,
     deltas: list[chain.Delta],
 ) -> Iterator[tuple[str, Any]]:
-    reader = base_file.reader_of(base)
+    """Yields the key and value of each tensor in the full checkpoint."""
+    reader = base_file.open_checkpoint(base)
     tables = {}
     if deltas:
         meta = deltas[0].meta
@@ -87,7 +91,7 @@ def _tensors(
         yield (
             key,
             (
-                base_file.read(reader, key, deltas, *tables[key])
+                base_file.read_variable(reader, key, deltas, *tables[key])
                 if key in tables
                 else base_file.read_tensor(reader, key)
             ),

@@ -1,6 +1,10 @@
-"""The tables of an embedding in the checkpoint that deltas follow."""
+"""Reads tables from the base checkpoint and its deltas.
 
-# DOC-MERGE: Which rows of a variable differ from what files hold.
+`find_prefix` finds an embedding in the checkpoint, `read_variable` returns a
+variable after all deltas, and `differing_rows` compares it with the current
+variable.
+"""
+
 from __future__ import annotations
 
 import re
@@ -19,17 +23,17 @@ from tf_layoutmap.vocabulary.state import shards_of
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
 ROWS = "rows"
-# The counts of keys without a row are written by so many cells, of which a
-# step changes few.
+# The sketch, which counts keys without a row, is written in blocks of this
+# many cells. A step changes few of them.
 SKETCH_CELLS = 16
 SKETCH_ROWS = "vocabulary_sketch_rows"
 
 
-def reader_of(base: str) -> Any:
-    """Returns what reads a checkpoint.
+def open_checkpoint(base: str) -> Any:
+    """Returns a reader of a checkpoint.
 
     Raises:
-      ValueError: If there is none.
+      ValueError: If there is no such checkpoint.
     """
     try:
         return tf.train.load_checkpoint(base)
@@ -41,20 +45,20 @@ def reader_of(base: str) -> Any:
 
 
 def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
-    """Returns what the names of an embedding's tensors begin with.
+    """Returns the prefix of an embedding's tensors in a checkpoint.
 
     Args:
       base: Prefix of the checkpoint.
       embedding: The `tlm.TPUEmbedding`.
-      root: The object that was saved. None: the tables are looked for by their
-        names and shapes alone.
+      root: The object that was saved. If None, the tables are identified by
+        their names and shapes alone.
 
     Raises:
-      ValueError: If it does not hold these tables, or several times, and
-        without a `root` that says which they are.
+      ValueError: If the checkpoint does not hold these tables, or holds them
+        several times and `root` is None.
     """
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
-    shapes = reader_of(base).get_variable_to_shape_map()
+    shapes = open_checkpoint(base).get_variable_to_shape_map()
     wanted = {
         checkpointing.key_of(ATTRIBUTE, table, name): list(variable.shape)
         for table, by_name in variables.items()
@@ -85,27 +89,26 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     if len(below) == 1:
         return below[0]
     problem = (
-        "several times; argument `root`, the object that was saved, says which "
-        "they are"
+        "occur several times; pass the object that was saved as argument `root`"
         if below
-        else "below another object than `root`"
+        else "do not belong to `root`"
         if fitting
-        else "not as they are now"
+        else "have other variables or shapes"
         if prefixes
-        else "not"
+        else "do not occur"
     )
     raise ValueError(
-        "Argument `base` must be a checkpoint that holds the embedding, once. "
-        f"Received: base={base!r}, where tables {sorted(variables)} are "
+        "Argument `base` must be a checkpoint that holds the embedding once. "
+        f"Received: base={base!r}, where tables {sorted(variables)} "
         f"{problem}."
     )
 
 
 def _object_at(root: Any, prefix: str) -> Any:
-    """Returns the object whose tensors a checkpoint of `root` names so."""
+    """Returns the object at `prefix` in a checkpoint of `root`, or None."""
     found = root
     for name in prefix.removesuffix("/").split("/") if prefix else ():
-        # As TensorFlow has written the name of an attribute.
+        # Reverts TensorFlow's escaping of attribute names.
         local_name = re.sub(
             r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name
         )
@@ -115,28 +118,28 @@ def _object_at(root: Any, prefix: str) -> Any:
     return found
 
 
-def read(
+def read_variable(
     base: Any,
     key: str,
     deltas: Sequence[Delta],
     table: str,
     name: str,
 ) -> Array:
-    """Returns a variable as it is after deltas.
+    """Returns the value of a variable after deltas.
 
     Args:
-      base: What `reader_of` returned.
-      key: Name of its tensor there.
-      deltas: Those that follow, in their order.
-      table: What its table is called in them.
-      name: Its own name.
+      base: Reader of the base, from `open_checkpoint`.
+      key: Key of the variable's tensor in the base.
+      deltas: The deltas, in their order.
+      table: Name of the variable's table in the deltas.
+      name: Name of the variable.
 
     Raises:
-      ValueError: If it cannot be read.
+      ValueError: If the variable cannot be read.
     """
     value = np.array(read_tensor(base, key))
     for delta in deltas:
-        value = _written(
+        value = _apply_delta(
             value, tf.train.load_checkpoint(delta.tensors), table, name
         )
     return value
@@ -146,23 +149,23 @@ def read_tensor(base: Any, key: str) -> Any:
     """Returns a tensor of the base.
 
     Raises:
-      ValueError: If its bytes are not those that were written.
+      ValueError: If the file is truncated or modified.
     """
     try:
         return base.get_tensor(key)
     except (tf.errors.OpError, IndexError, RuntimeError) as error:
         raise ValueError(
-            f"Tensor {key!r} cannot be read from the base, which was cut or "
-            f"altered: {error}."
+            f"Reading tensor {key!r} from the base failed; the file was "
+            f"truncated or modified: {error}."
         ) from None
 
 
-def _written(value: Array, delta: Any, table: str, name: str) -> Array:
-    """A variable after what one delta writes to it."""
+def _apply_delta(value: Array, delta: Any, table: str, name: str) -> Array:
+    """Returns the value of a variable after one delta."""
     changed = delta.get_tensor(f"{table}/{name}")
     if name in LANES:
         rows = delta.get_tensor(f"{table}/{ROWS}")
-        # But of the row that unknown keys share.
+        # The row that unknown keys share has no key.
         is_lane = rows < value.size
         value.reshape(-1)[rows[is_lane]] = changed[is_lane]
     elif name == state.SKETCH:
@@ -182,23 +185,24 @@ def has_rows(name: str) -> bool:
 
 
 def differing_rows(stored: Array, variable: Any) -> Array:
-    """Returns the rows whose bits differ, int64.
+    """Returns the indices of rows that are not bitwise equal, int64.
 
     Args:
-      stored: What files hold: `[num_rows, dim]`, or by bucket.
-      variable: What is now, of that shape.
+      stored: Value in the files: `[num_rows, dim]`, or by bucket.
+      variable: Current variable, of the same shape.
     """
     found, first = [], 0
     for shard in shards_of(variable):
-        now = shard.numpy()
-        rows = _bits(now) != _bits(stored[first : first + len(now)])
-        # Of a vocabulary each lane of a bucket is a row.
-        is_lane = now.dtype in (np.int64, np.int32)
+        current = shard.numpy()
+        rows = _bits(current) != _bits(stored[first : first + len(current)])
+        # In variables of a vocabulary, each lane of a bucket is a row.
+        is_lane = current.dtype in (np.int64, np.int32)
         different = rows.ravel() if is_lane else rows.any(1)
         found.append(
-            np.flatnonzero(different) + first * (now.shape[1] if is_lane else 1)
+            np.flatnonzero(different)
+            + first * (current.shape[1] if is_lane else 1)
         )
-        first += len(now)
+        first += len(current)
     return np.concatenate(found)
 
 

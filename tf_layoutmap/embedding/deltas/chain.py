@@ -1,13 +1,11 @@
-"""The deltas in a directory, in their order, refused unless they are whole.
+"""Reads and checks the deltas in a directory.
 
-Pure: no TensorFlow.
+Each delta is a directory with `meta.json` and a checkpoint of its tensors. The
+directory only exists after all files have been written to disk. `meta.json`
+contains the checksums of the files, a checksum of itself, and the checksum of
+the previous delta. This module does not import TensorFlow.
 """
 
-# DOC-MERGE: A delta's directory: complete and on the disk, or not there.
-# DOC-MERGE: What `meta.json` of a delta says, sealed by a checksum.
-#
-# Pure: no TensorFlow.
-#
 from __future__ import annotations
 
 import dataclasses
@@ -17,25 +15,29 @@ import os
 import re
 from typing import Any
 
-# 2 where tables of several embeddings are, each with a prefix of its own.
+# Format 2 is for deltas of several embeddings; each table has a prefix.
 FORMATS = (1, 2)
 META_FILE = "meta.json"
+# Prefix of the TensorFlow checkpoint with the tensors of a delta.
+TENSORS = "delta"
+_CHUNK_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-    """What a delta is, and what it follows.
+    """Contents of `meta.json`: describes a delta and its predecessor.
 
     Attributes:
-      sequence: Its number; those of a base count from 1.
-      base: Fingerprint of the checkpoint that the first one follows.
-      prefix: What the names of the tables' tensors begin with there; empty
-        where those of several embeddings are.
-      previous: Seal of the delta before; empty of the first.
-      tables: By name: `num_rows` that changed, the names of `variables`, and
-        of an open vocabulary `from_step` and `to_step`, its training steps.
-        Of one of several embeddings also its `table` and `prefix` in the base.
-      files: By name: `num_bytes` and `sha256`.
+      sequence: Number of the delta; the first delta of a base is 1.
+      base: Fingerprint of the checkpoint on which the deltas are based.
+      prefix: Prefix of the keys of the tables' tensors in the base; empty if
+        the delta is of several embeddings.
+      previous: Seal of the previous delta; empty for the first one.
+      tables: For each table: `num_rows` that changed, the names of
+        `variables`, and for an open vocabulary `from_step` and `to_step`, its
+        training steps. A delta of several embeddings also contains `table` and
+        `prefix`, the name and prefix of each table in the base.
+      files: For each file: `num_bytes` and `sha256`.
     """
 
     sequence: int
@@ -47,52 +49,57 @@ class Meta:
 
     @property
     def seal(self) -> str:
-        """A checksum of all of it."""
+        """Checksum of all attributes."""
         return _seal(dataclasses.asdict(self))
 
     def in_base(self, table: str) -> tuple[str, str]:
         """Returns prefix and name of a table in the base.
 
         Args:
-          table: What it is called here.
+          table: Name of the table in `tables`.
         """
         found = self.tables[table]
         return found.get("prefix", self.prefix), found.get("table", table)
 
     def to_json(self) -> str:
-        """Returns the contents of the file."""
-        is_of_several = any("prefix" in one for one in self.tables.values())
-        found = {"format": FORMATS[is_of_several], **dataclasses.asdict(self)}
+        """Returns the contents of `meta.json`."""
+        has_several_embeddings = any(
+            "prefix" in one for one in self.tables.values()
+        )
+        found = {
+            "format": FORMATS[has_several_embeddings],
+            **dataclasses.asdict(self),
+        }
         return json.dumps({**found, "seal": self.seal}, indent=1) + "\n"
 
 
 def meta_from_json(text: str, where: str) -> Meta:
-    """Reads what `to_json` returned.
+    """Parses the text that `to_json` returned.
 
     Args:
-      text: The contents of the file.
-      where: Its path, for messages.
+      text: Contents of the file.
+      where: Path of the file, for messages.
 
     Raises:
-      ValueError: If it is cut, altered or of another format.
+      ValueError: If the text is truncated, modified or of another format.
     """
     try:
         found = json.loads(text)
         version, seal = found.pop("format"), found.pop("seal")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{where!r} must be what tlm.DeltaWriter has written. Received: "
-            "a file that was cut or altered."
+            f"{where!r} must be a file that tlm.DeltaWriter has written. "
+            "Received: a truncated or modified file."
         ) from None
     if version not in FORMATS:
         raise ValueError(
             f"{where!r} must be of format {FORMATS[0]} or {FORMATS[1]}, which "
-            f"this version reads. Received: format {version!r}."
+            f"this version supports. Received: format {version!r}."
         )
     if seal != _seal(found):
         raise ValueError(
-            f"{where!r} must be what tlm.DeltaWriter has written. Received: "
-            "a file that was altered, its seal is of another one."
+            f"{where!r} must be a file that tlm.DeltaWriter has written. "
+            "Received: a modified file, whose seal does not match."
         )
     return Meta(**found)
 
@@ -103,18 +110,13 @@ def _seal(found: dict[str, Any]) -> str:
     ).hexdigest()
 
 
-# The tensors of a delta, as a checkpoint of TensorFlow.
-TENSORS = "delta"
-_CHUNK_BYTES = 2**20
-
-
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """One that is complete.
+    """A complete delta.
 
     Attributes:
-      path: Its directory.
-      meta: What it says of itself.
+      path: Directory of the delta.
+      meta: Contents of its `meta.json`.
     """
 
     path: str
@@ -122,29 +124,30 @@ class Delta:
 
     @property
     def tensors(self) -> str:
-        """Prefix of the checkpoint of its tensors."""
+        """Prefix of the checkpoint with the tensors of the delta."""
         return os.path.join(self.path, TENSORS)
 
 
-def name_of(sequence: int) -> str:
-    """Returns the name of the directory of a delta.
+def directory_name(sequence: int) -> str:
+    """Returns the directory name of a delta.
 
-    >>> name_of(12)
+    >>> directory_name(12)
     '00000012'
     """
     return f"{sequence:08d}"
 
 
-def read(directory: str, base: str) -> list[Delta]:
-    """Returns all deltas in a directory, and reads each of their bytes.
+def read_deltas(directory: str, base: str) -> list[Delta]:
+    """Returns all deltas in a directory after verifying their checksums.
 
     Args:
-      directory: Where they are.
-      base: Prefix of the checkpoint that they follow.
+      directory: Directory of the deltas.
+      base: Prefix of the checkpoint on which they are based.
 
     Raises:
-      ValueError: If one is missing, comes twice, follows another base or
-        another delta, or a file of it was cut or altered; it says which.
+      ValueError: If a delta is missing, occurs twice, follows another base or
+        another delta, or has a truncated or modified file; the message names
+        the delta.
     """
     if not os.path.isdir(directory):
         raise ValueError(
@@ -159,7 +162,7 @@ def read(directory: str, base: str) -> list[Delta]:
         number, sequence = int(name), len(found) + 1
         if number != sequence:
             raise ValueError(
-                f"Deltas must follow each other without a gap. Received: delta "
+                f"Deltas must have consecutive numbers. Received: delta "
                 f"{number} after {len(found)} (directory {directory!r})."
             )
         path = os.path.join(directory, name)
@@ -168,17 +171,18 @@ def read(directory: str, base: str) -> list[Delta]:
             raise ValueError(
                 f"{path!r} must hold delta {number}. Received: delta "
                 f"{meta.sequence}"
-                + (" once more." if meta.sequence < number else ".")
+                + (" again." if meta.sequence < number else ".")
             )
         if meta.base != expected:
             raise ValueError(
-                f"Delta {number} must be of base {base!r}. Received: one of "
-                f"another checkpoint ({path!r})."
+                f"Delta {number} must be of base {base!r}. Received: a delta "
+                f"of another checkpoint ({path!r})."
             )
         if meta.previous != (found[-1].meta.seal if found else ""):
             raise ValueError(
-                f"Delta {number} must continue delta {number - 1} of its "
-                f"directory. Received: one that continues another ({path!r})."
+                f"Delta {number} must follow delta {number - 1} of its "
+                "directory. Received: a delta that follows another one "
+                f"({path!r})."
             )
         _check_files(path, meta)
         found.append(Delta(path, meta))
@@ -186,9 +190,9 @@ def read(directory: str, base: str) -> list[Delta]:
 
 
 def fingerprint(base: str) -> str:
-    """Returns what tells a checkpoint from others.
+    """Returns a checksum that identifies a checkpoint.
 
-    Its index holds a checksum of each tensor, so it is enough to read that.
+    Only the index is read, which contains a checksum of each tensor.
 
     Raises:
       ValueError: If there is no such checkpoint.
@@ -235,10 +239,10 @@ def _check_files(path: str, meta: Meta) -> None:
         if num_bytes != expected["num_bytes"]:
             raise ValueError(
                 f"{file!r} must have {expected['num_bytes']} bytes. Received: "
-                f"{num_bytes}; it was cut or altered."
+                f"{num_bytes}; the file was truncated or modified."
             )
         if checksum(file) != expected["sha256"]:
             raise ValueError(
-                f"{file!r} must have the checksum that {META_FILE!r} "
-                "says. Received: another one; it was altered."
+                f"{file!r} must have the checksum in {META_FILE!r}. Received: "
+                "another checksum; the file was modified."
             )

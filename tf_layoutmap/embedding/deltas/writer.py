@@ -1,6 +1,9 @@
-"""`DeltaWriter`: writes what changed in the tables of an embedding."""
+"""`DeltaWriter`: writes the changes of tables since a checkpoint as deltas.
 
-# DOC-MERGE: The tables whose changes one writer takes, of one embedding or several.
+`WatchedTables` records the changes of one or several embeddings; `write_files`
+writes one delta.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,12 +30,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """One of them.
+    """A table whose changes are written.
 
     Attributes:
-      name: Of the table in its embedding.
-      prefix: What the names of its embedding's tensors begin with in the base.
-      variables: By name.
+      name: Name of the table in its embedding.
+      prefix: Prefix of the keys of its embedding's tensors in the base.
+      variables: Variables of the table, by name.
     """
 
     name: str
@@ -41,12 +44,12 @@ class Table:
 
 
 def embeddings_of(embedding: Any) -> list[Any]:
-    """Returns the `tlm.TPUEmbedding`s of what a writer is given.
+    """Returns the `tlm.TPUEmbedding` objects in a writer's first argument.
 
     Raises:
-      TypeError: If it has none.
-      ValueError: If one comes twice.
-      RuntimeError: If one is not built, or on a TPU.
+      TypeError: If `embedding` contains another object.
+      ValueError: If an embedding occurs twice, or there is none.
+      RuntimeError: If an embedding is not built, or is on a TPU.
     """
     given = embedding if isinstance(embedding, list | tuple) else [embedding]
     found: list[Any] = []
@@ -65,7 +68,7 @@ def embeddings_of(embedding: Any) -> list[Any]:
         if any(inner is other for other in found):
             raise ValueError(
                 checks.message(
-                    "embedding", "embeddings that each come once", embedding
+                    "embedding", "a list without duplicates", embedding
                 )
             )
         inner._state.require_host("DeltaWriter")
@@ -77,26 +80,27 @@ def embeddings_of(embedding: Any) -> list[Any]:
     return found
 
 
-class Watched:
-    """What is written to the tables, from now on.
+class WatchedTables:
+    """Record of the rows that are written to the tables of embeddings.
 
     Attributes:
-      tables: By what a delta calls them: their names, after the prefix where
-        there are several embeddings.
+      has_several_embeddings: Whether there are several embeddings.
+      tables: Tables by their names in a delta: the name of the table, after
+        the prefix of its embedding if there are several embeddings.
     """
 
     def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
-        """Begins to watch; whoever watched before is refused from now on.
+        """Starts to record. Earlier records of these embeddings become invalid.
 
         Args:
-          embeddings: What `embeddings_of` returned.
-          prefixes: Of each, in the base.
+          embeddings: Return value of `embeddings_of`.
+          prefixes: Prefix of each embedding in the base.
         """
-        self.is_of_several = len(embeddings) > 1
+        self.has_several_embeddings = len(embeddings) > 1
         self.tables: dict[str, Table] = {}
         self._parts: list[tuple[EngineBackend, EngineChanges, str]] = []
         for one, prefix in zip(embeddings, prefixes, strict=True):
-            label = prefix if self.is_of_several else ""
+            label = prefix if self.has_several_embeddings else ""
             for table, by_name in one._variables.items():
                 self.tables[label + table] = Table(table, prefix, by_name)
             backend = cast(
@@ -106,12 +110,12 @@ class Watched:
         self._num_replaced = self._count_replaced()
 
     def flush(self) -> None:
-        """Lands the updates that pipelining holds back."""
+        """Applies the pending pipelined updates."""
         for backend, _, _ in self._parts:
             backend.flush()
 
-    def was_replaced(self) -> bool:
-        """Whether all values may have been replaced since the last call."""
+    def check_replaced(self) -> bool:
+        """Returns whether all values may have changed since the last call."""
         before, self._num_replaced = (
             self._num_replaced,
             self._count_replaced(),
@@ -119,15 +123,15 @@ class Watched:
         return before != self._num_replaced
 
     def take(self, also: Mapping[str, Array], found: dict[str, Any]) -> None:
-        """Copies what was written since the last call.
+        """Copies the rows that were written since the last call.
 
         Args:
-          also: By table, rows to copy besides.
-          found: Becomes what changed, by table; if it fails, of those that
-            were copied before.
+          also: Additional rows to copy, by table.
+          found: Dict to which the changes of each table are added. If an
+            embedding raises, it contains the changes of the embeddings before.
 
         Raises:
-          RuntimeError: As of `EngineChanges.take`.
+          RuntimeError: See `EngineChanges.take`.
         """
         for _, changes, label in self._parts:
             own = {
@@ -144,12 +148,13 @@ class Watched:
 
 
 class DeltaWriter:
-    """Writes what changed in the tables of an embedding since a checkpoint.
+    """Writer of the changes in the tables of an embedding since a checkpoint.
 
-    A delta holds the rows that were written since the one before: of the
-    table, of its slot variables, and of an open vocabulary the keys, steps and
-    counts, where an empty key stands for one that was evicted. Base and deltas
-    hold to the bit what a checkpoint would; `tlm.apply_deltas` makes it.
+    A delta contains the rows that were written since the previous delta: rows
+    of the table, of its slot variables, and the keys, steps and counts of an
+    open vocabulary, in which an evicted key is replaced by the empty key.
+    `tlm.apply_deltas` writes a full checkpoint from base and deltas, whose
+    tables are bitwise identical to a regular checkpoint.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -171,12 +176,14 @@ class DeltaWriter:
     >>> full = tlm.apply_deltas(base, where + "/deltas")
     >>> _ = tf.train.Checkpoint(embedding=embedding).restore(full)
 
-    What steps, evictions and restores write is noted as they do. A program
-    that assigns to a table itself calls `write(compare=True)` next.
+    Rows that are changed by steps, evictions and restores are recorded
+    automatically. After user code assigns to a table, the next call must be
+    `write(compare=True)`.
 
-    An embedding has one writer at a time: an earlier one refuses to write. A
-    process that starts again restores what `apply_deltas` gives, and makes a
-    writer of the same base and directory, which goes on.
+    An embedding has one writer at a time: `write` of an earlier writer raises.
+    A process that restarts restores the checkpoint that `apply_deltas`
+    returns, and creates a writer with the same base and directory, which
+    continues the sequence of deltas.
     """
 
     def __init__(
@@ -187,36 +194,39 @@ class DeltaWriter:
         base: str | os.PathLike[str],
         root: Any = None,
     ):
-        """Compares the tables with the base and the deltas that there are.
+        """Compares the tables with the base and existing deltas.
 
-        What differs is written with the next delta. One variable at a time is
-        held twice in memory. On a local file system.
+        Rows that differ are written with the next delta. For the comparison,
+        memory for a second copy of one variable at a time is required. Base
+        and deltas must be on a local file system.
 
         Args:
           embedding: A `tlm.TPUEmbedding` that is built, a
             `tlm.layers.TPUEmbedding`, a `tlm.layers.ShardedEmbedding` with an
-            open vocabulary, or several of them in a list, whose changes are
-            then in the same deltas. Each is copied at one moment of its own.
-          directory: Of the deltas; it is made if it is not there.
+            open vocabulary, or a list of these, whose changes are written to
+            the same deltas. A delta is atomic for each embedding, but not
+            across embeddings.
+          directory: Directory of the deltas, which is created if it does not
+            exist.
           base: Prefix of a checkpoint that holds the embedding.
           root: The object that was saved as `base`, such as the
-            `tf.train.Checkpoint`; needed where the base holds several tables
-            of one name and shape.
+            `tf.train.Checkpoint`. Required if the base holds several tables
+            with the same name and shape.
 
         Raises:
-          TypeError: If `embedding` is none.
+          TypeError: If `embedding` is of another type.
           ValueError: If the base does not hold these tables, or the directory
-            has deltas of another base or of other tables, or one that was cut
-            or altered.
-          RuntimeError: If the embedding is not built, or on a TPU.
+            has deltas of another base or of other tables, or a truncated or
+            modified delta.
+          RuntimeError: If the embedding is not built, or is on a TPU.
           NotImplementedError: Under a strategy of several processes.
         """
         self._directory = os.fspath(directory)
         self._base = checkpoint_files.prefix_of(base)
-        inner = embeddings_of(embedding)
+        embeddings = embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
         prefixes = [
-            base_file.find_prefix(self._base, one, root) for one in inner
+            base_file.find_prefix(self._base, one, root) for one in embeddings
         ]
         for path in (
             *checkpoint_files.data_files(self._base),
@@ -225,18 +235,20 @@ class DeltaWriter:
             files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
         remove_leftovers(self._directory)
-        self._deltas = chain.read(self._directory, self._base)
+        self._deltas = chain.read_deltas(self._directory, self._base)
         self._thread = futures.ThreadPoolExecutor(
             1, thread_name_prefix="tlm-deltas"
         )
         self._writing: futures.Future[Delta] | None = None
-        # By table: rows to write besides those that are noted, the counts of
-        # keys without a row, and the step, as the last delta has them.
-        self._also: dict[str, Array] = {}
+        # Rows to write in addition to the recorded rows, by table.
+        self._extra_rows: dict[str, Array] = {}
+        # The sketch and the step of each table in the last delta.
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
-        self._watched = Watched(inner, prefixes)
-        self._prefix = "" if self._watched.is_of_several else prefixes[0]
+        self._watched = WatchedTables(embeddings, prefixes)
+        self._prefix = (
+            "" if self._watched.has_several_embeddings else prefixes[0]
+        )
         if self._deltas:
             self._check_tables(self._deltas[-1].meta.tables)
         self._compare()
@@ -248,7 +260,7 @@ class DeltaWriter:
 
     @property
     def deltas(self) -> list[Delta]:
-        """Those that are complete, in their order."""
+        """The complete deltas, in their order."""
         return list(self._deltas)
 
     def write(
@@ -257,49 +269,54 @@ class DeltaWriter:
         wait: bool = True,
         compare: bool = False,
     ) -> Delta | None:
-        """Writes what changed since the delta before.
+        """Writes the changes since the previous delta.
 
-        Steps wait while the changed rows are copied, at one moment and in
-        memory; files are written afterwards. A pipelined update lands first.
+        A pending pipelined update is applied first. Steps wait while the
+        changed rows are copied in memory, atomically. The files are written
+        afterwards.
 
         Args:
-          wait: False: the files are written by a thread, and this returns.
-            The next call, or `finish`, raises what went wrong; the rows are
-            then in the next delta.
-          compare: Whether to compare all rows with the deltas before, as at
-            the beginning, for a program that has assigned to a table itself.
+          wait: Whether to wait until the files are written. If False, a thread
+            writes them. The next call of `write` or `finish` raises the error
+            of the thread, if any; the next delta then contains the rows.
+          compare: Whether to compare all rows with base and deltas, as in
+            the constructor. Required after user code assigned to a table.
 
         Returns:
           The delta; None if it is still being written.
 
         Raises:
-          RuntimeError: If another writer has begun since, or a vocabulary was
-            resized: make a new one, of a new base.
-          OSError: If it cannot be written.
+          RuntimeError: If another writer has been created for the embedding,
+            or a vocabulary was resized. In the latter case, create a new
+            writer with a new base.
+          OSError: If the delta cannot be written.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`write` must be called outside tf.function.")
         self.finish()
         self._watched.flush()
-        if self._watched.was_replaced() or compare:
+        if self._watched.check_replaced() or compare:
             self._compare()
         found: dict[str, Any] = {}
         try:
-            self._watched.take(self._also, found)
+            self._watched.take(self._extra_rows, found)
         finally:
-            # Until they are on the disk.
-            self._also.update({table: one.rows for table, one in found.items()})
+            # `_write` clears these rows after it has written them to disk.
+            self._extra_rows.update(
+                {table: one.rows for table, one in found.items()}
+            )
         self._writing = self._thread.submit(self._write, found)
         return self.finish() if wait else None
 
     def finish(self) -> Delta | None:
-        """Waits for what a thread is writing.
+        """Waits until the thread has written its delta.
 
         Returns:
-          The delta; None if nothing was being written.
+          The delta; None if no delta was being written.
 
         Raises:
-          OSError: If it could not be written; the next one has its rows.
+          OSError: If the delta could not be written. The next delta then
+            contains its rows.
         """
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
@@ -313,7 +330,7 @@ class DeltaWriter:
                 "num_rows": len(one.rows),
                 "variables": [*one.values, *one.whole],
             }
-            if self._watched.is_of_several:
+            if self._watched.has_several_embeddings:
                 of_base = self._watched.tables[table]
                 tables[table].update(table=of_base.name, prefix=of_base.prefix)
             if state.NUMBERS in one.whole:
@@ -345,42 +362,47 @@ class DeltaWriter:
             ),
         )
         self._deltas.append(delta)
-        self._sketches, self._steps, self._also = sketches, steps, {}
+        self._sketches, self._steps, self._extra_rows = sketches, steps, {}
         return delta
 
     def _compare(self) -> None:
-        """Finds the rows that are not as base and deltas have them."""
+        """Adds the rows that differ from base and deltas to `_extra_rows`."""
         for table, one in self._watched.tables.items():
-            rows = [self._also.get(table, np.zeros([0], np.int64))]
+            rows = [self._extra_rows.get(table, np.zeros([0], np.int64))]
             rows += [
                 base_file.differing_rows(self._stored(table, name), variable)
                 for name, variable in one.variables.items()
                 if base_file.has_rows(name)
             ]
-            self._also[table] = np.unique(np.concatenate(rows))
+            self._extra_rows[table] = np.unique(np.concatenate(rows))
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
-        """Refuses to go on with deltas of other tables."""
+        """Raises a ValueError if existing deltas are of other tables."""
         if before.keys() != self._watched.tables.keys():
             raise ValueError(
-                "The deltas in a directory must all be of the same tables, "
-                f"which are {sorted(before)} so far. Received: "
+                "All deltas in a directory must be of the same tables. The "
+                f"existing deltas are of tables {sorted(before)}. Received: "
                 f"{sorted(self._watched.tables)} (directory "
                 f"{self._directory!r})."
             )
 
     def _stored(self, table: str, name: str) -> Array:
+        """Returns the value of a variable in base and deltas."""
         of_base = self._watched.tables[table]
         key = of_base.prefix + checkpointing.key_of(
             base_file.ATTRIBUTE, of_base.name, name
         )
-        return base_file.read(
-            base_file.reader_of(self._base), key, self._deltas, table, name
+        return base_file.read_variable(
+            base_file.open_checkpoint(self._base),
+            key,
+            self._deltas,
+            table,
+            name,
         )
 
 
 def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
-    """The counts of keys without a row, where they changed."""
+    """Returns the changed blocks of the sketch, and their indices."""
     before, after = (
         one.reshape(-1, base_file.SKETCH_CELLS) for one in (before, after)
     )
@@ -388,15 +410,15 @@ def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
     return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}
 
 
-# What begins the names of folders in which deltas are being written. Programs
-# that look for deltas by their numbers do not find them.
-_ASIDE = ".writing-"
+# Prefix of the names of directories in which deltas are being written. Such a
+# name is not a number, so `chain.read_deltas` ignores the directory.
+_STAGING_PREFIX = ".writing-"
 
 
 def remove_leftovers(directory: str) -> None:
-    """Removes what processes that were killed have left half-written."""
+    """Removes incomplete deltas of processes that were killed."""
     for name in os.listdir(directory):
-        delta = re.match(re.escape(_ASIDE) + r"\d{8}(?=\.)", name)
+        delta = re.match(re.escape(_STAGING_PREFIX) + r"\d{8}(?=\.)", name)
         if delta:
             files.remove_leftovers(os.path.join(directory, delta[0]))
 
@@ -407,20 +429,24 @@ def write_files(
     tensors: Mapping[str, np.ndarray[Any, Any]],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
-    """Writes a delta aside, waits until the disk has it, and renames it.
+    """Writes a delta to a staging directory, syncs it to disk, renames it.
 
     Args:
-      directory: That of all deltas.
-      sequence: Its number.
-      tensors: By name.
-      make_meta: Takes sizes and checksums by name of the file.
+      directory: Directory of all deltas.
+      sequence: Number of the delta.
+      tensors: Tensors of the delta, by name.
+      make_meta: Function that takes the attribute `files` of `Meta` and
+        returns the `Meta` of the delta.
 
     Raises:
-      OSError: If it cannot be written, or there is one of this number.
+      OSError: If the delta cannot be written, or a delta with this number
+        exists.
     """
-    path = os.path.join(directory, chain.name_of(sequence))
-    aside = os.path.join(directory, f"{_ASIDE}{chain.name_of(sequence)}")
-    with files.staged(os.path.abspath(aside)) as folder:
+    path = os.path.join(directory, chain.directory_name(sequence))
+    staging = os.path.join(
+        directory, f"{_STAGING_PREFIX}{chain.directory_name(sequence)}"
+    )
+    with files.staged(os.path.abspath(staging)) as folder:
         new = os.path.join(folder, "new")
         os.mkdir(new)
         with tf.device("CPU:0"), files.os_errors(path):
@@ -446,7 +472,7 @@ def write_files(
         files.sync_tree(new)
         if os.path.exists(path):
             raise FileExistsError(
-                f"{path!r} is there already: another writer has written it."
+                f"{path!r} already exists: another writer has written it."
             )
         os.rename(new, path)
         files.sync(directory)

@@ -1,1 +1,5 @@
-"""What a dataset asks of its tables, before it is trained on."""
+"""Analysis of the ids of a dataset before training.
+
+Start at `inspect_ids.py`. `id_counts.py` counts ids, `html_report.py` and
+`svg_plots.py` format the result.
+"""

@@ -1,6 +1,7 @@
-"""An `IdReport` as rows of text, and as one HTML page with its plots inside.
+"""Formats an `IdReport` as rows of text, and as one HTML page with plots.
 
-Pure: strings out of numbers. The page loads nothing: no script, no font.
+This module uses the Python standard library only. The page is self-contained:
+it loads no scripts and no fonts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #5b6472; }
 
 
 def feature_rows(report: Any) -> list[list[str]]:
-    """Returns a head and one row of text per feature."""
+    """Returns a header row and one row of text per feature."""
     rows = [
         [
             "feature",
@@ -69,7 +70,7 @@ def feature_rows(report: Any) -> list[list[str]]:
 
 
 def table_rows(report: Any) -> list[list[str]]:
-    """Returns a head and one row of text per table."""
+    """Returns a header row and one row of text per table."""
     rows = [
         [
             "table",
@@ -102,29 +103,30 @@ def table_rows(report: Any) -> list[list[str]]:
     return rows
 
 
-def in_parts(
+def split_columns(
     rows: Sequence[Sequence[str]], width: int
 ) -> list[list[list[str]]]:
-    """Divides the columns of a table, so that each part fits a terminal.
+    """Splits a table by columns into tables that fit a terminal.
 
-    >>> in_parts([["name", "ids", "rows"], ["a", "1", "2"]], 17)
+    >>> split_columns([["name", "ids", "rows"], ["a", "1", "2"]], 17)
     [[['name', 'ids'], ['a', '1']], [['name', 'rows'], ['a', '2']]]
 
     Args:
-      rows: A head and rows of text, whose first column names the row.
-      width: Characters of a line. A column takes 3 more than its text, and
-        the table 1 more.
+      rows: A header row and rows of text, whose first column names the row.
+      width: Number of characters per line. A column takes 3 characters more
+        than its text, and the table 1 character more than its columns.
 
     Returns:
-      At least one table, each with the first column. Names are wrapped where
-      they take more than a third of the line.
+      At least one table; all tables start with the first column. The first
+      column takes at most a third of the line, so longer names must be
+      wrapped.
     """
     sizes = [max(map(len, column)) + 3 for column in zip(*rows)]
     first = min(sizes[0], max(width // 3, 10)) + 1
     parts: list[list[int]] = [[]]
     for column, size in enumerate(sizes[1:], 1):
-        taken = first + sum(sizes[one] for one in parts[-1])
-        if parts[-1] and taken + size > width:
+        used = first + sum(sizes[one] for one in parts[-1])
+        if parts[-1] and used + size > width:
             parts.append([])
         parts[-1].append(column)
     return [
@@ -134,7 +136,7 @@ def in_parts(
 
 
 def page(report: Any) -> str:
-    """Returns the page."""
+    """Returns the report as an HTML page."""
     optimizers = list(next(iter(report.tables.values()))["bytes_by_optimizer"])
     memory = [["table", *optimizers]] + [
         [
@@ -178,7 +180,7 @@ def page(report: Any) -> str:
 
 
 def proposal_rows(report: Any) -> list[list[str]]:
-    """Returns a head and one row of text per table whose ids are keys."""
+    """Returns a header row and one row of text per table with a proposal."""
     rows = [
         [
             "table",
@@ -208,7 +210,7 @@ def proposal_rows(report: Any) -> list[list[str]]:
 
 
 def _open_tables(report: Any) -> str:
-    """What is proposed for tables whose ids are keys, and the curves."""
+    """Returns the HTML section of proposals; empty if there are none."""
     rows = proposal_rows(report)
     if len(rows) == 1:
         return ""
@@ -229,10 +231,10 @@ def _open_tables(report: Any) -> str:
         )
     return (
         "<h2>Open vocabularies</h2><p>A lookup is served if it finds a row "
-        "that an earlier batch has given to its key. The lines are for keys "
-        "that get one from their first, second, ... occurrence on "
-        "(min_count), and for rows that those with the most lookups keep; the "
-        f"circle is what is proposed.</p>{_table(rows)}{plots}"
+        "that an earlier batch has assigned to its key. Each line is for one "
+        "min_count: a key gets a row at its first, second, ... occurrence. "
+        "The keys with the most served lookups keep the rows. The circle is "
+        f"the proposal.</p>{_table(rows)}{plots}"
     )
 
 
@@ -249,7 +251,7 @@ def _bytes(count: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], bad: int | None = None) -> str:
-    """An HTML table; column `bad` is marked where it is not 0."""
+    """Returns an HTML table that marks values of column `bad` except 0."""
     head = "".join(f"<th>{html.escape(one)}</th>" for one in rows[0])
     body = ""
     for row in rows[1:]:

@@ -1,10 +1,10 @@
-"""Counts ids. Pure: numpy arrays in, numbers out."""
+"""Counts ids and keys, and proposes settings of an open vocabulary.
 
-# DOC-MERGE: Counts keys, and proposes an open vocabulary for them. Pure: numpy.
-#
-# A key is served by a lookup that finds a row which an earlier step has given to
-# it, as `share_known` of a vocabulary's `stats` counts it.
-#
+This module uses numpy only. A lookup of a key is served if an earlier step has
+assigned a row to the key. `share_known` in the `stats` of a vocabulary uses
+the same definition.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -15,10 +15,10 @@ import numpy as np
 
 
 class RowCounts:
-    """How often each row of a table was looked up."""
+    """Number of lookups of each row of a table."""
 
     def __init__(self):
-        """Starts with nothing seen."""
+        """Creates a counter without lookups."""
         self._rows = np.zeros([0], np.int64)
         self._counts = np.zeros([0], np.int64)
 
@@ -33,29 +33,32 @@ class RowCounts:
 
     @property
     def num_distinct(self) -> int:
-        """Rows that were looked up at least once."""
+        """Number of rows that were looked up at least once."""
         return len(self._rows)
 
     @property
     def total(self) -> int:
-        """All lookups."""
+        """Number of all lookups."""
         return int(self._counts.sum())
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that were looked up, ascending, and their lookups."""
+        """Returns rows that were looked up, ascending, and lookup counts."""
         return self._rows, self._counts
 
     def descending(self) -> np.ndarray:
-        """Lookups of each row, the hottest first."""
+        """Returns the lookup counts of the rows in descending order."""
         return np.sort(self._counts)[::-1]
 
     def hottest(self, count: int) -> list[tuple[int, int]]:
-        """The rows looked up most, with their lookups; ties by row."""
+        """Returns the `count` rows with the most lookups, and their counts.
+
+        Rows with equal counts are in ascending order.
+        """
         order = np.lexsort([self._rows, -self._counts])[:count]
         return [(int(self._rows[i]), int(self._counts[i])) for i in order]
 
     def share_of_hottest(self, num_rows: int) -> float:
-        """The part of all lookups that goes to the `num_rows` hottest rows.
+        """Returns the share of lookups of the `num_rows` hottest rows.
 
         >>> counts = RowCounts()
         >>> counts.add(np.array([7, 9]), np.array([3, 1]))
@@ -69,14 +72,15 @@ class RowCounts:
 
 
 class FeatureCounts:
-    """What one feature's ids look like."""
+    """Statistics of the ids of one feature."""
 
     def __init__(self, num_rows: int | None, max_sequence_length: int):
-        """Starts with nothing seen.
+        """Creates statistics without samples.
 
         Args:
-          num_rows: Of the feature's table; None where any id is a key.
-          max_sequence_length: 0 for a feature that is combined.
+          num_rows: Number of rows of the table; None if ids are keys.
+          max_sequence_length: Number of positions; 0 for a feature whose ids
+            are combined.
         """
         self._num_rows = num_rows
         self._length = max_sequence_length
@@ -103,9 +107,9 @@ class FeatureCounts:
 
         Args:
           ids: `[num_ids]` integers.
-          sizes: `[num_samples]`, how many of the ids each sample has.
-          positions: `[num_ids]`, where in its sample each id of a sequence
-            stands; None for one after the other.
+          sizes: `[num_samples]`, the number of ids of each sample.
+          positions: `[num_ids]`, the position of each id in its sequence; None
+            if the ids are at consecutive positions.
         """
         ids = ids.astype(np.int64)
         self.num_samples += len(sizes)
@@ -132,7 +136,8 @@ class FeatureCounts:
         self.samples_of_size.add(*np.unique(sizes, return_counts=True))
         if not len(sizes):
             return
-        # Each batch is as wide as its longest sample, or as a sequence is.
+        # A padded batch is as wide as its longest sample, or as
+        # `max_sequence_length` for a sequence feature.
         width = self._length or int(sizes.max())
         filled = int(
             (positions < width).sum()
@@ -145,34 +150,38 @@ class FeatureCounts:
 
     @property
     def padding_waste(self) -> float:
-        """The part of the positions of padded batches that hold no id."""
+        """Share of the positions in padded batches that hold no id."""
         if not self._num_places:
             return 0.0
         return 1 - self._num_filled / self._num_places
 
     @property
     def unique_ratio(self) -> float:
-        """Distinct rows of a batch over its lookups, in all batches."""
+        """Number of distinct rows of each batch, summed, per lookup.
+
+        It is 1 if no batch looks up a row twice.
+        """
         total = self.rows.total
         return self._unique_in_batches / total if total else 0.0
 
 
-# How often a key must be seen before it gets a row: what is tried.
+# Candidates for `min_count`, the number of lookups before a key gets a row.
 MIN_COUNTS = (1, 2, 3, 5, 8)
-# Beyond this load a new key finds all of its places taken.
+# Above this load factor, all slots in which a new key may be placed can be
+# occupied.
 LOAD = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """Settings of an open vocabulary.
+    """Proposed settings of an open vocabulary.
 
     Attributes:
-      capacity: So that the keys which are admitted fill three quarters.
-      min_count: How often a key must have been seen.
-      num_keys: Keys that are admitted then.
-      share_served: The part of all lookups that find a row.
-      share_served_at_most: The same with a row for each key.
+      capacity: Capacity, of which the admitted keys fill three quarters.
+      min_count: Number of lookups before a key is admitted.
+      num_keys: Number of admitted keys.
+      share_served: Share of all lookups that find a row.
+      share_served_at_most: The same share if each key had a row.
     """
 
     capacity: int
@@ -183,15 +192,15 @@ class Proposal:
 
 
 class KeyCounts:
-    """How often each key was looked up, and before it had a row."""
+    """Number of lookups of each key, in total and before it had a row."""
 
     def __init__(self):
-        """Starts with nothing seen."""
+        """Creates a counter without lookups."""
         self._keys = np.zeros([0], np.int64)
         self._lookups = np.zeros([0], np.int64)
-        # By key and by `MIN_COUNTS`: lookups until the end of the step that
-        # gives it a row; -1 where none does.
-        self._spent = np.zeros([0, len(MIN_COUNTS)], np.int64)
+        # For each key and each of `MIN_COUNTS`: the number of lookups until
+        # the end of the step in which the key gets a row; -1 if it gets none.
+        self._unserved = np.zeros([0, len(MIN_COUNTS)], np.int64)
 
     def add(self, keys: np.ndarray) -> None:
         """Adds the keys of one step, `[num_keys]` int64."""
@@ -203,30 +212,30 @@ class KeyCounts:
         new, at = found[is_new], places[is_new]
         self._keys = np.insert(self._keys, at, new)
         self._lookups = np.insert(self._lookups, at, 0)
-        self._spent = np.insert(self._spent, at, -1, axis=0)
+        self._unserved = np.insert(self._unserved, at, -1, axis=0)
         places = np.searchsorted(self._keys, found)
         lookups = self._lookups[places] + counts
         self._lookups[places] = lookups
-        spent = self._spent[places]
-        admitted = (spent < 0) & (lookups[:, None] >= np.array(MIN_COUNTS))
-        self._spent[places] = np.where(admitted, lookups[:, None], spent)
+        unserved = self._unserved[places]
+        admitted = (unserved < 0) & (lookups[:, None] >= np.array(MIN_COUNTS))
+        self._unserved[places] = np.where(admitted, lookups[:, None], unserved)
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """The keys, ascending, and their lookups."""
+        """Returns the keys, ascending, and their lookup counts."""
         return self._keys, self._lookups
 
     def served(self, min_count: int) -> np.ndarray:
-        """How many lookups of each admitted key find a row, most first.
+        """Returns the served lookups of each admitted key, descending.
 
         Args:
           min_count: One of `MIN_COUNTS`.
         """
-        spent = self._spent[:, MIN_COUNTS.index(min_count)]
-        served = (self._lookups - spent)[spent >= 0]
+        unserved = self._unserved[:, MIN_COUNTS.index(min_count)]
+        served = (self._lookups - unserved)[unserved >= 0]
         return np.sort(served)[::-1]
 
     def share_served(self, min_count: int) -> float:
-        """The part of all lookups that find a row, with a row for each key.
+        """Returns the share of served lookups if no admitted key is evicted.
 
         >>> counts = KeyCounts()
         >>> for step in ([7, 7, 9], [7], [7, 8]):
@@ -238,9 +247,10 @@ class KeyCounts:
         return float(self.served(min_count).sum() / total) if total else 0.0
 
     def curve(self, min_count: int) -> list[tuple[int, float]]:
-        """(rows, share of lookups served) for the keys that need rows most.
+        """Returns (number of rows, share of served lookups) points.
 
-        At numbers of rows that a logarithmic axis can show.
+        At each point, the rows belong to the keys with the most served
+        lookups. The numbers of rows are spaced for a logarithmic axis.
         """
         served = self.served(min_count)
         if not len(served):
@@ -250,11 +260,12 @@ class KeyCounts:
         return [(int(one), float(shares[one - 1])) for one in rows]
 
     def propose(self, kept_share: float) -> Proposal | None:
-        """Returns settings; None if there are no keys.
+        """Returns proposed settings; None if there are no keys.
 
         Args:
-          kept_share: `min_count` is the largest of `MIN_COUNTS` that serves at
-            least so much of what `min_count=1` does.
+          kept_share: Number in [0, 1]. `min_count` is the largest of
+            `MIN_COUNTS` that serves at least this share of the lookups that
+            `min_count=1` serves.
         """
         if not len(self._keys):
             return None

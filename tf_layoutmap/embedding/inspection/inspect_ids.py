@@ -1,4 +1,4 @@
-"""`inspect_ids`: what a dataset asks of its tables, before it is trained on."""
+"""`inspect_ids`: analyzes the ids of a dataset before training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
-# Slot variables of each optimizer: so many times the rows again.
+# Number of slot variables of each optimizer, which all have the shape of the
+# table.
 _NUM_SLOTS = {
     "SGD": 0,
     "Adagrad": 1,
@@ -32,12 +33,12 @@ _NUM_SLOTS = {
 
 @dataclasses.dataclass(frozen=True)
 class IdReport:
-    """What `inspect_ids` found.
+    """Result of `inspect_ids`.
 
     Attributes:
-      num_batches: Batches that were read.
-      features: By name, what its ids look like.
-      tables: By name, its size and how often its rows are looked up.
+      num_batches: Number of batches that were read.
+      features: Statistics of the ids of each feature, by name.
+      tables: Size and lookup statistics of each table, by name.
     """
 
     num_batches: int
@@ -51,13 +52,13 @@ class IdReport:
     def print(self, console: Any = None):
         """Prints the numbers as tables.
 
-        A table that is wider than the console goes on in another one below,
-        which begins with the same column.
+        A table that is wider than the console is split into several tables,
+        which all start with the same column.
 
         Args:
           console: A `rich.console.Console`; None for the terminal.
         """
-        # Imported here: the numbers alone do not need rich.
+        # The import is local because only printing requires rich.
         from rich import console as rich_console
         from rich import table as rich_table
 
@@ -69,13 +70,13 @@ class IdReport:
         ):
             if len(rows) == 1:
                 continue
-            parts = html_report.in_parts(rows, console.width)
+            parts = html_report.split_columns(rows, console.width)
             for part in parts:
                 shown = rich_table.Table(
                     title=title if part is parts[0] else f"{title}, continued"
                 )
                 for number, name in enumerate(part[0]):
-                    # A name may take two lines, a number is in one.
+                    # Names may be wrapped, numbers may not.
                     shown.add_column(
                         name,
                         justify="right" if number else "left",
@@ -87,17 +88,18 @@ class IdReport:
                 console.print(shown)
 
     def html(self) -> str:
-        """Returns a page with tables and plots that loads nothing else."""
+        """Returns a self-contained page with tables and plots."""
         return html_report.page(self)
 
     def save_html(self, path: Any):
         """Writes `html()` to a file.
 
         Args:
-          path: Of the file; one that is there is replaced.
+          path: Path of the file. An existing file is replaced.
 
         Raises:
-          OSError: If it cannot be written. `path` is as it was then.
+          OSError: If the file cannot be written. An existing file is not
+            changed then.
         """
         html = self.html()
         with files.replacing_file(os.fspath(path)) as new:
@@ -113,10 +115,9 @@ def inspect_ids(
     open_tables: Iterable[Any] = (),
     kept_share: float = 0.95,
 ) -> IdReport:
-    """Reads a dataset and tells how its ids use the tables.
+    """Reads a dataset and reports how its ids use the tables.
 
-    Ids outside their tables are counted, not refused: to find them is what
-    this is for.
+    Ids outside of their tables are counted and do not raise an error.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -129,8 +130,8 @@ def inspect_ids(
     >>> report.tables["words"]["hottest_rows"]
     [(1, 3)]
 
-    Of tables that shall have an open vocabulary ids are keys, any integers or
-    strings, and settings are proposed:
+    The ids of tables in `open_tables` are keys: any integers or strings. The
+    report then proposes settings of an open vocabulary:
 
     >>> words = [["red", "fox"], ["red", "owl"], ["red", "fox"]] * 4
     >>> dataset = tf.data.Dataset.from_tensor_slices({"x": words})
@@ -140,35 +141,39 @@ def inspect_ids(
     (4, 1)
 
     Args:
-      dataset: Batches: structures of `feature_config`, or tuples that start
-        with one, as `(features, labels)`.
+      dataset: Batches: structures of `feature_config`, or tuples whose first
+        element is such a structure, such as `(features, labels)`.
       feature_config: Nested structure of `FeatureConfig`.
-      optimizer: Of tables that bring none, for their memory.
-      max_batches: How many batches to read; None for all.
+      optimizer: Optimizer of tables whose config has none, to compute the
+        memory of slot variables.
+      max_batches: Number of batches to read; None for all.
       open_tables: Names of tables, or their `TableConfig`, whose ids are keys.
         Each batch counts as a step.
-      kept_share: In [0, 1]. The proposed `min_count` is the largest of 1, 2, 3,
-        5 and 8 that serves at least so much of the lookups that are served
-        with a row for each key.
+      kept_share: Number in [0, 1]. The proposed `min_count` is the largest of
+        1, 2, 3, 5 and 8 that serves at least this share of the lookups that
+        would be served if each key had a row.
 
     Returns:
-      The numbers. Of features: `num_samples`, `num_ids`, `num_distinct`,
-      `num_empty` samples, `num_truncated` ids behind a sequence's last
-      position, `num_out_of_range` with the `lowest_` and `highest_`, mean and
-      largest `ids_per_sample`, `padding_waste` (the part of padded batches
-      that would be empty) and `unique_ratio` (distinct rows of a batch over
-      its lookups). Of tables: `num_rows`, `dim`, `num_bytes`,
-      `num_slot_bytes`, `bytes_by_optimizer` (rows and slot variables, had the
-      table that optimizer), `num_lookups`, `num_distinct`, `coverage`,
-      `hottest_rows`, and `share_of_hottest` 1, 10, 100 and 1000 rows. Of a
-      table whose ids are keys, rows are keys, of strings their hashes; its
-      size is that of the `proposal`: `capacity`, `min_count`, `num_keys` with
-      a row, `share_served`: lookups that find a row which an earlier batch
-      has given to their key, and `share_served_at_most`, with a row for each
-      key. `served_by_rows` has points (rows, share) by `min_count`.
+      The report. Features have `num_samples`, `num_ids`, `num_distinct` ids,
+      `num_empty` samples, `num_truncated` ids after the last position of a
+      sequence, `num_out_of_range` ids, `lowest_out_of_range` and
+      `highest_out_of_range`, `mean_ids_per_sample` and `max_ids_per_sample`,
+      `padding_waste` (the share of padded batches that holds no id) and
+      `unique_ratio` (the number of distinct rows in a batch divided by its
+      lookups). Tables have `num_rows`, `dim`, `num_bytes`, `num_slot_bytes`,
+      `bytes_by_optimizer` (rows and slot variables with each optimizer),
+      `num_lookups`, `num_distinct`, `coverage`, `hottest_rows`, and
+      `share_of_hottest` for 1, 10, 100 and 1000 rows. For a table in
+      `open_tables`, these numbers count keys in place of rows (hashes of
+      strings), and the size is computed from the `proposal`, which has
+      `capacity`, `min_count`, `num_keys` with a row, `share_served` (the share
+      of lookups that find a row which an earlier batch has assigned to their
+      key), and `share_served_at_most` (the same share if each key had a row).
+      `served_by_rows` has points (rows, share) by `min_count`.
 
     Raises:
-      TypeError: If ids are not integers; or, of an open table, strings.
+      TypeError: If ids are not integers or, for a table in `open_tables`,
+        strings.
       ValueError: If a batch has another structure, or `open_tables` or
         `kept_share` is invalid.
     """
@@ -245,7 +250,7 @@ def _features_of(batch: Any, feature_config: Any) -> Any:
 
 
 def _read_ids(feature: config.FeatureSpec, value: Any, of_keys: bool):
-    """The ids, how many each sample has, and sparse ones' positions."""
+    """Returns ids, the number of ids per sample, and positions if sparse."""
     positions = None
     if isinstance(value, tf.RaggedTensor):
         ids, sizes = value.flat_values, value.row_lengths()
@@ -304,7 +309,7 @@ def _describe_feature(spec, feature, counts) -> dict[str, Any]:
 
 
 def _joined(features) -> id_counts.RowCounts:
-    """The counts of all features of a table."""
+    """Returns the sum of the counts of all features of a table."""
     rows = id_counts.RowCounts()
     for counts in features:
         rows.add(*counts.rows.items())
@@ -312,7 +317,7 @@ def _joined(features) -> id_counts.RowCounts:
 
 
 def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
-    """The same of a table with the vocabulary that is proposed."""
+    """Returns `_describe_table` with the proposed vocabulary added."""
     found = id_counts.describe_keys(keys, kept_share)
     if found["proposal"] is not None:
         table = dataclasses.replace(
@@ -323,7 +328,7 @@ def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
     rows.add(*keys.items())
     return {
         **_describe_table(table, rows),
-        # A key of 8 bytes, a step and a count of 4.
+        # Each row has a key of 8 bytes, and a step and a count of 4 bytes each.
         "num_key_bytes": 16 * table.num_rows,
         **found,
     }
@@ -351,7 +356,7 @@ def _describe_table(table, rows) -> dict[str, Any]:
 
 
 def _by_rank(lookups: np.ndarray) -> list[tuple[int, int]]:
-    """(rank, lookups) at ranks that a logarithmic axis can show."""
+    """Returns (rank, lookups) at ranks spaced for a logarithmic axis."""
     if not len(lookups):
         return []
     ranks = np.unique(np.geomspace(1, len(lookups), 100).astype(np.int64))

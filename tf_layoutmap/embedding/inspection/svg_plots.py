@@ -1,4 +1,7 @@
-"""Plots of an `IdReport` as SVG. Pure: strings out of numbers."""
+"""Creates the plots of an `IdReport` as SVG.
+
+This module uses the Python standard library only.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,23 @@ from collections.abc import Mapping, Sequence
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 240, 64, 46
 _BLUE = "#1a66c2"
-# Of several lines, whose names stand below in the same order.
-_COLOURS = ("#1a66c2", "#b3561a", "#3c7d3f", "#7a4ba8", "#8a6d00")
+# Colors of the lines in a plot, in the order of the legend.
+_COLORS = ("#1a66c2", "#b3561a", "#3c7d3f", "#7a4ba8", "#8a6d00")
 
-# Where a label stands on its axis, in [0, 1], and what it says.
+# Position of a label on its axis, in [0, 1], and its text.
 Tick = tuple[float, str]
 
 
 def line(
     caption: str, points: Sequence[tuple[int, int]], x_name: str, y_name: str
 ) -> str:
-    """A line through points on two logarithmic axes.
+    """Returns a plot of a line through points, with two logarithmic axes.
 
     Args:
-      caption: Of the plot.
-      points: Positive numbers; the first are ascending, the second descending.
-      x_name: What the first numbers are.
-      y_name: What the second numbers are.
+      caption: Caption of the plot.
+      points: Positive coordinates; x is ascending, y is descending.
+      x_name: Name of the x axis.
+      y_name: Name of the y axis.
     """
     if not points:
         return ""
@@ -52,13 +55,15 @@ def line(
 
 
 def bars(caption: str, counts: dict[int, int], x_name: str, y_name: str) -> str:
-    """A bar per size; many sizes are put together, 40 bars at most.
+    """Returns a bar plot of counts by size, with at most 40 bars.
+
+    A bar represents several sizes if there are more than 40.
 
     Args:
-      caption: Of the plot.
-      counts: How many there are of each size.
-      x_name: What the sizes are.
-      y_name: What is counted.
+      caption: Caption of the plot.
+      counts: Count of each size.
+      x_name: Name of the x axis, for the sizes.
+      y_name: Name of the y axis, for the counts.
     """
     if not counts:
         return ""
@@ -75,7 +80,8 @@ def bars(caption: str, counts: dict[int, int], x_name: str, y_name: str) -> str:
             f'width="{right - left:.1f}" height="{bottom - top:.1f}" '
             f'fill="{_BLUE}"/>'
         )
-    # Below the middle of a bar of one size, or where the bar of it begins.
+    # A label is below the middle of a bar for one size, or below the left end
+    # of a bar for several sizes.
     shift = 0.45 if per_bar == 1 else 0
     x_ticks = [
         ((size / per_bar + shift) / len(heights), f"{size:,}")
@@ -95,14 +101,14 @@ def curves(
     y_name: str,
     marked: tuple[int, float] | None,
 ) -> str:
-    """Lines of shares against numbers on a logarithmic axis.
+    """Returns a plot of several lines with a logarithmic x axis.
 
     Args:
-      caption: Of the plot.
-      lines: By name, points of a positive number and a share of 1.
-      x_name: What the numbers count.
-      y_name: What the shares are of.
-      marked: A point with a circle around it, or None.
+      caption: Caption of the plot.
+      lines: Points of each line, by name: x is positive, y is in [0, 1].
+      x_name: Name of the x axis.
+      y_name: Name of the y axis.
+      marked: Point to mark with a circle, or None.
     """
     ends = [points[-1] for points in lines.values() if points]
     if not ends:
@@ -113,16 +119,16 @@ def curves(
         return _place(_on_log_axis(point[0], x_high), point[1])
 
     marks, left = "", float(_LEFT)
-    for colour, (name, points) in zip(_COLOURS, lines.items()):
+    for color, (name, points) in zip(_COLORS, lines.items()):
         if not points:
             continue
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, points))
         x, y = place(points[-1])
         marks += (
-            f'<polyline points="{path}" fill="none" stroke="{colour}" '
+            f'<polyline points="{path}" fill="none" stroke="{color}" '
             f'stroke-width="2"/><circle cx="{x:.1f}" cy="{y:.1f}" r="3" '
-            f'fill="{colour}"/><circle cx="{left + 4:.0f}" '
-            f'cy="{_HEIGHT + 10}" r="4" fill="{colour}"/>'
+            f'fill="{color}"/><circle cx="{left + 4:.0f}" '
+            f'cy="{_HEIGHT + 10}" r="4" fill="{color}"/>'
             f'<text x="{left + 12:.0f}" y="{_HEIGHT + 14}">'
             f"{html.escape(name)}</text>"
         )
@@ -167,15 +173,15 @@ def log_ticks(high: int) -> list[Tick]:
 
 
 def _on_log_axis(number: float, high: float) -> float:
-    """Where a number is on a logarithmic axis from 1 to `high`."""
+    """Returns the position of a number on a log axis from 1 to `high`."""
     return math.log(number) / max(math.log(high), 1e-9)
 
 
 def _round_numbers(high: int) -> list[int]:
-    """Returns 0 and its multiples of 1, 2 or 5 times a power of 10."""
+    """Returns multiples from 0 to `high` of 1, 2 or 5 times a power of 10."""
     step = 1
     while high // step > 5:
-        # 1, 2, 5, 10, 20, ...
+        # The steps are 1, 2, 5, 10, 20, ...
         step = step * 5 // 2 if str(step)[0] == "2" else step * 2
     return list(range(0, high + 1, step))
 
@@ -193,7 +199,7 @@ def _short(number: int) -> str:
 
 
 def _place(x: float, y: float) -> tuple[float, float]:
-    """Where a point of the unit square is drawn."""
+    """Returns the SVG coordinates of a point in the unit square."""
     return (
         _LEFT + x * (_WIDTH - _LEFT - 12),
         _HEIGHT - _BOTTOM - y * (_HEIGHT - _BOTTOM - 12),
@@ -207,7 +213,7 @@ def _figure(
     y_axis: tuple[str, Sequence[Tick]],
     height: int = _HEIGHT,
 ) -> str:
-    """A plot with two axes, of which each has a name and labels."""
+    """Returns a plot with two axes, each with a name and labels."""
     caption = html.escape(caption)
     return (
         f"<figure><figcaption>{caption}</figcaption>"

@@ -1,1 +1,4 @@
-"""TensorFlow's table and optimizer configs, read into frozen specs."""
+"""Frozen specs of tables, features and optimizers.
+
+Start at `config.py`, which reads TensorFlow's table and feature configs.
+"""

@@ -1,7 +1,8 @@
 """Reads TensorFlow's table and feature configs into frozen specs.
 
-Pure: `TableConfig` and `FeatureConfig` are read by their attributes and never
-written to, so two embeddings may share them, each with its own optimizer.
+This module does not import TensorFlow: it reads the attributes of
+`TableConfig` and `FeatureConfig`. The objects are not modified, so two
+embeddings with different optimizers may share them.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ COMBINERS = ("mean", "sum", "sqrtn")
 
 OUT_OF_RANGE = ("error", "drop", "clip")
 
-# From here on float32 does not hold the number of each bucket.
+# Float32 cannot represent the index of each bucket if there are more.
 _MAX_NUM_BUCKETS = 2**23
-_SMALLEST_FLOAT32 = 2.0**-126  # of those that are no subnormal numbers
+# The smallest positive normal float32 number.
+_SMALLEST_FLOAT32 = 2.0**-126
 
 
-# The attribute by which a layer gives its TableConfig a title.
+# Attribute of a TableConfig that a layer sets to the table's title.
 TITLE = "_layoutmap_title"
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationSpec:
-    """Rows are rounded to `num_buckets` values when they are looked up.
+    """Rounding of rows in lookups to one of `num_buckets` values.
 
     The values are equally spaced from `lower` to `upper`, both included.
     """
@@ -42,20 +44,22 @@ class QuantizationSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """One table: `[num_rows, dim]`.
+    """Spec of one table of shape `[num_rows, dim]`.
 
     Attributes:
-      name: Unique among the tables of an embedding.
-      num_rows: Rows, at least 1.
-      dim: Columns, at least 1.
-      combiner: How the ids of a sample merge; one of `COMBINERS`.
-      initializer: Callable that gives the starting rows for a shape.
-      optimizer: The update rule; None for a table that only serves.
-      quantization: How rows are rounded in a lookup; None for as they are.
-      dtype: How rows are stored: `"float32"`, `"bfloat16"` or `"float16"`.
-      vocabulary: The `OpenTableSpec` of a table whose ids are keys; then
-        `num_rows` has one for keys that have none of their own, the last.
-      title: Its name in the messages of the engine; empty for `name`.
+      name: Name, unique among the tables of an embedding.
+      num_rows: Number of rows, at least 1.
+      dim: Number of columns, at least 1.
+      combiner: Reduction over the ids of a sample; one of `COMBINERS`.
+      initializer: Callable that returns the initial rows for a shape.
+      optimizer: The update rule; None for a table that is only used for
+        serving.
+      quantization: Rounding of rows in lookups; None for no rounding.
+      dtype: Storage dtype of rows: `"float32"`, `"bfloat16"` or `"float16"`.
+      vocabulary: The `OpenTableSpec` of a table whose ids are keys, otherwise
+        None. The last row of such a table is shared by all keys without a
+        separate row.
+      title: Name of the table in messages of the engine; empty to use `name`.
     """
 
     name: str
@@ -76,26 +80,26 @@ class TableSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its rows."""
+        """Bytes of the rows."""
         return (2 if self.is_half else 4) * self.num_rows * self.dim
 
     @property
     def num_slot_bytes(self) -> int:
-        """Bytes of its slot variables, which are float32."""
+        """Bytes of the slot variables, which are float32."""
         slots = self.optimizer.slots if self.optimizer else ()
         return 4 * self.num_rows * sum(slot.dim(self.dim) for slot in slots)
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """One input column and the table it looks into.
+    """Spec of one input feature and its table.
 
     Attributes:
-      name: Its path in the feature config, as `"ads/clicks"`.
-      table: Index of its table.
-      max_sequence_length: Positions of a sequence feature; 0 for a feature
-        whose ids are combined.
-      output_shape: The activations' shape without `dim`; None to take it
+      name: Path in the feature config, such as `"ads/clicks"`.
+      table: Index of the table.
+      max_sequence_length: Number of positions of a sequence feature; 0 for a
+        feature whose ids are combined.
+      output_shape: The activations' shape without `dim`; None to derive it
         from the input.
       validate: Whether serving checks the ids before it looks them up.
     """
@@ -108,17 +112,17 @@ class FeatureSpec:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether the ids keep their positions instead of being combined."""
+        """Whether each position has an activation, without a combiner."""
         return self.max_sequence_length > 0
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingSpec:
-    """Everything a feature config says, in an order that never changes.
+    """Specs of all tables and features, in a deterministic order.
 
     Attributes:
-      tables: In the order in which the features first name them.
-      features: In `tf.nest.flatten` order.
+      tables: Tables in the order of the first features that use them.
+      features: Features in `tf.nest.flatten` order.
     """
 
     tables: tuple[TableSpec, ...]
@@ -130,7 +134,7 @@ class EmbeddingSpec:
         return any(table.vocabulary is not None for table in self.tables)
 
     def table_of(self, feature: FeatureSpec) -> TableSpec:
-        """Returns the table that `feature` looks into."""
+        """Returns the table of `feature`."""
         return self.tables[feature.table]
 
 
@@ -144,21 +148,21 @@ def read_feature_config(
 
     Args:
       named_features: `(path, FeatureConfig)` pairs in flatten order.
-      optimizer: The optimizer of tables that bring none, or None.
+      optimizer: The optimizer of tables whose config has none, or None.
       takes_slot_fn: Whether optimizers may create their slot variables.
 
     Returns:
       The spec, and the `TableConfig` objects in the order of `spec.tables`.
 
     Raises:
-      TypeError: If an entry is no `FeatureConfig`.
-      ValueError: If there is no feature, two tables have one name, or a
-        setting is one that the host engine does not carry out.
+      TypeError: If an entry is not a `FeatureConfig`.
+      ValueError: If there is no feature, two tables have the same name, or a
+        setting is not supported by the host engine.
     """
     if not named_features:
         raise ValueError(
             "Argument `feature_config` must hold at least one FeatureConfig. "
-            "Received an empty structure."
+            "Received: an empty structure."
         )
     configs: list[Any] = []
     features: list[FeatureSpec] = []
@@ -172,7 +176,7 @@ def read_feature_config(
                 "tf.tpu.experimental.embedding.FeatureConfig. Received: "
                 f"{type(feature)} at path {path!r}."
             )
-        # By identity: two equal configs are still two tables.
+        # The comparison is by identity: two equal configs are two tables.
         known = [one is feature.table for one in configs]
         if not any(known):
             configs.append(feature.table)
@@ -189,16 +193,16 @@ def read_feature_config(
 def index_of_table(
     key: Any, spec: EmbeddingSpec, table_configs: Sequence[Any], argument: str
 ) -> int:
-    """Returns which table of a spec a key of a mapping means.
+    """Returns the index of the table that a key of a mapping names.
 
     Args:
       key: The name of a table, or its `TableConfig`.
-      spec: With the tables.
-      table_configs: The `TableConfig` of each of them.
-      argument: Name of the mapping, for the error.
+      spec: Spec with the tables.
+      table_configs: The `TableConfig` of each table.
+      argument: Name of the argument that is the mapping, for the message.
 
     Raises:
-      ValueError: If it is none of them.
+      ValueError: If `key` does not match a table.
     """
     for index, table in enumerate(spec.tables):
         if key == table.name or key is table_configs[index]:
@@ -228,8 +232,8 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
             "dimension, and only the first may be unknown. Received: "
             f"output_shape={output_shape} (feature {name!r})."
         )
-    # A shape says where each id goes, as TensorFlow has it: ragged ids of
-    # fewer samples are spread over it, without `max_sequence_length`.
+    # As in TensorFlow, `output_shape` replaces `max_sequence_length`: ragged
+    # ids of fewer samples are distributed over the positions of the shape.
     return FeatureSpec(
         name, table, 0, shape, feature.validate_weights_and_indices
     )
@@ -247,14 +251,14 @@ def _read_table(
         )
     if getattr(config, "layout", None) is not None:
         raise ValueError(
-            "The host engine does not support `layout` of a TableConfig, "
-            "which divides a table over SparseCores; leave it out. Received: "
-            f"{config.layout!r} {where}."
+            "`layout` of a TableConfig must be None: the host engine does not "
+            "support it, because it shards a table over SparseCores. "
+            f"Received: layout={config.layout!r} {where}."
         )
     if getattr(config, "dtype", "float32") != "float32":
         raise ValueError(
-            "A TableConfig must be float32; `table_dtypes` of TPUEmbedding "
-            "says otherwise where rows shall take 16 bits. "
+            "The dtype of a TableConfig must be float32; for 16-bit rows, "
+            "pass `table_dtypes` to TPUEmbedding. "
             f"Received: dtype={config.dtype!r} {where}."
         )
     if config.combiner not in COMBINERS:
@@ -304,7 +308,7 @@ def _read_quantization(quantization: Any, where: str):
             "`num_buckets` of a QuantizationConfig must be an int in [2, "
             f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}."
         )
-    # TensorFlow's threads compute with zero instead of anything smaller.
+    # TensorFlow's threads flush smaller numbers to zero.
     if (limits[1] - limits[0]) / (num_buckets - 1) < _SMALLEST_FLOAT32:
         raise ValueError(
             "The limits of a QuantizationConfig must be at least "
@@ -319,8 +323,8 @@ def _check_unique_names(tables: Sequence[TableSpec]):
     for table in tables:
         if table.name in seen:
             raise ValueError(
-                "Tables must have unique names; a TableConfig without one is "
-                "called `table_{i}` by its position. Multiple tables with name "
-                f"{table.name!r} found."
+                "Tables must have unique names; the name of a TableConfig "
+                "defaults to `table_{i}`, where i is its position. Multiple "
+                f"tables with name {table.name!r} found."
             )
         seen.add(table.name)

@@ -1,6 +1,6 @@
-"""Which tables take ids as they come.
+"""Reads the argument `vocabularies`: specs of tables with open vocabularies.
 
-Pure: settings and initializers are read by their attributes.
+This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from tf_layoutmap.embedding.spec import config
 
 @dataclasses.dataclass(frozen=True)
 class OpenTableSpec:
-    """What a table with an open vocabulary is, besides its `TableSpec`.
+    """Additional spec of a table with an open vocabulary.
 
     Attributes:
       settings: The `OpenVocabulary`.
-      first_values: The `FirstValues` of its rows.
+      first_values: The `FirstValues` of its rows, which computes their initial
+        values.
     """
 
     settings: Any
@@ -32,21 +33,21 @@ def with_vocabularies(
     settings_class: type,
     read_initializer: Any,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with the vocabularies that a user asks for.
+    """Returns the spec with the configured vocabularies.
 
     Args:
-      spec: Whose tables are closed.
+      spec: Spec whose tables have no vocabularies.
       table_configs: The `TableConfig` of each of its tables.
-      vocabularies: From names of tables, or their `TableConfig`, to
+      vocabularies: Mapping from names of tables, or their `TableConfig`, to
         `OpenVocabulary`; or None.
       settings_class: `OpenVocabulary`.
       read_initializer: `vocabulary.first_values.read_initializer`.
 
     Raises:
-      TypeError: If it is no mapping to `OpenVocabulary`.
-      ValueError: If there is no such table, a table is named twice, a
-        vocabulary is given to two tables, or a table does not go with its
-        vocabulary; it names the table.
+      TypeError: If `vocabularies` is not a mapping to `OpenVocabulary`.
+      ValueError: If there is no such table, a table is named twice, two tables
+        share a vocabulary, or a table and its vocabulary differ in size; the
+        message names the table.
     """
     if vocabularies is None:
         return spec
@@ -73,14 +74,14 @@ def with_vocabularies(
             )
         if id(settings) in seen:
             raise ValueError(
-                "Each table must have a tlm.OpenVocabulary of its own, as its "
-                "keys and rows are one. Received: the same for tables "
-                f"{seen[id(settings)]!r} and {table.name!r}."
+                "Each table must have a separate tlm.OpenVocabulary, because "
+                "the rows of a table belong to its keys. Received: the same "
+                f"object for tables {seen[id(settings)]!r} and {table.name!r}."
             )
         seen[id(settings)] = table.name
         if table.num_rows != settings.capacity:
             raise ValueError(
-                "The `vocabulary_size` of a TableConfig must be the "
+                "The `vocabulary_size` of a TableConfig must equal the "
                 "`capacity` of its tlm.OpenVocabulary. Received: "
                 f"{table.num_rows} and {settings.capacity} (table "
                 f"{table.name!r})."

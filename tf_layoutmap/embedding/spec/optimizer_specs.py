@@ -1,18 +1,15 @@
-"""Reads TensorFlow's TPU optimizer objects into frozen specs.
+"""Reads TPU optimizer objects into frozen specs, and defines `HostOptimizer`.
 
-Pure: the objects are read by their attributes, TensorFlow is not imported.
-A setting the engine does not carry out is refused here, never ignored:
-training with another rule than the one asked for would only show in the
-numbers.
+This module does not import TensorFlow: it reads the attributes of optimizers.
+A setting that the engine does not support raises an error and is never
+ignored, because training with a different rule would only be visible in the
+results.
+
+Each `_read_*` function returns the slot variables of a rule and the constants
+that follow its learning rate, in the order of docs/ops.md. `HostOptimizer` is
+the base class of the optimizers that only the host engine supports.
 """
 
-# DOC-MERGE: What the optimizers of the host engine have in common.
-# DOC-MERGE: The numbers of TensorFlow's TPU optimizer objects, checked.
-#
-# Pure: objects are read by their attributes. Each reader gives the slot
-# variables of a rule and the constants that follow its learning rate, in the
-# order of docs/ops.md.
-#
 from __future__ import annotations
 
 import dataclasses
@@ -25,9 +22,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class SlotSpec:
-    """One slot variable: its name and the value its rows start with.
+    """Spec of one slot variable: its name and initial value.
 
-    It is shaped like the table, or `[num_rows, 1]` if it `is_per_row`.
+    The shape is that of the table, or `[num_rows, 1]` if `is_per_row`.
     """
 
     name: str
@@ -35,20 +32,20 @@ class SlotSpec:
     is_per_row: bool = False
 
     def dim(self, table_dim: int) -> int:
-        """Returns its number of columns."""
+        """Returns the number of columns of the slot variable."""
         return 1 if self.is_per_row else table_dim
 
 
 class Settings:
-    """Reads the attributes of one optimizer object.
+    """Reader of the attributes of one optimizer object.
 
     Attributes:
-      kind: Name of its class.
-      where: Which table it is for, as messages end.
+      kind: Name of the optimizer's class.
+      where: End of messages, which names the table.
     """
 
     def __init__(self, optimizer: Any, where: str):
-        """Takes the object, which is never changed."""
+        """Wraps `optimizer`, which is not modified."""
         self._optimizer = optimizer
         self.kind = type(optimizer).__name__
         self.where = where
@@ -56,10 +53,16 @@ class Settings:
     def number(
         self, name: str, requirement: str, holds: Callable[[float], bool]
     ) -> float:
-        """Returns a finite number for which `holds` is true.
+        """Returns an attribute that must be a finite number.
+
+        Args:
+          name: Name of the attribute.
+          requirement: Text of the additional condition, for the message.
+          holds: Function that returns whether a number meets the condition.
 
         Raises:
-          ValueError: If it is something else; `requirement` is told.
+          ValueError: If the attribute is not a finite number or does not meet
+            the condition.
         """
         value = getattr(self._optimizer, name)
         if (
@@ -74,11 +77,11 @@ class Settings:
         return float(value)
 
     def is_set(self, name: str) -> bool:
-        """Whether the attribute is something else than None."""
+        """Whether the attribute is not None."""
         return getattr(self._optimizer, name) is not None
 
     def flag(self, name: str) -> float:
-        """Returns 0 or 1 for a bool; None is False, as TensorFlow has it."""
+        """Returns 0 or 1 for a bool; as in TensorFlow, None means False."""
         value = getattr(self._optimizer, name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(
@@ -88,10 +91,10 @@ class Settings:
         return float(bool(value))
 
     def limits(self, low: str, high: str) -> tuple[float, float]:
-        """Returns two limits; one that is None is infinite.
+        """Returns two limits. A limit that is None is infinite.
 
         Raises:
-          ValueError: If one is no number, or they leave nothing between.
+          ValueError: If a limit is not a number, or `low` is above `high`.
         """
         found: list[float] = []
         for name, unset in ((low, -math.inf), (high, math.inf)):
@@ -217,24 +220,28 @@ def _read_lamb(settings: Settings) -> Rule:
     )
 
 
-# By class name, so that a subclass, which may mean another rule, has none.
+# The keys are class names, so that subclasses, which may implement another
+# rule, are not supported.
 READERS: dict[str, Callable[[Settings], Rule]] = {
     "SGD": _read_sgd,
     "Adagrad": _read_adagrad,
     "AdagradMomentum": _read_adagrad_momentum,
     "Adam": _read_adam,
     "FTRL": _read_ftrl,
-    # Those of ours, which a TPU does not have.
+    # Optimizers of this package, which a TPU does not support.
     "RowwiseAdagrad": _read_rowwise_adagrad,
     "LAMB": _read_lamb,
 }
 
 
 def read_modifiers(settings: Settings) -> tuple[float, ...]:
-    """Returns what goes around the rule; empty if nothing does.
+    """Returns the constants for clipping, weight decay and accumulation.
+
+    The tuple is empty if all of these settings have their defaults.
 
     Raises:
-      ValueError: If a setting is no number, or two contradict each other.
+      ValueError: If a setting is not a number, or two settings contradict each
+        other.
     """
     clip_gradient = settings.limits("clip_gradient_min", "clip_gradient_max")
     clip_weight = settings.limits("clip_weight_min", "clip_weight_max")
@@ -260,8 +267,9 @@ def read_modifiers(settings: Settings) -> tuple[float, ...]:
     return (*clip_gradient, decay, by_rate, *clip_weight, accumulate)
 
 
-# What a TPU optimizer has and a Keras optimizer of the same class name lacks.
-_MARKS = (
+# Attributes that a TPU optimizer has and a Keras optimizer with the same class
+# name does not have.
+_TPU_OPTIMIZER_ATTRIBUTES = (
     "learning_rate",
     "use_gradient_accumulation",
     "clip_weight_min",
@@ -272,16 +280,16 @@ _MARKS = (
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSpec:
-    """One update rule, as the engine knows it.
+    """Spec of one update rule of the engine.
 
     Attributes:
-      name: The engine's name of the rule, as `"adagrad_momentum"`.
+      name: The engine's name of the rule, such as `"adagrad_momentum"`.
       learning_rate: A finite number of at least 0, or a callable without
-        arguments that gives one.
-      slots: The slot variables, in the order the engine takes them.
-      constants: What follows the learning rate in the hyperparameters: those
-        of the rule, then all modifiers if there are any.
-      accumulates: Whether the gradients of a row are summed before its step.
+        arguments that returns such a number.
+      slots: The slot variables, in the order that the engine requires.
+      constants: Hyperparameters after the learning rate: the constants of the
+        rule, then the result of `read_modifiers`.
+      accumulates: Whether the gradients of a row are summed before its update.
     """
 
     name: str
@@ -292,7 +300,7 @@ class OptimizerSpec:
 
     @property
     def has_dynamic_rate(self) -> bool:
-        """Whether the learning rate is asked for at every update."""
+        """Whether the learning rate is a callable, called for each update."""
         return callable(self.learning_rate)
 
 
@@ -306,9 +314,9 @@ def read_optimizer(
 
     Args:
       optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
-        `FTRL`, or of one of `host_optimizers`, or None. Never changed. Or
-        what this function has returned before.
-      table: Name of the table it is for, used in errors.
+        `FTRL`, or of a class in `tf_layoutmap.optimizers`, or an
+        `OptimizerSpec`, or None. The object is not modified.
+      table: Name of the table, for messages.
       takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
 
     Returns:
@@ -316,7 +324,7 @@ def read_optimizer(
 
     Raises:
       ValueError: If the class is not a TPU optimizer, or one of its settings
-        is invalid or not carried out by the engine.
+        is invalid or not supported by the engine.
     """
     if optimizer is None or isinstance(optimizer, OptimizerSpec):
         return optimizer
@@ -328,7 +336,7 @@ def read_optimizer(
             f"{optimizer.__name__}(learning_rate=0.1). Received: the class "
             f"{optimizer.__name__} {where}."
         )
-    if not all(hasattr(optimizer, mark) for mark in _MARKS):
+    if not all(hasattr(optimizer, one) for one in _TPU_OPTIMIZER_ATTRIBUTES):
         raise ValueError(
             f"{type(optimizer)} is an unsupported optimizer class; pass an "
             "instance of a class of tf.tpu.experimental.embedding, such as "
@@ -345,9 +353,9 @@ def read_optimizer(
         and getattr(optimizer, "slot_variable_creation_fn", None) is not None
     ):
         raise ValueError(
-            "The host engine creates slot variables itself, with the shards "
-            f"of their table; `slot_variable_creation_fn` of {kind} must be "
-            f"None. Received: {optimizer.slot_variable_creation_fn!r} "
+            f"`slot_variable_creation_fn` of {kind} must be None: the host "
+            "engine creates slot variables with the same shards as their "
+            f"table. Received: {optimizer.slot_variable_creation_fn!r} "
             f"{where}."
         )
     settings = Settings(optimizer, where)
@@ -365,15 +373,16 @@ def read_optimizer(
 
 
 def _check_combinations(optimizer: Any, spec: OptimizerSpec, where: str):
-    """Raises for settings that are fine alone and not together."""
+    """Raises a ValueError for settings that contradict each other."""
     if (
         spec.name == "adam"
         and not optimizer.lazy_adam
         and (not optimizer.use_gradient_accumulation)
     ):
         raise ValueError(
-            "Adam with lazy_adam=False moves each row once per step, so it "
-            "must have use_gradient_accumulation=True. Received: "
+            "Adam with lazy_adam=False must have "
+            "use_gradient_accumulation=True, because it updates each row once "
+            "per step. Received: "
             f"use_gradient_accumulation=False {where}."
         )
     if (
@@ -407,10 +416,10 @@ def _read_learning_rate(optimizer: Any, where: str):
 
 
 def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
-    """Raises for a schedule that needs a step, which it would not get."""
+    """Raises a ValueError if a callable has required arguments."""
     try:
         signature = inspect.signature(rate)
-    except (TypeError, ValueError):  # Built-ins may have none.
+    except (TypeError, ValueError):  # Built-ins may have no signature.
         return
     try:
         signature.bind()
@@ -426,12 +435,12 @@ LearningRate = float | Callable[[], Any]
 
 
 class HostOptimizer:
-    """What these optimizers have in common: the options around a rule.
+    """Base class of optimizers that only the host engine supports.
 
-    The attributes are those of TensorFlow's TPU optimizers.
+    It has the attributes that all of TensorFlow's TPU optimizers have.
     """
 
-    slot_variable_creation_fn = None  # The engine creates them.
+    slot_variable_creation_fn = None  # The engine creates slot variables.
 
     def __init__(
         self,
@@ -444,19 +453,20 @@ class HostOptimizer:
         multiply_weight_decay_factor_by_learning_rate: bool | None = None,
         clipvalue: float | tuple[float | None, float | None] | None = None,
     ):
-        """Keeps the settings; `TPUEmbedding` refuses invalid ones.
+        """Stores the settings; `TPUEmbedding` raises for invalid settings.
 
         Args:
           learning_rate: A number, or a callable without arguments.
-          use_gradient_accumulation: False: one step per looked-up id instead
-            of one for their sum.
-          clip_weight_min: The lowest value of a row after its step.
-          clip_weight_max: The highest.
-          weight_decay_factor: After the rule, `p -= factor * p`.
+          use_gradient_accumulation: Whether a row is updated once with the sum
+            of its gradients. If False, it is updated once for each id.
+          clip_weight_min: Minimum of the values of a row after its update.
+          clip_weight_max: Maximum of the values of a row after its update.
+          weight_decay_factor: Factor of the weight decay `p -= factor * p`,
+            which is applied after the rule.
           multiply_weight_decay_factor_by_learning_rate: Whether the factor is
-            times the learning rate.
-          clipvalue: What each value of the summed gradient is clipped to:
-            `(low, high)`, or one number for both sides.
+            multiplied by the learning rate.
+          clipvalue: Range to which each value of the summed gradient is
+            clipped: `(low, high)`, or one number for `(-number, number)`.
         """
         self.learning_rate = learning_rate
         self.use_gradient_accumulation = use_gradient_accumulation

@@ -1,6 +1,6 @@
-"""Which tables store their rows in 16 bits.
+"""Reads the arguments `table_dtypes` and `rounding_seed` of `TPUEmbedding`.
 
-Pure: TensorFlow's dtypes are read by their name.
+This module does not import TensorFlow: it reads the names of dtypes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ def with_dtypes(
     table_configs: Sequence[Any],
     table_dtypes: Any,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with the dtypes that a user asks for.
+    """Returns the spec with the configured dtypes.
 
     Args:
-      spec: Whose tables are float32.
+      spec: Spec whose tables are float32.
       table_configs: The `TableConfig` of each of its tables.
-      table_dtypes: One dtype for all tables; or a mapping from names of
-        tables, or their `TableConfig`, to dtypes, float32 where it has none;
-        or None. A dtype is one of `TABLE_DTYPES`, as a string or as
-        TensorFlow's object.
+      table_dtypes: One dtype for all tables, or a mapping from names of
+        tables, or their `TableConfig`, to dtypes, or None. Tables that are not
+        in the mapping are float32. A dtype is one of `TABLE_DTYPES`, as a
+        string or as a `tf.DType`.
 
     Raises:
-      ValueError: If a dtype is another one, or there is no such table; it
-        names the table.
+      ValueError: If a dtype is not one of `TABLE_DTYPES`, or there is no such
+        table; the message names the table.
     """
     if table_dtypes is None:
         return spec
@@ -72,14 +72,14 @@ def _read_dtype(dtype: Any, where: str) -> str:
 
 
 def read_seed(seed: Any) -> int:
-    """Returns a seed that an int64 holds.
+    """Returns the seed after checking that it is an int64.
 
     Raises:
-      ValueError: If it is something else.
+      ValueError: If `seed` is not an int in the range of int64.
     """
     if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise ValueError(
-            "Argument `rounding_seed` must be an int of 64 bits. "
+            "Argument `rounding_seed` must be an int in the range of int64. "
             f"Received: {seed!r}."
         )
     return seed

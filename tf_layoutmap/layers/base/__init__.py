@@ -1,5 +1,5 @@
-"""The parts of the layers of `tlm.layers` that both Keras versions share.
+"""Code that the layers of both Keras versions share.
 
-`sharded_embedding` and `tpu_embedding` are the base classes; start there.
-`layers.keras3` and `layers.tf_keras` add what is specific to one version.
+`sharded_embedding` and `tpu_embedding` contain the base classes; start there.
+`layers.keras3` and `layers.tf_keras` add the code for one version.
 """

@@ -1,4 +1,4 @@
-"""Feature configs as plain values, and back, for saved models."""
+"""Serialization of feature configs for saved models."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import optimizers
 from tf_layoutmap.layers.base.keras_rs_configs import (
-    CutFeatureConfig,
     ScheduledRate,
+    TruncatedFeatureConfig,
 )
 
 _tpu = tf.tpu.experimental.embedding
@@ -31,18 +31,18 @@ _OPTIMIZERS = {
 def to_config(
     feature_config: Any, optimizer: Any, capacities: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Returns plain values that `from_config` understands.
+    """Returns plain values that `from_config` accepts.
 
-    Initializers that Keras cannot save are left out: the rows come from the
-    saved weights.
+    Initializers that Keras does not serialize are omitted: the rows are
+    restored from the saved weights.
 
     Args:
       feature_config: Nested structure of `FeatureConfig`.
-      optimizer: Of tables that bring none.
-      capacities: By name, of tables with open vocabularies.
+      optimizer: Optimizer of the tables that specify none.
+      capacities: Capacities of tables with open vocabularies, by table name.
 
     Raises:
-      ValueError: If a learning rate is a callable, which no file can hold.
+      ValueError: If a learning rate is a callable, which is not serializable.
     """
     tables: list[Any] = []
 
@@ -87,7 +87,7 @@ def to_config(
 
 
 def from_config(saved: dict[str, Any]) -> Any:
-    """Returns the nested structure of `FeatureConfig`."""
+    """Returns the nested structure of `FeatureConfig` from plain values."""
     tables = [_read_table(one) for one in saved["tables"]]
 
     def read(structure):
@@ -96,7 +96,9 @@ def from_config(saved: dict[str, Any]) -> Any:
             return {key: read(one) for key, one in value.items()}
         if kind in ("list", "tuple"):
             return {"list": list, "tuple": tuple}[kind](map(read, value))
-        kind = CutFeatureConfig if "max_ids" in value else _tpu.FeatureConfig
+        kind = (
+            TruncatedFeatureConfig if "max_ids" in value else _tpu.FeatureConfig
+        )
         return kind(**{**value, "table": tables[value["table"]]})
 
     return read(saved["features"])
@@ -156,7 +158,7 @@ def _write_optimizer(optimizer: Any) -> Any:
     rate = optimizer.learning_rate
     if callable(rate) and not isinstance(rate, ScheduledRate):
         raise ValueError(
-            "A model with a dynamic learning rate cannot be saved with its "
+            "A model with a dynamic learning rate must not be saved with its "
             "configuration; use `save_weights`, or a learning rate that is a "
             f"number. Received: learning_rate={optimizer.learning_rate!r}."
         )

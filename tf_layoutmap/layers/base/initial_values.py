@@ -1,4 +1,4 @@
-"""The values that `Embedding` of Keras starts with, one shard at a time."""
+"""Initial values of Keras' `Embedding`, computed one shard at a time."""
 
 import dataclasses
 import inspect
@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tf_layoutmap.sharded.initial_value import ShardInfo
 
-# Numbers that TensorFlow's generator on a CPU makes from one count of its
-# counter, for float32.
+# Number of float32 values that TensorFlow's CPU generator produces per counter
+# value.
 _GROUP = 4
 
-# Of each distribution: its operation, and how many counts it keeps for a group
-# of numbers. A truncated one draws again what falls outside.
+# Per distribution: its op, and the counter values that the op reserves for each
+# group of values. A truncated normal redraws values outside its range.
 _OPS = {
     "uniform": ("StatelessRandomUniformV2", 1),
     "normal": ("StatelessRandomNormalV2", 1),
@@ -24,11 +24,11 @@ _OPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """Random numbers of a whole table: `scale * drawn + offset`.
+    """Random values of a full table: `scale * drawn + offset`.
 
     Attributes:
       distribution: `"uniform"`, `"normal"` or `"truncated_normal"`.
-      seed: `[2]` int32, as `tf.random.stateless_uniform` takes it.
+      seed: `[2]` int32, as for `tf.random.stateless_uniform`.
       scale, offset: `[]` float32.
     """
 
@@ -38,7 +38,7 @@ class Draw:
     offset: tf.Tensor
 
     def rows(self, start: int, num_rows: int, dim: int) -> tf.Tensor:
-        """Returns rows of the table `[..., dim]`, drawing no others."""
+        """Returns rows of the table `[..., dim]`, and draws only these."""
         op, counts = _OPS[self.distribution]
         first, skipped = divmod(start * dim, _GROUP)
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=self.seed)
@@ -56,25 +56,25 @@ class Draw:
         return tf.reshape(drawn, [num_rows, dim])
 
 
-def draw_of(
+def known_draw(
     kinds: Any,
     initializer: Any,
     stateless_seed: Callable[[Any], tf.Tensor | None],
 ) -> Draw | None:
-    """Returns the random numbers of one of Keras' initializers, if known.
+    """Returns the random values of a Keras initializer, if known.
 
     Args:
       kinds: The `initializers` module of its Keras version.
-      initializer: That is asked for its numbers.
-      stateless_seed: Returns the seed of its next numbers, `[2]` int32, or
-        None if it is not known.
+      initializer: The initializer.
+      stateless_seed: Returns the seed of an initializer's next values, `[2]`
+        int32, or None if it is not known.
     """
     known = {
         kinds.RandomUniform: ("uniform", "minval", "maxval"),
         kinds.RandomNormal: ("normal", "mean", "stddev"),
         kinds.TruncatedNormal: ("truncated_normal", "mean", "stddev"),
     }
-    # Not of a subclass, which may draw otherwise.
+    # Subclasses are excluded, because they may draw other values.
     if type(initializer) not in known:
         return None
     seed = stateless_seed(initializer)
@@ -89,59 +89,64 @@ def draw_of(
     return Draw(distribution, seed, second, first)
 
 
-def of_one_table(
+def sharded_initializer(
     initializer: Callable[..., Any],
     shape: tuple[int, int],
     dtype: tf.DType,
-    draw_of: Callable[[Any], Draw | None],
+    known_draw: Callable[[Any], Draw | None],
 ) -> Callable[..., Any]:
-    """Returns what gives each shard its rows of the whole table's values.
+    """Returns an initializer of shards with the full table's values.
 
     Args:
-      initializer: An initializer of Keras whose values depend on the shape,
-        or are random.
-      shape: Of the whole table.
-      dtype: Of the table.
-      draw_of: Returns the `Draw` of an initializer, and moves a seed with
-        state on; None where there is none.
+      initializer: A Keras initializer whose values depend on the shape, or are
+        random.
+      shape: Shape of the full table.
+      dtype: Dtype of the table.
+      known_draw: Returns the `Draw` of an initializer and advances a stateful
+        seed; None if the initializer has no `Draw`.
 
     Returns:
-      For an initializer that asks for a shard itself, that; else one that
-      does, as `ShardedVariable.create` takes it, once for all shards.
+      `initializer` if it accepts shard arguments. Otherwise a callable with a
+      `shard_info` argument, as for `ShardedVariable.create`, for one pass over
+      all shards.
     """
-    asked = inspect.signature(initializer).parameters
-    if {"shard_info", "partition_shape"} & set(asked):
+    parameters = inspect.signature(initializer).parameters
+    if {"shard_info", "partition_shape"} & set(parameters):
         return initializer
-    return _OneTable(initializer, shape, dtype, draw_of)
+    return _ShardedInitializer(initializer, shape, dtype, known_draw)
 
 
-class _OneTable:
-    """Draws at the first shard; a whole table is let go at the last one."""
+class _ShardedInitializer:
+    """Initializer of shards that returns slices of the full table's values.
+
+    If the values have no `Draw`, the first shard computes the full table, and
+    the last shard releases it.
+    """
 
     def __init__(
         self,
         initializer: Any,
         shape: tuple[int, int],
         dtype: tf.DType,
-        draw_of: Callable[[Any], Draw | None],
+        known_draw: Callable[[Any], Draw | None],
     ):
         self._initializer = initializer
         self._shape = shape
         self._dtype = dtype
-        self._draw_of = draw_of
+        self._known_draw = known_draw
         self._draw: Draw | None = None
-        self._is_asked = False
-        self._whole: tf.Tensor | None = None
+        self._is_draw_known = False
+        self._full_table: tf.Tensor | None = None
 
     def is_drawn(self) -> bool:
-        """Whether TensorFlow's operations draw each shard where it is."""
+        """Whether each shard draws its values separately."""
         if (
-            not self._is_asked
+            not self._is_draw_known
             and self._dtype == tf.float32
             and (tf.executing_eagerly())
         ):
-            self._draw = self._draw_of(self._initializer)
-        self._is_asked = True
+            self._draw = self._known_draw(self._initializer)
+        self._is_draw_known = True
         return self._draw is not None
 
     def __call__(self, shard_info: ShardInfo) -> tf.Tensor:
@@ -149,11 +154,11 @@ class _OneTable:
         if self.is_drawn():
             assert self._draw is not None
             return self._draw.rows(start, num_rows, self._shape[1])
-        if self._whole is None:
-            self._whole = tf.convert_to_tensor(
+        if self._full_table is None:
+            self._full_table = tf.convert_to_tensor(
                 self._initializer(self._shape, dtype=self._dtype)
             )
-        rows = self._whole[start : start + num_rows]
+        rows = self._full_table[start : start + num_rows]
         if start + num_rows == self._shape[0]:
-            self._whole = None
+            self._full_table = None
         return rows

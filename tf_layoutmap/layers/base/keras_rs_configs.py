@@ -1,10 +1,11 @@
-"""keras-rs' table and feature configs, read as TensorFlow's.
+"""Conversion of keras-rs' table and feature configs to TensorFlow's.
 
-They are known by their fields, those of keras-rs 0.4: the package is not
-needed. What they say and the host engine does not do is refused by its name.
+The configs are recognized by their fields, as in keras-rs 0.4, so the package
+keras-rs is not required. A setting that the host engine does not support
+raises an error that names the setting. `ScheduledRate` is a table's learning
+rate that follows a Keras schedule.
 """
 
-# DOC-MERGE: A learning rate of tables that follows a schedule of Keras.
 from __future__ import annotations
 
 from typing import Any
@@ -17,18 +18,20 @@ from tf_layoutmap.embedding import inputs
 
 
 class ScheduledRate:
-    """A callable without arguments, as a table's optimizer takes it.
+    """Learning rate of tables that follows a Keras schedule.
 
-    A schedule is a function of a step. The layer that has the tables counts
-    its updates, and says where.
+    It is a callable without arguments, as a table's optimizer requires. A
+    schedule is a function of the step, so the layer that owns the tables counts
+    their updates and sets `updates`.
 
     Attributes:
-      schedule: The schedule, of either Keras.
-      updates: An integer variable; None before the layer is built.
+      schedule: The schedule, of Keras 3 or tf_keras.
+      updates: Integer variable that counts the updates; None before the layer
+        is built.
     """
 
     def __init__(self, schedule: Any):
-        """Takes a `keras.optimizers.schedules.LearningRateSchedule`."""
+        """Creates the rate from a Keras `LearningRateSchedule`."""
         self.schedule = schedule
         self.updates: tf.Variable | None = None
 
@@ -40,8 +43,8 @@ class ScheduledRate:
 
 _tpu = tf.tpu.experimental.embedding
 
-# The TPU's rule of each optimizer, the settings both have, and those that
-# must be as Keras has them by default: the rule has no such thing.
+# Per Keras optimizer: the TPU optimizer class, the settings that both have, and
+# the settings that must keep Keras' default because the TPU class lacks them.
 _RULES = {
     "SGD": (_tpu.SGD, (), {"momentum": 0.0, "nesterov": False}),
     "Adagrad": (
@@ -63,8 +66,8 @@ _RULES = {
     ),
 }
 _BY_NAME = {name.lower(): name for name in _RULES}
-# Of every Keras optimizer: what no table's rule does.
-_NOT_DONE = {
+# Settings of all Keras optimizers that no table optimizer supports.
+_UNSUPPORTED = {
     "clipnorm": None,
     "global_clipnorm": None,
     "use_ema": False,
@@ -73,12 +76,12 @@ _NOT_DONE = {
 }
 
 
-class CutFeatureConfig(_tpu.FeatureConfig):
-    """A `FeatureConfig` of which only the first ids of a sample count.
+class TruncatedFeatureConfig(_tpu.FeatureConfig):
+    """A `FeatureConfig` that truncates each sample to its first ids.
 
     Attributes:
-      max_ids: Ids of a ragged sample that are looked up; the width of a
-        dense input.
+      max_ids: Number of ids of a ragged or sparse sample that are looked up;
+        required width of a dense input.
     """
 
     def __init__(self, *args: Any, max_ids: int, **kwargs: Any):
@@ -86,16 +89,17 @@ class CutFeatureConfig(_tpu.FeatureConfig):
         self.max_ids = max_ids
 
 
-def read(feature_config: Any) -> Any:
+def to_tensorflow_configs(feature_config: Any) -> Any:
     """Returns the feature config with keras-rs' configs as TensorFlow's.
 
     Args:
-      feature_config: Nested structure of `FeatureConfig` of keras-rs or of
-        TensorFlow; the latter are returned as they are.
+      feature_config: Nested structure of keras-rs' or TensorFlow's
+        `FeatureConfig` objects. TensorFlow's are returned unchanged.
 
     Raises:
-      ValueError: If a fact has no counterpart; names it, and where it is.
-      TypeError: If an optimizer is none that a table can have.
+      ValueError: If a setting is not supported. The message names the setting
+        and its table or feature.
+      TypeError: If an optimizer is not supported for tables.
     """
     tables: list[tuple[Any, Any]] = []
 
@@ -106,34 +110,35 @@ def read(feature_config: Any) -> Any:
         tables.append((feature.table, _read_table(feature.table)))
         return tables[-1][1]
 
-    def read_one(feature):
+    def convert(feature):
         if not hasattr(getattr(feature, "table", None), "embedding_dim"):
             return feature
         max_ids = _max_ids(feature)
-        facts = {"table": table_of(feature), "name": feature.name}
+        settings = {"table": table_of(feature), "name": feature.name}
         return (
-            _tpu.FeatureConfig(**facts)
+            _tpu.FeatureConfig(**settings)
             if max_ids is None
-            else CutFeatureConfig(**facts, max_ids=max_ids)
+            else TruncatedFeatureConfig(**settings, max_ids=max_ids)
         )
 
-    return tf.nest.map_structure(read_one, feature_config)
+    return tf.nest.map_structure(convert, feature_config)
 
 
-def cut(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
+def truncate_ids(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     """Returns ids and weights of one input, at most `max_ids` per sample.
 
-    Weights of dense ids make both ragged: the engine takes weights so.
+    Dense ids with weights become ragged, because the engine requires ragged or
+    sparse ids when weights are passed.
 
     Raises:
-      ValueError: If a dense input has another width, or its weights another
-        shape.
+      ValueError: If the width of a dense input is not `max_ids`, or dense
+        weights do not have the shape of the ids.
     """
     max_ids = getattr(feature, "max_ids", None)
     where = f"(feature {getattr(feature, 'name', None)!r})"
     if weights is not None and _is_dense(ids) and _is_dense(weights):
-        # Of the right width: to cut them, too, XLA would have to compile
-        # slices of ragged tensors, which it cannot.
+        # The width of dense ids is checked and not truncated, because XLA does
+        # not compile slices of ragged tensors.
         return _to_ragged(
             tf.convert_to_tensor(ids),
             tf.convert_to_tensor(weights),
@@ -143,7 +148,7 @@ def cut(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     if max_ids is None:
         return ids, weights
     if isinstance(ids, tf.SparseTensor):
-        return _cut_sparse(feature, ids, weights, max_ids)
+        return _truncate_sparse(feature, ids, weights, max_ids)
     if isinstance(ids, tf.RaggedTensor):
         if weights is not None:
             weights = weights[:, :max_ids]
@@ -160,19 +165,21 @@ def _check_width(ids, max_ids, where):
     width = ids.shape[-1] if len(ids.shape) > 1 else max_ids
     if width not in (None, max_ids):
         raise ValueError(
-            f"A dense input must have {max_ids} ids per sample, the last of "
-            f"its `input_shape`. Received: shape {tuple(ids.shape)} {where}."
+            f"A dense input must have {max_ids} ids per sample, the last "
+            "dimension of its `input_shape`. Received: shape "
+            f"{tuple(ids.shape)} {where}."
         )
 
 
 def _to_ragged(ids, weights, max_ids, where):
-    """Dense ids and weights, `[num_samples]` or `[num_samples, n]`."""
+    """Returns dense ids and weights, `[num_samples]` or 2-D, as ragged."""
     if ids.shape.rank not in (1, 2) or not ids.shape.is_compatible_with(
         weights.shape
     ):
         raise ValueError(
-            "Weights of dense ids must have their shape, [num_samples] or "
-            "[num_samples, ids per sample]. Received: ids of shape "
+            "Weights of dense ids must have the shape of the ids, "
+            "[num_samples] or [num_samples, ids per sample]. Received: ids of "
+            "shape "
             f"{ids.shape}, weights of shape {weights.shape} {where}."
         )
     if max_ids is not None:
@@ -180,7 +187,7 @@ def _to_ragged(ids, weights, max_ids, where):
     check = tf.debugging.assert_equal(
         tf.shape(ids),
         tf.shape(weights),
-        f"Weights of dense ids must have their shape {where}.",
+        f"Weights of dense ids must have the shape of the ids {where}.",
     )
     with tf.control_dependencies([] if check is None else [check]):
         weights = tf.identity(weights)
@@ -190,15 +197,15 @@ def _to_ragged(ids, weights, max_ids, where):
     return ragged, ragged.with_values(tf.reshape(weights, [-1]))
 
 
-def _cut_sparse(feature, ids, weights, max_ids):
-    """The first ids of each sample, at any positions in it."""
+def _truncate_sparse(feature, ids, weights, max_ids):
+    """Returns the first `max_ids` ids of each sample of a sparse input."""
     samples = ids.indices[:, 0]
     positions = tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
         tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
     )
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
-        # All of them are compared with the ids, before any is left out.
+        # The check compares all ids and weights, before any id is dropped.
         checked = inputs.same_positions(
             feature, "indices", ids.indices, weights.indices
         )
@@ -209,30 +216,34 @@ def _cut_sparse(feature, ids, weights, max_ids):
 
 
 def _max_ids(feature) -> int | None:
-    """Ids per sample, after a check that the shapes go together."""
-    given, wanted = tuple(feature.input_shape), tuple(feature.output_shape)
-    samples = given[: max(len(given) - 1, 1)]
-    if not given or wanted != (*samples, feature.table.embedding_dim):
+    """Returns the ids per sample, after a check of both shapes."""
+    input_shape = tuple(feature.input_shape)
+    output_shape = tuple(feature.output_shape)
+    samples = input_shape[: max(len(input_shape) - 1, 1)]
+    if not input_shape or output_shape != (
+        *samples,
+        feature.table.embedding_dim,
+    ):
         raise ValueError(
             "`output_shape` must be `input_shape` with the table's "
             "`embedding_dim` in place of the ids of a sample, "
             f"{(*samples, feature.table.embedding_dim)}. Received: "
-            f"input_shape={given}, output_shape={wanted} (feature "
+            f"input_shape={input_shape}, output_shape={output_shape} (feature "
             f"{feature.name!r})."
         )
-    return given[-1] if len(given) > 1 else None
+    return input_shape[-1] if len(input_shape) > 1 else None
 
 
 def _read_table(table):
     where = f"(table {table.name!r})"
-    # Of the ids per partition nothing is asked: they size the buffers of a
-    # SparseCore, and the host engine drops no id for lack of room.
+    # The ids-per-partition settings are ignored: they size the buffers of a
+    # SparseCore, and the host engine has no such limit.
     if table.placement != "auto":
         raise ValueError(
-            '`placement` of a TableConfig of keras-rs must be "auto": the '
-            "tables of this layer are on the host, with optimizers of their "
-            'own. One of "default_device" is a tlm.layers.ShardedEmbedding '
-            "with optimizer=None. Received: "
+            '`placement` of a TableConfig of keras-rs must be "auto": this '
+            "layer keeps its tables on the host, each with its optimizer. For "
+            '"default_device" use a tlm.layers.ShardedEmbedding with '
+            "optimizer=None. Received: "
             f"placement={table.placement!r} {where}."
         )
     return _tpu.TableConfig(
@@ -246,16 +257,17 @@ def _read_table(table):
 
 
 def read_optimizer(optimizer: Any, where: str) -> Any:
-    """Returns a table's optimizer, of Keras or by name, as the TPU's rule.
+    """Returns the TPU optimizer for a Keras optimizer or its name.
 
     Args:
-      optimizer: A Keras optimizer, its name, one of
-        `tf.tpu.experimental.embedding`, or None; the last two are returned.
-      where: What is said at the end of a message.
+      optimizer: A Keras optimizer, its name, an optimizer of
+        `tf.tpu.experimental.embedding`, or None. The last two are returned
+        unchanged.
+      where: Table or layer, appended to error messages.
 
     Raises:
-      ValueError: If it has a setting that the rule has not.
-      TypeError: If no rule is like it.
+      ValueError: If the TPU optimizer has no counterpart for a setting.
+      TypeError: If there is no TPU optimizer of this kind.
     """
     if optimizer is None or hasattr(optimizer, "use_gradient_accumulation"):
         return optimizer
@@ -266,7 +278,7 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
                 f"Received: optimizer={optimizer!r} {where}."
             )
         return _RULES[_BY_NAME[optimizer.lower()]][0]()
-    # Not a subclass: AdamW is one of Adam.
+    # Subclasses are not supported: AdamW is a subclass of Adam, for example.
     name = type(optimizer).__name__
     if not isinstance(optimizer, keras.optimizers.Optimizer) or (
         type(optimizer) is not getattr(keras.optimizers, name, None)
@@ -274,11 +286,11 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
     ):
         raise TypeError(
             "The optimizer of a table must be a keras.optimizers "
-            f"{', '.join(_RULES)}, the name of one, or one of "
+            f"{', '.join(_RULES)}, its name, or an optimizer of "
             f"tf.tpu.experimental.embedding. Received: {optimizer!r} {where}."
         )
     rule, settings, absent = _RULES[name]
-    for setting, default in {**_NOT_DONE, **absent}.items():
+    for setting, default in {**_UNSUPPORTED, **absent}.items():
         value = getattr(optimizer, setting)
         if value != default:
             raise ValueError(

@@ -1,14 +1,11 @@
-"""A layer for one Keras version is never called by a model of the other.
+"""Checks that a layer is used by models of its Keras version only.
 
-The call would work, but no model trains, counts or saves a layer that it does
-not know for one: so it is refused.
+A call from the other version would compute activations. However, that model
+does not recognize the layer, so it would not train, count or save it.
+`LayerBase` gives type checkers the attributes of a Keras layer; at run time the
+`Layer` class of one version provides them.
 """
 
-# DOC-MERGE: What layers of both Keras versions have, as the base of our mixins.
-#
-# Only type checkers see it: a mixin stands before the `Layer` of one version,
-# which brings all of this.
-#
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +15,11 @@ import tensorflow as tf
 from tf_layoutmap._core import keras_private
 
 
-def refuse_tf_keras(layer: Any, inputs: Any) -> None:
-    """Raises when a Keras 3 layer is called with or by what is tf_keras'.
+def check_not_tf_keras(layer: Any, inputs: Any) -> None:
+    """Checks that tf_keras neither calls a Keras 3 layer nor made its inputs.
 
     Raises:
-      RuntimeError: It is.
+      RuntimeError: If tf_keras calls the layer or made its inputs.
     """
     if "tf_keras" not in sys.modules:
         return
@@ -31,7 +28,7 @@ def refuse_tf_keras(layer: Any, inputs: Any) -> None:
     from tf_layoutmap._core import tf_keras_private
 
     context = tf_keras_private.call_context()
-    _refuse(
+    _check_version(
         layer,
         inputs,
         tf_keras.__internal__.KerasTensor,
@@ -41,13 +38,13 @@ def refuse_tf_keras(layer: Any, inputs: Any) -> None:
     )
 
 
-def refuse_keras(layer: Any, inputs: Any) -> None:
-    """Raises when a tf_keras layer is called with or by what is Keras 3's.
+def check_not_keras3(layer: Any, inputs: Any) -> None:
+    """Checks that Keras 3 neither calls a tf_keras layer nor made its inputs.
 
     Raises:
-      RuntimeError: It is.
+      RuntimeError: If Keras 3 calls the layer or made its inputs.
     """
-    _refuse(
+    _check_version(
         layer,
         inputs,
         keras.KerasTensor,
@@ -57,7 +54,7 @@ def refuse_keras(layer: Any, inputs: Any) -> None:
     )
 
 
-def _refuse(
+def _check_version(
     layer: Any,
     inputs: Any,
     symbolic: type,
@@ -69,12 +66,12 @@ def _refuse(
     """Raises if the other Keras version calls, or made the inputs.
 
     Args:
-      layer: That is called.
-      inputs: Of the call.
+      layer: The called layer.
+      inputs: Inputs of the call.
       symbolic: Type of the symbolic inputs of the other version.
-      calling_layer: Layer of the other version inside whose call this is.
-      own: Name of the layer's version, and where its layers are.
-      other: The same of the other version.
+      calling_layer: Layer of the other version that makes this call, or None.
+      own: Name of the layer's Keras version, and module of its layers.
+      other: The same pair for the other version.
     """
     if any(isinstance(one, symbolic) for one in tf.nest.flatten(inputs)):
         caller = f"a symbolic input of {other[0]}"
@@ -84,9 +81,9 @@ def _refuse(
         return
     name = type(layer).__name__
     raise RuntimeError(
-        f"{own[1]}.{name} is for {own[0]}; a {other[0]} model takes "
-        f"{other[1]}.{name}, or would not train it. Received: {caller} "
-        f"(layer {layer.name!r})."
+        f"{own[1]}.{name} is for {own[0]}; use {other[1]}.{name} in a "
+        f"{other[0]} model, which would not train this layer. Received: "
+        f"{caller} (layer {layer.name!r})."
     )
 
 

@@ -1,8 +1,8 @@
-"""The table of a `ShardedEmbedding` that takes ids as they come.
+"""Table of a `ShardedEmbedding` with an open vocabulary.
 
-It is a `tlm.TPUEmbedding` of one table and one feature, whose samples are the
-single ids of a call: so keys get rows, gradients find them, and files hold them
-by the code that does so for all tables with open vocabularies.
+The table is a `tlm.TPUEmbedding` with one table and one feature; each id of a
+call is one sample. Row assignment, gradients and files therefore use the same
+code as all other tables with open vocabularies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tf_layoutmap.vocabulary.state import Vocabulary
 
 _tpu = tf.tpu.experimental.embedding
 
-# Not the layer's name, by which a checkpoint would depend on it.
+# A fixed name, because checkpoints must not depend on the layer's name.
 _TABLE = "embeddings"
 
 
@@ -32,9 +32,9 @@ class KeyTable:
     """A table whose ids are keys, trained by the host engine.
 
     Attributes:
-      embedding: The `tlm.TPUEmbedding` that holds it.
+      embedding: The `tlm.TPUEmbedding` that holds the table.
       layer_name: Name of the layer.
-      table_names: None: the layer is the table.
+      table_names: Empty, because the layer is the table.
     """
 
     def __init__(
@@ -48,28 +48,28 @@ class KeyTable:
         num_shards: int,
         mask_zero: bool,
     ):
-        """Makes the embedding; `build` makes its variables.
+        """Creates the embedding; `build` creates its variables.
 
         Args:
-          layer: Name of the layer. First values depend on it.
-          settings: The vocabulary.
-          dim: Columns.
-          initializer: That of the layer.
+          layer: Name of the layer. Initial values depend on it.
+          settings: Settings of the vocabulary.
+          dim: Number of columns.
+          initializer: Initializer of the layer.
           optimizer: The layer's `RowOptimizer`.
-          num_shards: Into how many shards the table is cut.
+          num_shards: Number of shards of the table.
           mask_zero: Whether 0, or the empty string, is padding.
 
         Raises:
-          ValueError: If values of the initializer cannot be drawn by key.
-          NotImplementedError: On a TPU, and of several processes.
+          ValueError: If the initializer does not support drawing values by key.
+          NotImplementedError: On a TPU, and with several processes.
         """
         if isinstance(
             tf.distribute.get_strategy(),
             tf.distribute.MultiWorkerMirroredStrategy,
         ):
             raise NotImplementedError(
-                "tlm.layers.ShardedEmbedding with an open vocabulary must not "
-                "be made under MultiWorkerMirroredStrategy; train a "
+                "tlm.layers.ShardedEmbedding with an open vocabulary is not "
+                "supported under MultiWorkerMirroredStrategy; use a "
                 f"tlm.TPUEmbedding there. Received: layer {layer!r}."
             )
         self._settings = settings
@@ -79,11 +79,11 @@ class KeyTable:
         self._dim = dim
         self._optimizer = optimizer
         self._mask_zero = mask_zero
-        # With the layer's name in the message.
+        # This call raises errors that contain the layer's name.
         first_values.read_initializer(
             initializer, seed=settings.seed, table=layer
         )
-        # Two layers must not start with the same values.
+        # Two layers must not have the same initial values.
         own_seed = hashlib.sha256(f"{settings.seed}/{layer}".encode())
         own_settings = dataclasses.replace(
             settings,
@@ -100,7 +100,7 @@ class KeyTable:
         setattr(table, config.TITLE, f"{layer}/{_TABLE}")
         self.embedding = TPUEmbedding(
             _tpu.FeatureConfig(table, name=layer),
-            optimizer._asked_rule(),
+            optimizer._engine_rule(),
             partitioner=partition.FixedShardsPartitioner(num_shards),
             vocabularies={_TABLE: own_settings},
         )
@@ -108,13 +108,13 @@ class KeyTable:
         self._config = table
 
     def build(self) -> None:
-        """Makes the table."""
+        """Creates the variables of the table."""
         self.embedding.build()
         self._is_built = True
 
     @property
     def settings(self) -> OpenVocabulary:
-        """What the layer was made with, in the capacity that it has now."""
+        """Settings of the vocabulary, with its current capacity."""
         if not self._is_built:
             return self._settings
         capacity = self.embedding.vocabularies[_TABLE].settings.capacity
@@ -122,17 +122,17 @@ class KeyTable:
 
     @property
     def rows(self) -> Any:
-        """The table, `[num_rows, dim]`."""
+        """The rows, `[num_rows, dim]`."""
         return self.embedding.embedding_tables[self._config]
 
     @property
     def slots(self) -> dict[str, Any]:
-        """Its slot variables by name."""
+        """Slot variables by name."""
         return self.embedding.slot_variables[self._config]
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What can be asked of its keys."""
+        """The vocabulary, with the layer's name and settings."""
         found = self.embedding.vocabularies[_TABLE]
         found.name = self.layer_name
         found.settings = dataclasses.replace(
@@ -142,7 +142,7 @@ class KeyTable:
         )
         return found
 
-    # A lookup.
+    # Lookup.
 
     def look_up(
         self,
@@ -153,21 +153,21 @@ class KeyTable:
     ) -> tf.Tensor:
         """Returns the rows of keys.
 
-        Where a tape records, it is a step of the vocabulary; elsewhere
-        TensorFlow's operations find what is there.
+        If a gradient tape records, the lookup is a step of the vocabulary and
+        may add keys. Otherwise TensorFlow's ops read the existing rows.
 
         Args:
-          keys: Any shape, int64 or strings.
-          marks_variable: The weight that takes the marks.
+          keys: Keys of any shape, int64 or strings.
+          marks_variable: The mark weight, whose gradient stands for the step.
           is_trained: Whether the layer is trainable.
 
         Returns:
-          `keys.shape + [dim]` float32; zeros where `mask_zero` says so.
+          `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
         ids = tf.reshape(keys, [-1])
         if self._mask_zero:
-            is_key = is_no_padding(ids)
-            # A sample for each place, which has one id or none.
+            is_key = is_not_padding(ids)
+            # Each position is one sample, with one id or none.
             splits = tf.concat(
                 [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
                 axis=0,
@@ -177,9 +177,9 @@ class KeyTable:
             )
         if is_trained and steps.may_be_recorded(marks_variable, None):
             self._access.check_can_train(self.layer_name)
-            follow, found = self._access.open(ids, None)
+            record_gradients, found = self._access.open(ids, None)
             (rows,) = steps.connect_mark(
-                follow, tf.convert_to_tensor(marks_variable), found, 1
+                record_gradients, tf.convert_to_tensor(marks_variable), found, 1
             )
         else:
             tables.watch_table(self.embedding)
@@ -188,47 +188,47 @@ class KeyTable:
         rows.set_shape(keys.shape.concatenate([self._dim]))
         return rows
 
-    # What the weight that takes the marks asks for.
+    # Interface of the mark weight (`steps.StepCommitHook`).
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
-        """Shape of that weight."""
+        """Shape of the mark weight."""
         return self._access.mark_shape
 
     @property
     def variable_device(self) -> str:
-        """Where that weight is."""
+        """Device of the mark weight."""
         return self._access.variable_device
 
     @property
     def num_replicas(self) -> int:
-        """One: several are refused."""
+        """1, because several replicas are not supported."""
         return 1
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:
-        """Takes the step of the lookups that marks stand for."""
+        """Applies the step of the lookups that the marks stand for."""
         self._access.apply_marks(sum_of_marks)
         self._optimizer.iterations.assign_add(1)
 
-    # Files.
+    # Saved state.
 
     def save(self, store: Any) -> None:
         """Writes rows, slot variables and keys."""
         weight_files.save_tables(self.embedding, store)
 
     def load(self, store: Any) -> None:
-        """Reads what `save` of any number of shards wrote."""
+        """Reads the variables that `save` wrote, for any number of shards."""
         if "0" in store.keys():
             raise ValueError(
-                f"Layer {self.layer_name!r} with an open vocabulary must be "
-                "loaded from one with an open vocabulary. Received: a table "
-                "whose ids are rows."
+                f"Layer {self.layer_name!r} has an open vocabulary and must be "
+                "loaded from the file of a layer with an open vocabulary. "
+                "Received: a table without keys."
             )
         weight_files.load_tables(self.embedding, store, layer=self.layer_name)
 
 
-def is_no_padding(ids: Any) -> tf.Tensor:
-    """Whether each id is neither 0 nor the empty string."""
+def is_not_padding(ids: Any) -> tf.Tensor:
+    """Returns whether each id is neither 0 nor the empty string."""
     return tf.not_equal(
         ids, "" if ids.dtype == tf.string else tf.zeros([], ids.dtype)
     )
@@ -238,7 +238,7 @@ def read_keys(inputs: Any, layer: str) -> tf.Tensor:
     """Returns the inputs of a layer as int64 or strings.
 
     Raises:
-      TypeError: If they are neither integers that int64 holds nor strings.
+      TypeError: If they are neither integers that fit in int64 nor strings.
     """
     keys = tf.convert_to_tensor(inputs)
     if keys.dtype in (tf.int64, tf.string):
@@ -246,7 +246,7 @@ def read_keys(inputs: Any, layer: str) -> tf.Tensor:
     if keys.dtype.is_integer and keys.dtype != tf.uint64:
         return tf.cast(keys, tf.int64)
     raise TypeError(
-        "Ids of an open vocabulary must be integers that int64 holds, or "
+        "Ids of an open vocabulary must be integers that fit in int64, or "
         'strings; declare them, as by keras.Input(shape, dtype="int64"). '
         f"Received: dtype {keys.dtype.name} (layer {layer!r})."
     )

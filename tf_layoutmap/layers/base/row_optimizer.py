@@ -1,6 +1,9 @@
-"""One step of a rule on the rows of a gradient, for any Keras version."""
+"""Base of `RowOptimizer` for both Keras versions.
 
-# DOC-MERGE: The step count, slot variables and settings of a `RowOptimizer`, saved.
+`RowUpdates` applies one optimizer step to the rows of a gradient.
+`RowOptimizerSaving` saves its step count, slot variables and settings.
+"""
+
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +24,10 @@ from tf_layoutmap.sharded.routing import checks as routing_checks
 
 
 class RowOptimizerSaving:
-    """A mixin for `RowUpdates`, whose attributes it writes and reads.
+    """A mixin for `RowUpdates` that saves and loads its state.
 
-    It is saved along with the layer's table, each slot variable as one
-    logical table.
+    The state is saved with the layer's table, and each slot variable as one
+    unsharded table.
     """
 
     _keras: Any
@@ -34,7 +37,7 @@ class RowOptimizerSaving:
     _table: Any
 
     if TYPE_CHECKING:
-        # Of `RowUpdates`, and of the optimizer class of one Keras version.
+        # `RowUpdates` or the class of one Keras version defines these.
         name: str
         iterations: Any
 
@@ -44,12 +47,12 @@ class RowOptimizerSaving:
 
         def _own_slots(self) -> dict[str, Any]: ...
 
-        def _keep_gradients(self, dim: int) -> Any: ...
+        def _accumulators(self, dim: int) -> Any: ...
 
         def _set_accumulated(self, ids: Any, values: Any) -> tf.Tensor: ...
 
-    def _kept(self) -> dict[str, tf.Variable]:
-        """Gradients between two steps, if there are any."""
+    def _accumulated_by_name(self) -> dict[str, tf.Variable]:
+        """Returns the accumulated gradients, if there are any."""
         ids, values = self._accumulated_ids, self._accumulated_gradients_of_ids
         if ids is None or values is None or not tf.size(ids):
             return {}
@@ -61,14 +64,17 @@ class RowOptimizerSaving:
             store[str(i)] = variable.numpy()
         for name, slot in self._own_slots().items():
             weight_files.save_table(store, name, slot)
-        for name, variable in self._kept().items():
+        for name, variable in self._accumulated_by_name().items():
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` wrote; from nothing, starts anew.
+        """Reads the state that `save_own_variables` wrote.
+
+        An empty store resets the state.
 
         Raises:
-          ValueError: It is of another optimizer. Nothing is changed.
+          ValueError: If the state is from another optimizer. Nothing is
+            changed then.
         """
         scalars = self._scalars()
         slots = self._own_slots()
@@ -82,7 +88,7 @@ class RowOptimizerSaving:
                 "optimizer it was saved with."
             )
         for name in found - kept:
-            # One of another shape must not be found when others are written.
+            # All shapes are checked before any variable is written.
             weight_files.check_table(
                 store,
                 name,
@@ -90,12 +96,13 @@ class RowOptimizerSaving:
             )
         if kept:
             values = store["accumulated_gradients"][...]
-            self._keep_gradients(values.shape[-1])
+            self._accumulators(values.shape[-1])
             self._set_accumulated(store["accumulated_ids"][...], values)
-        elif before := self._kept():
+        elif before := self._accumulated_by_name():
             self._set_accumulated(*(one[:0] for one in before.values()))
         if not found:
-            # Weights saved without an optimizer, as of Keras' own Embedding.
+            # The weights were saved without an optimizer, as by Keras'
+            # Embedding.
             self.iterations.assign(0)
             for slot in self._spec.slots:
                 if slot.name in slots:
@@ -107,7 +114,7 @@ class RowOptimizerSaving:
             variable.assign(store[str(i)][()])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns plain values that `from_config` understands."""
+        """Returns plain values that `from_config` accepts."""
         return {
             "name": self.name,
             "rule": self._spec.name,
@@ -120,7 +127,7 @@ class RowOptimizerSaving:
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> Any:
-        """Makes an optimizer from what `get_config` returned."""
+        """Creates an optimizer from the result of `get_config`."""
         rate = config["learning_rate"]
         if isinstance(rate, dict):
             rate = cls._keras.optimizers.schedules.deserialize(
@@ -142,22 +149,24 @@ _DEFAULTS = {
     "sgd": tf.tpu.experimental.embedding.SGD,
     "adagrad": tf.tpu.experimental.embedding.Adagrad,
 }
-_TAKEN = 'None, "sgd", "adagrad" or a tf.tpu.experimental.embedding optimizer'
+_ACCEPTED = (
+    'None, "sgd", "adagrad" or a tf.tpu.experimental.embedding optimizer'
+)
 
 
 class RowUpdates(RowOptimizerSaving):
     """A mixin for an optimizer class of one Keras version.
 
-    That class has `_keras`, the module of its version, `learning_rate`,
-    `iterations` (a variable) and `_rate_config()`, the learning rate as plain
-    values; `_scalars()` lists its variables that are no slot variables.
+    That class defines `_keras`, the module of its version; `learning_rate`;
+    `iterations`, a variable; `_rate_config()`, the learning rate as plain
+    values; and `_scalars()`, its variables except the slot variables.
     """
 
     _keras: Any
     _spec: OptimizerSpec
-    # Applied to the rows that a step has changed; a layer sets it.
+    # Constraint of the rows that a step has changed; set by the layer.
     row_constraint: Any = None
-    # Of a table that the host engine trains: returns its slot variables.
+    # Returns the slot variables of a table that the host engine trains.
     _engine_slots: Callable[[], dict[str, Any]] | None = None
     learning_rate: Any
     _accumulated_ids: tf.Variable | None = None
@@ -165,17 +174,17 @@ class RowUpdates(RowOptimizerSaving):
 
     @classmethod
     def read(cls, optimizer: Any, layer: str) -> Any:
-        """Returns the optimizer for what a layer was given.
+        """Returns the optimizer for a layer's `optimizer` argument.
 
         Args:
           optimizer: None, `"sgd"`, `"adagrad"`, a
-            `tf.tpu.experimental.embedding` optimizer, or one of this class
-            that no layer uses yet.
+            `tf.tpu.experimental.embedding` optimizer, or an object of this
+            class that no layer uses yet.
           layer: Name of the layer, for messages.
 
         Raises:
-          TypeError: It is something else.
-          ValueError: A setting is not carried out, or no number.
+          TypeError: If it is of another type.
+          ValueError: If a setting is not supported, or is not a number.
         """
         if optimizer is None:
             return None
@@ -183,8 +192,9 @@ class RowUpdates(RowOptimizerSaving):
         if isinstance(optimizer, cls):
             if optimizer.slots:
                 raise ValueError(
-                    "Argument `optimizer` must not belong to another layer: "
-                    f"its slot variables do. Received: {optimizer.name!r} "
+                    "Argument `optimizer` must not be the optimizer of another "
+                    "layer. Received one with slot variables: "
+                    f"{optimizer.name!r} "
                     f"({where})."
                 )
             return optimizer
@@ -195,29 +205,31 @@ class RowUpdates(RowOptimizerSaving):
             optimizer = _DEFAULTS[name]()
         if isinstance(optimizer, cls._keras.optimizers.Optimizer):
             raise TypeError(
-                f"Argument `optimizer` must be {_TAKEN}; Keras' optimizers "
-                "work on whole weights, and train the table of a layer with "
-                f"optimizer=None. Received: {type(optimizer).__name__} "
+                f"Argument `optimizer` must be {_ACCEPTED}; Keras' optimizers "
+                "update full weights. To train the table with the model's "
+                "optimizer pass optimizer=None. Received: "
+                f"{type(optimizer).__name__} "
                 f"({where})."
             )
         if isinstance(optimizer, HostOptimizer):
             raise ValueError(
                 "Argument `optimizer` must be a rule whose slot variables "
                 "have the shape of the table. Received: "
-                f"{type(optimizer).__name__} ({where}). It trains tables of "
-                "TPUEmbedding."
+                f"{type(optimizer).__name__} ({where}), which trains tables of "
+                "TPUEmbedding only."
             )
         if not hasattr(optimizer, "use_gradient_accumulation"):
             raise TypeError(
-                _core_checks.message("optimizer", _TAKEN, optimizer, where)
+                _core_checks.message("optimizer", _ACCEPTED, optimizer, where)
             )
         rate = optimizer.learning_rate
         if isinstance(rate, cls._schedule()):
-            # The engine would call it without a step; here steps are counted.
+            # The engine would call the schedule without a step; `learning_rate`
+            # calls it with `iterations`.
             optimizer = copy.copy(optimizer)
             optimizer.learning_rate = 1.0
         spec = read_optimizer(optimizer, table=layer)
-        assert spec is not None  # As the optimizer is not.
+        assert spec is not None  # `optimizer` is not None.
         return cast("Any", cls)(
             dataclasses.replace(
                 spec, learning_rate=rate if callable(rate) else float(rate)
@@ -228,8 +240,8 @@ class RowUpdates(RowOptimizerSaving):
     def _schedule(cls) -> type:
         return cls._keras.optimizers.schedules.LearningRateSchedule
 
-    def _asked_rule(self) -> OptimizerSpec:
-        """Returns the rule for an engine, which reads its learning rate."""
+    def _engine_rule(self) -> OptimizerSpec:
+        """Returns the rule for an engine, which reads the learning rate."""
         return dataclasses.replace(
             self._spec,
             learning_rate=lambda: tf.cast(self.learning_rate, tf.float32),
@@ -239,7 +251,7 @@ class RowUpdates(RowOptimizerSaving):
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The slot variables by name: tables with the shards of the table."""
+        """The slot variables by name, with the shards of the table."""
         if self._engine_slots is not None:
             return self._engine_slots()
         return self._own_slots()
@@ -252,10 +264,10 @@ class RowUpdates(RowOptimizerSaving):
         }
 
     def create_slots(self, table: Any) -> None:
-        """Makes the slot variables of `table`, a `HostTable` or `MeshTable`."""
+        """Creates the slot variables of a `HostTable` or `MeshTable`."""
         self._table = table
         for slot in self._spec.slots:
-            # An attribute, because those are what a checkpoint holds.
+            # Checkpoints save attributes.
             setattr(
                 self, slot.name, table.new_slot(slot.name, slot.initial_value)
             )
@@ -263,23 +275,23 @@ class RowUpdates(RowOptimizerSaving):
     # Steps.
 
     def update(self, gradient: tf.IndexedSlices | tf.Tensor) -> None:
-        """Takes one step.
+        """Applies one step.
 
         Args:
-          gradient: Of the loss by the table of `create_slots`. Rows that are
-            not in it stay as they are.
+          gradient: Gradient of the loss with respect to the table of
+            `create_slots`. Rows that are not in it are not changed.
 
         Raises:
-          RuntimeError: Several replicas train, or XLA compiles the step.
-          tf.errors.InvalidArgumentError: The learning rate is not a finite
-            number of at least 0. Nothing is changed.
+          RuntimeError: If several replicas train, or XLA compiles the step.
+          tf.errors.InvalidArgumentError: If the learning rate is not a finite
+            number of at least 0. Nothing is changed then.
         """
-        refuse_replicas(self._table.name)
+        check_one_replica(self._table.name)
         if routing_checks.in_xla():
             raise RuntimeError(
-                "A table with an optimizer of its own cannot be trained in a "
-                "function that XLA compiles, which has no kernel for its step; "
-                f"use jit_compile=False (table {self._table.name!r})."
+                "A table with an `optimizer` must not be trained in a "
+                "function that XLA compiles, because XLA has no kernel for its "
+                f"step; use jit_compile=False (table {self._table.name!r})."
             )
         ids, values = _rows_of(gradient)
         learning_rate = tf.cast(self.learning_rate, tf.float32)
@@ -300,28 +312,29 @@ class RowUpdates(RowOptimizerSaving):
         steps: int,
         is_last: tf.Tensor,
     ) -> None:
-        """Keeps a gradient, or takes one step with the mean of `steps`.
+        """Accumulates a gradient, or applies a step with the mean of `steps`.
 
-        What is kept are the rows of the batches, not a table of zeros.
+        Only the rows of the batches are accumulated, not a full table.
 
         Args:
           gradient: As for `update`.
-          steps: Of how many gradients the mean is taken; those that are
-            missing count as zeros.
-          is_last: `[]` bool: whether to take the step now.
+          steps: Number of gradients in the mean; missing gradients count as
+            zeros.
+          is_last: `[]` bool: whether to apply the step now.
 
         Raises:
-          As `update`.
+          NotImplementedError: If the table is on parameter servers.
+          RuntimeError, tf.errors.InvalidArgumentError: As `update`.
         """
         if strategies.on_servers():
             raise NotImplementedError(
                 "The model's optimizer must not accumulate gradients over "
-                "parameter servers: those of a table are applied where they "
-                "are made. Received: gradient_accumulation_steps="
+                "parameter servers, where gradients of a table are applied "
+                "immediately. Received: gradient_accumulation_steps="
                 f"{steps} (table {self._table.name!r})."
             )
         ids, values = _rows_of(gradient)
-        kept_ids, kept = self._keep_gradients(cast("int", values.shape[-1]))
+        kept_ids, kept = self._accumulators(cast("int", values.shape[-1]))
         ids = tf.concat([kept_ids, tf.cast(ids, tf.int64)], axis=0)
         values = tf.concat([kept, values], axis=0)
 
@@ -331,8 +344,8 @@ class RowUpdates(RowOptimizerSaving):
 
         tf.cond(is_last, take, lambda: self._set_accumulated(ids, values))
 
-    def _keep_gradients(self, dim: int) -> tuple[tf.Variable, tf.Variable]:
-        """Returns ids and gradients of before; makes the variables first."""
+    def _accumulators(self, dim: int) -> tuple[tf.Variable, tf.Variable]:
+        """Returns accumulated ids and gradients; creates them if needed."""
         ids, gradients = (
             self._accumulated_ids,
             self._accumulated_gradients_of_ids,
@@ -340,7 +353,7 @@ class RowUpdates(RowOptimizerSaving):
         if ids is not None and gradients is not None:
             return ids, gradients
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            # Attributes, so that a checkpoint holds them.
+            # Checkpoints save attributes.
             ids = self._accumulated_ids = tf.Variable(
                 tf.zeros([0], tf.int64),
                 shape=[None],
@@ -366,15 +379,15 @@ class RowUpdates(RowOptimizerSaving):
         return tf.constant(True)
 
     def build(self, variables: Any) -> None:
-        """Refused: a table hands its gradients over by itself.
+        """Raises an error, because a `RowOptimizer` trains no other weights.
 
         Raises:
           RuntimeError: Always.
         """
         raise RuntimeError(
-            f"{self.name!r} trains the table of its own layer only, by itself; "
-            "give `compile` an optimizer for the other weights, such as "
-            '"adam".'
+            f"{self.name!r} trains the table of its layer only, and must not "
+            "be passed to `compile`; pass an optimizer for the other weights, "
+            'such as "adam".'
         )
 
 
@@ -387,19 +400,18 @@ def _rows_of(
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
-def refuse_constraint(name: str) -> None:
-    """Raises where rows would be read and written beside their step."""
+def check_constraint_supported(name: str) -> None:
+    """Raises if rows would be constrained outside of their step."""
     if strategies.on_servers():
         raise NotImplementedError(
             "Argument `embeddings_constraint` must be None on parameter "
-            "servers for a table with an optimizer of its own: a step that "
-            f"runs again would not count once. Received: one of layer {name!r}"
-            "."
+            "servers for a table with an `optimizer`: a step that runs again "
+            f"would apply it twice. Received: one of layer {name!r}."
         )
 
 
-def refuse_replicas(name: str) -> None:
-    """Raises where each replica would take a step of its own."""
+def check_one_replica(name: str) -> None:
+    """Raises if several replicas would each apply a step."""
     strategies.warn_of_wrong_sums()
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:

@@ -1,6 +1,9 @@
-"""What `ShardedEmbedding` is in every Keras version."""
+"""Base class of `ShardedEmbedding` for both Keras versions.
 
-# DOC-MERGE: What `ShardedEmbedding` reads of its arguments, and of ids.
+`EmbeddingCore` holds the arguments, the table, the lookup and the saved state.
+The functions before the class check arguments and ids.
+"""
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +21,8 @@ from tf_layoutmap.layers.base import (
 )
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.row_optimizer import (
-    refuse_constraint,
-    refuse_replicas,
+    check_constraint_supported,
+    check_one_replica,
 )
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.serving import report
@@ -32,23 +35,23 @@ from tf_layoutmap.vocabulary.state import Vocabulary
 def count_shards(
     num_shards: Any,
     partitioner: Callable[..., list[int]] | None,
-    most: int,
+    max_shards: int,
     shape: tuple[int, int],
     dtype: str,
     where: str,
 ) -> int:
-    """Returns the number of shards that the arguments ask for.
+    """Returns the number of shards that the arguments specify.
 
     Args:
-      num_shards: Shards at most, or None.
-      partitioner: Instead, a callable of shape and dtype; or None.
-      most: Shards that the table can have.
-      shape: Of the table, `[input_dim, output_dim]`.
-      dtype: Of its rows.
+      num_shards: Maximum number of shards, or None.
+      partitioner: Alternative to `num_shards`: a callable of shape and dtype.
+      max_shards: Maximum number of shards of the table.
+      shape: Shape of the table, `[input_dim, output_dim]`.
+      dtype: Dtype of the rows.
       where: The layer, for messages.
 
     Raises:
-      TypeError, ValueError: If both are given, or one is no such argument.
+      TypeError, ValueError: If both arguments are given, or one is invalid.
     """
     if num_shards is not None and partitioner is not None:
         raise ValueError(
@@ -59,7 +62,7 @@ def count_shards(
     if partitioner is None:
         num_shards = 1 if num_shards is None else num_shards
         return min(
-            most,
+            max_shards,
             _core_checks.check_int(
                 "num_shards", num_shards, lowest=1, where=where
             ),
@@ -71,20 +74,20 @@ def count_shards(
     counts = list(partitioner(tf.TensorShape(shape), tf.as_dtype(dtype)))
     if len(counts) != 2 or counts[1] != 1:
         raise ValueError(
-            "Argument `partitioner` must cut the rows only, "
+            "Argument `partitioner` must partition the rows only, "
             f"[num_shards, 1]. Received: {counts} ({where})."
         )
     return _core_checks.check_int(
-        "num_shards", counts[0], lowest=1, highest=most, where=where
+        "num_shards", counts[0], lowest=1, highest=max_shards, where=where
     )
 
 
 def check_inputs(inputs: Any, layer: str) -> None:
-    """Refuses Python values in place of tensors, which Keras explains badly.
+    """Checks that no input is a Python value, for a clearer error than Keras'.
 
     Args:
-      inputs: Of a call of a Keras 3 layer, nested or not.
-      layer: Its name.
+      inputs: Inputs of a call of a Keras 3 layer, nested or not.
+      layer: Name of the layer.
 
     Raises:
       TypeError: If a leaf is a Python number or string.
@@ -103,19 +106,19 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
 
     Args:
       inputs: Dense tensor of numbers.
-      num_rows: Of the table.
-      name: Of the layer.
+      num_rows: Number of rows of the table.
+      name: Name of the layer.
 
     Raises:
-      TypeError: If numbers of their type do not tell all rows apart.
-      tf.errors.InvalidArgumentError: If a number is not whole.
+      TypeError: If the dtype does not represent all row numbers exactly.
+      tf.errors.InvalidArgumentError: If a number is not an integer.
     """
     ids = tf.convert_to_tensor(inputs)
     if ids.dtype in (tf.int32, tf.int64):
         return ids
     if ids.dtype.is_integer and ids.dtype != tf.uint64:
         return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    # Keras' Sequential without an Input makes floats of all numbers.
+    # A Keras Sequential model without an Input casts all numbers to floats.
     exact = (
         2 ** (tf.experimental.numpy.finfo(ids.dtype.as_numpy_dtype).nmant + 1)
         if ids.dtype.is_floating
@@ -124,23 +127,22 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
     if ids.dtype == tf.string:
         raise TypeError(
             f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
-            "Received: strings. For a layer that takes strings, pass "
-            "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer` when "
-            "it is made."
+            "Received: strings. To look up strings, create the layer with "
+            "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer`."
         )
     if num_rows > exact:
         raise TypeError(
             "Ids must be integers; declare them, as by "
             'keras.Input(shape, dtype="int64"). Received: dtype '
-            f"{ids.dtype.name}, which does not tell all ids below "
-            f"{num_rows} from each other (layer {name!r})."
+            f"{ids.dtype.name}, which does not represent all ids below "
+            f"{num_rows} exactly (layer {name!r})."
         )
     flat = tf.reshape(ids, [-1])
-    is_whole = tf.equal(flat, tf.round(flat))
+    is_integer = tf.equal(flat, tf.round(flat))
     checks = assertions.require(
-        tf.reduce_all(is_whole),
-        f"Ids of layer {name!r} must be whole numbers. Received: ",
-        tf.boolean_mask(flat, tf.logical_not(is_whole))
+        tf.reduce_all(is_integer),
+        f"Ids of layer {name!r} must be integers. Received: ",
+        tf.boolean_mask(flat, tf.logical_not(is_integer))
         if tf.executing_eagerly()
         else flat,
     )
@@ -149,18 +151,18 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
 
 
 class EmbeddingCore(LayerBase):
-    """A mixin before the `Layer` of one Keras version.
+    """A mixin that precedes the `Layer` class of one Keras version.
 
-    The layer's class has `_keras`, the module of its version, and
-    `_row_optimizer`, its optimizer class. Its `build` makes the table, by
-    `_make_table`, and tells Keras about the weights.
+    The layer's class defines `_keras`, the module of its Keras version, and
+    `_row_optimizer`, its optimizer class. Its `build` creates the table with
+    `_make_table` and registers the weights with Keras.
     """
 
     _keras: Any
     _row_optimizer: Any
     _table: ShardedVariable | None
     _table_class: type[ShardedVariable] = ShardedVariable
-    # Of a layer with an open vocabulary, instead of `_table`.
+    # Used instead of `_table` by a layer with an open vocabulary.
     _key_table: key_table.KeyTable | None
 
     def __init__(
@@ -177,49 +179,52 @@ class EmbeddingCore(LayerBase):
         mask_zero: bool = False,
         **kwargs: Any,
     ):
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
-          input_dim: Rows of the table; ids are in `[0, input_dim)`. Or a
-            `tlm.OpenVocabulary`: ids are any int64 or strings, and get rows
-            in the steps that train them.
-          output_dim: Columns of the table.
-          num_shards: Shards at most; 1 when nothing is said. On a mesh
-            neither this nor `partitioner` may be given.
-          partitioner: Instead, one of `tlm.partitioners`.
+          input_dim: Number of rows of the table; ids are in `[0, input_dim)`.
+            Or a `tlm.OpenVocabulary`: ids are then any int64 or strings, and
+            are assigned rows in the steps that train them.
+          output_dim: Number of columns of the table.
+          num_shards: Maximum number of shards; 1 by default. On a mesh neither
+            this nor `partitioner` may be given.
+          partitioner: Alternative to `num_shards`: one of `tlm.partitioners`.
           embeddings_initializer: Name or object of a Keras initializer, or a
-            callable as `ShardedVariable.create` takes it. Those of Keras give
+            callable as for `ShardedVariable.create`. Keras' initializers give
             the values of `Embedding` with the same seed for any number of
-            shards; a callable of your own that takes no `shard_info` is asked
-            once for the whole table.
+            shards. A custom callable without a `shard_info` argument is called
+            once for the full table.
           embeddings_regularizer: None, or the name or object of a Keras
-            regularizer, or a callable. With an `optimizer` it sees the rows
-            that a call looks up, each once; else the whole table.
+            regularizer, or a callable. With an `optimizer` it is applied to the
+            rows that a call looks up, each once; without, to the full table.
           embeddings_constraint: None, or the name or object of a Keras
             constraint, or a callable. With an `optimizer` it is applied to
-            the rows that a step has changed, and must treat each row by
-            itself (`axis=1`); else to the whole table.
-          optimizer: Trains the table: `"sgd"`, `"adagrad"`, or an object of
-            `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
-            learning rate may also be a Keras schedule. None leaves the shards
-            to the model's optimizer, whose steps touch every row.
+            the rows that a step has changed, and must treat each row
+            independently (`axis=1`); without, to the full table.
+          optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
+            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
+            learning rate may also be a Keras schedule. With None the model's
+            optimizer trains the shards, and its steps update every row.
           mask_zero: Whether id 0 is padding, to be masked. With an open
-            vocabulary 0, or the empty string, is no key then: it looks up
-            zeros.
-          **kwargs: Those of every Keras layer, such as `name`.
+            vocabulary 0, or the empty string, is then not a key, and its
+            lookup returns zeros.
+          **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
-          TypeError, ValueError: An argument is none of these, or `optimizer`
-            is given and the layer's variables are not float32; or a layer
-            with an open vocabulary has no optimizer, or an initializer whose
-            values cannot be drawn for one key, or a regularizer or constraint.
+          TypeError, ValueError: If an argument is invalid; if `optimizer` is
+            given and the layer's variables are not float32; or if a layer
+            with an open vocabulary has no optimizer, an initializer that does
+            not support drawing values for one key, a regularizer or a
+            constraint.
         """
-        # Before Keras looks at attributes, so that it does not track them.
+        # These attributes are set before Keras' `__init__`, so that Keras does
+        # not track them.
         vars(self).update(_table=None, _key_table=None)
-        # Ids must not become float16.
+        # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
-        # XLA has no kernels for our ops, and would drop the check of ids. Keras
-        # 3 asks for this; tf_keras compiles for XLA only where it is told to.
+        # XLA has no kernels for the package's ops, and would remove the check
+        # of ids. Keras 3 reads this attribute; tf_keras compiles with XLA only
+        # if `jit_compile=True` is passed.
         self.supports_jit = False
         where = f"layer {self.name!r}"
         settings = input_dim if isinstance(input_dim, OpenVocabulary) else None
@@ -233,7 +238,7 @@ class EmbeddingCore(LayerBase):
         self.output_dim = _core_checks.check_int(
             "output_dim", output_dim, lowest=1, where=where
         )
-        # A shard holds whole buckets of keys.
+        # Buckets of keys are never split between shards.
         self.num_shards = count_shards(
             num_shards,
             partitioner,
@@ -242,7 +247,7 @@ class EmbeddingCore(LayerBase):
             self.variable_dtype,
             where,
         )
-        self._is_cut_by_hand = not num_shards is partitioner is None
+        self._has_shard_arguments = not num_shards is partitioner is None
         self.embeddings_initializer = self._keras.initializers.get(
             embeddings_initializer
         )
@@ -262,7 +267,7 @@ class EmbeddingCore(LayerBase):
             vars(self.optimizer)["row_constraint"] = self.embeddings_constraint
         if self.optimizer and self.variable_dtype != "float32":
             raise ValueError(
-                "Argument `optimizer` must be None unless variables are "
+                "Argument `optimizer` must be None if variables are not "
                 f"float32. Received: {self.variable_dtype} ({where})."
             )
         self.mask_zero = _core_checks.check_type(
@@ -270,17 +275,18 @@ class EmbeddingCore(LayerBase):
         )
         self.supports_masking = self.mask_zero
         if settings is not None:
-            self._open(settings)
+            self._create_key_table(settings)
 
-    def _open(self, settings: OpenVocabulary) -> None:
-        """Makes the embedding of a table that takes ids as they come."""
+    def _create_key_table(self, settings: OpenVocabulary) -> None:
+        """Creates the embedding of a table with an open vocabulary."""
         where = f"layer {self.name!r} with an open vocabulary"
         if self.optimizer is None:
             raise ValueError(
                 _core_checks.message(
                     "optimizer",
-                    "given: a row that changes hands takes its slot "
-                    "variables with it, which the model's optimizer would keep",
+                    "given: if a row is reassigned to another key, its slot "
+                    "variables must be reset, and a model's optimizer would "
+                    "keep them",
                     None,
                     where,
                 )
@@ -290,8 +296,8 @@ class EmbeddingCore(LayerBase):
                 raise ValueError(
                     _core_checks.message(
                         name,
-                        "None; `activity_regularizer` sees what a call looks "
-                        "up",
+                        "None; use `activity_regularizer` for the rows that a "
+                        "call looks up",
                         getattr(self, name),
                         where,
                     )
@@ -310,31 +316,32 @@ class EmbeddingCore(LayerBase):
         self._track_embedding(table.embedding)
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
-        """Lets checkpoints find what holds the table with keys."""
+        """Tracks the embedding, so that checkpoints save the keyed table."""
         self.embedding = embedding
 
-    # The table.
+    # Creation of the table.
 
     def _check_can_build(self) -> None:
-        """Refuses strategies under which the table would not train.
+        """Checks that the current strategy can train the table.
 
         Raises:
           RuntimeError: If there are several replicas.
-          NotImplementedError: If what the layer has does not work over
-            parameter servers.
+          NotImplementedError: If the layer has a constraint that is not
+            supported on parameter servers.
         """
-        refuse_replicas(self.name)
+        check_one_replica(self.name)
         if self.optimizer and self.embeddings_constraint is not None:
-            refuse_constraint(self.name)
+            check_constraint_supported(self.name)
 
     def _make_table(self) -> ShardedVariable:
-        """Returns the table, which the first call makes."""
+        """Returns the table, and creates it in the first call."""
         table = self._table
         if table is None:
-            # The name is whole: tf_keras builds in a scope of the layer's.
+            # tf_keras builds in a name scope of the layer; the empty scope
+            # keeps that prefix out of the name.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 table = vars(self)["_table"] = self._table_class.create(
-                    self._first_values(),
+                    self._shard_initializer(),
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
@@ -342,25 +349,25 @@ class EmbeddingCore(LayerBase):
                 )
         return table
 
-    def _first_values(self) -> Callable[..., Any]:
-        """What gives each shard its first rows."""
+    def _shard_initializer(self) -> Callable[..., Any]:
+        """Returns the initializer that fills each shard."""
         initializer = self.embeddings_initializer
-        simple = self._keras.initializers
-        if not isinstance(initializer, simple.Initializer) or isinstance(
-            initializer, simple.Zeros | simple.Ones
+        initializers = self._keras.initializers
+        if not isinstance(initializer, initializers.Initializer) or isinstance(
+            initializer, initializers.Zeros | initializers.Ones
         ):
             return initializer
-        return initial_values.of_one_table(
+        return initial_values.sharded_initializer(
             initializer,
             (self.input_dim, self.output_dim),
             tf.as_dtype(self.variable_dtype),
-            lambda initializer: initial_values.draw_of(
+            lambda initializer: initial_values.known_draw(
                 self._keras.initializers, initializer, self._stateless_seed
             ),
         )
 
     def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
-        """The seed of its next numbers, `[2]` int32; None if not known."""
+        """Returns the `[2]` int32 seed of the next values; None if unknown."""
         raise NotImplementedError
 
     @property
@@ -370,55 +377,55 @@ class EmbeddingCore(LayerBase):
             return self._key_table.rows
         if self._table is None:
             raise AttributeError(
-                f"The table of layer {self.name!r} is made when the layer is "
-                "built; call the layer, or `build`, first."
+                f"Layer {self.name!r} has no table before it is built; call "
+                "the layer, or `build`, first."
             )
         return self._table
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The keys that have rows; None of a layer whose ids are rows.
+        """The keys that have rows; None if the ids of the layer are rows.
 
-        Its `stats`, `contains`, `lookup`, `keys` and `evict` are those of
+        `stats`, `contains`, `lookup`, `keys` and `evict` work as in
         `tlm.TPUEmbedding.vocabularies`.
         """
         if self._key_table is None:
             return None
         if not self.built:
             raise AttributeError(
-                f"The vocabulary of layer {self.name!r} is made when the layer "
-                "is built; call the layer, or `build`, first."
+                f"Layer {self.name!r} has no vocabulary before it is built; "
+                "call the layer, or `build`, first."
             )
         return self._key_table.vocabulary
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
-        """Its vocabulary by the layer's name, if it has one by now."""
+        """Returns the built vocabulary, if any, keyed by the layer's name."""
         found = self.vocabulary if self.built else None
         return {} if found is None else {self.name: found}
 
-    # The lookup.
+    # Lookup.
 
     def call(self, inputs: Any) -> Any:
         """Returns the rows of `inputs`.
 
         Args:
           inputs: Tensor or `tf.RaggedTensor` of integers, of any shape; or
-            of strings, if the vocabulary is open.
+            of strings if the vocabulary is open.
 
         Returns:
           `inputs.shape + [output_dim]` in the layer's compute dtype.
 
         Raises:
-          TypeError: `inputs` are of another type.
-          RuntimeError: A layer of the other Keras version calls.
-          tf.errors.InvalidArgumentError: An id is outside the table.
+          TypeError: If `inputs` have another type.
+          RuntimeError: If a layer of the other Keras version calls.
+          tf.errors.InvalidArgumentError: If an id is outside the table.
         """
-        self._refuse_other_keras(inputs)
+        self._check_keras_version(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         if isinstance(inputs, tf.Tensor) and self._is_traced_for_shapes():
-            # Whatever the dtype: Keras builds a subclassed model that it loads
-            # with floats for all inputs.
+            # The dtype is not checked here: Keras builds a subclassed model
+            # that it loads with floats for all inputs.
             return tf.zeros(
                 tf.concat([tf.shape(inputs), [self.output_dim]], 0),
                 self.compute_dtype,
@@ -426,9 +433,9 @@ class EmbeddingCore(LayerBase):
         ids = self._ids(inputs)
         if self._key_table is not None:
             return self._rows_of_keys(ids)
-        stand_in = report.placeholder_of(self)
-        if stand_in is not None:
-            return tf.cast(stand_in(ids), self.compute_dtype)
+        placeholder = report.placeholder_of(self)
+        if placeholder is not None:
+            return tf.cast(placeholder(ids), self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
 
     def _rows_of_keys(self, keys: tf.Tensor) -> tf.Tensor:
@@ -444,19 +451,19 @@ class EmbeddingCore(LayerBase):
         """Whether a call returns zeros, because only its shape is used."""
         if self._key_table is not None:
             return self._is_abstract()
-        # Keras makes the weights later.
+        # Keras creates the weights after this call.
         return self._table is None and report.placeholder_of(self) is None
 
     def _is_abstract(self) -> bool:
-        """Whether this call is for shapes only."""
+        """Whether this call only computes shapes."""
         return False
 
     def _marks_variable(self) -> tf.Variable:
-        """Of a layer with an open vocabulary: takes the marks."""
+        """Returns the variable of the mark weight (open vocabularies only)."""
         raise NotImplementedError
 
     def _ids(self, inputs: Any) -> tf.Tensor:
-        """Returns `inputs` as int32 or int64; or as keys."""
+        """Returns `inputs` as int32 or int64 ids, or as keys."""
         if isinstance(inputs, tf.SparseTensor):
             raise TypeError(
                 "Ids must be a dense or a ragged tensor. Received: a "
@@ -479,26 +486,26 @@ class EmbeddingCore(LayerBase):
             )
         if self.optimizer or not tf_private.in_save_context():
             return self.embeddings.sparse_read(ids)
-        # An exported model holds the weights that Keras lists: each shard.
+        # An exported model holds the weights that Keras lists: all shards.
         return tables.stock_gather(self._exported_shards(), ids, self.name)
 
     def _exported_shards(self) -> list[tf.Variable]:
         raise NotImplementedError
 
-    def _refuse_other_keras(self, inputs: Any) -> None:
+    def _check_keras_version(self, inputs: Any) -> None:
         raise NotImplementedError
 
-    # Saving: one table.
+    # Saved state: one array per table.
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the table as one array; the optimizer writes its own."""
+        """Writes the table as one array; the optimizer saves its state."""
         if self._key_table is not None and self.built:
             self._key_table.save(store)
         elif self.built:
             weight_files.save_table(store, "0", self.embeddings)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` of any number of shards wrote."""
+        """Reads the saved array; the number of shards may differ."""
         if not self.built:
             raise ValueError(
                 f"Layer {self.name!r} must be built before weights are "
@@ -543,7 +550,7 @@ class EmbeddingCore(LayerBase):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from the result of `get_config`."""
         optimizer, input_dim = config["optimizer"], config["input_dim"]
         if isinstance(optimizer, dict):
             optimizer = cls._keras.saving.deserialize_keras_object(optimizer)

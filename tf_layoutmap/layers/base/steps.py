@@ -1,9 +1,13 @@
-"""The steps of a `TPUEmbedding` inside a model, of either Keras."""
+"""Steps of a `TPUEmbedding` inside a Keras model, for both Keras versions.
 
-# DOC-MERGE: Marks, which stand for the gradients of a lookup in tape and optimizer.
-# DOC-MERGE: What a weight that takes marks tells of a step that is really taken.
-# DOC-MERGE: Errors for tables that get no gradient, or no values, from Keras.
-# DOC-MERGE: The shapes of activations, known from those of the inputs.
+The embedding engine, not Keras, holds the tables and their gradients. A layer
+has one small trainable weight, the mark weight. When the tape computes
+gradients, the engine stores the gradients of each lookup and returns a mark, a
+number that identifies them, as the gradient of the mark weight. The model's
+optimizer passes the sum of the marks to `EmbeddingSteps.apply`, which applies
+the stored gradients: so the tables are updated exactly when the optimizer is.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -31,28 +35,28 @@ def activation_shapes(
 ) -> list[Shape]:
     """Returns the shape of each feature's activations.
 
-    Nothing is computed: a step must not be enqueued for it.
+    No step is enqueued, and nothing is computed.
 
     Args:
       spec: Tables and features.
       feature_config: Nested structure of features.
-      inputs: Its structure, of what has a `shape`: `[num_samples]` or `[...,
-        ids per sample]`; or a packed batch.
+      inputs: The same structure of values with a `shape`: `[num_samples]` or
+        `[..., ids per sample]`; or a packed batch.
 
     Raises:
-      TypeError, ValueError: The structures differ.
+      TypeError, ValueError: If the structures differ.
     """
     if has_packed_ids(feature_config, inputs):
-        # Each feature has its samples.
+        # All features have the same samples.
         return [
-            _of_input(spec, feature, (inputs.shape[0], None))
+            _activation_shape(spec, feature, (inputs.shape[0], None))
             for feature in spec.features
         ]
     embedding_inputs.check_same_structure(
         inputs, "inputs", feature_config, "feature_config"
     )
     return [
-        _of_input(spec, feature, tuple(value.shape))
+        _activation_shape(spec, feature, tuple(value.shape))
         for feature, value in zip(spec.features, tf.nest.flatten(inputs))
     ]
 
@@ -65,7 +69,8 @@ def zero_activations(
     Args:
       spec: Tables and features.
       feature_config: Nested structure of features.
-      inputs: Its structure of dense, sparse or ragged ids, or a packed batch.
+      inputs: The same structure of dense, sparse or ragged ids, or a packed
+        batch.
 
     Returns:
       Structure of `feature_config` with float32 tensors.
@@ -89,7 +94,7 @@ def zero_activations(
 
 
 def has_packed_ids(feature_config: Any, inputs: Any) -> bool:
-    """Whether an input is a packed batch, or what stands for one."""
+    """Returns whether an input is a packed batch, or a placeholder for one."""
     return packing.is_packed(inputs, feature_config) or (
         tf.nest.is_nested(feature_config)
         and not tf.nest.is_nested(inputs)
@@ -98,7 +103,7 @@ def has_packed_ids(feature_config: Any, inputs: Any) -> bool:
     )
 
 
-def _of_input(
+def _activation_shape(
     spec: config.EmbeddingSpec, feature: config.FeatureSpec, shape: Shape
 ) -> Shape:
     dim = spec.table_of(feature).dim
@@ -110,7 +115,7 @@ def _of_input(
 
 
 def _size(value: Any, axis: int) -> tf.Tensor:
-    """A size that is only known at run time, of any form of input."""
+    """Returns a size that is only known at run time, for any input type."""
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[axis], tf.int32)
     if isinstance(value, tf.RaggedTensor):
@@ -119,18 +124,18 @@ def _size(value: Any, axis: int) -> tf.Tensor:
 
 
 def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
-    """Whether a call is one that gradients may follow.
+    """Returns whether gradients may be computed for a call.
 
     Args:
-      weight: Takes the marks.
-      training: Of the call. What counts is whether a tape records, as for any
-        other weight; a true value says that one will, where a `tf.function`
-        is traced before.
+      weight: The mark weight.
+      training: The argument of the call. As for any other weight, a recording
+        tape is sufficient. A true value declares that a tape will record,
+        where a `tf.function` is traced before the tape starts.
     """
     if training:
         return True
-    # `tf.recompute_grad` asks for the gradients of what its first run uses,
-    # where no tape records.
+    # `tf.recompute_grad` computes gradients of the variables that its first run
+    # accesses, in which no tape records.
     tf_private.variable_accessed(weight)
     return tf_private.could_possibly_record() and (
         tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
@@ -138,30 +143,30 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
 
 
 def connect_mark(
-    follow: Callable[[Sequence[tf.Tensor]], tf.Tensor],
+    record_gradients: Callable[[Sequence[tf.Tensor]], tf.Tensor],
     step: tf.Tensor,
     activations: Sequence[tf.Tensor],
     num_replicas: int,
 ) -> list[tf.Tensor]:
-    """Returns the activations as something that depends on the step.
+    """Returns the activations with a gradient that reaches `step`.
 
     Args:
-      follow: Takes their gradients, and returns the mark of these, a float32
-        tensor of the shape of `step`.
-      step: Value of the weight that takes the marks, float32.
-      activations: Of one lookup, one per feature.
-      num_replicas: Replicas of the strategy.
+      record_gradients: Stores the gradients of the activations and returns
+        their mark, a float32 tensor of the shape of `step`.
+      step: Value of the mark weight, float32.
+      activations: Activations of one lookup, one tensor per feature.
+      num_replicas: Number of replicas of the strategy.
 
     Returns:
-      The same activations. The gradient of `step` is the mark, or not finite
-      where a gradient is not.
+      The same activations. The gradient of `step` is the mark, or is not
+      finite if any gradient is not.
     """
 
     @tf.custom_gradient
     def connected(step, *activations):
         def gradient(*gradients):
             gradients = [tf.convert_to_tensor(one) for one in gradients]
-            mark = follow(gradients)
+            mark = record_gradients(gradients)
             one_or_nan = _mean_of_replicas(
                 1 + tf.add_n([tf.reduce_sum(one * 0) for one in gradients]),
                 num_replicas,
@@ -176,9 +181,10 @@ def connect_mark(
 
 
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
-    """The mean over replicas, so that they take the step or none does.
+    """Returns the mean over replicas.
 
-    Keras looks for overflows in the first replica's gradients only.
+    Keras checks only the first replica's gradients for overflows. With the
+    mean, all replicas apply the step or none does.
     """
     if num_replicas == 1:
         return value
@@ -191,18 +197,19 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
 
 
 class EmbeddingSteps:
-    """What the layers of both Keras share: steps, lookups, shapes.
+    """Steps, lookups and shapes for the layers of both Keras versions.
 
-    Where a tape records, each replica calls `start`, the tape takes the
-    gradients, and `apply` hands them to the tables. The engine sums them
+    If a tape records, each replica calls `start`, the tape computes the
+    gradients, and `apply` passes them to the tables. The engine sums them
     feature by feature, then call by call, then in the order of the replicas,
-    whose shares of a batch follow each other: so the tables do not tell how
-    many replicas there were.
+    which hold consecutive parts of the batch. The tables are therefore
+    independent of the number of replicas.
 
-    On the host a call may be one of several in a step, or one that nothing
-    follows: the engine knows it by a token, and its gradients by a mark that
-    takes the way of a gradient through tape and optimizer. A TPU knows steps
-    by their order only; there each step has one call.
+    On the host a step may contain several calls, and a call may never be
+    followed by gradients: the engine identifies a call by a token, and its
+    gradients by a mark, which passes through tape and optimizer like a
+    gradient. A TPU identifies steps by their order only; each step has one
+    call there.
     """
 
     def __init__(
@@ -220,24 +227,26 @@ class EmbeddingSteps:
         over_processes: str,
         order: str,
     ):
-        """Makes the embedding; `build` of it makes the tables.
+        """Creates the embedding; `build` creates its tables.
+
+        The arguments from `feature_config` on are as for `tlm.TPUEmbedding`.
 
         Args:
           layer: Name of the layer, for messages and step names.
-          feature_config: As of `tlm.TPUEmbedding`, like all that follow; or
-            of keras-rs' configs.
-          optimizer: Of tables that bring none.
-          partitioner: Cuts tables into shards.
-          out_of_range: What becomes of ids that are no row.
-          table_dtypes: How rows are stored.
-          rounding_seed: Of tables with 16-bit rows.
-          vocabularies: Of tables that take ids as they come.
-          wire_dtype: How rows and gradients go to servers and back.
-          over_processes: How several processes keep the tables.
-          order: How the gradients of divided tables are summed.
+          feature_config: Nested structure of features, of TensorFlow or of
+            keras-rs.
+          optimizer: Optimizer of the tables that specify none.
+          partitioner: Partitioner of tables into shards.
+          out_of_range: How out-of-range ids are handled.
+          table_dtypes: Dtypes of the stored rows.
+          rounding_seed: Seed of the rounding of 16-bit rows.
+          vocabularies: Settings of tables with open vocabularies.
+          wire_dtype: Dtype of rows and gradients between worker and server.
+          over_processes: How several processes hold the tables.
+          order: How gradients of tables sharded over processes are summed.
         """
         self._layer = layer
-        feature_config = keras_rs_configs.read(feature_config)
+        feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
         optimizer = keras_rs_configs.read_optimizer(
             optimizer, f"(layer {layer!r})"
         )
@@ -267,30 +276,30 @@ class EmbeddingSteps:
         if self._schedules and self.is_on_tpu:
             raise ValueError(
                 "The learning rate of a table on a TPU must be a number or a "
-                "callable without arguments; a schedule is for the host "
-                f"engine. Received: {self._schedules[0].schedule!r} (layer "
+                "callable without arguments; only the host engine supports "
+                f"schedules. Received: {self._schedules[0].schedule!r} (layer "
                 f"{layer!r})."
             )
-        # Of a TPU, by replica: the call that a tape may ask for gradients,
-        # and these.
+        # These are used on a TPU only, and keyed by replica: the latest call,
+        # and its gradients.
         self._latest_call: dict[int, object] = {}
         self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
 
     @property
     def is_on_tpu(self) -> bool:
-        """Whether the tables are on a TPU, or an emulated one."""
+        """Whether the tables are on a real or an emulated TPU."""
         return self.access.is_on_tpu
 
     def build(self):
-        """Makes the tables; on a TPU the first step does, from its sizes."""
+        """Creates the tables; on a TPU the first step creates them."""
         if self.is_on_tpu:
             return
         self.embedding.build()
         if not self._schedules:
             return
         with tf.init_scope(), tf.device(self.access.variable_device):
-            # Of no strategy: one for all replicas. An attribute of the
-            # embedding, so that checkpoints have it.
+            # The variable belongs to no strategy: all replicas share it. As an
+            # attribute of the embedding it is saved in checkpoints.
             self.embedding.schedule_updates = tf_private.ResourceVariable(
                 tf.constant(0, tf.int64),
                 trainable=False,
@@ -306,45 +315,47 @@ class EmbeddingSteps:
 
     @property
     def spec(self) -> config.EmbeddingSpec:
-        """Its tables and features, of the sizes that they have now."""
+        """Tables and features, with their current sizes."""
         return self.access.spec
 
     @property
     def table_names(self) -> list[str]:
-        """Names of its tables."""
+        """Names of the tables."""
         return [table.name for table in self.spec.tables]
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the weight that takes the marks of gradients."""
+        """Shape of the mark weight."""
         return self.access.mark_shape
 
     @property
     def variable_device(self) -> str:
-        """Where that weight is."""
+        """Device of the mark weight."""
         return self.access.variable_device
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that take part in each step."""
+        """Number of replicas of each step."""
         return self.access.num_replicas
 
     def look_up(self, inputs: Any, weights: Any) -> Any:
-        """Returns activations by stock ops, outside of any step.
+        """Returns activations by TensorFlow's ops, outside of any step.
 
-        On a TPU nothing can read its tables but a forward step; and where
-        tables are divided among processes, what their owners send.
+        On a TPU a forward step is enqueued, because nothing else reads the
+        tables. For tables sharded over processes, their owners send the rows.
 
         Raises:
-          RuntimeError: On a TPU and of divided tables, outside of
-            `strategy.run`.
+          RuntimeError: On a TPU, and for tables sharded over processes, outside
+            of `strategy.run`.
         """
-        stand_in = report.placeholder_of(self.embedding)
-        if stand_in is not None:
-            return stand_in(*self._cut(*self._unpacked(inputs, weights)))
+        placeholder = report.placeholder_of(self.embedding)
+        if placeholder is not None:
+            return placeholder(
+                *self._truncate(*self._unpacked(inputs, weights))
+            )
         if self.is_on_tpu:
             self.access.require_replica("call")
-            inputs, weights = self._cut(inputs, weights)
+            inputs, weights = self._truncate(inputs, weights)
             self.embedding.enqueue(
                 inputs, weights, training=False, name=self._layer
             )
@@ -352,9 +363,9 @@ class EmbeddingSteps:
         if self.access.is_divided:
             return tf.nest.pack_sequence_as(
                 self.feature_config,
-                self.access.look_up(*self._cut(inputs, weights)),
+                self.access.look_up(*self._truncate(inputs, weights)),
             )
-        inputs, weights = self._cut(*self._unpacked(inputs, weights))
+        inputs, weights = self._truncate(*self._unpacked(inputs, weights))
         base_tables.watch_table(self.embedding)
         return serving_embedding_lookup(
             inputs,
@@ -366,11 +377,11 @@ class EmbeddingSteps:
         )
 
     def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
-        """Returns the shape of each feature's activations, from its input's."""
+        """Returns the shape of each feature's activations for given inputs."""
         return activation_shapes(self.spec, self.feature_config, inputs)
 
     def is_packed(self, inputs: Any) -> bool:
-        """Whether it is a packed batch, or what stands for one."""
+        """Returns whether `inputs` are a packed batch, or its placeholder."""
         return has_packed_ids(self.feature_config, inputs)
 
     def zeros(self, inputs: Any) -> Any:
@@ -381,41 +392,40 @@ class EmbeddingSteps:
         """Returns the activations of a new step of the calling replica.
 
         Args:
-          step: A float32 weight of `mark_shape` that the model trains. Its
-            gradient is a mark of the call's, or not finite if that of an
+          step: Value of the mark weight: float32 of `mark_shape`. Its gradient
+            is the mark of the call, or is not finite if the gradient of an
             activation is not.
-          inputs: Structure of the feature config, as `enqueue` takes it.
+          inputs: Structure of the feature config, as for `enqueue`.
           weights: None, or the same structure of weights.
 
         Raises:
-          RuntimeError: If there are several replicas and none is calling, or
-            a table has no optimizer.
+          RuntimeError: If there are several replicas and the call is outside
+            of a replica, or a table has no optimizer.
         """
         replica = self.access.require_replica("call")
-        inputs, weights = self._cut(inputs, weights)
+        inputs, weights = self._truncate(inputs, weights)
         self.access.check_can_train(self._layer)
         if self.is_on_tpu:
             self.embedding.enqueue(inputs, weights, name=self._layer)
             found = tf.nest.flatten(self.embedding.dequeue(name=self._layer))
-            follow = self._of_last_call(replica)
+            record_gradients = self._gradient_recorder(replica)
         else:
-            follow, found = self.access.open(inputs, weights)
-        flat = connect_mark(follow, step, found, self.num_replicas)
+            record_gradients, found = self.access.open(inputs, weights)
+        flat = connect_mark(record_gradients, step, found, self.num_replicas)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
 
     def apply(self, sum_of_marks: tf.Tensor):
-        """Lets the tables take a step, when the last replica calls.
+        """Applies a step to the tables when the last replica calls.
 
         Args:
-          sum_of_marks: What came for the weight of `start`, float32 of
-            `mark_shape`: a sum of marks, of which each stands for the
-            gradients of one call. They are multiplied with its factor in the
-            sum.
+          sum_of_marks: Gradient of the mark weight: float32 of `mark_shape`, a
+            sum of marks. Each mark stands for the gradients of one call, which
+            are multiplied by the mark's factor in the sum.
 
         Raises:
-          RuntimeError: If none were taken.
-          ValueError: If the tables are on a TPU, and this is a branch that
-            not every step takes.
+          RuntimeError: If no gradients were stored.
+          ValueError: If the tables are on a TPU, and the call is in a branch
+            that is not executed in every step.
         """
         if not self.is_on_tpu:
             self.access.apply_marks(sum_of_marks)
@@ -427,9 +437,9 @@ class EmbeddingSteps:
         if not self.access.is_in_program():
             raise ValueError(
                 "The model's optimizer must be applied in every step on a "
-                "TPU, which waits for the gradients: a loss scale, which may "
-                'skip one, is not for it; use the policy "mixed_bfloat16" '
-                f"(layer {self._layer!r})."
+                "TPU, which waits for the gradients. A loss scale, which may "
+                "skip a step, is not supported; use the policy "
+                f'"mixed_bfloat16" (layer {self._layer!r}).'
             )
         gradients = self._gradients.pop(
             self.access.require_replica("apply"), None
@@ -447,7 +457,7 @@ class EmbeddingSteps:
         )
 
     def _unpacked(self, inputs, weights):
-        """Ids and weights in the structure of the feature config."""
+        """Returns ids and weights in the structure of the feature config."""
         if not self.is_packed(inputs):
             return inputs, weights
         ids, factors = packing.unpack_ids(
@@ -461,7 +471,7 @@ class EmbeddingSteps:
             else tf.nest.pack_sequence_as(self.feature_config, factors),
         )
 
-    def _cut(self, inputs, weights):
+    def _truncate(self, inputs, weights):
         features = dict(
             embedding_inputs.flatten_with_paths(self.feature_config)
         )
@@ -473,7 +483,7 @@ class EmbeddingSteps:
         if weights is None and not has_limits:
             return inputs, weights
         pairs = [
-            keras_rs_configs.cut(features.get(path), ids, weight)
+            keras_rs_configs.truncate_ids(features.get(path), ids, weight)
             for (path, ids), weight in zip(
                 embedding_inputs.flatten_with_paths(inputs),
                 embedding_inputs.flatten_weights(
@@ -489,25 +499,25 @@ class EmbeddingSteps:
             else tf.nest.pack_sequence_as(inputs, flat_weights),
         )
 
-    def _of_last_call(self, replica):
-        """What keeps the gradients of a TPU's step until it is applied."""
+    def _gradient_recorder(self, replica):
+        """Returns a function that stores the gradients of a TPU's step."""
         this_call = self._latest_call[replica] = object()
 
-        def follow(gradients):
+        def record_gradients(gradients):
             if this_call is not self._latest_call[replica]:
                 raise RuntimeError(
                     f"Layer {self._layer!r} must be called once in a "
-                    "training step on a TPU; give it the features of both "
-                    "calls under names of their own."
+                    "training step on a TPU; pass the features of both calls "
+                    "to one call, under separate names."
                 )
             self._gradients[replica] = gradients
             return tf.ones([])
 
-        return follow
+        return record_gradients
 
 
-class StepTaker(Protocol):
-    """The tables of one layer, whose gradients an engine keeps."""
+class StepCommitHook(Protocol):
+    """Interface between a mark weight and the tables of its layer."""
 
     @property
     def layer_name(self) -> str:
@@ -516,59 +526,59 @@ class StepTaker(Protocol):
 
     @property
     def table_names(self) -> list[str]:
-        """Names of its tables; none if the layer is the table."""
+        """Names of the tables; empty if the layer is the table."""
         ...
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the weight that takes the marks of gradients."""
+        """Shape of the mark weight."""
         ...
 
     @property
     def variable_device(self) -> str:
-        """Where that weight is."""
+        """Device of the mark weight."""
         ...
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that take part in each step."""
+        """Number of replicas of each step."""
         ...
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:
-        """Lets the tables take a step with what came for the weight."""
+        """Applies a step with the gradient of the mark weight."""
 
 
 def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
-    """Returns why a table got no gradient, and what to do about it.
+    """Returns the error message for a step without gradients for a table.
 
     Keras only warns of a weight without a gradient, and trains the others.
 
     Args:
       layer: Name of the layer, or path of its weight.
-      tables: Names of its tables; none if the layer is the table.
+      tables: Names of its tables; empty if the layer is the table.
     """
-    what = f"Layer {layer!r}" + (
+    subject = f"Layer {layer!r}" + (
         f" (tables {', '.join(map(repr, tables))})" if tables else ""
     )
     traced = " (call the layer there with training=True)" * bool(tables)
     return (
-        f"{what} got no gradient in this training step, so its tables would "
+        f"{subject} got no gradient in this training step, so its tables would "
         "not be trained. Likely causes: the layer was not called in this "
         "step, or outside of the `tf.GradientTape`; the loss does not depend "
         "on its output, or only through `tf.stop_gradient` or an operation "
         "without a gradient; or it was called in a `tf.function` that was "
         f"first called outside of the tape{traced}. For a step without this "
-        "layer leave its weight out of what the optimizer is given; for tables "
-        "that are not to be trained set `trainable = False` of the layer "
+        "layer remove its weight from the arguments of the optimizer; for "
+        "tables that must not be trained set `trainable = False` of the layer "
         "before `compile`."
     )
 
 
-def tables_are_not_weights(layer: str) -> str:
-    """Returns why `set_weights` is refused, and what to do instead."""
+def set_weights_error(layer: str) -> str:
+    """Returns the error message of `set_weights`."""
     return (
-        f"The tables of layer {layer!r} are no weights of Keras: `get_weights` "
-        "has not got them, so `set_weights`, and EarlyStopping with "
-        "restore_best_weights=True, would leave them as they are. Use "
-        "`save_weights` and `load_weights`, or ModelCheckpoint."
+        f"`set_weights` does not support layer {layer!r}, whose tables are not "
+        "Keras weights: `get_weights` does not return them, and `set_weights`, "
+        "or EarlyStopping with restore_best_weights=True, would not change "
+        "them. Use `save_weights` and `load_weights`, or ModelCheckpoint."
     )

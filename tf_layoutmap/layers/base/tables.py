@@ -1,14 +1,14 @@
-"""A table in shards on the host, as a `RowOptimizer` trains it."""
+"""Sharded tables of `ShardedEmbedding`, and the functions that use them.
 
-# DOC-MERGE: A table on parameter servers, as a `RowOptimizer` trains it.
-# DOC-MERGE: What regularizers, constraints and optimizers see of a table in shards.
-# DOC-MERGE: A lookup in several shards with TensorFlow's own operations.
-# DOC-MERGE: Tables in shards that Keras' export has to know of.
-#
-# `model.export` of Keras 3 saves the weights of the model, and the variables that
-# its functions have read. A table of an embedding is no weight, and a table in
-# shards is read by an op of ours, which tells nobody.
-#
+`HostTable` and `ServersTable` hold the rows and slot variables that a
+`RowOptimizer` trains, on the host and on parameter servers. `FullTable...`
+classes and `check_...` functions make regularizers, constraints and optimizers
+see the full table. `stock_gather` looks up rows with TensorFlow's ops.
+`watch_table` reports tables to `model.export` of Keras 3. The export saves the
+model's weights and the variables that its functions read, and the package's
+lookup op does not report its reads.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -28,24 +28,24 @@ from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.checks import known_size
 
-# Where the kernels are. Under every strategy a table is one copy, here.
+# Device of the kernels. Under every strategy a table is one copy on it.
 HOST = "/device:CPU:0"
 
 
 class HostTable:
-    """A table and its slot variables; `MeshTable` is the same on a mesh."""
+    """A table and its slot variables; `MeshTable` is the version for a mesh."""
 
     def __init__(self, variable: ShardedVariable):
-        """Takes the table."""
+        """Creates the object for a table."""
         self._variable = variable
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the table, for messages."""
         return self._variable.name
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
-        """Returns a slot variable with the shards of the table."""
+        """Creates a slot variable with the shards of the table."""
         name = f"{self.name}/{name}"
         return ShardedVariable(
             [
@@ -60,14 +60,14 @@ class HostTable:
         )
 
     def fill_slot(self, slot: ShardedVariable, value: float) -> None:
-        """Starts a slot variable anew."""
+        """Sets all values of a slot variable."""
         for shard in slot.variables:
             shard.assign(tf.fill(shard.shape, value))
 
     def constrain(
         self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
-        """Writes what `constraint` makes of the rows of `ids`."""
+        """Applies `constraint` to the rows of `ids`."""
         rows, _ = tf.unique(ids)
         self._variable.scatter_update(
             tf.IndexedSlices(constraint(self._variable.sparse_read(rows)), rows)
@@ -82,17 +82,17 @@ class HostTable:
         optimizer: str,
         hyperparameters: tf.Tensor,
     ) -> None:
-        """Takes one step on the rows of `ids`, those of equal ids summed.
+        """Applies one step to the rows of `ids`; sums gradients of equal ids.
 
         Args:
-          slots: In the order of the rule.
+          slots: Slot variables, in the order of the rule.
           ids: `[num_ids]` int32 or int64.
-          gradients: `[num_ids, dim]` float32, of the rows of `ids`.
+          gradients: `[num_ids, dim]` float32, gradients of the rows of `ids`.
           optimizer: Name of the rule.
-          hyperparameters: `[k]` float32, the numbers of the rule.
+          hyperparameters: `[k]` float32, hyperparameters of the rule.
         """
         partition = self._variable.partition
-        # Each gradient row is a sample of its own, with one id.
+        # Each gradient row is a separate sample with one id.
         row_splits = tf.range(tf.size(ids, tf.int64) + 1)
         gains, unique_rows, unique_splits, positions = ops.find_unique_rows(
             ids=ids,
@@ -120,10 +120,10 @@ class HostTable:
         )
 
 
-def servers_table_of(
+def table_for_strategy(
     variable: ShardedVariable, rule: OptimizerSpec
 ) -> HostTable:
-    """Returns the table as it is trained where the strategy in scope has it."""
+    """Returns the table for the strategy in scope."""
     return (
         ServersTable(variable, rule)
         if strategies.on_servers()
@@ -132,19 +132,20 @@ def servers_table_of(
 
 
 class ServersTable(HostTable):
-    """Updates rows by the operations of a `TPUEmbedding` over servers.
+    """A table on parameter servers.
 
-    So a closure that comes again counts once.
+    Rows are updated by the ops of a `TPUEmbedding` on parameter servers. A
+    closure that runs again is therefore applied only once.
     """
 
     def __init__(self, variable: ShardedVariable, rule: OptimizerSpec):
-        """Takes the table, whose shards are on servers."""
+        """Creates the object for a table whose shards are on servers."""
         super().__init__(variable)
         self._rule = rule
         self._ops: step_ops.StepOps | None = None
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
-        """Returns a slot variable with each shard beside that of the table."""
+        """Creates a slot variable with the devices of the table's shards."""
         name = f"{self.name}/{name}"
         shards = []
         for part, shard in enumerate(self._variable.variables):
@@ -167,13 +168,13 @@ class ServersTable(HostTable):
         optimizer: str,
         hyperparameters: tf.Tensor,
     ) -> None:
-        """Takes one step on the rows of `ids`, those of equal ids summed."""
+        """Applies one step to the rows of `ids`; see `HostTable`."""
         del optimizer
         if self._ops is None:
             with tf.init_scope():
                 self._ops = self._make_ops(slots)
         ids = tf.cast(ids, tf.int64)
-        # Each gradient row is a sample of its own, with one id.
+        # Each gradient row is a separate sample with one id.
         plan, requests = self._ops.plan(
             [
                 inputs.FeatureIds(
@@ -227,14 +228,14 @@ class ServersTable(HostTable):
 
 
 class FullTableRegularizer:
-    """Of one shard, which stands for all: the loss of the whole table."""
+    """Regularizer of one shard that returns the loss of the full table."""
 
     def __init__(
         self,
         regularizer: Callable[[tf.Tensor], tf.Tensor],
         make_table: Callable[[], Any],
     ):
-        """Takes the regularizer; `make_table` returns the table."""
+        """Creates the regularizer; `make_table` returns the table."""
         self._regularizer = regularizer
         self._make_table = make_table
 
@@ -244,9 +245,10 @@ class FullTableRegularizer:
 
 
 class FullTableConstraint:
-    """Of the last shard, for all: an optimizer has written the others by then.
+    """Constraint of the last shard that is applied to the full table.
 
-    A norm along axis 0, the default of Keras, is that of a column of the whole
+    The optimizer has written all other shards when it reaches the last one. A
+    norm along axis 0, Keras' default, is the norm of a column of the full
     table.
     """
 
@@ -255,7 +257,7 @@ class FullTableConstraint:
         constraint: Callable[[tf.Tensor], tf.Tensor],
         make_table: Callable[[], Any],
     ):
-        """Takes the constraint; `make_table` returns the table."""
+        """Creates the constraint; `make_table` returns the table."""
         self._constraint = constraint
         self._make_table = make_table
 
@@ -273,44 +275,46 @@ class FullTableConstraint:
 def loss_of_rows(
     regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the loss of the rows of `ids`, each counted once."""
+    """Returns the loss of the rows of `ids`; each row is counted once."""
     distinct, _ = tf.unique(tf.reshape(ids, [-1]))
     return regularizer(table.sparse_read(distinct))
 
 
 def check_by_row(constraint: Any, where: str) -> None:
-    """Refuses a constraint of Keras that mixes the rows it is given.
+    """Checks that a Keras constraint treats each row independently.
 
     Raises:
-      ValueError: It takes norms along axis 0.
+      ValueError: If the constraint computes norms along axis 0.
     """
     axis = getattr(constraint, "axis", None)
     axes = axis if isinstance(axis, list | tuple) else [axis]
     if {0, -2} & set(axes):
         raise ValueError(
-            "Argument `embeddings_constraint` must treat each row by itself "
-            "where the table has an optimizer of its own, which constrains the "
-            "rows of a batch only: use axis=1. Received: "
+            "Argument `embeddings_constraint` must treat each row "
+            "independently if the table has an `optimizer`, because then only "
+            "the rows of a batch are constrained: use axis=1. Received: "
             f"{type(constraint).__name__} with axis={axis!r} ({where})."
         )
 
 
-def check_no_full_weights(
+def check_supports_shards(
     optimizer: Any,
     kinds: type | tuple[type, ...],
     where: str,
     setting: str | None = None,
 ) -> None:
-    """Refuses an optimizer that would take each shard for a whole weight.
+    """Checks that an optimizer gives correct results with shards as weights.
 
     Args:
-      optimizer: Of the model, or None.
-      kinds: Optimizer classes that compute with a weight as a whole.
+      optimizer: Optimizer of the model, or None.
+      kinds: Optimizer classes whose update depends on the full weight.
       where: The table or weight, for the message.
-      setting: What else makes it compute so, or None.
+      setting: Another setting that makes the update depend on the full weight,
+        or None.
 
     Raises:
-      ValueError: It clips the norm of each weight, or is of such a class.
+      ValueError: If the optimizer clips the norm of each weight, or is an
+        instance of `kinds`.
     """
     clipnorm = getattr(optimizer, "clipnorm", None)
     if clipnorm:
@@ -319,15 +323,15 @@ def check_no_full_weights(
         setting = type(optimizer).__name__
     if setting:
         raise ValueError(
-            "A model's optimizer that computes with a weight as a whole "
-            "trains a table in one shard only; use num_shards=1, "
-            "`global_clipnorm`, or an optimizer of the layer's own. Received: "
+            "A model's optimizer whose update depends on the full weight "
+            "trains a table with one shard only; use num_shards=1, "
+            "`global_clipnorm`, or the layer's `optimizer` argument. Received: "
             f"{setting} ({where})."
         )
 
 
 def check_callable(argument: str, value: Any, where: str) -> Any:
-    """Returns `value`, None or a callable."""
+    """Returns `value` if it is None or a callable; else raises `TypeError`."""
     if value is not None and not callable(value):
         raise TypeError(
             _core_checks.message(argument, "None or callable", value, where)
@@ -341,20 +345,20 @@ def stock_gather(
     name: str,
     num_rows: int | None = None,
 ) -> tf.Tensor:
-    """Returns the rows of `ids`, in their order.
+    """Returns the rows of `ids`, in their order, by TensorFlow's ops.
 
     Args:
       shards: Contiguous blocks of rows, in order.
-      ids: Any shape, int32 or int64: global rows.
-      name: Whose rows, for the message about an id that is outside.
-      num_rows: Rows of a single shard that ids may name; None for all.
+      ids: Global rows of any shape, int32 or int64.
+      name: Name of the layer, for the message about an out-of-range id.
+      num_rows: Number of valid rows of a single shard; None for all rows.
 
     Returns:
       Shape `ids.shape + [dim]`.
     """
     sizes = [known_size(shard) for shard in shards]
     if num_rows is not None and len(shards) == 1:
-        sizes = [num_rows]  # What is behind them is padding.
+        sizes = [num_rows]  # Rows after `num_rows` are padding.
     partition = RowPartition.from_sizes(sizes)
     flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
     inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
@@ -389,11 +393,11 @@ def stock_gather(
 def stock_gather_with_dense_gradient(
     table: tf.Variable, ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the rows of `ids`; equal ids are summed in the gradient.
+    """Returns the rows of `ids`; the gradient is dense and sums equal ids.
 
     Args:
       table: `[num_rows, dim]`, on a mesh.
-      ids: Any shape, int32 or int64.
+      ids: Ids of any shape, int32 or int64.
 
     Returns:
       Shape `ids.shape + [dim]`.
@@ -413,7 +417,7 @@ def stock_gather_with_dense_gradient(
 
 
 def watch_table(embedding: TPUEmbedding) -> None:
-    """Tells the function being traced that a lookup reads the tables."""
+    """Records in the traced function that a lookup reads the tables."""
     graph: Any = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or not hasattr(graph, "watch_variable"):
         return

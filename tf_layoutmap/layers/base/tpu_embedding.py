@@ -1,4 +1,7 @@
-"""What `TPUEmbedding` is to both Keras: its tables, its file, its settings."""
+"""Base class of `TPUEmbedding` for both Keras versions.
+
+`TPUEmbeddingCore` holds the arguments, the call and the saved state.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ def read_feature_config(
     table_stacking: Any,
     layer: str,
 ) -> Any:
-    """Returns the one of two names that was used, after keras-rs' checks.
+    """Returns the feature config from one of its two argument names.
 
     Raises:
-      TypeError: If both were used, or none.
-      ValueError: If `table_stacking` is nothing that keras-rs takes.
+      TypeError: If both arguments were given, or none.
+      ValueError: If keras-rs would not accept `table_stacking`.
     """
     if (feature_config is None) == (feature_configs is None):
         raise TypeError(
-            "Argument `feature_config` must be given, once; "
-            "`feature_configs` is another name of it. Received: "
+            "Exactly one of the arguments `feature_config` and its alias "
+            "`feature_configs` must be given. Received: "
             f"feature_config={feature_config!r}, "
             f"feature_configs={feature_configs!r} (layer {layer!r})."
         )
@@ -51,11 +54,11 @@ def read_feature_config(
 
 
 class TPUEmbeddingCore(LayerBase):
-    """A mixin before the `Layer` of one Keras version.
+    """A mixin that precedes the `Layer` class of one Keras version.
 
-    A mixin, because both versions find these methods on the layer by name. The
-    layer's `build` makes the tables, and `_marks`, the weight that takes the
-    marks of gradients.
+    Keras requires these methods on the layer itself, under these names. The
+    layer's `build` creates the tables and `_marks`, the mark weight (see
+    `steps`).
     """
 
     _steps: EmbeddingSteps
@@ -77,39 +80,39 @@ class TPUEmbeddingCore(LayerBase):
         order: str = "exact",
         **kwargs: Any,
     ):
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           feature_config: Nested structure of
             `tf.tpu.experimental.embedding.FeatureConfig`, or of
             `keras_rs.layers.FeatureConfig`.
-          optimizer: Of tables that bring none: one of
+          optimizer: Optimizer of the tables that specify none: one of
             `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
             None for tables that only serve, with `trainable=False`.
-          feature_configs: Another name of `feature_config`, that of
+          feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
-          table_stacking: Of keras-rs: which tables a SparseCore keeps as one.
-            It changes no result, and nothing here.
-          partitioner: As of `tlm.TPUEmbedding`; not saved with the layer.
-          out_of_range: As of `tlm.TPUEmbedding`.
-          table_dtypes: As of `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
-            halves the memory of the rows. Activations are of the layer's
-            compute dtype in any case.
-          rounding_seed: As of `tlm.TPUEmbedding`.
-          vocabularies: As of `tlm.TPUEmbedding`: of tables that take ids as
-            they come. A call that a tape records is a step of theirs, that of
-            each replica one of its own.
-          wire_dtype: As of `tlm.TPUEmbedding`; not saved with the layer, like
-            the two that follow.
-          over_processes: As of `tlm.TPUEmbedding`.
-          order: As of `tlm.TPUEmbedding`.
-          **kwargs: Those of every Keras layer, such as `name`.
+          table_stacking: Argument of keras-rs: tables that a SparseCore stores
+            as one. It has no effect here, and never changes results.
+          partitioner: As for `tlm.TPUEmbedding`; not saved with the layer.
+          out_of_range: As for `tlm.TPUEmbedding`.
+          table_dtypes: As for `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
+            halves the memory of the rows. Activations always have the layer's
+            compute dtype.
+          rounding_seed: As for `tlm.TPUEmbedding`.
+          vocabularies: As for `tlm.TPUEmbedding`: settings of tables with open
+            vocabularies. Each call that a tape records, in each replica, is a
+            separate step of the vocabularies.
+          wire_dtype: As for `tlm.TPUEmbedding`; not saved with the layer, like
+            `over_processes` and `order`.
+          over_processes: As for `tlm.TPUEmbedding`.
+          order: As for `tlm.TPUEmbedding`.
+          **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
-          TypeError, ValueError: As of `tlm.TPUEmbedding`; or if a fact of
-            keras-rs' configs has no counterpart.
+          TypeError, ValueError: As `tlm.TPUEmbedding`; or if a setting of
+            keras-rs' configs is not supported.
         """
-        # Ids must not become float16.
+        # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
         self._steps = EmbeddingSteps(
             self.name,
@@ -126,12 +129,12 @@ class TPUEmbeddingCore(LayerBase):
             over_processes=over_processes,
             order=order,
         )
-        # An attribute of the layer: so that a checkpoint finds the tables.
+        # As an attribute of the layer the embedding is saved in checkpoints.
         self.embedding = self._steps.embedding
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, of a model of its own Keras version only."""
-        self._refuse_other_keras(inputs)
+        """Calls the layer; only models of its Keras version may call it."""
+        self._check_keras_version(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
@@ -140,13 +143,13 @@ class TPUEmbeddingCore(LayerBase):
         """Returns the activations of all features.
 
         Args:
-          inputs: Structure of the feature config, as `enqueue` of
-            `tlm.TPUEmbedding` takes it; or what `tlm.pack` made of it.
-          weights: None, or the same structure of weights; or what was packed
-            with `inputs`.
-          training: None or a bool. The tables train where a gradient tape
-            records the call, whatever this is; True says that one will, where
-            a `tf.function` is traced outside of the tape.
+          inputs: Structure of the feature config, as for `enqueue` of
+            `tlm.TPUEmbedding`; or a batch from `tlm.pack`.
+          weights: None, or the same structure of weights; or the weights that
+            were packed with `inputs`.
+          training: None or a bool. The tables train if a gradient tape records
+            the call, regardless of this argument. True declares that a tape
+            will record, where a `tf.function` is traced outside of the tape.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.
@@ -161,18 +164,18 @@ class TPUEmbeddingCore(LayerBase):
         return self._cast(activations)
 
     def _marks_variable(self) -> tf.Variable:
-        """The variable of the weight that takes the marks."""
+        """Returns the variable of the mark weight."""
         raise NotImplementedError
 
-    def _refuse_other_keras(self, inputs: Any) -> None:
-        """Raises a RuntimeError if a model of the other version calls."""
+    def _check_keras_version(self, inputs: Any) -> None:
+        """Raises `RuntimeError` if a model of the other version calls."""
         raise NotImplementedError
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
-        """Returns the rows by table name, as keras-rs' layer has them.
+        """Returns the rows by table name, as in keras-rs' layer.
 
-        Each is a tensor `[num_rows, dim]`, a copy: for big tables
-        `embedding_tables` is better.
+        Each value is a tensor `[num_rows, dim]`, a copy. For large tables use
+        `embedding_tables`.
         """
         return {
             config.name: tf.convert_to_tensor(rows)
@@ -181,11 +184,11 @@ class TPUEmbeddingCore(LayerBase):
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
-        """From each `TableConfig` to its rows, `[num_rows, dim]` float32."""
+        """Rows by `TableConfig`, `[num_rows, dim]` float32."""
         return self.embedding.embedding_tables
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
-        """Its open vocabularies, by table; none before it is built."""
+        """Returns the open vocabularies by table; empty before `build`."""
         return self.embedding.vocabularies if self.built else {}
 
     def _cast(self, activations: Any) -> Any:
@@ -198,11 +201,11 @@ class TPUEmbeddingCore(LayerBase):
         weight_files.save_tables(self.embedding, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` of any number of shards wrote.
+        """Reads the saved arrays; the number of shards may differ.
 
         Raises:
-          ValueError: If tables, dtypes, optimizers or shapes are others;
-            nothing is changed then.
+          ValueError: If tables, dtypes, optimizers or shapes differ. Nothing is
+            changed then.
         """
         if not self.built:
             raise ValueError(
@@ -223,7 +226,7 @@ class TPUEmbeddingCore(LayerBase):
             "feature_config": feature_config_serialization.to_config(
                 self._steps.feature_config,
                 self._steps.optimizer,
-                # A vocabulary may have been resized since.
+                # A vocabulary may have been resized since it was created.
                 {
                     table.name: table.vocabulary.settings.capacity
                     for table in tables
@@ -243,7 +246,7 @@ class TPUEmbeddingCore(LayerBase):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from the result of `get_config`."""
         config = dict(config)
         features = feature_config_serialization.from_config(
             config.pop("feature_config")

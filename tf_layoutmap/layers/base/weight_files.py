@@ -1,10 +1,11 @@
-"""A table in Keras' weight files: one array, whatever the shards.
+"""Tables and slot variables in Keras' weight files.
 
-Where the file is HDF5, one shard at a time is copied; else Keras wants the
-whole array.
+A table is stored as one array, independent of its number of shards. In an HDF5
+file one shard at a time is copied; other stores require the full array in
+memory. `save_table` and `load_table` handle one table, `save_tables` and
+`load_tables` all variables of a `TPUEmbedding`.
 """
 
-# DOC-MERGE: Tables and slot variables of a `TPUEmbedding` in a file of weights.
 from __future__ import annotations
 
 import math
@@ -29,12 +30,13 @@ dtensor = tf.experimental.dtensor
 def save_table(
     store: Any, key: str, table: ShardedVariable | MeshVariable
 ) -> None:
-    """Writes `table` under `key` of what `save_own_variables` is given."""
+    """Writes `table` under `key` of a `save_own_variables` store."""
     dtype = tf.as_dtype(table.dtype).as_numpy_dtype
     dataset = None
     if np.dtype(dtype).kind != "f" and hasattr(store, "create_dataset"):
-        dtype = np.float32  # HDF5 knows no bfloat16, but all of its numbers.
-    if np.dtype(dtype).kind == "f":  # Else Keras helps.
+        # HDF5 has no bfloat16, and float32 holds all its values.
+        dtype = np.float32
+    if np.dtype(dtype).kind == "f":  # Keras converts all other dtypes.
         dataset = keras_private.h5_dataset(
             store, key, tuple(known_sizes(table)), dtype
         )
@@ -48,7 +50,7 @@ def save_table(
 def _shards(
     table: ShardedVariable | MeshVariable,
 ) -> Iterator[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
-    """Yields where each shard is, and a function that copies it."""
+    """Yields the position of each shard, and a function that copies it."""
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
             yield (slice(start, start + known_size(shard)),), shard.numpy
@@ -56,17 +58,17 @@ def _shards(
     value = transfer.read_divided(table.divided_value)
     layout = table.layout
     if layout.mesh.num_local_devices() < layout.mesh.size:
-        # Other processes hold the rest.
+        # Other processes hold the remaining shards.
         yield (slice(None),), table.numpy
         return
     indices = transfer.slices_of_devices(table.shape, layout)
-    # Each shard once, however many devices hold it.
+    # Several devices may hold the same shard; the dict keeps it once.
     shards = {
         tuple((s.start, s.stop) for s in index): (index, shard)
         for index, shard in zip(indices, dtensor.unpack(value))
     }
     for index, shard in shards.values():
-        # What is behind the rows of the table is padding.
+        # Rows after the last row of the table are padding.
         size = index[0].stop - index[0].start
         yield index, lambda shard=shard, size=size: shard.numpy()[:size]
 
@@ -74,12 +76,12 @@ def _shards(
 def load_table(
     store: Any, key: str, table: ShardedVariable | MeshVariable
 ) -> None:
-    """Reads what `save`, or Keras for one variable, has written.
+    """Reads a table that `save_table`, or Keras for one variable, wrote.
 
     Raises:
-      ValueError: The array has another shape. Nothing is changed.
+      ValueError: If the array has another shape. Nothing is changed then.
     """
-    value = _checked(store, key, table)
+    value = _read_checked(store, key, table)
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
             shard.assign(
@@ -101,20 +103,20 @@ def load_table(
 
 
 def check_table(store: Any, key: str, variable: Any) -> None:
-    """Refuses what `load`, or an assignment, would find half-way.
+    """Checks an array before `load_table`, or an assignment, changes anything.
 
     Args:
-      store: What `load_own_variables` is given.
-      key: Of the array.
+      store: Store of `load_own_variables`.
+      key: Key of the array.
       variable: A table, or any other variable.
 
     Raises:
-      ValueError: The array has another shape.
+      ValueError: If the array has another shape.
     """
-    _checked(store, key, variable)
+    _read_checked(store, key, variable)
 
 
-def _checked(store: Any, key: str, variable: Any) -> Any:
+def _read_checked(store: Any, key: str, variable: Any) -> Any:
     value = keras_private.h5_dataset(store, key)
     if value is None or "dtype" in value.attrs:
         value = store[key]
@@ -132,10 +134,10 @@ def _checked(store: Any, key: str, variable: Any) -> Any:
 
 
 def save_tables(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
-    """Writes each as one array, whatever its shards.
+    """Writes each variable as one array, independent of its shards.
 
-    Rows of 16 bits are written as those bits, since HDF5 knows no bfloat16;
-    their key ends with their dtype.
+    Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. Their
+    key ends with their dtype.
     """
     for key, variable in variables_by_key(embedding).items():
         values = variable.numpy()
@@ -145,16 +147,16 @@ def save_tables(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
 def load_tables(
     embedding: TPUEmbedding, store: MutableMapping[str, Any], *, layer: str
 ):
-    """Reads what `save` of any number of shards wrote.
+    """Reads the variables that `save_tables` wrote, for any number of shards.
 
     Args:
-      embedding: A built one.
-      store: What was saved.
+      embedding: A built embedding.
+      store: The saved arrays.
       layer: Name of the layer, for messages.
 
     Raises:
-      ValueError: If tables, dtypes, optimizers or shapes are others; nothing
-        is changed then.
+      ValueError: If tables, dtypes, optimizers or shapes differ. Nothing is
+        changed then.
     """
     variables = variables_by_key(embedding)
     if set(store.keys()) != set(variables):
@@ -168,7 +170,8 @@ def load_tables(
             raise ValueError(
                 f"An open vocabulary of layer {layer!r} has room for "
                 f"{math.prod(variable.shape)} keys, and must be loaded from "
-                f"one with as much. Received: room for {math.prod(saved)} "
+                "a file with the same room. Received: room for "
+                f"{math.prod(saved)} "
                 "keys. Load into a layer of the saved capacity, then call "
                 "`resize` of its vocabulary; or convert a tf.train.Checkpoint "
                 "by tlm.convert_vocabularies."
@@ -191,7 +194,7 @@ def load_tables(
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
-    """Returns all variables, by table number and name of the variable."""
+    """Returns all variables, keyed by table number and variable name."""
     found = {}
     for number, by_name in enumerate(LayerAccess(embedding).variables()):
         for name, variable in by_name.items():

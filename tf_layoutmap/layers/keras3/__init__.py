@@ -1,1 +1,1 @@
-"""The layers of `tlm.layers` for Keras 3."""
+"""Layers of `tlm.layers` for Keras 3."""

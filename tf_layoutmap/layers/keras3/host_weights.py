@@ -1,7 +1,7 @@
-"""Tables as Keras weights.
+"""Tables on the host as Keras weights.
 
-`TableWeight` is one Keras variable for a whole table that has an optimizer of
-its own. `ShardWeight` is one shard of a table that the model's optimizer
+`TableWeight` is one Keras variable for an unsharded table that has an
+optimizer. `ShardWeight` is one shard of a table that the model's optimizer
 trains. Keras sees ordinary variables; a tape gives each one gradient.
 """
 
@@ -22,9 +22,9 @@ from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
 
 class TableWeight(TrainsItself, keras.Variable):
-    """A whole table, trained by a `RowOptimizer`."""
+    """A full table, trained by a `RowOptimizer`."""
 
-    # On a mesh; a layout map asks before there is one.
+    # This applies on a mesh; a layout map reads it before the mesh exists.
     pads_rows = True
 
     def __init__(
@@ -35,7 +35,7 @@ class TableWeight(TrainsItself, keras.Variable):
         optimizer: RowOptimizer,
         name: str = "embeddings",
     ):
-        """Calls `make_table`, or lets Keras do so later while it traces."""
+        """Calls `make_table`, or lets Keras call it after tracing."""
         self._make_table = make_table
         self._optimizer = optimizer
         super().__init__(
@@ -45,16 +45,16 @@ class TableWeight(TrainsItself, keras.Variable):
     def _initialize_with_initializer(self, initializer):
         del initializer
         self._value = self._make_table()
-        # By this name optimizers tell variables from each other.
+        # Optimizers identify variables by this name.
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
             self._optimizer.create_slots(
-                tables.servers_table_of(self._value, self._optimizer._spec)
+                tables.table_for_strategy(self._value, self._optimizer._spec)
             )
 
     @property
     def table(self) -> ShardedVariable | None:
-        """The table; None as long as Keras has not initialised it."""
+        """The table; None until Keras has initialized it."""
         return self._value
 
     def _write(self, value):
@@ -73,7 +73,7 @@ class TableWeight(TrainsItself, keras.Variable):
         else:
             self._value.assign_sub(value)
 
-    # The value stays in its shards: no cast and no copy of all of it.
+    # Properties that return the sharded value without a cast or a full copy.
 
     @property
     def value(self):
@@ -81,14 +81,14 @@ class TableWeight(TrainsItself, keras.Variable):
 
     @property
     def handle(self):
-        # What a tape takes for the variable.
+        # A tape watches this object as the variable.
         in_export = tf_private.in_save_context()
         return self._value.handle if in_export else self._value
 
     def __repr__(self) -> str:
         return f"<TableWeight path={self.path} table={self._value!r}>"
 
-    # To tf.train.Checkpoint and tf.saved_model it is the table.
+    # tf.train.Checkpoint and tf.saved_model treat this weight as its table.
 
     def _gather_saveables_for_checkpoint(self):
         return self._value._gather_saveables_for_checkpoint()
@@ -115,10 +115,10 @@ class TableWeight(TrainsItself, keras.Variable):
 
 
 class ShardWeight(ShardOfTable, keras.Variable):
-    """One shard of a table, whose gradients hold each row once.
+    """One shard of a table, whose gradients contain each row once.
 
-    Keras' optimizers square what comes for a row, and add the squares up: so
-    what comes must be the sum.
+    Keras' optimizers square each gradient row and add up the squares of equal
+    rows, so equal rows must be summed first.
     """
 
     def __init__(
@@ -128,18 +128,18 @@ class ShardWeight(ShardOfTable, keras.Variable):
         shape: tuple[int, int],
         *,
         dtype: str,
-        is_whole: bool,
+        is_only_shard: bool,
     ):
-        """Takes the variable of `shard`; may call `make_table` later.
+        """Creates the weight of `shard`; may call `make_table` later.
 
         Args:
           make_table: Returns the table.
-          shard: Which of its shards.
-          shape: Of the shard.
-          dtype: Of the table.
-          is_whole: Whether it is the only one.
+          shard: Index of the shard.
+          shape: Shape of the shard.
+          dtype: Dtype of the table.
+          is_only_shard: Whether it is the only shard.
         """
-        self._is_whole = is_whole
+        self._is_only_shard = is_only_shard
         self._make_table = make_table
         self._shard = shard
         self._summed = None
@@ -162,15 +162,15 @@ class ShardWeight(ShardOfTable, keras.Variable):
 
     @property
     def shard(self) -> int:
-        """Which of its shards."""
+        """Index of the shard."""
         return self._shard
 
     @property
     def value(self):
-        # What an optimizer asks for before it writes anything.
-        if not self._is_whole:
+        # Optimizers read this property before they write anything.
+        if not self._is_only_shard:
             optimizer = keras_private.applying_optimizer()
-            tables.check_no_full_weights(
+            tables.check_supports_shards(
                 optimizer,
                 (keras.optimizers.Adafactor, keras.optimizers.Lamb),
                 f"weight {self.path!r}",
@@ -188,7 +188,7 @@ class ShardWeight(ShardOfTable, keras.Variable):
 
 
 def _muon_setting(optimizer: Any, path: str) -> str | None:
-    """The setting by which Muon would orthogonalize a table, if it does."""
+    """Returns the setting by which Muon orthogonalizes a table, or None."""
     if not isinstance(optimizer, keras.optimizers.Muon) or (
         optimizer.exclude_embeddings
         or any(re.search(one, path) for one in optimizer.exclude_layers)
@@ -198,7 +198,7 @@ def _muon_setting(optimizer: Any, path: str) -> str | None:
 
 
 class _SummedGradient(ShardedVariableGradient):
-    """The gradient of a table, equal rows summed."""
+    """Gradient of a table with equal rows summed."""
 
     def replace_gradient_components(self, value, component_grads):
         gradient = super().replace_gradient_components(value, component_grads)

@@ -1,4 +1,4 @@
-"""A table whose rows tf.dtensor has divided, as one Keras weight."""
+"""Tables with rows sharded over a mesh by DTensor, as one Keras weight."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ dtensor = tf.experimental.dtensor
 
 
 class MeshTableWeight(TrainsItself, MeshVariable):
-    """A whole table on a mesh, trained by a `RowOptimizer`."""
+    """A table on a mesh, trained by a `RowOptimizer`."""
 
     pads_rows = True
 
@@ -33,17 +33,17 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         optimizer: RowOptimizer,
         name: str = "embeddings",
     ):
-        """Waits for its value like all weights of `context`.
+        """Creates the weight; its value is created with all of `context`.
 
         Args:
-          context: Whose mesh and layouts.
+          context: Context with the mesh and the layouts.
           owner: Weak reference to the layer.
-          initializer: `initializer(shape, dtype=)` gives the whole table.
+          initializer: `initializer(shape, dtype=)` returns the full table.
           shape: `(num_rows, dim)`.
-          optimizer: Trains it; its state moves to the mesh.
-          name: Of the weight.
+          optimizer: Optimizer of the table; its state moves to the mesh.
+          name: Name of the weight.
         """
-        _belong(self, context, owner)
+        _set_mesh_attributes(self, context, owner)
         self._optimizer = optimizer
         super().__init__(
             initializer, shape=shape, dtype="float32", autocast=False, name=name
@@ -54,8 +54,9 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
     @property
     def value(self) -> Any:
-        """The DVariable; made here if this is the first need of it."""
-        # The first that an optimizer's `build` asks for.
+        """The DVariable; created at the first access."""
+        # `build` of an optimizer reads `value` first, so the setting is checked
+        # here.
         steps = getattr(
             keras_private.applying_optimizer(),
             "gradient_accumulation_steps",
@@ -64,20 +65,21 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         if steps:
             raise ValueError(
                 "The model's optimizer must not accumulate gradients of a "
-                "table that trains itself on a mesh; use bigger batches, or "
+                "table that has an `optimizer` on a mesh; use bigger batches, "
+                "or optimizer=None. Received: "
                 "optimizer=None. Received: "
                 f"gradient_accumulation_steps={steps} (weight {self.path!r})."
             )
         return super().value
 
     def assign(self, value: Any) -> Any:
-        """Takes a step inside an optimizer's `apply`; else writes `value`."""
+        """Applies a gradient inside an optimizer's `apply`, else writes."""
         if (
             keras_private.applying_optimizer() is not None
             and isinstance(self._value, PaddedVariable)
             and isinstance(value, tf.Tensor)
         ):
-            value = value[: self.shape[0]]  # Not that of the padding.
+            value = value[: self.shape[0]]  # Drops gradients of the padding.
         return super().assign(value)
 
     def _write(self, value: Any) -> Any:
@@ -85,23 +87,23 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
 
 class MeshTable:
-    """The table of a `MeshTableWeight`; `HostTable` is the same on the host."""
+    """Table of a `MeshTableWeight`; `HostTable` is the version for the host."""
 
     def __init__(self, weight: MeshTableWeight):
-        """Takes the weight."""
+        """Creates the object for a weight."""
         self._weight = weight
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Path of the weight, for messages."""
         return self._weight.path
 
     def new_slot(self, name: str, initial: float) -> MeshVariable:
-        """Returns a slot variable with the layout of the table."""
+        """Creates a slot variable with the layout of the table."""
         return _Slot(self._weight, name, initial)
 
     def fill_slot(self, slot: MeshVariable, value: float) -> None:
-        """Starts a slot variable anew."""
+        """Sets all values of a slot variable."""
         slot.fill(value)
 
     def update(
@@ -113,7 +115,7 @@ class MeshTable:
         optimizer: str,
         hyperparameters: tf.Tensor,
     ) -> None:
-        """Takes one step, as `HostTable.update`."""
+        """Applies one step, like `HostTable.update`."""
         weight = self._weight
         dtensor_ops.update_rows(
             weight.value,
@@ -130,12 +132,12 @@ class MeshTable:
 
 
 class _Slot(MeshVariable):
-    """Starts as one number everywhere, filled in on each device."""
+    """Slot variable with one initial value, filled in on each device."""
 
     pads_rows = True
 
     def __init__(self, table: MeshTableWeight, name: str, initial: float):
-        _belong(self, table._mesh_context, table._mesh_owner)
+        _set_mesh_attributes(self, table._mesh_context, table._mesh_owner)
         self._slot_of = table
         super().__init__(
             keras.initializers.Constant(initial),
@@ -146,7 +148,7 @@ class _Slot(MeshVariable):
             name=name,
         )
 
-    # The layout of the table, which is known when both get their values.
+    # The table's layout, which is known when both variables get their values.
     @property
     def _given_layout(self) -> Layout:
         return self._slot_of.layout
@@ -156,7 +158,7 @@ class _Slot(MeshVariable):
         del layout
 
     def fill(self, value: float) -> None:
-        """Writes `value` everywhere."""
+        """Sets all values to `value`."""
         if self._value is None:
             self._initializer = keras.initializers.Constant(value)
             return
@@ -167,34 +169,36 @@ class _Slot(MeshVariable):
         self._value.assign(dtensor.pack(shards, self._value.layout))
 
 
-def _belong(variable: MeshVariable, context: MeshContext, owner: Any) -> None:
-    """Does what Keras' own variables get from the scope."""
+def _set_mesh_attributes(
+    variable: MeshVariable, context: MeshContext, owner: Any
+) -> None:
+    """Sets the attributes that the scope sets on Keras' variables."""
     variable._mesh_context = context
     variable._mesh_owner = owner
     variable._mesh_is_state = False
 
 
 def layout_problems(layer: Any, axes: tuple[str | None, ...]) -> list[str]:
-    """Returns why `layer` cannot train its table with the layout `axes`."""
+    """Returns reasons why `layer` does not support the layout `axes`."""
     named = f"layer {layer.name!r} (ShardedEmbedding)"
     if len(axes) != 2:
-        return []  # Said for every variable.
-    rows_divided, columns_divided = (axis is not None for axis in axes)
+        return []  # Layout maps check the rank of every variable.
+    rows_sharded, columns_sharded = (axis is not None for axis in axes)
     if layer.optimizer is None:
         return (
             []
-            if not rows_divided
+            if not rows_sharded
             else [
                 f"{named} with optimizer=None would gather the table on each "
-                "device: give it an optimizer of its own, such as "
+                f"device: pass an optimizer to the layer, such as "
                 f'optimizer="adagrad", or use {(None, axes[0])}'
             ]
         )
-    if rows_divided and not columns_divided:
+    if rows_sharded and not columns_sharded:
         return []
     return [
-        f"{named} has an optimizer of its own, which trains tables whose "
-        "rows are divided and whose columns are whole: set the key "
+        f"{named} has an optimizer, which trains tables with sharded rows "
+        "and unsharded columns: set the key "
         f'"{layer.name}.embeddings" to a layout such as ("model", '
         "None), or use optimizer=None"
     ]

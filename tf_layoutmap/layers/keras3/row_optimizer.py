@@ -1,6 +1,9 @@
-"""Trains the rows of a table that a step has looked up, and no others."""
+"""`RowOptimizer` for Keras 3, which trains only the rows of a step.
 
-# DOC-MERGE: What weights with a `RowOptimizer` have in common, on host and mesh.
+`TakesGradients` and `TrainsItself` are the mixins of its weights, on host and
+mesh. The functions at the end are patches of Keras' optimizers.
+"""
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +21,9 @@ from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     """The optimizer inside a `ShardedEmbedding`.
 
-    The gradients of equal ids are summed first, in the order of the ids; then
-    each row that was looked up takes one step of the rule, in one native op.
-    Neither depends on how many rows the table has.
+    It sums the gradients of equal ids in the order of the ids, then applies
+    one step of the rule to each row that was looked up, in one native op. The
+    time of neither depends on the number of rows of the table.
 
     It is a Keras optimizer so that its learning rate, step count and slot
     variables are set, scheduled and saved as usual:
@@ -31,17 +34,17 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     >>> float(layer.optimizer.learning_rate)
     0.5
 
-    It trains its own table only, and cannot be given to `compile`.
+    It trains its table only, and must not be passed to `compile`.
     """
 
     _keras = keras
 
     def __init__(self, spec: OptimizerSpec, *, name: str | None = None):
-        """Takes a rule; `ShardedEmbedding` makes it from its argument.
+        """Creates the optimizer; `ShardedEmbedding` calls this.
 
         Args:
-          spec: The rule. Its learning rate may be a
-            `keras.optimizers.schedules.LearningRateSchedule` as well.
+          spec: The rule. Its learning rate may also be a
+            `keras.optimizers.schedules.LearningRateSchedule`.
           name: Name of the optimizer.
         """
         super().__init__(
@@ -50,11 +53,11 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
         self._spec = spec
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Refused, as `build`."""
+        """Raises `RuntimeError`, like `build`."""
         self.build(trainable_variables)
 
     def _scalars(self) -> list[keras.Variable]:
-        # Keras lists slot variables of a mesh with them, others not.
+        # `variables` contains slot variables on a mesh, but no others.
         slots = self.slots.values()
         return [
             variable
@@ -67,28 +70,29 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
 
 
 class TakesGradients:
-    """A mixin for a `keras.Variable` whose gradient comes to its `assign`.
+    """A mixin for a `keras.Variable` that gets its gradient by `assign`.
 
-    That is so for all with `overwrite_with_gradient`; gradients of these are
-    gradients, and are missed where there are none.
+    Keras passes gradients to `assign` if `overwrite_with_gradient` is true. For
+    this class, unlike in Keras, these are real gradients, and a missing
+    gradient is an error.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         engine.ensure("keras3_self_training")
         super().__init__(*args, **kwargs)
 
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
         raise NotImplementedError
 
 
 class TrainsItself(TakesGradients):
     """A mixin for a `keras.Variable` with an `_optimizer` and a `_write`.
 
-    The model's optimizer hands over the gradient inside its `apply`, because
-    of `overwrite_with_gradient`, and makes no slot variables. By then the tape
-    has joined the gradients of all calls of the step, and the step is really
-    taken: nothing trains while one only predicts, or looks at gradients.
+    Because of `overwrite_with_gradient`, the model's optimizer passes the
+    gradient to `assign` inside its `apply` and creates no slot variables. The
+    tape has then joined the gradients of all calls of the step. Predicting, or
+    only computing gradients, trains nothing.
     """
 
     _optimizer: Any
@@ -100,11 +104,11 @@ class TrainsItself(TakesGradients):
 
     @property
     def overwrite_with_gradient(self) -> bool:
-        """True: gradients come to `assign`, inside an optimizer's `apply`."""
+        """True, so that an optimizer's `apply` passes gradients to `assign`."""
         return True
 
     def assign(self, value: Any) -> Any:
-        """Takes a step inside an optimizer's `apply`; else writes `value`."""
+        """Applies a gradient inside an optimizer's `apply`, else writes."""
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
             return self._write(value)
@@ -114,20 +118,20 @@ class TrainsItself(TakesGradients):
         )
         return value
 
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
         return base_steps.missing_gradient_message(self.path, ())
 
     def accumulate(self, gradient: Any, steps: int, is_last: Any) -> None:
-        """Takes one of `steps` gradients; a step with their mean at the last.
+        """Accumulates a gradient; with the last one applies the mean.
 
         Args:
-          gradient: Of the table.
+          gradient: Gradient of the table.
           steps: The model's `gradient_accumulation_steps`.
-          is_last: `[]` bool.
+          is_last: `[]` bool: whether this is the last of `steps` gradients.
         """
         optimizer = keras_private.applying_optimizer()
-        assert optimizer is not None  # It is what calls.
+        assert optimizer is not None  # An optimizer calls this method.
         scale = optimizer.loss_scale_factor
         self._optimizer.accumulate(
             gradient if scale is None else _divide(gradient, scale),
@@ -147,10 +151,10 @@ def _divide(gradient: Any, divisor: float) -> Any:
 def overwrites(
     original: Callable[..., Any], optimizer: Any, variable: Any
 ) -> bool:
-    """Whether a loss scale stays in what a variable receives.
+    """Returns whether the loss scale is kept in a variable's gradient.
 
-    `LossScaleOptimizer` takes what a variable with `overwrite_with_gradient`
-    receives for a value.
+    `LossScaleOptimizer` treats the gradient of a variable with
+    `overwrite_with_gradient` as a new value, and does not unscale it.
     """
     return not isinstance(variable, TakesGradients) and (
         original(optimizer, variable)
@@ -160,7 +164,7 @@ def overwrites(
 def check_finite(
     original: Callable[..., Any], optimizer: Any, grads: Any
 ) -> Any:
-    """Looks for NaN in slices as they are, not in all of their variable."""
+    """Checks for NaN in the values of slices, without a dense copy."""
     return original(
         optimizer,
         [
@@ -176,14 +180,14 @@ def filter_empty(
     grads: Any,
     trainable_variables: Any,
 ) -> Any:
-    """Refuses a step without a gradient for a table.
+    """Raises `ValueError` for a step without a gradient for a table.
 
-    Keras leaves it out, with a warning at most.
+    Keras skips such a variable, with a warning at most.
     """
     grads, variables = list(grads), list(trainable_variables)
     for gradient, variable in zip(grads, variables):
         if gradient is None and isinstance(variable, TakesGradients):
-            raise ValueError(variable.missing_gradient())
+            raise ValueError(variable.missing_gradient_error())
     return original(optimizer, grads, variables)
 
 
@@ -194,10 +198,10 @@ def add_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Makes no accumulator of gradients as large as a table."""
+    """Creates no gradient accumulator of the size of a table."""
     if not isinstance(reference_variable, TrainsItself):
         return original(optimizer, reference_variable, *args, **kwargs)
-    # Optimizers count on one variable per weight. It is never used.
+    # Optimizers require one variable per weight. This one is never used.
     return optimizer.add_variable((), name="unused")
 
 
@@ -207,9 +211,9 @@ def overwrite_or_accumulate(
     grads: Any,
     trainable_variables: Any,
 ) -> Any:
-    """Leaves the gradients that an optimizer accumulates to a table itself.
+    """Passes gradients to tables, which accumulate them.
 
-    Keras would keep the largest of several.
+    Keras would keep the largest of several gradients.
     """
     steps = optimizer.gradient_accumulation_steps
     if steps:

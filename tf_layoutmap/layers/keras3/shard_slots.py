@@ -1,16 +1,13 @@
-"""Keras 3's optimizers show the slot variables of shards as one table.
+"""Slot variables of sharded tables in Keras 3's optimizers.
 
-Checkpoints walk over an optimizer's lists, weight files over its `variables`.
-Both see what an optimizer of an unsharded embedding has.
+If a model's optimizer trains the shards of a table as weights, it creates slot
+variables for each shard. Every file holds the slot variables of one kind as
+one array, at the position of the slot variable of an unsharded embedding: so
+the file restores into any number of shards. Checkpoints iterate over an
+optimizer's lists, and weight files over its `variables`; the patches at the end
+of this module make both see the joined slot variables.
 """
 
-# DOC-MERGE: Slot variables of a table's shards, which are one table in every file.
-#
-# Where a model's optimizer trains the shards of a table as weights, it makes slot
-# variables of each. A file holds those of one kind as one array, in the place
-# where the slot variable of an unsharded embedding stands: so it restores into
-# any number of shards.
-#
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,44 +25,44 @@ class SlotTable:
     """The slot variables of one kind, such as momenta, of a table's shards."""
 
     def __init__(self, table: ShardedVariable):
-        """Takes the table that they belong to."""
+        """Creates the object for the table that the slots belong to."""
         self._table = table
         self._parts: dict[int, Any] = {}
-        self._whole: ShardedVariable | None = None
+        self._joined_table: ShardedVariable | None = None
 
     def has(self, shard: int) -> bool:
-        """Whether the one of `shard` is there."""
+        """Returns whether the slot variable of `shard` was added."""
         return shard in self._parts
 
     def add(self, shard: int, variable: Any) -> None:
-        """Takes the `keras.Variable` of `shard`."""
+        """Adds the `keras.Variable` of `shard`."""
         self._parts[shard] = variable
         vars(variable)[_SLOT_TABLE_ATTRIBUTE] = self
 
     @property
-    def whole(self) -> ShardedVariable | None:
-        """One table of them; None while some are missing."""
-        if self._whole is None and len(self._parts) == len(
+    def joined_table(self) -> ShardedVariable | None:
+        """The slot variables as one table; None until all are added."""
+        if self._joined_table is None and len(self._parts) == len(
             self._table.variables
         ):
-            self._whole = ShardedVariable(
+            self._joined_table = ShardedVariable(
                 [part.value for _, part in sorted(self._parts.items())],
                 name=f"slots of {self._table.name}",
                 placement=self._table.partition,
             )
-        return self._whole
+        return self._joined_table
 
 
 class SlotTables:
-    """Puts slot variables together while an optimizer makes them."""
+    """Groups slot variables by kind while an optimizer creates them."""
 
     def __init__(self, table: ShardedVariable):
-        """Takes the table whose shards the optimizer trains."""
+        """Creates the object for a table whose shards the optimizer trains."""
         self._table = table
         self._kinds: list[SlotTable] = []
 
     def add(self, shard: int, variable: Any) -> None:
-        """Takes a slot variable of `shard`; each shard's in the same order."""
+        """Adds a slot variable; all shards must use the same order of kinds."""
         kind = next((kind for kind in self._kinds if not kind.has(shard)), None)
         if kind is None:
             kind = SlotTable(self._table)
@@ -74,28 +71,28 @@ class SlotTables:
 
 
 def slot_table_of(variable: Any) -> SlotTable | None:
-    """Returns what a slot variable is a part of, or None."""
+    """Returns the slot table that a slot variable belongs to, or None."""
     return getattr(variable, "__dict__", {}).get(_SLOT_TABLE_ATTRIBUTE)
 
 
 def join_slots(
     variables: Iterable[Any],
-    whole_of: Callable[[Any], Any | None] = slot_table_of,
+    owner_of: Callable[[Any], Any | None] = slot_table_of,
 ) -> list[Any]:
-    """Returns `variables`, with parts replaced by what they are parts of.
+    """Returns `variables`, with parts replaced by the objects they belong to.
 
     Args:
-      variables: In the order of an optimizer.
-      whole_of: Returns what a variable is a part of, or None.
+      variables: Variables in the order of an optimizer.
+      owner_of: Returns the object that a variable is a part of, or None.
 
     Returns:
-      Each whole stands where its first part stood: so there are as many as
-      without shards, in the same order.
+      Each object at the position of its first part. Number and order of the
+      results are therefore those of an optimizer without shards.
     """
     found: dict[int, Any] = {}
     for variable in variables:
-        whole = whole_of(variable)
-        one = variable if whole is None else whole
+        joined_table = owner_of(variable)
+        one = variable if joined_table is None else joined_table
         found.setdefault(id(one), one)
     return list(found.values())
 
@@ -110,13 +107,14 @@ def save_slots(variables: Iterable[Any], store: Any) -> None:
 
 
 def load_slots(variables: Iterable[Any], store: Any) -> bool:
-    """Reads what `save` wrote, of any number of shards, or of none.
+    """Reads the file of `save_slots`, for any number of shards or none.
 
     Returns:
-      Whether there are as many variables as in the file; else nothing is read.
+      Whether the file has the expected number of variables; if not, nothing is
+      read.
 
     Raises:
-      ValueError: An array has another shape. Nothing is changed.
+      ValueError: If an array has another shape. Nothing is changed then.
     """
     joined = [
         _complete(one) if isinstance(one, SlotTable) else one
@@ -135,31 +133,31 @@ def load_slots(variables: Iterable[Any], store: Any) -> bool:
 
 
 def skipped_slots(optimizer: Any, store: Any) -> str:
-    """Returns the warning for when `load` has read nothing."""
+    """Returns the warning for a file that `load_slots` did not read."""
     return (
         f"The saved optimizer must have {len(join_slots(optimizer.variables))} "
-        "variables, slot variables of a table's shards counted as one, to be "
-        f"loaded. Received: {len(store.keys())}; optimizer "
-        f"{optimizer.name!r} goes on as it is."
+        "variables, where slot variables of a table's shards count as one. "
+        f"Received: {len(store.keys())}; optimizer {optimizer.name!r} was not "
+        "changed."
     )
 
 
 def _complete(slots: SlotTable) -> ShardedVariable:
-    whole = slots.whole
-    if whole is None:
+    joined_table = slots.joined_table
+    if joined_table is None:
         raise RuntimeError(
             "An optimizer must have the slot variables of all shards of a "
             "table when it is saved or loaded; build it with all of the "
             "layer's weights."
         )
-    return whole
+    return joined_table
 
 
 _ATTRIBUTE = "_shard_slots"
 
 
 class ShardOfTable:
-    """A mixin for a `keras.Variable` with a `table`, of which it is `shard`."""
+    """A mixin for a `keras.Variable` that is shard `shard` of a `table`."""
 
     table: ShardedVariable
     shard: int
@@ -170,11 +168,11 @@ class ShardOfTable:
 
 
 class _JoinedList(tf_private.Trackable):
-    """A list of an optimizer, as a checkpoint sees it: parts joined."""
+    """A list of an optimizer as seen by checkpoints, with parts joined."""
 
-    def __init__(self, variables: Any, whole_of: Any):
+    def __init__(self, variables: Any, owner_of: Any):
         self._variables = variables
-        self._whole_of = whole_of
+        self._owner_of = owner_of
         self._maybe_initialize_trackable()
 
     def _trackable_children(
@@ -182,15 +180,15 @@ class _JoinedList(tf_private.Trackable):
     ) -> dict[str, Any]:
         children = {}
         for number, one in enumerate(
-            join_slots(self._variables, self._whole_of)
+            join_slots(self._variables, self._owner_of)
         ):
             if isinstance(one, SlotTable):
-                one = one.whole
+                one = one.joined_table
             if isinstance(one, tf_private.Trackable):
                 children[str(number)] = one
         return children
 
-    # Which restore came last is known of the list itself too.
+    # The original list also records the number of the latest restore.
 
     @property
     def _update_uid(self) -> int:
@@ -200,18 +198,18 @@ class _JoinedList(tf_private.Trackable):
     def _update_uid(self, value: int) -> None:
         self._self_update_uid = value
 
-    def take_deferred(self) -> None:
-        """Takes over what was restored before the variables were made.
+    def take_over_deferred(self) -> None:
+        """Takes over values that were restored before variables existed.
 
-        The list would give it to the variable that stands at a number, and a
-        file counts those of all shards as one.
+        The original list would assign the values to the variable at a number,
+        but in a file the slot variables of all shards count as one.
         """
         pending = self._variables._deferred_dependencies
         self._deferred_dependencies.update(pending)
         pending.clear()
 
     def restore_deferred(self) -> None:
-        """Restores what is there by now."""
+        """Restores all variables that exist by now."""
         if not self._deferred_dependencies:
             return
         for name, child in self._trackable_children().items():
@@ -220,7 +218,7 @@ class _JoinedList(tf_private.Trackable):
 
 
 class _ShardSlots:
-    """What an optimizer that trains shards of tables knows of them."""
+    """State of an optimizer that trains shards of tables."""
 
     def __init__(
         self,
@@ -228,7 +226,7 @@ class _ShardSlots:
         tables: dict[int, ShardedVariable],
         shards: dict[int, int],
     ):
-        """Takes the table and the number of each weight, by its `id`."""
+        """Creates the state from table and shard of each weight, by `id`."""
         self._tables = tables
         self._shards = shards
         self._slots = {
@@ -238,11 +236,11 @@ class _ShardSlots:
         self._weight: Any = None
         self._held: dict[str, Any] = {}
         self.joined = self._join("_variables", optimizer._variables)
-        self.joined.take_deferred()
+        self.joined.take_over_deferred()
 
     @contextlib.contextmanager
-    def made_for(self, weight: Any) -> Iterator[None]:
-        """What is tracked meanwhile is a slot variable of `weight`."""
+    def creating_slots_of(self, weight: Any) -> Iterator[None]:
+        """Context in which new variables are slot variables of `weight`."""
         self._weight = weight if id(weight) in self._tables else None
         try:
             yield
@@ -250,7 +248,7 @@ class _ShardSlots:
             self._weight = None
 
     def hold_deferred(self, optimizer: Any) -> None:
-        """Keeps what was restored from lists that `build` fills one by one."""
+        """Keeps values restored to lists that `build` fills one by one."""
         pending = optimizer._deferred_dependencies
         self._held = dict(pending)
         pending.clear()
@@ -264,7 +262,7 @@ class _ShardSlots:
         self._held = {}
 
     def track(self, variable: Any) -> None:
-        """Takes a variable of the optimizer that was just made."""
+        """Registers a new variable of the optimizer."""
         if self._weight is not None:
             weight = id(self._weight)
             self._slots[id(self._tables[weight])].add(
@@ -277,31 +275,31 @@ class _ShardSlots:
         return {
             name: self._join(name, child)
             if isinstance(child, list | tuple)
-            and any(self._whole_of(one) is not None for one in child)
+            and any(self._owner_of(one) is not None for one in child)
             else child
             for name, child in children.items()
         }
 
     def _join(self, name: str, variables: Any) -> _JoinedList:
-        # Checkpoints ask several times, and tell objects by their identity.
+        # Checkpoints call this several times, and compare objects by identity.
         if name not in self._lists or self._lists[name][0] is not variables:
             self._lists[name] = (
                 variables,
-                _JoinedList(variables, self._whole_of),
+                _JoinedList(variables, self._owner_of),
             )
         return self._lists[name][1]
 
-    def _whole_of(self, variable: Any) -> Any | None:
-        whole = self._tables.get(id(variable))
-        return slot_table_of(variable) if whole is None else whole
+    def _owner_of(self, variable: Any) -> Any | None:
+        joined_table = self._tables.get(id(variable))
+        return slot_table_of(variable) if joined_table is None else joined_table
 
 
 def _shards_of_tables(
     variables: Sequence[Any],
 ) -> tuple[dict[int, ShardedVariable], dict[int, int]]:
-    """Returns table and number of each shard in `variables`, by `id`.
+    """Returns table and shard number of each shard in `variables`, by `id`.
 
-    Of a table that is there in part nothing is joined.
+    A table is skipped if some of its shards are missing.
     """
     weights = [one for one in variables if isinstance(one, ShardOfTable)]
     shards_of: dict[int, set[int]] = {}
@@ -319,12 +317,12 @@ def _shards_of_tables(
 
 
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
-    """Builds an optimizer, knowing the shards among its variables."""
+    """Builds an optimizer and records the shards among its variables."""
     tables, shards = _shards_of_tables(variables)
     if not tables:
         return original(optimizer, variables)
     slots = _ShardSlots(optimizer, tables, shards)
-    # Not an attribute that Keras or TensorFlow tracks.
+    # `vars` bypasses the attribute tracking of Keras and TensorFlow.
     vars(optimizer)[_ATTRIBUTE] = slots
     slots.hold_deferred(optimizer)
     original(optimizer, variables)
@@ -339,12 +337,12 @@ def add_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Makes a slot variable, of a shard where `reference_variable` is one."""
+    """Creates a variable and records it if it is a slot of a shard."""
     slots = _slots_of(optimizer)
     with (
         contextlib.nullcontext()
         if slots is None
-        else slots.made_for(reference_variable)
+        else slots.creating_slots_of(reference_variable)
     ):
         return original(optimizer, reference_variable, *args, **kwargs)
 
@@ -365,7 +363,7 @@ def trackable_children(
     save_type: str = "checkpoint",
     **kwargs: Any,
 ) -> Any:
-    """What a checkpoint finds in an optimizer: slots of shards joined."""
+    """Returns the children for a checkpoint, with slots of shards joined."""
     children = original(optimizer, save_type, **kwargs)
     slots = _slots_of(optimizer)
     if slots is None or save_type != "checkpoint":
@@ -376,7 +374,7 @@ def trackable_children(
 def save_own_variables(
     original: Callable[..., Any], optimizer: Any, store: Any
 ) -> Any:
-    """Writes an optimizer's variables to a file, slots of shards joined."""
+    """Writes an optimizer's variables to a file, with slots joined."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
     return save_slots(optimizer.variables, store)
@@ -385,7 +383,7 @@ def save_own_variables(
 def load_own_variables(
     original: Callable[..., Any], optimizer: Any, store: Any
 ) -> Any:
-    """Reads an optimizer's variables from a file, slots of shards joined."""
+    """Reads an optimizer's variables from a file, with slots joined."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
     if not load_slots(optimizer.variables, store):

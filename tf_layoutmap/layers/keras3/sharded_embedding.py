@@ -1,6 +1,8 @@
-"""`ShardedEmbedding` for Keras 3, on the host or on a mesh."""
+"""`ShardedEmbedding` for Keras 3, on the host or on a mesh.
 
-# DOC-MERGE: The mask of ids that are strings, in models that Keras 3 draws up first.
+`KeyMask` computes the mask of a layer with an open vocabulary.
+"""
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,25 +31,25 @@ from tf_layoutmap.sharded import initial_value
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class KeyMask(keras.Operation):
-    """Whether ids are no padding; `keras.ops.not_equal` takes no strings."""
+    """Mask of ids without padding; `keras.ops.not_equal` rejects strings."""
 
     def call(self, ids: Any) -> tf.Tensor:
-        """Returns booleans of the shape of `ids`."""
-        return key_table.is_no_padding(tf.convert_to_tensor(ids))
+        """Returns booleans of the shape of `ids`; True if not padding."""
+        return key_table.is_not_padding(tf.convert_to_tensor(ids))
 
     def compute_output_spec(self, ids: Any) -> keras.KerasTensor:
-        """Returns the same as a `KerasTensor`."""
+        """Returns the `KerasTensor` of the result."""
         return keras.KerasTensor(ids.shape, dtype="bool")
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
-    """Turns ids into rows of a table that is held in shards.
+    """Turns ids into rows of a sharded table.
 
-    Used as `keras.layers.Embedding`. With an `optimizer` of its own, a
-    training step reads and writes the rows of the batch and no others, so its
-    time does not grow with the table; equal ids count as one row that gets the
-    sum of their gradients.
+    It is used like `keras.layers.Embedding`. With an `optimizer`, a training
+    step reads and writes only the rows of the batch, so its time does not grow
+    with the table. Equal ids count as one row that gets the sum of their
+    gradients.
 
     >>> import keras, numpy as np, tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -65,27 +67,28 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
 
-    The table is initialised shard by shard, and is one array in `.keras` and
-    `.weights.h5` files and in checkpoints: those load into any number of
-    shards, and checkpoints also from and into `keras.layers.Embedding`. An
-    exported model uses TensorFlow's own operations only.
+    The table is initialized shard by shard, and is one array in `.keras` and
+    `.weights.h5` files and in checkpoints. These load into any number of
+    shards; checkpoints also load from and into `keras.layers.Embedding`. An
+    exported model uses TensorFlow's ops only.
 
-    The table's step is taken when the model's optimizer is applied: in `fit`
-    and `train_on_batch`, and in a loop of your own by `apply_gradients` with
+    The table is updated when the model's optimizer is applied: in `fit` and
+    `train_on_batch`, and in a custom training loop by `apply_gradients` with
     the gradients of `trainable_variables`. The layer may be called several
-    times in a step. Settings of the model's optimizer other than its loss
-    scale (clipping, weight decay, averaging) do not reach the table.
+    times in a step. The loss scale of the model's optimizer is removed from
+    the gradients. Its other settings (clipping, weight decay, averaging) do
+    not affect the table.
 
     Under `ParameterServerStrategy` the shards and their slot variables are on
-    its servers, and `fit` takes `tlm.ps.Datasets`.
+    the parameter servers, and `fit` requires `tlm.ps.Datasets`.
 
     Under `tlm.layout_map_scope` the table is one weight on the mesh, whose
-    rows the layout of `<layer>.embeddings` divides among the devices.
+    rows are sharded over the devices by the layout of `<layer>.embeddings`.
 
-    With a `tlm.OpenVocabulary` for `input_dim`, ids are keys, any int64 or
+    With a `tlm.OpenVocabulary` for `input_dim`, ids are keys: any int64 or
     strings. A call that a tape records is a step of the vocabulary, in which
-    new keys get rows; evaluation, prediction and export find keys, and change
-    nothing.
+    new keys are assigned rows. Evaluation, prediction and export look keys up
+    and change nothing.
 
     >>> words = tlm.OpenVocabulary(1000)
     >>> layer = tlm.layers.ShardedEmbedding(words, 2, optimizer="adagrad")
@@ -98,8 +101,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.
-      num_shards: Into how many shards the table is cut; on a mesh the layout
-        says so.
+      num_shards: Number of shards of the table; ignored on a mesh, where the
+        layout shards the table.
     """
 
     _keras = keras
@@ -107,7 +110,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     _is_on_mesh = False
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, whose `call` says with what."""
+        """Calls the layer; see `call` for the arguments."""
         sharded_embedding.check_inputs(inputs, self.name)
         if inputs is None or isinstance(inputs, Mapping):
             raise TypeError(
@@ -117,7 +120,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table."""
+        """Creates the table."""
         if self.built:
             return
         self._check_can_build()
@@ -140,11 +143,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                     shard,
                     (size, self.output_dim),
                     dtype=self.variable_dtype,
-                    is_whole=len(sizes) == 1,
+                    is_only_shard=len(sizes) == 1,
                 )
                 for shard, size in enumerate(sizes)
             ]
-            self._rule_shards()
+            self._set_regularizer_and_constraint()
         for weight in self._trainable_variables:
             weight.trainable = self.trainable
         self.built = True
@@ -152,16 +155,16 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _build_key_table(self, table: KeyTable) -> None:
         if self._is_on_mesh:
             raise NotImplementedError(
-                "A table with an open vocabulary is on the host, not on a "
-                "mesh: build the layer outside of `layout_map_scope`, or "
-                "train a tlm.TPUEmbedding in a loop of your own. Received: "
-                f"layer {self.name!r} in a scope."
+                "A table with an open vocabulary is on the host and is not "
+                "supported on a mesh: build the layer outside of "
+                "`layout_map_scope`, or use a tlm.TPUEmbedding in a custom "
+                f"training loop. Received: layer {self.name!r} in a scope."
             )
         table.build()
         self._marks = StepWeight(table)
 
-    def _rule_shards(self) -> None:
-        """Hands regularizer and constraint to one shard, which does it all."""
+    def _set_regularizer_and_constraint(self) -> None:
+        """Sets regularizer and constraint of the table on the last shard."""
         last = self._shard_weights[-1]
         if self.embeddings_regularizer is not None:
             last.regularizer = tables.FullTableRegularizer(
@@ -175,10 +178,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _build_on_mesh(
         self, context: Any, owner: Any, shape: tuple[int, int]
     ) -> None:
-        if self._is_cut_by_hand:
+        if self._has_shard_arguments:
             raise ValueError(
                 "Arguments `num_shards` and `partitioner` must be None on a "
-                "mesh, where the LayoutMap cuts tables. Received: "
+                "mesh, where the LayoutMap shards tables. Received: "
                 f"num_shards={self.num_shards} (layer {self.name!r})."
             )
         if self.optimizer and (
@@ -187,11 +190,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             raise ValueError(
                 "Arguments `embeddings_regularizer` and "
                 "`embeddings_constraint` must be None on a mesh for a table "
-                "with an optimizer of its own; use optimizer=None. Received: "
+                "with an `optimizer`; use optimizer=None. Received: "
                 f"{self.embeddings_regularizer!r} and "
                 f"{self.embeddings_constraint!r} (layer {self.name!r})."
             )
-        initializer = self._whole_table_initializer(context.init)
+        initializer = self._full_table_initializer(context.init)
         if self.optimizer:
             self._embeddings = mesh_weights.MeshTableWeight(
                 context, owner, initializer, shape, optimizer=self.optimizer
@@ -206,14 +209,15 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 constraint=self.embeddings_constraint,
             )
 
-    def _whole_table_initializer(self, init: str) -> Callable[..., Any]:
+    def _full_table_initializer(self, init: str) -> Callable[..., Any]:
         initializer = self.embeddings_initializer
         if init == "sharded" and isinstance(
             initializer, keras.initializers.Initializer
         ):
             return initializer
 
-        # As a table in one shard asks for it: the same bits.
+        # A table with one shard gets its values by the same call, so the values
+        # are bitwise equal.
         def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
             return initial_value.of_shard(
                 initializer,
@@ -234,20 +238,20 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             seed = tf.constant([seed, 0], tf.uint32)
         else:
             return None
-        # As Keras makes int32 of it, which TensorFlow's operations take.
+        # Keras converts seeds to int32 in the same way.
         if seed.dtype != tf.int32:
             seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
         return seed
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
-        """Returns why the table cannot have a layout; for layout maps."""
+        """Returns reasons against a layout of the table, for layout maps."""
         return mesh_weights.layout_problems(self, axes)
 
     @property
     def embeddings(self) -> Any:
         """The table, `[input_dim, output_dim]`.
 
-        A `ShardedVariable`; on a mesh, the `keras.Variable`.
+        It is a `ShardedVariable`, or on a mesh the `keras.Variable`.
         """
         return self._embeddings if self._is_on_mesh else super().embeddings
 
@@ -267,8 +271,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _exported_shards(self) -> list[tf.Variable]:
         return [weight.value for weight in self._shard_weights]
 
-    def _refuse_other_keras(self, inputs: Any) -> None:
-        keras_version_guard.refuse_tf_keras(self, inputs)
+    def _check_keras_version(self, inputs: Any) -> None:
+        keras_version_guard.check_not_tf_keras(self, inputs)
 
     def _call_on_mesh(self, inputs: Any) -> Any:
         ids = (
@@ -284,14 +288,14 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.name!r})."
             )
         ids = self._ids(ids)
-        stand_in = report.placeholder_of(self)
-        if stand_in is not None:
-            return tf.cast(stand_in(ids), self.compute_dtype)
+        placeholder = report.placeholder_of(self)
+        if placeholder is not None:
+            return tf.cast(placeholder(ids), self.compute_dtype)
         if keras_private.is_abstract():
-            # Keras is only after the shape.
+            # Keras uses only the shape of the result.
             rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))
         elif tf_private.in_save_context() or (not ids.shape.is_fully_defined()):
-            # DTensor compiles no sizes that it does not know: an export.
+            # DTensor does not support unknown sizes, which occur in an export.
             rows = tables.stock_gather(
                 [self._variable_on_mesh()], ids, self.name, self.input_dim
             )
@@ -310,10 +314,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             else self._embeddings.value
         )
 
-    # Shapes and masks, as of keras.layers.Embedding.
+    # Shapes and masks, as in keras.layers.Embedding.
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns which ids are not padding; None without `mask_zero`."""
+        """Returns whether ids are not padding; None without `mask_zero`."""
         del mask
         if not self.mask_zero:
             return None
@@ -326,20 +330,20 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """Returns the same as a `KerasTensor`."""
+        """Returns the output as a `KerasTensor`."""
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape),
             dtype=self.compute_dtype,
             ragged=getattr(inputs, "ragged", False),
         )
 
-    # Saving: one table.
+    # Saved state: one table.
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
-        # The weights or the table, and not both: they are the same rows.
+        # The weights and the table are the same rows; only one is listed.
         if self._table is not None and not self.optimizer:
             children.pop("_shard_weights", None)
             if save_type == "checkpoint":
@@ -355,8 +359,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from the result of `get_config`."""
         if mesh_context.active_context() is not None:
-            # The mesh cuts the table anew, however it was cut before.
+            # The mesh determines the shards, not the saved number.
             config = {**config, "num_shards": None}
         return super().from_config(config)

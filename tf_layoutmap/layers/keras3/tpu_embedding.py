@@ -1,6 +1,9 @@
-"""`TPUEmbedding` as a Keras layer: nested features in, activations out."""
+"""`TPUEmbedding` as a Keras 3 layer: nested features in, activations out.
 
-# DOC-MERGE: The weight of a layer whose tables an engine trains: it takes the marks.
+`StepWeight` is the mark weight of layers whose tables an engine trains; see
+`layers.base.steps`.
+"""
+
 from typing import Any
 
 import keras
@@ -9,22 +12,24 @@ import tensorflow as tf
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layers.base import keras_version_guard, sharded_embedding
 from tf_layoutmap.layers.base import steps as base_steps
-from tf_layoutmap.layers.base.steps import StepTaker
+from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
 
 
 class StepWeight(TakesGradients, keras.Variable):
-    """Tells a layer when the model's optimizer takes a step.
+    """Mark weight: reports to a layer that the model's optimizer is applied.
 
-    By `overwrite_with_gradient` the optimizer hands its gradient to `assign`,
-    inside its `apply`: then the step is really taken.
+    Because of `overwrite_with_gradient`, the optimizer passes the gradient to
+    `assign` inside its `apply`. A call of `assign` therefore means that the
+    step is applied.
     """
 
-    def __init__(self, steps: StepTaker):
-        """Takes what is told of a step."""
+    def __init__(self, steps: StepCommitHook):
+        """Creates the weight; `steps` receives the sums of marks."""
         self._steps = steps
-        # Of a callable: Keras may be tracing, and make the value later.
+        # An initializer is passed, because Keras may be tracing and create the
+        # value later.
         super().__init__(
             keras.initializers.Zeros(),
             shape=steps.mark_shape,
@@ -35,37 +40,39 @@ class StepWeight(TakesGradients, keras.Variable):
 
     @property
     def overwrite_with_gradient(self) -> bool:
-        """True: gradients come to `assign`."""
+        """True, so that an optimizer's `apply` passes gradients to `assign`."""
         return True
 
     @overwrite_with_gradient.setter
     def overwrite_with_gradient(self, value: bool) -> None:
-        raise AttributeError("A step weight has no gradient of its own.")
+        raise AttributeError(
+            "`overwrite_with_gradient` of a mark weight is read-only."
+        )
 
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
         return base_steps.missing_gradient_message(
             self._steps.layer_name, self._steps.table_names
         )
 
     def assign(self, value: Any) -> Any:
-        """Takes a step inside an optimizer's `apply`; else refuses.
+        """Applies a step; must be called by an optimizer's `apply`.
 
         Raises:
-          RuntimeError: `set_weights`, which has no tables, is called.
-          ValueError: The optimizer accumulates gradients.
+          RuntimeError: If `set_weights` is called, which has no tables.
+          ValueError: If the optimizer accumulates gradients.
         """
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
             raise RuntimeError(
-                base_steps.tables_are_not_weights(self._steps.layer_name)
+                base_steps.set_weights_error(self._steps.layer_name)
             )
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise ValueError(
                 "The model's optimizer must not accumulate gradients: the "
-                "tables have optimizers of their own, which take each as a "
-                f"step. Received: gradient_accumulation_steps={steps} (layer "
+                "optimizers of the tables apply each gradient as one step. "
+                f"Received: gradient_accumulation_steps={steps} (layer "
                 f"{self._steps.layer_name!r})."
             )
         scale = optimizer.loss_scale_factor
@@ -73,8 +80,8 @@ class StepWeight(TakesGradients, keras.Variable):
         return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # A checkpoint has the zeros that it holds; under a strategy Keras would
-        # `assign` them.
+        # A checkpoint holds only zeros for this weight, and under a strategy
+        # Keras would `assign` them.
         del restored_tensors
         return self.value
 
@@ -83,10 +90,10 @@ class StepWeight(TakesGradients, keras.Variable):
 class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     """Looks up all features of a model, in tables with their own optimizers.
 
-    The layer holds a `tlm.TPUEmbedding`. In training a call is one step of
-    it: the tables take theirs when the model's optimizer is applied, by `fit`,
-    `train_on_batch` or `apply_gradients` in a loop of your own. In evaluation,
-    prediction and export it looks up by TensorFlow's own operations.
+    The layer holds a `tlm.TPUEmbedding`. In training, a call is one step of
+    it. The tables are updated when the model's optimizer is applied: by `fit`,
+    `train_on_batch`, or `apply_gradients` in a custom training loop. In
+    evaluation, prediction and export TensorFlow's ops look up the rows.
 
     >>> import keras, numpy as np, tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -101,26 +108,28 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     >>> layer.embedding_tables[words].numpy().ravel().tolist()
     [0.0, 1.0, 1.0, 0.0]
 
-    In a training step the layer is called once. The model's optimizer must
-    not accumulate gradients; a loss scale is taken out of them, and its other
-    settings (clipping, decay) do not reach the tables. A step that is not
-    applied is forgotten by the next call. `.keras` and `.weights.h5` files
-    and checkpoints hold tables and slot variables; a `.keras` file needs
+    In a training step the layer is called once. The model's optimizer must not
+    accumulate gradients. Its loss scale is removed from the gradients, and its
+    other settings (clipping, decay) do not affect the tables. The next call
+    discards a step that was not applied. `.keras` and `.weights.h5` files and
+    checkpoints hold tables and slot variables; a `.keras` file requires
     learning rates that are numbers.
 
-    It works under `OneDeviceStrategy` and `MirroredStrategy`, when it is made
-    in `strategy.scope()` as its model is. The tables stay one copy on the
-    host and take one step per global batch. Gradients are summed feature by
-    feature, then in the order of the samples of the global batch, so that the
-    tables become those of one replica; a row's gradient is what reaches it,
-    not divided by the number of replicas: Keras' losses already are.
+    The layer supports `OneDeviceStrategy` and `MirroredStrategy`, if layer and
+    model are created in `strategy.scope()`. The tables stay one copy on the
+    host, and one step is applied per global batch. Gradients are summed
+    feature by feature, then in the order of the samples of the global batch,
+    so the tables match a run with one replica. The gradient of a row is not
+    divided by the number of replicas, because Keras' losses already are.
 
-    Under `ParameterServerStrategy` the tables are on its servers, and `fit`
-    takes `tlm.ps.Datasets`; the layer is called once in a training step.
+    Under `ParameterServerStrategy` the tables are on the parameter servers,
+    and `fit` requires `tlm.ps.Datasets`; the layer is called once in a
+    training step.
 
-    Under `TPUStrategy`, real or emulated, steps and lookups are the TPU's:
-    batches have one known size, dense inputs one id per sample, and the layer
-    is called inside `strategy.run`, as `fit`, `evaluate` and `predict` do.
+    Under `TPUStrategy`, real or emulated, the TPU executes steps and lookups.
+    Batches have one static size, dense inputs have one id per sample, and the
+    layer is called inside `strategy.run`, as in `fit`, `evaluate` and
+    `predict`.
 
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
@@ -128,13 +137,13 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        # XLA has no kernels for our ops.
+        # XLA has no kernels for the package's ops.
         self.supports_jit = False
 
     __init__.__doc__ = TPUEmbeddingCore.__init__.__doc__
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the tables."""
+        """Creates the tables."""
         del input_shape
         if self.built:
             return
@@ -144,7 +153,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self.built = True
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, of a model of Keras 3 only."""
+        """Calls the layer; only Keras 3 models may call it."""
         sharded_embedding.check_inputs(inputs, self.name)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -159,7 +168,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             or self._steps.is_packed(inputs)
         ):
             return self._cast(self._steps.zeros(inputs))
-        # `fit` of several replicas traces with the mean of their ids.
+        # `fit` with several replicas traces with the mean of their ids, a
+        # float.
         inputs = tf.nest.map_structure(
             lambda ids: tf.cast(ids, tf.int64), inputs
         )
@@ -170,13 +180,13 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     def _marks_variable(self) -> tf.Variable:
         return self._marks.value
 
-    def _refuse_other_keras(self, inputs: Any) -> None:
-        keras_version_guard.refuse_tf_keras(self, inputs)
+    def _check_keras_version(self, inputs: Any) -> None:
+        keras_version_guard.check_not_tf_keras(self, inputs)
 
     def compute_output_spec(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
-        """Returns the activations as `KerasTensor`s."""
+        """Returns the activations as `KerasTensor` objects."""
         del weights, training
         return tf.nest.pack_sequence_as(
             self._steps.feature_config,

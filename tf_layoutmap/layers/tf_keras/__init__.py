@@ -1,4 +1,4 @@
-"""The layers of `tlm.layers` for models of tf_keras, which this imports."""
+"""Layers of `tlm.layers` for tf_keras models; imports tf_keras."""
 
 from tf_layoutmap._core import requirements
 

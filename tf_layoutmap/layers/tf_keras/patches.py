@@ -1,4 +1,4 @@
-"""tf_keras' optimizers hand gradients of tables over to them."""
+"""Patches by which tf_keras' optimizers pass gradients to tables."""
 
 import functools
 from collections.abc import Callable
@@ -15,30 +15,30 @@ from tf_layoutmap.sharded.mixin import table_of
 
 
 class SelfTrained:
-    """A mixin for a variable to which optimizers hand its gradients.
+    """A mixin for a variable to which optimizers pass its gradients.
 
-    An optimizer makes no slot variables for such a weight, and neither clips
-    nor decays nor averages it.
+    An optimizer creates no slot variables for such a weight, and does not
+    clip, decay or average it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         engine.ensure("tf_keras_self_training")
         super().__init__(*args, **kwargs)
 
-    def train(self, gradient: Any) -> None:
-        """Takes a step."""
+    def apply_gradient(self, gradient: Any) -> None:
+        """Applies a step."""
         raise NotImplementedError
 
-    def train_summed(self, gradient: Any, optimizer: Any) -> None:
-        """The same, of a gradient that was summed over the replicas before."""
+    def apply_summed_gradient(self, gradient: Any, optimizer: Any) -> None:
+        """Applies a step with a gradient that was summed over the replicas."""
         raise NotImplementedError
 
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
         raise NotImplementedError
 
-    def missing_tables(self) -> str | None:
-        """Which tables of its layer a list of weights does not have, if any."""
+    def unlisted_tables(self) -> str | None:
+        """Returns the kind of the layer's tables that are no weights."""
         return None
 
 
@@ -49,11 +49,11 @@ def add_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Makes no slot variables for a weight that trains itself."""
+    """Creates no slot variables for a `SelfTrained` weight."""
     if not isinstance(model_variable, SelfTrained):
-        _refuse_late_slots(optimizer, model_variable)
+        _check_slots_can_restore(optimizer, model_variable)
         return original(optimizer, model_variable, *args, **kwargs)
-    # Optimizers count on one variable per weight. It is never used.
+    # Optimizers require one variable per weight. This one is never used.
     return optimizer.add_variable([], name="unused")
 
 
@@ -64,14 +64,14 @@ def apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Hands gradients of tables over; applies all others."""
+    """Passes gradients to tables, and applies all others."""
     pairs = list(grads_and_vars)
-    _refuse_whole_weights(optimizer, pairs)
+    _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
     with tf.init_scope():
         optimizer.build([variable for _, variable in pairs])
-    return _divide(
+    return _apply_separately(
         optimizer,
         functools.partial(original, optimizer),
         pairs,
@@ -88,16 +88,16 @@ def legacy_apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The same, of tf_keras' early optimizers."""
+    """Does the same as `apply_gradients` for legacy optimizers."""
     pairs = list(grads_and_vars)
-    _refuse_whole_weights(optimizer, pairs)
+    _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
-    # What it returns must be of one kind: it is a branch of `tf.cond`.
+    # `tf.cond` requires the same result type of all branches.
     count = functools.partial(
         optimizer.iterations.assign_add, read_value=tf.executing_eagerly()
     )
-    return _divide(
+    return _apply_separately(
         optimizer,
         functools.partial(original, optimizer),
         pairs,
@@ -110,27 +110,29 @@ def legacy_apply_gradients(
 def finalize(
     original: Callable[..., Any], optimizer: Any, var_list: Any
 ) -> None:
-    """Writes averages into weights that have one."""
+    """Writes averages into the weights that have one."""
     original(optimizer, _without_self_trained(var_list))
 
 
 def legacy_create(
     original: Callable[..., Any], optimizer: Any, var_list: Any
 ) -> None:
-    """Makes slot variables for weights that need them."""
+    """Creates slot variables for weights that are not `SelfTrained`."""
     original(optimizer, _without_self_trained(var_list))
 
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
-    """Refuses .h5 files of old for tables that are no weights."""
+    """Raises if legacy .h5 files would miss tables that are no weights."""
     weights = original(layer)
     for one in weights:
-        missing = one.missing_tables() if isinstance(one, SelfTrained) else None
+        missing = (
+            one.unlisted_tables() if isinstance(one, SelfTrained) else None
+        )
         if missing is not None:
             raise NotImplementedError(
-                f"A table {missing} is not supported in the .h5 files of old; "
-                "save to a checkpoint, by save_format='tf', or to .weights.h5 "
-                "or .keras if it is not divided among processes. Received: "
+                f"A table {missing} is not supported in legacy .h5 files; "
+                "save to a checkpoint with save_format='tf', or to .weights.h5 "
+                "or .keras if it is not sharded over processes. Received: "
                 f"layer {layer.name!r}."
             )
     return weights
@@ -140,7 +142,7 @@ def _without_self_trained(variables: Any) -> list[Any]:
     return [one for one in variables if not isinstance(one, SelfTrained)]
 
 
-def _divide(
+def _apply_separately(
     optimizer: Any,
     apply: Callable[..., Any],
     pairs: list[Any],
@@ -152,24 +154,24 @@ def _divide(
     others = [pair for pair in pairs if not isinstance(pair[1], SelfTrained)]
     for gradient, variable in own:
         if gradient is None:
-            raise ValueError(variable.missing_gradient())
+            raise ValueError(variable.missing_gradient_error())
     if any(gradient is not None for gradient, _ in others):
         result = apply(others, *args, **kwargs)
     else:
         result = count(1)
     for gradient, variable in own:
         if _is_summed(optimizer, args, kwargs):
-            variable.train_summed(gradient, optimizer)
+            variable.apply_summed_gradient(gradient, optimizer)
         else:
-            variable.train(gradient)
+            variable.apply_gradient(gradient)
     return result
 
 
 def _is_summed(optimizer, args, kwargs) -> bool:
-    """Whether the caller of `apply_gradients` has summed them over replicas.
+    """Returns whether the caller has summed the gradients over replicas.
 
-    So says the argument behind the name; that of the early optimizers, which
-    the later ones take by its name too, is the reverse.
+    The second positional argument has opposite meanings in legacy and later
+    optimizers. Later optimizers also accept the legacy argument by name.
     """
     if not kwargs.get("experimental_aggregate_gradients", True):
         return True
@@ -178,12 +180,12 @@ def _is_summed(optimizer, args, kwargs) -> bool:
     return bool(kwargs.get("skip_gradients_aggregation", False))
 
 
-def _refuse_whole_weights(optimizer, pairs) -> None:
-    """Raises where an optimizer would take each shard for a whole weight."""
+def _check_supports_shards(optimizer, pairs) -> None:
+    """Raises if the update of an optimizer depends on the full weight."""
     for _, variable in pairs:
         table = _table_in_shards(variable)
         if table is not None:
-            tables.check_no_full_weights(
+            tables.check_supports_shards(
                 optimizer,
                 tf_keras.optimizers.Adafactor,
                 f"table {table.name!r}",
@@ -191,24 +193,24 @@ def _refuse_whole_weights(optimizer, pairs) -> None:
 
 
 def _table_in_shards(variable) -> ShardedVariable | None:
-    """The table that a weight is a shard of, if it has several."""
+    """Returns the table of which a weight is one of several shards."""
     table = table_of(variable)
     return table if table is not None and len(table.variables) > 1 else None
 
 
-def _refuse_late_slots(optimizer, model_variable) -> None:
-    """Raises where slot variables of shards come after their checkpoint.
+def _check_slots_can_restore(optimizer, model_variable) -> None:
+    """Raises if slots of shards are created after their checkpoint is restored.
 
-    A file holds those of all shards as one. tf_keras finds them by where they
-    stand in the lists of a built optimizer, and else leaves them at zero.
+    A file holds the slots of all shards as one. tf_keras assigns them by their
+    position in the lists of a built optimizer. Otherwise they stay at zero.
     """
     table = _table_in_shards(model_variable)
     if table is None or not optimizer._variables._deferred_dependencies:
         return
     raise RuntimeError(
         "Call `optimizer.build(model.trainable_variables)` before a "
-        "checkpoint is restored: the slot variables of a table in shards "
-        "cannot be restored when they are made afterwards. Received: a "
+        "checkpoint is restored: slot variables of a sharded table are not "
+        "restored if they are created afterwards. Received: a "
         f"restored optimizer {optimizer.name!r} that is not built (table "
         f"{table.name!r})."
     )

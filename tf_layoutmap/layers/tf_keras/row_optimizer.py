@@ -1,4 +1,4 @@
-"""`RowOptimizer` among the optimizers of tf_keras."""
+"""`RowOptimizer` for tf_keras."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     """The optimizer inside a `tlm.layers.tf_keras.ShardedEmbedding`.
 
-    As `tlm.layers.RowOptimizer`; a learning rate may be one of
-    `tf_keras.optimizers.schedules`.
+    It works like `tlm.layers.RowOptimizer`; a learning rate may be a schedule
+    of `tf_keras.optimizers.schedules`.
     """
 
     _keras = tf_keras
 
     def __init__(self, spec: OptimizerSpec, *, name: str | None = None):
-        """Takes a rule; `ShardedEmbedding` makes it from its argument.
+        """Creates the optimizer; `ShardedEmbedding` calls this.
 
         Args:
-          spec: The rule. Its learning rate may be a
-            `tf_keras.optimizers.schedules.LearningRateSchedule` as well.
+          spec: The rule. Its learning rate may also be a
+            `tf_keras.optimizers.schedules.LearningRateSchedule`.
           name: Name of the optimizer.
         """
         super().__init__(name=name or f"row_{spec.name}", jit_compile=False)
@@ -51,7 +51,7 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     def learning_rate(self, value: Any) -> None:
         if not isinstance(self._rate, tf.Variable):
             raise TypeError(
-                "The learning rate must be a number to be set. It is "
+                "The learning rate must be a number to be set. Received: "
                 f"{self._rate!r} ({self.name!r})."
             )
         self._rate.assign(value)
@@ -59,11 +59,11 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     def apply_gradients(
         self, grads_and_vars: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Refused, as `build`."""
+        """Raises `RuntimeError`, like `build`."""
         self.build(grads_and_vars)
 
     def update_step(self, gradient: Any, variable: Any) -> None:
-        """Refused, as `build`."""
+        """Raises `RuntimeError`, like `build`."""
         self.build([variable])
 
     def _scalars(self) -> list[tf.Variable]:
@@ -78,8 +78,8 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        # Not those of the base class, which it lists once: whoever made a
-        # checkpoint before the layer was built would never see its slots.
+        # The base class lists its children only once, so a checkpoint that was
+        # created before the layer was built would miss the slot variables.
         return super(tf_keras_private.BaseOptimizer, self)._trackable_children(
             save_type, **kwargs
         )

@@ -1,6 +1,8 @@
-"""`ShardedEmbedding` for models of tf_keras."""
+"""`ShardedEmbedding` for tf_keras models.
 
-# DOC-MERGE: A table that is one weight of a tf_keras layer and trains itself.
+`TrainedTable` is the one weight of a layer with an optimizer.
+"""
+
 from typing import Any
 
 import tensorflow as tf
@@ -24,43 +26,44 @@ from tf_layoutmap.sharded import ShardedVariable
 
 
 class TrainedTable(SelfTrained, ShardedVariable):
-    """A whole table, trained by a `RowOptimizer`.
+    """A full table, trained by a `RowOptimizer`.
 
-    tf_keras sees a weight of the table's shape, of which a tape gives one
-    gradient. The model's optimizer hands that over inside `apply_gradients`
-    and makes no slot variables: nothing trains while one only predicts.
+    tf_keras sees one weight with the table's shape, and a tape computes one
+    gradient for it. The model's optimizer passes this gradient to the table
+    inside `apply_gradients` and creates no slot variables. Prediction trains
+    nothing.
     """
 
-    # tf_keras reads it of every weight.
+    # tf_keras reads this attribute of every weight.
     constraint = None
 
-    def be_trained_by(self, optimizer: RowOptimizer) -> None:
-        """Makes the slot variables of `optimizer`, which takes the steps."""
+    def set_optimizer(self, optimizer: RowOptimizer) -> None:
+        """Creates the slot variables of `optimizer`, which trains the table."""
         self._optimizer = optimizer
-        # tf_keras' `compile` asks each weight for it.
+        # tf_keras' `compile` reads this attribute of every weight.
         self._distribute_strategy = strategy_in_scope()
-        optimizer.create_slots(tables.servers_table_of(self, optimizer._spec))
+        optimizer.create_slots(tables.table_for_strategy(self, optimizer._spec))
 
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
         return steps.missing_gradient_message(self.name, ())
 
-    def train(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
-        """Takes a step; the model's optimizer calls this."""
+    def apply_gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
+        """Applies a step; the model's optimizer calls this method."""
         self._optimizer.update(gradient)
 
-    def train_summed(self, gradient: Any, optimizer: Any) -> None:
-        """The same: a table takes its gradients as they come."""
+    def apply_summed_gradient(self, gradient: Any, optimizer: Any) -> None:
+        """Applies a step; summed gradients need no other treatment."""
         del optimizer
-        self.train(gradient)
+        self.apply_gradient(gradient)
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
-    """Turns ids into rows of a table that is held in shards.
+    """Turns ids into rows of a sharded table.
 
-    `tlm.layers.ShardedEmbedding` for tf_keras: the same arguments, and the
-    same numbers.
+    This is `tlm.layers.ShardedEmbedding` for tf_keras, with the same arguments
+    and results.
 
     >>> import numpy as np
     >>> import tensorflow as tf
@@ -80,14 +83,14 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
 
-    With an `optimizer` of its own the table is one weight, which takes its
-    step inside the `apply_gradients` of the model's optimizer, a
-    `tf_keras.optimizers.legacy` one too. Without, each shard is a weight.
-    With a `tlm.OpenVocabulary` for `input_dim`, ids are keys.
+    With an `optimizer` the table is one weight, which is updated inside the
+    `apply_gradients` of the model's optimizer; `tf_keras.optimizers.legacy`
+    is supported. Without an `optimizer` each shard is a weight. With a
+    `tlm.OpenVocabulary` for `input_dim`, ids are keys.
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.
-      num_shards: Into how many shards the table is cut.
+      num_shards: Number of shards of the table.
     """
 
     _keras = tf_keras
@@ -98,21 +101,21 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         return TrainedTable if self.optimizer else ShardedVariable
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
-        # Not by an attribute, whose shards tf_keras would list as weights.
+        # tf_keras would list the shards of an attribute as weights.
         self.__dict__["embedding"] = embedding
         self._track_trackable(embedding, "embedding")
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table."""
+        """Creates the table."""
         if self.built:
             return
         self._check_can_build()
         if tf_keras_private.layout_map_in_use() is not None:
             raise RuntimeError(
-                "On a mesh, tables belong to models of Keras 3; use "
-                "tlm.layers.ShardedEmbedding, or build this layer outside of "
-                f"`layout_map_scope`. Received: layer {self.name!r} of "
-                "tf_keras."
+                "tlm.layers.tf_keras.ShardedEmbedding is not supported on a "
+                "mesh; use tlm.layers.ShardedEmbedding of Keras 3, or build "
+                "this layer outside of `layout_map_scope`. Received: layer "
+                f"{self.name!r}."
             )
         if self._key_table is not None:
             with tf.init_scope():
@@ -121,23 +124,23 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             super().build(input_shape)
             return
         table = self._make_table()
-        # Where a checkpoint holds the rows of tf_keras.layers.Embedding.
+        # Checkpoints of tf_keras.layers.Embedding hold the rows at this key.
         self._track_trackable(table, "embeddings")
         if self.optimizer:
             with tf.init_scope(), tf.device(HOST):
-                table.be_trained_by(self.optimizer)
-        # Not an attribute that Keras tracks: these are the rows of the table.
+                table.set_optimizer(self.optimizer)
+        # `__dict__` bypasses Keras' tracking: these are the rows of the table.
         self.__dict__["_shards"] = tf.Module()
         self._shards.variables_in_order = table.variables
         self._trainable_weights.extend(
             [table] if self.optimizer else table.variables
         )
         if not self.optimizer:
-            self._rule_shards()
+            self._set_regularizer_and_constraint()
         super().build(input_shape)
 
-    def _rule_shards(self) -> None:
-        """Hands the constraint to one shard, which does it for all."""
+    def _set_regularizer_and_constraint(self) -> None:
+        """Sets regularizer and constraint for the full table."""
         if self.embeddings_regularizer is not None:
             regularizer = tables.FullTableRegularizer(
                 self.embeddings_regularizer, self._make_table
@@ -155,7 +158,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         return tf_keras_private.stateless_seed_of(initializer)
 
     def _is_traced_for_shapes(self) -> bool:
-        # A layer in a functional model is looked up by ids of its dtype.
+        # A functional model calls the layer with ids of the input's dtype.
         return (
             super()._is_traced_for_shapes()
             or tf_keras_private.is_building_a_model()
@@ -172,21 +175,21 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
         if save_type != "checkpoint" and self.built and not self.optimizer:
-            # The weights or the table, and not both: they are the same rows.
+            # The weights and the table are the same rows; only one is listed.
             children.pop("embeddings", None)
             children["_shards"] = self._shards
         return children
 
-    def _refuse_other_keras(self, inputs: Any) -> None:
-        keras_version_guard.refuse_keras(self, inputs)
+    def _check_keras_version(self, inputs: Any) -> None:
+        keras_version_guard.check_not_keras3(self, inputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns which ids are not padding; None without `mask_zero`."""
+        """Returns whether ids are not padding; None without `mask_zero`."""
         del mask
         if not self.mask_zero:
             return None
         if self._key_table is not None:
-            return key_table.is_no_padding(inputs)
+            return key_table.is_not_padding(inputs)
         return tf.not_equal(inputs, 0)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:

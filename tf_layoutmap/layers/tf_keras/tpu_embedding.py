@@ -1,6 +1,9 @@
-"""`TPUEmbedding` for models of tf_keras."""
+"""`TPUEmbedding` for tf_keras models.
 
-# DOC-MERGE: The weight of a layer whose tables an engine trains: it takes the marks.
+`StepVariable` is the mark weight of layers whose tables an engine trains; see
+`layers.base.steps`.
+"""
+
 from typing import Any
 
 import tensorflow as tf
@@ -16,12 +19,12 @@ from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 
 class StepVariable(SelfTrained, tf_private.ResourceVariable):
-    """Tells a layer when the model's optimizer takes a step.
+    """Mark weight: reports to a layer that the model's optimizer is applied.
 
-    Its gradient is a sum of marks, which a loss scale is taken out of.
+    Its gradient is a sum of marks, from which the loss scale is removed.
     """
 
-    # Of the layer; set by `create`, and no part of the variable.
+    # State of the layer, set by `create`; it is no part of the value.
     steps: key_table.KeyTable | EmbeddingSteps
 
     @classmethod
@@ -29,7 +32,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         cls,
         steps: key_table.KeyTable | EmbeddingSteps,
     ) -> "StepVariable":
-        """Makes the weight, in the strategy of the caller."""
+        """Creates the weight in the caller's strategy."""
         with tf.device(steps.variable_device):
             found = cls(
                 tf.zeros(steps.mark_shape),
@@ -41,49 +44,51 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         return found
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuses `set_weights` where it has no tables.
+        """Assigns the value, if `set_weights` includes the tables.
 
         Raises:
-          RuntimeError: It has none.
+          RuntimeError: If the tables are not among the weights.
         """
-        if self.missing_tables() is not None:
+        if self.unlisted_tables() is not None:
             raise RuntimeError(
-                base_steps.tables_are_not_weights(self.steps.layer_name)
+                base_steps.set_weights_error(self.steps.layer_name)
             )
         return super().assign(value, *args, **kwargs)
 
-    def missing_gradient(self) -> str:
-        """Returns what to say where a step brings no gradient."""
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
         return base_steps.missing_gradient_message(
             self.steps.layer_name, self.steps.table_names
         )
 
-    def missing_tables(self) -> str | None:
-        """Which tables of the layer are no weights that tf_keras knows."""
+    def unlisted_tables(self) -> str | None:
+        """Returns the kind of the layer's tables that are no weights."""
         if isinstance(self.steps, key_table.KeyTable):
             return "with an open vocabulary"
         return (
-            "divided among processes" if self.steps.access.is_divided else None
+            "sharded over processes" if self.steps.access.is_divided else None
         )
 
-    def train(self, gradient: tf.Tensor) -> None:
-        """Lets the tables take their step; the optimizer calls this."""
+    def apply_gradient(self, gradient: tf.Tensor) -> None:
+        """Applies a step to the tables; the optimizer calls this method."""
         self.steps.apply(gradient)
 
-    def train_summed(self, gradient: tf.Tensor, optimizer: Any) -> None:
-        """The same of a gradient that was added up over the replicas.
+    def apply_summed_gradient(
+        self, gradient: tf.Tensor, optimizer: Any
+    ) -> None:
+        """Applies a step with a gradient that was summed over the replicas.
 
         Raises:
-          NotImplementedError: If that was done by somebody else than a loss
-            scale: it may have been a mean.
+          NotImplementedError: If the gradient was not summed by a loss scale
+            optimizer, because it may then be a mean.
         """
         num_replicas = self.steps.num_replicas
         if num_replicas > 1 and not getattr(
             optimizer, "_is_wrapped_by_loss_scale_optimizer", False
         ):
             raise NotImplementedError(
-                "A model with a TPUEmbedding layer leaves it to its optimizer "
-                "to sum the gradients of replicas: call `apply_gradients` "
+                "With a TPUEmbedding layer the model's optimizer must sum the "
+                "gradients of replicas: call `apply_gradients` "
                 "without `skip_gradients_aggregation=True` or "
                 "`experimental_aggregate_gradients=False`. Received: optimizer "
                 f"{type(optimizer).__name__} (weight {self.name!r})."
@@ -95,8 +100,8 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
 class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     """Looks up all features of a model, in tables with their own optimizers.
 
-    `tlm.layers.TPUEmbedding` for tf_keras: the same arguments, and the same
-    numbers, under `OneDeviceStrategy` and `MirroredStrategy` too.
+    This is `tlm.layers.TPUEmbedding` for tf_keras, with the same arguments and
+    results, also under `OneDeviceStrategy` and `MirroredStrategy`.
 
     >>> import numpy as np
     >>> import tensorflow as tf
@@ -118,14 +123,14 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     """
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the tables."""
+        """Creates the tables."""
         if self.built:
             return
-        # It runs layers where a TPU has no step, as to make a functional model.
+        # tf_keras calls layers outside of TPU steps, as for functional models.
         if self._steps.is_on_tpu:
             raise NotImplementedError(
-                f"Layer {self.name!r} does not train on a TPU in tf_keras; "
-                "tlm.layers.TPUEmbedding of Keras 3 does."
+                f"Layer {self.name!r} does not support training on a TPU; use "
+                "tlm.layers.TPUEmbedding of Keras 3."
             )
         with tf.init_scope():
             self._steps.build()
@@ -136,8 +141,8 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     def call(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
-        # Divided tables are looked up by all processes, in a step. A subclassed
-        # model that is loaded is built with floats for all inputs.
+        # All processes look up tables sharded over processes, in a step. A
+        # subclassed model that is loaded is built with floats for all inputs.
         if tf_keras_private.is_building_a_model() or (
             self._steps.access.is_divided
             and tf_keras_private.is_only_for_shapes()
@@ -148,5 +153,5 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     def _marks_variable(self) -> tf.Variable:
         return self._marks
 
-    def _refuse_other_keras(self, inputs: Any) -> None:
-        keras_version_guard.refuse_keras(self, inputs)
+    def _check_keras_version(self, inputs: Any) -> None:
+        keras_version_guard.check_not_keras3(self, inputs)

@@ -1,4 +1,4 @@
-"""What happened to vocabularies, among the logs of `fit` of tf_keras."""
+"""Callback that adds statistics of open vocabularies to the logs of `fit`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tf_layoutmap.vocabulary.logger import VocabularyLoggerBase
 
 
 class VocabularyLogger(VocabularyLoggerBase, tf_keras.callbacks.Callback):
-    """Adds what happened to open vocabularies to the logs of each epoch.
+    """Adds statistics of open vocabularies to the logs of each epoch.
 
-    The progress bar and the history of `fit` show it as `"words/load"`, where
-    `words` is the table; TensorBoard, if it has a folder, as
-    `"vocabulary/words/load"`. Of several tables the progress bar shows
-    `"vocabularies/load"` and so on, of all of them together.
+    The progress bar and the history of `fit` show them as `"words/load"`, where
+    `words` is the table. TensorBoard, if a log directory is set, shows them as
+    `"vocabulary/words/load"`. For several tables the progress bar shows
+    totals over all tables, as `"vocabularies/load"` and so on.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm

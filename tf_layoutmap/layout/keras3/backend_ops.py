@@ -36,7 +36,7 @@ def einsum(
         return original(subscripts, *operands, **options)
     # Any option keeps Keras from its matrix products; this is the default.
     options = {"optimize": "greedy", **options}
-    subscripts = einsum_axes.spelled_out(
+    subscripts = einsum_axes.without_ellipsis(
         subscripts, [len(x.shape) for x in operands]
     )
     divided = None
@@ -44,7 +44,7 @@ def einsum(
     if (
         tracing.traced_for_mesh()
         and len(operands) == 2
-        and (gathered_reads.now() is None)
+        and (gathered_reads.current() is None)
     ):
         divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
@@ -53,12 +53,12 @@ def einsum(
     pinned = [
         x
         if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, context)
-        else pinning.divided(tf.convert_to_tensor(x), context.mesh, axes)
+        else pinning.sharded(tf.convert_to_tensor(x), context.mesh, axes)
         for x, axes in zip(operands, of_operands)
     ]
     with tf.name_scope(corrections.SAME_SHARDING):
         result = original(subscripts, *pinned, **options)
-    return pinning.divided(result, context.mesh, of_result)
+    return pinning.sharded(result, context.mesh, of_result)
 
 
 def _axes_of_product(
@@ -132,7 +132,7 @@ def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
         and axis not in (None, 0, -x.shape.rank)
         and (x.shape[0] or 1) % mesh.dim_size(batch_dim) == 0
     )
-    return pinning.divided(
+    return pinning.sharded(
         x,
         mesh,
         [
@@ -158,6 +158,6 @@ def eye(
         return original(N, M, k, dtype)
     rows = tf.range(N)[:, tf.newaxis]
     columns = tf.range(N if M is None else M)[tf.newaxis, :]
-    return pinning.whole(
+    return pinning.replicated(
         tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh
     )

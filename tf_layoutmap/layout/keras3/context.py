@@ -84,7 +84,7 @@ class MeshContext:
     def planned_layout(self, variable: Any) -> Layout:
         """Returns the layout that a pending variable will get."""
         assigned = self.assign_layouts([variable])
-        assignments.refuse(assigned)
+        assignments.raise_problems(assigned)
         return assigned[0].settled_layout()
 
     def initialize_pending(self, variable: Any = None) -> None:
@@ -107,7 +107,7 @@ class MeshContext:
             if variable is not None and not any(v is variable for v in batch):
                 batch.append(variable)
             assigned = self.assign_layouts(batch)
-            assignments.refuse(assigned)
+            assignments.raise_problems(assigned)
             for one in assigned:
                 if one.variable._value is None:
                     self._initialize(one)

@@ -62,7 +62,7 @@ def embedding_call(
         # DTensor compiles no sizes that it does not know: an export.
         tf_private.in_save_context()
         or not inputs.shape.is_fully_defined()
-        or gathered_reads.now() is not None
+        or gathered_reads.current() is not None
     ):
         return original(layer, inputs, *args, **kwargs)
     ids = inputs

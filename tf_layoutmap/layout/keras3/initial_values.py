@@ -165,7 +165,7 @@ def _draw_function(
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)
                 drawing.seed = SeedArgument(seed)
-                with random_ops.drawn_in_blocks():
+                with random_ops.sharded_draws():
                     return tf.cast(drawing(shape, dtype=dtype), dtype)
 
             _drawn[key] = draw

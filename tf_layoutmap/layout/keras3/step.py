@@ -112,9 +112,9 @@ def _traced(
         return original(layer, *args, **kwargs)
     # TimeDistributed works with time in front, where the batch axis is lost.
     pin = (
-        pinning.whole
+        pinning.replicated
         if isinstance(layer, keras.layers.TimeDistributed)
-        else pinning.whole_samples
+        else pinning.unsharded_samples
     )
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
@@ -334,11 +334,11 @@ def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = cast(
             Any,
             keras.tree.map_structure(
-                lambda x: pinning.whole(x, mesh), (args, kwargs)
+                lambda x: pinning.replicated(x, mesh), (args, kwargs)
             ),
         )
     loss = original(*args, **kwargs)
-    return loss if mesh is None else pinning.whole(loss, mesh)
+    return loss if mesh is None else pinning.replicated(loss, mesh)
 
 
 def one_hot(
@@ -359,7 +359,7 @@ def one_hot(
         out
         if mesh is None or axis != -1
         else keras.tree.map_structure(
-            lambda o: pinning.whole_samples(o, mesh), out
+            lambda o: pinning.unsharded_samples(o, mesh), out
         )
     )
 
@@ -388,8 +388,8 @@ def scatter(
         )
     ):
         return original(indices, values, shape)
-    indices = pinning.whole(tf.cast(indices, tf.int64), mesh)
-    values = pinning.whole(values, mesh)
+    indices = pinning.replicated(tf.cast(indices, tf.int64), mesh)
+    values = pinning.replicated(values, mesh)
     sizes = np.array(shape, np.int64)
     num_cells = int(sizes.prod())
     strides = np.append(sizes[1:], 1)[::-1].cumprod()[::-1]

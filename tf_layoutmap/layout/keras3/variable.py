@@ -96,7 +96,7 @@ class MeshVariable(keras.Variable):
         )
         if keras_private.calling_layer() is None:
             return value
-        reads = gathered_reads.now()
+        reads = gathered_reads.current()
         if reads is not None:
             return tf.cast(reads.read(self._value), value.dtype)
         if not tracing.traced_for_mesh() or isinstance(
@@ -228,10 +228,10 @@ class MeshVariable(keras.Variable):
             value = self._to_own_layout(value)
         elif isinstance(target, PaddedVariable):
             value = dtensor.relayout(target.with_padding(value), target.layout)
-        elif gathered_reads.now() is not None:
+        elif gathered_reads.current() is not None:
             value = dtensor.relayout(
                 # Or DTensor would divide what the value is computed from.
-                pinning.whole(value, self.mesh),
+                pinning.replicated(value, self.mesh),
                 target.layout,
             )
         elif (

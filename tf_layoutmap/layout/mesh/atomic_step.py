@@ -1,23 +1,20 @@
-"""A training step on a mesh writes all of its variables, or none of them.
+"""Atomic training steps: a step on a mesh writes all its variables or none.
 
-Each device runs a step at its own pace, and writes a variable as soon as what
-it writes is there: some are written when another part of the step fails, on
-some devices and not on others. So nothing is written before all gradients are
-there on all devices: what is written depends on all gradients and on a token,
-the sum of a zero from each device (see `dependencies.py`).
+Each device runs a step at its own speed and writes a variable as soon as the
+new value is computed. If another part of the step fails, some variables would
+be written, on some devices only. Therefore all writes wait for all gradients
+on all devices: each written value depends on all gradients and on a token, the
+sum of one zero per device (`with_dependency`).
 
-Other state (metrics, statistics of batches, seeds) is written in the forward
-pass. Inside of `fit`, what would be written is kept while the step is traced,
-and goes the same way.
+Other state (metrics, batch statistics, seeds) is written in the forward pass.
+In `fit`, these writes are collected during tracing and wait for the gradients,
+too (`full_step`).
+
+DTensor drops control dependencies, so an operation waits only for its inputs.
+A value that has to wait passes through one `IdentityN` together with the
+tensors for which it waits, or has the token subtracted.
 """
 
-# DOC-MERGE: A variable on a mesh whose writes wait for the gradients of a step.
-# DOC-MERGE: Dependencies between operations that DTensor's compiler keeps.
-#
-# DTensor drops control dependencies, so an operation waits for its inputs alone.
-# A value that has to wait passes through one `IdentityN` with what it waits for,
-# or has a token subtracted: a zero that is computed from what it waits for.
-#
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -35,8 +32,11 @@ dtensor = tf.experimental.dtensor
 _sinks_lock = threading.Lock()
 
 
-def sink_of(mesh: Mesh) -> Any:
-    """Returns a variable that tokens of `mesh` are written to."""
+def token_sink(mesh: Mesh) -> Any:
+    """Returns the variable to which tokens of `mesh` are written.
+
+    The write keeps TensorFlow from pruning the token.
+    """
     key = mesh.to_string()
     with _sinks_lock, tf.init_scope():
         sinks = tf_private.kept_with_device("sinks")
@@ -50,25 +50,38 @@ def sink_of(mesh: Mesh) -> Any:
         return sinks[key]
 
 
-def after_sinks(token: Any, value: Any) -> Any:
-    """Returns `value`, to the bit, once `token`, a zero, is there."""
+def after_token(token: Any, value: Any) -> Any:
+    """Returns a tensor bitwise equal to `value` that waits for `token`.
+
+    Args:
+      token: Scalar that is always zero.
+      value: A tensor. Strings are returned unchanged.
+    """
     if value.dtype == tf.bool:
         return value | tf.cast(token, tf.bool)
     if value.dtype == tf.string:
         return value
-    # Not a sum, which would make a zero of a negative zero.
+    # A subtraction keeps a negative zero; an addition would change its sign.
     return value - tf.cast(token, value.dtype)
 
 
-# None of Keras' optimizers has more operations between a gradient and what is
-# written. Where there are more, the token is subtracted once more, in vain.
-_FAR = 200
+# Maximum number of operations that `is_waiting` visits. Keras' optimizers have
+# fewer operations between a gradient and the written value. With more of them,
+# the token is subtracted twice, which does not change the result.
+_MAX_VISITED_OPS = 200
 
 
 def is_waiting(value: Any, token: Any, written: set[int]) -> bool:
-    """Whether `value` is computed from what waited already."""
+    """Returns whether `value` already depends on `token`.
+
+    Args:
+      value: A symbolic tensor.
+      token: The token of the step.
+      written: Ids of the handles of variables whose writes waited for the
+        token.
+    """
     seen, todo = {id(value.op)}, [value.op]
-    while todo and len(seen) < _FAR:
+    while todo and len(seen) < _MAX_VISITED_OPS:
         op = todo.pop()
         if op is token.op:
             return True
@@ -82,10 +95,18 @@ def is_waiting(value: Any, token: Any, written: set[int]) -> bool:
 
 
 def with_dependency(tensors: list[Any], mesh: Mesh) -> list[Any]:
-    """Returns `tensors`, and a zero, once all are there on all devices."""
+    """Returns `tensors` and a token that wait for `tensors` on all devices.
+
+    Args:
+      tensors: Symbolic tensors of a function for `mesh`.
+      mesh: `dtensor.Mesh`.
+
+    Returns:
+      The same tensors, followed by the token, a float32 scalar zero.
+    """
     names = mesh.dim_names
     zeros = tf.zeros([mesh.dim_size(name) for name in names])
-    # A part on each device.
+    # Each device holds one zero.
     zeros = dtensor.relayout(zeros, dtensor.Layout(names, mesh))
     *tensors, zeros = tf.identity_n([*tensors, zeros])
     return tf.identity_n([*tensors, tf.reduce_sum(zeros)])
@@ -95,9 +116,10 @@ _BRANCHES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
 
 def may_wait_for(token: Any) -> bool:
-    """Whether what is traced now belongs to the graph of `token`.
+    """Returns whether the current graph may capture `token`.
 
-    Another function could be called again, outside of this one.
+    This is the graph of the token, or a branch or loop body in it. Another
+    function could be called again outside of this graph.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not token.graph and type(graph).__name__ in _BRANCHES:
@@ -105,18 +127,18 @@ def may_wait_for(token: Any) -> bool:
     return graph is token.graph
 
 
-def parts_of(gradient: Any) -> list[Any]:
-    """Returns the tensors that a gradient is made of."""
+def tensors_of_gradient(gradient: Any) -> list[Any]:
+    """Returns the tensors of a gradient."""
     if gradient is None:
         return []
     if isinstance(gradient, tf.IndexedSlices):
-        # Its shape stays a constant, which DTensor must know.
+        # The dense shape must stay a constant for DTensor.
         return [gradient.values, gradient.indices]
     return [tf.convert_to_tensor(gradient)]
 
 
-def with_parts(gradient: Any, parts: Iterator[Any]) -> Any:
-    """Returns a gradient like this one, made of the next of `parts`."""
+def rebuilt_gradient(gradient: Any, parts: Iterator[Any]) -> Any:
+    """Returns a gradient like `gradient` with tensors from `parts`."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -126,68 +148,79 @@ def with_parts(gradient: Any, parts: Iterator[Any]) -> Any:
 
 
 def wait_for(tensors: list[Any]) -> None:
-    """Raises the error of whatever made these eager tensors."""
+    """Waits until eager tensors are computed; raises the error if one fails."""
     for tensor in tensors:
         if dtensor.is_dtensor(tensor):
             for part in dtensor.unpack(tensor):
                 part.numpy()
 
 
-# Of this thread: `step` (traced now), `applying` (the token that writes wait
-# for) and `written` (handles of variables whose writes waited).
+# State of this thread: `step` is the step that is being traced, `applying` the
+# token for which writes wait, and `written` the ids of the handles of variables
+# whose writes waited.
 step_state = threading.local()
 
 
 class AtomicStep:
-    """What a step that is being traced would write so far."""
+    """The pending writes of a step that is being traced."""
 
     def __init__(self, mesh: Mesh, graph: Any):
         self.mesh = mesh
         self.graph = graph
-        self.kept: dict[int, tuple[Any, Any]] = {}
+        self.pending: dict[int, tuple[Any, Any]] = {}
         self.token: Any = None
 
     def release(self, tensors: list[Any]) -> list[Any]:
-        """Writes what was kept, once that and `tensors` are computed."""
-        kept = list(self.kept.values())
-        self.kept.clear()
-        new = [value for _, value in kept]
+        """Adds the pending writes; they wait for all values and `tensors`.
+
+        Args:
+          tensors: Symbolic tensors.
+
+        Returns:
+          The same tensors, after all of them are computed on all devices.
+        """
+        pending = list(self.pending.values())
+        self.pending.clear()
+        new = [value for _, value in pending]
         *passed, self.token = with_dependency([*new, *tensors], self.mesh)
-        for (variable, _), value in zip(kept, passed):
+        for (variable, _), value in zip(pending, passed):
             variable.write_now("assign", value)
-        # TensorFlow prunes outputs of an IdentityN that nobody uses.
-        sink_of(self.mesh).assign(self.token)
-        return passed[len(kept) :]
+        # TensorFlow prunes unused outputs of an IdentityN.
+        token_sink(self.mesh).assign(self.token)
+        return passed[len(pending) :]
 
     def finish(self) -> None:
-        """Writes what is left, after the gradients if there were any."""
+        """Adds the remaining writes, which wait for the gradients, if any."""
         if self.token is None:
-            if self.kept:
+            if self.pending:
                 self.release([])
             return
-        kept = list(self.kept.values())
-        self.kept.clear()
-        for variable, value in kept:
-            variable.write_now("assign", after_sinks(self.token, value))
+        pending = list(self.pending.values())
+        self.pending.clear()
+        for variable, value in pending:
+            variable.write_now("assign", after_token(self.token, value))
 
     def release_ungated(self, variable: Any) -> None:
-        """Writes one variable now: a function inside of this one needs it."""
-        kept = self.kept.pop(id(variable), None)
-        if kept is not None:
+        """Adds the write of one variable now, for an inner function."""
+        pending = self.pending.pop(id(variable), None)
+        if pending is not None:
             with self.graph.as_default():
-                variable.write_now("assign", kept[1])
+                variable.write_now("assign", pending[1])
 
 
 def traced_step() -> AtomicStep | None:
-    """Returns the step that this thread traces now, if any."""
+    """Returns the step that this thread is tracing, or None."""
     return getattr(step_state, "step", None)
 
 
 @contextlib.contextmanager
 def full_step(mesh: Mesh) -> Iterator[None]:
-    """Keeps what is written until gradients are applied, or to the end.
+    """Delays writes until gradients are applied, or until the end of the step.
 
-    For a function that is being traced; eagerly nothing is kept.
+    In eager mode this has no effect.
+
+    Args:
+      mesh: `dtensor.Mesh` of the step.
     """
     if tf.executing_eagerly():
         yield
@@ -203,20 +236,22 @@ def full_step(mesh: Mesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
-    """Gives `gradients`, with which all that is written here must wait.
+    """Makes all writes inside the context wait for all `gradients`.
 
     Args:
-      mesh: `dtensor.Mesh` of the variables, or None to change nothing.
-      gradients: Tensors, `tf.IndexedSlices` or None, nested.
+      mesh: `dtensor.Mesh` of the variables; None has no effect.
+      gradients: Nested structure of tensors, `tf.IndexedSlices` or None.
 
     Yields:
-      The same structure, to be applied.
+      The gradients to apply, in the same structure.
     """
     if mesh is None or getattr(step_state, "applying", None) is not None:
         yield gradients
         return
     flat = tf.nest.flatten(gradients)
-    dense = [part for gradient in flat for part in parts_of(gradient)]
+    dense = [
+        part for gradient in flat for part in tensors_of_gradient(gradient)
+    ]
     step = traced_step()
     if tf.executing_eagerly():
         wait_for(dense)
@@ -225,7 +260,7 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
     if step is None or step.graph is not tf.compat.v1.get_default_graph():
         step = AtomicStep(mesh, tf.compat.v1.get_default_graph())
     passed = iter(step.release(dense))
-    flat = [with_parts(gradient, passed) for gradient in flat]
+    flat = [rebuilt_gradient(gradient, passed) for gradient in flat]
     step_state.applying, step_state.written = step.token, set()
     try:
         yield tf.nest.pack_sequence_as(gradients, flat)
@@ -233,7 +268,9 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
         step_state.applying = None
 
 
-_NEVER_KEPT = "_written_in_inner_functions"
+# Attribute of variables whose writes are not delayed, because an inner function
+# reads or writes them.
+_NEVER_DELAYED = "_written_in_inner_functions"
 
 
 class AllOrNothingVariable(dtensor.DVariable):
@@ -241,12 +278,12 @@ class AllOrNothingVariable(dtensor.DVariable):
 
     @property
     def handle(self) -> Any:
-        """TensorFlow's; asked for by all that reads or writes."""
+        """The resource handle. Using it first adds the pending write."""
         step = traced_step()
         if (
             step is not None
             and not tf.executing_eagerly()
-            and (self._kept_here(step) is not None)
+            and (self._pending_value(step) is not None)
         ):
             step.release([])
         return super().handle
@@ -254,19 +291,19 @@ class AllOrNothingVariable(dtensor.DVariable):
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         step = traced_step()
         if step is not None and not tf.executing_eagerly():
-            kept = self._kept_here(step)
-            # Tapes watch variables, not what will be written to them.
-            if kept is not None and not self.trainable:
-                return kept
+            pending = self._pending_value(step)
+            # A tape watches the variable, not its pending value.
+            if pending is not None and not self.trainable:
+                return pending
         return super()._read_variable_op(no_copy)
 
-    def _kept_here(self, step: AtomicStep) -> Any:
-        """Returns what this variable will be, or None without it."""
+    def _pending_value(self, step: AtomicStep) -> Any:
+        """Returns the pending value of this variable, or None."""
         if step.graph is tf.compat.v1.get_default_graph():
-            return step.kept.get(id(self), (None, None))[1]
-        # A function in the step, or a branch. It may be called again without
-        # being traced, and then what it reads and writes is not known.
-        setattr(self, _NEVER_KEPT, True)
+            return step.pending.get(id(self), (None, None))[1]
+        # This is a function or a branch inside the step. It may be called again
+        # without a trace, and then its reads and writes are not known.
+        setattr(self, _NEVER_DELAYED, True)
         step.release_ungated(self)
         return None
 
@@ -302,7 +339,7 @@ class AllOrNothingVariable(dtensor.DVariable):
         )
 
     def write_now(self, how: str, value: Any, **options: Any) -> Any:
-        """Writes as a plain DVariable; `how` is the name of its method."""
+        """Calls the method `how` of `DVariable` without waiting."""
         return getattr(super(), how)(value, **options)
 
     def _written(
@@ -314,21 +351,21 @@ class AllOrNothingVariable(dtensor.DVariable):
         token = getattr(step_state, "applying", None)
         step = traced_step()
         if token is None and step is not None:
-            self._kept_here(step)
+            self._pending_value(step)
             if step.graph is tf.compat.v1.get_default_graph() and (
-                not hasattr(self, _NEVER_KEPT)
+                not hasattr(self, _NEVER_DELAYED)
             ):
-                kept = dtensor.relayout(
+                pending = dtensor.relayout(
                     tf.convert_to_tensor(new(), self.dtype), self.layout
                 )
-                step.kept[id(self)] = self, kept
-                return kept if read_value else kept.op
+                step.pending[id(self)] = self, pending
+                return pending if read_value else pending.op
             token = step.token
         if token is not None and may_wait_for(token):
             value = tf.convert_to_tensor(value, self.dtype)
             written = getattr(step_state, "written", set())
             if not is_waiting(value, token, written):
-                value = after_sinks(token, value)
+                value = after_token(token, value)
             result = self.write_now(how, value, **options)
             if value.graph is token.graph:
                 written.add(id(value.graph.capture(self.handle)))

@@ -1,10 +1,10 @@
-"""Devices by name, and a grid of them as a `dtensor.Mesh`."""
+"""Device names, device meshes as `dtensor.Mesh`, and process preparation.
 
-# DOC-MERGE: What a layout says of each dimension, and a mesh of each axis.
-#
-# And which meshes are ours: DTensor is corrected on those only.
-#
-# DOC-MERGE: Makes a process ready for a mesh, before DTensor is used.
+A mesh that is passed to this package is registered; DTensor's behavior is
+corrected only on registered meshes (`is_registered`). `prepare_process`
+installs the corrections before DTensor is used.
+"""
+
 import math
 import warnings
 import weakref
@@ -19,37 +19,36 @@ from tf_layoutmap._patches import engine
 
 dtensor = tf.experimental.dtensor
 
-# For signatures.
+# Types for signatures.
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import Layout, Mesh
 else:
     Mesh = dtensor.Mesh
     Layout = dtensor.Layout
 
-# The meshes that programs have passed to this package. A mesh is a value, so
-# an equal one, as `dtensor.fetch_layout` returns it, is the same mesh.
-_own: set[str] = set()
+# The meshes that programs have passed to this package. Meshes are compared by
+# value, because `dtensor.fetch_layout` returns an equal copy.
+_registered: set[str] = set()
 
 
-def claim(mesh: Mesh) -> None:
-    """Records that a program passes `mesh` to this package."""
-    _own.add(mesh.to_string())
+def register_mesh(mesh: Mesh) -> None:
+    """Registers a mesh that a program passes to this package."""
+    _registered.add(mesh.to_string())
     if mesh.device_type() != "CPU":
-        # Its datasets and checkpoints are on the hosts of its devices.
-        _own.add(mesh.host_mesh().to_string())
+        # Datasets and checkpoints use the host mesh.
+        _registered.add(mesh.host_mesh().to_string())
 
 
-def is_own(mesh: Mesh) -> bool:
-    """Whether `mesh` was passed to this package.
+def is_registered(mesh: Mesh) -> bool:
+    """Returns whether `mesh` was passed to this package.
 
-    On other meshes, programs that use DTensor alone get TensorFlow's results
-    and errors.
+    On other meshes, TensorFlow's results and errors are not changed.
     """
-    return mesh.to_string() in _own
+    return mesh.to_string() in _registered
 
 
 def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:
-    """Returns the mesh axis of each dimension, None where it is whole."""
+    """Returns the mesh axis of each dimension, None if it is unsharded."""
     return tuple(
         None if spec == dtensor.UNSHARDED else spec
         for spec in layout.sharding_specs
@@ -61,23 +60,24 @@ def mesh_sizes(mesh: Mesh) -> dict[str, int]:
     return {name: mesh.dim_size(name) for name in mesh.dim_names}
 
 
-# Of each grid its mesh, made when it is first asked for.
+# The `dtensor.Mesh` of each DeviceMesh, created on first use.
 _meshes: "weakref.WeakKeyDictionary[Any, Mesh]" = weakref.WeakKeyDictionary()
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
-    """Returns the devices of one type, as `"cpu:0"`, `"cpu:1"`, ...
+    """Returns the names of all devices of one type: `"cpu:0"`, `"cpu:1"`, ...
 
     Args:
-      device_type: `"cpu"`, `"gpu"` or `"tpu"`; None for the accelerators if
-        there are any, else the CPUs.
+      device_type: `"cpu"`, `"gpu"` or `"tpu"`. None selects TPUs, GPUs or
+        CPUs, in this order of preference.
 
     Returns:
-      The logical devices of TensorFlow; with several clients, those of all.
+      The logical devices of TensorFlow. With several clients, the devices of
+      all clients.
 
     Raises:
-      TypeError: `device_type` is no string.
-      ValueError: It is none of the three.
+      TypeError: If `device_type` is not a string.
+      ValueError: If `device_type` is another string.
     """
     if device_type is None:
         for kind in ("tpu", "gpu"):
@@ -95,11 +95,11 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 class DevicesInAGrid(Protocol):
-    """What a `DeviceMesh` has, ours or that of `keras.distribution`."""
+    """A `DeviceMesh` of this package or of `keras.distribution`."""
 
     @property
     def shape(self) -> Any:
-        """Devices along each axis."""
+        """The number of devices along each axis."""
         ...
 
     @property
@@ -113,22 +113,24 @@ class DevicesInAGrid(Protocol):
         ...
 
 
-# For signatures: what `to_dtensor_mesh` takes.
+# The type of arguments of `to_dtensor_mesh`.
 AnyMesh = DevicesInAGrid | Mesh
 
 
 def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
-    """Refuses what is no grid, in the words of keras.distribution.
+    """Checks the arguments of a DeviceMesh.
+
+    Each message contains the text of the same error in keras.distribution.
 
     Args:
-      shape: Devices along each axis.
-      axis_names: The name of each axis.
-      devices: Array of as many device names as the grid has.
+      shape: Number of devices along each axis.
+      axis_names: Name of each axis.
+      devices: Array of device names with `prod(shape)` elements.
 
     Raises:
-      TypeError: A size is no integer or a name no string.
-      ValueError: A size below 1, names that repeat or whose number is not
-        that of the axes, or another number of devices than the grid has.
+      TypeError: If a size is not an integer or a name is not a string.
+      ValueError: If a size is below 1, names are repeated, or the number of
+        names or devices does not match `shape`.
     """
     received = f"Received: shape={shape}, axis_names={axis_names}"
     if len(shape) == 0 or len(axis_names) == 0:
@@ -155,7 +157,7 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
         raise ValueError(
             checks.message(
                 "axis_names",
-                f"other than {dtensor.UNSHARDED!r}, DTensor's word for no axis",
+                f"other than {dtensor.UNSHARDED!r}, which is reserved",
                 axis_names,
             )
         )
@@ -164,32 +166,38 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
             "Shape does not match the number of devices: a DeviceMesh of "
             f"shape {tuple(shape)} has {math.prod(shape)} devices. Received: "
             f"{devices.size} devices ({', '.join(map(str, devices.flat))}). "
-            "For more devices of one CPU see "
+            "To split a CPU into several devices, use "
             "tf.config.set_logical_device_configuration."
         )
 
 
 def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
-    """Returns a DeviceMesh of ours or of Keras, or a Mesh, as a Mesh.
+    """Converts a DeviceMesh to a `dtensor.Mesh` and registers it.
+
+    Args:
+      mesh: `DeviceMesh` of this package or of Keras, or `dtensor.Mesh`, which
+        is returned unchanged.
 
     Raises:
-      TypeError: It is none of them.
-      ValueError: It is no grid of devices.
+      TypeError: If `mesh` has another type.
+      ValueError: If the shape, names and devices of `mesh` do not match.
     """
     if isinstance(mesh, Mesh):
-        claim(mesh)
+        register_mesh(mesh)
         return mesh
-    made = _meshes.get(check_mesh("device_mesh", mesh))
-    if made is None:
+    result = _meshes.get(check_mesh("device_mesh", mesh))
+    if result is None:
         devices = np.asarray(mesh.devices)
         check_grid(mesh.shape, mesh.axis_names, devices)
-        made = _meshes[mesh] = _make(mesh.shape, mesh.axis_names, devices)
-        claim(made)
-    return made
+        result = _meshes[mesh] = _create_mesh(
+            mesh.shape, mesh.axis_names, devices
+        )
+        register_mesh(result)
+    return result
 
 
 def check_mesh(argument: str, mesh: Any) -> Any:
-    """Returns `mesh` if `to_dtensor_mesh` takes it, else a TypeError."""
+    """Returns `mesh`; raises `TypeError` if it is not a mesh."""
     if isinstance(mesh, Mesh) or all(
         hasattr(mesh, name) for name in ("shape", "axis_names", "devices")
     ):
@@ -199,7 +207,7 @@ def check_mesh(argument: str, mesh: Any) -> Any:
     )
 
 
-def _make(
+def _create_mesh(
     shape: Sequence[int], axis_names: Sequence[str], devices: np.ndarray
 ) -> Mesh:
     dims = list(zip(axis_names, map(int, shape)))
@@ -212,31 +220,31 @@ def _make(
 
 
 def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
-    """Returns the size of each axis; makes no mesh for it."""
+    """Returns the size of each axis without creating a `dtensor.Mesh`."""
     if isinstance(mesh, Mesh):
         return {name: mesh.dim_size(name) for name in mesh.dim_names}
     return dict(zip(mesh.axis_names, map(int, mesh.shape)))
 
 
 def prepare_process(mesh: Mesh | None = None) -> None:
-    """Replaces what DTensor needs replaced, the first time it is called.
+    """Installs the patches that meshes need, on the first call.
 
-    Called wherever a mesh, layout map or tensor on a mesh of ours is made:
-    the device of DTensor should be made after it.
+    Called whenever this package creates a mesh, a layout map or a tensor on a
+    mesh, because DTensor's device should be created after it.
 
     Args:
-      mesh: The mesh that the program passes to this package: DTensor is
-        corrected there. None if it is not known yet.
+      mesh: The mesh that the program passes to this package, which is
+        registered. None if it is not known yet.
     """
     if mesh is not None:
-        claim(mesh)
+        register_mesh(mesh)
     if engine.is_installed("mesh"):
         return
     if tf_private.has_dtensor_device():
         warnings.warn(
-            "DTensor was used in this process before tf_layoutmap, so that its "
-            "device keeps errors of operations in queues; an error of a step "
-            "can then end the process. Make the tlm.LayoutMap, or call "
+            "DTensor was used in this process before tf_layoutmap. Its device "
+            "therefore queues errors of operations, and an error of a step "
+            "can end the process. Create the tlm.LayoutMap, or call "
             "tlm.layout.to_mesh, before the first operation of "
             "tf.experimental.dtensor.",
             stacklevel=3,

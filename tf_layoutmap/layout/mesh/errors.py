@@ -1,15 +1,17 @@
-"""TensorFlow's errors about ops that DTensor lacks, as messages for users."""
+"""Errors of steps on a mesh: clear messages, and each error raised once.
 
-# DOC-MERGE: Errors of a step on a mesh: raised once, and not again.
-#
-# By default an operation on a mesh fails on the queue of a device, and the
-# program sees the error when it reads a result. The queue also raises it in the
-# next operation, which did nothing wrong; after a copy to the mesh it is raised
-# forever, and where several devices hold one, TensorFlow frees memory twice and
-# the process ends. So operations on a mesh return when all devices are done, and
-# raise the cause if there is an error. `queued_error` is for programs that used
-# DTensor before this package.
-#
+`explain_error` converts TensorFlow's errors about ops that DTensor does not
+support to messages with a remedy.
+
+By default an op on a mesh fails on the queue of a device, and the program gets
+the error when it reads a result. The queue raises the error again in the next
+op, which did not cause it. After a copy to the mesh it is raised forever, and
+if several devices hold an error, TensorFlow frees memory twice and the process
+ends. Therefore ops on a mesh run synchronously here: they return when all
+devices are done, and raise the cause (`reset_device`, `errors_once`).
+`queued_error` handles programs that used DTensor before this package.
+"""
+
 import contextlib
 import itertools
 import re
@@ -23,36 +25,38 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_own
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_registered
 
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
-# What DTensor's compiler ends with, and the operation that it stopped at.
+# The text that marks errors of DTensor's compiler.
 _COMPILER = "dtensor_graph_to_mlir_pass"
-# Where an eager operation was, which says no more than its name.
+# The location of an eager op, which contains only its name.
 _PLACE = re.compile(r"^loc\(.*?\]\): ")
+# The op at which the compiler stopped.
 _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
-# How its compiler prints the type of a string tensor that it cannot exchange.
+# The compiler's name for the type of string tensors, which devices cannot
+# exchange.
 _STRINGS = "tf_type.string"
 
 _IN_THE_DATA = (
-    "{} belongs in the input: make the layer outside the scope and use "
-    "dataset.map(lambda x, y: (layer(x), y))."
+    "{} must run in the input pipeline: create the layer outside the scope "
+    "and use dataset.map(lambda x, y: (layer(x), y))."
 )
 
-# What in Keras uses an op that DTensor lacks, and what to do instead.
+# The user of an unsupported op in Keras, and the remedy.
 _LOOPS = (
-    "The gradient of a loop needs it whose number of steps depends on "
-    "values: make it a Python int."
+    "The gradient of a loop whose number of steps depends on tensor values "
+    "needs it: make the number of steps a Python int."
 )
 _REMEDIES = {
     "EmptyTensorList": _LOOPS,
     "TensorListReserve": _LOOPS,
-    "PyFunc": "tf.numpy_function needs it: call it in dataset.map.",
-    "EagerPyFunc": "tf.py_function needs it: call it in dataset.map.",
+    "PyFunc": "tf.numpy_function uses it: call it in dataset.map.",
+    "EagerPyFunc": "tf.py_function uses it: call it in dataset.map.",
     **{
-        op: _IN_THE_DATA.format(what)
-        for op, what in {
+        op: _IN_THE_DATA.format(user)
+        for op, user in {
             "LookupTableFindV2": "A lookup of strings or integers",
             "AsString": "Hashing",
             "StringToHashBucketFast": "Hashing",
@@ -66,14 +70,14 @@ _REMEDIES = {
 
 
 class UnsupportedByDTensorError(NotImplementedError):
-    """A model does what DTensor cannot place on a mesh."""
+    """Error for a model or function that DTensor cannot run on a mesh."""
 
 
 class LayoutMapWarning(UserWarning):
-    """A layout map that does something else than its keys say.
+    """Warning that the layouts of a layout map are not fully used.
 
-    Keys that match no variable, and operations that every device computes
-    whole.
+    Examples are keys that match no variable, and operations that are
+    replicated because DTensor cannot shard them.
     """
 
 
@@ -81,12 +85,16 @@ class LayoutMapWarning(UserWarning):
 def explain_error(
     model: Any, kind: str, graph: Callable[[], Any] = lambda: None
 ) -> Iterator[None]:
-    """Raises TensorFlow's errors about missing ops as one that explains.
+    """Converts TensorFlow's errors about unsupported ops to clear messages.
 
     Args:
-      model: Whose step runs.
-      kind: What it does: `"train"`, `"test"` or `"predict"`.
-      graph: Gives the graph of the step, or None; asked after an error only.
+      model: Model whose step runs.
+      kind: Step of the model: `"train"`, `"test"` or `"predict"`.
+      graph: Function that returns the graph of the step, or None. Called only
+        after an error.
+
+    Raises:
+      UnsupportedByDTensorError: If DTensor does not support an op of the step.
     """
     try:
         yield
@@ -98,21 +106,21 @@ def explain_error(
 
 
 def layer_of(name: str, model: Any) -> str | None:
-    """Returns the innermost layer of `model` that an operation is in.
+    """Returns the innermost layer of `model` that contains an operation.
 
     Args:
-      name: Of the operation in the graph of a step.
-      model: Of Keras 3 or tf_keras.
+      name: Name of the operation in the graph of a step.
+      model: Model of Keras 3 or tf_keras.
 
     Returns:
-      Its quoted name, or several where name scopes do not tell them apart;
-      None outside of layers.
+      The quoted name of the layer, or several names if their name scopes are
+      ambiguous. None outside of layers.
     """
     layers = model._flatten_layers(include_self=False)
     names = [layer.name for layer in layers]
     for scope in reversed(name.split("/")[:-1]):
-        # TensorFlow numbers scopes that it enters again, so that dense_1
-        # may be `dense` as well.
+        # TensorFlow appends a number to a scope that is entered again, so the
+        # scope dense_1 may belong to the layer `dense`.
         found = sorted(
             {
                 f"{one!r}"
@@ -126,16 +134,16 @@ def layer_of(name: str, model: Any) -> str | None:
 
 
 def stopped_at(error: str) -> str | None:
-    """Returns the type of operation that DTensor's compiler stopped at."""
+    """Returns the type of the operation at which DTensor's compiler stopped."""
     found = _STOPPED_AT.search(error)
     return None if found is None else found.group(1)
 
 
 def finding_of(error: str) -> str | None:
-    """Returns what DTensor's compiler found; None of another error."""
+    """Returns the reason in an error of DTensor's compiler; None for others."""
     if _COMPILER not in error:
         return None
-    # The position in the user's code comes first, then the finding.
+    # The message starts with the position in user code; the reason follows.
     finding = (
         error.partition(" error: ")[2].partition("\n")[0]
         or (error.partition("\n")[0])
@@ -144,7 +152,7 @@ def finding_of(error: str) -> str | None:
 
 
 def _where(op: str, model: Any, graph: Any) -> str:
-    """Returns the layer in whose name scope a graph has `op`, in words."""
+    """Returns " in layer ..." for the first op of type `op` in a layer."""
     for operation in () if graph is None else graph.get_operations():
         layer = operation.type == op and layer_of(operation.name, model)
         if layer:
@@ -157,11 +165,11 @@ def _sentence(
 ) -> str | None:
     if _STRINGS in error:
         return (
-            "A step on a mesh takes numbers; devices do not exchange strings. "
-            f"Received: a string tensor, while model {model.name!r} was to "
-            f"{kind}. Look strings up on the host, before the step: call "
-            "StringLookup, TextVectorization or FeatureSpace in dataset.map, "
-            "and give the model their results."
+            "Tensors of a step on a mesh must be numeric, because devices "
+            "cannot exchange strings. Received: a string tensor in the "
+            f"{kind} step of model {model.name!r}. Process strings on the "
+            "host, before the step: call StringLookup, TextVectorization or "
+            "FeatureSpace in dataset.map, and pass their results to the model."
         )
     lacking = _LACKS.search(error)
     if lacking is not None:
@@ -170,54 +178,52 @@ def _sentence(
             op, "Replace the layer, loss or metric that uses it."
         )
         return (
-            f"DTensor has no {op} operation on a mesh; model "
-            f"{model.name!r} needs one{_where(op, model, graph())} to "
-            f"{kind}. {remedy}"
+            f"DTensor does not support the operation {op} on a mesh; model "
+            f"{model.name!r} uses it{_where(op, model, graph())} in its "
+            f"{kind} step. {remedy}"
         )
-    return _refusal(
+    return _compiler_sentence(
         error,
-        f"as the layouts of model {model.name!r} ask for; "
-        f"it needs one to {kind}",
+        f"as the layouts of model {model.name!r} require, in its {kind} step",
     )
 
 
 def error_of_function(
     name: str, error: str, why: str, is_strict: bool
 ) -> UnsupportedByDTensorError:
-    """Returns the error of a function of a user that DTensor refuses.
+    """Returns the error for a function of user code that DTensor cannot shard.
 
     Args:
-      name: Of the function.
-      error: What DTensor's compiler said, if it was asked.
-      why: What cannot be divided.
-      is_strict: Whether it was not to be computed whole.
+      name: Name of the function.
+      error: Message of DTensor's compiler; another text if it did not run.
+      why: Reason why the function cannot be sharded.
+      is_strict: Whether the layout map does not allow replication.
     """
-    refusal = _refusal(
-        error, f"as the layouts of weights ask for; function {name!r} needs one"
-    ) or (f"DTensor cannot divide what function {name!r} computes: {why}.")
+    sentence = _compiler_sentence(
+        error, f"in function {name!r} as the layouts of its weights require"
+    ) or (f"DTensor cannot shard function {name!r}: {why}.")
     return UnsupportedByDTensorError(
-        refusal
+        sentence
         + (
-            " A LayoutMap with strict=False lets every device compute it whole."
+            " Use a LayoutMap with strict=False to replicate the function."
             if is_strict
-            else " It cannot compute it whole either: call it on a model "
-            "without a mesh, with these weights."
+            else " DTensor cannot run the replicated function either: call it "
+            "on a model without a mesh, with these weights."
         )
     )
 
 
-def _refusal(error: str, of_what: str) -> str | None:
+def _compiler_sentence(error: str, context: str) -> str | None:
     finding = finding_of(error)
     if finding is None:
         return None
     stopped = stopped_at(error)
     op = "an operation" if stopped is None else f"a {stopped} operation"
     return (
-        f"DTensor cannot divide {op} {of_what} ({finding}). "
-        "Leave the "
-        "dimension that the operation works along unsharded in the layout of "
-        "the layer before it, or, in a layer, loss or metric of your own, "
-        "give its input a layout with tlm.distribution.distribute_tensor."
+        f"DTensor cannot shard {op} {context} ({finding}). In the layout of "
+        "the layer before it, leave the dimension along which the operation "
+        "works unsharded; or, in a custom layer, loss or metric, set the "
+        "layout of its input with tlm.distribution.distribute_tensor."
     )
 
 
@@ -228,11 +234,11 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def errors_once(mesh: Mesh) -> Iterator[None]:
-    """Raises the error of an operation on a mesh here, and nowhere else."""
+    """Raises an error of an operation on a mesh once and clears the queues."""
     try:
         yield
     except tf.errors.OpError as error:
-        # While a function is traced, nothing runs.
+        # During tracing nothing runs, so there is no queued error.
         again = queued_error(mesh) if tf.executing_eagerly() else None
         if isinstance(error, tf.errors.CancelledError) and (
             again is not None
@@ -243,10 +249,11 @@ def errors_once(mesh: Mesh) -> Iterator[None]:
 
 
 def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
-    """Removes the errors that devices of `mesh` hold, and returns one.
+    """Removes the queued errors of the devices of `mesh`.
 
     Returns:
-      One of them, a cause first; None without any.
+      One of the errors, preferably an `InvalidArgumentError`; None if there is
+      none.
     """
     found = None
     for _ in range(mesh.num_local_devices() + 1):
@@ -261,7 +268,7 @@ def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
 
 
 def _probe_of(mesh: Mesh) -> Any:
-    """Returns a tensor on `mesh` to find errors with, 0.1 ms a time."""
+    """Returns a tensor on `mesh` whose copy raises queued errors (0.1 ms)."""
     key = mesh.to_string()
     with _lock:
         probes = tf_private.kept_with_device("probes")
@@ -274,13 +281,15 @@ def _probe_of(mesh: Mesh) -> Any:
 
 
 def complete_groups(mesh: Mesh) -> None:
-    """Lets all groups of devices that reduce on `mesh` connect, once.
+    """Runs one reduction on each group of devices of `mesh`, once per mesh.
 
-    An error of a step in which a group meets for the first time ends all
-    collective operations of the process, for good. Later ones do not.
+    If a step fails in which a group of devices communicates for the first
+    time, all later collective operations of the process fail. After a first
+    successful reduction, an error does not have this effect.
     """
     key = mesh.to_string()
-    # Several processes would have to do this at the same time.
+    # Skipped with several processes, which would have to run this at the same
+    # time.
     complete = tf_private.kept_with_device("complete_groups")
     if (
         key in complete
@@ -312,7 +321,7 @@ def complete_groups(mesh: Mesh) -> None:
 
 
 def reset_device(original: Callable[..., None], is_async: bool) -> None:
-    """Makes DTensor's device, without the queues that keep errors."""
+    """Creates DTensor's device without queues, which would keep errors."""
     del is_async
     original(is_async=False)
 
@@ -324,14 +333,14 @@ def copy_to_mesh(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`dtensor.copy_to_mesh`, which an earlier error does not stop."""
+    """Calls `dtensor.copy_to_mesh` after the queued errors are removed."""
     if (
         tf.executing_eagerly()
-        and is_own(layout.mesh)
+        and is_registered(layout.mesh)
         and (not tf_private.has_output_layout())
     ):
-        # Of a step whose results nobody has read: raised here, as the copy
-        # would, but the next one is made.
+        # A step failed, and the program has not read its results. The error is
+        # raised here, as the copy would do, but the next copy succeeds.
         error = queued_error(layout.mesh)
         if error is not None:
             raise error

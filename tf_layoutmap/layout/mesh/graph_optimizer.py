@@ -1,10 +1,10 @@
-"""Functions for a mesh are compiled without Grappler, TensorFlow's optimizer.
+"""Disables Grappler, TensorFlow's graph optimizer, for functions on a mesh.
 
-DTensor makes a function for each device, and Grappler optimizes each of them
-again. That takes about a third of the first step; later steps are as fast
-without it (`docs/benchmarks.md`). Some of those functions have products whose
-shapes its estimates of costs cannot follow: for each step that is traced it
-writes "Incompatible Matrix dimensions" to stderr.
+DTensor creates a function for each device, and Grappler optimizes each of them
+separately. This takes about a third of the first step, and later steps are not
+faster with Grappler (`docs/benchmarks.md`). In addition, Grappler's cost model
+cannot infer the shapes of some matrix products and writes "Incompatible Matrix
+dimensions" to stderr for each trace of a step.
 """
 
 import contextlib
@@ -20,16 +20,18 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def switched_off() -> Iterator[None]:
-    """Lets functions that are called in it be compiled without Grappler.
+    """Compiles functions that are called inside the context without Grappler.
 
-    What a user chose with `tf.config.optimizer.set_experimental_options` is
-    kept as it is: `auto_mixed_precision`, for one, is a part of Grappler.
+    Nothing changes if user code has called
+    `tf.config.optimizer.set_experimental_options`, because options such as
+    `auto_mixed_precision` are implemented by Grappler.
     """
     before = tf_private.function_call_options()
     if before is getattr(_thread, "without", None):
         yield
         return
-    # One object of TensorFlow's stands for one configuration.
+    # TensorFlow creates one options object per configuration, so the object
+    # identifies the configuration.
     if before is not getattr(_thread, "before", None):
         _thread.before = before
         _thread.without = (
@@ -41,7 +43,7 @@ def switched_off() -> Iterator[None]:
     try:
         yield
     finally:
-        # TensorFlow forgets the options when its configuration changes.
+        # TensorFlow drops the options when its configuration changes.
         if tf_private.function_call_options() is _thread.without:
             tf_private.set_function_call_options(before)
 

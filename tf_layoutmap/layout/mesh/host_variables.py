@@ -1,8 +1,10 @@
-"""Writing to variables of the host where the code runs on a mesh.
+"""Writes to host variables from code that runs on a mesh.
 
-A layer can hold a `tf.Variable` that Keras does not know of, and a loop can
-count its steps in one. Read on a mesh they are right. But DTensor lets every
-device write: a counter on four devices counts by four.
+A layer can hold a `tf.Variable` that Keras does not track, and a loop can
+count its steps in one. Reads of such a variable on a mesh are correct. Writes
+are not, because every device writes: on four devices a counter is incremented
+four times. Eager writes run on the host; writes in a function for a mesh raise
+an error.
 """
 
 import functools
@@ -16,17 +18,17 @@ from tf_layoutmap.layout.mesh import pinning, tracing, transfer
 
 
 def writing(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], replacement: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns what takes the place of a method that writes to a variable."""
+    """Returns the replacement for a method that writes to a variable."""
 
     @functools.wraps(original)
     def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
         handle = variable.handle
-        # On a mesh, or of a graph of TensorFlow 1.
+        # Variables on a mesh and in graphs of TensorFlow 1 are not changed.
         if pinning.DEVICE in handle.device or tf.is_symbolic_tensor(handle):
             return original(variable, *args, **kwargs)
-        return ours(variable, *args, **kwargs)
+        return replacement(variable, *args, **kwargs)
 
     return method
 
@@ -34,10 +36,16 @@ def writing(
 def write(
     original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Writes to a variable of the host, and on the host.
+    """Writes to a host variable on the host.
+
+    Args:
+      original: The replaced method.
+      variable: `tf.Variable` on the host.
+      *args: Arguments of the method.
+      **kwargs: Keyword arguments of the method.
 
     Raises:
-      RuntimeError: A function is traced for a mesh, and does not run there.
+      RuntimeError: If a function for a mesh is being traced.
     """
     if not tf.executing_eagerly():
         _check_no_mesh(
@@ -59,20 +67,21 @@ def add(
     value: Any,
     name: str | None = None,
 ) -> Any:
-    """Adds to the variable of a handle, or subtracts, as an operation.
+    """Runs an op that adds to, or subtracts from, the variable of a handle.
 
     Args:
-      original: Makes the operation.
-      resource: The handle.
-      value: What to add.
-      name: Of the operation.
+      original: Function that creates the op.
+      resource: Handle of the variable.
+      value: Value to add or subtract.
+      name: Name of the op.
 
     Raises:
-      RuntimeError: As `write`.
+      RuntimeError: If a function for a mesh is being traced, and the variable
+        is on the host.
     """
     handle = resource
     if not tf.executing_eagerly():
-        # Loops and branches have names of their own for what is outside.
+        # In loops and branches the handle is a captured placeholder.
         handle = tf_private.captured_by_trace(resource)
     if (
         not isinstance(handle, tf.Tensor)
@@ -93,13 +102,13 @@ def add(
 
 
 def _runs_on_mesh(*values: Any) -> bool:
-    """Whether an eager operation with these inputs runs on a mesh of ours."""
+    """Returns whether an eager op with these inputs runs on a mesh."""
     return tracing.mesh_of_operation() is not None or any(
-        map(pinning.on_own_mesh, values)
+        map(pinning.on_registered_mesh, values)
     )
 
 
-def _check_no_mesh(what: str) -> None:
+def _check_no_mesh(received: str) -> None:
     mesh = tracing.mesh_of_operation()
     if mesh is None:
         return
@@ -107,9 +116,9 @@ def _check_no_mesh(what: str) -> None:
     raise RuntimeError(
         f"A function for mesh {mesh.dim_names} of size {mesh.shape()} must "
         "write to variables on that mesh only, because each of its devices "
-        f"runs it. Received: {what}, which is on the host"
-        f"{f', in {scope!r}' if scope else ''}. Make it a weight, with "
-        "`self.add_weight(..., trainable=False)` in the layer, or a "
-        "keras.Variable inside the scope; or write to it outside of the "
-        "function, in a callback, say."
+        f"runs it. Received: {received}, which is on the host"
+        f"{f', in {scope!r}' if scope else ''}. Create the variable as a "
+        "weight, with `self.add_weight(..., trainable=False)` in the layer, "
+        "or as a keras.Variable inside the scope; or write to it outside of "
+        "the function, for example in a callback."
     )

@@ -1,8 +1,8 @@
-"""Keeping samples whole where DTensor would divide them.
+"""Pins tensors of a traced function, or eager tensors, to a layout.
 
-DTensor propagates layouts backwards from the users of a result, and some
-operations fail, or give another shape, on a sample that is divided. So the
-layout of their inputs is pinned.
+DTensor propagates layouts backwards from the consumers of a result. Some ops
+fail or return another shape if a sample is sharded, so the layout of their
+inputs is fixed ("pinned") by a relayout.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,41 +11,43 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 
 dtensor = tf.experimental.dtensor
 
-# Part of the name of DTensor's device. `dtensor.device_name()` returns all of
-# it, but makes that device where there is none.
+# Part of the name of DTensor's device. `dtensor.device_name()` returns the
+# full name, but creates the device if it does not exist.
 DEVICE = "CUSTOM"
 
-# Attributes that Keras sets on tensors: their mask, and the logits that they
-# are a softmax or sigmoid of, which losses prefer.
-_NOTES = ("_keras_mask", "_keras_logits")
+# Attributes that Keras sets on tensors: the mask, and the logits of a softmax
+# or sigmoid, which losses use instead of the tensor.
+_KERAS_ATTRIBUTES = ("_keras_mask", "_keras_logits")
 
 
-def whole_samples(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` with its first dimension as it is, the others whole.
+def unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
+    """Returns `x` with all dimensions except the first one unsharded.
+
+    The first dimension keeps its sharding.
 
     Args:
       x: A symbolic tensor of a function for `mesh`, or an eager tensor on a
-        mesh; all else stays.
-      mesh: `dtensor.Mesh`, of symbolic tensors.
+        mesh. Other values are returned unchanged.
+      mesh: `dtensor.Mesh` of a symbolic tensor. Ignored for eager tensors.
     """
     return _pinned(x, mesh, lambda _: dtensor.MATCH)
 
 
-def whole(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` replicated; see `whole_samples`."""
+def replicated(x: Any, mesh: Mesh | None) -> Any:
+    """Returns `x` replicated; see `unsharded_samples`."""
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
-def divided(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
-    """Returns `x` divided by `axes`, and divides its gradient so.
+def sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
+    """Returns `x` with the layout `axes`, and gives its gradient this layout.
 
-    All of them, the first too: were that to stay as it is, the same axis might
-    divide it, and a layout with an axis twice ends the process. TensorFlow's
-    gradient would be divided as `x` was, which DTensor does not always know.
+    The first dimension is set, too. If it kept its sharding, the layout could
+    contain the same axis twice, which ends the process. TensorFlow's gradient
+    would have the previous layout of `x`, which DTensor does not always know.
     """
     if not _can_be_pinned(x):
         return x
@@ -65,15 +67,15 @@ def keeping_rows(
 ) -> Any:
     """Returns `pin(x, mesh)`, whose gradient stays `tf.IndexedSlices`.
 
-    DTensor's gradient of a relayout converts rows to a dense tensor, in which
-    repeated ids are summed. Keras' optimizers on TensorFlow treat repeated ids
-    one by one, so an optimizer that squares gradients would compute another
-    update.
+    DTensor's gradient of a relayout converts `tf.IndexedSlices` to a dense
+    tensor, which sums repeated ids. Keras' optimizers on TensorFlow apply
+    repeated ids one by one, so an optimizer that squares gradients would
+    compute another update.
 
     Args:
-      pin: `whole` or `whole_samples`.
+      pin: `replicated` or `unsharded_samples`.
       x: A tensor of any rank.
-      mesh: `dtensor.Mesh`, of symbolic tensors.
+      mesh: `dtensor.Mesh` of a symbolic tensor.
     """
     if not _can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
         return pin(x, mesh)
@@ -89,13 +91,13 @@ def keeping_rows(
 
         return pin(x, mesh), gradient
 
-    # Names in the surrounding scope stay the same as without this.
+    # A name scope keeps the op names in the surrounding scope unchanged.
     with tf.name_scope("layoutmap_keeping_rows"):
         return pinned(x)
 
 
 def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
-    """Returns `x` cut along `batch_dim`, as `fit` cuts what it feeds."""
+    """Returns `x` sharded along `batch_dim`, like the batches of `fit`."""
     return _pinned(
         x,
         mesh,
@@ -111,8 +113,9 @@ def like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
 
 
 def on_mesh(value: Any) -> bool:
-    """Whether `value` is an eager tensor on a mesh."""
-    # The name first, which is fast: every eager slice is asked this.
+    """Returns whether `value` is an eager tensor on a mesh."""
+    # The device name is checked first because this is fast, and every eager
+    # slice calls this function.
     return (
         tf.is_tensor(value)
         and not tf.is_symbolic_tensor(value)
@@ -121,15 +124,15 @@ def on_mesh(value: Any) -> bool:
     )
 
 
-def on_own_mesh(value: Any) -> bool:
-    """Whether `value` is an eager tensor on a mesh of this package."""
-    return on_mesh(value) and is_own(dtensor.fetch_layout(value).mesh)
+def on_registered_mesh(value: Any) -> bool:
+    """Returns whether `value` is an eager tensor on a registered mesh."""
+    return on_mesh(value) and is_registered(dtensor.fetch_layout(value).mesh)
 
 
 def _can_be_pinned(x: Any) -> bool:
-    # While tracing, a tensor that is not symbolic is a constant of the graph.
-    # In `dtensor.call_with_layout` every eager result gets the same layout: a
-    # relayout to another one fails.
+    # During tracing, a tensor that is not symbolic is a constant of the graph.
+    # In `dtensor.call_with_layout` every eager result gets the same layout, so
+    # a relayout to another one fails.
     return tf.is_symbolic_tensor(x) or (
         tf.executing_eagerly()
         and on_mesh(x)
@@ -145,23 +148,23 @@ def _pinned(
     pinned = _relayout(
         x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh
     )
-    for name in _NOTES:
-        note = getattr(x, name, None)
-        if note is not None and pinned is not x:
-            setattr(pinned, name, _pinned(note, mesh, first))
+    for name in _KERAS_ATTRIBUTES:
+        attribute = getattr(x, name, None)
+        if attribute is not None and pinned is not x:
+            setattr(pinned, name, _pinned(attribute, mesh, first))
     return pinned
 
 
 def _relayout(x: Any, axes: Sequence[str], mesh: Mesh | None) -> Any:
     if not tf.is_symbolic_tensor(x):
-        now = dtensor.fetch_layout(x)
+        current = dtensor.fetch_layout(x)
         mesh, axes = (
-            now.mesh,
+            current.mesh,
             [
-                was if axis == dtensor.MATCH else axis
-                for was, axis in zip(now.sharding_specs, axes)
+                spec if axis == dtensor.MATCH else axis
+                for spec, axis in zip(current.sharding_specs, axes)
             ],
         )
-        if axes == now.sharding_specs:
+        if axes == current.sharding_specs:
             return x
     return dtensor.relayout(x, dtensor.Layout(axes, mesh))

@@ -1,7 +1,7 @@
-"""Whether a layout fits a tensor: pure arithmetic, no TensorFlow.
+"""Shapes and slices of shards, and checks of layouts, without TensorFlow.
 
-Axes are mesh axis names, one per dimension of the tensor; None for a
-dimension that is not sharded. A mesh is a dict of axis name to size.
+`axes` contains one mesh axis name per dimension of a tensor, or None for an
+unsharded dimension. `mesh` is a dict from axis name to size.
 """
 
 import difflib
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 def axes_problems(
     axes: Sequence[str | None], mesh: Mapping[str, int]
 ) -> list[str]:
-    """Returns what is wrong with `axes` on `mesh`, for any tensor.
+    """Returns problems of `axes` on `mesh` that do not depend on a tensor.
 
     >>> axes_problems((None, "modle"), {"batch": 2, "model": 2})
     ["mesh axis 'modle' is unknown; the mesh has 'batch', 'model': did you \
@@ -30,8 +30,8 @@ mean 'model'?"]
             dims = [i for i, a in enumerate(axes) if a == axis]
             problems.append(
                 f"mesh axis {axis!r} shards dimensions "
-                f"{' and '.join(map(str, dims))}; an axis shards one "
-                "dimension at most"
+                f"{' and '.join(map(str, dims))}; an axis can shard at most "
+                "one dimension"
             )
     return problems
 
@@ -39,7 +39,7 @@ mean 'model'?"]
 def fit_problems(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
 ) -> list[str]:
-    """Returns what keeps a tensor of `shape` from having the layout `axes`.
+    """Returns the reasons why `axes` does not fit a tensor of `shape`.
 
     >>> fit_problems((None, "model"), (4, 5), {"model": 2})
     ["dimension 1 has size 5, which mesh axis 'model' of size 2 does not \
@@ -66,9 +66,9 @@ divide: use a multiple of 2 (next: 6), or leave the dimension unsharded"]
 
 
 def suggest_axes(axes: Sequence[str | None], rank: int) -> str:
-    """Returns an example of axes with `rank` dimensions, as Python text.
+    """Returns an example of axes with `rank` dimensions, as Python code.
 
-    The last dimensions are kept: layers put the feature dimension last.
+    The last axes are kept, because the feature dimension of a layer is last.
 
     >>> suggest_axes((None, "model"), 1)
     "('model',)"
@@ -82,9 +82,9 @@ def suggest_axes(axes: Sequence[str | None], rank: int) -> str:
 def local_shape(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Returns the shape that one device holds.
+    """Returns the shape of the shard on each device.
 
-    Where an axis does not divide a size, devices hold padding, too.
+    The shape includes padding if an axis does not divide a dimension.
 
     >>> local_shape((None, "model"), (4, 6), {"batch": 2, "model": 2})
     (4, 3)
@@ -100,7 +100,7 @@ def local_shape(
 def padded_rows(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Returns `shape` with as many rows as the first axis divides.
+    """Returns `shape` with rows rounded up to a multiple of the first axis.
 
     >>> padded_rows(("model", None), (5, 6), {"model": 2})
     (6, 6)
@@ -115,11 +115,12 @@ def padded_rows(
 def padding_problems(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
 ) -> list[str]:
-    """Returns what keeps a table from being padded to divide its rows.
+    """Returns the reasons why a table cannot be sharded by rows with padding.
 
     >>> padding_problems(("model", None), (9, 6), {"model": 8})
-    ["dimension 0 has size 9, too few for mesh axis 'model' of size 8 to \
-divide it with padding: use 13 at least, or leave the dimension unsharded"]
+    ["dimension 0 has size 9, which is too small to shard it over mesh axis \
+'model' of size 8 with padding: use at least 13, or leave the dimension \
+unsharded"]
     """
     axis = axes[0] if shape and axes else None
     if axis is None or axis not in mesh:
@@ -127,16 +128,16 @@ divide it with padding: use 13 at least, or leave the dimension unsharded"]
     parts, rows = mesh[axis], shape[0]
 
     def fits(rows: int) -> bool:
-        # Two devices may not have padding only.
+        # At most one device may hold only padding.
         return not rows % parts or (parts - 2) * -(-rows // parts) < rows
 
     if fits(rows):
         return []
     enough = next(more for more in range(rows, rows + parts + 1) if fits(more))
     return [
-        f"dimension 0 has size {rows}, too few for mesh axis {axis!r} of "
-        f"size {parts} to divide it with padding: use {enough} at least, or "
-        "leave the dimension unsharded"
+        f"dimension 0 has size {rows}, which is too small to shard it over "
+        f"mesh axis {axis!r} of size {parts} with padding: use at least "
+        f"{enough}, or leave the dimension unsharded"
     ]
 
 
@@ -146,20 +147,20 @@ def shard_slices(
     mesh: Mapping[str, int],
     location: Mapping[str, int],
 ) -> tuple[slice, ...]:
-    """Returns what of a tensor belongs to the device at `location`.
+    """Returns the slices of a tensor for the device at `location`.
 
     >>> shard_slices((None, "model"), (4, 6), {"model": 2}, {"model": 1})
     (slice(0, 4, None), slice(3, 6, None))
 
     Args:
-      axes: The layout. Where it does not divide the shape, the last devices
-        have less of the tensor, or nothing.
-      shape: Of the whole tensor.
-      mesh: Size of each axis.
-      location: Where the device is along each axis.
+      axes: Mesh axis of each dimension. If an axis does not divide a
+        dimension, the last devices have smaller or empty slices.
+      shape: Shape of the unsharded tensor.
+      mesh: Size of each mesh axis.
+      location: Position of the device along each mesh axis.
     """
     slices: list[slice] = []
-    for axis, size, whole in zip(axes, local_shape(axes, shape, mesh), shape):
-        start = 0 if axis is None else min(location[axis] * size, whole)
-        slices.append(slice(start, min(start + size, whole)))
+    for axis, size, full in zip(axes, local_shape(axes, shape, mesh), shape):
+        start = 0 if axis is None else min(location[axis] * size, full)
+        slices.append(slice(start, min(start + size, full)))
     return tuple(slices)

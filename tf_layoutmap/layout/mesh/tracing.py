@@ -1,11 +1,12 @@
-"""For which mesh this thread traces, and what divides its batches."""
+"""The mesh for which the current thread traces, and the stage of the trace.
 
-# DOC-MERGE: A value that every thread has of its own.
-# DOC-MERGE: What is known of a user's `tf.function` while it is traced.
-#
-# That it is for a mesh is found out when it first reads a weight. That nothing of
-# it can be divided is found out at a loop that cannot be unrolled.
-#
+`default_mesh` sets the mesh and the axis that shards batches. A `TraceStage`
+tells how a `tf.function` of user code is traced. Whether the function runs on
+a mesh is known when it first reads a weight (`require_mesh`). Whether it must
+be replicated is known at a loop that cannot be unrolled
+(`require_replication`).
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -19,13 +20,17 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import errors, graph_optimizer, pinning
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own, prepare_process
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Mesh,
+    is_registered,
+    prepare_process,
+)
 
 _T = TypeVar("_T")
 
 
 class ThreadValue(Generic[_T]):
-    """What a thread has set, and in all others what it was made with.
+    """A thread-local value with a default.
 
     >>> level = ThreadValue(0)
     >>> with level.set_to(2):
@@ -45,7 +50,7 @@ class ThreadValue(Generic[_T]):
 
     @contextlib.contextmanager
     def set_to(self, value: _T) -> Generator[None]:
-        """While open, `value` is that of this thread."""
+        """Sets the value of this thread to `value` inside the context."""
         before = self.get()
         self._thread.value = value
         try:
@@ -56,17 +61,17 @@ class ThreadValue(Generic[_T]):
 
 dtensor = tf.experimental.dtensor
 
-# The mesh, and the axis that cuts batches.
+# The mesh, and the mesh axis that shards batches.
 _trace: ThreadValue[tuple[Mesh | None, str | None]] = ThreadValue((None, None))
 
 
 @contextlib.contextmanager
 def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
-    """`dtensor.default_mesh(mesh)`, as layers of ours want it.
+    """Sets the default mesh of DTensor and traces functions for this mesh.
 
-    It is reset after an error, where TensorFlow's stays set. And what is traced
-    in it is known to be for DTensor, so that layers may pin layouts: use it
-    around the step of a custom loop.
+    Use it around the step of a custom training loop. Unlike TensorFlow's
+    `dtensor.default_mesh`, it is reset after an error, and layers of this
+    package can fix the layouts of functions that are traced inside it.
 
     ```python
     with tlm.layout.default_mesh(mesh):
@@ -75,7 +80,7 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
 
     Args:
       mesh: `dtensor.Mesh`.
-      batch_dim: Mesh axis that cuts batches; None if none does.
+      batch_dim: Mesh axis that shards batches; None if they are replicated.
     """
     prepare_process(mesh)
     error = None
@@ -90,49 +95,50 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
         except BaseException as raised:
             error = raised
     if error is not None:
-        # Outside of the scope, where devices are asked for more of them.
+        # The error is raised outside of the scope, because `errors_once` runs
+        # operations to read queued errors from the devices.
         with errors.errors_once(mesh):
             raise error
 
 
 def traced_for_mesh() -> bool:
-    """Whether this thread is inside `default_mesh` of this module."""
+    """Returns whether this thread is inside `default_mesh` of this module."""
     return mesh_of_trace() is not None
 
 
 def mesh_of_trace() -> Mesh | None:
-    """Returns the mesh of the innermost `default_mesh` here, or None."""
+    """Returns the mesh of the innermost `default_mesh`, or None."""
     return _trace.get()[0]
 
 
 def mesh_of_operation() -> Mesh | None:
-    """Returns the mesh that an operation is traced for now, or None.
+    """Returns the mesh for which an operation is created, or None.
 
-    TensorFlow's own `default_mesh` counts, too, if the mesh was passed to this
-    package. What `tf.data` traces runs on the host.
+    TensorFlow's own `default_mesh` is included if the mesh was passed to this
+    package. Functions of `tf.data` run on the host, so the result is None.
     """
     mesh = mesh_of_trace()
-    # TensorFlow forgets to reset the mesh after an error, but not the device.
+    # After an error, TensorFlow resets the device but not the default mesh.
     if mesh is None and pinning.DEVICE in tf_private.current_device():
         mesh = dtensor.get_default_mesh()
-        if mesh is not None and not is_own(mesh):
+        if mesh is not None and not is_registered(mesh):
             return None
-    return None if mesh is not None and _of_a_dataset() else mesh
+    return None if mesh is not None and _is_in_dataset_function() else mesh
 
 
 def batch_dim_of_trace() -> str | None:
-    """Returns the mesh axis that cuts the batches of a step, or None."""
+    """Returns the mesh axis that shards the batches of a step, or None."""
     return _trace.get()[1]
 
 
 def with_replicated_batches() -> contextlib.AbstractContextManager[None]:
-    """While open, no axis cuts the batches of what this thread traces."""
+    """Replicates the batches of functions traced inside the context."""
     return _trace.set_to((mesh_of_trace(), None))
 
 
-def _of_a_dataset() -> bool:
-    """Whether a function of `tf.data` is traced: it runs on the host."""
-    # As `Dataset_map_parse`: what `Dataset.map(parse)` calls its function.
+def _is_in_dataset_function() -> bool:
+    """Returns whether a function of `tf.data` is being traced."""
+    # `Dataset.map(parse)` names its function `Dataset_map_parse`, for example.
     return any(
         getattr(graph, "name", "").startswith("Dataset_")
         for graph in tf_private.graphs_around()
@@ -140,24 +146,25 @@ def _of_a_dataset() -> bool:
 
 
 class TraceStage(enum.Enum):
-    """How a function is traced."""
+    """The way in which a function is traced."""
 
     UNKNOWN = 1
-    """As for one device: it may have nothing to do with a mesh."""
+    """Traced for one device; the function may not use a mesh."""
     ON_MESH = 2
-    """For a mesh, with what DTensor gets wrong corrected."""
-    WHOLE = 3
-    """For a mesh, with nothing divided, so that nothing needs correction."""
+    """Traced for a mesh, with the corrections of `layout.ops`."""
+    REPLICATED = 3
+    """Traced for a mesh with all tensors replicated, without corrections."""
 
 
-# Not an Exception: AutoGraph and Keras make others of these, with more words.
+# The base class is not Exception, because AutoGraph and Keras catch these and
+# raise other exceptions with longer messages.
 class TraceAgain(BaseException):
-    """Ends a trace that has to be another one.
+    """Ends a trace because the function must be traced in another way.
 
     Attributes:
-      mesh: Which the function is for.
-      is_strict: Whether a layout map refuses what cannot be divided.
-      why: What cannot be divided; None if it is not known that anything.
+      mesh: Mesh of the function.
+      is_strict: Whether the layout map raises if an op cannot be sharded.
+      why: Reason why the function must be replicated; None if it need not be.
     """
 
     def __init__(self, mesh: Mesh, is_strict: bool, why: str | None = None):
@@ -167,22 +174,24 @@ class TraceAgain(BaseException):
         self.why = why
 
 
-# And whether a layout map refuses what cannot be divided.
+# The stage, and whether the layout map raises if an op cannot be sharded.
 _stage: ThreadValue[tuple[TraceStage | None, bool]] = ThreadValue((None, False))
 
 
 def at_stage(
     stage: TraceStage, is_strict: bool = False
 ) -> AbstractContextManager[None]:
-    """While open, functions that this thread traces are at this stage."""
+    """Sets the stage of functions that are traced inside the context."""
     return _stage.set_to((stage, is_strict))
 
 
 def require_mesh(mesh: Mesh, is_strict: bool) -> None:
-    """Is called where a weight on a mesh is read.
+    """Ends the current trace if it is not for a mesh.
+
+    Called when a weight on a mesh is read.
 
     Raises:
-      TraceAgain: The function is traced as for one device.
+      TraceAgain: If the function is traced for one device.
     """
     if _stage.get()[0] is TraceStage.UNKNOWN and not (
         tf.executing_eagerly()
@@ -193,10 +202,12 @@ def require_mesh(mesh: Mesh, is_strict: bool) -> None:
 
 
 def require_replication(mesh: Mesh, why: str) -> None:
-    """Is called where a function has what DTensor cannot divide.
+    """Ends the current trace if the function can be replicated instead.
+
+    Called when a function contains an op that DTensor cannot shard.
 
     Raises:
-      TraceAgain: The function is a user's.
+      TraceAgain: If the function is a `tf.function` of user code.
     """
     stage, is_strict = _stage.get()
     if stage is TraceStage.ON_MESH:
@@ -204,5 +215,5 @@ def require_replication(mesh: Mesh, why: str) -> None:
 
 
 def is_replicated() -> bool:
-    """Whether nothing of what is traced is divided."""
-    return _stage.get()[0] is TraceStage.WHOLE
+    """Returns whether the function that is traced is fully replicated."""
+    return _stage.get()[0] is TraceStage.REPLICATED

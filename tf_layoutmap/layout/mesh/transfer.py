@@ -1,20 +1,18 @@
-"""Host values to tensors on a mesh and back, shard by shard.
+"""Transfers between host values and tensors on a mesh, shard by shard.
 
-No device ever holds more than its own shard on the way.
+During a transfer no device holds more than its shard. `to_mesh` and `to_host`
+transfer one tensor, `to_batch` a tensor of a batch.
+
+`iterate` and `get_next` correct two defects of `dtensor.DTensorDataset` in
+TensorFlow 2.21, at least on the CPU:
+
+* It computes the number of clients from the number of all devices of a kind
+  instead of the devices of its mesh. On four of eight devices it repeats each
+  batch for a second client, which does not exist, without an error.
+* The end of the data is an error inside the thread of each device, which stays
+  there. Every later operation on a mesh fails with "Function was cancelled".
 """
 
-# DOC-MERGE: Batches and tensors from the host to a mesh, and results back.
-# DOC-MERGE: `dtensor.DTensorDataset`: every batch once, and a mesh that works afterwards.
-#
-# Two things are wrong with it in TensorFlow 2.21, on the CPU at least.
-#
-# * It divides the number of all devices of a kind, not of those on its mesh, by
-#   what each of its replicas has here, and takes the quotient for a number of
-#   clients. On four of eight devices it repeats each batch for a second client
-#   that is not there, without an error.
-# * The end of the data is an error inside each device's thread. It stays there:
-#   every later operation on a mesh fails with "Function was cancelled".
-#
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -26,7 +24,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     Mesh,
     axes_of_layout,
-    is_own,
+    is_registered,
     mesh_sizes,
     prepare_process,
 )
@@ -36,7 +34,7 @@ dtensor = tf.experimental.dtensor
 
 
 def slices_of_devices(shape: Any, layout: Layout) -> list[tuple[slice, ...]]:
-    """Returns what each local device holds of a tensor of `shape`."""
+    """Returns the slices that each local device holds of a tensor."""
     axes, sizes = axes_of_layout(layout), mesh_sizes(layout.mesh)
     return [
         shard_shapes.shard_slices(axes, shape, sizes, location)
@@ -45,11 +43,11 @@ def slices_of_devices(shape: Any, layout: Layout) -> list[tuple[slice, ...]]:
 
 
 class Shard(NamedTuple):
-    """One part of a tensor, and which local devices hold it.
+    """One shard of a tensor, and the local devices that hold it.
 
     Attributes:
-      slices: Where the part is, one slice for each dimension.
-      devices: Positions in `mesh.local_devices()`, ascending.
+      slices: Position of the shard, one slice per dimension.
+      devices: Indices into `mesh.local_devices()`, ascending.
     """
 
     slices: tuple[slice, ...]
@@ -62,14 +60,14 @@ class Shard(NamedTuple):
 
 
 def unique_shards(shape: Any, layout: Layout) -> list[Shard]:
-    """Returns the parts that local devices hold, each of them once.
+    """Returns the distinct shards on the local devices.
 
     Args:
-      shape: Of the whole tensor; `layout` fits it.
-      layout: `dtensor.Layout`. Its replicas hold the same part.
+      shape: Shape of the unsharded tensor; `layout` must fit it.
+      layout: `dtensor.Layout`. Replicas hold the same shard.
 
     Returns:
-      In the order of the first device of each.
+      The shards, ordered by their first device.
     """
     found: dict[tuple, Shard] = {}
     for device, slices in enumerate(slices_of_devices(shape, layout)):
@@ -79,11 +77,11 @@ def unique_shards(shape: Any, layout: Layout) -> list[Shard]:
 
 
 def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:
-    """Returns the tensor on a mesh that has these parts.
+    """Returns a tensor on a mesh that consists of the given shards.
 
     Args:
-      shards: From `unique_shards`.
-      parts: The value of each shard. Those with fewer rows get padding.
+      shards: Result of `unique_shards`.
+      parts: Value of each shard. Shorter shards are padded with rows of zeros.
       layout: `dtensor.Layout` of the result.
     """
     size = max(
@@ -103,7 +101,7 @@ def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:
 
 
 def _padded(part: Any, num_rows: int) -> Any:
-    """A part with zeros for the rows that it lacks."""
+    """Returns `part` padded with rows of zeros to `num_rows` rows."""
     shape = tuple(part.shape)
     if not shape or shape[0] == num_rows:
         return part
@@ -115,19 +113,19 @@ def _padded(part: Any, num_rows: int) -> Any:
 
 
 def to_mesh(value: Any, layout: Layout) -> Any:
-    """Returns a value as a tensor on a mesh, with a layout.
+    """Copies a value to a mesh.
 
     Args:
-      value: numpy array, eager tensor, or eager tensor on this or another
-        mesh, which then comes over the host: TensorFlow's `copy_to_mesh` cuts
-        off what is sharded.
-      layout: `dtensor.Layout` wanted.
+      value: numpy array or eager tensor. A tensor on this or another mesh is
+        copied over the host, because TensorFlow's `copy_to_mesh` truncates
+        sharded tensors.
+      layout: `dtensor.Layout` of the result.
 
     Returns:
-      An eager DTensor; its components are copies.
+      An eager DTensor. Its components are copies.
 
     Raises:
-      ValueError: `layout` does not fit the shape.
+      ValueError: If `layout` does not fit the shape.
     """
     prepare_process(layout.mesh)
     if on_mesh(value):
@@ -140,13 +138,13 @@ def to_mesh(value: Any, layout: Layout) -> Any:
 
 
 def padded_to_mesh(value: Any, layout: Layout) -> Any:
-    """Returns a value from the host as a tensor on a mesh.
+    """Copies a host value to a mesh, padded if necessary.
 
-    Where the mesh does not divide its rows, rows of zeros follow them.
+    If the mesh does not divide the number of rows, rows of zeros are appended.
 
     Args:
       value: numpy array or eager tensor.
-      layout: `dtensor.Layout` wanted; it fits the padded shape.
+      layout: `dtensor.Layout` of the result. It must fit the padded shape.
     """
     prepare_process(layout.mesh)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
@@ -157,7 +155,7 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
 
 
 def check_fits(layout: Layout, shape: Any) -> None:
-    """Raises a ValueError if no tensor of `shape` can have `layout`."""
+    """Raises a `ValueError` if `layout` does not fit a tensor of `shape`."""
     axes, shape = axes_of_layout(layout), tuple(shape)
     problems = shard_shapes.fit_problems(axes, shape, mesh_sizes(layout.mesh))
     if problems:
@@ -169,17 +167,18 @@ def check_fits(layout: Layout, shape: Any) -> None:
 
 def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
     if not tf.is_tensor(tensor):
-        # A copy: TensorFlow may keep a numpy array instead of copying it.
+        # TensorFlow may reference a numpy array instead of copying it.
         return np.array(tensor[slices], order="C")
-    # Where the tensor is: the caller may be inside `default_mesh`.
+    # The caller may be inside `default_mesh`, so the device is set explicitly.
     with tf.device(tensor.device):
         return tensor[slices]
 
 
 def to_host(tensor: Any) -> np.ndarray:
-    """Returns the whole value of an eager DTensor or variable as an array.
+    """Returns the unsharded value of an eager DTensor or variable as an array.
 
-    With several clients this is a collective: all must call it.
+    With several clients this is a collective operation: all clients must call
+    it.
     """
     prepare_process()
     shape = tuple(tensor.shape)
@@ -197,14 +196,15 @@ def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
     error.
 
     Args:
-      original: Reads a tensor that one device, or each device, holds in full.
+      original: Function that reads a tensor that is on one device or
+        replicated.
       tensor: An eager tensor.
     """
     try:
         return original(tensor)
     except tf.errors.UnimplementedError:
-        # TensorFlow reads tensors to make constants of functions, too, and
-        # captures what cannot be read.
+        # TensorFlow also reads tensors to create constants of functions. It
+        # captures a tensor if the read raises.
         if (
             not tf.executing_eagerly()
             or not on_own_mesh(tensor)
@@ -215,7 +215,7 @@ def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
 
 
 def read_divided(variable: Any) -> Any:
-    """Returns the DTensor of a variable, with the padding that it may have."""
+    """Returns the sharded DTensor of a variable, including padding."""
     read = getattr(variable, "read_divided", variable.read_value)
     return read()
 
@@ -225,10 +225,10 @@ def _to_host(tensor: Any, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
     if layout.is_fully_replicated():
         return _array(dtensor.unpack(tensor)[0])
     if mesh.num_local_devices() < mesh.size:
-        whole = dtensor.relayout(
+        replicated = dtensor.relayout(
             tensor, dtensor.Layout.replicated(mesh, layout.rank)
         )
-        return _array(dtensor.unpack(whole)[0])
+        return _array(dtensor.unpack(replicated)[0])
     parts = dtensor.unpack(tensor)
     out = np.empty(shape, tensor.dtype.as_numpy_dtype)
     for shard in unique_shards(shape, layout):
@@ -238,15 +238,15 @@ def _to_host(tensor: Any, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    # A scalar's numpy() is no array; this one is a copy, too.
+    # `numpy()` of a scalar does not return an array. This also makes a copy.
     return np.array(tensor.numpy(), tensor.dtype.as_numpy_dtype)
 
 
 def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
     """Returns the layout of a tensor of a batch on `mesh`.
 
-    Cut along `batch_dim`; replicated if its first dimension does not divide,
-    or without a `batch_dim`.
+    The first dimension is sharded along `batch_dim`. The tensor is replicated
+    if `batch_dim` is None or does not divide the first dimension.
     """
     rank = len(shape)
     if (
@@ -259,32 +259,33 @@ def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
 
 
 def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
-    """Returns one tensor of a batch on `mesh`, cut along `batch_dim`.
+    """Returns one tensor of a batch on `mesh`, sharded along `batch_dim`.
 
-    Replicated if its first dimension does not divide, or without a
-    `batch_dim`, as are strings. What is on a mesh already, and None, stays.
+    The tensor is replicated if `batch_dim` is None or does not divide the first
+    dimension, and if it contains strings. None and tensors on a mesh are
+    returned unchanged.
 
     Raises:
-      TypeError: It is a sparse or ragged tensor.
+      TypeError: If `x` is a sparse or ragged tensor.
     """
     if x is None or pinning.on_mesh(x):
         return x
     if isinstance(x, tf.SparseTensor | tf.RaggedTensor):
         raise TypeError(
-            "A batch for a model on a mesh is made of dense tensors. "
+            "A batch for a model on a mesh must consist of dense tensors. "
             f"Received: {type(x).__name__} of shape {x.shape}. Use "
             "`.to_tensor()` or tf.sparse.to_dense."
         )
     if not tf.is_tensor(x):
         x = np.asarray(x)
     if tf.as_dtype(x.dtype) == tf.string and dtensor.num_clients() == 1:
-        # Devices could not exchange parts of it.
+        # Devices cannot exchange shards of strings.
         batch_dim = None
     return to_mesh(x, layout_of_batch(x.shape, mesh, batch_dim))
 
 
 def to_host_tensor(x: Any) -> Any:
-    """Returns `x`, from a mesh to the host if it is on one."""
+    """Returns `x`; a tensor on a mesh is copied to the host."""
     if not pinning.on_mesh(x):
         return x
     if dtensor.fetch_layout(x).is_fully_replicated():
@@ -294,18 +295,18 @@ def to_host_tensor(x: Any) -> Any:
 
 
 def is_host_value(x: Any) -> bool:
-    """Whether `x` is an array or a tensor that is not on a mesh."""
+    """Returns whether `x` is an array or a tensor that is not on a mesh."""
     return isinstance(x, np.ndarray) or (
         isinstance(x, tf.Tensor) and not pinning.on_mesh(x)
     )
 
 
 def to_replicated(x: Any, mesh: Mesh) -> Any:
-    """Returns a host value as a tensor on `mesh`, whole everywhere."""
+    """Returns a host value as a replicated tensor on `mesh`."""
     if not is_host_value(x):
         return x
-    # copy_to_mesh and not pack: gradients flow through it. From the host to
-    # a replicated layout is the case it copies whole.
+    # Unlike `pack`, `copy_to_mesh` propagates gradients. It is correct for a
+    # copy from the host to a replicated layout.
     with tf.device("CPU:0"):
         tensor = tf.convert_to_tensor(x)
     moved = dtensor.copy_to_mesh(
@@ -318,7 +319,7 @@ def to_replicated(x: Any, mesh: Mesh) -> Any:
 
 
 def readable_tensor(x: Any) -> Any:
-    """Returns a tensor on a mesh so that `numpy()` can read it."""
+    """Returns `x`, replicated if it is on a mesh, so `numpy()` can read it."""
     if not pinning.on_mesh(x):
         return x
     layout = dtensor.fetch_layout(x)
@@ -333,8 +334,13 @@ def iterate(
     original: Callable[[Any], Any],
     dataset: tf.experimental.dtensor.DTensorDataset,
 ) -> Any:
-    """Returns an iterator over batches, each of which comes once."""
-    if not is_own(dataset._mesh):
+    """Returns an iterator that yields each batch exactly once.
+
+    Args:
+      original: The replaced `DTensorDataset.__iter__`.
+      dataset: The dataset.
+    """
+    if not is_registered(dataset._mesh):
         return original(dataset)
     per_client = dataset._num_local_devices_per_replica
     clients = dataset._mesh.size // (dataset.num_global_replicas * per_client)
@@ -351,11 +357,16 @@ def iterate(
 
 
 def get_next(original: Callable[[Any], Any], iterator: Any) -> Any:
-    """Returns the next batch; the devices are never asked for one too many.
+    """Returns the next batch without reading past the last one.
+
+    Args:
+      original: The replaced method of the iterator.
+      iterator: Iterator of a `DTensorDataset`.
 
     Raises:
-      StopIteration: There is no further batch.
-      RuntimeError: The same, where the number of batches was not known.
+      StopIteration: If there is no further batch.
+      RuntimeError: If there is no further batch, and the number of batches was
+        unknown.
     """
     left = getattr(iterator, "_num_batches_left", None)
     if left is None or not tf.executing_eagerly():
@@ -367,15 +378,18 @@ def get_next(original: Callable[[Any], Any], iterator: Any) -> Any:
     try:
         batch = original(iterator)
     except (StopIteration, tf.errors.CancelledError) as error:
-        # Which of the two comes depends on which device is asked first.
+        # The type of the error depends on the order of the devices.
         if left > 0 and not isinstance(error, StopIteration):
             raise
         raise RuntimeError(
-            "The data of a DTensorDataset of unknown length ended, after "
-            "which TensorFlow runs nothing more on these devices. State the "
-            "length, before the DTensorDataset is made, with dataset.apply("
-            "tf.data.experimental.assert_cardinality(n)), or take no more "
-            "steps than there are batches (`steps_per_epoch`, `epochs=1`)."
+            "A DTensorDataset of unknown length must not be read past its "
+            "last batch, because TensorFlow cannot run further operations on "
+            "its devices afterwards. Received: a request after the last "
+            "batch. Set the length before the DTensorDataset is created, "
+            "with dataset.apply("
+            "tf.data.experimental.assert_cardinality(n)), or limit the number "
+            "of steps to the number of batches (`steps_per_epoch`, "
+            "`epochs=1`)."
         ) from None
     if left > 0:
         iterator._num_batches_left = left - 1

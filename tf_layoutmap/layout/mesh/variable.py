@@ -1,30 +1,25 @@
-"""The DVariable behind a weight, and how `tf.train.Checkpoint` saves it.
+"""The `DVariable` of a weight, and how `tf.train.Checkpoint` saves it.
 
-DTensor writes its variables with an op of its own, which takes no slices, so
-that a table in slices and a variable on a mesh could not be in one
-checkpoint. Here a variable is written as what its devices hold: slices of one
-tensor, each from its device. Whoever reads them sees the whole tensor, and any
-mesh, or none, reads it.
+Checkpoints of TensorFlow write a DVariable with a DTensor op that does not
+support slices. With this module a variable is written as slices of one tensor,
+each from the device that holds it. A reader gets the unsharded tensor, so a
+checkpoint can be restored on any mesh or without a mesh, and one checkpoint
+can contain variables on a mesh and tables in shards.
+
+DTensor's documentation passes
+`tf.train.CheckpointOptions(experimental_io_device=dtensor.device_name())`.
+This device accepts only tensors on a mesh, but the slices are on the host, so
+`save` and `restore` remove the option.
+
+`PaddedVariable` holds a table whose number of rows the mesh does not divide.
+Its DTensor has padding after the last row, which is not visible in its shape,
+its reads, files and exports.
+
+`make` removes the variable name from handles. DTensor compiles each op once
+per set of attributes, and the name is an attribute, so that every weight would
+need a separate compilation.
 """
 
-# DOC-MERGE: A variable on a mesh that does not divide its rows.
-#
-# The DTensor behind it has rows of padding at its end, which nobody is shown:
-# shape, reads, files and exports are those of the rows there are.
-#
-# DOC-MERGE: Handles of variables on a mesh: one compilation serves many.
-#
-# DTensor compiles each operation once, with its attributes. TensorFlow makes the
-# name of a variable an attribute of the operation that makes its handle, for
-# messages, so a model of many weights was compiled weight by weight.
-#
-# DOC-MERGE: Checkpoints of variables on a mesh, together with all other variables.
-#
-# DTensor's documentation has checkpoints written by DTensor's own device, as
-# `tf.train.CheckpointOptions(experimental_io_device=dtensor.device_name())`.
-# That device takes tensors on a mesh only. What this package saves are slices on
-# the host, of variables on a mesh and of tables in shards alike.
-#
 from __future__ import annotations
 
 import copy
@@ -45,7 +40,8 @@ if TYPE_CHECKING:
 
 dtensor = tf.experimental.dtensor
 
-_is_dtensors = ThreadValue(False)
+# Whether this thread saves or restores with a `DTensorCheckpoint`.
+_in_dtensor_checkpoint = ThreadValue(False)
 
 
 def save(
@@ -56,7 +52,7 @@ def save(
     session: Any = None,
     options: Any = None,
 ) -> Any:
-    """Saves as `original` does, from the host."""
+    """Calls `original` with options that save from the host."""
     with _tensors_for(saver):
         return original(
             saver,
@@ -70,27 +66,29 @@ def save(
 def restore(
     original: Callable, saver: Any, save_path: Any, options: Any = None
 ) -> Any:
-    """Restores as `original` does, on the host."""
+    """Calls `original` with options that restore to the host."""
     with _tensors_for(saver):
         return original(saver, save_path, _options_for(saver, options))
 
 
 def are_slices() -> bool:
-    """Whether a checkpoint of this thread takes variables as slices.
+    """Returns whether checkpoints of this thread write variables as slices.
 
-    With several clients each has only its parts of a variable, so that only
-    DTensor's own operations write all of it; and `DTensorCheckpoint` knows no
-    others.
+    With several clients, each client holds only its shards, and only DTensor's
+    own ops write the full variable. `DTensorCheckpoint` supports only these
+    ops, too.
     """
-    return dtensor.num_clients() == 1 and not _is_dtensors.get()
+    return dtensor.num_clients() == 1 and not _in_dtensor_checkpoint.get()
 
 
 def _tensors_for(saver: Any) -> AbstractContextManager[None]:
-    return _is_dtensors.set_to(isinstance(saver, tf_private.DTrackableSaver))
+    return _in_dtensor_checkpoint.set_to(
+        isinstance(saver, tf_private.DTrackableSaver)
+    )
 
 
 def _options_for(saver: Any, options: Any) -> Any:
-    """Returns checkpoint options that do not name DTensor's device."""
+    """Returns `options` without DTensor's device as I/O device."""
     device = getattr(options, "experimental_io_device", None)
     if (
         not device
@@ -109,12 +107,12 @@ def _options_for(saver: Any, options: Any) -> Any:
 def slice_spec(
     key: str, shape: tf.TensorShape, slices: tuple[slice, ...]
 ) -> str:
-    """Returns how a checkpoint calls a part of a tensor.
+    """Returns the slice specification of a shard in a checkpoint.
 
     Args:
-      key: Of the tensor in the checkpoint.
-      shape: Of the whole tensor.
-      slices: Which part.
+      key: Key of the tensor in the checkpoint.
+      shape: Shape of the unsharded tensor.
+      slices: Position of the shard, one slice per dimension.
     """
     return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
         full_name=key,
@@ -128,9 +126,9 @@ _KEY = tf_private.VARIABLE_VALUE_KEY
 
 
 class StoredVariable(AllOrNothingVariable):
-    """A `dtensor.DVariable` that is written as slices of one tensor."""
+    """A `dtensor.DVariable` that checkpoints store as slices of one tensor."""
 
-    # How often it was set outside of a function: processes compare it.
+    # Number of eager assignments; processes compare it.
     times_set = 0
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -138,7 +136,7 @@ class StoredVariable(AllOrNothingVariable):
         freed_gradients.free_with_variables([self])
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns `value`; counts it unless a function is traced."""
+        """Assigns `value`; counts the assignment if it is eager."""
         if tf.executing_eagerly():
             self.times_set += 1
         return super().assign(value, *args, **kwargs)
@@ -150,12 +148,12 @@ class StoredVariable(AllOrNothingVariable):
 
 
 def saveables(original: Callable, variable: DVariable) -> dict:
-    """Returns how a DVariable of the program's own is written: as slices, too.
+    """Returns saveables that write a DVariable of user code as slices.
 
     Args:
-      original: What is replaced.
-      variable: The variable; one that asks for bfloat16 in its file is left
-        to TensorFlow.
+      original: The replaced function of TensorFlow.
+      variable: A variable. TensorFlow saves it if it is stored as bfloat16
+        (`save_as_bf16`).
     """
     if variable.save_as_bf16 or not are_slices():
         return original(variable)
@@ -170,7 +168,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
         self._all_shards = transfer.unique_shards(
             variable.shape, variable.layout
         )
-        # Where the mesh does not divide it, devices may have padding only.
+        # Shards without elements contain only padding and are not written.
         self._shards = [
             shard
             for shard in self._all_shards
@@ -178,14 +176,14 @@ class _ShardsSaveable(tf_private.SaveableObject):
             or all(start < stop for start, stop in shard.bounds)
         ]
         if variable.dtype not in tf_private.SLICEABLE_DTYPES:
-            # Written as one tensor, by the first device.
+            # Dtypes without slices are written as one tensor.
             self._shards = self._shards[:1]
-        is_cut = len(self._shards) > 1
+        is_sharded = len(self._shards) > 1
         super().__init__(
             None,
             [
                 self._spec(
-                    key, shard.devices[0], shard.slices if is_cut else None
+                    key, shard.devices[0], shard.slices if is_sharded else None
                 )
                 for shard in self._shards
             ],
@@ -204,7 +202,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
                         return _part(variable, device, slices)
                     with tf.device("CPU:0"):
                         return tf.constant(transfer.to_host(variable))
-            # An export, whose variable is on no mesh.
+            # The variable of an export is not on a mesh.
             value = variable.read_value()
             return value if slices is None else value[slices]
 
@@ -218,7 +216,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
         )
 
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
-        """Sets the variable from what was read."""
+        """Assigns the restored tensors to the variable."""
         del restored_shapes
         variable = self._variable
         if not tf.executing_eagerly():
@@ -245,7 +243,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
         return variable.assign(transfer.padded_to_mesh(value, variable.layout))
 
     def _parts(self, restored: Any) -> list[tf.Tensor]:
-        """What was read for each shard, and nothing for those of padding."""
+        """Returns the restored tensor of each shard; empty for padding."""
         parts = iter(restored)
         return [
             next(parts)
@@ -258,7 +256,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
 def _part(
     variable: DVariable, device: int, slices: tuple[slice, ...]
 ) -> tf.Tensor:
-    """What a device holds of a variable, without padding."""
+    """Returns the shard of a variable on one device, without padding."""
     part = dtensor.unpack(transfer.read_divided(variable))[device]
     size = slices[0].stop - slices[0].start
     return part if size == part.shape[0] else part[:size]
@@ -267,7 +265,7 @@ def _part(
 def _joined(
     starts: list[tuple[int, ...]], parts: list[tf.Tensor], axis: int = 0
 ) -> tf.Tensor:
-    """Returns the tensor that is cut into boxes, by where each starts."""
+    """Returns the tensor that consists of `parts`, which begin at `starts`."""
     if len(parts) == 1:
         return parts[0]
     rows = []
@@ -282,18 +280,18 @@ def _joined(
 
 
 class PaddedVariable(StoredVariable):
-    """A `dtensor.DVariable` whose last rows are padding."""
+    """A variable whose DTensor has rows of padding at its end."""
 
     _num_rows: int | None = None
 
     @classmethod
     def of(cls, value: Any, num_rows: int, **options: Any) -> PaddedVariable:
-        """Returns a variable.
+        """Creates a padded variable.
 
         Args:
-          value: DTensor with rows of padding.
-          num_rows: Rows there are; those behind them are padding.
-          **options: Those of `DVariable`.
+          value: DTensor including the rows of padding.
+          num_rows: Number of rows without padding.
+          **options: Keyword arguments of `DVariable`.
         """
         variable = cls(value, **options)
         variable._num_rows = num_rows
@@ -301,28 +299,31 @@ class PaddedVariable(StoredVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """That of the rows there are."""
+        """The shape without padding."""
         return tf.TensorShape([self._num_rows]).concatenate(self._shape[1:])
 
     def with_padding(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of a traced function with the padding at its end."""
+        """Returns a symbolic tensor with rows of padding appended."""
         missing = self._shape[0] - self._num_rows
         return tf.pad(value, [[0, missing]] + [[0, 0]] * (self._shape.rank - 1))
 
     def read_divided(self) -> Any:
-        """Returns the DTensor as devices hold it, with its padding."""
+        """Returns the sharded DTensor, including its padding."""
         return super()._read_variable_op()
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         value = super()._read_variable_op(no_copy)
         if self._num_rows is None or tf_private.in_save_context():
-            return value  # It is being made; or has no padding in an export.
-        # Whole on each device: no mesh divides what is left.
+            # The constructor is running, or this is an export, which has no
+            # padding.
+            return value
+        # The result is replicated, because the mesh does not divide its rows.
         return dtensor.relayout(
             value, dtensor.Layout.replicated(self.layout.mesh, self._shape.rank)
         )[: self._num_rows]
 
-    # Reads of some rows, which go by the handle: ids must not name padding.
+    # TensorFlow's versions of these reads use the handle, so that an id could
+    # select a row of padding.
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         if tf_private.in_save_context():
@@ -337,9 +338,10 @@ class PaddedVariable(StoredVariable):
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         if not are_slices():
             raise ValueError(
-                f"Variable {self.name!r} has {self._num_rows} rows, which its "
-                "mesh does not divide: save it by tf.train.Checkpoint, not "
-                "by a DTensorCheckpoint."
+                "DTensorCheckpoint does not support a variable whose number "
+                "of rows is not a multiple of the size of its mesh axis. "
+                f"Received: variable {self.name!r} with {self._num_rows} "
+                "rows. Use tf.train.Checkpoint."
             )
         return super()._gather_saveables_for_checkpoint()
 
@@ -361,12 +363,16 @@ class PaddedVariable(StoredVariable):
         return [self.handle]
 
 
-# What messages of TensorFlow's own operations call a variable on a mesh.
+# The name of all variables on a mesh in messages of TensorFlow's ops.
 HANDLE_NAME = "variable_on_a_mesh"
 
 
 def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Makes a handle; on a mesh without the name that only messages have."""
+    """Creates a handle; on a mesh with the same `debug_name` for all.
+
+    The name is an attribute of the op, and DTensor compiles an op again for
+    each set of attributes. TensorFlow uses it only in messages.
+    """
     if (
         "debug_name" in kwargs
         and tf.executing_eagerly()

@@ -1,5 +1,6 @@
-"""Ops that DTensor computes incorrectly, corrected where TensorFlow creates them.
+"""Corrections of ops that DTensor computes incorrectly.
 
-`corrections` says how an op is corrected for every caller; the other modules
-correct one family of ops each.
+TensorFlow's Python functions that create these ops are replaced, so that the
+corrections apply to all callers. Start with `corrections`, which defines how
+an op is corrected; each other module corrects one family of ops.
 """

@@ -1,25 +1,22 @@
-"""Operations that DTensor silently gets wrong, for every caller.
+"""Ops that DTensor computes incorrectly without an error, corrected.
 
-A dimension that is put together, read backwards, or counted through by class
-must be whole: DTensor lets each device do it to its own part. So it is made
-whole where all of TensorFlow's Python makes such an operation.
+`correct` wraps an op of TensorFlow's Python API, so the correction applies to
+every caller. The corrected op is called while a function is traced for a mesh
+of this package, and eagerly if an input is on such a mesh. Otherwise the
+original op is called without changes, also in `dtensor.call_with_layout`, which
+gives every eager result the same layout.
+
+Most corrections replicate inputs, because DTensor lets each device apply the op
+to its shard as if it were the full tensor. Examples are a concatenated
+dimension, and positions: DTensor passes positions in the full tensor to each
+device together with its shard of the tensor. A position outside of the shard
+is an error; any other position gives a wrong result. Gradients of
+`tf.math.top_k`, `tf.sort` and `tf.gather_nd` scatter with positions.
+
+The module also contains functions that compute the static value of a tensor
+during tracing (`static_value`, `is_shape`).
 """
 
-# DOC-MERGE: How an operation that DTensor gets wrong is corrected, for every caller.
-#
-# Where a function is traced for a mesh of this package, and eagerly where a
-# tensor is on one, the corrected operation is called; everywhere else the
-# original, as it came. So it is in `dtensor.call_with_layout`, which gives every
-# eager result one layout.
-#
-# DOC-MERGE: Operations on positions of the whole tensor, given whole tensors.
-#
-# DTensor hands a device its part of what is scattered to, with positions that
-# count through all of it: an error where one is outside of the part, a wrong
-# number where it is not. Gradients of `tf.math.top_k`, `tf.sort` and
-# `tf.gather_nd` scatter so.
-#
-# DOC-MERGE: What is known of a value while a function is traced.
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -30,12 +27,12 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import pinning, tracing
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_own
+from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 from tf_layoutmap.layout.ops import einsum_axes
 
-# What shapes are computed with: the host's, never divided, and TensorFlow must
-# be able to follow them to the static shapes of what is made with them.
-_OF_SHAPES = frozenset(
+# Ops that compute shapes. Their inputs are on the host and never sharded, and
+# TensorFlow must be able to infer the static shapes of the results.
+_SHAPE_OPS = frozenset(
     {
         "Shape",
         "Const",
@@ -69,15 +66,20 @@ _OF_SHAPES = frozenset(
 )
 
 
-def known(x: Any) -> np.ndarray | None:
-    """Returns the value of `x`, a list of tensors, say; None if unknown."""
-    return evaluated(tf.convert_to_tensor(x))
+def static_array(x: Any) -> np.ndarray | None:
+    """Returns the static value of `x` as an array; None if it is unknown.
+
+    Args:
+      x: Value that can be converted to a tensor, for example a list of tensors.
+    """
+    return static_value(tf.convert_to_tensor(x))
 
 
 def as_constant(x: Any) -> Any:
-    """Returns `x` as a constant if it says sizes or positions that are known.
+    """Returns `x` as a constant if it is an integer with a static value.
 
-    DTensor must know many of them, and cannot compute all that TensorFlow can.
+    DTensor needs constants for many sizes and positions, and evaluates fewer
+    ops than TensorFlow.
     """
     if (
         not tf.is_symbolic_tensor(x)
@@ -85,7 +87,7 @@ def as_constant(x: Any) -> Any:
         or not _is_small_integer(x)
     ):
         return x
-    value = evaluated(x)
+    value = static_value(x)
     if value is None:
         return x
     with tf.control_dependencies(None):
@@ -93,13 +95,19 @@ def as_constant(x: Any) -> Any:
 
 
 def is_shape(x: Any, depth: int = 8) -> bool:
-    """Whether `x` is known while tracing, or computed from shapes alone."""
+    """Returns whether `x` is a constant or computed only from shapes.
+
+    Args:
+      x: A tensor.
+      depth: Maximum number of ops on a path to the shapes.
+    """
     if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
         return True
-    # A permutation, say: DTensor must find its constant and no relayout.
-    if _is_small_integer(x) and evaluated(x) is not None:
+    # DTensor must find the constant of a permutation, for example, without a
+    # relayout in between.
+    if _is_small_integer(x) and static_value(x) is not None:
         return True
-    if depth == 0 or x.op.type not in _OF_SHAPES:
+    if depth == 0 or x.op.type not in _SHAPE_OPS:
         return False
     return x.op.type in ("Shape", "Rank", "Size") or all(
         is_shape(y, depth - 1) for y in x.op.inputs
@@ -107,14 +115,15 @@ def is_shape(x: Any, depth: int = 8) -> bool:
 
 
 def _is_small_integer(x: Any) -> bool:
-    """Whether `x` can say sizes, positions or dimensions."""
+    """Returns whether `x` is an integer scalar or vector."""
     return x.dtype in (tf.int32, tf.int64) and x.shape.rank in (0, 1)
 
 
-def entries(x: Any) -> list[Any] | None:
-    """Returns the numbers of a vector: an int where known, else a tensor.
+def vector_entries(x: Any) -> list[Any] | None:
+    """Returns the elements of a vector as ints, or as tensors if unknown.
 
-    None if it is not known how many there are.
+    Returns:
+      A list; None if the length of the vector is unknown.
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 1 or x.shape[0] is None:
@@ -131,10 +140,10 @@ def entries(x: Any) -> list[Any] | None:
     ]
 
 
-def evaluated(x: Any) -> Any:
-    """Returns the value of `x`, a number of steps, say; None if unknown.
+def static_value(x: Any) -> Any:
+    """Returns the value of `x` during tracing; None if it is unknown.
 
-    More is known than by `known`: TensorFlow computes what it can for this.
+    If `tf.get_static_value` returns None, TensorFlow evaluates the ops of `x`.
     """
     if not tf.is_symbolic_tensor(x):
         return (
@@ -150,9 +159,9 @@ def evaluated(x: Any) -> Any:
 
 dtensor = tf.experimental.dtensor
 
-# A name scope of einsums whose operands are divided alike, which stay so. Their
-# gradients are made in it, too.
-SAME_SHARDING = "divided_alike"
+# Name scope of einsums whose operands already have matching shardings, which
+# are not changed. Their gradients are created in this scope, too.
+SAME_SHARDING = "same_sharding"
 
 
 def concat(
@@ -162,28 +171,28 @@ def concat(
     axis: Any,
     name: str | None = None,
 ) -> Any:
-    """`tf.concat`, of samples that are whole.
+    """Computes `tf.concat` with unsharded samples.
 
-    Where what comes after divides that dimension, DTensor puts the parts of
-    one device side by side, in the wrong order.
+    If a consumer shards the concatenated dimension, DTensor concatenates the
+    shards of each device, in the wrong order.
     """
     if not isinstance(values, (list, tuple)) or all(map(is_shape, values)):
         return original(values, axis, name=name)
     static = tf.get_static_value(axis)
-    values = _with_something(values, static)
+    values = _nonempty_parts(values, static)
     if len(values) == 1:
         return tf.identity(values[0], name=name)
-    # A layout can leave one dimension only as it is.
+    # The first dimension can keep its sharding unless it is concatenated.
     first = not static or any(
         static + len(getattr(x, "shape", ())) == 0 for x in values
     )
-    pin = pinning.whole if first else pinning.whole_samples
+    pin = pinning.replicated if first else pinning.unsharded_samples
     pinned = [pin(x, mesh) for x in values]
     return pin(original(pinned, axis, name=name), mesh)
 
 
-def _with_something(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
-    """Returns the parts that are not empty, or all of them if all are.
+def _nonempty_parts(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
+    """Returns the parts that are not empty, or all parts if all are empty.
 
     The gradient of an empty part ends the process.
     """
@@ -204,17 +213,17 @@ def cut(
     size: Any,
     name: str | None = None,
 ) -> Any:
-    """`tf.slice`, as a strided slice where begin and size are known.
+    """Computes `tf.slice` as a strided slice if begin and size are static.
 
-    Its own gradient pads, for which DTensor takes each device's part for all.
-    Where they are computed, samples are whole.
+    The gradient of `tf.slice` pads each shard as if it were the full tensor.
+    If begin or size is computed, the input and the result are replicated.
     """
     if is_shape(input):
         return original(input, begin, size, name=name)
-    starts, sizes = known(begin), known(size)
+    starts, sizes = static_array(begin), static_array(size)
     if starts is None or sizes is None or not input.shape.is_fully_defined():
-        x = pinning.whole(input, mesh)
-        return pinning.whole(original(x, begin, size, name=name), mesh)
+        x = pinning.replicated(input, mesh)
+        return pinning.replicated(original(x, begin, size, name=name), mesh)
     ends = [
         length if part == -1 else start + part
         for start, part, length in zip(starts, sizes, input.shape)
@@ -223,7 +232,7 @@ def cut(
         not 0 <= start <= end <= length
         for start, end, length in zip(starts, ends, input.shape)
     ):
-        # The original says so; a strided slice would be shorter.
+        # The original raises an error; a strided slice would truncate.
         return original(input, begin, size, name=name)
     return tf_private.gen_array_ops.strided_slice(
         input,
@@ -241,15 +250,15 @@ def sparse_cross_entropy(
     labels: Any,
     name: str | None = None,
 ) -> Any:
-    """The loss of class numbers; NaN for a number that is no class.
+    """Computes the sparse cross entropy; NaN for an out-of-range label.
 
-    Where the classes are divided, DTensor compares each part with its labels.
-    It does so in float32 and float16, and finds none in any other dtype: those
-    come whole. And it takes a label outside all parts for a loss like any
-    other, where TensorFlow raises on a CPU and gives NaN on a GPU.
+    If the classes are sharded, DTensor matches labels with shards only for
+    float32 and float16, so features of other dtypes are gathered. DTensor
+    returns a finite loss for an out-of-range label. TensorFlow raises an error
+    on a CPU and returns NaN on a GPU.
     """
     if features.dtype not in (tf.float32, tf.float16):
-        features = pinning.whole_samples(features, mesh)
+        features = pinning.unsharded_samples(features, mesh)
     result = original(features, labels, name=name)
     is_class = (labels >= 0) & (labels < features.shape[-1])
     return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
@@ -262,24 +271,27 @@ def einsum(
     equation: str,
     name: str | None = None,
 ) -> Any:
-    """`tf.einsum`; whole samples where it sums over several dimensions.
+    """Computes `tf.einsum`, with unsharded samples if it sums several labels.
 
-    See `einsum_axes.sums_several`. And DTensor does not know ellipses.
+    See `einsum_axes.sums_several_labels`. Ellipses, which DTensor does not
+    support, are replaced by labels.
     """
     inputs = [tf.convert_to_tensor(x) for x in inputs]
     ranks = [x.shape.rank for x in inputs]
     if None not in ranks:
-        equation = einsum_axes.spelled_out(equation, ranks)
+        equation = einsum_axes.without_ellipsis(equation, ranks)
     if (
         len(ranks) == 2
         and "." not in equation
         and SAME_SHARDING not in tf.get_current_name_scope()
-        and einsum_axes.sums_several(equation)
+        and einsum_axes.sums_several_labels(equation)
     ):
         inputs = [
-            (pinning.whole_samples if may_be else pinning.whole)(x, mesh)
+            (pinning.unsharded_samples if may_be else pinning.replicated)(
+                x, mesh
+            )
             for x, may_be in zip(
-                inputs, einsum_axes.first_may_be_divided(equation)
+                inputs, einsum_axes.first_dim_may_be_sharded(equation)
             )
         ]
     return original(inputs, equation, name=name)
@@ -293,37 +305,36 @@ def bias_add(
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> Any:
-    """`tf.nn.bias_add`; a sum where channels are not last.
+    """Computes `tf.nn.bias_add`, as an addition if channels are not last.
 
-    DTensor takes the last dimension for that of the channels. The result is
-    divided as `value` is: of a bias that another axis divides, each device
-    gets the entries of its channels.
+    DTensor always treats the last dimension as channels. The result has the
+    layout of `value`; each device gets the bias of its channels.
     """
     value, bias = tf.convert_to_tensor(value), tf.convert_to_tensor(bias)
     if data_format != "NCHW" or value.shape.rank in (None, 2):
         return original(value, bias, data_format=data_format, name=name)
-    # Reshaped whole: a dimension of size 1 cannot be divided.
+    # The bias is replicated, because a dimension of size 1 cannot be sharded.
     bias = tf.reshape(
-        pinning.whole(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
+        pinning.replicated(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
     )
     return tf.add(value, bias, name=name)
 
 
 def correct(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], corrected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns `original`, and on a mesh `ours(mesh, ...)`.
+    """Returns a function that calls `corrected(mesh, ...)` on a mesh.
 
     Args:
-      original: An operation of TensorFlow's Python.
-      ours: Takes the `dtensor.Mesh` that is traced for (None eagerly), and the
-        arguments of `original`.
+      original: An op of TensorFlow's Python API.
+      corrected: Function that is called with the `dtensor.Mesh` of the trace
+        (None in eager mode) and the arguments of `original`.
     """
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
-            # Tensors on a mesh know theirs.
+            # Eager tensors on a mesh record their mesh.
             mesh = None
             applies = any(map(_on_mesh, (*args, *kwargs.values()))) and (
                 not tf_private.has_output_layout()
@@ -333,7 +344,7 @@ def correct(
             applies = mesh is not None and not tracing.is_replicated()
         if not applies:
             return original(*args, **kwargs)
-        return ours(mesh, *args, **kwargs)
+        return corrected(mesh, *args, **kwargs)
 
     return wrapper
 
@@ -342,9 +353,9 @@ def _on_mesh(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
-        return pinning.on_own_mesh(value)
+        return pinning.on_registered_mesh(value)
     layout: Any = getattr(value, "layout", None)
-    return isinstance(layout, dtensor.Layout) and is_own(layout.mesh)
+    return isinstance(layout, dtensor.Layout) and is_registered(layout.mesh)
 
 
 def scatter_nd(
@@ -355,16 +366,19 @@ def scatter_nd(
     shape: Any,
     **options: Any,
 ) -> Any:
-    """`tf.scatter_nd`, on each device of all of it."""
+    """Computes `tf.scatter_nd` with replicated inputs and result."""
     indices, updates = (
-        pinning.whole(tf.convert_to_tensor(x), mesh) for x in (indices, updates)
+        pinning.replicated(tf.convert_to_tensor(x), mesh)
+        for x in (indices, updates)
     )
     static = tf.get_static_value(tf.convert_to_tensor(shape))
     if static is not None and np.prod(static, dtype=np.float64) < 2**31:
-        # DTensor writes shapes in int32, whatever the indices are in.
+        # DTensor emits shapes in int32, independent of the dtype of indices.
         indices = tf.cast(indices, tf.int32)
         shape = tf.constant(static, tf.int32)
-    return pinning.whole(original(indices, updates, shape, **options), mesh)
+    return pinning.replicated(
+        original(indices, updates, shape, **options), mesh
+    )
 
 
 def reverse(
@@ -374,7 +388,7 @@ def reverse(
     axis: Any,
     name: str | None = None,
 ) -> Any:
-    """`tf.reverse`, which DTensor lacks, as a slice that goes backwards."""
+    """Computes `tf.reverse`, which DTensor lacks, with negative strides."""
     tensor = tf.convert_to_tensor(tensor)
     axes = tf.get_static_value(tf.convert_to_tensor(axis))
     if axes is None or tensor.shape.rank is None:
@@ -391,12 +405,13 @@ def where(
     condition: Any,
     name: str | None = None,
 ) -> Any:
-    """`tf.where` of a condition alone, as `tf.boolean_mask` asks it.
+    """Computes `tf.where(condition)`, which `tf.boolean_mask` uses.
 
-    Each device would count through its part, and find another number.
+    The condition is replicated. Otherwise each device would return positions in
+    its shard, and different numbers of them.
     """
     return original(
-        pinning.whole(tf.convert_to_tensor(condition), mesh), name=name
+        pinning.replicated(tf.convert_to_tensor(condition), mesh), name=name
     )
 
 
@@ -409,9 +424,10 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> Any:
-    """`tf.gather`; with `batch_dims`, its gradient has a shape of numbers.
+    """Computes `tf.gather`; with `batch_dims` its gradient has a static shape.
 
-    TensorFlow's computes the shape, and DTensor then knows no part of it.
+    TensorFlow's gradient computes the shape with ops, which DTensor cannot
+    evaluate.
     """
     call = functools.partial(
         original, axis=axis, batch_dims=batch_dims, name=name
@@ -419,9 +435,10 @@ def gather(
     params, indices = map(tf.convert_to_tensor, (params, indices))
     if not batch_dims:
         if not indices.shape.is_fully_defined():
-            # Found by `tf.where`: nobody knows how to divide the result.
-            params = pinning.keeping_rows(pinning.whole, params, mesh)
-            indices = pinning.whole(indices, mesh)
+            # Indices of unknown length, for example from `tf.where`, cannot be
+            # sharded.
+            params = pinning.keeping_rows(pinning.replicated, params, mesh)
+            indices = pinning.replicated(indices, mesh)
         return call(params, indices)
     if (
         tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims
@@ -439,16 +456,19 @@ def gather(
         def gradient(dy: Any) -> Any:
             starts = tf.range(num_batches, dtype=indices.dtype) * length
             positions = starts[:, tf.newaxis] + tf.reshape(
-                pinning.whole(indices, mesh), [num_batches, per_batch]
+                pinning.replicated(indices, mesh), [num_batches, per_batch]
             )
             sums = tf.math.unsorted_segment_sum(
                 tf.reshape(
-                    pinning.whole(dy, mesh), [num_batches * per_batch, *row]
+                    pinning.replicated(dy, mesh),
+                    [num_batches * per_batch, *row],
                 ),
                 tf.reshape(positions, [-1]),
                 num_batches * length,
             )
-            return pinning.whole(tf.reshape(sums, params.shape), mesh), None
+            return pinning.replicated(
+                tf.reshape(sums, params.shape), mesh
+            ), None
 
         return call(params, indices), gradient
 

@@ -1,4 +1,4 @@
-"""Which dimensions of an einsum's operands a mesh may divide."""
+"""Shardings of the operands of an einsum that DTensor computes correctly."""
 
 import string
 from collections.abc import Sequence
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 Axes = tuple[str | None, ...]
 
 
-def spelled_out(equation: str, ranks: Sequence[int]) -> str:
-    """Returns the equation with labels for what an ellipsis stands for.
+def without_ellipsis(equation: str, ranks: Sequence[int]) -> str:
+    """Returns the equation with labels in place of the ellipsis.
 
-    DTensor does not know ellipses.
+    DTensor does not support ellipses.
 
-    >>> spelled_out("...x,xy->...y", (3, 2))
+    >>> without_ellipsis("...x,xy->...y", (3, 2))
     'ABx,xy->ABy'
 
     Args:
-      equation: With `->`.
-      ranks: Dimensions of each operand.
+      equation: Einsum equation with `->`.
+      ranks: Rank of each operand.
 
     Returns:
-      The same equation if it has no ellipsis, or if operands have ellipses of
-      several lengths, which is broadcasting.
+      The new equation. It is unchanged if there is no ellipsis, or if the
+      ellipses have different lengths, which means broadcasting.
     """
     equation = equation.replace(" ", "")
     hidden = {
@@ -36,29 +36,32 @@ def spelled_out(equation: str, ranks: Sequence[int]) -> str:
     return equation.replace("...", "".join(free[: hidden.pop()]))
 
 
-def sums_several(equation: str) -> bool:
-    """Whether two operands have several labels that the result has not.
+def sums_several_labels(equation: str) -> bool:
+    """Returns whether the einsum sums over several labels.
 
-    DTensor may find one divided in the first operand and the next one, by the
-    same axis, in the second, and then adds up wrong pairs.
+    The first operand may then be sharded along one summed label and the second
+    operand along another one by the same mesh axis, and DTensor sums wrong
+    pairs.
 
-    >>> sums_several("abde,dec->abc"), sums_several("abc,cde->abde")
-    (True, False)
+    >>> sums_several_labels("abde,dec->abc")
+    True
+    >>> sums_several_labels("abc,cde->abde")
+    False
 
     Args:
-      equation: With `->` and without ellipses.
+      equation: Einsum equation with `->` and without ellipses.
     """
     return len(_summed(equation)) > 1
 
 
-def first_may_be_divided(equation: str) -> list[bool]:
-    """Whether the first dimension of each operand may stay divided.
+def first_dim_may_be_sharded(equation: str) -> list[bool]:
+    """Returns whether the first dimension of each operand may be sharded.
 
-    If the others are whole, at most one summed label is divided then.
+    If all other dimensions are unsharded, at most one summed label is sharded.
 
-    >>> first_may_be_divided("abde,dec->abc")
+    >>> first_dim_may_be_sharded("abde,dec->abc")
     [True, True]
-    >>> first_may_be_divided("abc,bad->cd")
+    >>> first_dim_may_be_sharded("abc,bad->cd")
     [True, False]
     """
     first, second = (
@@ -76,26 +79,28 @@ def _summed(equation: str) -> set[str]:
 def axes_of_product(
     equation: str, number: int, axes: Sequence[str | None], first: str | None
 ) -> tuple[Axes, Axes, Axes] | None:
-    """Returns the axes of both operands and of the result.
+    """Returns the mesh axes of both operands and of the result.
 
-    Each dimension is divided as the weight's dimension of the same label.
-    Left to itself, DTensor may divide another one by the same axis and then
-    add up wrong pairs. Samples stay divided: where the weight is divided by
-    their axis, too, it is gathered along that one.
+    Each dimension has the axis of the weight's dimension with the same label.
+    Without this, DTensor may shard another dimension by the same axis and then
+    sum wrong pairs. The batch stays sharded: a weight that is sharded by the
+    batch axis is gathered along this axis.
 
     >>> axes_of_product("abd,dec->aec", 1, ("batch", "model", None), "batch")
     (('batch', None, None), (None, 'model', None), ('batch', 'model', None))
 
     Args:
-      equation: Of two operands, with `->`.
-      number: Which of them is the weight, 0 or 1.
-      axes: The weight's mesh axes, None where it is whole.
-      first: What may divide the first dimension of the other operand; None if
-        nothing does.
+      equation: Einsum equation of two operands, with `->`.
+      number: Index of the operand that is the weight, 0 or 1.
+      axes: Mesh axis of each dimension of the weight, None if unsharded.
+      first: Mesh axis that may shard the first dimension of the other operand,
+        or None.
 
     Returns:
-      All three, or None for what DTensor gets right: where only one label of
-      the weight stands in each of the others, as in a product of matrices.
+      The axes of the first operand, the second operand and the result. None if
+      DTensor computes the einsum correctly without a change: the other operand
+      and the result each contain only one label of the weight, as in a matrix
+      product.
     """
     left, arrow, result = equation.partition("->")
     terms = left.split(",")

@@ -1,21 +1,17 @@
-"""Loops on a mesh, unrolled while a function is traced.
+"""Loops, arrays and recurrent layers on a mesh, unrolled during tracing.
 
-A loop keeps what it reads, writes and needs for its gradient in lists of
-tensors, which DTensor cannot place. Where the number of steps is known while
-tracing, as it is in `fit`, which keeps all shapes, the steps are traced one
-after the other instead. TensorFlow's Python makes all loops in one place:
-recurrent layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph's and those of
-keras.ops.
+A loop stores the tensors that it reads, writes and needs for its gradient in
+TensorLists, which DTensor cannot place. If the number of steps is known during
+tracing, the steps are traced one after another instead. This is the case in
+`fit`, which keeps static shapes. All loops of TensorFlow's Python are created
+in one function (`while_loop`): recurrent layers, `tf.while_loop`, `map_fn`,
+`scan`, and the loops of AutoGraph and keras.ops.
+
+`UnrolledArray` replaces `tf.TensorArray` by a list of tensors. `rnn` sets
+`unroll=True` in the function that runs the recurrent layers of Keras 3 and
+tf_keras.
 """
 
-# DOC-MERGE: An array in a function for a mesh: a list of tensors.
-#
-# DTensor cannot place the TensorLists that a `tf.TensorArray` is made of.
-#
-# DOC-MERGE: Recurrent layers of Keras 3 and tf_keras on a mesh, unrolled.
-#
-# Both hand their loop to one function of their backend, which can unroll it.
-#
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,29 +22,30 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import errors, pinning, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.ops.corrections import evaluated
+from tf_layoutmap.layout.ops.corrections import static_value
 
 
-def where() -> str:
-    """Returns in which layer a loop or an array is, for messages."""
+def location() -> str:
+    """Returns the current layer in words, for messages."""
     scope = tf.get_current_name_scope()
     return f"in {scope!r}" if scope else "outside of any layer"
 
 
-def unknown_steps() -> str:
-    """Returns what is said of a loop that cannot be unrolled."""
+def unknown_steps_message() -> str:
+    """Returns the message for a loop that cannot be unrolled."""
     return (
-        "DTensor cannot place a loop on a mesh whose number of steps is not "
-        f"known while it is traced. Received: one {where()}. Give its input "
-        "a static number of time steps (or elements), or run the layer "
-        "outside the scope."
+        "The number of steps of a loop on a mesh must be known during "
+        f"tracing. Received: a loop {location()} whose number of steps is "
+        "unknown. Give its input a static number of time steps (or elements), "
+        "or run the layer outside the scope."
     )
 
 
 class UnrolledArray:
-    """What a `tf.TensorArray` does, with a Python list of tensors.
+    """Implementation of `tf.TensorArray` with a Python list of tensors.
 
-    As in other graphs, a write gives a new array and leaves this as it was.
+    As in other graphs, a write returns a new array and does not change this
+    one.
     """
 
     def __init__(
@@ -73,9 +70,9 @@ class UnrolledArray:
         self._element_shape = [tf.TensorShape(element_shape)]
         self._dynamic_size = bool(dynamic_size)
         self._colocate_with_first_write_call = colocate_with_first_write_call
-        length = evaluated(0 if size is None else size)
+        length = static_value(0 if size is None else size)
         if length is None:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
         self._items: list[Any] = [None] * int(length)
 
     def _with(self, items: Sequence[Any]) -> tf.TensorArray:
@@ -96,11 +93,12 @@ class UnrolledArray:
 
     @property
     def flow(self) -> Any:
-        # Whoever asks hands the array to a branch or a loop of TensorFlow's.
+        # TensorFlow reads the flow to pass the array to a branch or a loop.
         raise errors.UnsupportedByDTensorError(
-            "On a mesh a tf.TensorArray cannot leave a tf.cond, or enter a "
-            "loop whose number of steps is not known while it is traced. "
-            f"Received: one {where()}."
+            "On a mesh a tf.TensorArray must not be returned from a tf.cond "
+            "or passed to a loop whose number of steps is unknown during "
+            f"tracing. Received: an array {location()}. Stack it to a tensor "
+            "first."
         )
 
     handle = None
@@ -113,8 +111,9 @@ class UnrolledArray:
         position = int(index)
         if not 0 <= position < size:
             raise IndexError(
-                f"A tf.TensorArray of {len(self._items)} elements cannot "
-                f"{verb} the one numbered {position}."
+                f"The index to {verb} in a tf.TensorArray of "
+                f"{len(self._items)} elements must be in [0, {size}). "
+                f"Received: index {position}."
             )
         return position
 
@@ -124,8 +123,9 @@ class UnrolledArray:
             return item
         if not self.element_shape.is_fully_defined():
             raise ValueError(
-                f"Element {position} of a tf.TensorArray was never written, "
-                "and its shape is not known."
+                "An element of a tf.TensorArray must be written before it is "
+                f"read, unless its shape is known. Received: element "
+                f"{position}, which was not written."
             )
         return tf.zeros(self.element_shape, self._dtype)
 
@@ -133,8 +133,8 @@ class UnrolledArray:
         value = tf.convert_to_tensor(value, self._dtype)
         if not self.element_shape.is_compatible_with(value.shape):
             raise ValueError(
-                f"Elements of this tf.TensorArray have the shape "
-                f"{self.element_shape}. Received: {value.shape}."
+                f"Elements of this tf.TensorArray must have shape "
+                f"{self.element_shape}. Received: shape {value.shape}."
             )
         if self._infer_shape:
             self._element_shape[0] = self.element_shape.merge_with(value.shape)
@@ -145,13 +145,13 @@ class UnrolledArray:
 
     def grad(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
-            "TensorArray.grad is of TensorFlow 1; use tf.GradientTape."
+            "TensorArray.grad is not supported; use tf.GradientTape."
         )
 
     def read(self, index: Any, name: str | None = None) -> Any:
-        static = evaluated(index)
+        static = static_value(index)
         if static is None:
-            # In a tf.cond, say: the index is data.
+            # The index is a tensor, for example in a tf.cond.
             return tf.gather(self.stack(), index, name=name)
         return self._item(self._position(static, "read", len(self._items)))
 
@@ -159,11 +159,11 @@ class UnrolledArray:
         self, index: Any, value: Any, name: str | None = None
     ) -> tf.TensorArray:
         del name
-        static = evaluated(index)
+        static = static_value(index)
         if static is None:
             raise errors.UnsupportedByDTensorError(
                 "On a mesh the index of TensorArray.write must be known "
-                f"while a function is traced. Received: {index}, {where()}."
+                f"during tracing. Received: {index}, {location()}."
             )
         return self._written([static], [value])
 
@@ -187,7 +187,7 @@ class UnrolledArray:
         )
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
-        static = evaluated(indices)
+        static = static_value(indices)
         if static is None:
             return tf.gather(self.stack(), indices, name=name)
         return tf.stack(
@@ -200,30 +200,30 @@ class UnrolledArray:
         )
 
     def unstack(self, value: Any, name: str | None = None) -> tf.TensorArray:
-        value = _first_whole(
+        value = _with_full_first_dim(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         if value.shape.rank is None or value.shape[0] is None:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
         items = [self._checked(x) for x in tf.unstack(value, name=name)]
         if not self._dynamic_size and len(items) > len(self._items):
             raise ValueError(
-                f"A tf.TensorArray of {len(self._items)} elements cannot "
-                f"hold {len(items)}."
+                "The number of elements to unstack into a tf.TensorArray must "
+                f"be at most {len(self._items)}, its size. Received: "
+                f"{len(items)}."
             )
         return self._with(items)
 
     def scatter(
         self, indices: Any, value: Any, name: str | None = None
     ) -> tf.TensorArray:
-        static = evaluated(indices)
+        static = static_value(indices)
         if static is None:
             raise errors.UnsupportedByDTensorError(
                 "On a mesh the indices of TensorArray.scatter must be known "
-                f"while a function is traced. Received: {indices}, "
-                f"{where()}."
+                f"during tracing. Received: {indices}, {location()}."
             )
-        value = _first_whole(
+        value = _with_full_first_dim(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         return self._written(
@@ -233,14 +233,13 @@ class UnrolledArray:
     def split(
         self, value: Any, lengths: Any, name: str | None = None
     ) -> tf.TensorArray:
-        static = evaluated(lengths)
+        static = static_value(lengths)
         if static is None:
             raise errors.UnsupportedByDTensorError(
                 "On a mesh the lengths of TensorArray.split must be known "
-                f"while a function is traced. Received: {lengths}, "
-                f"{where()}."
+                f"during tracing. Received: {lengths}, {location()}."
             )
-        value = pinning.whole(
+        value = pinning.replicated(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         return self._with(
@@ -254,10 +253,11 @@ class UnrolledArray:
         del name
 
 
-def _first_whole(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` with its first dimension whole and the others as they are.
+def _with_full_first_dim(x: Any, mesh: Mesh | None) -> Any:
+    """Returns `x` with an unsharded first dimension, which is unstacked.
 
-    It is taken apart. Behind it a batch may be cut, as in recurrent layers.
+    The other dimensions keep their sharding; in recurrent layers the second
+    dimension is the batch.
     """
     if not tf.is_symbolic_tensor(x) or not x.shape.rank:
         return x
@@ -270,8 +270,8 @@ def _first_whole(x: Any, mesh: Mesh | None) -> Any:
     )
 
 
-# A longer loop would be compiled for hours.
-MOST_STEPS = 2000
+# The compilation of a longer unrolled loop would take hours.
+MAX_STEPS = 2000
 
 
 def while_loop(
@@ -281,31 +281,34 @@ def while_loop(
     loop_vars: Any,
     **options: Any,
 ) -> Any:
-    """`tf.while_loop`; on a mesh unrolled."""
-    mesh = _mesh_now()
+    """Runs `tf.while_loop`; on a mesh the loop is unrolled."""
+    mesh = _current_mesh()
     if mesh is None:
         return original(cond, body, loop_vars, **options)
     return _unrolled(mesh, original, cond, body, loop_vars, **options)
 
 
-def array_for_graphs(original: type, ours: Any) -> type:
-    """Returns TensorFlow's class of arrays; on a mesh lists of tensors."""
-    del ours
+def array_for_graphs(original: type, corrected: Any) -> type:
+    """Returns a subclass of TensorFlow's array implementation for graphs.
+
+    Its constructor returns an `UnrolledArray` on a mesh.
+    """
+    del corrected
 
     class GraphTensorArray(original):
-        """TensorFlow's, or on a mesh one that is a list of tensors."""
+        """TensorFlow's array implementation, or an `UnrolledArray`."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            mesh = _mesh_now()
+            mesh = _current_mesh()
             if mesh is None or kwargs.get("flow") is not None:
-                # Of one that there is, inside of a loop, say.
+                # The array exists already and is passed to a loop, for example.
                 return super().__new__(cls)
             return UnrolledArray(mesh, *args, **kwargs)
 
     return GraphTensorArray
 
 
-def _mesh_now() -> Mesh | None:
+def _current_mesh() -> Mesh | None:
     return (
         None
         if tf.executing_eagerly() or tracing.is_replicated()
@@ -324,23 +327,25 @@ def _unrolled(
     return_same_structure: bool = True,
     **options: Any,
 ) -> Any:
-    most = None if maximum_iterations is None else evaluated(maximum_iterations)
+    most = (
+        None if maximum_iterations is None else static_value(maximum_iterations)
+    )
     values = tf.nest.map_structure(_as_tensor, loop_vars)
     has_arrays = any(
         isinstance(x, tf.TensorArray) for x in tf.nest.flatten(values)
     )
     more = (
-        evaluated(cond(*values))
+        static_value(cond(*values))
         if maximum_iterations is None or most is not None
         else None
     )
     if more is None:
-        # DTensor loses layouts at the entry of a body.
+        # DTensor loses the layouts of tensors that enter a loop body.
         tracing.require_replication(
-            mesh, "it does not know the number of steps of a loop"
+            mesh, "the number of steps of a loop is unknown during tracing"
         )
         if has_arrays:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
         return original(
             cond,
             body,
@@ -351,14 +356,16 @@ def _unrolled(
         )
     steps = 0
     while more and (most is None or steps < most):
-        if steps == MOST_STEPS:
+        if steps == MAX_STEPS:
             raise errors.UnsupportedByDTensorError(
-                f"A loop on a mesh has at most {MOST_STEPS} steps, because "
-                f"each is compiled. Received: more, {where()}. Shorten the "
-                "sequences, or take the layer out of the scope."
+                f"A loop on a mesh must have at most {MAX_STEPS} steps, "
+                "because each step is compiled separately. Received: a loop "
+                f"{location()} with more steps. Shorten the sequences, or "
+                "create the layer outside the scope."
             )
         after = body(*values)
-        # As TensorFlow does: a body of one variable may return it bare.
+        # As in TensorFlow, a body with one loop variable may return it without
+        # a list.
         if not isinstance(after, list | tuple):
             after = [after]
         tf.nest.assert_same_structure(
@@ -374,9 +381,9 @@ def _unrolled(
             ],
         )
         steps += 1
-        more = evaluated(cond(*values))
+        more = static_value(cond(*values))
         if more is None:
-            raise errors.UnsupportedByDTensorError(unknown_steps())
+            raise errors.UnsupportedByDTensorError(unknown_steps_message())
     if not return_same_structure and len(values) == 1:
         return values[0]
     return values
@@ -397,22 +404,22 @@ def _is_composite(x: Any) -> bool:
 
 
 def _after(x: Any, before: Any) -> Any:
-    """Returns a loop variable after a step; counters as constants."""
+    """Returns a loop variable after a step; counters become constants."""
     if isinstance(x, tf.TensorArray) or _is_composite(x):
         return x
     x = tf.convert_to_tensor(x, before.dtype)
     if x.shape.rank == 0 and (x.dtype.is_integer or x.dtype.is_bool):
-        value = evaluated(x)
+        value = static_value(x)
         if value is not None:
             return tf.constant(value, x.dtype)
     return x
 
 
 def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`backend.rnn`; for a mesh unrolled if it knows its number of steps.
+    """Runs `backend.rnn`, unrolled on a mesh if its number of steps is static.
 
-    Where it does not, or where samples have lengths of their own, the loop
-    goes through `loops.py` as any other.
+    If the number of steps is unknown, or each sample has a separate length, the
+    layer calls `while_loop` like other code.
     """
     if not tracing.traced_for_mesh():
         return original(*args, **kwargs)
@@ -424,7 +431,7 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     lengths = options.get("input_length")
     if (
         steps
-        and steps <= MOST_STEPS
+        and steps <= MAX_STEPS
         and (lengths is None or isinstance(lengths, int))
     ):
         options["unroll"] = True

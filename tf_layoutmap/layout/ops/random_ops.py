@@ -1,7 +1,8 @@
-"""Random operations of TensorFlow on a mesh: the numbers of one device.
+"""Random ops on a mesh that return the same numbers as on one device.
 
-DTensor lets each device draw its own part, with a seed of its own, or has no
-rule. Here every device draws all numbers from the same seed, and uses its part.
+With DTensor each device draws its shard from a different seed, or the op is
+not supported. Here every device draws all numbers from the same seed and uses
+its shard.
 """
 
 import functools
@@ -25,52 +26,63 @@ dtensor = tf.experimental.dtensor
 _SHARED_SEED = "tf_layoutmap/seed_of_random_operations"
 _WAIT_SECONDS = 60.0
 _lock = threading.Lock()
-_drawn: list[int] = []
-_in_parts = ThreadValue(False)
+_seeds: list[int] = []
+_draws_shards = ThreadValue(False)
 
 
 def correct(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], corrected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns `original`, and on a mesh `ours(mesh, ...)`.
+    """Returns a function that calls `corrected(mesh, ...)` on a mesh.
 
-    Unlike `correction.correct` eagerly also where no input is on a mesh, but
-    the operation runs on one: all that it needs may be a shape.
+    Unlike `corrections.correct`, it also corrects an eager op that runs on a
+    mesh without inputs on the mesh, because a random op may need only a shape.
+
+    Args:
+      original: An op of TensorFlow's Python API.
+      corrected: Function that is called as `corrected(mesh, ...)` with the
+        arguments of `original`.
     """
-    by_inputs = corrections.correct(original, ours)
+    by_inputs = corrections.correct(original, corrected)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             mesh = tracing.mesh_of_operation()
             if mesh is not None:
-                return ours(mesh, *args, **kwargs)
+                return corrected(mesh, *args, **kwargs)
         return by_inputs(*args, **kwargs)
 
     return wrapper
 
 
 def correct_on_all_meshes(
-    original: Callable[..., Any], ours: Callable[..., Any]
+    original: Callable[..., Any], corrected: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """As `correct`, for an operation that DTensor itself has no rule for.
+    """Returns the correction of an op that DTensor does not support.
 
-    `missing_rules` enables it on meshes of the program's own as well. Eagerly
-    it runs on the host there, as in TensorFlow; in a function with seeds, as
-    each device would draw other numbers.
+    `dtensor_ops` enables these ops on all meshes, also on meshes that are not
+    registered. On an unregistered mesh an eager op runs on the host, as in
+    TensorFlow. In a function the op gets seeds, because each device would draw
+    different numbers without them.
+
+    Args:
+      original: An op of TensorFlow's Python API.
+      corrected: Function that is called as `corrected(mesh, ...)` with the
+        arguments of `original`.
     """
-    on_own_meshes = correct(original, ours)
+    on_registered_meshes = correct(original, corrected)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if pinning.DEVICE not in tf_private.current_device() or (
             tracing.mesh_of_operation() is not None
         ):
-            return on_own_meshes(*args, **kwargs)
+            return on_registered_meshes(*args, **kwargs)
         if not tf.executing_eagerly() or any(
             map(pinning.on_mesh, (*args, *kwargs.values()))
         ):
-            return ours(None, *args, **kwargs)
+            return corrected(None, *args, **kwargs)
         with tf.device("CPU:0"):
             return original(*args, **kwargs)
 
@@ -80,59 +92,65 @@ def correct_on_all_meshes(
 def uniform(
     original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Draws with an op of ours: DTensor refuses TensorFlow's by name."""
+    """Draws uniform numbers with an op of this package.
+
+    DTensor rejects the names of TensorFlow's ops.
+    """
     signature = inspect.signature(original)
-    ours = (
+    op = (
         ops.random_uniform_int
         if "maxval" in signature.parameters
         else ops.random_uniform
     )
-    return seeded(ours, mesh, **signature.bind(*args, **kwargs).arguments)
+    return seeded(op, mesh, **signature.bind(*args, **kwargs).arguments)
 
 
 def seeded(
     original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Draws with the seeds that it is given, or with new ones.
+    """Draws numbers with the given seeds, or with new seeds if there are none.
 
-    Without seeds every device would draw other numbers for the same tensor.
+    Without seeds every device would draw different numbers for the same tensor.
     """
     bound = inspect.signature(original).bind(*args, **kwargs).arguments
     if not bound.get("seed") and not bound.get("seed2"):
         bound["seed"], bound["seed2"] = _new_seed(), _new_seed()
     drawn = original(**bound)
     if mesh is None and tf.is_symbolic_tensor(drawn):
-        # Of a mesh that the program has not passed to this package.
+        # The mesh was not passed to this package.
         return drawn
-    return pinning.whole(drawn, mesh)
+    return pinning.replicated(drawn, mesh)
 
 
 def stateless(
     original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Draws all numbers on every device, unless in `drawn_in_parts`."""
-    if _in_parts.get():
+    """Draws all numbers on every device, except inside `sharded_draws`."""
+    if _draws_shards.get():
         return original(*args, **kwargs)
-    return pinning.whole(original(*args, **kwargs), mesh)
+    return pinning.replicated(original(*args, **kwargs), mesh)
 
 
-def drawn_in_blocks() -> AbstractContextManager[None]:
-    """While open, devices draw their own parts: first values of weights."""
-    return _in_parts.set_to(True)
+def sharded_draws() -> AbstractContextManager[None]:
+    """Lets each device draw only its shard inside the context.
+
+    Used for the initial values of weights.
+    """
+    return _draws_shards.set_to(True)
 
 
 def _new_seed() -> int:
     """Returns a seed that is the same in all processes of a mesh."""
     with _lock:
-        if not _drawn:
-            _drawn.append(_first_seed())
-        # A step of a Weyl sequence, as all processes take it.
-        _drawn[0] = (_drawn[0] + 0x9E3779B97F4A7C15) % 2**63
-        return _drawn[0] or 1
+        if not _seeds:
+            _seeds.append(_initial_seed())
+        # All processes advance the same Weyl sequence.
+        _seeds[0] = (_seeds[0] + 0x9E3779B97F4A7C15) % 2**63
+        return _seeds[0] or 1
 
 
-def _first_seed() -> int:
-    """Returns a random number; of the first process where there are several."""
+def _initial_seed() -> int:
+    """Returns a random number that process 0 draws for all processes."""
     if dtensor.num_clients() == 1:
         return secrets.randbits(63)
     if dtensor.client_id() == 0:

@@ -1,15 +1,17 @@
-"""Strided slices on a mesh, and what goes back through them.
+"""Strided slices on a mesh, and their gradients.
 
-DTensor reads past the end of a slice that adds a dimension and leaves others
-out, as `x[:, None]`, which ends the process; takes each device's part for the
-whole where it goes backwards; and takes nothing where the end is computed,
-which is refused.
+DTensor has three defects, which this module works around:
+
+* For a slice that adds a dimension and omits others, such as `x[:, None]`, it
+  reads past the end of the slice and ends the process.
+* For a negative stride it treats each shard as the full tensor.
+* If the end of the slice is computed, it returns an empty slice; this raises
+  an error here.
+
+TensorFlow packs a slice into vectors and bit masks and omits dimensions.
+`expand_slice` converts it to one `DimSlice` per dimension.
 """
 
-# DOC-MERGE: What a strided slice takes of each dimension, written out.
-#
-# TensorFlow packs it into vectors and masks, with dimensions left out.
-#
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,19 +20,26 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import errors, pinning
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.ops.corrections import entries, is_shape, known
-from tf_layoutmap.layout.ops.loops import where
+from tf_layoutmap.layout.ops.corrections import (
+    is_shape,
+    static_array,
+    vector_entries,
+)
+from tf_layoutmap.layout.ops.loops import location
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """What is taken of one dimension.
+class DimSlice:
+    """The slice of one dimension.
 
     Attributes:
-      start, end: As in `slice`: None is where the dimension begins or ends.
-        Ints, or tensors that are computed.
-      step: Not 0.
-      index: Instead of them, one element, whose dimension is dropped.
+      start: Start as in `slice`: an int, a tensor, or None for the first
+        element.
+      end: End as in `slice`: an int, a tensor, or None for the end of the
+        dimension.
+      step: Step, not 0.
+      index: Index of a single element, or None. If it is set, `start` and
+        `end` are ignored and the dimension is removed.
     """
 
     start: Any = None
@@ -39,10 +48,10 @@ class Part:
     index: Any = None
 
 
-WHOLE = Part()
+FULL = DimSlice()
 
 
-def written_out(
+def expand_slice(
     rank: int,
     begin: Sequence[Any],
     end: Sequence[Any],
@@ -53,25 +62,30 @@ def written_out(
     ellipsis_mask: int = 0,
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
-) -> tuple[list[Part], list[int]] | None:
-    """Returns a slice with every dimension named.
+) -> tuple[list[DimSlice], list[int]] | None:
+    """Converts the arguments of `tf.strided_slice` to a slice per dimension.
 
-    >>> parts, added = written_out(  # Of three dimensions, x[None, 1, 2:]
+    >>> parts, added = expand_slice(  # x[None, 1, 2:], rank 3
     ...     3, [0, 1, 2], [0, 2, 0], [1, 1, 1], end_mask=4, new_axis_mask=1,
     ...     shrink_axis_mask=2)
     >>> [(part.start, part.index) for part in parts], added
     ([(None, 1), (2, None), (None, None)], [0])
 
     Args:
-      rank: Of the input.
-      begin, end, strides: One entry for each dimension that is named, new, or
-        an ellipsis.
-      begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask: As
-        of `tf.strided_slice`.
+      rank: Rank of the input.
+      begin: One entry per specified dimension, new dimension and ellipsis.
+      end: Entries like `begin`.
+      strides: Entries like `begin`.
+      begin_mask: Mask as in `tf.strided_slice`.
+      end_mask: Mask as in `tf.strided_slice`.
+      ellipsis_mask: Mask as in `tf.strided_slice`.
+      new_axis_mask: Mask as in `tf.strided_slice`.
+      shrink_axis_mask: Mask as in `tf.strided_slice`.
 
     Returns:
-      A part for each dimension of the input, and which dimensions of the
-      result are new, ascending; None for what TensorFlow refuses.
+      A `DimSlice` for each dimension of the input, and the indices of the new
+      dimensions of the result, ascending. None if TensorFlow rejects the
+      slice.
     """
     dots = [i for i in range(len(strides)) if ellipsis_mask >> i & 1]
     new = [
@@ -82,35 +96,37 @@ def written_out(
     missing = rank - (len(strides) - len(dots) - len(new))
     if len(dots) > 1 or missing < 0:
         return None
-    parts: list[Part] = []
+    parts: list[DimSlice] = []
     added: list[int] = []
     position = 0
     for i, (start, stop, step) in enumerate(zip(begin, end, strides)):
         if i in dots:
-            parts += [WHOLE] * missing
+            parts += [FULL] * missing
             position += missing
         elif i in new:
             added.append(position)
             position += 1
         elif shrink_axis_mask >> i & 1:
-            parts.append(Part(step=step, index=start))
+            parts.append(DimSlice(step=step, index=start))
         else:
             parts.append(
-                Part(
+                DimSlice(
                     None if begin_mask >> i & 1 else start,
                     None if end_mask >> i & 1 else stop,
                     step,
                 )
             )
             position += 1
-    return parts + [WHOLE] * (rank - len(parts)), added
+    return parts + [FULL] * (rank - len(parts)), added
 
 
-def counted_from_the_front(part: Part, size: int | None) -> Part:
-    """Returns the same part of `size` elements, whole where it is.
+def normalized(part: DimSlice, size: int | None) -> DimSlice:
+    """Returns an equal slice of `size` elements with nonnegative bounds.
 
-    >>> counted_from_the_front(Part(-3, 8), 8)
-    Part(start=5, end=8, step=1, index=None)
+    A slice that selects all elements in order becomes `FULL`.
+
+    >>> normalized(DimSlice(-3, 8), 8)
+    DimSlice(start=5, end=8, step=1, index=None)
     """
     values = (part.start, part.end, part.step)
     if (
@@ -118,24 +134,25 @@ def counted_from_the_front(part: Part, size: int | None) -> Part:
         or part.index is not None
         or not all(value is None or isinstance(value, int) for value in values)
     ):
-        # Of tensors that are computed nothing is known.
+        # The values of computed tensors are unknown.
         return part
     start, end, step = slice(*values).indices(size)
     if (start, end, step) == (0, size, 1):
-        return WHOLE
-    # Behind the first element there is no number: -1 is the last one.
-    return Part(start, None if end < 0 else end, step)
+        return FULL
+    # A negative `end` cannot mean "before element 0", because -1 means the last
+    # element. None means it.
+    return DimSlice(start, None if end < 0 else end, step)
 
 
-def arguments(parts: Sequence[Part]) -> dict[str, Any]:
-    """Returns the arguments of `tf.strided_slice` for such parts."""
+def arguments(parts: Sequence[DimSlice]) -> dict[str, Any]:
+    """Returns the arguments of `tf.strided_slice` for `parts`."""
     indexed = [part.index is not None for part in parts]
     starts = [
         part.start if part.index is None else part.index for part in parts
     ]
     return {
         "begin": [0 if start is None else start for start in starts],
-        # Of an indexed dimension nobody reads it.
+        # The end of an indexed dimension is ignored.
         "end": [0 if part.end is None else part.end for part in parts],
         "strides": [part.step for part in parts],
         "begin_mask": _bits([start is None for start in starts]),
@@ -160,21 +177,24 @@ def strided_slice(
     name: str | None = None,
     **masks: int,
 ) -> Any:
-    """`tf.strided_slice`, each dimension named, new ones added afterwards."""
+    """Computes `tf.strided_slice` with all dimensions specified.
+
+    New dimensions are added after the slice.
+    """
     x = tf.convert_to_tensor(input)
-    written = None
-    if not (_is_of_shapes(x) and _goes_forward(strides)) or (
+    expanded = None
+    if not (_is_shape_tensor(x) and _goes_forward(strides)) or (
         masks.get("new_axis_mask")
     ):
-        written = _written(x.shape, begin, end, strides, masks)
+        expanded = _expanded(x.shape, begin, end, strides, masks)
     if not _goes_forward(strides):
-        _refuse_in_loops()
-    if written is None:
-        pin = _pin_of_unknown(strides, mesh)
+        _check_not_in_loop()
+    if expanded is None:
+        pin = _pin_for_unknown_slice(strides, mesh)
         return pin(original(pin(x), begin, end, strides, name=name, **masks))
-    parts, added = written
+    parts, added = expanded
     _check_sizes(parts, x)
-    if not added or any(part != WHOLE for part in parts):
+    if not added or any(part != FULL for part in parts):
         pin = _pin_for(parts, mesh)
         x = pin(original(pin(x), name=name, **arguments(parts)))
     for axis in added:
@@ -182,18 +202,19 @@ def strided_slice(
     return x
 
 
-def _refuse_in_loops() -> None:
-    """Refuses to go backwards in a loop that was not unrolled.
+def _check_not_in_loop() -> None:
+    """Raises an error in the body of a loop that was not unrolled.
 
-    The relayout that it needs ends the process there.
+    A negative stride needs a relayout, which ends the process there.
     """
     graph = tf.compat.v1.get_default_graph()
     if graph.building_function and graph.name.startswith("while_"):
         raise errors.UnsupportedByDTensorError(
-            "DTensor cannot reverse a dimension in a loop whose number of "
-            "steps is not known while it is traced. Received: a slice with a "
-            f"negative stride {where()}. Reverse it before or after the loop, "
-            "or make the number of steps a Python int."
+            "A slice in a loop on a mesh must not have a negative stride if "
+            "the number of steps is unknown during tracing. Received: a slice "
+            f"with a negative stride {location()}. Reverse the dimension "
+            "before or after the loop, or make the number of steps a Python "
+            "int."
         )
 
 
@@ -208,24 +229,24 @@ def strided_slice_gradient(
     name: str | None = None,
     **masks: int,
 ) -> Any:
-    """The gradient of `strided_slice`, with the same dimensions whole."""
-    sizes = known(shape)
-    written = (
+    """Computes the gradient of `strided_slice` with the same pinned layout."""
+    sizes = static_array(shape)
+    expanded = (
         None
         if sizes is None
-        else _written(sizes.tolist(), begin, end, strides, masks)
+        else _expanded(sizes.tolist(), begin, end, strides, masks)
     )
-    if written is None:
-        pin = _pin_of_unknown(strides, mesh)
+    if expanded is None:
+        pin = _pin_for_unknown_slice(strides, mesh)
         return pin(
             original(shape, begin, end, strides, pin(dy), name=name, **masks)
         )
-    parts, added = written
+    parts, added = expanded
     _check_sizes(parts, dy)
     pin = _pin_for(parts, mesh)
     return pin(
         original(
-            shape, dy=pin(_without(dy, added)), name=name, **arguments(parts)
+            shape, dy=pin(_squeezed(dy, added)), name=name, **arguments(parts)
         )
     )
 
@@ -241,47 +262,47 @@ def strided_slice_update(
     name: str | None = None,
     **masks: int,
 ) -> Any:
-    """`tf.raw_ops.TensorStridedSliceUpdate`, likewise."""
+    """Computes `tf.raw_ops.TensorStridedSliceUpdate` like `strided_slice`."""
     x, value = tf.convert_to_tensor(input), tf.convert_to_tensor(value)
-    written = _written(x.shape, begin, end, strides, masks)
-    if written is None:
+    expanded = _expanded(x.shape, begin, end, strides, masks)
+    if expanded is None:
         return original(input, begin, end, strides, value, name=name, **masks)
-    parts, added = written
+    parts, added = expanded
     _check_sizes(parts, x)
     pin = _pin_for(parts, mesh)
     return pin(
         original(
             pin(x),
-            value=pin(_without(value, added)),
+            value=pin(_squeezed(value, added)),
             name=name,
             **arguments(parts),
         )
     )
 
 
-def _written(
+def _expanded(
     shape: Any, begin: Any, end: Any, strides: Any, masks: dict[str, int]
-) -> tuple[list[Part], list[int]] | None:
-    """Returns what is taken; None for what TensorFlow refuses."""
+) -> tuple[list[DimSlice], list[int]] | None:
+    """Returns the expanded slice; None if TensorFlow rejects the slice."""
     shape = tf.TensorShape(shape)
-    begin, end, strides = (entries(v) for v in (begin, end, strides))
+    begin, end, strides = (vector_entries(v) for v in (begin, end, strides))
     if shape.rank is None or begin is None or end is None or strides is None:
         return None
     if len({len(begin), len(end), len(strides)}) > 1 or (
         any(isinstance(step, int) and step == 0 for step in strides)
     ):
         return None
-    written = written_out(shape.rank, begin, end, strides, **masks)
-    if written is None:
+    expanded = expand_slice(shape.rank, begin, end, strides, **masks)
+    if expanded is None:
         return None
-    parts, added = written
+    parts, added = expanded
     for part, size in zip(parts, shape):
         if part.index is not None and not _is_inside(part, size):
             return None
-    return list(map(counted_from_the_front, parts, shape)), added
+    return list(map(normalized, parts, shape)), added
 
 
-def _is_inside(part: Part, size: int | None) -> bool:
+def _is_inside(part: DimSlice, size: int | None) -> bool:
     if (
         isinstance(part.index, int)
         and size is not None
@@ -291,8 +312,8 @@ def _is_inside(part: Part, size: int | None) -> bool:
     return not isinstance(part.step, int) or part.step > 0
 
 
-def _check_sizes(parts: list[Part], x: Any) -> None:
-    """Raises a ValueError if it is not known how much is taken."""
+def _check_sizes(parts: list[DimSlice], x: Any) -> None:
+    """Raises a `ValueError` if the size of a slice is computed."""
     for axis, part in enumerate(parts):
         computed = [
             value
@@ -301,21 +322,21 @@ def _check_sizes(parts: list[Part], x: Any) -> None:
         ]
         if computed and part.index is None:
             raise ValueError(
-                "On a mesh, where a slice starts and ends must be known when "
-                "its function is traced: DTensor would take nothing. Use "
-                "tf.slice with a size that is known, or a mask. Received: "
-                f"{computed[0]} for dimension {axis} of {x}."
+                "On a mesh, the start, end and step of a slice must be known "
+                "during tracing, because DTensor returns an empty slice "
+                f"otherwise. Received: {computed[0]} for dimension {axis} of "
+                f"{x}. Use tf.slice with a static size, or a mask."
             )
 
 
-def _without(x: Any, added: list[int]) -> Any:
+def _squeezed(x: Any, added: list[int]) -> Any:
     return tf.squeeze(x, added) if added else x
 
 
-def _pin_for(parts: list[Part], mesh: Mesh | None) -> Callable[[Any], Any]:
-    """Returns what makes whole the dimensions that are read backwards."""
+def _pin_for(parts: list[DimSlice], mesh: Mesh | None) -> Callable[[Any], Any]:
+    """Returns a function that gathers the dimensions with negative steps."""
 
-    def is_forward(part: Part) -> bool:
+    def is_forward(part: DimSlice) -> bool:
         return part.index is not None or (
             isinstance(part.step, int) and part.step > 0
         )
@@ -323,21 +344,23 @@ def _pin_for(parts: list[Part], mesh: Mesh | None) -> Callable[[Any], Any]:
     if all(map(is_forward, parts)):
         return lambda x: x
     if parts[0].index is not None or not is_forward(parts[0]):
-        return lambda x: pinning.whole(x, mesh)
-    return lambda x: pinning.whole_samples(x, mesh)
+        return lambda x: pinning.replicated(x, mesh)
+    return lambda x: pinning.unsharded_samples(x, mesh)
 
 
-def _pin_of_unknown(strides: Any, mesh: Mesh | None) -> Callable[[Any], Any]:
+def _pin_for_unknown_slice(
+    strides: Any, mesh: Mesh | None
+) -> Callable[[Any], Any]:
     if _goes_forward(strides):
         return lambda x: x
-    return lambda x: pinning.whole(x, mesh)
+    return lambda x: pinning.replicated(x, mesh)
 
 
 def _goes_forward(strides: Any) -> bool:
-    static = known(strides)
+    static = static_array(strides)
     return static is not None and bool((static > 0).all())
 
 
-def _is_of_shapes(x: Any) -> bool:
-    # Eager tensors come here because they are on a mesh.
+def _is_shape_tensor(x: Any) -> bool:
+    # An eager tensor is on a mesh here, so it is not a shape.
     return tf.is_symbolic_tensor(x) and is_shape(x)

@@ -1,10 +1,10 @@
-"""Tensors of the host that operations and functions on a mesh are given.
+"""Host tensors as inputs of operations and functions on a mesh.
 
-A layer holds them (`self.ids = keras.ops.arange(n)`), or a loss, or a closure.
-DTensor itself takes numbers and short lists of integers from the host, and
-refuses all else before it runs anything. What it refused is run again, with
-those tensors packed, whole on every device. Where all is on the mesh, nothing
-is looked at, and nothing is slower.
+A layer (`self.ids = keras.ops.arange(n)`), a loss or a closure can hold host
+tensors. DTensor accepts only numbers and short lists of integers from the host.
+It rejects other host tensors before it runs the operation. Then the operation
+runs again with these tensors replicated on the mesh. If all inputs are on the
+mesh, there is no additional work.
 """
 
 import re
@@ -22,43 +22,47 @@ from tf_layoutmap.layout.replication import replicated_ops
 
 dtensor = tf.experimental.dtensor
 
-# How DTensor says so: of which operation, and of which of its inputs. An
-# operation can also fail with the words of one inside of it; then it has begun,
-# and must not run again.
-_REFUSAL = re.compile(
+# DTensor's error for a host tensor, with the operation and the index of the
+# input. A function can also fail with this error of an operation inside it.
+# Then the function has started and must not run again.
+_HOST_INPUT_ERROR = re.compile(
     r"The op/function (\S+) got a regular tensor for input "
     r"(\d+) "
 )
 
-# The attribute of a tensor with its copies, which live as long as it does.
+# Attribute of a tensor with its copies, which live as long as the tensor.
 _COPIES = "_copies_on_meshes"
 
-# Functions that hold such tensors, and which inputs these are. DTensor takes
-# its time to refuse them, so they are not run in vain for each step again.
-_held_by: dict[str, list[int]] = {}
+# Indices of the host inputs of functions, by function name. They are copied
+# before the call, because DTensor's error is slow.
+_host_inputs: dict[str, list[int]] = {}
 
 
-def made_as_it_is(original: Any, ours: Callable[..., Any]) -> Any:
-    """Returns `ours`: these run for each eager operation of the process."""
+def made_as_it_is(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Returns `replacement` unwrapped, because each eager op calls it."""
     del original
-    return ours
+    return replacement
 
 
 def run_fast(original: Callable[..., Any], *args: Any) -> Any:
-    """Runs an eager operation in TensorFlow's fast way.
+    """Runs an eager operation on TensorFlow's fast path.
 
-    Where it is refused, TensorFlow goes the general way, by `run`: that makes
-    tensors of all inputs, and tapes know the tensors as they were.
+    If DTensor rejects an input, TensorFlow falls back to its general path,
+    which calls `run`. The general path converts all inputs to tensors, and
+    gradient tapes record the original tensors.
 
     Args:
-      original: Runs it.
+      original: `TFE_Py_FastPathExecute`.
       *args: The eager context, the name of the operation, and more.
+
+    Raises:
+      FastWayRefused: If `run` can run the operation.
     """
     try:
         return original(*args)
     except tf_private.OperationFailed as error:
-        # Run once only if nothing can be done: at a further failure of one
-        # operation, DTensor can say something else.
+        # The original error is raised if there is no remedy. A second run is
+        # avoided, because DTensor can raise another error then.
         inputs = tf.nest.flatten(args[3:])
         if _mesh_of(inputs) is None or (
             _refused_input(error, args[1]) is None
@@ -71,26 +75,26 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
 
 
 def run(original: Callable[..., Any], *args: Any) -> Any:
-    """Runs an eager operation, or a function, in TensorFlow's general way.
+    """Runs an eager operation, or a function, on TensorFlow's general path.
 
     Args:
-      original: Runs it.
+      original: `TFE_Py_Execute`.
       *args: The eager context, a device, the name of the operation, its input
         tensors, and more.
     """
     operation, inputs = tf.compat.as_str(args[2]), args[3]
-    held = _held_by.get(operation, [])
-    mesh = _mesh_of(inputs) if held else None
+    positions = _host_inputs.get(operation, [])
+    mesh = _mesh_of(inputs) if positions else None
     if mesh is not None:
         inputs = [
-            packed(x, mesh) if position in held else x
+            packed(x, mesh) if position in positions else x
             for position, x in enumerate(inputs)
         ]
     while True:
         try:
             return original(*args[:3], inputs, *args[4:])
         except tf.errors.UnknownError as error:
-            whole = (
+            replicated = (
                 None
                 if _mesh_of(inputs) is None
                 else (
@@ -99,9 +103,9 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
                     )
                 )
             )
-            if whole is None:
+            if replicated is None:
                 raise
-            inputs = whole
+            inputs = replicated
             continue
         except tf.errors.UnimplementedError as error:
             position, mesh = _refused_input(error, operation), _mesh_of(inputs)
@@ -114,22 +118,23 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
         inputs = [*inputs]
         inputs[position] = packed(inputs[position], mesh)
         if tf_private.op_def_of(operation) is None:
-            _held_by.setdefault(operation, []).append(position)
+            _host_inputs.setdefault(operation, []).append(position)
 
 
 def packed(x: Any, mesh: Mesh) -> Any:
-    """Returns an eager tensor of the host on `mesh`, whole on every device.
+    """Returns an eager host tensor replicated on `mesh`.
 
-    It is made once for each tensor and mesh. What is on a mesh already stays.
+    The copy is created once per tensor and mesh. A tensor on a mesh is returned
+    unchanged.
 
     Raises:
-      ProcessError: Another process has other values.
+      ProcessError: If another process has different values.
     """
     if pinning.on_mesh(x):
         return x
     if not hasattr(x, _COPIES):
         setattr(x, _COPIES, weakref.WeakKeyDictionary())
-    # Those of an earlier device of DTensor are of no use.
+    # Copies on an earlier DTensor device cannot be used.
     copies = getattr(x, _COPIES).setdefault(tf_private.dtensor_device(), {})
     if mesh not in copies:
         _compare(x, mesh)
@@ -140,38 +145,38 @@ def packed(x: Any, mesh: Mesh) -> Any:
 
 
 def _compare(x: Any, mesh: Mesh) -> None:
-    """Refuses other values in other processes: a device has those of one."""
+    """Raises an error if the processes have different values of `x`."""
     if not messages.is_possible(mesh):
         return
-    what = f"bringing a {x.dtype.name} tensor of shape {x.shape} to the mesh"
+    doing = f"copying a {x.dtype.name} tensor of shape {x.shape} to the mesh"
     mine = [x.dtype.name, x.shape.as_list(), digest.checksum(x.numpy())]
-    for client, theirs in enumerate(messages.exchange("held", mine, what)):
+    for client, theirs in enumerate(messages.exchange("held", mine, doing)):
         if theirs != mine:
             raise messages.ProcessError(
-                "A tensor of the host that a step holds or is given must be "
-                "the same in all processes, since it is whole on every device. "
-                f"Received: other values, {what}, in process {client} than in "
-                f"process {dtensor.client_id()}. Bring batches to the mesh "
-                "with tlm.layout.to_mesh, which divides them."
+                "A host tensor that a step captures or receives must be equal "
+                "in all processes, because it is replicated on all devices. "
+                f"Received: different values in process {client} and process "
+                f"{dtensor.client_id()} when {doing}. Copy batches to the "
+                "mesh with tlm.layout.to_mesh, which shards them."
             )
 
 
 def _refused_input(error: Any, operation: str | bytes) -> int | None:
-    """Returns which input DTensor refused; None for any other error."""
-    refusal = _REFUSAL.match(error.message)
-    if refusal is None or refusal[1] != tf.compat.as_str(operation):
+    """Returns the index of a rejected host input; None for other errors."""
+    found = _HOST_INPUT_ERROR.match(error.message)
+    if found is None or found[1] != tf.compat.as_str(operation):
         return None
-    return int(refusal[2])
+    return int(found[2])
 
 
 def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
-    """Returns the mesh of ours that this thread is in, or that an input is on.
+    """Returns the registered mesh of this thread or of an input.
 
     Returns:
-      None on other meshes, whose programs get what DTensor says.
+      The mesh. None on other meshes, where DTensor's errors are not changed.
     """
     mesh = tracing.mesh_of_operation()
     for x in inputs if mesh is None else ():
-        if pinning.on_own_mesh(x):
+        if pinning.on_registered_mesh(x):
             return dtensor.fetch_layout(x).mesh
     return mesh

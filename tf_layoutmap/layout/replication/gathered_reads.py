@@ -1,4 +1,8 @@
-"""Functions that are computed whole: their variables are gathered when read."""
+"""Reads of sharded variables that gather the value on every device.
+
+Used in functions that are fully replicated, and in layers that need unsharded
+weights.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,15 @@ from tf_layoutmap.layout.mesh.variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
-_now: ThreadValue[GatheredReads | None] = ThreadValue(None)
+_current: ThreadValue[GatheredReads | None] = ThreadValue(None)
 _in_layer = ThreadValue(False)
 
 
 class GatheredReads:
-    """What one function reads of divided variables, gathered on every device.
+    """The sharded variables that one replicated function reads.
 
     Attributes:
-      bytes: Of each variable, whole, by the identity of the variable.
+      bytes: Unsharded size of each variable in bytes, by `id`.
     """
 
     def __init__(self):
@@ -32,21 +36,22 @@ class GatheredReads:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """While open, what this thread traces reads variables whole."""
-        with _now.set_to(self), tracing.with_replicated_batches():
+        """Gathers variables in functions that are traced in the context."""
+        with _current.set_to(self), tracing.with_replicated_batches():
             yield
 
     def read(
         self, variable: Any, read: Callable[[], tf.Tensor] | None = None
     ) -> tf.Tensor:
-        """Returns the value of a DVariable, whole on every device.
+        """Returns the value of a DVariable, replicated on every device.
 
         Args:
           variable: `dtensor.DVariable`.
-          read: Reads it as it is; None for TensorFlow's conversion.
+          read: Function that reads the sharded value; None uses
+            `tf.convert_to_tensor`.
         """
         layout = variable.layout
-        # With padding it is read whole anyway.
+        # A read of a padded variable already returns a replicated tensor.
         axes = (
             set()
             if isinstance(variable, PaddedVariable)
@@ -56,52 +61,53 @@ class GatheredReads:
             self.bytes[id(variable)] = (
                 variable.dtype.size * variable.shape.num_elements()
             )
-        # Outside of loops and branches: DTensor's compiler ends the process
-        # at some relayouts inside of them.
+        # The relayout is outside of loops and branches, because some relayouts
+        # inside them end the process in DTensor's compiler.
         with tf_private.outermost_graph().as_default():
             value = tf.convert_to_tensor(variable) if read is None else read()
             return (
                 value
                 if not axes
-                else gathered_along(axes, value, layout, divides_gradient=False)
+                else gathered_along(axes, value, layout, shards_gradient=False)
             )
 
 
-def of_layer() -> contextlib.AbstractContextManager[None]:
-    """While open, a layer of tf_keras is called that needs weights whole.
+def gathering_layer_call() -> contextlib.AbstractContextManager[None]:
+    """Gathers the weights of a tf_keras layer that is called in the context.
 
-    Weights of Keras 3 find out by themselves whose they are.
+    In Keras 3 this is not needed, because weights record their layer.
     """
     return _in_layer.set_to(True)
 
 
-def in_such_a_layer() -> bool:
-    """Whether this thread is inside of `of_layer`."""
+def in_gathering_layer() -> bool:
+    """Returns whether this thread is inside `gathering_layer_call`."""
     return _in_layer.get()
 
 
-def now() -> GatheredReads | None:
-    """Returns what the function reads by that this thread traces, or None."""
-    return _now.get()
+def current() -> GatheredReads | None:
+    """Returns the reads of the replicated function being traced, or None."""
+    return _current.get()
 
 
 def gathered_along(
     axes: set[str],
     tensor: tf.Tensor,
     layout: Layout,
-    divides_gradient: bool = True,
+    shards_gradient: bool = True,
 ) -> tf.Tensor:
-    """Returns a tensor of this layout, no longer divided by `axes`.
+    """Returns `tensor` gathered along some mesh axes.
+
+    The gradient of a lookup stays `tf.IndexedSlices`. The gradient of DTensor's
+    relayout would sum repeated ids, but Keras' optimizers square the gradient
+    of each repeated id separately.
 
     Args:
-      axes: Of the mesh.
-      tensor: The value of a variable.
-      layout: Of the variable.
-      divides_gradient: Whether DTensor may compute the gradient in parts.
-
-    The gradient of a lookup stays rows, as that of any table: the gradient of
-    DTensor's relayout would add up equal rows, and Keras' optimizers square
-    each of them on its own.
+      axes: Mesh axes along which to gather.
+      tensor: Value of a variable.
+      layout: Layout of the variable.
+      shards_gradient: Whether DTensor may shard the computation of the
+        gradient.
     """
     gathered = dtensor.Layout(
         [
@@ -112,15 +118,15 @@ def gathered_along(
     )
 
     @tf.custom_gradient
-    def relayout(whole: tf.Tensor) -> Any:
+    def relayout(value: tf.Tensor) -> Any:
         def gradient(dy: Any) -> Any:
             if isinstance(dy, tf.IndexedSlices):
                 return dy
-            if not divides_gradient:
+            if not shards_gradient:
                 return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
-            # As DTensor has it.
-            return dtensor.relayout_like(dy, whole)
+            # This is DTensor's gradient of a relayout.
+            return dtensor.relayout_like(dy, value)
 
-        return dtensor.relayout(whole, gathered), gradient
+        return dtensor.relayout(value, gathered), gradient
 
     return relayout(tensor)

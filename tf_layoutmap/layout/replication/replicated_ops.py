@@ -1,12 +1,12 @@
-"""Operations that are computed whole, where DTensor refuses to divide them.
+"""Replication of single operations that DTensor cannot shard.
 
-DTensor has a rule for an operation, but refuses some layouts; which ones it
-finds is known only when it compiles a function. So a step that was refused is
-traced again with that operation marked: its inputs and its results are then
-given a layout that leaves samples, or all of it, whole.
+DTensor has a rule for an operation, but rejects some layouts, and it selects
+the layouts only when it compiles a function. After an error the step is traced
+again with the operation marked (`ReplicationMarks`): its inputs and results
+are pinned to unsharded samples, or replicated. Eager operations run again on
+replicated inputs (`replicated_inputs`).
 """
 
-# DOC-MERGE: Eager operations on a mesh that DTensor refuses to divide: run whole.
 from __future__ import annotations
 
 import enum
@@ -24,9 +24,10 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import as_constant, is_shape
 
-# The attribute that carries an operation's name into the compiler's errors.
+# Attribute with the name of an operation, which appears in errors of the
+# compiler.
 NAME_ATTRIBUTE = "_layoutmap_name"
-# Operations without inputs that a layout could be asked of.
+# Operations that are never marked, because they have no inputs.
 _NEVER = frozenset(("Placeholder", "NoOp", "Const"))
 # Operations whose gradients are, or can be, `tf.IndexedSlices`.
 _ROW_GRADIENTS = frozenset(("Gather", "GatherV2", "Identity", "IdentityN"))
@@ -35,50 +36,52 @@ _trace: ThreadValue[_Trace | None] = ThreadValue(None)
 
 
 class Extent(enum.IntEnum):
-    """How much of its inputs and results an operation gets whole."""
+    """The dimensions of inputs and results that are gathered."""
 
     SAMPLES = 1
-    """All but the first dimension, which stays as it is."""
+    """All dimensions except the first one, which keeps its sharding."""
     ALL = 2
+    """All dimensions: the tensors are replicated."""
 
 
 class ReplicationMarks:
-    """The operations of one function that are computed whole.
+    """The operations of one function that are replicated.
 
     Attributes:
-      extents: By name in the graph of the function.
-      refused: Whether the function was refused before, so that its operations
-        carry their names.
+      extents: Extent by operation name in the graph of the function.
+      is_named: Whether operations get an attribute with their name. Set after
+        the first error of the function.
     """
 
     def __init__(self):
         self.extents: dict[str, Extent] = {}
-        self.refused = False
+        self.is_named = False
 
     def applied(self, mesh: Mesh) -> AbstractContextManager[None]:
-        """While open, functions that this thread traces heed these marks."""
-        return _trace.set_to(_Trace(self, mesh) if self.refused else None)
+        """Applies the marks to functions that are traced in the context."""
+        return _trace.set_to(_Trace(self, mesh) if self.is_named else None)
 
 
 class _Trace:
     """One trace of a function with marks.
 
-    A result is pinned again for each of its uses. It cannot be pinned when its
-    operation is created, because the gradient of the operation is recorded
-    after that. And a copy that one use creates must not serve another one: it
-    is unknown to each `tf.GradientTape` that did not record while it was
-    created (`tf.stop_gradient` stops all of them, and a tape can start to
-    watch the result later), which would lose the gradient.
+    A result is pinned separately for each of its uses. It cannot be pinned when
+    its operation is created, because the gradient of the operation is recorded
+    afterwards. The pinned copy of one use must not serve another use, because a
+    `tf.GradientTape` that did not record when the copy was created would lose
+    the gradient. `tf.stop_gradient` stops all tapes, for example, and a tape
+    can start to watch the result later.
     """
 
     def __init__(self, marks: ReplicationMarks, mesh: Mesh):
         self.marks = marks
         self.mesh = mesh
-        # By the identity of a result, which the value keeps alive.
+        # Results and extents by the `id` of the result. The entry keeps the
+        # result alive, so the id stays unique.
         self.results: dict[int, tuple[Any, Extent]] = {}
 
     def result(self, x: Any, keeps_rows: bool) -> Any:
-        """Returns an input, pinned if it is the result of a marked one."""
+        """Returns an input, pinned if a marked operation created it."""
         _, extent = self.results.get(id(x), (None, None))
         return (
             x if extent is None else _pinned(x, extent, self.mesh, keeps_rows)
@@ -93,15 +96,15 @@ def create(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Makes an operation of a graph; pins inputs and results of marked ones.
+    """Creates an operation in a graph; pins inputs and results if it is marked.
 
     Args:
       original: `FuncGraph._create_op_internal`.
-      graph: The graph that the operation is for.
-      op_type: As in TensorFlow's registry.
-      inputs: Its inputs.
+      graph: Graph of the operation.
+      op_type: Type in TensorFlow's op registry.
+      inputs: Inputs of the operation.
       *args: `dtypes, input_types, name, attrs, op_def, compute_device`.
-      **kwargs: The same by name.
+      **kwargs: The same arguments by name.
     """
     trace = _trace.get()
     if trace is None or op_type in _NEVER:
@@ -137,115 +140,120 @@ def create(
         **(given.get("attrs") or {}),
         NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
     }
-    made = original(graph, op_type, inputs, **given)
+    op = original(graph, op_type, inputs, **given)
     if extent is not None:
-        for x in made.outputs:
+        for x in op.outputs:
             trace.results[id(x)] = x, extent
-    return made
+    return op
 
 
 def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
-    # DTensor folds what says positions and shapes, and must still know it.
+    # DTensor evaluates positions and shapes, so no relayout may hide their
+    # constants.
     if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x):
         return x
-    # What is relaid must not be relaid for it again.
+    # Ops of the relayout must not be pinned themselves.
     with _trace.set_to(None):
-        pin = pinning.whole if extent == Extent.ALL else pinning.whole_samples
+        pin = (
+            pinning.replicated
+            if extent == Extent.ALL
+            else pinning.unsharded_samples
+        )
         return (
             pinning.keeping_rows(pin, x, mesh) if keeps_rows else pin(x, mesh)
         )
 
 
 def same_scope_ops(name: str, names: Sequence[str]) -> list[str]:
-    """Returns those of `names` that differ from `name` in numbers only.
+    """Returns the `names` that differ from `name` only in numbers.
 
-    The layers of a stack have the same operations: what is refused in one of
-    them is refused in all.
+    Repeated layers contain the same operations, and DTensor rejects the
+    operation in all of them.
     """
 
-    def shape(one: str) -> str:
+    def without_numbers(one: str) -> str:
         return re.sub(r"_?\d+", "", one)
 
-    wanted = shape(name)
-    return [one for one in names if shape(one) == wanted]
+    wanted = without_numbers(name)
+    return [one for one in names if without_numbers(one) == wanted]
 
 
 dtensor = tf.experimental.dtensor
 
 _is_strict = ThreadValue(False)
-# Of which this process has been told.
-_told: set[str] = set()
+# Types of eager operations for which this process has warned.
+_warned: set[str] = set()
 
-# They say where a tensor is to be, so that whole inputs do not help.
-_OF_DTENSOR = frozenset(
+# These operations set a layout, so replicated inputs do not help.
+_LAYOUT_OPS = frozenset(
     ("Relayout", "RelayoutLike", "CopyToMesh", "CopyToMeshGrad")
 )
-# A variable or an iterator stays where its parts are.
+# Dtypes of variables and iterators, whose shards cannot be gathered.
 _NEVER_GATHERED = frozenset((tf.resource, tf.variant))
 
 
 def strict_eager_ops(is_strict: bool) -> AbstractContextManager[None]:
-    """While open, this thread runs such operations only if not `is_strict`."""
+    """Disables the replication of eager operations if `is_strict` is true."""
     return _is_strict.set_to(is_strict)
 
 
 def can_run_replicated(
     message: str, operation: str | bytes, inputs: Sequence[Any]
 ) -> bool:
-    """Whether an operation that failed so can be run on whole inputs.
+    """Returns whether a failed operation can run on replicated inputs.
 
     Args:
-      message: Of its error.
-      operation: Its type.
-      inputs: What it was given; other values than tensors do not count.
+      message: Message of its error.
+      operation: Type of the operation.
+      inputs: Inputs of the operation. Values that are not tensors are ignored.
 
     Returns:
-      False if DTensor did not refuse to divide it, if nothing is divided, or
-      if an input cannot be gathered.
+      False if the error has another cause than sharding, if no input is
+      sharded, or if an input cannot be gathered.
     """
     operation = tf.compat.as_str(operation)
     if (
         _is_strict.get()
-        or operation in _OF_DTENSOR
+        or operation in _LAYOUT_OPS
         or tf_private.has_output_layout()
         or errors.finding_of(message) is None
         or tf_private.op_def_of(operation) is None
     ):
         return False
-    divided = [
+    sharded = [
         x
         for x in inputs
         if pinning.on_mesh(x)
         and not dtensor.fetch_layout(x).is_fully_replicated()
     ]
-    return bool(divided) and not any(
-        x.dtype in _NEVER_GATHERED for x in divided
+    return bool(sharded) and not any(
+        x.dtype in _NEVER_GATHERED for x in sharded
     )
 
 
 def replicated_inputs(
     message: str, operation: str, inputs: Sequence[Any]
 ) -> list[Any] | None:
-    """Returns the inputs of an operation, gathered on every device.
+    """Returns replicated inputs for a failed operation.
 
     Args:
-      message: Of its error.
-      operation: Its type.
+      message: Message of its error.
+      operation: Type of the operation.
       inputs: Eager tensors.
 
     Returns:
-      None unless `may_run_whole`.
+      The inputs, or None if `can_run_replicated` returns False.
     """
     if not can_run_replicated(message, operation, inputs):
         return None
-    whole = [pinning.whole(x, None) for x in inputs]
-    if operation not in _told:
-        _told.add(operation)
+    replicated = [pinning.replicated(x, None) for x in inputs]
+    if operation not in _warned:
+        _warned.add(operation)
         warnings.warn(
-            f"DTensor cannot divide an eager {operation} operation "
+            f"DTensor cannot shard an eager {operation} operation "
             f"({errors.finding_of(message)}). Every device runs such "
-            "operations on all of their inputs.",
+            "operations in full, on replicated inputs.",
             errors.LayoutMapWarning,
             stacklevel=4,
         )
-    return whole
+    return replicated

@@ -1,4 +1,4 @@
-"""What every device computes whole in a step, named and counted for users."""
+"""Report of the replicated ops of a step, for warnings and `explain`."""
 
 import dataclasses
 import warnings
@@ -14,23 +14,25 @@ from tf_layoutmap.layout.mesh import errors
 from tf_layoutmap.layout.ops.corrections import is_shape
 from tf_layoutmap.layout.replication.gathered_reads import GatheredReads
 
+# Maximum number of operations in a message.
 _SHOWN = 8
-# In place of an operation: nothing of a function is divided.
+# The entry for a function that is fully replicated.
 ALL = "everything, with all weights gathered"
 
 
 @dataclasses.dataclass(frozen=True)
-class ComputedWhole:
-    """An operation that every device computes whole.
+class ReplicatedOp:
+    """An operation that is replicated: every device computes it in full.
 
     Attributes:
-      operation: Its type, as `"GatherV2"`; or that it is all of a step.
-      layer: Quoted name of the innermost layer it is in; None outside of
-        layers.
-      why: What DTensor says, or that it has no rule.
-      bytes_per_device: Of its inputs and results, as far as their sizes are
-        known; of the weights, where all of a step is computed whole.
-      count: How many such operations there are in the layer.
+      operation: Type of the operation, for example `"GatherV2"`, or a text if
+        the full step is replicated.
+      layer: Quoted name of the innermost layer that contains the operation;
+        None outside of layers.
+      why: Reason: the message of DTensor, or that it has no rule.
+      bytes_per_device: Bytes of the inputs and results whose sizes are known.
+        If the full step is replicated, bytes of the gathered weights.
+      count: Number of such operations in the layer.
     """
 
     operation: str
@@ -49,22 +51,22 @@ class ComputedWhole:
 
 
 def replicated_ops_of_graph(
-    graph: Any, model: Any, why_refused: Callable[[str], str | None]
-) -> tuple[ComputedWhole, ...]:
-    """Returns what every device computes whole in the graph of a step.
+    graph: Any, model: Any, reason_of: Callable[[str], str | None]
+) -> tuple[ReplicatedOp, ...]:
+    """Returns the replicated operations in the graph of a step.
 
     Args:
-      graph: Of a step on a mesh.
-      model: Of Keras 3 or tf_keras, whose layers are named.
-      why_refused: What DTensor said of an operation, by its name; None of one
-        that it divides.
+      graph: Graph of a step on a mesh.
+      model: Model of Keras 3 or tf_keras, whose layers are named.
+      reason_of: Function from the name of an operation to the reason why it is
+        replicated; None if it is sharded.
 
     Returns:
-      One entry for each operation, layer and reason, the largest first.
+      One entry per operation type, layer and reason, the largest first.
     """
-    found: dict[tuple, ComputedWhole] = {}
+    found: dict[tuple, ReplicatedOp] = {}
     for op in graph.get_operations():
-        why = why_refused(op.name)
+        why = reason_of(op.name)
         if (
             why is None
             and dtensor_ops.is_replicated_op(op.type)
@@ -76,7 +78,7 @@ def replicated_ops_of_graph(
         layer = errors.layer_of(op.name, model)
         size = sum(map(_num_bytes, [*op.inputs, *op.outputs]))
         key = op.type, layer, why
-        so_far = found.get(key, ComputedWhole(*key, 0, 0))
+        so_far = found.get(key, ReplicatedOp(*key, 0, 0))
         found[key] = dataclasses.replace(
             so_far,
             bytes_per_device=so_far.bytes_per_device + size,
@@ -90,72 +92,72 @@ def replicated_ops_of_graph(
     )
 
 
-def report_of_function(reads: GatheredReads, why: str) -> ComputedWhole:
-    """Returns the entry of a function that every device computes whole."""
-    return ComputedWhole(ALL, None, why, sum(reads.bytes.values()))
+def report_of_function(reads: GatheredReads, why: str) -> ReplicatedOp:
+    """Returns the entry for a function that is fully replicated."""
+    return ReplicatedOp(ALL, None, why, sum(reads.bytes.values()))
 
 
-def _gathered(model: Any) -> Iterator[ComputedWhole]:
-    """Finds layers that are given all of their divided weights."""
-    told = set()
+def _gathered(model: Any) -> Iterator[ReplicatedOp]:
+    """Yields entries for layers whose sharded weights are gathered."""
+    reported = set()
     for layer in model._flatten_layers(include_self=False):
         if not assignments.gathers_weights(layer):
             continue
-        # Those of a recurrent layer are those of its cell, too.
-        divided = [
+        # A recurrent layer and its cell have the same weights.
+        sharded = [
             v
             for v in layer.weights
             if hasattr(v, "layout")
             and not v.layout.is_fully_replicated()
-            and id(v) not in told
+            and id(v) not in reported
         ]
-        told.update(map(id, divided))
-        if divided:
-            yield ComputedWhole(
+        reported.update(map(id, sharded))
+        if sharded:
+            yield ReplicatedOp(
                 "gather of weights",
                 repr(layer.name),
-                "DTensor has them whole only",
-                sum(map(_num_bytes, divided)),
-                len(divided),
+                "DTensor requires unsharded weights here",
+                sum(map(_num_bytes, sharded)),
+                len(sharded),
             )
 
 
-def message(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> str:
-    """Returns what is computed whole, in words."""
+def message(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> str:
+    """Returns a sentence that lists the replicated operations of a step."""
     shown = "; ".join(map(str, found[:_SHOWN]))
     if len(found) > _SHOWN:
         shown += f"; and {len(found) - _SHOWN} more"
     return (
-        f"To {kind}, model {model.name!r} needs operations that DTensor "
-        f"cannot divide as the layouts ask for: {shown}."
+        f"The {kind} step of model {model.name!r} contains operations that "
+        f"DTensor cannot shard as the layouts require: {shown}."
     )
 
 
-# What the steps of a model were found to compute whole, by kind of step.
+# The replicated operations of each model, by kind of step.
 _of_models: weakref.WeakKeyDictionary[
-    Any, dict[str, tuple[ComputedWhole, ...]]
+    Any, dict[str, tuple[ReplicatedOp, ...]]
 ] = weakref.WeakKeyDictionary()
 
 
-def replicated_ops_of_model(model: Any) -> tuple[ComputedWhole, ...]:
-    """Returns what the steps of `model` that ran compute whole."""
+def replicated_ops_of_model(model: Any) -> tuple[ReplicatedOp, ...]:
+    """Returns the replicated operations of the steps of `model` that ran."""
     kinds = _of_models.get(model, {})
     return tuple(
         dict.fromkeys(one for kind in sorted(kinds) for one in kinds[kind])
     )
 
 
-def record(found: tuple[ComputedWhole, ...], model: Any, kind: str) -> None:
-    """Notes what a step computes whole; warns when there is something new."""
+def record(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> None:
+    """Records the replicated operations of a step; warns about new ones."""
     kinds = _of_models.setdefault(model, {})
     is_new = not set(found) <= set(kinds.get(kind, ()))
     kinds[kind] = found
     if is_new:
         warnings.warn(
-            message(found, model, kind) + " Every device computes them whole: "
-            "the numbers are right, at the cost of this memory. "
-            "layout_map.explain(model) lists them; a LayoutMap with "
-            "strict=True refuses them.",
+            message(found, model, kind) + " Every device computes them in "
+            "full. The results are correct, but the operations need this "
+            "memory on each device. layout_map.explain(model) lists them; "
+            "use a LayoutMap with strict=True to raise an error instead.",
             errors.LayoutMapWarning,
             stacklevel=4,
         )

@@ -1,14 +1,12 @@
-"""A function for a mesh, traced again where DTensor refuses to divide it.
+"""Retracing of a step function with more of its operations replicated.
 
-First with more of its operations whole; where that does not do, with nothing
-divided at all, but the weights where they are kept.
+DTensor's compiler names the operation at which it stopped. `RetracedFunction`
+traces the function again with unsharded samples for this operation, and if
+that fails, too, with replicated inputs and results (`UnshardableOps`). If the
+operation cannot be identified, the full function is replicated; only the
+stored weights stay sharded.
 """
 
-# DOC-MERGE: A step that DTensor refuses to divide is traced again, with more of it whole.
-#
-# TensorFlow says at which operation it stopped; that one gets whole samples, and
-# if that is refused as well, whole inputs and results.
-#
 import contextlib
 import functools
 import re
@@ -31,18 +29,18 @@ _SHAPES = re.compile(r"_global_shape = \[([^\]]*)\]")
 
 
 class UnshardableOps:
-    """What DTensor refused of one function of a model, and why."""
+    """The operations of one function that DTensor cannot shard, and why."""
 
     def __init__(self):
         self.marks = ReplicationMarks()
         self._why: dict[str, str] = {}
 
     def mark(self, error: tf.errors.OpError, graph: Callable[[], Any]) -> bool:
-        """Marks the operation that `error` stopped at.
+        """Marks the operation that is named in an error of the compiler.
 
         Args:
-          error: Of the first call of a function on a mesh.
-          graph: Gives its graph, or None.
+          error: Error of the first call of a function on a mesh.
+          graph: Function that returns the graph of the function, or None.
 
         Returns:
           Whether the function should be traced again.
@@ -55,17 +53,19 @@ class UnshardableOps:
         if operation is None or graph is None:
             return False
         name = self._name(str(error), operation, graph)
-        is_first, self.marks.refused = not self.marks.refused, True
+        is_first, self.marks.is_named = not self.marks.is_named, True
         if name is None and is_first:
-            # The next error names it.
+            # In the next trace operations have names, so the next error
+            # contains the name.
             return True
         names = [
             op.name for op in graph.get_operations() if op.type == operation
         ]
         if name is not None:
             names = replicated_ops.same_scope_ops(name, names) or [name]
-        # Otherwise DTensor stopped at an operation that it created itself,
-        # which has the type of the original and no name: all of that type.
+        # Without a name, DTensor stopped at an operation that it created
+        # itself with the type of the original, so all operations of this type
+        # are marked.
         extents = self.marks.extents
         extent = (
             Extent.ALL
@@ -98,12 +98,12 @@ class UnshardableOps:
         return fitting[0]
 
     def why(self, name: str) -> str | None:
-        """Returns what DTensor said of operation `name`; None if nothing."""
+        """Returns why operation `name` is replicated; None if it is not."""
         return self._why.get(name)
 
 
 def _shapes(op: Any) -> str:
-    """Returns the shapes of results as the compiler writes them."""
+    """Returns the shapes of results in the format of the compiler."""
     return ", ".join(
         "#tf_type.shape<"
         + "x".join("?" if size is None else str(size) for size in x.shape)
@@ -114,77 +114,78 @@ def _shapes(op: Any) -> str:
     )
 
 
-# The attribute of functions that are traced again here.
-_OF_A_STEP = "_layoutmap_of_a_step"
+# Attribute of each `tf.function` of a `RetracedFunction`.
+_IS_STEP = "_layoutmap_is_step"
 
 
 class RetracedFunction:
-    """A `tf.function` of a model on a mesh.
+    """A `tf.function` of a model on a mesh that is retraced if DTensor fails.
 
-    DTensor refuses while it compiles, before anything is computed. Then the
-    function is traced anew with more of it whole, and that is told.
+    DTensor raises an error during compilation, before anything is computed.
+    Then the function is traced again with more operations replicated, and the
+    replicated operations are recorded in `report`.
     """
 
     def __init__(
         self, make: Callable[[], Any], model: Any, kind: str, context: Any
     ):
-        """Makes the function; nothing is traced before it is called.
+        """Initializes the function; nothing is traced before the first call.
 
         Args:
-          make: Returns a new `tf.function`.
-          model: Whose layers are named.
-          kind: What the function does, as `"train"`.
-          context: `MeshContext` of the model. Its layout map says whether what
-            DTensor cannot divide is refused.
+          make: Function that returns a new `tf.function`.
+          model: Model whose layers are named in messages.
+          kind: Step of the model, for example `"train"`.
+          context: `MeshContext` of the model. If its layout map is strict,
+            replicated operations raise an error.
         """
         self.model = model
         self.kind = kind
         self._make = make
-        self._function = self._made()
+        self._function = self._new_function()
         self._mesh = context.mesh
         self._is_strict = getattr(context.layout_map, "strict", False)
-        self._refused = UnshardableOps()
-        # What a function reads that is computed whole.
+        self._unshardable = UnshardableOps()
+        # Reads of a function that is fully replicated.
         self._reads: GatheredReads | None = None
         self._finding = ""
-        # Graphs in which a strict map found nothing to refuse.
+        # Graphs without replicated operations, if the layout map is strict.
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the function returns."""
+        """Calls the function and returns its results."""
         while True:
             if self._reads is not None:
                 args, kwargs = replicated_arguments(args, kwargs)
             traces = self._function.experimental_get_tracing_count()
             try:
-                with self._more_of_it_whole():
+                with self._marks_applied():
                     if self._is_strict:
-                        self._refuse_whole_operations(*args, **kwargs)
+                        self._raise_if_replicated(*args, **kwargs)
                     outputs = self._function(*args, **kwargs)
             except tf.errors.OpError as error:
-                if self._is_strict or not self._may_try_again(
+                if self._is_strict or not self._should_retrace(
                     error, functools.partial(self.graph, *args, **kwargs)
                 ):
                     raise
-                self._function = self._made()
+                self._function = self._new_function()
                 continue
             if self._function.experimental_get_tracing_count() > traces:
                 report.record(
-                    self._computed_whole(self.graph(*args, **kwargs)),
+                    self._replicated_ops(self.graph(*args, **kwargs)),
                     self.model,
                     self.kind,
                 )
             return outputs
 
-    def _made(self) -> Any:
+    def _new_function(self) -> Any:
         function = self._make()
-        setattr(function, _OF_A_STEP, True)
+        setattr(function, _IS_STEP, True)
         return function
 
     @contextlib.contextmanager
-    def _more_of_it_whole(self) -> Iterator[None]:
+    def _marks_applied(self) -> Iterator[None]:
         with (
-            self._refused.marks.applied(self._mesh),
+            self._unshardable.marks.applied(self._mesh),
             (
                 contextlib.nullcontext()
                 if self._reads is None
@@ -193,58 +194,57 @@ class RetracedFunction:
         ):
             yield
 
-    def _may_try_again(
+    def _should_retrace(
         self, error: tf.errors.OpError, graph: Callable[[], Any]
     ) -> bool:
-        """Whether the next trace has more of the function whole."""
+        """Returns whether the next trace replicates more of the function."""
         finding = errors.finding_of(str(error))
         if finding is None or self._reads is not None:
             return False
-        if not self._refused.mark(error, graph):
+        if not self._unshardable.mark(error, graph):
             self._reads, self._finding = GatheredReads(), finding
-            self._refused.marks.extents.clear()
+            self._unshardable.marks.extents.clear()
         return True
 
     def graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the graph that runs for such arguments; None without one."""
+        """Returns the graph for the arguments; None if the trace fails."""
         try:
             return self._function.get_concrete_function(*args, **kwargs).graph
-        except Exception:  # The trace itself failed; its error is raised.
+        except Exception:  # The call of the function raises the error again.
             return None
 
-    def _computed_whole(self, graph: Any) -> tuple[Any, ...]:
+    def _replicated_ops(self, graph: Any) -> tuple[Any, ...]:
         if self._reads is not None:
             return (report.report_of_function(self._reads, self._finding),)
         return (
             ()
             if graph is None
             else report.replicated_ops_of_graph(
-                graph, self.model, self._refused.why
+                graph, self.model, self._unshardable.why
             )
         )
 
-    def _refuse_whole_operations(self, *args: Any, **kwargs: Any) -> None:
+    def _raise_if_replicated(self, *args: Any, **kwargs: Any) -> None:
         graph = self.graph(*args, **kwargs)
         if graph is None or graph in self._accepted:
             return
-        found = self._computed_whole(graph)
+        found = self._replicated_ops(graph)
         if found:
             raise errors.UnsupportedByDTensorError(
                 report.message(found, self.model, self.kind)
-                + " A LayoutMap with strict=False lets every device compute "
-                "them whole."
+                + " Use a LayoutMap with strict=False to replicate them."
             )
         self._accepted.add(graph)
 
 
 def is_step_function(function: Any) -> bool:
-    """Whether a `tf.function` is one of a `RetracedFunction`."""
-    return hasattr(function, _OF_A_STEP)
+    """Returns whether a `tf.function` belongs to a `RetracedFunction`."""
+    return hasattr(function, _IS_STEP)
 
 
 def replicated_arguments(args: Any, kwargs: Any) -> Any:
-    """Returns arguments of a function, those on a mesh replicated."""
+    """Returns the arguments; eager tensors on a mesh are replicated."""
     return tf.nest.map_structure(
-        lambda x: pinning.whole(x, None) if pinning.on_mesh(x) else x,
+        lambda x: pinning.replicated(x, None) if pinning.on_mesh(x) else x,
         (args, kwargs),
     )

@@ -1,8 +1,9 @@
-"""A user's `tf.function` that reads weights on a mesh: traced for that mesh.
+"""Runs a `tf.function` of user code that reads weights on a mesh.
 
-`generate` of keras-hub's models is one, and so is the step of a loop of one's
-own. What DTensor cannot divide of it is not known before it compiles, so then
-the function is traced once more, and all of it is computed whole.
+Examples are `generate` of keras-hub's models, and the step of a custom training
+loop. The function is traced for the mesh of the weights. If DTensor cannot
+shard the function, which is known only after its compilation, the function is
+traced once more and replicated.
 """
 
 import contextlib
@@ -20,24 +21,24 @@ from tf_layoutmap.layout.replication.gathered_reads import GatheredReads
 
 dtensor = tf.experimental.dtensor
 
-# The attribute of a function with what is called in its place.
+# Attribute of a function with the object that runs it on a mesh.
 _RUN = "_layoutmap_run"
 
 
 def call(
     original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a `tf.function`; on a mesh if it reads weights that are there.
+    """Calls a `tf.function`, on a mesh if it reads weights on a mesh.
 
     Args:
       original: `Function.__call__`.
-      function: What `tf.function` returned.
-      *args: Its arguments.
-      **kwargs: Its arguments by name.
+      function: A `tf.function`.
+      *args: Arguments of the function.
+      **kwargs: Keyword arguments of the function.
 
     Raises:
-      UnsupportedByDTensorError: DTensor cannot even compute it whole, or a
-        strict layout map does not want it so.
+      UnsupportedByDTensorError: If DTensor cannot shard the function, and it
+        cannot be replicated, or the layout map is strict.
     """
     if not tf.executing_eagerly() or retrace.is_step_function(function):
         return original(function, *args, **kwargs)
@@ -50,7 +51,7 @@ def call(
                     return original(function, *args, **kwargs)
             except TraceAgain as found:
                 run = _OnMesh(original, function, found.mesh, found.is_strict)
-                # The trace that was ended stays with the original.
+                # The original function keeps the trace that was ended.
                 run.copy = function._clone(None)
         else:
             run = _OnMesh(original, function, mesh, is_strict=False)
@@ -60,7 +61,7 @@ def call(
 
 
 class _OnMesh:
-    """A function for a mesh: divided as long as DTensor can do it."""
+    """Runs one function on a mesh, sharded if DTensor supports it."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class _OnMesh:
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         if tracing.mesh_of_operation() is not None:
-            # The user has said so, and takes results as they come.
+            # The program has set the mesh itself and gets DTensors.
             return self._run(args, kwargs, None)
         return tf.nest.map_structure(
             transfer.readable_tensor, self._run(args, kwargs, self._mesh)
@@ -88,7 +89,7 @@ class _OnMesh:
     def _run(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if self._reads is None:
             try:
-                return self._run_divided(args, kwargs, mesh)
+                return self._run_sharded(args, kwargs, mesh)
             except TraceAgain as found:
                 why, error = found.why or "", None
             except tf.errors.OpError as raised:
@@ -96,10 +97,10 @@ class _OnMesh:
                 if finding is None:
                     raise
                 why, error = finding, raised
-            return self._run_first_time_whole(args, kwargs, why, error)
-        return self._run_whole(self._reads, self.copy, args, kwargs)
+            return self._run_replicated_first_time(args, kwargs, why, error)
+        return self._run_replicated(self._reads, self.copy, args, kwargs)
 
-    def _run_divided(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
+    def _run_sharded(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
             return self._original(self.copy, *args, **kwargs)
         with (
@@ -108,36 +109,36 @@ class _OnMesh:
         ):
             return self._original(self.copy, *args, **kwargs)
 
-    def _run_whole(
+    def _run_replicated(
         self, reads: GatheredReads, function: Any, args: Any, kwargs: Any
     ) -> Any:
         args, kwargs = retrace.replicated_arguments(args, kwargs)
         with (
             _mesh_only(self._mesh),
-            tracing.at_stage(TraceStage.WHOLE),
+            tracing.at_stage(TraceStage.REPLICATED),
             reads.applied(),
         ):
             return self._original(function, *args, **kwargs)
 
-    def _run_first_time_whole(
+    def _run_replicated_first_time(
         self, args: Any, kwargs: Any, why: str, error: Any
     ) -> Any:
-        refusal = errors.error_of_function(
+        unsupported = errors.error_of_function(
             self._name, str(error), why, self._is_strict
         )
         if self._is_strict:
-            raise refusal from error
+            raise unsupported from error
         reads, function = GatheredReads(), self._function._clone(None)
         try:
-            outputs = self._run_whole(reads, function, args, kwargs)
+            outputs = self._run_replicated(reads, function, args, kwargs)
         except Exception:
-            # What it was refused for first is what the user can change.
-            raise refusal from error
+            # The first error is raised, because it describes the layouts, which
+            # the user can change.
+            raise unsupported from error
         self._reads, self.copy = reads, function
         warnings.warn(
-            f"DTensor cannot divide what function {self._name!r} computes. "
-            "Every device computes "
-            f"{report.report_of_function(reads, why)}.",
+            f"DTensor cannot shard function {self._name!r}. Every device "
+            f"computes {report.report_of_function(reads, why)}.",
             errors.LayoutMapWarning,
             stacklevel=6,
         )
@@ -146,6 +147,6 @@ class _OnMesh:
 
 @contextlib.contextmanager
 def _mesh_only(mesh: Mesh) -> Iterator[None]:
-    """TensorFlow's own `default_mesh`: nothing is known to be divided."""
+    """Sets TensorFlow's default mesh, without an axis that shards batches."""
     with dtensor.default_mesh(mesh), graph_optimizer.switched_off():
         yield

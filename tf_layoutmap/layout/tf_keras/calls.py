@@ -157,17 +157,18 @@ def call_layer(
         or (not tracing.traced_for_mesh())
     ):
         return original(layer, *args, **kwargs)
-    if not gathered_reads.in_such_a_layer() and (
-        gathered_reads.now() is not None or assignments.gathers_weights(layer)
+    if not gathered_reads.in_gathering_layer() and (
+        gathered_reads.current() is not None
+        or assignments.gathers_weights(layer)
     ):
-        with gathered_reads.of_layer():
+        with gathered_reads.gathering_layer_call():
             return call_layer(original, layer, *args, **kwargs)
     if not assignments.is_kind(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     args, kwargs = tf.nest.map_structure(
-        lambda x: pinning.whole_samples(x, mesh), (args, kwargs)
+        lambda x: pinning.unsharded_samples(x, mesh), (args, kwargs)
     )
     return tf.nest.map_structure(
-        lambda x: pinning.whole_samples(x, mesh),
+        lambda x: pinning.unsharded_samples(x, mesh),
         original(layer, *args, **kwargs),
     )

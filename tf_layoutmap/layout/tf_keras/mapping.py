@@ -48,17 +48,17 @@ class HostReadableVariable(StoredVariable):
         if (
             not axes
             or tf.executing_eagerly()
-            or (not gathered_reads.in_such_a_layer())
+            or (not gathered_reads.in_gathering_layer())
         ):
             return super().value()
-        reads = gathered_reads.now()
+        reads = gathered_reads.current()
         if reads is not None:
             return reads.read(self, super().value)
         return gathered_reads.gathered_along(axes, super().value(), self.layout)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Rows of the table; of all of it where `value` is whole."""
-        if gathered_reads.in_such_a_layer():
+        if gathered_reads.in_gathering_layer():
             return tf.gather(self.value(), indices, name=name)
         return super().sparse_read(indices, name)
 
@@ -245,7 +245,7 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
     """
     found = find_variables(model, is_pending)
     assigned = assign_layouts(context.layout_map, found)
-    assignments.refuse(assigned)
+    assignments.raise_problems(assigned)
     swapped = {}
     # In the order in which the weights were made: some initializers draw from
     # one sequence of random numbers.
