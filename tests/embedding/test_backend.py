@@ -117,6 +117,7 @@ def test_servers_do_not_watch_changes():
     member = ServersBackend.watch_changes
     arguments = dict.fromkeys(inspect.signature(member).parameters)
     with pytest.raises(
-        NotImplementedError, match="needs the host engine.*on parameter servers"
+        NotImplementedError,
+        match="requires the host engine.*on parameter servers",
     ):
         member(**arguments)

@@ -1,4 +1,4 @@
-"""TensorFlow's TPU embedding without a TPU: `tlm.emulation.enable()`."""
+"""Emulation of TensorFlow's TPU embedding on CPUs: `tlm.emulation.enable()`."""
 
 from typing import TYPE_CHECKING
 

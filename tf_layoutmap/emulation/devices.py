@@ -1,8 +1,9 @@
-"""The logical CPUs that stand for cores and hosts.
+"""The logical CPUs that represent the cores and hosts of an emulated TPU.
 
-Cores come first: the number of the device an op runs on is that of its core.
-A single host is the CPU that TensorFlow's `get_host_for_device` gives anyway;
-several have a logical CPU each.
+The first logical CPUs are the cores, so the index of an op's device is the
+index of its core. A single host is the CPU that TensorFlow's
+`get_host_for_device` returns by default. If there are several hosts, each has a
+separate logical CPU after the cores.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ import dataclasses
 import tensorflow as tf
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
-# What code for a TPU is told instead: it takes the number from the name.
+# Name of a core for code that is written for a TPU, which parses the index.
 _TPU = "/job:localhost/replica:0/task:0/device:TPU:{}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """Device names, in order."""
+    """The device names of the cores and hosts, in order."""
 
     cores: tuple[str, ...]
     hosts: tuple[str, ...]
 
     @property
     def num_cores_per_host(self) -> int:
-        """The same on every host."""
+        """Number of cores per host, which is the same on every host."""
         return len(self.cores) // len(self.hosts)
 
     def tpu_name_of(self, device: str) -> str:
-        """Returns a TPU's name for a core: the number in it is the core's.
+        """Returns the TPU device name of a core, whose index is the core index.
 
         >>> devices = Devices(("/job:localhost/replica:0/task:0/device:CPU:0",
         ...                    "/job:localhost/replica:0/task:0/device:CPU:1"),
@@ -40,12 +41,12 @@ class Devices:
         '/job:localhost/replica:0/task:0/device:TPU:1'
 
         Args:
-          device: `"/task:{host}/device:TPU:{core of that host}"`, as programs
-            for a TPU write, or a logical CPU that stands for a core. Another
-            one is returned as it is.
+          device: `"/task:{host}/device:TPU:{core of that host}"`, as in
+            programs for a TPU, or a logical CPU that represents a core. Any
+            other device is returned unchanged.
 
         Raises:
-          ValueError: If the TPU has no such core.
+          ValueError: If the emulated TPU does not have this core.
         """
         spec = tf.DeviceSpec.from_string(device)
         index, host = spec.device_index or 0, spec.task or 0
@@ -58,17 +59,18 @@ class Devices:
         per_host = self.num_cores_per_host
         if host >= len(self.hosts) or index >= per_host:
             raise ValueError(
-                f"The emulated TPU has the tasks 0 to {len(self.hosts) - 1} "
-                f"with the cores 0 to {per_host - 1} each. Received: device "
-                f"{device!r}."
+                "`device` must be a core of the emulated TPU, which has "
+                f"tasks 0 to {len(self.hosts) - 1} with the cores 0 to "
+                f"{per_host - 1} each. Received: device {device!r}."
             )
         return _TPU.format(host * per_host + index)
 
     def input_device_of(self, device: str) -> str:
-        """Returns a TPU's name if an input there has left the host.
+        """Returns the TPU device name of an input that is not on the host.
 
-        Datasets that stay on the host are on the first CPU, which is that of
-        core 0 as well: what is there counts as being on the host.
+        Other names are returned unchanged. A dataset that stays on the host is
+        on the first CPU, which also represents core 0. An input on this CPU is
+        therefore regarded as being on the host.
 
         >>> devices = Devices(("/device:CPU:0", "/device:CPU:1"),
         ...                   ("/device:CPU:0",))
@@ -83,37 +85,42 @@ class Devices:
         return device
 
     def host_of(self, device: str) -> str | None:
-        """The host of a core by either name; None of another device."""
+        """Returns the host of a core, or None for another device.
+
+        Args:
+          device: CPU name or TPU name of the core.
+        """
         for number, core in enumerate(self.cores):
             if device in (core, _TPU.format(number)):
                 return self.hosts[number // self.num_cores_per_host]
         return None
 
 
-def make(num_cores: int, num_hosts: int) -> Devices:
-    """Splits the CPU, unless it is split into enough parts already.
+def create_devices(num_cores: int, num_hosts: int) -> Devices:
+    """Creates the logical CPUs for cores and hosts, if there are too few.
 
     Raises:
-      RuntimeError: If TensorFlow has started with fewer parts.
+      RuntimeError: If TensorFlow has already started with fewer logical CPUs.
     """
     needed = num_cores + (num_hosts if num_hosts > 1 else 0)
     cpu = tf.config.list_physical_devices("CPU")[0]
-    parts = tf.config.get_logical_device_configuration(cpu)
-    if parts is None or len(parts) < needed:
+    logical_cpus = tf.config.get_logical_device_configuration(cpu)
+    if logical_cpus is None or len(logical_cpus) < needed:
         try:
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration()] * needed
             )
         except RuntimeError as error:
-            # It has started; that is fine if one CPU is all it takes.
+            # TensorFlow has started, and may still have enough logical CPUs.
             started_with = len(tf.config.list_logical_devices("CPU"))
             if started_with < needed:
                 raise RuntimeError(
-                    f"{num_cores} cores and {num_hosts} hosts need {needed} "
-                    "logical CPUs, and TensorFlow makes them only before its "
-                    "first operation. Call `tlm.emulation.enable` at the "
-                    "start of the program. Received: a TensorFlow that has "
-                    f"started with {started_with}."
+                    f"{num_cores} cores and {num_hosts} hosts require "
+                    f"{needed} logical CPUs, and TensorFlow creates logical "
+                    "CPUs only before its first operation. Call "
+                    "`tlm.emulation.enable` at the start of the program. "
+                    "Received: TensorFlow has already started with "
+                    f"{started_with} logical CPUs."
                 ) from error
     hosts = range(num_cores, needed) if num_hosts > 1 else [0]
     return Devices(

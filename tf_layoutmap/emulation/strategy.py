@@ -1,18 +1,17 @@
 """A TPUStrategy whose cores are logical CPUs.
 
-`isinstance(strategy, tf.distribute.TPUStrategy)` holds, which is what programs
-and TensorFlow's TPUEmbedding ask. Beneath, it mirrors over devices as
-MirroredStrategy does: the program of each core is traced into the caller's
-function, one after the other, and TensorFlow runs them side by side.
+`isinstance(strategy, tf.distribute.TPUStrategy)` is True, because user programs
+and TensorFlow's TPUEmbedding check it. The implementation mirrors over devices
+like MirroredStrategy: the programs of the cores are traced one after the other
+into the caller's function, and TensorFlow runs them in parallel.
+
+The strategy also applies a rule of the TPU compiler: `enqueue`, `dequeue` and
+`apply_gradients` with the same name inside `strategy.run` are one step. The
+step trains if it has `apply_gradients`, and only looks up otherwise, regardless
+of the argument `training`. The compiler replaces the selection between the two
+mode constants by the correct constant.
 """
 
-# DOC-MERGE: What a TPU's compiler does to steps that have a name.
-#
-# `enqueue`, `dequeue` and `apply_gradients` of one name inside `strategy.run`
-# are one step. If it has no `apply_gradients`, the compiler makes it look up
-# only, and else train, whatever `training` says: it takes the one or the other
-# constant in place of the choice between them.
-#
 from __future__ import annotations
 
 import contextlib
@@ -38,33 +37,37 @@ _CALLS = {
 
 @dataclasses.dataclass
 class _Step:
-    """The operations of one name on one core; by name, as they hold a graph.
+    """The names of the ops that share one step name on one core.
+
+    The object holds names of ops and not ops, because an op keeps its graph
+    alive.
 
     Attributes:
-      ops: From what made it to an operation.
-      choice: Which mode to enqueue with.
+      ops: `{"enqueue", "dequeue" or "apply_gradients": name of the op}`.
+      choice: Name of the op that selects the mode of `enqueue`, if any.
     """
 
     ops: dict[str, str] = dataclasses.field(default_factory=dict)
     choice: str | None = None
 
 
-# By graph, then by core and name. A step may be spread over several calls of
-# `strategy.run` in one function, which are one program to the compiler.
+# The steps by graph, then by core and step name. Several calls of
+# `strategy.run` in one function may contain ops of the same step, because the
+# compiler compiles them as one program.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def correct_step_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
-    """Takes the mode that each named step has by now.
+    """Sets the mode of each named step from the ops that it has so far.
 
     Args:
-      graph: The one that `strategy.run` traces into.
-      core: Its number.
-      new: The operations that the core's program has added.
+      graph: Graph that `strategy.run` traces into.
+      core: Index of the core.
+      new: Operations that the program of the core has added.
 
     Raises:
-      RuntimeError: If there are two operations of a kind under one name,
-        which the compiler refuses.
+      RuntimeError: If two operations of the same kind have the same name,
+        which the TPU compiler does not support.
     """
     by_name = _steps.setdefault(graph, {})
     for op in new:
@@ -92,9 +95,9 @@ def _name_of(op: tf.Operation) -> str | None:
 def _add(step: _Step, op: tf.Operation, call: str):
     if call in step.ops:
         raise RuntimeError(
-            f"A name must belong to one `{call}` in a program for a TPU: its "
-            "compiler pairs calls by it. Received: a second one with "
-            f"name={_name_of(op)!r}."
+            f"A name must belong to one `{call}` in a TPU program, because "
+            "the compiler pairs calls by name. Received: a second "
+            f"`{call}` with name={_name_of(op)!r}."
         )
     step.ops[call] = op.name
     mode = op.inputs[-1].op if call == "enqueue" else None
@@ -102,11 +105,11 @@ def _add(step: _Step, op: tf.Operation, call: str):
         step.choice = mode.name
 
 
-# TensorFlow's TPUEmbedding takes inputs inside `strategy.run` only from its
-# arguments, and knows them by this mark.
+# Inside `strategy.run`, TensorFlow's TPUEmbedding accepts only arguments of the
+# function as inputs, and recognizes them by this attribute.
 _INPUT_MARK = "_tpu_input_identity"
 
-# Ops of the TPU, and those that may hold some.
+# Types of TPU ops, and of ops that may contain TPU ops.
 _USES_THE_TPU = frozenset(
     {
         "EnqueueTPUEmbeddingArbitraryTensorBatch",
@@ -127,29 +130,30 @@ _running = threading.local()
 def graph_of_core() -> Any:
     """Returns the graph in which `strategy.run` calls its function.
 
-    None outside of it.
+    Returns None outside `strategy.run`.
     """
     return getattr(_running, "graph", None)
 
 
 class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
-    """What `tlm.emulation.enable` returns; used as any TPUStrategy.
+    """A TPUStrategy over emulated cores, as `tlm.emulation.enable` returns it.
 
-    Outside of a `tf.function`, `run` makes one of the function it is given,
+    Outside a `tf.function`, `run` converts its function to a `tf.function`,
     as on a TPU.
     """
 
-    # MirroredExtended asks for it.
+    # MirroredExtended reads this attribute.
     _collective_key_base = 0
 
     def __init__(self, devices: Devices):
-        """Spreads over the cores of `devices`, which must exist."""
-        # Not TPUStrategy's own: that one looks for a TPU.
+        """Creates a strategy over the cores of `devices`, which must exist."""
+        # `TPUStrategy.__init__` requires a TPU, so it is not called.
         tf.distribute.Strategy.__init__(self, _Extended(self, devices))
         self._functions = weakref.WeakKeyDictionary()
-        # A core runs one program after the other. TensorFlow orders the ops
-        # of one resource, and the ops of the TPU have none: without these, the
-        # `dequeue` behind a loop could take a batch that belongs into it.
+        # A core must run its programs one after the other. TensorFlow orders
+        # ops that use the same resource, and TPU ops do not use a resource.
+        # Without these variables, a `dequeue` after a loop could dequeue a
+        # batch that belongs to the loop.
         self._turns = []
         for core in devices.cores:
             with tf.device(core):
@@ -163,23 +167,25 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         """Calls `fn` once for each core; see `tf.distribute.TPUStrategy.run`.
 
         Args:
-          fn: What a core computes.
-          args: Its arguments; a per-replica value gives each core its own.
-          kwargs: The same by keyword.
-          options: A `tf.distribute.RunOptions`. Shapes are dynamic on CPUs,
-            so what it says about them and about XLA does not matter here.
+          fn: Function that each core runs.
+          args: Positional arguments of `fn`. A per-replica value passes a
+            separate value to each core.
+          kwargs: Keyword arguments of `fn`.
+          options: A `tf.distribute.RunOptions`. It is ignored: shapes are
+            dynamic on CPUs, and XLA is not used.
 
         Returns:
-          What `fn` returned, by replica.
+          The return values of `fn`, by replica.
 
         Raises:
-          RuntimeError: If the caller is compiled by `jit_compile=True`.
+          RuntimeError: If the caller is compiled with `jit_compile=True`.
         """
         if not tf.executing_eagerly():
             return self._run_in_graph(fn, args, kwargs)
         function = self._functions.get(fn)
         if function is None:
-            # Weakly: the function that is made must not keep its key alive.
+            # The reference is weak, because the cached function must not keep
+            # its key alive.
             fn_ref = weakref.ref(fn)
 
             @tf.function
@@ -193,10 +199,11 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         graph = tf.compat.v1.get_default_graph()
         if tf_private.is_xla_graph(graph):
             raise RuntimeError(
-                "`strategy.run` of an emulated TPU cannot be inside of a "
+                "`strategy.run` of an emulated TPU is not supported inside a "
                 "tf.function with jit_compile=True: its cores are several "
-                "CPUs, and XLA compiles for one. Leave jit_compile out, also "
-                "of Keras' `compile`; a TPU compiles the program anyway."
+                "CPUs, and XLA compiles for one device. Leave jit_compile "
+                "out, also in Keras' `compile`; a real TPU always compiles "
+                "the program."
             )
 
         def core(*args, **kwargs):
@@ -210,7 +217,8 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     _mark_input, (args, kwargs)
                 )
                 result = fn(*args, **kwargs)
-            # Where replicas wait for each other, one is traced amid another.
+            # If replicas wait for each other, the program of one replica is
+            # traced in the middle of another one.
             others = {
                 one
                 for one in self.extended.worker_devices
@@ -231,7 +239,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
 
     @property
     def cluster_resolver(self):
-        """None: there is no cluster."""
+        """None, because there is no cluster."""
         return None
 
     def __repr__(self) -> str:
@@ -262,10 +270,11 @@ def _mark_input(value: Any) -> Any:
 
 
 class _Extended(tf_private.MirroredExtended):
-    """Mirrors over the cores and knows the hosts."""
+    """The extended strategy, which mirrors over the cores of the hosts."""
 
     def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
-        # Sums in the order of replicas, so that runs repeat to the bit.
+        # ReductionToOneDevice sums in the order of replicas, so that repeated
+        # runs are bitwise identical.
         super().__init__(
             strategy,
             devices=list(devices.cores),
@@ -282,13 +291,13 @@ class _Extended(tf_private.MirroredExtended):
         return self._devices_of_tpu.num_cores_per_host
 
     def tpu_name_of(self, device: str) -> str:
-        """The name of a core as programs for a TPU have it."""
+        """Returns the device name of a core in programs for a TPU."""
         return self._devices_of_tpu.tpu_name_of(device)
 
     @property
     def tpu_hardware_feature(self):
-        """A chip with the engine of TPUEmbedding, not a SparseCore."""
-        # In place of a proto, of which it reads these two.
+        """The features of a chip with TPUEmbedding and no SparseCore."""
+        # HardwareFeature reads only these two fields of a proto.
         return tf.tpu.experimental.HardwareFeature(
             types.SimpleNamespace(
                 embedding_feature=1, num_embedding_devices_per_chip=0
@@ -296,9 +305,10 @@ class _Extended(tf_private.MirroredExtended):
         )
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        # A structure of distributed values is none itself. Keras' `fit` asks
-        # for the mean of a batch and gets it back from a TPUStrategy; a
-        # MirroredStrategy makes floats of its ids and fails for ragged ones.
+        # A structure of distributed values is not a distributed value. Keras'
+        # `fit` reduces a batch to its mean, which a TPUStrategy returns
+        # unchanged. A MirroredStrategy would convert the ids to floats, and
+        # would fail for ragged ids.
         if not isinstance(value, tf.distribute.DistributedValues):
             return tf_private.reduce_non_distributed_value(
                 reduce_op, value, destinations, self._num_replicas_in_sync
@@ -313,13 +323,15 @@ class _Extended(tf_private.MirroredExtended):
         return super()._experimental_distribute_dataset(dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        made = super()._distribute_datasets_from_function(dataset_fn, options)
+        dataset = super()._distribute_datasets_from_function(
+            dataset_fn, options
+        )
         if options is None or options.experimental_fetch_to_device:
-            self._check_spec(made.element_spec)
-        return made
+            self._check_spec(dataset.element_spec)
+        return dataset
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs):
-        # A shard of a table lives on its host alone.
+        # The shard of a table exists only on its host and is not mirrored.
         if kwargs.pop("skip_mirrored_creator", False):
             return next_creator(**kwargs)
         return super()._create_variable(next_creator, **kwargs)

@@ -1,4 +1,4 @@
-"""Turning the emulation on and off."""
+"""Functions that enable, disable, reset and describe the emulation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
-# If one of these has a kernel before ours are loaded, the process belongs to a
-# TPU runtime. All are looked at: runtimes differ in where they register them.
+# If one of these ops has a kernel before the emulation's kernels are loaded,
+# the process has a TPU runtime. All ops are checked, because TPU runtimes
+# register kernels for different ops.
 _FOREIGN_OPS = (
     "ConfigureTPUEmbedding",
     "ConfigureDistributedTPU",
@@ -41,9 +42,15 @@ _FOREIGN_OPS = (
 
 @dataclasses.dataclass
 class _Process:
-    """What is so for the whole process."""
+    """The state of the emulation in this process.
 
-    strategy: EmulatedTPUStrategy | None = None  # the last one there was
+    Attributes:
+      strategy: The last strategy that `enable` created.
+      is_enabled: Whether the emulation is enabled.
+      is_loaded: Whether the CPU kernels are loaded.
+    """
+
+    strategy: EmulatedTPUStrategy | None = None
     is_enabled: bool = False
     is_loaded: bool = False
 
@@ -60,10 +67,10 @@ def enable(
     """Runs TensorFlow's TPU embedding ops on the CPU, in this process.
 
     Call it at the start of a program, where a Cloud TPU program connects to
-    its TPU; what it returns takes the place of the TPUStrategy. It loads CPU
-    kernels for TensorFlow's own ops, which stay until the process ends, and
-    splits the CPU into logical devices, which TensorFlow does only before its
-    first operation.
+    its TPU, and use the returned strategy instead of a TPUStrategy. The
+    function loads CPU kernels for TensorFlow's TPU ops, which remain loaded
+    until the process ends. It also splits the CPU into logical devices, which
+    TensorFlow supports only before its first operation.
 
     ```python
     strategy = tlm.emulation.enable(num_cores=2)
@@ -72,21 +79,23 @@ def enable(
     ```
 
     Args:
-      num_cores: Replicas of the strategy, each on a logical CPU.
-      num_hosts: Hosts that the tables are cut over; it divides `num_cores`.
-      deadline: Seconds that an op waits for another one which does not come,
-        before it fails with `tf.errors.DeadlineExceededError` and a report of
-        the queues. A TPU would wait forever.
+      num_cores: Number of replicas of the strategy, each on a logical CPU.
+      num_hosts: Number of hosts that the tables are sharded over. `num_cores`
+        must be a multiple of it.
+      deadline: Timeout in seconds. An op that waits longer for another op
+        raises `tf.errors.DeadlineExceededError` with a report of the queues.
+        A TPU would wait forever.
 
     Returns:
       A strategy for which `isinstance(strategy, tf.distribute.TPUStrategy)`
-      holds. Called again with the same numbers: the same one.
+      is True. Another call with the same numbers returns the same strategy.
 
     Raises:
-      TypeError: If a number is none.
-      ValueError: If the numbers do not fit together.
+      TypeError: If an argument is not a number.
+      ValueError: If `num_cores` is not a multiple of `num_hosts`, or a number
+        is out of range.
       RuntimeError: If the process has a TPU runtime, if TensorFlow has
-        started already and has too few logical CPUs, or if the emulation was
+        already started and has too few logical CPUs, or if the emulation was
         enabled with other numbers.
     """
     _check_numbers(num_cores, num_hosts, deadline)
@@ -94,27 +103,27 @@ def enable(
         _check_same(_process.strategy, num_cores, num_hosts)
     if not _process.is_loaded:
         _check_no_kernels()
-    made = devices.make(num_cores, num_hosts)
+    logical_devices = devices.create_devices(num_cores, num_hosts)
     library = ops.load_emulation()
     _process.is_loaded = True
     library.layout_map_set_up_emulation(
         num_cores=num_cores, num_hosts=num_hosts, deadline=deadline
     )
     if not _process.is_enabled:
-        tpu_answers.install(made)
+        tpu_answers.install(logical_devices)
         _process.is_enabled = True
     strategy = _process.strategy
     if strategy is None:
-        strategy = _process.strategy = EmulatedTPUStrategy(made)
+        strategy = _process.strategy = EmulatedTPUStrategy(logical_devices)
     return strategy
 
 
 def disable() -> None:
-    """Forgets the emulated TPU with its tables, and restores replaced names.
+    """Discards the emulated TPU and its tables, and removes the patches.
 
-    The kernels and the logical CPUs stay: TensorFlow cannot take them back.
-    Without an embedding the kernels only raise errors. Nothing happens if the
-    emulation is not enabled.
+    The kernels and the logical CPUs remain, because TensorFlow does not support
+    their removal. Without an embedding the kernels only raise errors. The
+    function does nothing if the emulation is not enabled.
     """
     if not _process.is_enabled:
         return
@@ -130,7 +139,7 @@ def enabled(
     *,
     deadline: float = 60.0,
 ) -> Iterator[EmulatedTPUStrategy]:
-    """`enable` for a `with` block, and `disable` behind it."""
+    """Enables the emulation for a `with` block, and disables it afterwards."""
     strategy = enable(num_cores, num_hosts, deadline=deadline)
     try:
         yield strategy
@@ -139,9 +148,9 @@ def enabled(
 
 
 def initialize_tpu_system() -> None:
-    """Forgets the embedding and its tables, so that another can be built.
+    """Discards the embedding and its tables, so that another can be built.
 
-    On a TPU, `tf.tpu.experimental.initialize_tpu_system` does it.
+    For a real TPU, call `tf.tpu.experimental.initialize_tpu_system` instead.
 
     Raises:
       RuntimeError: If the emulation is not enabled.
@@ -151,7 +160,7 @@ def initialize_tpu_system() -> None:
 
 
 def reset() -> None:
-    """Forgets the steps in flight, as after an error; tables stay.
+    """Discards the steps in flight, for example after an error; keeps tables.
 
     Raises:
       RuntimeError: If the emulation is not enabled.
@@ -161,7 +170,7 @@ def reset() -> None:
 
 
 def report() -> str:
-    """Returns a few lines: the queue of each core, and which calls wait.
+    """Returns a text that lists the queue of each core and the waiting calls.
 
     Raises:
       RuntimeError: If the emulation is not enabled.
@@ -199,8 +208,8 @@ def _check_same(strategy: EmulatedTPUStrategy, num_cores: int, num_hosts: int):
     before = (strategy.num_replicas_in_sync, strategy.extended.num_hosts)
     if before != (num_cores, num_hosts):
         raise RuntimeError(
-            "A process emulates one TPU: it was enabled with "
-            f"num_cores={before[0]}, num_hosts={before[1]}. Received: "
+            "A process can emulate only one TPU. The emulation was enabled "
+            f"with num_cores={before[0]}, num_hosts={before[1]}. Received: "
             f"num_cores={num_cores}, num_hosts={num_hosts}."
         )
 
@@ -211,16 +220,16 @@ def _check_no_kernels() -> None:
         if kernels:
             raise RuntimeError(
                 "The emulation registers CPU kernels for TensorFlow's TPU "
-                "embedding ops, so there must be none yet. Received: a "
-                f"process with a TPU runtime, which has one for {op!r} on "
-                f"{kernels[0].device_type}. Use the TPU, or run this where "
-                "tensorflow-cpu is installed."
+                "embedding ops, so the process must not have such kernels. "
+                "Received: a process with a TPU runtime, which has a kernel "
+                f"for {op!r} on {kernels[0].device_type}. Use the TPU, or "
+                "run the program where tensorflow-cpu is installed."
             )
 
 
 def _check_enabled(name: str) -> None:
     if not _process.is_enabled:
         raise RuntimeError(
-            f"`tlm.emulation.{name}` needs an emulated TPU; call "
+            f"`tlm.emulation.{name}` requires an emulated TPU; call "
             "`tlm.emulation.enable` first."
         )

@@ -1,18 +1,18 @@
-"""What the emulation answers in a TPU's place.
+"""Replacements of TensorFlow functions that the emulation installs.
 
-Programs for a TPU ask TensorFlow which host a core belongs to, whether they
-are inside of `strategy.run`, and for a way from there to the host. This gives
-the answers for emulated cores, to TensorFlow's own TPUEmbedding and to ours;
-all else, and all other strategies, stay as they are.
+Programs for a TPU call TensorFlow functions that return the host of a core,
+that return whether the caller is inside `strategy.run`, and that run code on
+the host from there. The replacements handle emulated cores, both for
+TensorFlow's TPUEmbedding and for the one of this package. They call the
+original function for all other devices and strategies.
+
+Another patch makes TensorFlow's TPU optimizers work with every protobuf
+version. They assign a bool to the enum `low_dimensional_packing_status`, for
+which protobuf 7.34 and later raise a `TypeError`, so that no stock
+`TPUEmbedding` can be built. The patch assigns an int instead, because the two
+values of the bool are numbers of the enum with the same meaning.
 """
 
-# DOC-MERGE: Lets TensorFlow's TPU optimizers write their config with any protobuf.
-#
-# They assign a bool to the enum `low_dimensional_packing_status`. protobuf 7.34
-# and later refuse that with a `TypeError`, so that no stock `TPUEmbedding` can
-# be built. Both values of the bool are numbers of the enum with the same
-# meaning, so an int does.
-#
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +28,7 @@ _emulated: Devices | None = None
 
 
 def install(devices: Devices) -> None:
-    """Answers for `devices` until `uninstall`."""
+    """Installs the replacements for `devices` until `uninstall`."""
     global _emulated
     _emulated = devices
     batches.set_emulated(
@@ -39,7 +39,7 @@ def install(devices: Devices) -> None:
 
 
 def uninstall() -> None:
-    """Takes `install` back."""
+    """Removes the replacements that `install` has installed."""
     global _emulated
     engine.uninstall(runtime_rows.ENUM)
     engine.uninstall(runtime_rows.EMULATION_GROUP)
@@ -50,9 +50,9 @@ def uninstall() -> None:
 def host_of(
     original: Callable[..., str], device: str, device_index: int = 0
 ) -> str:
-    """The CPU of the host that a core belongs to."""
+    """Returns the CPU of the host that a core belongs to."""
     host = None
-    # One host is the CPU that TensorFlow gives anyway.
+    # A single host is the CPU that TensorFlow returns by default.
     if _emulated is not None and len(_emulated.hosts) > 1:
         host = _emulated.host_of(device)
     return host or original(device, device_index)
@@ -64,14 +64,14 @@ def outside_compilation(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Calls `computation`, which is on the host already."""
+    """Calls `computation` directly, because emulated cores are on the host."""
     if graph_of_core() is None:
         return original(computation, *args, **kwargs)
     return computation(*args, **kwargs)
 
 
 def is_in_program(original: Callable[..., bool], embedding: Any) -> bool:
-    """Whether the caller is inside of `strategy.run`."""
+    """Returns whether the caller is inside `strategy.run`."""
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
         return batches.is_in_tpu_program()
     return original(embedding)
@@ -83,8 +83,9 @@ def check_on_host(
     flat_inputs: Any,
     flat_paths: Any,
 ) -> None:
-    """Refuses inputs that are on a core."""
-    # It looks for the names of TPUs, and the cores of its strategy are CPUs.
+    """Checks that inputs are not on a core."""
+    # The original function searches for names of TPUs, and emulated cores are
+    # CPUs.
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
         batches.check_on_host(list(zip(flat_paths, flat_inputs, strict=True)))
     else:
@@ -100,7 +101,7 @@ def enqueue(
     name: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Enqueues, on a core by the name that its CPU has."""
+    """Enqueues on a core that is given by its CPU name or its TPU name."""
     strategy = embedding._strategy
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):
         device = strategy.extended.tpu_name_of(device)
@@ -108,7 +109,7 @@ def enqueue(
 
 
 class _WithEnum:
-    """An optimizer whose packing status is an int; all else is its own."""
+    """A proxy of an optimizer that only converts its packing status to int."""
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
@@ -121,13 +122,13 @@ class _WithEnum:
 
 
 def write(original: Callable[..., Any], optimizer: Any, parameters: Any) -> Any:
-    """Writes the config of an optimizer, which is not changed."""
+    """Writes the config of an optimizer without changing the optimizer."""
     return original(_WithEnum(optimizer), parameters)
 
 
 @contextlib.contextmanager
 def enum_patch_installed() -> Iterator[None]:
-    """Lets the optimizers of TensorFlow write inside a `with` block."""
+    """Installs the patch of TensorFlow's optimizers for a `with` block."""
     engine.install(runtime_rows.ENUM)
     try:
         yield

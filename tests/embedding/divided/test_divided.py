@@ -179,9 +179,9 @@ def test_a_process_whose_peer_died_ends_and_a_restart_resumes(start, tmp_path):
         ),
         (
             "lookup_outside_of_a_step",
-            "Table 'words' is divided among processes",
+            "Table 'words' is sharded over processes",
         ),
-        ("calls_in_two_functions", "are made in one tf.function"),
+        ("calls_in_two_functions", "must be made in one tf.function"),
     ],
 )
 def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):

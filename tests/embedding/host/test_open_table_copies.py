@@ -96,7 +96,7 @@ def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
 def test_one_replica_cannot_enqueue_alone():
     with strategies.mirrored(2).scope():
         made, _ = cases.embedding(settings(), tpu.SGD(0.1))
-    with pytest.raises(ValueError, match="`device` must be None where tables"):
+    with pytest.raises(ValueError, match="`device` must be None if tables"):
         made.enqueue({"ids": tf.constant([1])}, device="/device:CPU:1")
 
 

@@ -184,7 +184,7 @@ def test_a_writer_of_deltas_needs_a_new_base(tmp_path):
     base = save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
     one.vocabularies["words"].resize(300)
-    with pytest.raises(RuntimeError, match="tlm.DeltaWriter made of a new"):
+    with pytest.raises(RuntimeError, match="tlm.DeltaWriter must be created"):
         writer.write()
     with pytest.raises(ValueError, match="have other variables or shapes"):
         tlm.DeltaWriter(one, tmp_path / "deltas", base=base)

@@ -184,7 +184,7 @@ def test_tables_on_servers_are_looked_up_without_a_step(found):
     [
         ("pipelined", "`pipeline_execution_with_tensor_core` must be False"),
         ("host_asked_for", '`engine` must be "auto" under ParameterServer'),
-        ("dequeue_elsewhere", "made in one tf.function"),
+        ("dequeue_elsewhere", "must be made in one tf.function"),
         ("traced_training", "must be a Python bool"),
     ],
 )

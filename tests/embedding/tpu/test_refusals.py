@@ -364,8 +364,8 @@ def test_spmd_gradients_are_larger_in_the_batch_alone():
 def test_spmd_refuses_ragged_and_uneven_batches():
     strategy, embedding = embedding_of(num_cores=4, num_cores_per_replica=2)
     for spec, message in (
-        (tf.RaggedTensorSpec([6, None], tf.int64), "does not take a"),
-        (tf.TensorSpec([5], tf.int32), "divide evenly among the 2"),
+        (tf.RaggedTensorSpec([6, None], tf.int64), "does not support "),
+        (tf.TensorSpec([5], tf.int32), "a multiple of 2, the number of cores"),
     ):
         with pytest.raises(ValueError, match=message):
             traced(

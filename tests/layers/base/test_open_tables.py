@@ -125,7 +125,7 @@ def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
     inputs, labels = data(most=200, seed=1)
     with pytest.raises(
         tf.errors.FailedPreconditionError,
-        match="Keras models be compiled again",
+        match="Keras models must be compiled again",
     ):
         model.fit(inputs, labels, batch_size=16, verbose=0)
     model.compile("sgd", "mse")

@@ -20,11 +20,11 @@ DEADLINE_SECONDS = 180
 # What needs all rows of a table, and what is said where no process has them.
 REFUSED = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
-    "weights.h5": "is divided among processes, and none has all of its rows",
+    "weights.h5": "is sharded over processes, and no process has",
     "set_weights": "tables are not Keras weights",
     "export": "must have all rows of its tables. Received: 'embedding'",
     "export of the model": "must have all rows of its tables. Received: ",
-    "saved_model": "is divided among processes, and none has all of its rows",
+    "saved_model": "is sharded over processes, and no process has",
 }
 
 

@@ -101,7 +101,7 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
         ("no_steps", "Argument `steps_per_epoch` must be at least 1"),
         (
             "call_in_a_function",
-            "remove `@tf.function` from what calls the layer",
+            "remove `@tf.function` from the function that calls",
         ),
         ("without_servers", "in the scope of a ParameterServerStrategy"),
         ("eager", "run_eagerly=False"),

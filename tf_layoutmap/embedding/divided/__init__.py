@@ -1,1 +1,5 @@
-"""Carries a `TPUEmbedding` out with tables divided among processes."""
+"""The backend that runs `TPUEmbedding` with tables sharded over processes.
+
+Start with `backend.py`, which implements the steps of `TPUEmbedding`, and
+`step_exchange.py`, which contains the messages of a step.
+"""

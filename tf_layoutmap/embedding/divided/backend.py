@@ -1,14 +1,13 @@
-"""Carries the steps of a `TPUEmbedding` out with divided tables."""
+"""The backend of `TPUEmbedding` for tables that are sharded over processes.
 
-# DOC-MERGE: The host engine of a process that has a part of each table.
-#
-# Each process has an engine for the steps of all replicas, over its own rows. A
-# replica asks the owners of its rows for them, combines them itself, and sends
-# each owner the gradients of the activations that its rows went into. There the
-# engine gets them as batches: of each feature the ids that are rows of it, with
-# their gains. So the sums are those of one process with as many replicas, in the
-# same order.
-#
+Each process owns one shard of each table, and has an engine for the steps of
+all replicas on its rows. A replica requests rows from their owners, combines
+them, and sends each owner the gradients of the activations that use its rows.
+The engine of the owner receives them as batches, which contain the ids that are
+rows of the owner, with their gains. Therefore gradients are summed in the same
+order as in one process with the same number of replicas.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,11 +28,11 @@ from tf_layoutmap.embedding.spec import config
 
 
 class DividedLookup(NamedTuple):
-    """A lookup that gradients may follow.
+    """A lookup that may receive gradients.
 
     Attributes:
-      opened: By replica, the lookup of this process's engine.
-      step: What it exchanges.
+      opened: Lookup of the engine of this process, by replica.
+      step: The step that the processes exchange.
     """
 
     opened: list[OpenLookup]
@@ -41,7 +40,7 @@ class DividedLookup(NamedTuple):
 
 
 class DividedEngine(HostEngine):
-    """The steps of all replicas on the rows of this process."""
+    """An engine that runs the steps of all replicas on this process's rows."""
 
     def __init__(
         self,
@@ -56,18 +55,18 @@ class DividedEngine(HostEngine):
         """Creates the engine.
 
         Args:
-          spec: Tables and features, of the whole tables.
-          variables: Of `DividedTables`.
+          spec: Features and unsharded tables.
+          variables: Variables that `DividedTables` created.
           group: The processes.
-          out_of_range: What becomes of ids that are no row of their table.
-          rounding_seed: Of tables with 16-bit rows.
-          order: `"exact"` or `"folded"`.
+          out_of_range: How out-of-range ids are handled.
+          rounding_seed: Seed for rounding the rows of 16-bit tables.
+          order: Order of summing gradients, `"exact"` or `"folded"`.
 
         Raises:
-          ValueError: If a table does not go with the order.
+          ValueError: If a table does not support the order.
         """
         self._group = group
-        own = {
+        local_variables = {
             name: {
                 key: getattr(one, "block", one) for key, one in by_name.items()
             }
@@ -77,30 +76,32 @@ class DividedEngine(HostEngine):
             variables[one.name][embedding_tables.PARAMETERS]
             for one in spec.tables
         ]
-        in_order: step_exchange.Order = (
+        gradient_order: step_exchange.Order = (
             step_exchange.Exact(spec, group.size)
             if order == "exact"
             else step_exchange.Folded(
                 spec,
                 group.size,
                 group.rank,
-                [one.cut.num_shards for one in rows],
+                [one.row_partition.num_shards for one in rows],
             )
         )
-        own_spec = _own_spec(spec, own, in_order.features())
+        local_spec = _local_spec(
+            spec, local_variables, gradient_order.features()
+        )
         super().__init__(
-            own_spec,
-            own,
+            local_spec,
+            local_variables,
             num_replicas=group.size,
             rounding_seed=rounding_seed,
             first_rows=[one.rows.start for one in rows],
         )
         self._exchange = step_exchange.StepExchange(
             spec,
-            own_spec,
+            local_spec,
             variables,
             group,
-            in_order,
+            gradient_order,
             out_of_range=out_of_range,
             rounding_seed=rounding_seed,
         )
@@ -108,11 +109,11 @@ class DividedEngine(HostEngine):
 
     @property
     def restores(self) -> multi_process.RestoreCounter:
-        """How many checkpoints this process has restored."""
+        """The number of checkpoints that this process has restored."""
         return self._exchange.restores
 
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
-        """Tells the owners of rows the ids of this replica."""
+        """Sends the ids of this replica to the owners of the rows."""
         step, of_training, inputs = self._exchange.plan(training, features)
         for other, received in enumerate(inputs):
             super().enqueue(other, of_training[other], received)
@@ -132,18 +133,18 @@ class DividedEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies this replica's gradients, and those of other processes.
+        """Applies the gradients of this replica and of other processes.
 
-        The hyperparameters of the last replica count, in all processes.
+        All processes use the hyperparameters of the last replica.
         """
         received, last = self._exchange.send_gradients(
             self._steps.take_dequeued(), gradients, hyperparameters
         )
-        for other, own in enumerate(received):
-            super().apply(other, own, last)
+        for other, local_gradients in enumerate(received):
+            super().apply(other, local_gradients, last)
 
     def open(self, replica: int, features: engine.StepInputs) -> DividedLookup:
-        """Opens this replica's lookup, and those of other processes."""
+        """Opens the lookups of this replica and of other processes."""
         step, _, inputs = self._exchange.plan(True, features)
         return DividedLookup(
             [
@@ -158,7 +159,7 @@ class DividedEngine(HostEngine):
         return self._exchange.fetch(lookup.step)
 
     def look_up_only(self, features: engine.StepInputs) -> list[tf.Tensor]:
-        """Returns activations that nothing follows, one per feature."""
+        """Returns activations without gradients, one per feature."""
         step, _, _ = self._exchange.plan(False, features)
         return self._exchange.fetch(step)
 
@@ -168,13 +169,16 @@ class DividedEngine(HostEngine):
         lookup: DividedLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Keeps this replica's gradients, and those of other processes."""
+        """Stores the gradients of this replica and of other processes."""
         received, _ = self._exchange.send_gradients(lookup.step, gradients, [])
         marks = [
-            super(DividedEngine, self).follow(other, opened, own)
-            for other, (opened, own) in enumerate(zip(lookup.opened, received))
+            super(DividedEngine, self).follow(other, opened, local_gradients)
+            for other, (opened, local_gradients) in enumerate(
+                zip(lookup.opened, received)
+            )
         ]
-        # In order, and none left out: the others' marks come from there.
+        # All of these ops must run in order. The marks of the other replicas
+        # are returned in their own processes.
         with tf.control_dependencies(marks):
             return tf.identity(marks[replica])
 
@@ -184,42 +188,45 @@ class DividedEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies what the marks of the replicas of all processes stand for.
+        """Applies the gradients of the marks of replicas in all processes.
 
-        The hyperparameters of the last replica count, in all processes.
+        All processes use the hyperparameters of the last replica.
         """
-        own = tf.concat([tf.reshape(marks, [-1]), *hyperparameters], 0)
-        found = self._group.all_gather(own[tf.newaxis])
+        local_values = tf.concat([tf.reshape(marks, [-1]), *hyperparameters], 0)
+        gathered = self._group.all_gather(local_values[tf.newaxis])
         size = int(marks.shape.num_elements())
         last = step_exchange.split_vector(
-            found[-1, size:], [one.shape for one in hyperparameters]
+            gathered[-1, size:], [one.shape for one in hyperparameters]
         )
         for other in range(self._group.size):
             super().apply_followed(
-                other, tf.reshape(found[other, :size], marks.shape), last
+                other, tf.reshape(gathered[other, :size], marks.shape), last
             )
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the engine holds: of the rows of this process."""
-        found = super().describe()
-        # Of ids as owners get them, which are no counts of batches.
-        del found["features"]
-        return found
+        """Returns the counters and the steps in flight of this process."""
+        counts = super().describe()
+        # The engine counts the ids that an owner receives. These are not the
+        # counts of the features of a batch.
+        del counts["features"]
+        return counts
 
 
-def _own_spec(
+def _local_spec(
     spec: config.EmbeddingSpec,
-    own: dict[str, dict[str, Any]],
+    local_variables: dict[str, dict[str, Any]],
     features: tuple[config.FeatureSpec, ...],
 ) -> config.EmbeddingSpec:
-    """What the engine of a process is told: its rows, and ids with gains."""
+    """Returns the spec of a process's engine: its rows, and ids with gains."""
     return dataclasses.replace(
         spec,
         tables=tuple(
             dataclasses.replace(
                 one,
                 num_rows=int(
-                    own[one.name][embedding_tables.PARAMETERS].shape[0]
+                    local_variables[one.name][
+                        embedding_tables.PARAMETERS
+                    ].shape[0]
                 ),
                 combiner="sum",
                 quantization=None,
@@ -231,7 +238,7 @@ def _own_spec(
 
 
 class DividedBackend(HostBackend):
-    """A `HostBackend` whose process has a part of each table."""
+    """A `HostBackend` whose process has one shard of each table."""
 
     is_divided: ClassVar[bool] = True
 
@@ -247,17 +254,17 @@ class DividedBackend(HostBackend):
         rounding_seed: int,
         order: str,
     ):
-        """Takes the checked arguments of `TPUEmbedding`.
+        """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If updates are to wait for the next step, a
-            table takes ids as they come, or a process has several devices.
+          NotImplementedError: If `is_pipelined` is True, a table has an open
+            vocabulary, or a process has several devices.
           ValueError: If there is a partitioner.
         """
         if spec.has_open_tables:
             raise NotImplementedError(
                 "Argument `vocabularies` must be None with over_processes="
-                '"divided": keys have no owners yet. Received: '
+                '"divided", which does not support keys. Received: '
                 f"{[one.name for one in spec.tables if one.vocabulary]}."
             )
         if is_pipelined:
@@ -303,7 +310,7 @@ class DividedBackend(HostBackend):
         )
 
     def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:
-        """Returns activations that nothing follows, one per feature."""
+        """Returns activations without gradients, one per feature."""
         self._replicas.require_current("call")
         assert isinstance(self.engine, DividedEngine)
         return self._shapes.shape_all_activations(
@@ -313,6 +320,6 @@ class DividedBackend(HostBackend):
         )
 
     def note_restore(self) -> None:
-        """Counts a restore, which all processes must make."""
+        """Counts a restore, which all processes must perform."""
         assert isinstance(self.engine, DividedEngine)
         self.engine.restores.add_one()

@@ -1,17 +1,21 @@
-"""What the processes of divided tables send each other in a step."""
+"""The messages that processes exchange in a step on sharded tables.
 
-# DOC-MERGE: The steps of one embedding between `enqueue` and `apply_gradients`.
-#
-# What a process knows of a step are tensors of the function being traced.
-#
-# DOC-MERGE: In which order the gradients of a row are summed, and so what travels.
-#
-# exact    ids with their gains, and gradients of activations: an owner sums
-#          what all replicas contribute in the order feature, replica,
-#          sample, position, as one process with as many replicas does
-# folded   one gradient for each unique row of a replica, summed there: an
-#          owner adds those of the replicas up, in another order
-#
+`StepExchange` requests rows from their owners and sends gradients to them. The
+order in which the gradients of a row are summed determines the messages:
+
+exact    Messages contain ids with their gains, and gradients of activations. An
+         owner sums the contributions of all replicas in the order feature,
+         replica, sample, position, like one process with the same number of
+         replicas.
+folded   Each replica sums the gradients of each of its unique rows, and sends
+         one gradient per unique row. An owner adds the sums of the replicas,
+         so the order differs from "exact".
+
+`StepsInFlight` holds the steps of one embedding between `enqueue` and
+`apply_gradients`. The state of a step consists of tensors of the traced
+function.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -32,15 +36,15 @@ from tf_layoutmap.embedding.spec import config
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A batch on its way.
+    """A step in flight.
 
     Attributes:
-      plan: Of `PlanExchange`.
-      requests: By process, the rows that it wants of this one.
-      sizes: `[processes, processes, 4]` int64: by sender and owner, those of
-        `PlanExchange`.
-      num_samples: By process and feature, `[num_features]` int64 each: the
-        activations whose gradients this process gets.
+      plan: Output `plan` of the op `PlanExchange`.
+      requests: Requests for rows of this process, by requesting process.
+      sizes: `[processes, processes, 4]` int64 tensor with the sizes that
+        `PlanExchange` returned, by sender and owner.
+      num_samples: `[num_features]` int64 tensors, by process: the numbers of
+        activations whose gradients this process receives.
     """
 
     plan: tf.Tensor
@@ -50,30 +54,30 @@ class Step:
 
 
 class StepsInFlight(steps.StepQueues[Step]):
-    """Queues of steps, one for each function that is traced."""
+    """The queues of steps, one for each traced function."""
 
     def __init__(self):
-        """Starts without steps."""
+        """Creates empty queues."""
         super().__init__(
-            "With tables that are divided among processes, the calls of a "
-            "step are made in one tf.function."
+            "With tables that are sharded over processes, all calls of a step "
+            "must be made in one tf.function."
         )
 
 
-# Numbers of each pair of processes: the columns of `sizes` of `PlanExchange`.
+# Columns of `sizes` of `PlanExchange`, which has a row per pair of processes.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
-# Words of 4 bytes before the rows that an owner sends, and before the type and
-# the counts of rows of what `FoldGradients` writes.
+# Number of 4-byte words before the rows in the message of an owner, and before
+# the type and the row counts in a message of `FoldGradients`.
 _FETCHED_HEADER = 2
 _APPLY_HEADER = 8
 
 
 class Order(Protocol):
-    """What an order decides.
+    """The interface of the orders of summing gradients.
 
     Attributes:
-      sends_contributions: Whether owners are told ids with their gains.
+      sends_contributions: Whether owners receive ids with their gains.
     """
 
     sends_contributions: bool
@@ -87,10 +91,10 @@ class Order(Protocol):
         request: tf.Tensor,
         contributions: tf.Tensor,
     ) -> tuple[list[embedding_inputs.FeatureIds], tf.Tensor]:
-        """Reads what a process has sent, for an `enqueue` of its replica.
+        """Reads the message of a process, for an `enqueue` of its replica.
 
         Returns:
-          What it enqueues, and by feature the number of samples, int64.
+          The inputs to enqueue, and the int64 number of samples per feature.
         """
         ...
 
@@ -99,34 +103,36 @@ class Order(Protocol):
         step: Step,
         gradients: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns what each owner gets of the gradients of a step.
+        """Returns the gradients of a step that are sent to each owner.
 
         Args:
           step: The step.
-          gradients: Shaped as the activations, one per feature.
+          gradients: One gradient per feature, with the shape of its
+            activations.
 
         Returns:
-          By owner a vector of floats; and by sender and owner its size.
+          A vector of floats for each owner, and the sizes of these vectors by
+          sender and owner.
         """
         ...
 
     def num_skipped(self) -> int:
-        """Returns how many floats precede the gradients for this owner."""
+        """Returns the number of floats before the gradients for this owner."""
         ...
 
 
 class Exact:
-    """Contributions travel as they are."""
+    """The order that sends all contributions without summing them."""
 
     sends_contributions = True
 
     def __init__(self, spec: config.EmbeddingSpec, num_owners: int):
-        """Takes tables and features, and how many processes there are."""
+        """Creates the order for tables, features and a number of processes."""
         self._spec = spec
         self._num_owners = num_owners
 
     def features(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns all features, without sequences: gains say it all."""
+        """Returns all features, not as sequences, which gains represent."""
         return tuple(
             dataclasses.replace(one, max_sequence_length=0)
             for one in self._spec.features
@@ -139,18 +145,18 @@ class Exact:
     ) -> tuple[list[embedding_inputs.FeatureIds], tf.Tensor]:
         """Reads contributions; see `Order`."""
         del request
-        found = ops.read_contributions(
+        batch = ops.read_contributions(
             words=contributions, num_features=len(self._spec.features)
         )
         return [
             embedding_inputs.FeatureIds(*one)
             for one in zip(
-                found.ids,
-                found.splits,
-                tf.unstack(found.num_samples),
-                found.weights,
+                batch.ids,
+                batch.splits,
+                tf.unstack(batch.num_samples),
+                batch.weights,
             )
-        ], found.num_samples
+        ], batch.num_samples
 
     def values(
         self,
@@ -165,12 +171,12 @@ class Exact:
         ), step.sizes[:, :, GRADIENTS]
 
     def num_skipped(self) -> int:
-        """None."""
+        """Returns 0."""
         return 0
 
 
 class Folded:
-    """One gradient of each unique row travels."""
+    """The order that sends one summed gradient per unique row."""
 
     sends_contributions = False
 
@@ -181,22 +187,23 @@ class Folded:
         rank: int,
         num_shards: Sequence[int],
     ):
-        """Takes tables and features, and who has which.
+        """Creates the order for tables, features and processes.
 
         Args:
           spec: Tables and features.
-          num_owners: Processes.
-          rank: The number of this one.
-          num_shards: Of each table: the first processes have one each.
+          num_owners: Number of processes.
+          rank: Index of this process.
+          num_shards: Number of shards of each table. The first processes have
+            one shard each.
 
         Raises:
-          ValueError: If a rule takes one step per contribution.
+          ValueError: If an optimizer applies each gradient separately.
         """
         for table in spec.tables:
             if table.optimizer and not table.optimizer.accumulates:
                 raise ValueError(
-                    'Argument `order` must be "exact" where an optimizer '
-                    "takes one step for each gradient of a row. Received: "
+                    'Argument `order` must be "exact" if an optimizer '
+                    "applies each gradient of a row separately. Received: "
                     '"folded" with use_gradient_accumulation=False (table '
                     f"{table.name!r})."
                 )
@@ -204,14 +211,15 @@ class Folded:
         self._num_owners = num_owners
         self._rank = rank
         self._num_shards = num_shards
-        # Sums do not depend on them; those of the update go another way.
+        # `FoldGradients` requires hyperparameters, but the sums do not depend
+        # on them. The hyperparameters of the update are sent separately.
         self._hyperparameters = [
             [1.0, *one.optimizer.constants] if one.optimizer else []
             for one in spec.tables
         ]
 
     def features(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns one for each table."""
+        """Returns one feature for each table."""
         return tuple(
             config.FeatureSpec(one.name, number, 0)
             for number, one in enumerate(self._spec.tables)
@@ -235,8 +243,8 @@ class Folded:
             if count
             else ()
         )
-        none = (tf.zeros([0], tf.uint32), tf.constant(0, tf.int64))
-        found = [next(rows) if has else none for has in has_rows]
+        no_rows = (tf.zeros([0], tf.uint32), tf.constant(0, tf.int64))
+        rows_of_tables = [next(rows) if has else no_rows for has in has_rows]
         return [
             embedding_inputs.FeatureIds(
                 tf.cast(ids, tf.int64),
@@ -244,15 +252,15 @@ class Folded:
                 size,
                 tf.zeros([0]),
             )
-            for ids, size in found
-        ], tf.stack([size for _, size in found])
+            for ids, size in rows_of_tables
+        ], tf.stack([size for _, size in rows_of_tables])
 
     def values(
         self,
         step: Step,
         gradients: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns sums of gradients; see `Order`."""
+        """Returns the sums of gradients; see `Order`."""
         fetched = step.sizes[:, :, FETCHED]
         messages = ops.fold_gradients(
             plan=step.plan,
@@ -261,7 +269,7 @@ class Folded:
                 tf.constant(one, tf.float32) for one in self._hyperparameters
             ],
             token=tf.constant([0, -1, 0], tf.int64),
-            # Their sizes are what is looked at.
+            # The op reads only the sizes of these tensors.
             fetched=[
                 tf.zeros([4 * fetched[self._rank, owner]], tf.uint8)
                 for owner in range(self._num_owners)
@@ -275,7 +283,9 @@ class Folded:
                 tf.int64,
             )
         )
-        # Owners know the rows, which follow.
+        # Only hyperparameters and gradients are sent. The row numbers that
+        # follow them in a message are omitted, because an owner has received
+        # them in the request.
         return [
             _floats(
                 one,
@@ -291,7 +301,7 @@ class Folded:
         ], sizes
 
     def num_skipped(self) -> int:
-        """The hyperparameters of the tables of this process."""
+        """Returns the number of hyperparameters of this process's tables."""
         return self._num_constants(self._rank)
 
     def _num_constants(self, owner: int) -> int:
@@ -303,35 +313,37 @@ class Folded:
 
 
 def exchanged_bytes(words: tf.Tensor) -> tf.Tensor:
-    """Returns a vector of int32 as the bytes that it was made of."""
+    """Returns an int32 vector as the bytes that `_words` has converted."""
     return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
 
 
 def _floats(message: tf.Tensor, first: int, size: tf.Tensor) -> tf.Tensor:
-    """Returns `size` floats of a message, from byte `first` on."""
+    """Returns `size` floats of a message, starting at byte `first`."""
     return tf.bitcast(
         tf.reshape(message[first : first + 4 * size], [-1, 4]), tf.float32
     )
 
 
-# Of the variable `applied` of `FetchRows`, which counts nothing here.
+# Size of the variable `applied`, which `FetchRows` requires and which is not
+# used by this backend.
 _APPLIED_SIZE = 2054
 
-# Code points of an error that the others are told.
+# Maximum number of code points of an error message that is sent to the other
+# processes.
 _MESSAGE_SIZE = 400
 
 
 class StepExchange:
-    """Asks the owners of rows for them, and sends them gradients.
+    """The exchange of requests, rows and gradients with the owners of rows.
 
     Attributes:
-      restores: How many checkpoints this process has restored.
+      restores: Counter of the checkpoints that this process has restored.
     """
 
     def __init__(
         self,
         spec: config.EmbeddingSpec,
-        own_spec: config.EmbeddingSpec,
+        local_spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
         group: divided_tables.Group,
         order: Order,
@@ -339,27 +351,27 @@ class StepExchange:
         out_of_range: str,
         rounding_seed: int,
     ):
-        """Prepares the steps of an engine.
+        """Creates the exchange for the steps of an engine.
 
         Args:
-          spec: Tables and features, of the whole tables.
-          own_spec: Those of the engine of this process.
-          variables: Of `DividedTables`.
+          spec: Features and unsharded tables.
+          local_spec: Tables and features of the engine of this process.
+          variables: Variables that `DividedTables` created.
           group: The processes.
-          order: In which the gradients of a row are summed.
-          out_of_range: What becomes of ids that are no row of their table.
-          rounding_seed: Of tables with 16-bit rows.
+          order: Order in which the gradients of a row are summed.
+          out_of_range: How out-of-range ids are handled.
+          rounding_seed: Seed for rounding the rows of 16-bit tables.
         """
         self._spec = spec
-        self._own_spec = own_spec
+        self._local_spec = local_spec
         self._tables: list[DividedTable] = [
             variables[one.name][embedding_tables.PARAMETERS]
             for one in spec.tables
         ]
         self._group = group
         self._order = order
-        cuts = [one.cut for one in self._tables]
-        num_shards = [one.num_shards for one in cuts]
+        partitions = [one.row_partition for one in self._tables]
+        num_shards = [one.num_shards for one in partitions]
         self._plan_attrs = {
             **engine.config_attrs(
                 spec,
@@ -368,7 +380,7 @@ class StepExchange:
                 rounding_seed=rounding_seed,
             ),
             "table_num_shards": num_shards,
-            "table_offsets": [row for one in cuts for row in one.offsets],
+            "table_offsets": [row for one in partitions for row in one.offsets],
             "num_owners": group.size,
             "shard_owners": [
                 shard for one in num_shards for shard in range(one)
@@ -387,19 +399,20 @@ class StepExchange:
         training: Any,
         features: engine.StepInputs,
     ) -> tuple[Step, list[tf.Tensor], list[Any]]:
-        """Tells the owners of rows which ones this replica asks for.
+        """Sends the owners of rows the requests of this replica.
 
         Args:
           training: Whether gradients will follow.
-          features: This replica's batch.
+          features: Batch of this replica.
 
         Returns:
-          The step; and by process whether it trains, and the batch that its
-          replica has for the rows of this one.
+          A tuple of the step, a list that contains for each process whether it
+          trains, and a list that contains for each process the part of its
+          batch that uses rows of this process.
         """
         group = self._group
         with tf.device(embedding_tables.HOST):
-            found = ops.plan_exchange(
+            exchange_plan = ops.plan_exchange(
                 **engine.batch_inputs(features),
                 training=tf.convert_to_tensor(
                     training if self._order.sends_contributions else False,
@@ -407,7 +420,7 @@ class StepExchange:
                 ),
                 **self._plan_attrs,
             )
-        is_bad = tf.strings.length(found.error) > 0
+        is_bad = tf.strings.length(exchange_plan.error) > 0
         heads = tf.ensure_shape(
             group.all_gather(
                 tf.concat(
@@ -419,7 +432,7 @@ class StepExchange:
                                 tf.cast(is_bad, tf.int64),
                             ]
                         ),
-                        tf.reshape(found.sizes, [-1]),
+                        tf.reshape(exchange_plan.sizes, [-1]),
                     ],
                     0,
                 )[tf.newaxis]
@@ -427,14 +440,16 @@ class StepExchange:
             [group.size, 3 + 4 * group.size],
         )
         checks = multi_process.check_restores(heads[:, 1], 1)
-        check = _check_errors(group, heads[:, 2] > 0, found.error)
+        check = _check_errors(group, heads[:, 2] > 0, exchange_plan.error)
         with tf.control_dependencies([*checks, check]):
             sizes = tf.reshape(heads[:, 3:], [group.size, group.size, 4])
             of_training = tf.unstack(heads[:, 0] > 0)
         words = group.exchange(
             [
                 tf.concat(one, 0)
-                for one in zip(found.requests, found.contributions)
+                for one in zip(
+                    exchange_plan.requests, exchange_plan.contributions
+                )
             ],
             sizes[:, :, REQUEST] + sizes[:, :, CONTRIBUTIONS],
         )
@@ -446,18 +461,18 @@ class StepExchange:
                 ids, counts = self._order.read(received[:size], received[size:])
             inputs.append(ids)
             num_samples.append(counts)
-        step = Step(found.plan, requests, sizes, num_samples)
+        step = Step(exchange_plan.plan, requests, sizes, num_samples)
         return step, of_training, inputs
 
     def fetch(self, step: Step) -> list[tf.Tensor]:
-        """Looks a batch up in rows that their owners send."""
-        own = [
+        """Returns the activations of a batch from rows that owners send."""
+        with_rows = [
             one
-            for one in zip(self._own_spec.tables, self._tables)
+            for one in zip(self._local_spec.tables, self._tables)
             if one[1].rows
         ]
-        specs = [spec for spec, _ in own]
-        shards = [table.block.handle for _, table in own]
+        specs = [spec for spec, _ in with_rows]
+        shards = [table.block.handle for _, table in with_rows]
         fetched = []
         for request in step.requests:
             with tf.device(embedding_tables.HOST):
@@ -477,7 +492,8 @@ class StepExchange:
                     if specs
                     else tf.zeros([2], tf.int32)
                 )
-        # What a process sends are the rows that were asked of it.
+        # Rows are sent from owners to requesting processes, so the sizes by
+        # requesting process and owner are transposed.
         received = self._group.exchange(
             fetched, tf.transpose(step.sizes[:, :, FETCHED])
         )
@@ -497,12 +513,13 @@ class StepExchange:
         """Sends gradients to the owners of the rows that were looked up.
 
         Args:
-          step: Of the lookup.
-          gradients: By feature, shaped as the activations.
-          hyperparameters: Vectors that are sent with them.
+          step: Step of the lookup.
+          gradients: One gradient per feature, with the shape of its
+            activations.
+          hyperparameters: Vectors that are sent with the gradients.
 
         Returns:
-          The gradients for the rows of this process, by process and feature;
+          The gradients for the rows of this process, by process and feature,
           and the hyperparameters of the last replica.
         """
         with tf.device(embedding_tables.HOST):
@@ -514,9 +531,9 @@ class StepExchange:
             [tf.concat([head, one], 0) for one in values], sizes + num_head
         )
         first = num_head + self._order.num_skipped()
-        spec = self._own_spec
+        spec = self._local_spec
         dims = [spec.table_of(one).dim for one in spec.features]
-        found = [
+        gradients_of_processes = [
             [
                 tf.reshape(rows, [-1, dim])
                 for rows, dim in zip(
@@ -530,22 +547,24 @@ class StepExchange:
             ]
             for one, num_samples in zip(received, step.num_samples)
         ]
-        return found, split_vector(received[-1][:num_head], shapes)
+        return gradients_of_processes, split_vector(
+            received[-1][:num_head], shapes
+        )
 
 
 def _check_errors(
     group: divided_tables.Group, is_bad: tf.Tensor, error: tf.Tensor
 ) -> tf.Tensor:
-    """Raises the error of any process in all of them."""
+    """Raises an error of any process in all processes."""
 
-    def tell():
+    def raise_error():
         points = tf.strings.unicode_decode(error, "UTF-8")[:_MESSAGE_SIZE]
         points = group.all_gather(
             tf.pad(points, [[0, _MESSAGE_SIZE - tf.size(points)]])[tf.newaxis]
         )
         first = tf.argmax(is_bad)
         points = tf.gather(points, first)
-        # An assertion would show quotes with a backslash before each.
+        # An assertion would print a backslash before each quote.
         message = tf.strings.regex_replace(
             tf.strings.unicode_encode(
                 tf.boolean_mask(points, points > 0), "UTF-8"
@@ -564,16 +583,18 @@ def _check_errors(
         with tf.control_dependencies([] if check is None else [check]):
             return tf.constant(True)
 
-    return tf.cond(tf.reduce_any(is_bad), tell, lambda: tf.constant(True))
+    return tf.cond(
+        tf.reduce_any(is_bad), raise_error, lambda: tf.constant(True)
+    )
 
 
 def _words(message: tf.Tensor) -> tf.Tensor:
-    """Bytes four by four, as collectives take them."""
+    """Returns bytes as int32 words, which collectives support."""
     return tf.bitcast(tf.reshape(message, [-1, 4]), tf.int32)
 
 
 def split_vector(values: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Cuts a vector into vectors of known sizes."""
+    """Splits a vector into vectors of known sizes."""
     return (
         [
             tf.ensure_shape(part, shape)

@@ -1,18 +1,18 @@
-"""Tables of which each process has the rows of one shard."""
+"""Tables that are sharded over processes, with collectives and checkpoints.
 
-# DOC-MERGE: Writes divided tables into a checkpoint, a part of them in memory at a time.
-#
-# TensorFlow asks for the values of all tensors before it writes the first. So a
-# save of it writes everything else, aside, and is told that tables have no value;
-# then the processes bring their rows to the first, which writes them in files of
-# some size as they come, and TensorFlow makes one checkpoint of all files.
-#
-# DOC-MERGE: What processes send to each other in a step: vectors of unequal sizes.
-#
-# TensorFlow's collectives do it, which are not part of the interface of its
-# strategies. Its all-to-all sends blocks of one size; so sizes are told first,
-# and the largest block of a step is that of all.
-#
+`DividedTable` has the rows of one shard in each process. `Group` exchanges
+vectors of unequal sizes between the processes. It uses TensorFlow's
+collectives, which are not part of the public strategy API. Their all-to-all
+sends blocks of equal size, so the processes exchange the sizes first, and all
+blocks are padded to the largest one.
+
+`save` writes a checkpoint without having all rows in memory. TensorFlow's saver
+reads the values of all tensors before it writes the first one. Therefore `save`
+lets TensorFlow write all other tensors to a temporary file first. Then the
+processes send their rows to the first process, which writes them to several
+files, and TensorFlow merges all files into one checkpoint.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -31,8 +31,8 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import checkpoint_files
 
-# How long a process waits for the others, which may be writing a checkpoint.
-# One that died is noticed earlier, by its connection.
+# Timeout of collectives. Other processes may write a checkpoint in this time. A
+# dead process is detected earlier, because its connection closes.
 TIMEOUT_SECONDS = 600
 
 _INT32 = (tf.uint32, tf.int32)
@@ -42,12 +42,12 @@ class Group:
     """The processes of a `MultiWorkerMirroredStrategy`.
 
     Attributes:
-      size: How many they are.
-      rank: The number of this one.
+      size: Number of processes.
+      rank: Index of this process.
     """
 
     def __init__(self, strategy: Any):
-        """Takes the strategy, outside of its replicas.
+        """Reads the processes of a strategy in cross-replica context.
 
         Raises:
           NotImplementedError: If a process has several replicas.
@@ -56,12 +56,12 @@ class Group:
         self.size = int(strategy.num_replicas_in_sync)
         if len(strategy.extended.worker_devices) != 1:
             raise NotImplementedError(
-                'Argument `over_processes` must be "copied" where a process '
-                "has several devices: the parts of a table belong to "
-                'processes of one replica. Received: "divided" with the '
-                f"devices {strategy.extended.worker_devices}."
+                'Argument `over_processes` must be "copied" if a process has '
+                "several devices, because a process that owns a shard must "
+                'have one replica. Received: "divided" with the devices '
+                f"{strategy.extended.worker_devices}."
             )
-        # Not under a name of its own in the interface of strategies.
+        # Strategies have no attribute for the index of the process.
         self.rank = int(
             strategy.run(
                 lambda: (
@@ -71,10 +71,11 @@ class Group:
         )
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensors of all processes, one after the other.
+        """Returns the tensors of all processes, concatenated along axis 0.
 
         Args:
-          tensor: Of one shape in all processes.
+          tensor: Tensor of this process. Its shape must be equal in all
+            processes.
         """
         launcher = self._launcher
         with tf.device(tf_private.device_of_collectives(launcher)):
@@ -89,15 +90,15 @@ class Group:
         blocks: Sequence[tf.Tensor],
         sizes: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Sends each process its block, and returns what came from each.
+        """Sends a block to each process, and returns the received blocks.
 
         Args:
-          blocks: By process, a vector of float32, int32 or uint32.
-          sizes: `[size, size]` int64: of the block from each process to each,
-            the same in all processes.
+          blocks: Vector of float32, int32 or uint32 for each process.
+          sizes: `[size, size]` int64 sizes of the blocks by sender and
+            receiver. The tensor must be equal in all processes.
 
         Returns:
-          By process, the block that it has sent here.
+          The block that each process has sent to this one.
         """
         dtype = blocks[0].dtype
         largest = tf.maximum(tf.reduce_max(sizes), 1)
@@ -124,20 +125,21 @@ class Group:
         ]
 
 
-# Bytes that the first process collects in memory before it writes them to a
-# file. The C library keeps much of it for the process: files of 128 MiB left it
-# 300 MB larger after its first save.
+# Number of bytes that the first process collects in memory before it writes
+# them to a file. The C library does not return all of this memory to the
+# system: with files of 128 MiB, the process was 300 MB larger after its first
+# save.
 PART_BYTES = 1 << 25
-# Of a checkpoint: very large tables have larger files instead of more.
+# Maximum number of files of a checkpoint. Very large tables have larger files.
 _MOST_PARTS = 256
 
 
-class Gathered(Protocol):
-    """A table whose rows all processes bring to the first one.
+class GatherableTable(Protocol):
+    """A table whose rows all processes send to the first one.
 
     Attributes:
-      dtype: How rows are stored.
-      shape: Rows and columns of all processes together.
+      dtype: Dtype of the stored rows.
+      shape: Shape of the unsharded table.
     """
 
     dtype: tf.DType
@@ -148,36 +150,43 @@ class Gathered(Protocol):
         ...
 
     def slice_spec(self, first: int, count: int) -> str:
-        """Returns how a checkpoint calls `count` rows from `first` on."""
+        """Returns the slice spec of `count` rows from row `first` on."""
         ...
 
 
-class _Noted(threading.local):
-    """The tables that a save of this thread has met, and their keys."""
+class _PendingTables(threading.local):
+    """The tables that the save of this thread writes last, with their keys.
 
-    tables: list[tuple[Gathered, str]] | None = None
+    Attributes:
+      tables: List of tables and keys; None if no `save` is running.
+    """
+
+    tables: list[tuple[GatherableTable, str]] | None = None
 
 
-_noted = _Noted()
+_pending = _PendingTables()
 
 
-def register_tables(table: Gathered, key: str) -> bool:
-    """Lets a table be written after all else; false where nobody will.
+def register_table(table: GatherableTable, key: str) -> bool:
+    """Registers a table that `save` writes after all other tensors.
 
     Args:
-      table: It.
-      key: The name of its tensor in the checkpoint.
+      table: The table.
+      key: Name of its tensor in the checkpoint.
+
+    Returns:
+      False if no `save` is running that could write the table.
     """
-    if _noted.tables is None:
+    if _pending.tables is None:
         return False
-    _noted.tables.append((table, key))
+    _pending.tables.append((table, key))
     return True
 
 
-def gathered(table: Gathered) -> tf.Tensor | None:
+def gather_rows(table: GatherableTable) -> tf.Tensor | None:
     """Returns all rows in the first process, and None in the others."""
-    found = sorted(table.gather(), key=lambda one: one[0])
-    return tf.concat([rows for _, rows in found], 0) if found else None
+    blocks = sorted(table.gather(), key=lambda one: one[0])
+    return tf.concat([rows for _, rows in blocks], 0) if blocks else None
 
 
 def save(
@@ -188,7 +197,7 @@ def save(
     session: Any = None,
     options: Any = None,
 ) -> Any:
-    """Saves as `original` does, and divided tables part by part."""
+    """Saves like `original`, but writes sharded tables to several files."""
     if not tf.executing_eagerly() or not isinstance(
         file_prefix, (str, os.PathLike)
     ):
@@ -196,64 +205,69 @@ def save(
     target = os.fspath(file_prefix)
     if checkpoint_number:
         target = f"{target}-{int(checkpoint_number)}"
-    parts = _Parts(f"{target}.being-written")
-    _noted.tables = found = []
+    files = _TableFiles(f"{target}.being-written")
+    _pending.tables = sharded_tables = []
     try:
         try:
-            parts.try_to(original, saver, parts.aside, None, session, options)
+            files.run_unless_failed(
+                original, saver, files.aside, None, session, options
+            )
         finally:
-            _noted.tables = None
-        parts.expect(
+            _pending.tables = None
+        files.set_total_bytes(
             sum(
                 table.dtype.size * table.shape.num_elements()
-                for table, _ in found
+                for table, _ in sharded_tables
             )
         )
-        for table, key in found:
-            parts.add(table, key)
-        return parts.become(target)
+        for table, key in sharded_tables:
+            files.add(table, key)
+        return files.commit(target)
     finally:
-        parts.remove()
+        files.remove()
 
 
-class _Parts:
-    """Files that tables are written to, one after the other.
+class _TableFiles:
+    """The temporary files that tables are written to, one after the other.
 
-    After an error nothing more is written, but all rows are still brought here:
-    the other processes would wait for this one.
+    After an error, no more files are written, but all rows are still gathered:
+    otherwise the other processes would wait for this one.
 
     Attributes:
-      aside: The beginning of their names, and the name of the first, which has
-        all that is not divided.
+      aside: Prefix of the file names, and name of the first file, which has
+        all tensors that are not sharded.
     """
 
     def __init__(self, aside: str):
-        """Takes the names; nothing is written."""
+        """Sets the prefix of the files, without writing a file."""
         self.aside = aside
         self._prefixes = [aside]
         self._error: Exception | None = None
         self._num_bytes = 0
         self._most_bytes = PART_BYTES
         self._slices: list[tuple[str, str, tf.Tensor]] = []
-        # Name, slice and dtype of the tensors in each file after the first.
+        # Name, slice spec and dtype of the tensors in each file after the
+        # first one.
         self._written: list[list[tuple[str, str, tf.DType]]] = []
 
-    def expect(self, num_bytes: int) -> None:
-        """Sets the size of files by the bytes of all tables together."""
+    def set_total_bytes(self, num_bytes: int) -> None:
+        """Sets the size of a file from the number of bytes of all tables."""
         self._most_bytes = max(PART_BYTES, num_bytes // _MOST_PARTS)
 
-    def try_to(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Calls a function unless there was an error; notes its error."""
+    def run_unless_failed(
+        self, function: Callable[..., Any], *arguments: Any
+    ) -> None:
+        """Calls a function unless there was an error; records its error."""
         if self._error is None:
             try:
                 function(*arguments)
             except Exception as error:
                 self._error = error
 
-    def add(self, table: Gathered, key: str) -> None:
-        """Writes a table; all processes call it."""
+    def add(self, table: GatherableTable, key: str) -> None:
+        """Writes a table; all processes must call it."""
         if table.dtype not in tf_private.SLICEABLE_DTYPES:
-            rows = gathered(table)
+            rows = gather_rows(table)
             if rows is not None:
                 self._slices.append((key, "", rows))
                 self._flush()
@@ -266,19 +280,20 @@ class _Parts:
             if self._num_bytes >= self._most_bytes:
                 self._flush()
 
-    def become(self, target: str) -> tf.Tensor:
-        """Makes one checkpoint of all files; returns its name.
+    def commit(self, target: str) -> tf.Tensor:
+        """Merges all files into one checkpoint, and returns its name.
 
         Raises:
-          Exception: An earlier write failed.
-          OSError: The files cannot be renamed.
+          Exception: If an earlier write failed.
+          OSError: If the files cannot be renamed.
         """
         if self._slices:
             self._flush()
         if self._error is not None:
             raise self._error
         with tf.device("/cpu:0"):
-            # TensorFlow itself writes and replaces a single file.
+            # TensorFlow replaces a checkpoint with a single file, or on a
+            # remote file system, without the additional steps below.
             if len(self._prefixes) == 1 or not paths.is_local(target):
                 self._merge(target)
             else:
@@ -292,7 +307,7 @@ class _Parts:
             return tf.constant(target)
 
     def remove(self) -> None:
-        """Removes what is left of the files."""
+        """Removes the remaining temporary files."""
         for path in tf.io.gfile.glob(f"{self.aside}*"):
             tf.io.gfile.remove(path)
 
@@ -304,7 +319,7 @@ class _Parts:
         )
 
     def _join_last(self) -> None:
-        """Replaces the last two files by one."""
+        """Merges the last two files into one."""
         first = [_tensors_of(self.aside)] if len(self._prefixes) == 2 else []
         values: list[tf.Tensor] = []
         contents: list[tuple[str, str, tf.DType]] = []
@@ -341,7 +356,7 @@ class _Parts:
         )
         self._prefixes.append(f"{self.aside}-{len(self._prefixes)}")
         with tf.device("/cpu:0"):
-            self.try_to(
+            self.run_unless_failed(
                 functools.partial(
                     tf.raw_ops.SaveV2,
                     prefix=self._prefixes[-1],
@@ -353,57 +368,61 @@ class _Parts:
 
 
 def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
-    """Returns name, slice and dtype of all tensors of a checkpoint."""
+    """Returns name, slice spec and dtype of all tensors of a checkpoint."""
     dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
     return [(name, "", tf.as_dtype(dtypes[name])) for name in sorted(dtypes)]
 
 
-# Values of a table that each process sends to the first one at a time: 1 MiB.
-# Much larger blocks stay in the memory of the process after they are freed.
+# Number of values of a table that each process sends to the first one at a
+# time, which is 1 MiB. The process does not return the memory of much larger
+# blocks to the system.
 _CHUNK = 2**18
 
 
 class DividedTable(tf_private.Trackable):
-    """A table, or a slot variable of it, divided among processes.
+    """A table or a slot variable that is sharded over processes.
 
-    The first rows are in the first process, and so on: as many in each, but
-    for one. A table with fewer rows than there are processes is in the first
-    of them.
+    Shards are contiguous blocks of rows in the order of the processes. Their
+    sizes differ by at most one row. If a table has fewer rows than there are
+    processes, the first processes have one row each and the others have none.
 
     Attributes:
-      name: Of the table or slot variable.
-      shape: Of the whole, `[num_rows, dim]`.
-      dtype: How rows are stored.
-      rows: Which rows this process has, a `range`.
-      block: Their `tf.Variable`, `[len(rows), dim]`; where the process has
-        none, one row that nobody asks for.
+      name: Name of the table or slot variable.
+      shape: Unsharded shape, `[num_rows, dim]`.
+      dtype: Dtype of the stored rows.
+      row_partition: Assignment of rows to processes.
+      rows: `range` of the rows of this process.
+      block: `tf.Variable` with these rows, of shape `[len(rows), dim]`. If the
+        process has no rows, it has one row that is never read.
     """
 
     def __init__(
         self,
         name: str,
         block: Any,
-        cut: partition.RowPartition,
+        row_partition: partition.RowPartition,
         rank: int,
         gather: Callable[[Any], Iterator[tuple[int, tf.Tensor]]],
     ):
-        """Takes the variable of this process.
+        """Creates the table from the variable of this process.
 
         Args:
-          name: Of the whole.
-          block: What this process has of it.
-          cut: Which rows the processes have.
-          rank: The number of this process.
-          gather: Does what the method of this name does, of this object.
+          name: Name of the table.
+          block: Variable with the rows of this process.
+          row_partition: Assignment of rows to processes.
+          rank: Index of this process.
+          gather: Function that implements the method `gather` for a table.
         """
         self.name = name
-        self.shape = tf.TensorShape([cut.num_rows, known_size(block, 1)])
+        self.shape = tf.TensorShape(
+            [row_partition.num_rows, known_size(block, 1)]
+        )
         self.dtype = tf.as_dtype(block.dtype)
-        self.cut = cut
+        self.row_partition = row_partition
         first, size = (
-            (cut.offsets[rank], cut.sizes[rank])
-            if rank < cut.num_shards
-            else (cut.num_rows, 0)
+            (row_partition.offsets[rank], row_partition.sizes[rank])
+            if rank < row_partition.num_shards
+            else (row_partition.num_rows, 0)
         )
         self.rows = range(first, first + size)
         self.block = block
@@ -417,39 +436,40 @@ class DividedTable(tf_private.Trackable):
         )
 
     def numpy(self) -> Any:
-        """Refuses, as every use of its value does.
+        """Raises an error, like every use of the value of the table.
 
         Raises:
           NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"Table {self.name!r} is divided among processes, and none has "
-            "all of its rows. Save a checkpoint and restore it into a "
-            'TPUEmbedding of one process, or with over_processes="copied", '
-            "which exports too; `block` is what this process has."
+            f"Table {self.name!r} is sharded over processes, and no process "
+            "has all of its rows. Save a checkpoint and restore it into a "
+            "TPUEmbedding in one process, or with "
+            'over_processes="copied", which also supports exports. The '
+            "attribute `block` has the rows of this process."
         )
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
-        """Refuses; see `numpy`."""
+        """Raises an error; see `numpy`."""
         return self.numpy()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses; see `numpy`."""
+        """Raises an error; see `numpy`."""
         return self.numpy()
 
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
-        """Brings all rows to the first process, some of each shard at a time.
+        """Sends all rows to the first process, some of each shard at a time.
 
-        All processes go through it to its end, at the same time.
+        All processes must iterate over the result to its end at the same time.
 
         Yields:
-          In the first process the first row of a block, and its values
-          `[rows, dim]`; in others nothing.
+          In the first process, the index of the first row of a block and the
+          values `[rows, dim]` of the block. Nothing in other processes.
         """
         return self._gather(self)
 
     def slice_spec(self, first: int, count: int) -> str:
-        """Returns how a checkpoint calls `count` rows from `first` on."""
+        """Returns the slice spec of `count` rows from row `first` on."""
         shape = self.shape.as_list()
         return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=self.name,
@@ -459,7 +479,7 @@ class DividedTable(tf_private.Trackable):
         ).spec
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        # It is one tensor, and not that of its block.
+        # A checkpoint contains the unsharded table and not `block`.
         return {}
 
     def _gather_saveables_for_checkpoint(self):
@@ -470,22 +490,26 @@ class DividedTable(tf_private.Trackable):
         return {tf_private.VARIABLE_VALUE_KEY: saveable}
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # A restore asks between making the saveable and reading the file.
+        # A restore calls this method after it creates the saveable and before
+        # it reads the file.
         rows, self._restored_rows = self._restored_rows, None
         if path is not None and rows is not None:
-            rows.read_own()
+            rows.read_local_rows()
 
     def _copy_trackable_to_cpu(self, object_map):
         raise NotImplementedError(
-            "Tables that are divided among processes cannot be saved "
-            "asynchronously: the processes meet in a save. Leave "
-            "`experimental_enable_async_checkpoint` out (table "
+            "Tables that are sharded over processes do not support "
+            "asynchronous checkpoints, because all processes participate in a "
+            "save. Leave `experimental_enable_async_checkpoint` out (table "
             f"{self.name!r})."
         )
 
 
 class _Rows(tf_private.SaveableObject):
-    """Saves a whole table in the first process, and restores own rows."""
+    """A saveable that saves the full table and restores the local rows.
+
+    The first process saves the table, and each process restores its rows.
+    """
 
     def __init__(self, table: DividedTable, key: str):
         self._table = table
@@ -502,18 +526,18 @@ class _Rows(tf_private.SaveableObject):
         )
 
     def _value(self) -> tf.Tensor | None:
-        self._refuse_saved_model()
-        if register_tables(self._table, self._key):
+        self._check_no_saved_model()
+        if register_table(self._table, self._key):
             return None
-        return gathered(self._table)
+        return gather_rows(self._table)
 
-    def _refuse_saved_model(self):
-        # One that is saved traces how its variables are saved and restored.
+    def _check_no_saved_model(self):
+        # A SavedModel traces the functions that save and restore its variables.
         if not tf.executing_eagerly():
             self._table.numpy()
 
-    def read_own(self):
-        """Lets the restore read the rows of this process only."""
+    def read_local_rows(self):
+        """Makes the restore read only the rows of this process."""
         rows = self._table.rows
         self.specs = (
             [self._spec(self._table.slice_spec(rows.start, len(rows)))]
@@ -523,17 +547,17 @@ class _Rows(tf_private.SaveableObject):
 
     def restore(self, restored_tensors, restored_shapes):
         del restored_shapes
-        self._refuse_saved_model()
+        self._check_no_saved_model()
         if not self.specs:
             return None
         return self._table.block.assign(restored_tensors[0])
 
 
 class DividedTables:
-    """Creates the tables of an embedding, and brings them together."""
+    """A creator of the sharded tables of an embedding."""
 
     def __init__(self, group: Group, strategy: Any):
-        """Takes the processes."""
+        """Installs the patch of TensorFlow's saver for the given processes."""
         self._group = group
         self._strategy = strategy
         engine.ensure("divided")
@@ -541,44 +565,46 @@ class DividedTables:
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.
 
-        First values are those of one process with as many shards: so two
-        shards are not alike where processes have one seed.
+        Initial values equal the initial values in one process with the same
+        number of shards. Therefore the shards have different values even if
+        all processes have the same seed.
 
         Returns:
-          As `tables.create_tables`, with `DividedTable`s.
+          `DividedTable`s in the structure of `tables.create_tables`.
         """
         group = self._group
-        found = embedding_tables.create_tables(
+        variables = embedding_tables.create_tables(
             spec, partition.FixedShardsPartitioner(group.size), only=group.rank
         )
         for table in spec.tables:
-            cut = partition.RowPartition.div(
+            row_partition = partition.RowPartition.div(
                 table.num_rows, min(group.size, table.num_rows)
             )
-            for name, variable in found[table.name].items():
+            for name, variable in variables[table.name].items():
                 if name != embedding_tables.ROUNDING_STEPS:
-                    found[table.name][name] = DividedTable(
+                    variables[table.name][name] = DividedTable(
                         table.name
                         if name == embedding_tables.PARAMETERS
                         else f"{table.name}/{name}",
                         variable,
-                        cut,
+                        row_partition,
                         group.rank,
                         self._gather,
                     )
-        return found
+        return variables
 
     def _gather(self, table: DividedTable) -> Iterator[tuple[int, tf.Tensor]]:
-        """Brings all rows to the first process; see `DividedTable.gather`."""
-        sizes = table.cut.sizes
+        """Sends all rows to the first process; see `DividedTable.gather`."""
+        sizes = table.row_partition.sizes
         rows_at_once = max(1, _CHUNK // known_size(table.block, 1))
         for first in range(0, max(sizes), rows_at_once):
             size = min(rows_at_once, max(sizes) - first)
-            own = table.block[first : first + size]
-            missing = size - int(own.shape[0])
-            # float32 holds 16 bits as they are, and collectives take it.
-            found = self._all_gather(
-                tf.cast(tf.pad(own, [[0, missing], [0, 0]]), tf.float32)
+            local_rows = table.block[first : first + size]
+            missing = size - int(local_rows.shape[0])
+            # Collectives support float32, and the conversion of 16-bit values
+            # to float32 is exact.
+            gathered = self._all_gather(
+                tf.cast(tf.pad(local_rows, [[0, missing], [0, 0]]), tf.float32)
             )
             if self._group.rank == 0:
                 for shard, begin in enumerate(
@@ -587,8 +613,10 @@ class DividedTables:
                     count = min(size, max(0, sizes[shard] - first))
                     if count:
                         yield (
-                            table.cut.offsets[shard] + first,
-                            tf.cast(found[begin : begin + count], table.dtype),
+                            table.row_partition.offsets[shard] + first,
+                            tf.cast(
+                                gathered[begin : begin + count], table.dtype
+                            ),
                         )
 
     @tf.function(reduce_retracing=True)

@@ -1,1 +1,5 @@
-"""Carries a `TPUEmbedding` out on the host, by our own engine."""
+"""The backend that runs `TPUEmbedding` on the host engine of this package.
+
+Start with `backend.py`, which implements the steps of `TPUEmbedding`, and
+`engine.py`, which calls the ops of the engine.
+"""

@@ -1,4 +1,10 @@
-"""Carries the steps of a `TPUEmbedding` out by the host engine."""
+"""The backend of `TPUEmbedding` for the host engine.
+
+It implements the interface of `tf_layoutmap.embedding.backend`: it reads
+batches, shapes activations and gradients, passes steps to the engine, resizes
+open vocabularies, and applies a pending pipelined update before tables are
+saved.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from tf_layoutmap.embedding.table_variable import HOST
 
 
 class HostBackend:
-    """The host engine, and what it must be told of each step.
+    """A backend that runs the steps of a `TPUEmbedding` on the host engine.
 
     Attributes:
       engine: The engine; None before `start`.
@@ -30,7 +36,7 @@ class HostBackend:
 
     is_on_tpu: ClassVar[bool] = False
     mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
-    # They are cheap and protect memory.
+    # Shape checks are cheap and prevent invalid memory accesses.
     checks_shapes = True
 
     def __init__(
@@ -44,7 +50,7 @@ class HostBackend:
         out_of_range: str,
         rounding_seed: int,
     ):
-        """Takes the checked arguments of `TPUEmbedding`."""
+        """Stores the checked arguments of `TPUEmbedding`."""
         self._feature_config = feature_config
         self._spec = spec
         self._replicas = strategy_replicas
@@ -63,12 +69,12 @@ class HostBackend:
 
     @property
     def variable_device(self) -> str:
-        """Where a layer's own small variables are: the host."""
+        """The device of a layer's small private variables: the host."""
         return HOST
 
     @property
     def is_built(self) -> bool:
-        """Whether the engine is there."""
+        """Whether the engine is created."""
         return self.engine is not None
 
     @property
@@ -77,7 +83,7 @@ class HostBackend:
         return self.engine
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
-        """Takes the arguments of `build`."""
+        """Records the shapes and the batch size that are passed to `build`."""
         self._shapes.samples.declare_arguments(
             self._feature_config, shapes, batch_size
         )
@@ -92,7 +98,7 @@ class HostBackend:
         self._variables = variables
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
-            multi_process.agree_on_first_values(
+            multi_process.broadcast_initial_values(
                 variables, self._replicas.strategy
             )
             self.engine = multi_process.WorkerEngine(
@@ -114,8 +120,8 @@ class HostBackend:
         }
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Gives a vocabulary another capacity; see `Vocabulary.resize`."""
-        self._refuse_in_processes("resize")
+        """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
+        self._check_single_process("resize")
         self.flush()
         name = self._spec.tables[table].name
         spec = open_tables.spec_with_capacity(self._spec, table, capacity)
@@ -123,21 +129,24 @@ class HostBackend:
         try:
             engine.retire(
                 f"The vocabulary of table {name!r} was resized: functions "
-                "that were traced before must be traced anew, Keras models be "
-                "compiled again, and a tlm.DeltaWriter made of a new base"
+                "that were traced before the resize must be traced again, "
+                "Keras models must be compiled again, and a tlm.DeltaWriter "
+                "must be created again with a new base"
             )
         except tf.errors.FailedPreconditionError:
             raise RuntimeError(
                 "A vocabulary cannot be resized while steps are in flight; "
-                "finish them, or call `reset` to forget them (table "
+                "finish the steps, or call `reset` to discard them (table "
                 f"{name!r})."
             ) from None
         old = self._variables[name]
         try:
             with open_tables.resize_scope(old):
-                found = open_tables.resize(spec, table, old, self._partitioner)
-                variables = {**self._variables, name: found.variables}
-                made = host_engine.HostEngine(
+                resized = open_tables.resize(
+                    spec, table, old, self._partitioner
+                )
+                variables = {**self._variables, name: resized.variables}
+                new_engine = host_engine.HostEngine(
                     open_tables.spec_with_capacity(
                         self._shapes.fix_spec(), table, capacity
                     ),
@@ -145,29 +154,32 @@ class HostBackend:
                     num_replicas=self._replicas.num_replicas,
                     **self._engine_options(),
                 )
-                # Before the old table is emptied: `on_evict` may raise.
-                made.tell_dropped(table, found.dropped)
+                # `on_evict` may raise, so it is called before the old table
+                # is emptied.
+                new_engine.report_dropped(table, resized.dropped)
         except BaseException:
             engine.retire("")
             raise
-        self.engine, self._spec, self._variables = made, spec, variables
-        self._shapes.take_spec(spec)
+        self.engine, self._spec, self._variables = new_engine, spec, variables
+        self._shapes.replace_spec(spec)
         open_tables.empty_variables(old)
-        return found
+        return resized
 
-    def _refuse_in_processes(self, method: str) -> None:
-        """Refuses what one process might do and another not.
+    def _check_single_process(self, method: str) -> None:
+        """Checks that the strategy has one process.
 
         Raises:
-          NotImplementedError: Under a strategy of several processes.
+          NotImplementedError: Under a strategy of several processes, where one
+            process might call `method` and another might not.
         """
         if self._replicas.has_processes:
             raise NotImplementedError(
                 f"`{method}` of a vocabulary must not be called under "
-                "MultiWorkerMirroredStrategy: a process that does so alone has "
-                "other rows than the others from then on. `ttl_steps` lets "
-                "keys go in all of them; tlm.convert_vocabularies gives a "
-                "checkpoint another capacity."
+                "MultiWorkerMirroredStrategy: if only one process calls it, "
+                "its rows differ from the rows of the other processes. Use "
+                "`ttl_steps` to evict keys in all processes, or "
+                "tlm.convert_vocabularies to change the capacity in a "
+                "checkpoint."
             )
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
@@ -175,9 +187,10 @@ class HostBackend:
         return self._reader.read(features, weights, device)
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
-        """Hands over what `read` returned."""
+        """Enqueues a batch that `read` returned."""
         if isinstance(batch, batches.BatchOfProcesses):
-            # The processes meet in a step, which only a replica can take.
+            # The step uses collectives over the processes, which are only
+            # supported in replica context.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
                     self.read(features, weights, None), training, name
@@ -193,9 +206,9 @@ class HostBackend:
             self._started.enqueue(replica, training, inputs)
 
     def _enqueue_keys(self, steps: Any, training: Any) -> None:
-        """Hands the batches of all replicas over at once.
+        """Enqueues the batches of all replicas together.
 
-        A new key's row must not depend on which replica comes first.
+        The row of a new key must not depend on the order of the replicas.
         """
         if self._replicas.has_processes:
             for replica, inputs in steps:
@@ -208,9 +221,9 @@ class HostBackend:
             return
         if self._replicas.current() is None:
             raise ValueError(
-                "Argument `device` must be None where tables have open "
-                "vocabularies: the batches of all replicas decide together "
-                "which keys get rows."
+                "Argument `device` must be None if tables have open "
+                "vocabularies, because rows are assigned to keys from the "
+                "batches of all replicas together."
             )
         replicas.merge_replica_steps(
             self._replicas.strategy,
@@ -224,16 +237,16 @@ class HostBackend:
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Takes rows of keys away; see `OpenTables`."""
-        self._refuse_in_processes("evict")
+        """Evicts keys of an open vocabulary; see `OpenTables`."""
+        self._check_single_process("evict")
         return self._started.evict_keys(table, keys, expired=expired)
 
     def watch_changes(self) -> Any:
-        """Begins to note which rows are written."""
+        """Starts to record which rows are written."""
         if self._replicas.has_processes:
             raise NotImplementedError(
-                "Changes of tables cannot be written under a strategy of "
-                "several processes, each of which has all tables."
+                "Writing changes of tables is not supported under a strategy "
+                "with several processes, each of which has all tables."
             )
         self._changes = changes.Changes(
             self._spec, self._variables, self._started.handle
@@ -247,11 +260,11 @@ class HostBackend:
         activations = self._shapes.shape_all_activations(
             self._started.dequeue(replica)
         )
-        self._shapes.note_dequeued(replica, activations)
+        self._shapes.record_dequeued(replica, activations)
         return activations
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
-        """Applies the gradients of the step dequeued last."""
+        """Applies the gradients of the last dequeued step."""
         replica = self._replicas.require_current("apply_gradients")
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(replica, gradients)
@@ -260,7 +273,7 @@ class HostBackend:
         )
 
     def is_in_program(self) -> bool:
-        """False: the host has none."""
+        """Returns False, because the host has no TPU program."""
         return False
 
     def open(
@@ -268,11 +281,11 @@ class HostBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up outside of the order of steps.
+        """Looks up a batch that is not part of the sequence of steps.
 
         Returns:
-          The lookup for `follow`, if gradients come; and the activations,
-          one per feature.
+          The lookup, which `follow` requires if there are gradients, and the
+          activations, one per feature.
         """
         replica = self._replicas.require_current("call")
         lookup = self._started.open(
@@ -287,7 +300,7 @@ class HostBackend:
         lookup: Any,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Keeps the gradients of a lookup; returns their mark."""
+        """Stores the gradients of a lookup and returns their mark."""
         return self._started.follow(
             self._replicas.require_current("gradient"),
             lookup,
@@ -295,7 +308,7 @@ class HostBackend:
         )
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the gradients that a sum of marks stands for."""
+        """Applies the gradients that a sum of marks represents."""
         self._started.apply_followed(
             self._replicas.require_current("apply"),
             marks,
@@ -303,63 +316,64 @@ class HostBackend:
         )
 
     def flush(self) -> None:
-        """Lands the update that pipelining holds back, if there is one."""
+        """Applies the pending pipelined update, if there is one."""
         if self._is_pipelined and self.engine is not None:
-            self.engine.land()
+            self.engine.apply_pending()
 
     def reset(self) -> None:
-        """Forgets every step in flight; an update held back lands first."""
+        """Applies the pending pipelined update, and discards all steps."""
         self.flush()
         self._started.reset()
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the engine holds."""
+        """Returns the counters and the pending steps of the engine."""
         return self._started.describe()
 
     def before_read(self) -> None:
-        """Lands what pipelining holds back, but while a function is traced."""
-        # While a function is traced its reads see what has landed by then;
-        # and one that is exported must not hold an op of ours.
+        """Applies the pending pipelined update, except during tracing."""
+        # A traced function reads the rows without the pending update. An
+        # exported function must not contain an op of this package.
         if tf.executing_eagerly():
             self.flush()
 
     def before_async_copy(self) -> None:
-        """Lands what pipelining holds back, in the function that copies too."""
+        """Applies the pending pipelined update, also during tracing."""
         self.flush()
 
     def before_restore(self) -> None:
-        """Refuses a restore under steps whose gradients belong to old rows.
+        """Checks that no step is in flight, whose gradients are of old rows.
 
         Raises:
           RuntimeError: If steps are in flight.
         """
         self.before_read()
-        found = self._started.describe()
-        if any(found["pending"]) or any(found["awaiting"]):
+        counts = self._started.describe()
+        if any(counts["pending"]) or any(counts["awaiting"]):
             raise RuntimeError(
                 "A checkpoint cannot be restored while steps are in flight; "
-                "finish them, or call `reset` to forget them. Pending by "
-                f"replica: {found['pending']}, awaiting gradients: "
-                f"{found['awaiting']}."
+                "finish the steps, or call `reset` to discard them. Pending "
+                f"by replica: {counts['pending']}, awaiting gradients: "
+                f"{counts['awaiting']}."
             )
-        if not self._is_pipelined and any(found["open"] + found["followed"]):
-            # Lookups without gradients, of rows that are replaced now.
+        if not self._is_pipelined and any(counts["open"] + counts["followed"]):
+            # These lookups have not received gradients, and the restore
+            # replaces their rows.
             self._started.reset()
 
     def note_restore(self) -> None:
-        """Counts a restore, which all processes must make."""
-        self._note_replaced()
+        """Counts a restore, which all processes must perform."""
+        self._count_replacement()
         if self._replicas.has_processes:
             assert isinstance(self.engine, multi_process.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:
-        """Notes it: steps use the variables themselves."""
-        self._note_replaced()
+        """Counts the replaced values; steps use the variables directly."""
+        self._count_replacement()
 
-    def _note_replaced(self) -> None:
+    def _count_replacement(self) -> None:
         if self._changes is not None:
             self._changes.num_replaced += 1
 
     def retrieve_variables(self) -> None:
-        """Nothing to do: steps use the variables themselves."""
+        """Does nothing, because steps use the variables directly."""

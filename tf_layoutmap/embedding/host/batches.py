@@ -1,4 +1,4 @@
-"""Reads the input of a step for the host engine, and checks it."""
+"""Reads and checks the inputs of a step for the host engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_layoutmap.embedding.host.engine import StepInputs
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What each replica that enqueues here looks up.
+    """The checked inputs of the replicas that the caller enqueues for.
 
     Attributes:
       steps: Replica and inputs of each step.
@@ -25,14 +25,14 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchOfProcesses:
-    """Distributed values that each replica reads by itself."""
+    """Distributed features and weights, which each replica reads separately."""
 
     features: Any
     weights: Any
 
 
 class BatchReader:
-    """Reads batches of one embedding."""
+    """A reader of the batches of one embedding."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class BatchReader:
         strategy_replicas: replicas.Replicas,
         shapes: host_shapes.StepShapes,
     ):
-        """Takes what the batches must fit.
+        """Creates a reader for batches of the given features.
 
         Args:
           feature_config: Nested structure of features.
-          strategy_replicas: Those of the strategy.
-          shapes: Sizes that `build` was told, and those of earlier steps.
+          strategy_replicas: Replicas of the strategy.
+          shapes: Known shapes of the steps.
         """
         self._feature_config = feature_config
         self._replicas = strategy_replicas
@@ -57,14 +57,14 @@ class BatchReader:
         """Returns a batch that can be enqueued.
 
         Args:
-          features: Structure of the feature config with ids, or a packed
+          features: Ids in the structure of the feature config, or a packed
             batch.
-          weights: None, or the same structure with None or weights.
-          device: The device whose step it is, or None.
+          weights: None, or weights or None in the same structure.
+          device: Device that runs the step, or None.
 
         Raises:
-          TypeError: Structures differ in types, or ids are not integers.
-          ValueError: Structures, sizes, ranks or weights do not match.
+          TypeError: If structures differ in types, or ids are not integers.
+          ValueError: If structures, sizes, ranks or weights do not match.
         """
         if (
             self._replicas.has_processes
@@ -72,7 +72,8 @@ class BatchReader:
             and tf.distribute.in_cross_replica_context()
         ):
             return BatchOfProcesses(features, weights)
-        # All are read before the first goes in: half a step cannot pair.
+        # All inputs are checked before the first one is enqueued, so that an
+        # error does not leave a step that only some replicas have enqueued.
         return Batch(
             [
                 (replica, self.read_features(features, weights))
@@ -83,7 +84,7 @@ class BatchReader:
         )
 
     def _split(self, features, weights, device):
-        """Replica, features and weights of each step to enqueue."""
+        """Returns replica, features and weights of each step to enqueue."""
         replica = self._replicas.current()
         if device is not None:
             if replica is not None and self._replicas.num_replicas > 1:
@@ -112,7 +113,8 @@ class BatchReader:
                 self._replicas.has_processes or self._shapes.has_open_tables
             ):
                 return self._shapes.check_packed(packed)
-            # Processes gather, and keys get rows, feature by feature.
+            # Gathering over processes and the assignment of rows to keys
+            # require separate features.
             ids, factors = packing.unpack_ids(
                 self._shapes.samples.features, packed
             )

@@ -1,4 +1,4 @@
-"""Which rows of an engine's tables were written, and what they hold."""
+"""Copies of the rows of an engine's tables that were written since a call."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]
-# Of a vocabulary: one value for each row, and those that are copied whole.
+# Variables of a vocabulary with one value for each row.
 LANES = {
     state.KEYS: tf.int64,
     state.LAST_STEPS: tf.int32,
     state.COUNTS: tf.int32,
 }
+# Small variables, which are always copied in full.
 WHOLE = (state.SKETCH, state.SKETCH_SUMS, state.NUMBERS, tables.ROUNDING_STEPS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableChanges:
-    """What was written to a table.
+    """The rows that were written to a table.
 
     Attributes:
-      rows: `[num_rows]` int64, ascending.
-      values: By name of the variable, `[num_rows, dim]` of the table and of
-        slot variables, `[num_rows]` of a vocabulary. The row of unknown keys
-        has an empty key.
-      whole: By name, all of the variables that are small.
+      rows: `[num_rows]` int64 row numbers, ascending.
+      values: Values of the rows by variable name: `[num_rows, dim]` for the
+        table and its slot variables, `[num_rows]` for a vocabulary. The row of
+        unknown keys has an empty key.
+      whole: Full values of the small variables by name.
     """
 
     rows: Array
@@ -42,10 +43,10 @@ class TableChanges:
 
 
 class Changes:
-    """What is written to the tables of an engine, from now on.
+    """A recorder of the rows that are written to the tables of an engine.
 
     Attributes:
-      num_replaced: How often all values may have been replaced.
+      num_replaced: Number of times that all values may have been replaced.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class Changes:
         variables: dict[str, dict[str, Any]],
         engine: tf.Tensor,
     ):
-        """Begins to watch; whoever watched before is refused from now on.
+        """Starts to record; `take` of earlier recorders raises from now on.
 
         Args:
           spec: The tables.
-          variables: What `tables.create_tables` made of the spec.
+          variables: Variables that `tables.create_tables` created for `spec`.
           engine: Handle of the engine.
         """
         self.num_replaced = 0
@@ -69,12 +70,12 @@ class Changes:
             self._watch = ops.watch_changes(engine=engine)
 
     def take(self, also: Mapping[str, Array]) -> dict[str, TableChanges]:
-        """Copies what was written since the last call; see `EngineChanges`.
+        """Copies the rows written since the last call; see `EngineChanges`.
 
-        It holds the locks of all variables for as long as it copies, and
-        training goes on as soon as it returns.
+        The method holds the locks of all variables while it copies. Training
+        continues as soon as it returns.
         """
-        shards, slots, lanes, whole, dtypes = [], [], [], [], []
+        shards, slots, lanes, small, dtypes = [], [], [], [], []
         for table in self._spec.tables:
             by_name = self._variables[table.name]
             shards += tables.shards_of(by_name[tables.PARAMETERS])
@@ -87,10 +88,10 @@ class Changes:
                     lanes += tables.shards_of(by_name[name])
                     dtypes.append(dtype)
         for table in self._spec.tables:
-            whole += _whole(self._variables[table.name]).values()
+            small += _small_variables(self._variables[table.name]).values()
         try:
             with tf.device(self._engine.device):
-                found = ops.take_changes(
+                changed = ops.take_changes(
                     engine=self._engine,
                     watch=self._watch,
                     also=[
@@ -100,20 +101,20 @@ class Changes:
                     shards=_handles(shards),
                     slots=_handles(slots),
                     lanes=_handles(lanes),
-                    whole=_handles(whole),
+                    whole=_handles(small),
                     open_tables=[
                         number
                         for number, one in enumerate(self._spec.tables)
                         if one.vocabulary is not None
                     ],
-                    Tvalues=[*dtypes, *(one.dtype for one in whole)],
+                    Tvalues=[*dtypes, *(one.dtype for one in small)],
                 )
         except tf.errors.FailedPreconditionError as error:
             raise RuntimeError(error.message) from None
-        return self._by_table([one.numpy() for one in found])
+        return self._by_table([one.numpy() for one in changed])
 
-    def _by_table(self, found: list[Array]) -> dict[str, TableChanges]:
-        rest = iter(found)
+    def _by_table(self, arrays: list[Array]) -> dict[str, TableChanges]:
+        rest = iter(arrays)
         by_table = {}
         for table in self._spec.tables:
             rows = next(rest)
@@ -124,7 +125,7 @@ class Changes:
                 rows, {name: next(rest) for name in names}, {}
             )
         for table in self._spec.tables:
-            for name in _whole(self._variables[table.name]):
+            for name in _small_variables(self._variables[table.name]):
                 by_table[table.name].whole[name] = next(rest)
         return by_table
 
@@ -135,7 +136,7 @@ def _slots(table: config.TableSpec) -> list[str]:
     ]
 
 
-def _whole(by_name: Mapping[str, Any]) -> dict[str, Any]:
+def _small_variables(by_name: Mapping[str, Any]) -> dict[str, Any]:
     return {name: by_name[name] for name in WHOLE if name in by_name}
 
 

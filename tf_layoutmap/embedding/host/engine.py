@@ -1,7 +1,10 @@
-"""The engine's ops as methods (docs/ops.md, "The host engine")."""
+"""The ops of the host engine as methods (docs/ops.md, "The host engine").
 
-# DOC-MERGE: What an engine has counted, and the steps that it holds.
-# DOC-MERGE: What the engine's ops are told of tables, features and batches.
+`HostEngine` has a method for each op. The functions before it convert specs and
+batches to attributes and inputs of the ops, and `describe_counts` returns the
+counters of an engine and its steps in flight.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.checks import known_size
 
-# Of each feature, in the engine's order.
+# Counters of each feature, in the order of the op's output.
 _FEATURE_COUNTS = (
     "num_samples",
     "num_ids",
@@ -31,32 +34,32 @@ _FEATURE_COUNTS = (
 def describe_counts(
     engine: tf.Tensor, spec: config.EmbeddingSpec
 ) -> dict[str, Any]:
-    """Returns what an engine holds, as Python values.
+    """Returns the counters and the steps in flight of an engine.
 
     Args:
       engine: Handle of the engine.
       spec: Its tables and features.
     """
     with tf.init_scope(), tf.device(engine.device):
-        found = ops.describe_host_engine(engine=engine)
+        state = ops.describe_host_engine(engine=engine)
     return {
-        "pending": found.pending.numpy().tolist(),
-        "awaiting": found.awaiting.numpy().tolist(),
-        "open": found.num_open.numpy().tolist(),
-        "followed": found.num_followed.numpy().tolist(),
-        "num_updates": int(found.num_updates),
-        "poisoned": found.poisoned.numpy().decode(),
-        "held": bool(found.held),
+        "pending": state.pending.numpy().tolist(),
+        "awaiting": state.awaiting.numpy().tolist(),
+        "open": state.num_open.numpy().tolist(),
+        "followed": state.num_followed.numpy().tolist(),
+        "num_updates": int(state.num_updates),
+        "poisoned": state.poisoned.numpy().decode(),
+        "held": bool(state.held),
         "features": {
             feature.name: dict(zip(_FEATURE_COUNTS, counts))
             for feature, counts in zip(
-                spec.features, found.feature_counts.numpy().tolist()
+                spec.features, state.feature_counts.numpy().tolist()
             )
         },
         "tables": {
             table.name: _describe_table(table, *counts)
             for table, counts in zip(
-                spec.tables, found.table_counts.numpy().tolist()
+                spec.tables, state.table_counts.numpy().tolist()
             )
         },
     }
@@ -76,7 +79,8 @@ def _describe_table(
     }
 
 
-# Of the features of a step, in the spec's order.
+# The inputs of a step: one entry per feature in the spec's order, or a packed
+# batch.
 StepInputs = Sequence[embedding_inputs.FeatureIds] | packing.PackedIds
 
 
@@ -87,13 +91,14 @@ def config_attrs(
     out_of_range: str,
     rounding_seed: int,
 ) -> dict[str, Any]:
-    """Returns the attrs that say which tables and features there are.
+    """Returns the op attributes that describe tables and features.
 
     Args:
       spec: Tables and features.
-      variables: By table name; `"parameters"` has its shards.
-      out_of_range: What becomes of ids that are no row of their table.
-      rounding_seed: Of tables with 16-bit rows.
+      variables: Variables by table name; `"parameters"` has the shards of the
+        table.
+      out_of_range: How out-of-range ids are handled.
+      rounding_seed: Seed for rounding the rows of 16-bit tables.
     """
     counts, offsets, placements = [], [], []
     for table in spec.tables:
@@ -134,7 +139,7 @@ def config_attrs(
 
 
 def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
-    """Returns the attrs of an op that gives the activations of all features."""
+    """Returns the attributes of ops that return activations of all features."""
     features = spec.features
     return {
         "num_features": len(features),
@@ -146,7 +151,7 @@ def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
 def batch_inputs(
     features: StepInputs, *, of_keys: bool = False
 ) -> dict[str, Any]:
-    """Returns the inputs of an op that takes the ids of a batch."""
+    """Returns the inputs of an op that reads the ids of a batch."""
     if isinstance(features, packing.PackedIds):
         return {
             "ids": [features.ids],
@@ -181,32 +186,33 @@ def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
 
 
 def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
-    """The attrs that say how rows are rounded, 0 buckets where they are not."""
+    """Returns the attributes for quantization; 0 buckets disable it."""
     if all(one.quantization is None for one in specs):
         return {}
-    found = [
+    settings = [
         one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
         for one in specs
     ]
     return {
-        "table_num_buckets": [one.num_buckets for one in found],
+        "table_num_buckets": [one.num_buckets for one in settings],
         "table_limits": [
-            limit for one in found for limit in (one.lower, one.upper)
+            limit for one in settings for limit in (one.lower, one.upper)
         ],
     }
 
 
-# Of the marks of gradients: cc/core/engine/token_steps.h.
+# Shape of the mark of gradients; see cc/core/engine/token_steps.h.
 MARK_SHAPE = (64, 2)
 
 
 class OpenLookup(NamedTuple):
-    """A lookup that gradients may follow.
+    """A lookup that may receive gradients.
 
     Attributes:
       engine: Handle of the engine in the graph of the lookup. Gradients of
-        control flow capture tensors of that graph, and no others.
-      tokens: By replica that the calling one acts for, `[]` int64.
+        control flow capture only tensors of that graph.
+      tokens: `[]` int64 token of each replica that the caller acts for, by
+        replica.
     """
 
     engine: tf.Tensor
@@ -214,10 +220,10 @@ class OpenLookup(NamedTuple):
 
 
 class HostEngine:
-    """The steps in flight of one embedding.
+    """The host engine of one embedding, which holds its steps in flight.
 
-    Rows and slot variables stay in their variables; they are handed to each
-    call. The engine lives as long as its handle, and is not saved.
+    Rows and slot variables are stored in variables, which each call passes to
+    the op. The engine exists as long as its handle, and is not saved.
     """
 
     def __init__(
@@ -230,29 +236,30 @@ class HostEngine:
         out_of_range: str = "error",
         rounding_seed: int = 0,
         first_rows: Sequence[int] = (),
-        tells_evicted: bool = True,
+        reports_evicted: bool = True,
         in_processes: bool = False,
     ):
-        """Creates the engine, eagerly, on the host.
+        """Creates the engine eagerly on the host.
 
         Args:
           spec: Tables and features.
-          variables: What `tables.create_tables` made of the spec.
-          num_replicas: Replicas that take part in each step.
-          is_pipelined: Whether each update waits for the next step's lookup.
-          out_of_range: What becomes of ids that are no row of their table;
-            one of `config.OUT_OF_RANGE`.
-          rounding_seed: Of tables with 16-bit rows.
-          first_rows: Where the table's rows begin in the whole table, of
-            tables that are parts; none: at 0.
-          tells_evicted: Whether `on_evict` of open vocabularies is called
-            with keys that go.
-          in_processes: Whether other processes take the same steps.
+          variables: Variables that `tables.create_tables` created for `spec`.
+          num_replicas: Number of replicas that participate in each step.
+          is_pipelined: Whether each update is applied after the lookup of the
+            next step.
+          out_of_range: How out-of-range ids are handled; one of
+            `config.OUT_OF_RANGE`.
+          rounding_seed: Seed for rounding the rows of 16-bit tables.
+          first_rows: If the tables are shards, the index of each table's first
+            row in the unsharded table. By default all are 0.
+          reports_evicted: Whether `on_evict` of open vocabularies is called
+            with evicted keys.
+          in_processes: Whether other processes run the same steps.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
-        # Only variables are kept: their handles are taken at each call, so
-        # that a function being traced captures them.
+        # The engine stores variables and reads their handles at each call, so
+        # that a function captures the handles when it is traced.
         self._shards = []
         self._slots = []
         self._rounding_steps = []
@@ -269,7 +276,10 @@ class HostEngine:
                     variables[table.name][tables.ROUNDING_STEPS]
                 )
         self._keys = open_tables.OpenTables(
-            spec, variables, tells=tells_evicted, in_processes=in_processes
+            spec,
+            variables,
+            reports_evicted=reports_evicted,
+            in_processes=in_processes,
         )
         with tf.device(tables.HOST):
             self._handle = ops.create_host_engine(
@@ -296,7 +306,7 @@ class HostEngine:
         training: Any,
         features: StepInputs,
     ):
-        """Hands the ids of one step over."""
+        """Enqueues the ids of one step."""
         with tf.device(self._handle.device):
             return ops.enqueue_step(
                 engine=self._handle,
@@ -310,11 +320,11 @@ class HostEngine:
         training: Any,
         steps: Sequence[Sequence[embedding_inputs.FeatureIds]],
     ):
-        """Hands the step of all replicas over, where tables are open.
+        """Enqueues the step of all replicas for tables with open vocabularies.
 
         Args:
-          training: As of `enqueue`.
-          steps: By replica, in their order, the inputs of its features.
+          training: Whether the step trains.
+          steps: Inputs of the features of each replica, in replica order.
         """
         inputs = [one for features in steps for one in features]
         with tf.device(self._handle.device):
@@ -324,31 +334,32 @@ class HostEngine:
                 **batch_inputs(inputs, of_keys=True),
                 **self._keys.arguments(inputs),
             )
-            self._keys.tell(self._handle, evicted)
+            self._keys.report_evicted(self._handle, evicted)
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Takes rows of keys away; see `OpenTables`."""
+        """Evicts keys of an open vocabulary; see `OpenTables`."""
         with tf.device(self._handle.device):
             return self._keys.evict_keys(
                 self._handle, table, keys, expired=expired
             )
 
-    def tell_dropped(self, table: int, values: Sequence[Any]):
-        """Passes on which keys a smaller vocabulary has no place for."""
-        self._keys.tell_table(table, values)
+    def report_dropped(self, table: int, values: Sequence[Any]):
+        """Calls `on_evict` with the keys that a smaller vocabulary drops."""
+        self._keys.report_table(table, values)
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         if self.is_pipelined:
-            # A forward-only step sees all updates; one that trains does not.
-            self.land(replica, always=False)
+            # A forward-only step must see all updates. A training step does
+            # not see the pending one.
+            self.apply_pending(replica, always=False)
         with tf.device(self._handle.device):
             return ops.dequeue_step(
                 engine=self._handle,
                 replica=tf.cast(replica, tf.int32),
-                **self._what_to_look_up(),
+                **self._lookup_arguments(),
             )
 
     def apply(
@@ -357,11 +368,12 @@ class HostEngine:
         gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of the step dequeued last.
+        """Applies the gradients of the last dequeued step.
 
         Args:
-          replica: Whose gradients they are.
-          gradients: Shaped as the activations, one per feature.
+          replica: Index of the replica that passes the gradients.
+          gradients: One gradient per feature, with the shape of its
+            activations.
           hyperparameters: One float32 vector per table, learning rate first.
         """
         with tf.device(self._handle.device):
@@ -378,14 +390,14 @@ class HostEngine:
         replica: int,
         features: StepInputs,
     ) -> OpenLookup:
-        """Opens a lookup, which gradients may follow or not."""
+        """Opens a lookup, which may receive gradients later."""
         engine = self._handle
         graph = tf.compat.v1.get_default_graph()
         if not tf.executing_eagerly() and hasattr(graph, "capture"):
             engine = graph.capture(engine)
         arguments = {"engine": engine, "replica": tf.cast(replica, tf.int32)}
         with tf.device(self._handle.device):
-            # Packed batches of keys were unpacked when they were read.
+            # The batch reader has unpacked packed batches of keys.
             if self._spec.has_open_tables and not isinstance(
                 features, packing.PackedIds
             ):
@@ -394,7 +406,7 @@ class HostEngine:
                     **batch_inputs(features, of_keys=True),
                     **self._keys.arguments(features),
                 )
-                self._keys.tell(engine, evicted)
+                self._keys.report_evicted(engine, evicted)
             else:
                 token = ops.open_step(**arguments, **batch_inputs(features))
         return OpenLookup(engine, {replica: token})
@@ -406,7 +418,7 @@ class HostEngine:
                 engine=lookup.engine,
                 replica=tf.cast(replica, tf.int32),
                 token=lookup.tokens[replica],
-                **self._what_to_look_up(),
+                **self._lookup_arguments(),
             )
 
     def follow(
@@ -415,11 +427,11 @@ class HostEngine:
         lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Keeps gradients of a lookup until they are applied, or expire.
+        """Stores gradients of a lookup until they are applied or expire.
 
         Returns:
-          Their mark, of `MARK_SHAPE`: marks are added up and scaled as
-          gradients are, and then given to `apply_followed`.
+          The mark of the gradients, of shape `MARK_SHAPE`. Marks are summed
+          and scaled like gradients, and then passed to `apply_followed`.
         """
         with tf.device(self._handle.device):
             return ops.follow_step(
@@ -435,7 +447,7 @@ class HostEngine:
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies what the marks of all replicas stand for, as one update."""
+        """Applies the gradients of the marks of all replicas in one update."""
         with tf.device(self._handle.device):
             return ops.apply_followed(
                 engine=self._handle,
@@ -445,12 +457,13 @@ class HostEngine:
                 **self._variables_to_update(),
             )
 
-    def land(self, replica: int = 0, *, always: bool = True):
-        """Lands the update that pipelining holds back, if there is one.
+    def apply_pending(self, replica: int = 0, *, always: bool = True):
+        """Applies the pending pipelined update, if there is one.
 
         Args:
-          replica: Who asks.
-          always: False: only before a forward-only step of that replica.
+          replica: Index of the calling replica.
+          always: Whether the update is applied in any case. If False, it is
+            only applied before a forward-only step of the replica.
         """
         with tf.device(self._handle.device):
             return ops.land_update(
@@ -460,7 +473,7 @@ class HostEngine:
                 **self._variables_to_update(),
             )
 
-    def _what_to_look_up(self) -> dict[str, Any]:
+    def _lookup_arguments(self) -> dict[str, Any]:
         return {
             "shards": _handles(self._shards),
             **activation_attrs(self._spec),
@@ -474,7 +487,9 @@ class HostEngine:
         }
 
     def retire(self, why: str):
-        """Refuses every later call, as `why` says; none if it is empty.
+        """Makes every later call raise an error that contains `why`.
+
+        An empty `why` makes the engine usable again.
 
         Raises:
           tf.errors.FailedPreconditionError: If steps are in flight.
@@ -483,12 +498,12 @@ class HostEngine:
             ops.retire_host_engine(engine=self._handle, why=why)
 
     def reset(self):
-        """Forgets every step in flight."""
+        """Discards every step in flight."""
         with tf.device(self._handle.device):
             return ops.reset_host_engine(engine=self._handle)
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the engine holds, as Python values."""
+        """Returns the counters and the steps in flight of the engine."""
         return describe_counts(self._handle, self._spec)
 
 

@@ -1,23 +1,18 @@
-"""The host engine under a strategy of several processes.
+"""The host engine under a strategy with several processes.
 
-Each process has all tables and an engine for all replicas. Ids and gradients
-of a step are gathered over the processes, and each engine is told those of all
-replicas, in one order: so all of them make the same update, and the copies of
-a table stay equal to the bit. A replica looks up its own samples only.
+Each process has all tables and an engine for all replicas. `WorkerEngine`
+gathers ids and gradients of a step over the processes and passes the ids and
+gradients of all replicas to each engine in the same order. Therefore all
+engines compute the same update, and the copies of a table remain bitwise
+identical. A replica looks up only its own samples.
+
+The checks of ids, modes and restores run on the gathered values, so all
+processes raise the same error. Unlike the engine's error, its message names the
+process that passed the value. `check_agreed_settings` raises an error if an
+embedding has different settings in different processes. Without this check, the
+copies of a table would differ and no error would be raised.
 """
 
-# DOC-MERGE: What is refused with the number of the process that it comes from.
-#
-# All processes have the ids of all replicas, so each finds the same error; the
-# engine's own message knows the feature and not whose it is.
-#
-# DOC-MERGE: What all replicas of all processes gather of each other's steps.
-# DOC-MERGE: Refuses an embedding that is not the same in all processes of a strategy.
-#
-# Each process runs its own copy of the program. Where one says something else,
-# copies of a table would drift apart, or the last process would be right, and
-# none would tell.
-#
 from __future__ import annotations
 
 import dataclasses
@@ -45,12 +40,12 @@ def check_ids(
 ) -> list[tf.Operation]:
     """Returns checks that ids of a process are rows of their tables.
 
-    Those of tables with open vocabularies are keys, and any will do.
+    Ids of tables with open vocabularies are keys, which may have any value.
 
     Args:
       spec: Tables and features.
-      features: What a replica of that process looks up.
-      process: Its number.
+      features: Inputs of a replica of the process.
+      process: Index of the process.
     """
     checks = []
     for feature, inputs in zip(spec.features, features):
@@ -59,10 +54,11 @@ def check_ids(
         num_rows = spec.table_of(feature).num_rows
         ids = tf.cast(inputs.ids, tf.int64)
         is_bad = (ids < 0) | (ids >= num_rows)
-        # Without a bad id it is the first one, and the sentence is not used.
+        # If no id is out of range, `first` is the number of ids, and the
+        # message is not used.
         first = tf.argmax(tf.concat([is_bad, [True]], 0))
-        # There may be no id at all.
-        which = tf.gather(tf.concat([ids, [0]], 0), first)
+        # The appended 0 is gathered in this case.
+        bad_id = tf.gather(tf.concat([ids, [0]], 0), first)
         checks.append(
             tf.debugging.Assert(
                 ~tf.reduce_any(is_bad),
@@ -73,7 +69,7 @@ def check_ids(
                             "sample ",
                             tf.strings.as_string(_sample_of(inputs, first)),
                             ": id ",
-                            tf.strings.as_string(which),
+                            tf.strings.as_string(bad_id),
                             f" is outside table {spec.table_of(feature).name} "
                             f"with {num_rows} rows",
                         ]
@@ -88,14 +84,14 @@ def check_modes(
     modes: Sequence[tf.Tensor],
     num_local: int,
 ) -> list[tf.Operation]:
-    """Returns a check that all replicas train, or none does.
+    """Returns a check that either all replicas train or none does.
 
-    The engine sees the batches of all replicas as one where tables have open
-    vocabularies.
+    If tables have open vocabularies, the engine enqueues the batches of all
+    replicas as one step.
 
     Args:
-      modes: Of each replica, whether gradients follow.
-      num_local: Replicas of each process.
+      modes: Whether gradients follow, for each replica.
+      num_local: Number of replicas of each process.
     """
     values = tf.stack(modes)
     other = tf.argmax(values != values[0])
@@ -122,11 +118,11 @@ def check_modes(
 def _sample_of(
     inputs: embedding_inputs.FeatureIds, index: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the sample of an id, by its position among the ids."""
+    """Returns the sample index of the id at position `index`."""
     splits = tf.cast(inputs.splits, tf.int64)
-    if splits.shape.rank == 2:  # Indices of a sparse tensor.
+    if splits.shape.rank == 2:  # `splits` are indices of a sparse tensor.
         return tf.gather(tf.concat([splits[:, 0], [0]], 0), index)
-    if splits.shape[0] == 0:  # Dense.
+    if splits.shape[0] == 0:  # The input is dense.
         num_ids = tf.maximum(tf.size(inputs.ids, tf.int64), 1)
         return index * tf.cast(inputs.num_samples, tf.int64) // num_ids
     return (
@@ -138,14 +134,15 @@ def _sample_of(
 
 
 class RestoreCounter:
-    """How often the tables of this process were restored.
+    """A counter of the restores of the tables of this process.
 
-    A process that restores alone has other rows than the others from then on.
+    If only some processes restore a checkpoint, their rows differ from the rows
+    of the other processes.
     """
 
     def __init__(self):
         with tf.init_scope(), tf.device(tables.HOST):
-            # One of this process, whatever the strategy.
+            # The variable is local to this process under any strategy.
             self._count = tf_private.ResourceVariable(
                 0, dtype=tf.int64, trainable=False, name="num_restores"
             )
@@ -155,7 +152,7 @@ class RestoreCounter:
         self._count.assign_add(1)
 
     def value(self) -> tf.Tensor:
-        """Returns the count, as a step reads it."""
+        """Returns the current count as a tensor."""
         return self._count.read_value()
 
 
@@ -163,11 +160,11 @@ def check_restores(
     counts: tf.Tensor,
     num_local: int,
 ) -> list[tf.Operation]:
-    """Returns a check that all replicas tell the same number of restores.
+    """Returns a check that all replicas have the same number of restores.
 
     Args:
-      counts: `[num_replicas]` int64.
-      num_local: Replicas of each process.
+      counts: `[num_replicas]` int64 number of restores of each replica.
+      num_local: Number of replicas of each process.
     """
     is_other = counts != counts[0]
     other = tf.argmax(is_other)
@@ -177,8 +174,8 @@ def check_restores(
         [
             tf.strings.join(
                 [
-                    "A checkpoint must be restored in all processes, or their "
-                    "tables differ. Process 0 has restored ",
+                    "A checkpoint must be restored in all processes; otherwise "
+                    "their tables differ. Process 0 has restored ",
                     text(counts[0]),
                     " times, process ",
                     text(other // num_local),
@@ -192,24 +189,25 @@ def check_restores(
     return [] if check is None else [check]
 
 
-# How long a process waits for the others, which may be writing a checkpoint.
-# One that died is noticed earlier, by its connection.
+# Timeout of collectives. Other processes may write a checkpoint in this time. A
+# dead process is detected earlier, because its connection closes.
 TIMEOUT_SECONDS = 600
 
-# What a process says of each feature: its form (the rank of its splits, 0 if
-# it is dense), what its ids are made of, ids, splits, weights and samples.
+# Number of values that a process sends per feature: the form (rank of the
+# splits, 0 for a dense input), the kind of the ids, and the numbers of ids,
+# splits, weights and samples.
 _NUM_SIZES = 6
 
 
 def collective_options() -> tf.distribute.experimental.CommunicationOptions:
-    """Returns how long collective operations wait."""
+    """Returns the options of collective operations, which set a timeout."""
     return tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=TIMEOUT_SECONDS
     )
 
 
 def all_gather(values: tf.Tensor) -> tf.Tensor:
-    """The vectors, or rows, of all replicas after each other."""
+    """Returns the values of all replicas, concatenated along axis 0."""
     context = tf.distribute.get_replica_context()
     return context.all_gather(values, axis=0, options=collective_options())
 
@@ -225,7 +223,12 @@ def _form(feature: embedding_inputs.FeatureIds) -> int:
 
 
 def gather_inputs(features, training, restores, num_replicas: int):
-    """`(training, features)` and restores of each replica, on all replicas."""
+    """Gathers the inputs of all replicas on each replica.
+
+    Returns:
+      A list with `(training, features)` of each replica, and the
+      `[num_replicas]` numbers of restores.
+    """
     sizes = [tf.cast(training, tf.int64), restores]
     for one in features:
         sizes += [
@@ -240,20 +243,21 @@ def gather_inputs(features, training, restores, num_replicas: int):
         all_gather(tf.stack(sizes)[tf.newaxis]),
         [num_replicas, 2 + _NUM_SIZES * len(features)],
     )
-    whole = [
-        tf.reshape(tf.cast(part, tf.int64), [-1])
+    integers = [
+        tf.reshape(tf.cast(values, tf.int64), [-1])
         for one in features
-        for part in (one.ids, one.splits)
+        for values in (one.ids, one.splits)
     ]
-    whole = _Reader(all_gather(tf.concat(whole, 0)))
-    # Whether there are weights is part of the program, which is one.
+    integers = _Reader(all_gather(tf.concat(integers, 0)))
+    # All processes run the same program, so either all of them have weights or
+    # none has.
     has_weights = any(one.weights.shape[0] != 0 for one in features)
     weights = _Reader(
         all_gather(tf.concat([one.weights for one in features], 0))
         if has_weights
         else tf.zeros([0])
     )
-    found = []
+    gathered = []
     for replica in range(num_replicas):
         inputs = []
         for index, one in enumerate(features):
@@ -265,8 +269,8 @@ def gather_inputs(features, training, restores, num_replicas: int):
                 tf.debugging.assert_equal(
                     form,
                     tf.constant(_form(one), tf.int64),
-                    f"Feature {index} must have the same form, dense, sparse "
-                    "or ragged, in all processes.",
+                    f"Feature {index} must be dense in all processes, sparse "
+                    "in all or ragged in all.",
                 ),
                 tf.debugging.assert_equal(
                     kind,
@@ -278,8 +282,8 @@ def gather_inputs(features, training, restores, num_replicas: int):
             with tf.control_dependencies(
                 [check for check in checks if check is not None]
             ):
-                ids = whole.take(num_ids)
-            splits = whole.take(num_splits)
+                ids = integers.take(num_ids)
+            splits = integers.take(num_splits)
             if _form(one) == 2:
                 splits = tf.reshape(splits, [-1, 2])
             elif _form(one) == 0:
@@ -293,12 +297,16 @@ def gather_inputs(features, training, restores, num_replicas: int):
                     kind=one.kind,
                 )
             )
-        found.append((tf.cast(sizes[replica, 0], tf.bool), inputs))
-    return found, sizes[:, 1]
+        gathered.append((tf.cast(sizes[replica, 0], tf.bool), inputs))
+    return gathered, sizes[:, 1]
 
 
 def gather_gradients(gradients, hyperparameters, num_replicas: int):
-    """`(gradients, hyperparameters)` of each replica, on all replicas."""
+    """Gathers gradients and hyperparameters of all replicas.
+
+    Returns:
+      `(gradients, hyperparameters)` of each replica.
+    """
     rows = all_gather(
         tf.stack([tf.shape(one, tf.int64)[0] for one in gradients])[tf.newaxis]
     )
@@ -313,9 +321,9 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
             )
         )
     )
-    found = []
+    gathered = []
     for replica in range(num_replicas):
-        of_replica = [
+        gradients_of_replica = [
             tf.reshape(
                 values.take(
                     rows[replica, index] * int(one.shape[1:].num_elements())
@@ -324,20 +332,20 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
             )
             for index, one in enumerate(gradients)
         ]
-        found.append(
+        gathered.append(
             (
-                of_replica,
+                gradients_of_replica,
                 [
                     tf.ensure_shape(values.take(int(one.shape[0])), one.shape)
                     for one in hyperparameters
                 ],
             )
         )
-    return found
+    return gathered
 
 
 class _Reader:
-    """Takes one piece after the other from a vector."""
+    """A reader that returns consecutive slices of a vector."""
 
     def __init__(self, values: tf.Tensor):
         self._values = values
@@ -346,17 +354,17 @@ class _Reader:
     def take(self, size: tf.Tensor | int) -> tf.Tensor:
         """Returns the next `size` values."""
         size = tf.cast(size, tf.int64)
-        piece = self._values[self._next : self._next + size]
+        values = self._values[self._next : self._next + size]
         self._next += size
-        return piece
+        return values
 
 
-# Values of a table that are made equal at a time.
+# Number of values of a table that are broadcast at a time.
 _CHUNK = 2**22
 
 
 class WorkerEngine(HostEngine):
-    """A `HostEngine` whose steps are those of all processes."""
+    """A `HostEngine` that runs the steps of the replicas of all processes."""
 
     def __init__(
         self,
@@ -370,8 +378,8 @@ class WorkerEngine(HostEngine):
             spec,
             variables,
             num_replicas=strategy_replicas.num_replicas,
-            # All processes see the same keys go; one tells it.
-            tells_evicted=strategy_replicas.is_first_process,
+            # All processes evict the same keys, so only one reports them.
+            reports_evicted=strategy_replicas.is_first_process,
             in_processes=True,
             **options,
         )
@@ -388,11 +396,12 @@ class WorkerEngine(HostEngine):
         training: Any,
         features: Sequence[embedding_inputs.FeatureIds],
     ):
-        """Hands over this replica's ids, and those of other processes."""
+        """Enqueues the ids of this replica and of other processes."""
         gathered, checks = self._gather_checked(training, features)
         if self._spec.has_open_tables:
             modes = [mode for mode, _ in gathered]
-            # Once all is gathered: an error ends what others still gather.
+            # The check waits until everything is gathered, because an error
+            # aborts the collectives that are still running.
             with tf.control_dependencies(
                 [
                     tensor
@@ -402,8 +411,8 @@ class WorkerEngine(HostEngine):
                 ]
             ):
                 checks += check_modes(modes, self._num_local)
-            # The first replica of a process hands the step of all over: which
-            # rows new keys get depends on the order of all batches.
+            # The first replica of a process enqueues the step of all replicas,
+            # because the rows of new keys depend on the order of all batches.
             if replica % self._num_local == 0:
                 with tf.control_dependencies(checks):
                     self.enqueue_keys(modes[0], [one for _, one in gathered])
@@ -413,7 +422,7 @@ class WorkerEngine(HostEngine):
                 super().enqueue(other, *gathered[other])
 
     def _gather_checked(self, training, features):
-        """`(training, features)` of each replica, and what must be right."""
+        """Returns `(training, features)` of each replica, and the checks."""
         gathered, restores = gather_inputs(
             features,
             tf.convert_to_tensor(training, tf.bool),
@@ -444,9 +453,9 @@ class WorkerEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies this replica's gradients, and those of other processes.
+        """Applies the gradients of this replica and of other processes.
 
-        The hyperparameters of the last replica count, in all processes.
+        All processes use the hyperparameters of the last replica.
         """
         gathered = gather_gradients(
             gradients, hyperparameters, self._replicas.num_replicas
@@ -460,15 +469,15 @@ class WorkerEngine(HostEngine):
         replica: int,
         features: Sequence[embedding_inputs.FeatureIds],
     ) -> OpenLookup:
-        """Opens this replica's lookup, and those of other processes.
+        """Opens the lookups of this replica and of other processes.
 
         Raises:
-          NotImplementedError: If tables have open vocabularies, and this
-            process several replicas.
+          NotImplementedError: If tables have open vocabularies and this process
+            has several replicas.
         """
         if self._spec.has_open_tables and self._num_local > 1:
-            # They would open the lookups in another order than in other
-            # processes, and keys get other rows.
+            # The replicas would open the lookups in another order than other
+            # processes, so keys would be assigned other rows.
             raise NotImplementedError(
                 "A layer with an open vocabulary must have one replica in each "
                 "process of a MultiWorkerMirroredStrategy. Received: "
@@ -493,7 +502,7 @@ class WorkerEngine(HostEngine):
         lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Keeps this replica's gradients, and those of other processes."""
+        """Stores the gradients of this replica and of other processes."""
         gathered = gather_gradients(gradients, [], self._replicas.num_replicas)
         marks = {
             other: super(WorkerEngine, self).follow(
@@ -501,7 +510,8 @@ class WorkerEngine(HostEngine):
             )
             for other in lookup.tokens
         }
-        # In order, and none left out: the others' marks come from there.
+        # All of these ops must run in order. The marks of the other replicas
+        # are returned in their own processes.
         with tf.control_dependencies(list(marks.values())):
             return tf.identity(marks[replica])
 
@@ -511,9 +521,9 @@ class WorkerEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies what the marks of the replicas of all processes stand for.
+        """Applies the gradients of the marks of replicas in all processes.
 
-        The hyperparameters of the last replica count, in all processes.
+        All processes use the hyperparameters of the last replica.
         """
         gathered = gather_gradients(
             [marks], hyperparameters, self._replicas.num_replicas
@@ -523,23 +533,23 @@ class WorkerEngine(HostEngine):
             super().apply_followed(other, gathered[other][0][0], last)
 
 
-def agree_on_first_values(
+def broadcast_initial_values(
     variables: dict[str, dict[str, Any]],
     strategy: tf.distribute.Strategy,
 ):
-    """Gives the variables of all processes the values of the first one.
+    """Assigns the values of the first process to the tables of all processes.
 
-    Initializers without a seed give other rows in each process.
+    Initializers without a seed return different rows in each process.
     """
 
     @tf.function
-    def broadcast(part: tf.Tensor) -> tf.Tensor:
+    def broadcast(rows: tf.Tensor) -> tf.Tensor:
         def of_replica():
             context = tf.distribute.get_replica_context()
             is_first = context.replica_id_in_sync_group == 0
             return context.all_reduce(
                 tf.distribute.ReduceOp.SUM,
-                tf.where(is_first, part, tf.zeros_like(part)),
+                tf.where(is_first, rows, tf.zeros_like(rows)),
                 options=collective_options(),
             )
 
@@ -549,40 +559,44 @@ def agree_on_first_values(
         for variable in tables.shards_of(by_name[tables.PARAMETERS]):
             rows_at_once = max(1, _CHUNK // known_size(variable, 1))
             for first in range(0, known_size(variable), rows_at_once):
-                part = variable[first : first + rows_at_once]
+                rows = variable[first : first + rows_at_once]
                 variable[first : first + rows_at_once].assign(
                     tf.cast(
-                        broadcast(tf.cast(part, tf.float32)), variable.dtype
+                        broadcast(tf.cast(rows, tf.float32)), variable.dtype
                     )
                 )
 
 
-# Of a table: what may be another in each process. One of them tells which keys
-# go. Where each has a copy, the first rows are those of the first process.
-_OWN = ("initializer", "on_evict", "first_values")
+# Fields of a table that may differ between processes: only one process calls
+# `on_evict`, and copies of a table start with the initial values of the first
+# process.
+_PER_PROCESS_FIELDS = ("initializer", "on_evict", "first_values")
 
 
 def describe_settings(
     spec: config.EmbeddingSpec, arguments: dict[str, Any]
 ) -> list[tuple[str, str]]:
-    """Returns what must be the same, in order: what it is, and its value.
+    """Returns the settings that must be equal in all processes.
 
     Args:
       spec: Tables and features.
-      arguments: Other arguments of `TPUEmbedding`, by name; `over_processes`
-        among them.
+      arguments: Other arguments of `TPUEmbedding` by name, including
+        `over_processes`.
+
+    Returns:
+      An ordered list of `(description, value)` texts.
     """
-    found = [
+    settings = [
         (f"argument `{name}`", _text(value))
         for name, value in arguments.items()
     ]
-    found.append(("tables", _text([one.name for one in spec.tables])))
-    found.append(("features", _text([one.name for one in spec.features])))
+    settings.append(("tables", _text([one.name for one in spec.tables])))
+    settings.append(("features", _text([one.name for one in spec.features])))
     for table in spec.tables:
-        found += _fields(f"of table {table.name!r}", table)
+        settings += _fields(f"of table {table.name!r}", table)
         if arguments["over_processes"] == "divided":
-            # Each process draws its own part.
-            found.append(
+            # Each process initializes its own shard.
+            settings.append(
                 (
                     f"`initializer` of table {table.name!r}",
                     _initializer(table.initializer),
@@ -590,56 +604,58 @@ def describe_settings(
             )
     for feature in spec.features:
         where = f"of feature {feature.name!r}"
-        found += [
+        settings += [
             (f"`table` {where}", spec.table_of(feature).name),
             (
                 f"`max_sequence_length` {where}",
                 _text(feature.max_sequence_length),
             ),
         ]
-    return found
+    return settings
 
 
 def check_agreed_settings(
     strategy: tf.distribute.Strategy, settings: Sequence[tuple[str, str]]
 ) -> None:
-    """Compares the settings of all processes, which all call it.
+    """Checks that the settings are equal in all processes.
+
+    All processes must call it.
 
     Args:
-      strategy: A `MultiWorkerMirroredStrategy`, outside of its replicas.
-      settings: What `describe` returned.
+      strategy: A `MultiWorkerMirroredStrategy`, in cross-replica context.
+      settings: Settings that `describe_settings` returned.
 
     Raises:
-      ValueError: In all processes, if one has others.
+      ValueError: In all processes, if the settings of one process differ.
     """
     texts = _gather(strategy, json.dumps(settings))
     first, *others = [dict(json.loads(one)) for one in texts]
     for number, other in enumerate(others, start=1):
-        for what in (*first, *other):
-            if first.get(what) != other.get(what):
+        for name in (*first, *other):
+            if first.get(name) != other.get(name):
                 raise ValueError(
                     "A TPUEmbedding must be the same in all processes of a "
-                    f"MultiWorkerMirroredStrategy. Received: {what}: "
-                    f"{first.get(what, 'none')} in process 0, "
-                    f"{other.get(what, 'none')} in process {number}."
+                    f"MultiWorkerMirroredStrategy. Received: {name}: "
+                    f"{first.get(name, 'none')} in process 0, "
+                    f"{other.get(name, 'none')} in process {number}."
                 )
 
 
 def _fields(where: str, value: Any) -> list[tuple[str, str]]:
-    found = []
+    settings = []
     for one in dataclasses.fields(value):
         field = getattr(value, one.name)
-        if one.name in _OWN:
+        if one.name in _PER_PROCESS_FIELDS:
             continue
         if dataclasses.is_dataclass(field):
-            found += _fields(f"of the {one.name} {where}", field)
+            settings += _fields(f"of the {one.name} {where}", field)
         else:
-            found.append((f"`{one.name}` {where}", _text(field)))
-    return found
+            settings.append((f"`{one.name}` {where}", _text(field)))
+    return settings
 
 
 def _initializer(value: Any) -> str:
-    """Returns kind and settings; Keras draws the seed that is left out."""
+    """Returns class and settings, except for the seed, which may be random."""
     settings = getattr(value, "get_config", dict)()
     settings.pop("seed", None)
     return f"{type(value).__name__} {_text(sorted(settings.items()))}"
@@ -656,11 +672,11 @@ def _text(value: Any) -> str:
 
 def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns the texts of all processes, in their order."""
-    # Collectives take no bytes.
+    # Collectives do not support bytes.
     values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     @tf.function
-    def told() -> Any:
+    def gather_values() -> Any:
         def of_replica():
             return [
                 all_gather(tf.constant(one)) for one in ([len(values)], values)
@@ -671,8 +687,8 @@ def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
             for one in strategy.run(of_replica)
         ]
 
-    sizes, values_of_all = (one.numpy() for one in told())
+    sizes, values_of_all = (one.numpy() for one in gather_values())
     texts = np.split(values_of_all.astype(np.uint8), np.cumsum(sizes)[:-1])
-    # All replicas of a process say the same.
+    # All replicas of a process have the same text.
     num_local = len(strategy.extended.worker_devices)
     return [one.tobytes().decode() for one in texts[::num_local]]

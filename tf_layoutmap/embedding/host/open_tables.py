@@ -1,6 +1,10 @@
-"""What the engine's ops are told of tables with open vocabularies."""
+"""Tables with open vocabularies: arguments of engine ops, and resizing.
 
-# DOC-MERGE: A table with an open vocabulary, made anew for another capacity.
+`OpenTables` creates the arguments of the engine's ops for these tables, and
+calls `on_evict` with the evicted keys. `resize` creates the variables of a
+table for another capacity and moves the rows.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,36 +26,37 @@ from tf_layoutmap.vocabulary import evicted, key_tensors, state
 
 
 class OpenTables:
-    """The open tables of one embedding, as arguments of ops."""
+    """The tables with open vocabularies of one embedding."""
 
     def __init__(
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
         *,
-        tells: bool = True,
+        reports_evicted: bool = True,
         in_processes: bool = False,
     ):
-        """Takes what `tables.create_tables` made of the spec.
+        """Creates the arguments of ops for the open tables of `spec`.
 
         Args:
           spec: Tables and features.
-          variables: By table name.
-          tells: Whether `on_evict` is called with keys that go.
-          in_processes: Whether other processes take the same steps.
+          variables: Variables that `tables.create_tables` created, by table
+            name.
+          reports_evicted: Whether `on_evict` is called with evicted keys.
+          in_processes: Whether other processes run the same steps.
         """
         self._spec = spec
         self._in_processes = in_processes
-        found = [
+        open_tables = [
             (number, table)
             for number, table in enumerate(spec.tables)
             if table.vocabulary is not None
         ]
-        self._numbers = [number for number, _ in found]
+        self._numbers = [number for number, _ in open_tables]
         self._state, self._shards, self._slots = [], [], []
         slot_values = []
         self._of_table: dict[int, dict[str, Any]] = {}
-        for number, table in found:
+        for number, table in open_tables:
             by_name = variables[table.name]
             self._state.extend(state.in_order_of_ops(by_name))
             shards = tables.shards_of(by_name[tables.PARAMETERS])
@@ -66,8 +71,8 @@ class OpenTables:
                 "shards": shards,
                 "slots": slots,
             }
-        settings = [table.vocabulary.settings for _, table in found]
-        values = [table.vocabulary.first_values for _, table in found]
+        settings = [table.vocabulary.settings for _, table in open_tables]
+        values = [table.vocabulary.first_values for _, table in open_tables]
         policies = [one.policy() for one in settings]
         self._attrs = {
             "open_tables": self._numbers,
@@ -82,9 +87,11 @@ class OpenTables:
             "first_seeds": [one.seed for one in values],
             "slot_values": slot_values,
         }
-        self._dtypes = {number: _row_dtypes(table) for number, table in found}
-        # Of those tables that tell which keys go, in their order.
-        self._tellers = {
+        self._dtypes = {
+            number: _row_dtypes(table) for number, table in open_tables
+        }
+        # The `on_evict` callables by table index, in the order of the tables.
+        self._reporters = {
             number: evicted.teller(
                 table.vocabulary.settings.on_evict,
                 table.name,
@@ -95,14 +102,15 @@ class OpenTables:
                     )
                 ],
             )
-            for number, table in found
-            if tells and table.vocabulary.settings.on_evict is not None
+            for number, table in open_tables
+            if reports_evicted
+            and table.vocabulary.settings.on_evict is not None
         }
         self._attrs.update(
-            telling=[self._numbers.index(number) for number in self._tellers],
+            telling=[self._numbers.index(number) for number in self._reporters],
             Tevicted=[
                 dtype
-                for number in self._tellers
+                for number in self._reporters
                 for dtype in (tf.int64, *self._dtypes[number])
             ],
         )
@@ -111,13 +119,14 @@ class OpenTables:
         self,
         inputs: Sequence[embedding_inputs.FeatureIds],
     ) -> dict[str, Any]:
-        """Returns the arguments of a step, besides its batch.
+        """Returns the arguments of a step, except for its batch.
 
         Args:
-          inputs: By replica, then by feature.
+          inputs: Inputs by replica, then by feature.
 
         Raises:
-          ValueError: If features of one table have integers and strings.
+          ValueError: If some features of one table have integers and others
+            have strings.
         """
         return {
             "state": _handles(self._state),
@@ -130,28 +139,30 @@ class OpenTables:
             **self._attrs,
         }
 
-    def tell(self, engine: tf.Tensor, values: Sequence[tf.Tensor]) -> None:
+    def report_evicted(
+        self, engine: tf.Tensor, values: Sequence[tf.Tensor]
+    ) -> None:
         """Calls `on_evict` with the keys that a step has evicted.
 
-        If it raises, the step is undone: it leaves the engine, and keys get
-        their rows back.
+        If `on_evict` raises, the step is undone: the engine discards the step,
+        and the evicted keys get their rows back.
 
         Args:
-          engine: The handle of the engine.
-          values: The output `evicted` of the step's op.
+          engine: Handle of the engine.
+          values: Output `evicted` of the step's op.
         """
-        if not self._tellers:
+        if not self._reporters:
             return
 
-        def tell_all(*arrays: Any) -> None:
+        def report_all(*arrays: Any) -> None:
             first = 0
-            for number, teller in self._tellers.items():
+            for number, reporter in self._reporters.items():
                 size = 1 + len(self._dtypes[number])
-                teller(*arrays[first : first + size])
+                reporter(*arrays[first : first + size])
                 first += size
 
-        self._tell_or_take_back(
-            tell_all,
+        self._report_or_undo(
+            report_all,
             values,
             engine,
             "The step was not enqueued",
@@ -160,25 +171,26 @@ class OpenTables:
             slots=self._slots,
         )
 
-    def _tell_or_take_back(
+    def _report_or_undo(
         self,
-        tell: Callable[..., None],
+        report: Callable[..., None],
         values: Sequence[tf.Tensor],
         engine: tf.Tensor,
         outcome: str,
         **variables: Sequence[tf.Variable],
     ) -> None:
-        """Calls `tell` with arrays; if it raises, undoes the engine's last op.
+        """Calls `report`; if it raises, undoes the engine's last op.
 
         Args:
-          tell: What is called.
-          values: Its arguments, as tensors.
-          engine: The handle of the engine.
-          outcome: What to say of the op that is undone.
-          **variables: As the op got them: `state`, `shards`, `slots`.
+          report: Function that is called with arrays.
+          values: Arguments of `report`, as tensors.
+          engine: Handle of the engine.
+          outcome: Sentence of the error message about the undone op.
+          **variables: Variables `state`, `shards` and `slots` that were passed
+            to the op.
         """
 
-        def take_back(why: Any, *, raises: bool) -> None:
+        def undo(why: Any, *, raises: bool) -> None:
             ops.take_back_keys(
                 engine=engine,
                 why=why,
@@ -189,50 +201,55 @@ class OpenTables:
 
         if tf.executing_eagerly():
             try:
-                tell(*(value.numpy() for value in values))
+                report(*(value.numpy() for value in values))
             except BaseException as error:
-                take_back(_failed(error), raises=False)
+                undo(_failed(error), raises=False)
                 raise
             return
 
-        def why_not(*tensors: tf.Tensor) -> str:
+        def report_error(*tensors: tf.Tensor) -> str:
             try:
-                tell(*(one.numpy() for one in tensors))
+                report(*(one.numpy() for one in tensors))
             except BaseException as error:
                 return f"{_failed(error)}. {outcome}.\n" + "".join(
                     traceback.format_exception(error)
                 )
             return ""
 
-        # Ordered by the engine: a dequeue that follows sees a step that stays.
-        take_back(
+        # The engine orders its ops, so a later dequeue runs after the undo.
+        undo(
             tf.py_function(
-                tf_private.kept_by_graphs(why_not), values, tf.string
+                tf_private.kept_by_graphs(report_error), values, tf.string
             ),
             raises=True,
         )
 
-    def tell_table(self, table: int, values: Sequence[Any]) -> None:
-        """The same of one table: keys, rows and slot variables."""
-        if table in self._tellers:
-            self._tellers[table](*values)
+    def report_table(self, table: int, values: Sequence[Any]) -> None:
+        """Calls `on_evict` of one table.
+
+        Args:
+          table: Index of the table.
+          values: Arrays of keys, rows and slot variables.
+        """
+        if table in self._reporters:
+            self._reporters[table](*values)
 
     def evict_keys(
         self, engine: tf.Tensor, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Takes the rows of keys of one table away; see `Vocabulary`.
+        """Evicts keys of one table; see `Vocabulary`.
 
         Args:
-          engine: Its handle.
-          table: Its number.
-          keys: Which keys, int64.
-          expired: Whether all keys whose time is over go instead.
+          engine: Handle of the engine.
+          table: Index of the table.
+          keys: int64 keys to evict.
+          expired: Whether to evict all expired keys instead.
 
         Returns:
-          Those that had a row, `[num_evicted]` int64.
+          The `[num_evicted]` int64 keys that had a row.
         """
         settings = self._spec.tables[table].vocabulary.settings
-        found = ops.evict_keys(
+        evictions = ops.evict_keys(
             engine=engine,
             keys=keys,
             expired=expired,
@@ -244,15 +261,15 @@ class OpenTables:
             },
             **settings.policy(),
         )
-        if table in self._tellers:
-            self._tell_or_take_back(
-                self._tellers[table],
-                [found.evicted, *found.values],
+        if table in self._reporters:
+            self._report_or_undo(
+                self._reporters[table],
+                [evictions.evicted, *evictions.values],
                 engine,
                 "No key was evicted",
                 **self._of_table[table],
             )
-        return found.evicted
+        return evictions.evicted
 
 
 def kind_of_keys(
@@ -260,15 +277,16 @@ def kind_of_keys(
     table: int,
     inputs: Sequence[embedding_inputs.FeatureIds],
 ) -> int:
-    """Returns what the keys of a table are made of, in a batch.
+    """Returns the kind of a table's keys in a batch: integers or strings.
 
     Args:
       spec: Tables and features.
-      table: The number of the table.
-      inputs: By replica, then by feature.
+      table: Index of the table.
+      inputs: Inputs by replica, then by feature.
 
     Raises:
-      ValueError: If features of it have integers and strings.
+      ValueError: If some features of the table have integers and others have
+        strings.
     """
     features = spec.features
     kinds = {
@@ -279,15 +297,15 @@ def kind_of_keys(
     if len(kinds) > 1:
         raise ValueError(
             "Features of one open table must all have integers or all "
-            f"have strings. Received: {key_tensors.KINDS[1]} of "
-            f"{kinds[1]!r}, {key_tensors.KINDS[2]} of {kinds[2]!r} (table "
+            f"have strings. Received: {key_tensors.KINDS[1]} for "
+            f"{kinds[1]!r}, {key_tensors.KINDS[2]} for {kinds[2]!r} (table "
             f"{spec.tables[table].name!r})."
         )
     return next(iter(kinds))
 
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
-    """Of its rows, and of each slot variable."""
+    """Returns the dtypes of the rows and of each slot variable."""
     slots = table.optimizer.slots if table.optimizer else ()
     return [tf.as_dtype(table.dtype), *(tf.float32 for _ in slots)]
 
@@ -305,13 +323,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resized:
-    """A table after it was resized.
+    """The result of resizing a table.
 
     Attributes:
-      spec: Of the embedding, with the new capacity.
-      variables: Of the table, by name.
-      conversion: What became of its keys.
-      dropped: Keys that found no place, their rows and slot variables.
+      spec: Spec of the embedding with the new capacity.
+      variables: New variables of the table, by name.
+      conversion: Counts of the kept and dropped keys.
+      dropped: Arrays of the dropped keys, their rows and slot variables.
     """
 
     spec: config.EmbeddingSpec
@@ -328,17 +346,18 @@ def spec_with_capacity(
     """Returns the spec with another capacity of one vocabulary.
 
     Raises:
-      TypeError, ValueError: As of `OpenVocabulary`.
+      TypeError: If `OpenVocabulary` raises it for the capacity.
+      ValueError: If `OpenVocabulary` raises it for the capacity.
     """
     old = spec.tables[table]
     settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)
-    found = list(spec.tables)
-    found[table] = dataclasses.replace(
+    new_tables = list(spec.tables)
+    new_tables[table] = dataclasses.replace(
         old,
         num_rows=settings.num_rows,
         vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
     )
-    return dataclasses.replace(spec, tables=tuple(found))
+    return dataclasses.replace(spec, tables=tuple(new_tables))
 
 
 def resize(
@@ -347,24 +366,24 @@ def resize(
     old: Mapping[str, Any],
     partitioner: tables.Partitioner | None,
 ) -> Resized:
-    """Makes the variables of a table for the capacity of a spec.
+    """Creates the variables of a table with the capacity of a spec.
 
-    The old ones stay as they are. Both are in memory, and one variable once
-    more.
+    The old variables are not changed. Memory holds the old and the new
+    variables, and a copy of one variable at a time.
 
     Args:
-      spec: With the new capacity.
-      table: The number of the table.
-      old: Its variables.
-      partitioner: What divides it.
+      spec: Spec with the new capacity.
+      table: Index of the table.
+      old: Old variables of the table.
+      partitioner: Partitioner of the table, if any.
     """
     one = spec.tables[table]
-    keys = _whole(old[state.KEYS])
+    keys = _gathered(old[state.KEYS])
     moved = vocabulary_conversion.move_rows(
         keys,
-        _whole(old[state.LAST_STEPS]),
-        _whole(old[state.COUNTS]),
-        _whole(old[state.NUMBERS]),
+        _gathered(old[state.LAST_STEPS]),
+        _gathered(old[state.COUNTS]),
+        _gathered(old[state.NUMBERS]),
         one.vocabulary.settings,
     )
     variables = tables.create_table(one, partitioner)
@@ -372,13 +391,13 @@ def resize(
     for name, variable in variables.items():
         value = moved.vocabulary.get(name)
         if value is None:
-            value = _whole(old[name])
+            value = _gathered(old[name])
             if name != tables.ROUNDING_STEPS:
                 dropped.append(value[moved.dropped])
                 value = moved.of(value)
         first = 0
         for shard in tables.shards_of(variable):
-            if not value.ndim:  # What counts the updates of 16-bit rows.
+            if not value.ndim:  # This counts the updates of 16-bit rows.
                 shard.assign(value)
                 continue
             size = checks.known_size(shard)
@@ -388,10 +407,10 @@ def resize(
 
 
 def empty_variables(old: Mapping[str, Any]) -> None:
-    """Takes the memory of variables that nobody may use any more.
+    """Frees the memory of variables that must not be used any more.
 
-    A function that was traced before still has them: what it looks up is an
-    error then, not a row of another time.
+    A function that was traced before still uses these variables. Its lookups
+    raise errors from now on, instead of returning outdated rows.
     """
     for variable in old.values():
         for shard in tables.shards_of(variable):
@@ -403,12 +422,12 @@ def empty_variables(old: Mapping[str, Any]) -> None:
 
 
 def resize_scope(variables: Mapping[str, Any]) -> Any:
-    """Returns the scope that variables were created in."""
+    """Returns the strategy scope that variables were created in."""
     shard = tables.shards_of(variables[tables.PARAMETERS])[0]
     strategy = getattr(shard, "_distribute_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
-def _whole(variable: Any) -> Array:
+def _gathered(variable: Any) -> Array:
     shards = [shard.numpy() for shard in tables.shards_of(variable)]
     return shards[0] if len(shards) == 1 else np.concatenate(shards)

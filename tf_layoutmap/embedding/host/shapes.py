@@ -1,6 +1,10 @@
-"""The shapes of what goes into a step, and of what comes out of it."""
+"""The shapes of inputs, activations and gradients of a step.
 
-# DOC-MERGE: The shapes of samples: as features and `build` say, or the first step.
+`SampleShapes` records the shapes of samples, which are set by the features, by
+`build` or by the first step. `StepShapes` uses them to read inputs and to
+reshape activations and gradients.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -19,23 +23,24 @@ from tf_layoutmap.embedding.spec import config
 
 
 class SampleShapes:
-    """What is known of the samples of each feature.
+    """The known shapes of the samples of each feature.
 
     Attributes:
-      features: The features as the engine has them: a sequence feature whose
-        activations have the shape of inputs with more dimensions has no
-        sequences there.
+      features: The features of the engine. A sequence feature whose inputs
+        have more than 2 dimensions is not a sequence feature in the engine.
     """
 
     def __init__(self, features: tuple[config.FeatureSpec, ...]):
-        """Takes the features as they were given."""
+        """Starts with the output shapes of the features."""
         self._given = features
         self.features = list(features)
         self._is_fixed = False
-        # One per feature, once `declare` said so; None in it: any size.
+        # One shape per feature after `declare_arguments`. None in a shape
+        # allows any size.
         self._declared: list[Shape] | None = None
-        # Sizes of samples behind the first dimension, which later steps must
-        # have too; unknown until the feature, `build` or an input tells.
+        # Sizes of the sample dimensions after the first one, which all steps
+        # must have. They are None until the feature, `build` or an input sets
+        # them.
         self._inner: list[tuple[int, ...] | None] = [
             None
             if one.output_shape is None
@@ -44,19 +49,19 @@ class SampleShapes:
         ]
 
     def fix(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns the features for the engine, which keeps them."""
+        """Returns the features for the engine; they are fixed from now on."""
         self._is_fixed = True
         return tuple(self.features)
 
     def declare_arguments(
         self, feature_config: Any, shapes: Any, batch_size: int | None
     ):
-        """Declares what `build` was told, if anything.
+        """Declares the shapes that are passed to `build`, if any.
 
         Args:
           feature_config: Nested structure of features.
-          shapes: As of `build_shapes.read_arguments`.
-          batch_size: Of every feature, or None.
+          shapes: Shapes as `build_shapes.read_arguments` accepts them.
+          batch_size: Batch size of every feature, or None.
         """
         declared = build_shapes.read_arguments(
             feature_config, self._given, shapes, batch_size
@@ -65,17 +70,17 @@ class SampleShapes:
             self._declare(declared)
 
     def _declare(self, shapes: list[Shape]):
-        """Holds every later step to these shapes of samples.
+        """Requires these shapes of samples in every later step.
 
         Raises:
-          ValueError: If others were declared before, or contradict the
-            `output_shape` of a feature.
+          ValueError: If other shapes were declared before, or if a shape
+            contradicts the `output_shape` of its feature.
         """
         declared = []
         for feature, shape in zip(self._given, shapes):
             if feature.output_shape is not None:
                 build_shapes.check(feature, feature.output_shape, shape)
-                # The shape of the feature comes first, as in TensorFlow.
+                # The shape of the feature has precedence, as in TensorFlow.
                 shape = build_shapes.merge(feature.output_shape, shape)
             declared.append(shape)
         if self._declared is not None:
@@ -88,7 +93,7 @@ class SampleShapes:
                     "`build` was called with per-replica batch sizes "
                     f"{before}. Received: {now}."
                 )
-        self._take(
+        self._set_inner_sizes(
             {
                 index: shape[1:]
                 for index, shape in enumerate(declared)
@@ -97,43 +102,44 @@ class SampleShapes:
         )
         self._declared = declared
 
-    def take(self, index: int, inner: Shape):
-        """Takes the sizes of an input of feature `index`.
+    def set_inner(self, index: int, inner: Shape):
+        """Checks and sets the inner sizes of an input of feature `index`.
 
         Args:
-          index: Of the feature.
-          inner: Sizes of its samples behind the first dimension.
+          index: Index of the feature.
+          inner: Sizes of the sample dimensions after the first one.
 
         Raises:
-          ValueError: If they are others than declared, or than those of the
-            first input; or not known, or too late.
+          ValueError: If the sizes differ from the declared sizes or from the
+            first input, if they are unknown, or if the engine already has
+            sequences for the feature.
         """
-        self._take({index: inner})
+        self._set_inner_sizes({index: inner})
 
-    def take_flat(self):
-        """Takes inputs of all features, whose samples have no inner sizes."""
-        self._take(dict.fromkeys(range(len(self.features)), ()))
+    def set_all_flat(self):
+        """Checks and sets that samples of all features have no inner sizes."""
+        self._set_inner_sizes(dict.fromkeys(range(len(self.features)), ()))
 
     def inner(self, index: int) -> tuple[int, ...]:
-        """Returns the sizes of samples behind the first dimension."""
+        """Returns the sizes of the sample dimensions after the first one."""
         return self._inner[index] or ()
 
-    def known(self, index: int) -> Shape | None:
-        """Returns the shape that was declared, if one was."""
+    def declared_shape(self, index: int) -> Shape | None:
+        """Returns the declared shape, or None."""
         if self._declared is not None:
             return self._declared[index]
         return self._given[index].output_shape
 
     def num_samples(self, index: int) -> int | None:
-        """Returns how many samples each step has, if that was declared."""
-        return _count(self.known(index) or (None,))
+        """Returns the declared number of samples of each step, or None."""
+        return _count(self.declared_shape(index) or (None,))
 
-    def combines_places(self, index: int) -> bool:
-        """Whether a sequence feature is none in the engine."""
+    def combines_positions(self, index: int) -> bool:
+        """Returns whether the engine combines the ids of a sequence feature."""
         return not self.features[index].is_sequence
 
-    def _take(self, sizes: dict[int, Shape]):
-        # All are checked before the first is taken.
+    def _set_inner_sizes(self, sizes: dict[int, Shape]):
+        # All sizes are checked before the first one is set.
         for index, inner in sizes.items():
             self._check(index, inner)
             self._check_sequence(index, inner)
@@ -141,39 +147,43 @@ class SampleShapes:
             self._settle(index, inner)
 
     def _check(self, index: int, inner: Shape):
-        """Refuses other sizes than those of the first input."""
+        """Checks that the sizes equal the sizes that are already set.
+
+        If no sizes are set yet, the sizes must be static and above 0.
+        """
         name = self._given[index].name
         known = self._inner[index]
         if known is None:
             if None in inner or 0 in inner:
                 raise ValueError(
-                    f"Input {name!r} must have sizes above 0 that are known "
-                    "while tracing, but for the first and the last; give its "
-                    "FeatureConfig an `output_shape`, or `build` its shape. "
-                    f"Received: {list(inner)} between them."
+                    f"Input {name!r} must have static sizes above 0, except "
+                    "for the first and the last dimension; set "
+                    "`output_shape` of its FeatureConfig, or pass its shape "
+                    f"to `build`. Received: sizes {list(inner)} between the "
+                    "first and the last dimension."
                 )
         elif len(inner) != len(known) or any(
             one not in (None, other) for one, other in zip(inner, known)
         ):
             raise ValueError(
                 f"Input {name!r} must have samples of shape "
-                f"{['?', *known]}, as its FeatureConfig, `build` or the first "
-                f"step said. Received: {['?', *inner]}."
+                f"{['?', *known]}, which its FeatureConfig, `build` or the "
+                f"first step has set. Received: {['?', *inner]}."
             )
 
     def _check_sequence(self, index: int, inner: Shape):
-        """Refuses more dimensions where the engine has sequences already."""
+        """Checks the rank if the engine already has sequences."""
         feature = self.features[index]
         if inner and feature.is_sequence and self._is_fixed:
             raise ValueError(
-                f"Input {feature.name!r} of a sequence feature must be of rank "
-                "2, as when the engine was made; for more dimensions call "
-                "`build` with its shape before the first step. Received: "
+                f"Input {feature.name!r} of a sequence feature must have rank "
+                "2, as at the creation of the engine; for more dimensions "
+                "call `build` with its shape before the first step. Received: "
                 f"samples of shape {['?', *inner]}."
             )
 
     def _settle(self, index: int, inner: Shape):
-        """Takes the sizes of the first input."""
+        """Sets the sizes of the first input."""
         if self._inner[index] is not None:
             return
         self._inner[index] = cast("tuple[int, ...]", inner)
@@ -191,34 +201,37 @@ class SampleShapes:
 
 
 def _count(shape: Shape) -> int | None:
-    """The samples of a shape; None where a size is unknown."""
+    """Returns the number of samples of a shape; None if a size is unknown."""
     return math.prod(shape) if is_known(shape) else None
 
 
 class StepShapes:
-    """Reads inputs, and shapes activations and gradients as these ask.
+    """A converter between the shapes of a user and the shapes of the engine.
+
+    It reads inputs, and reshapes activations and gradients.
 
     Attributes:
-      samples: What is known of the samples of each feature.
+      samples: Known shapes of the samples of each feature.
     """
 
     def __init__(self, spec: config.EmbeddingSpec):
         self._spec = spec
         self.samples = SampleShapes(spec.features)
-        # Per replica: the graph of its last dequeue, and samples by feature.
+        # The graph of the last dequeue of each replica, and its numbers of
+        # samples by feature.
         self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
 
     def fix_spec(self) -> config.EmbeddingSpec:
-        """Returns the spec for the engine, which keeps it."""
+        """Returns the spec for the engine; it is fixed from now on."""
         return dataclasses.replace(self._spec, features=self.samples.fix())
 
-    def take_spec(self, spec: config.EmbeddingSpec) -> None:
-        """Takes a spec whose features are the same, and tables are not."""
+    def replace_spec(self, spec: config.EmbeddingSpec) -> None:
+        """Replaces the spec by one with the same features and other tables."""
         self._spec = spec
 
     @property
     def has_open_tables(self) -> bool:
-        """Whether ids of some tables are keys."""
+        """Whether any table has an open vocabulary, whose ids are keys."""
         return self._spec.has_open_tables
 
     def read_input(
@@ -227,14 +240,15 @@ class StepShapes:
         value: Any,
         weight: Any,
     ) -> embedding_inputs.FeatureIds:
-        """Returns the input of feature `index` as the engine takes it.
+        """Returns the input of feature `index` in the form of the engine.
 
-        A size known only at run time is checked then, by an
-        `InvalidArgumentError`.
+        A size that is only known at run time is checked at run time, and
+        raises `InvalidArgumentError`.
 
         Raises:
-          TypeError, ValueError: As `ragged_ids.read_feature`, and if it has
-            another shape than declared.
+          TypeError: Under the conditions of `inputs.read_feature`.
+          ValueError: Under the conditions of `inputs.read_feature`, and if the
+            shape differs from the declared shape.
         """
         feature = self._spec.features[index]
         read = (
@@ -244,15 +258,18 @@ class StepShapes:
         )
         inputs = read(feature, value, weight)
         if feature.is_sequence:
-            if self.samples.combines_places(index) and not inputs.inner_shape:
+            if (
+                self.samples.combines_positions(index)
+                and not inputs.inner_shape
+            ):
                 inputs = embedding_inputs.fill_sequences(
                     feature, inputs, feature.max_sequence_length
                 )
         elif isinstance(value, tf.RaggedTensor):
-            shape = self.samples.known(index)
+            shape = self.samples.declared_shape(index)
             if shape is not None and len(shape) > 1:
                 inputs = embedding_inputs.fill_samples(feature, inputs, shape)
-        self.samples.take(index, inputs.inner_shape)
+        self.samples.set_inner(index, inputs.inner_shape)
         inputs.num_samples = self._check_num_samples(
             index, self.samples.num_samples(index), inputs.num_samples
         )
@@ -262,14 +279,15 @@ class StepShapes:
         self,
         packed: packing.PackedIds,
     ) -> packing.PackedIds:
-        """Returns a packed batch, whose samples have no inner dimensions.
+        """Checks and returns a packed batch, which has no inner dimensions.
 
         Raises:
-          ValueError: If it has another size than declared.
+          ValueError: If the batch size differs from the declared size.
         """
-        self.samples.take_flat()
+        self.samples.set_all_flat()
         num_samples = packed.num_samples
-        # The same size is declared of most features: it is checked once.
+        # Most features have the same declared size. Each distinct size is
+        # checked once.
         for expected, index in {
             self.samples.num_samples(index): index
             for index in reversed(range(len(self._spec.features)))
@@ -280,13 +298,13 @@ class StepShapes:
     def _check_num_samples(
         self, index: int, expected: int | None, num_samples: Any
     ) -> Any:
-        """Returns the number of samples, which must be the expected one."""
+        """Checks and returns the number of samples."""
         if expected is None:
             return num_samples
         message = (
             f"Input {self._spec.features[index].name!r} must have "
-            f"{expected} samples, as `build` or its FeatureConfig "
-            "was told."
+            f"{expected} samples, which `build` or its FeatureConfig "
+            "has set."
         )
         if not isinstance(num_samples, int):
             check = tf.debugging.assert_equal(
@@ -304,7 +322,11 @@ class StepShapes:
         self,
         activations: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns what the engine gave, `[num_samples, ...]`, in shape."""
+        """Returns activations of the engine in the shape of the inputs.
+
+        Args:
+          activations: `[num_samples, ...]` tensors, one per feature.
+        """
         return [
             self._shape_activations(index, one)
             for index, one in enumerate(activations)
@@ -317,11 +339,11 @@ class StepShapes:
             activations = tf.reshape(
                 activations, [-1, *inner, activations.shape[-1]]
             )
-        found = activations.shape
-        if found.rank == shape.rank and all(
-            size in (None, known) for size, known in zip(shape, found)
+        static_shape = activations.shape
+        if static_shape.rank == shape.rank and all(
+            size in (None, known) for size, known in zip(shape, static_shape)
         ):
-            return activations  # An operation less, for each feature.
+            return activations  # This saves an operation per feature.
         return tf.ensure_shape(activations, shape)
 
     def _activation_shape(self, index: int) -> tf.TensorShape:
@@ -340,10 +362,10 @@ class StepShapes:
         replica: int,
         gradients: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Returns the gradients of the step dequeued last, as the core wants.
+        """Returns gradients of the last dequeued step in the engine's shape.
 
         Args:
-          replica: Whose step it is.
+          replica: Index of the replica of the step.
           gradients: One per feature; None for zeros.
         """
         return [
@@ -363,7 +385,7 @@ class StepShapes:
         self,
         gradients: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns the gradients of a lookup out of the order of steps."""
+        """Returns gradients of an open lookup in the engine's shape."""
         return [
             self._flat_gradient(index, gradient)
             for index, gradient in enumerate(gradients)
@@ -384,8 +406,8 @@ class StepShapes:
             return gradient
         return tf.reshape(gradient, [-1, gradient.shape[-1]])
 
-    def note_dequeued(self, replica: int, activations: list[tf.Tensor]):
-        """Remembers the sizes of the step that a replica has dequeued."""
+    def record_dequeued(self, replica: int, activations: list[tf.Tensor]):
+        """Records the sizes of the step that a replica has dequeued."""
         sizes = [
             one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
             for one in activations
@@ -396,7 +418,7 @@ class StepShapes:
         )
 
     def _dequeued_shape(self, replica: int, index: int) -> list[Any]:
-        """Returns the activations' shape, of sizes and scalar tensors.
+        """Returns the shape of activations as sizes and scalar tensors.
 
         Raises:
           ValueError: If the step was dequeued in another function.
@@ -409,17 +431,17 @@ class StepShapes:
                     "The gradient of feature "
                     f"{self._spec.features[index].name!r} is None and its "
                     "number of samples is not known here; pass zeros, or "
-                    "give `build` the batch size."
+                    "pass the batch size to `build`."
                 )
             shape[0] = num_samples[index]
         return shape
 
 
 def _is_reachable(graph) -> bool:
-    """Whether a tensor of `graph` can be used where we are.
+    """Returns whether a tensor of `graph` can be used in the current context.
 
-    Sizes seen eagerly must not be used in a function: they would be traced
-    as constants, and be wrong for the next batch.
+    Eager sizes must not be used in a function: they would be traced as
+    constants, and would be wrong for the next batch.
     """
     if graph is None:
         return tf.executing_eagerly()

@@ -1,1 +1,5 @@
-"""Carries a `TPUEmbedding` out over parameter servers."""
+"""The backend that runs `TPUEmbedding` over parameter servers.
+
+Start with `backend.py`, which implements the steps of `TPUEmbedding`, and
+`step_ops.py`, which calls the ops of a step.
+"""

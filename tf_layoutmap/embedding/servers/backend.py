@@ -1,4 +1,10 @@
-"""Carries the steps of a `TPUEmbedding` out over parameter servers."""
+"""The backend of `TPUEmbedding` for parameter servers.
+
+It implements the interface of `tf_layoutmap.embedding.backend`. Tables are
+sharded over the servers. The process that runs a step, a worker or the
+coordinator, reads rows from the servers, combines them, and sends gradients
+back.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +23,16 @@ from tf_layoutmap.embedding.spec import config
 
 
 class ServersBackend:
-    """Tables on servers, steps on workers.
+    """A backend with tables on servers and steps on workers.
 
-    A step is the calls of one function: whoever runs it, a worker or the
-    coordinator, reads rows from the servers and sends them gradients.
+    All calls of a step are in one function. The process that runs the function,
+    a worker or the coordinator, reads rows from the servers and sends gradients
+    to them.
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # As of the host engine: a checkpoint has the weight that takes marks.
+    # The shape equals the host engine's, because checkpoints contain the
+    # weight that receives the marks.
     mark_shape: ClassVar[tuple[int, ...]] = engine.MARK_SHAPE
     checks_shapes = True
 
@@ -40,29 +48,29 @@ class ServersBackend:
         rounding_seed: int,
         wire_dtype: str,
     ):
-        """Takes the checked arguments of `TPUEmbedding`.
+        """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If updates are to wait for the next step, or
-            somebody is to be told of keys that go.
+          NotImplementedError: If `is_pipelined` is True, or if a vocabulary
+            has `on_evict`.
         """
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
-                "under ParameterServerStrategy, whose workers overlap their "
-                "steps as it is. Received: True."
+                "under ParameterServerStrategy, whose workers always overlap "
+                "their steps. Received: True."
             )
-        telling = [
+        with_on_evict = [
             one.name
             for one in spec.tables
             if one.vocabulary and one.vocabulary.settings.on_evict is not None
         ]
-        if telling:
+        if with_on_evict:
             raise NotImplementedError(
                 "Argument `on_evict` of tlm.OpenVocabulary must be None under "
-                "ParameterServerStrategy: keys go in the calls of workers, "
-                "which cannot call back into this program. Received: it for "
-                f"tables {telling}."
+                "ParameterServerStrategy: keys are evicted in calls of "
+                "workers, which cannot call a function of this program. "
+                f"Received: `on_evict` for tables {with_on_evict}."
             )
         self._feature_config = feature_config
         self._spec = spec
@@ -84,12 +92,12 @@ class ServersBackend:
 
     @property
     def variable_device(self) -> str:
-        """Where a layer's own small variables are: the first server."""
+        """The device of a layer's small private variables: server 0."""
         return self._tables.devices[0]
 
     @property
     def is_built(self) -> bool:
-        """Whether the tables are there."""
+        """Whether the tables are created."""
         return self._ops is not None
 
     @property
@@ -98,7 +106,7 @@ class ServersBackend:
         return self._ops
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
-        """Takes the arguments of `build`."""
+        """Records the shapes and the batch size that are passed to `build`."""
         self._shapes.samples.declare_arguments(
             self._feature_config, shapes, batch_size
         )
@@ -129,7 +137,7 @@ class ServersBackend:
         return self._reader.read(features, weights, device)
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
-        """Finds the rows that a batch needs."""
+        """Computes the rows of a batch, and enqueues the step."""
         if not isinstance(training, bool):
             raise ValueError(
                 "Argument `training` must be a Python bool under "
@@ -138,9 +146,9 @@ class ServersBackend:
             )
         self._modes.enqueued(name, training)
         if training:
-            closures.note_enqueued()
+            closures.count_enqueued()
         ((_, inputs),) = batch.steps
-        # A traced step that nothing applies is forward-only.
+        # A traced step is forward-only until `apply` calls `train`.
         plan, requests = self._started.begin(
             inputs,
             None if training and not tf.executing_eagerly() else training,
@@ -156,11 +164,11 @@ class ServersBackend:
         activations = self._shapes.shape_all_activations(
             self._started.combine(step.plan, step.fetched)
         )
-        self._shapes.note_dequeued(0, activations)
+        self._shapes.record_dequeued(0, activations)
         return activations
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
-        """Applies the gradients of the step dequeued last."""
+        """Applies the gradients of the last dequeued step."""
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(0, gradients)
         step = self._steps.take_dequeued()
@@ -174,7 +182,7 @@ class ServersBackend:
         )
 
     def is_in_program(self) -> bool:
-        """False: servers have none."""
+        """Returns False, because servers have no TPU program."""
         return False
 
     def open(
@@ -182,7 +190,7 @@ class ServersBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up outside of the order of steps, as a layer does."""
+        """Looks up a batch that is not part of the sequence of steps."""
         inputs = self._reader.read_features(features, weights)
         plan, requests = self._started.begin(inputs, True)
         fetched = self._started.fetch(requests)
@@ -197,17 +205,17 @@ class ServersBackend:
         lookup: Any,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Keeps the gradients of a lookup; returns their mark, all 1."""
+        """Stores the gradients of a lookup; returns a mark of ones."""
         self._lookups.follow(
             lookup, self._shapes.flat_gradients_of_call(gradients)
         )
         return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the gradients that were followed, times what is given."""
+        """Applies the stored gradients, multiplied by the value of `marks`."""
         lookup = self._lookups.take()
-        # Nothing is no step: the rows of one without gradients move, too.
-        # They are one number, which the gradients are multiplied with.
+        # All elements of `marks` are equal. A factor of 0 is not the same as
+        # no step, because a step with zero gradients may change rows, too.
         factor = tf.reshape(marks, [-1])[0]
         is_step = tf.debugging.assert_none_equal(
             factor,
@@ -228,39 +236,39 @@ class ServersBackend:
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Takes rows of keys away; see `Vocabulary`."""
+        """Evicts keys of an open vocabulary; see `Vocabulary`."""
         assert isinstance(self._ops, key_step_ops.KeyStepOps)
         return self._ops.evict_keys(table, keys, expired=expired)
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Refuses: steps that workers have traced know its variables.
+        """Raises an error, because traced steps use the old variables.
 
         Raises:
           NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "`resize` of a vocabulary on parameter servers must not be called; "
-            "tlm.convert_vocabularies gives a checkpoint another capacity. "
-            f"Received: capacity {capacity} (table "
+            "`resize` of a vocabulary is not supported on parameter servers; "
+            "use tlm.convert_vocabularies to change the capacity in a "
+            f"checkpoint. Received: capacity {capacity} (table "
             f"{self._spec.tables[table].name!r})."
         )
 
     def watch_changes(self) -> Any:
-        """Refuses: nothing notes which rows the servers write."""
-        raise _needs_host("A DeltaWriter")
+        """Raises an error, because written rows are not recorded on servers."""
+        raise _requires_host_engine("A DeltaWriter")
 
     def flush(self) -> None:
-        """Nothing to do: no update is held back."""
+        """Does nothing, because there is no pending pipelined update."""
 
     def reset(self) -> None:
-        """Forgets the eager steps of this thread."""
+        """Discards the eager steps of this thread."""
         last = self._steps.last_of_thread()
         if last is not None and last.training and last.fetched is not None:
             self._started.forget(last.fetched)
         self._steps.reset()
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the servers have counted."""
+        """Returns the counters of the servers and of this thread's steps."""
         counts = self._started.count()
         num_pending, awaits = self._steps.describe()
         num_updates = sum(one.num_updates for one in counts.values())
@@ -295,13 +303,13 @@ class ServersBackend:
         }
 
     def before_read(self) -> None:
-        """Nothing to do: the variables are what steps use."""
+        """Does nothing, because steps use the variables directly."""
 
     def before_async_copy(self) -> None:
-        """Nothing to do: the variables are what steps use."""
+        """Does nothing, because steps use the variables directly."""
 
     def before_restore(self) -> None:
-        """Refuses a restore under eager steps of this thread.
+        """Checks that this thread has no eager step in flight.
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -310,22 +318,22 @@ class ServersBackend:
         if num_pending or awaits:
             raise RuntimeError(
                 "A checkpoint cannot be restored while steps are in flight; "
-                "finish them, or call `reset` to forget them. Pending: "
+                "finish the steps, or call `reset` to discard them. Pending: "
                 f"{num_pending}, awaiting gradients: {awaits}."
             )
 
     def note_restore(self) -> None:
-        """Nothing to do: one process restores."""
+        """Does nothing, because only one process restores."""
 
     def load_variables(self) -> None:
-        """Nothing to do: steps use the variables themselves."""
+        """Does nothing, because steps use the variables directly."""
 
     def retrieve_variables(self) -> None:
-        """Nothing to do: steps use the variables themselves."""
+        """Does nothing, because steps use the variables directly."""
 
 
-def _needs_host(what: str) -> NotImplementedError:
+def _requires_host_engine(name: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{what} needs the host engine; the tables of this TPUEmbedding are "
-        "on parameter servers."
+        f"{name} requires the host engine. Received: a TPUEmbedding whose "
+        "tables are on parameter servers."
     )

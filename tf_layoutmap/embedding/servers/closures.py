@@ -1,15 +1,15 @@
-"""The token of the closure that is being traced.
+"""Tokens of closures, the closures that servers have applied, and steps.
 
-A coordinator runs a closure again whose worker has died. Its token tells the
-servers that it is the same one, and they apply what they have not applied.
+If the worker of a closure has died, the coordinator schedules the closure
+again. The token of the closure identifies it, so that a server does not apply
+it twice. `AppliedClosures` reads the records of applied closures.
+
+`StepsInFlight` holds the steps of one embedding between `enqueue` and
+`apply_gradients`. The state of a step consists of tensors of the function that
+is traced. A worker keeps no state, so a batch must be dequeued in the closure
+that has enqueued it.
 """
 
-# DOC-MERGE: The steps of one embedding between `enqueue` and `apply_gradients`.
-#
-# Their state are tensors of the function being traced: a worker keeps nothing,
-# and what is enqueued in one closure is dequeued in it.
-#
-# DOC-MERGE: Which closures the servers of an embedding have applied.
 from __future__ import annotations
 
 import dataclasses
@@ -23,15 +23,17 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import steps
 
-# The variable `applied`: cc/core/servers/applied_closures.h.
+# Size and indices of the variable `applied`; see
+# cc/core/servers/applied_closures.h.
 NUM_APPLIED = 2054
 _EPOCH, _BASE, _WINDOW = 0, 1, 6
-# The variable `fetched_steps`: cc/core/served_keys/fetched_steps.h.
+# Index in the variable `fetched_steps`; see
+# cc/core/served_keys/fetched_steps.h.
 _FETCHED_EPOCH = 2
 
 
 class AppliedClosures:
-    """The records of one embedding's servers, one for each server."""
+    """The records of applied closures of one embedding, one per server."""
 
     def __init__(
         self, applied: Sequence[Any], fetched_steps: Sequence[Any] = ()
@@ -49,14 +51,13 @@ class AppliedClosures:
     def move_to_epoch(self, epoch: int, next_epoch: int) -> list[set[int]]:
         """Moves what was applied in one epoch to the next one.
 
-        Afterwards servers raise an error for closures of `epoch` that are
-        still under way somewhere. A closure that is scheduled again, in
-        `next_epoch` and under its number, is applied by the servers that have
-        not applied it.
+        Afterwards, servers raise an error for closures of `epoch` that still
+        run on a worker. If a closure is scheduled again in `next_epoch` with
+        the same number, only the servers that have not applied it apply it.
 
-        No closure of `next_epoch` may have been scheduled. If the last round
-        that failed was moved, too, no closure of an epoch before `epoch` can
-        change a server any more.
+        No closure of `next_epoch` may have been scheduled. If the last failed
+        round was moved, too, no closure of an epoch before `epoch` can change a
+        server any more.
 
         Args:
           epoch: The epoch of the closures; their numbers are below 1,024.
@@ -75,8 +76,8 @@ class AppliedClosures:
 
 def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
     before = variable.numpy()
-    # One operation under the lock that an update takes: from here on the
-    # server raises an error for closures of `epoch`.
+    # The write is one operation and uses the same lock as an update. From now
+    # on, the server raises an error for closures of `epoch`.
     _write(variable, [_EPOCH], [next_epoch])
     state = variable.numpy()
     # The first closure of `epoch` may have been applied between the read and
@@ -84,7 +85,7 @@ def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
     if before[_EPOCH] != epoch and np.array_equal(
         before[_WINDOW:], state[_WINDOW:]
     ):
-        # The window is that of an older epoch, whose numbers were others.
+        # The window belongs to an older epoch with other closure numbers.
         places = [_BASE, *range(_WINDOW, NUM_APPLIED)]
         _write(variable, places, [0] * len(places))
         return set()
@@ -98,20 +99,20 @@ def _write(variable: Any, places: Sequence[int], values: Sequence[int]):
     )
 
 
-# Of a step without a closure: epoch, number, attempt.
+# Token (epoch, number, attempt) of a step that is not in a closure.
 _NONE = (0, -1, 0)
 
 
 @dataclasses.dataclass
 class Closure:
-    """What is known of a closure while it is traced.
+    """The state of a closure while it is traced.
 
     Attributes:
-      token: int64 `[3]`: epoch, number, and an attempt that no other run of
-        the closure has.
-      applied: What the servers of each embedding record that the closure has
-        applied gradients of; one for each call of `apply_gradients` so far.
-      num_enqueued: Calls of `enqueue` for training so far.
+      token: int64 `[3]` tensor of epoch, number, and an attempt, which is
+        unique for each run of the closure.
+      applied: Records of the embedding's servers, one entry for each call of
+        `apply_gradients` so far.
+      num_enqueued: Number of `enqueue` calls for training so far.
     """
 
     token: tf.Tensor
@@ -119,18 +120,18 @@ class Closure:
     num_enqueued: int = 0
 
 
-# Of the graph of the function that is the closure. Threads of replicas and
-# functions inside of it are in graphs below.
+# Attribute of the graph of the closure's function. Replica threads and inner
+# functions have graphs inside this graph.
 _ATTRIBUTE = "_tf_layoutmap_closure"
 
 
 def begin(numbers: tf.Tensor) -> Closure:
-    """Makes the function being traced a closure.
+    """Marks the function that is traced as a closure.
 
     Args:
-      numbers: int64 `[2]`: epoch, from 1 on, and number of the closure.
+      numbers: int64 `[2]` tensor of epoch, at least 1, and closure number.
     """
-    # Each run of the function asks for the time once.
+    # Each run of the function reads the time once.
     attempt = tf.bitcast(tf.timestamp(), tf.int64)
     closure = Closure(
         tf.concat(
@@ -142,32 +143,34 @@ def begin(numbers: tf.Tensor) -> Closure:
 
 
 def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
-    """Returns the token of the closure around, of number -1 if there is none.
+    """Returns the token of the enclosing closure for an update.
+
+    The number in the token is -1 if there is no closure.
 
     Args:
-      applied: What the servers of the embedding record.
+      applied: Records of the embedding's servers.
     """
-    closure = _closure_around()
+    closure = _enclosing_closure()
     if closure is None:
         return tf.constant(_NONE, tf.int64)
     closure.applied.append(applied)
     return closure.token
 
 
-def note_enqueued() -> None:
-    """Counts a batch that the closure around enqueues for training."""
-    closure = _closure_around()
+def count_enqueued() -> None:
+    """Counts a batch that the enclosing closure enqueues for training."""
+    closure = _enclosing_closure()
     if closure is not None:
         closure.num_enqueued += 1
 
 
 def token_to_fetch() -> tf.Tensor:
-    """Returns the token that a closure looks keys up with, as above."""
-    closure = _closure_around()
+    """Returns the token of the enclosing closure for a lookup of keys."""
+    closure = _enclosing_closure()
     return tf.constant(_NONE, tf.int64) if closure is None else closure.token
 
 
-def _closure_around() -> Closure | None:
+def _enclosing_closure() -> Closure | None:
     for graph in tf_private.graphs_around():
         closure = getattr(graph, _ATTRIBUTE, None)
         if closure is not None:
@@ -177,14 +180,15 @@ def _closure_around() -> Closure | None:
 
 @dataclasses.dataclass
 class Step:
-    """A batch on its way.
+    """A step in flight.
 
     Attributes:
-      begun: The plan, of `StepOps.begin`.
-      plan: The same, or that of `StepOps.placed` after `dequeue`.
-      requests: What to ask each server.
+      begun: Plan that `StepOps.begin` returned.
+      plan: The same plan, or after `dequeue` the plan that `StepOps.placed`
+        returned.
+      requests: Request to each server.
       training: Whether gradients may follow.
-      fetched: What the servers sent; None before `dequeue`.
+      fetched: Replies of the servers; None before `dequeue`.
     """
 
     begun: Any
@@ -195,22 +199,23 @@ class Step:
 
 
 class StepsInFlight(steps.StepQueues[Step]):
-    """Queues of steps, one for each function that is traced."""
+    """The queues of steps, one for each traced function."""
 
     def __init__(self):
-        """Starts without steps."""
+        """Creates empty queues."""
         super().__init__(
-            "Over parameter servers the calls of a step are made "
-            "in one tf.function, or all eagerly in one thread."
+            "Over parameter servers, all calls of a step must be made in one "
+            "tf.function, or eagerly in one thread."
         )
-        # Closures that are no tf.function run in threads of the coordinator.
+        # Closures that are not tf.functions run in threads of the coordinator.
         self._eager = threading.local()
 
     def dequeue(self) -> Step:
         """Returns the oldest step.
 
         Raises:
-          RuntimeError: If there is none, or the one before waits.
+          RuntimeError: If there is no step, or if the previous step still
+            awaits its gradients.
         """
         queue = self._queue()
         if (
@@ -219,17 +224,17 @@ class StepsInFlight(steps.StepQueues[Step]):
             and (queue.last is not None and queue.last.training)
         ):
             raise RuntimeError(
-                "`dequeue`: the step before still awaits its gradients; call "
-                "`apply_gradients` first, or enqueue with training=False if "
-                "there will be none."
+                "`dequeue`: the previous step still awaits its gradients; "
+                "call `apply_gradients` first, or enqueue with training=False "
+                "if the step has no gradients."
             )
         return super().dequeue()
 
     def take_dequeued(self) -> Step:
-        """Returns the step dequeued last, which gets its gradients now.
+        """Removes and returns the last dequeued step, to apply its gradients.
 
         Raises:
-          RuntimeError: If there is none, or it is forward-only.
+          RuntimeError: If there is no such step, or it is forward-only.
         """
         last = self._queue().last
         if last is not None and not last.training:
@@ -239,17 +244,17 @@ class StepsInFlight(steps.StepQueues[Step]):
         return super().take_dequeued()
 
     def reset(self):
-        """Forgets the steps of this thread, or of the function traced here."""
+        """Discards the steps of this thread, or of the traced function."""
         queue = self._queue()
         queue.pending.clear()
         queue.last = None
 
     def last_of_thread(self) -> Step | None:
-        """Returns the eager step of this thread that was dequeued last."""
+        """Returns the last dequeued eager step of this thread."""
         return self._queue().last if tf.executing_eagerly() else None
 
     def describe(self) -> tuple[int, bool]:
-        """Returns the eager steps pending here, and whether one awaits."""
+        """Returns the number of pending steps, and if one awaits gradients."""
         queue = self._queue()
         return len(queue.pending), (
             queue.last is not None and queue.last.training

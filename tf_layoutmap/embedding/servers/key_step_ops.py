@@ -1,8 +1,8 @@
 """The ops of a step over servers whose tables have open vocabularies.
 
-A worker knows keys, and the server of each of them: it finds their rows, gives
-new ones rows, and sends these, in the one call that reads rows. From then on
-it is a step as any (docs/ops.md).
+A worker sends each key to its server. In the call that reads rows, the server
+looks the key up, assigns a row to a new key, and returns the row. The remainder
+of the step is the same as for tables without vocabularies (docs/ops.md).
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout
 from tf_layoutmap.vocabulary import state as vocabulary_state
 
-# Of the variable `fetched_steps`: cc/core/served_keys/fetched_steps.h.
+# Size and layout of the variable `fetched_steps`; see
+# cc/core/served_keys/fetched_steps.h.
 FETCHED_SIZE = 6403
 _NUM_COUNTS, _RECORD = 3, 5
 
 
 @dataclasses.dataclass
 class _KeyServer:
-    """What a server has of open tables, shard by shard.
+    """The shards of open tables on one server.
 
     Attributes:
-      fetched_steps: Which steps' gradients are awaited.
-      state: Of each shard, keys, last steps, counts and so on.
-      slots: Of each shard, its slot variables.
-      attrs: Of the op `FetchKeys`.
+      fetched_steps: Variable that records the steps whose gradients are
+        awaited.
+      state: Vocabulary variables of each shard, such as keys, last steps and
+        counts.
+      slots: Slot variables of each shard.
+      attrs: Attributes of the op `FetchKeys`.
     """
 
     fetched_steps: Any
@@ -64,7 +67,7 @@ class _KeyServer:
 
 
 class KeyStepOps(step_ops.StepOps):
-    """The steps of one embedding with open tables over its servers."""
+    """The ops of the steps of one embedding with open tables on servers."""
 
     def __init__(
         self,
@@ -77,9 +80,9 @@ class KeyStepOps(step_ops.StepOps):
 
         Args:
           spec: Tables and features.
-          variables: What `ServerTables.create` made of the spec.
-          devices: By table, the device of each shard.
-          **options: As of `StepOps`.
+          variables: Variables that `ServerTables.create` created for `spec`.
+          devices: Device of each shard, by table.
+          **options: Options of `StepOps`.
         """
         super().__init__(spec, variables, devices, **options)
         self._open = [
@@ -118,7 +121,7 @@ class KeyStepOps(step_ops.StepOps):
         for slot in slots:
             server.slots.append(tables.shards_of(by_name[slot.name])[shard])
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
-        for name, found in {
+        for name, attr_values in {
             "open_pieces": [place],
             "first_buckets": [_first_bucket(by_name, shard)],
             "vocabulary_buckets": [settings.num_buckets],
@@ -134,21 +137,23 @@ class KeyStepOps(step_ops.StepOps):
             "first_seeds": [values.seed],
             "slot_values": [slot.initial_value for slot in slots],
         }.items():
-            server.attrs[name].extend(found)
+            server.attrs[name].extend(attr_values)
 
     def begin(
         self,
         features: engine.StepInputs,
         training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the plan of a step, and what to ask each server.
+        """Returns the plan of a step, and the request to each server.
 
         Args:
-          features: The batch, never packed.
-          training: Whether keys are counted and get rows; None as there.
+          features: The batch, which is never packed.
+          training: Whether keys are counted and get rows. None means that
+            `train` may set it later while the function is traced.
 
         Raises:
-          ValueError: If features of one table have integers and strings.
+          ValueError: If some features of one table have integers and others
+            have strings.
         """
         inputs: Any = features
         attrs = {name: value for name, value in self._plan_attrs.items()}
@@ -169,10 +174,12 @@ class KeyStepOps(step_ops.StepOps):
         )
 
     def train(self, begun: tf.Tensor) -> None:
-        """Lets a step of the function being traced admit keys.
+        """Makes a step of the traced function a training step.
+
+        A training step admits keys. The method does nothing for eager steps.
 
         Args:
-          begun: The plan, of `begin`.
+          begun: Plan that `begin` returned.
         """
         if not tf.executing_eagerly():
             tf_private.set_op_attr(
@@ -180,7 +187,7 @@ class KeyStepOps(step_ops.StepOps):
             )
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Finds keys and reads rows, in one call of each server."""
+        """Looks keys up and reads rows, in one call per server."""
         fetched = []
         for server, keys, request in zip(
             self.servers, self._key_servers, requests
@@ -205,11 +212,11 @@ class KeyStepOps(step_ops.StepOps):
         plan: tf.Tensor,
         fetched: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Returns the plan with the rows that the servers found."""
+        """Returns the plan with the rows that the servers have returned."""
         return ops.place_keys(plan=plan, fetched=list(fetched))
 
     def forget(self, fetched: Sequence[tf.Tensor]) -> None:
-        """Unpins the rows of an eager step that gets no gradients."""
+        """Unpins the rows of an eager step that receives no gradients."""
         for keys, one in zip(self._key_servers, fetched):
             ticket = int(np.frombuffer(one.numpy().tobytes()[:8], np.int64)[0])
             records = keys.fetched_steps.numpy()[_NUM_COUNTS:]
@@ -222,20 +229,25 @@ class KeyStepOps(step_ops.StepOps):
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Takes rows of keys of one table away, as `Backend.evict_keys`."""
+        """Evicts keys of one table; see `Backend.evict_keys`."""
         keys = tf.reshape(keys, [-1])
         if not expired:
-            # In all shards or in none, unless steps run meanwhile.
+            # All shards are checked before the first one is changed, so that
+            # an error leaves all shards unchanged unless steps run in parallel.
             self._evict(table, keys, expired=False, only_check=True)
-        gone = self._evict(table, keys, expired=expired, only_check=False)
+        evicted = self._evict(table, keys, expired=expired, only_check=False)
         if expired:
-            return gone
-        # In their order, and each once.
-        once, _ = tf.unique(keys)
-        gone = tf.sort(tf.concat([gone, [bucket_layout.EMPTY_KEY]], axis=0))
-        found = tf.gather(gone, tf.searchsorted(gone, once, side="right") - 1)
-        is_key = once != bucket_layout.EMPTY_KEY
-        return tf.boolean_mask(once, (found == once) & is_key)
+            return evicted
+        # The result has each evicted key once, in the order of `keys`.
+        unique, _ = tf.unique(keys)
+        evicted = tf.sort(
+            tf.concat([evicted, [bucket_layout.EMPTY_KEY]], axis=0)
+        )
+        nearest = tf.gather(
+            evicted, tf.searchsorted(evicted, unique, side="right") - 1
+        )
+        is_key = unique != bucket_layout.EMPTY_KEY
+        return tf.boolean_mask(unique, (nearest == unique) & is_key)
 
     def _evict(
         self, table: int, keys: tf.Tensor, *, expired: bool, only_check: bool
@@ -243,7 +255,7 @@ class KeyStepOps(step_ops.StepOps):
         one = self.spec.tables[table]
         settings = one.vocabulary.settings
         by_name = self._variables[one.name]
-        gone = []
+        evicted = []
         for shard in range(
             len(tables.shards_of(by_name[vocabulary_state.KEYS]))
         ):
@@ -251,7 +263,7 @@ class KeyStepOps(step_ops.StepOps):
                 if (table, shard) not in zip(server.tables, server.numbers):
                     continue
                 with tf.device(server.device):
-                    gone.append(
+                    evicted.append(
                         ops.evict_server_keys(
                             state=step_ops.handles(
                                 _state_of_shard(by_name, shard)
@@ -266,15 +278,15 @@ class KeyStepOps(step_ops.StepOps):
                             **settings.policy(),
                         )
                     )
-        return tf.concat(gone, axis=0)
+        return tf.concat(evicted, axis=0)
 
     def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
         return [self._key_servers[self.servers.index(server)].fetched_steps]
 
 
 def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
-    """The variables of a shard's keys, as the ops take them."""
-    found = []
+    """Returns the vocabulary variables of a shard in the order of the ops."""
+    variables = []
     for name in (
         vocabulary_state.KEYS,
         vocabulary_state.LAST_STEPS,
@@ -285,10 +297,10 @@ def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
     ):
         variable = by_name.get(name)
         if isinstance(variable, vocabulary_state.ShardedNumbers):
-            found.append(variable.copies[shard])
+            variables.append(variable.copies[shard])
         elif variable is not None:
-            found.append(tables.shards_of(variable)[shard])
-    return found
+            variables.append(tables.shards_of(variable)[shard])
+    return variables
 
 
 def _first_bucket(by_name: dict[str, Any], shard: int) -> int:

@@ -1,16 +1,15 @@
 """The ops of a step over servers as methods (docs/ops.md).
 
-A step is two calls of each server, whatever the number of tables: one reads
-the rows of all its shards, one updates them. The worker does the rest, and
-keeps nothing.
+A step calls each server twice, for any number of tables: one call reads the
+rows of all shards of the server, and the other one updates them. The worker
+plans requests, combines rows and folds gradients, and keeps no state.
+
+`Lookups` stores the lookup of a layer between its call and the optimizer. When
+a layer is called, it is unknown whether gradients will follow. A single thread
+traces the step or runs it eagerly, so gradients belong to the last lookup of
+the thread.
 """
 
-# DOC-MERGE: The lookup of a layer over servers, from its call to the optimizer.
-#
-# A layer does not know whether gradients will follow, nor whether they will be
-# applied. Here a step is traced, or run eagerly, by one thread: so what it has
-# looked up last is what its gradients are of.
-#
 from __future__ import annotations
 
 import dataclasses
@@ -31,7 +30,18 @@ from tf_layoutmap.sharded.routing.checks import known_size
 
 @dataclasses.dataclass
 class Server:
-    """The shards of one server, by table and then by shard."""
+    """The shards of one server, in the order of tables and then of shards.
+
+    Attributes:
+      device: Device of the server.
+      applied: Variable that records the applied closures.
+      shards: Variable of each shard.
+      slots: Slot variables of each shard.
+      rounding_steps: Update counters of the shards of 16-bit tables.
+      tables: Table index of each shard.
+      numbers: Shard index within its table, for each shard.
+      first_rows: First row of each shard in the unsharded table.
+    """
 
     device: str
     applied: Any
@@ -45,13 +55,17 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What one server has counted.
+    """The counters of one server.
+
+    The staleness of an update is the number of other updates between its fetch
+    and its apply.
 
     Attributes:
-      num_updates: Updates so far.
-      staleness_sum: Of all of them, the updates between fetch and apply.
-      staleness_max: The most of them.
-      num_repeated: Closures that came again after they were applied.
+      num_updates: Number of updates so far.
+      staleness_sum: Sum of the staleness of all updates.
+      staleness_max: Maximum staleness of an update.
+      num_repeated: Number of closures that arrived again after they were
+        applied.
     """
 
     num_updates: int
@@ -61,7 +75,7 @@ class Counts:
 
 
 class StepOps:
-    """The steps of one embedding over its servers."""
+    """The ops of the steps of one embedding on servers."""
 
     def __init__(
         self,
@@ -77,11 +91,11 @@ class StepOps:
 
         Args:
           spec: Tables and features.
-          variables: What `ServerTables.create` made of the spec.
-          devices: By table, the device of each shard.
-          out_of_range: What becomes of ids that are no row of their table.
-          rounding_seed: Of tables with 16-bit rows.
-          wire_dtype: How rows and gradients travel.
+          variables: Variables that `ServerTables.create` created for `spec`.
+          devices: Device of each shard, by table.
+          out_of_range: How out-of-range ids are handled.
+          rounding_seed: Seed for rounding the rows of 16-bit tables.
+          wire_dtype: Dtype of rows and gradients in messages.
         """
         self.spec = spec
         self._rounding_seed = rounding_seed
@@ -117,12 +131,12 @@ class StepOps:
 
     @property
     def devices(self) -> list[str]:
-        """Of the servers that have shards."""
+        """Devices of the servers that have shards."""
         return [one.device for one in self.servers]
 
     @functools.cached_property
     def applied_closures(self) -> closures.AppliedClosures:
-        """The records of the servers."""
+        """The records of applied closures on the servers."""
         return closures.AppliedClosures(
             [one.applied for one in self.servers],
             [
@@ -173,7 +187,7 @@ class StepOps:
         self,
         features: engine.StepInputs,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Checks a batch; returns its plan, and what to ask each server."""
+        """Checks a batch; returns its plan and the request to each server."""
         return ops.plan_step(
             **engine.batch_inputs(features), **self._plan_attrs
         )
@@ -183,21 +197,21 @@ class StepOps:
         features: engine.StepInputs,
         training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the plan of a step, and what to ask each server.
+        """Returns the plan of a step, and the request to each server.
 
         Args:
           features: The batch.
-          training: Whether gradients follow; None while a function is traced,
-            where `train` says so if they do.
+          training: Whether gradients follow. None means that `train` may set
+            it later while the function is traced.
         """
-        del training  # Of rows, it is the same.
+        del training  # The plan of rows does not depend on it.
         return self.plan(features)
 
     def train(self, begun: tf.Tensor) -> None:
-        """Makes a step of the function being traced one that trains.
+        """Makes a step of the traced function a training step.
 
         Args:
-          begun: The plan, of `begin`.
+          begun: Plan that `begin` returned.
         """
 
     def placed(
@@ -208,17 +222,17 @@ class StepOps:
         """Returns the plan for `combine` and `apply`.
 
         Args:
-          plan: Of `begin`.
-          fetched: Of `fetch`.
+          plan: Plan that `begin` returned.
+          fetched: Replies that `fetch` returned.
         """
         del fetched
         return plan
 
     def forget(self, fetched: Sequence[tf.Tensor]) -> None:
-        """Lets servers know, if they must, that a step gets no gradients."""
+        """Notifies servers, if required, that a step receives no gradients."""
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Reads the rows of a step, in one call of each server."""
+        """Reads the rows of a step, in one call per server."""
         fetched = []
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
@@ -252,14 +266,15 @@ class StepOps:
         hyperparameters: Sequence[tf.Tensor],
         token: tf.Tensor,
     ):
-        """Updates the rows of a step, in one call of each server.
+        """Updates the rows of a step, in one call per server.
 
         Args:
-          plan: Of `plan`.
-          fetched: Of `fetch`.
-          gradients: Shaped as the activations, one per feature.
+          plan: Plan that `placed` returned.
+          fetched: Replies that `fetch` returned.
+          gradients: One gradient per feature, with the shape of its
+            activations.
           hyperparameters: One float32 vector per table.
-          token: int64 `[3]` of the closure.
+          token: int64 `[3]` token of the closure.
         """
         requests = ops.fold_gradients(
             plan=plan,
@@ -293,15 +308,15 @@ class StepOps:
                 )
 
     def count(self) -> dict[str, Counts]:
-        """Returns what each server has counted, by its device."""
-        found = {}
+        """Returns the counters of each server, by its device."""
+        counts = {}
         for server in self.servers:
             head = server.applied.numpy()[2:6].tolist()
-            found[server.device] = Counts(*head)
-        return found
+            counts[server.device] = Counts(*head)
+        return counts
 
     def _fetched_steps(self, server: Server) -> list[Any]:
-        """What a server knows of steps whose rows it has sent."""
+        """Returns the variables that record the fetched steps of a server."""
         del server
         return []
 
@@ -315,18 +330,18 @@ class StepOps:
 
 
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns what ops take of variables."""
+    """Returns the handles of variables, which ops take as inputs."""
     return [variable.handle for variable in variables]
 
 
 @dataclasses.dataclass(eq=False)
 class Lookup:
-    """A call of a layer.
+    """The lookup of one call of a layer.
 
     Attributes:
-      plan: Of `StepOps.plan`.
-      fetched: What the servers sent.
-      gradients: Of the activations, flat; empty before they are known.
+      plan: Plan that `StepOps.placed` returned.
+      fetched: Replies of the servers.
+      gradients: Flat gradients of the activations; empty until `follow`.
     """
 
     plan: Any
@@ -335,57 +350,59 @@ class Lookup:
 
 
 class Lookups:
-    """The last lookup of each thread."""
+    """A store of the last lookup of each thread."""
 
     def __init__(self):
-        """Starts without one."""
+        """Creates an empty store."""
         self._of_thread = threading.local()
 
     def open(self, plan: Any, fetched: Any) -> Lookup:
-        """Notes a lookup; one that was not applied is forgotten."""
+        """Stores a lookup, and discards a previous one that was not applied."""
         self._of_thread.lookup = Lookup(plan, fetched)
         return self._of_thread.lookup
 
     def follow(self, lookup: Lookup, gradients: Sequence[tf.Tensor]):
-        """Keeps the gradients of a lookup.
+        """Stores the gradients of a lookup.
 
         Raises:
-          NotImplementedError: It is not the last one.
+          NotImplementedError: If `lookup` is not the last one of this thread.
         """
         if getattr(self._of_thread, "lookup", None) is not lookup:
             raise NotImplementedError(
                 "A layer with tables on parameter servers must be called once "
-                "in a training step: give it the features of both calls under "
-                "names of their own."
+                "in a training step: pass the features of both calls in one "
+                "call, with separate feature names."
             )
         lookup.gradients = gradients
 
     def take(self) -> Lookup:
-        """Returns the lookup whose gradients are applied now.
+        """Removes and returns the lookup whose gradients are applied.
 
         Raises:
-          RuntimeError: There are none, or they are of another function.
+          RuntimeError: If there are no gradients, or if the lookup is in
+            another function.
         """
         lookup = getattr(self._of_thread, "lookup", None)
         self._of_thread.lookup = None
         if lookup is None or not lookup.gradients:
             raise RuntimeError(
-                "There are no gradients of tables on parameter servers to "
-                "apply; call the layer inside the tape, once per step."
+                "There are no gradients to apply to the tables on parameter "
+                "servers; call the layer inside the tape, once per step."
             )
-        if not all(map(_is_known_here, (lookup.plan, *lookup.gradients))):
+        if not all(map(_is_accessible, (lookup.plan, *lookup.gradients))):
             raise RuntimeError(
                 "A layer with tables on parameter servers must be called in "
-                "the function that applies its gradients: its lookup is a part "
-                "of the step. Received: a call inside of a tf.function of its "
-                "own; remove `@tf.function` from what calls the layer, such as "
-                "`call` of the model, in a training step."
+                "the function that applies its gradients, because its lookup "
+                "is part of the step. Received: a call inside a separate "
+                "tf.function. In a training step, remove `@tf.function` from "
+                "the function that calls the layer, such as `call` of the "
+                "model."
             )
         return lookup
 
 
-def _is_known_here(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is of the function being traced, or one around it."""
+def _is_accessible(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor belongs to the traced or an outer function."""
     return not tf.is_symbolic_tensor(tensor) or any(
         graph is tensor.graph for graph in tf_private.graphs_around()
     )

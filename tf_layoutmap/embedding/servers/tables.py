@@ -1,8 +1,9 @@
-"""Creates tables and their slot variables on parameter servers."""
+"""Creation of tables, slot variables and vocabularies on parameter servers.
 
-# DOC-MERGE: Creates the variables of an open vocabulary on parameter servers.
-# DOC-MERGE: Which shard of which table is on which server: pure arithmetic.
-# DOC-MERGE: A count that each shard of a table has, on its own server.
+`ServerTables` shards the tables over the servers. `Placement` assigns shards to
+servers by arithmetic only. `CopiedCount` is a counter with a copy per shard.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +21,13 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 
 class CopiedCount(tf_private.Trackable):
-    """int64 scalars that are one value whenever no step is under way.
+    """An int64 counter with a copy per shard.
 
-    A checkpoint has it as the one variable that it is on a host.
+    All copies are equal while no step is in flight. A checkpoint contains the
+    counter as a single variable, as for tables on a host.
 
     Attributes:
-      copies: By shard.
+      copies: Variable of each shard.
       shape: `[]`.
       dtype: int64.
     """
@@ -34,21 +36,22 @@ class CopiedCount(tf_private.Trackable):
     dtype = tf.int64
 
     def __init__(self, copies: list[Any]):
-        """Takes the variables, one or more."""
+        """Creates a counter of the given copies, at least one."""
         self.copies = copies
 
     def numpy(self) -> Any:
         """Returns the value.
 
         Raises:
-          RuntimeError: If the copies differ: a step is under way.
+          RuntimeError: If the copies differ because a step is in flight.
         """
         values = {int(one.numpy()) for one in self.copies}
         if len(values) > 1:
             raise RuntimeError(
-                "Tables on servers can be saved and compared while no step "
-                "is under way: call `join` of the coordinator first. Received: "
-                f"shards of one table after {sorted(values)} updates."
+                "Tables on servers can be saved and compared only while no "
+                "step is in flight: call `join` of the coordinator first. "
+                "Received: shards of one table after "
+                f"{sorted(values)} updates."
             )
         return tf.constant(values.pop(), tf.int64).numpy()
 
@@ -64,7 +67,7 @@ class CopiedCount(tf_private.Trackable):
 
 
 class Placement:
-    """Puts each shard on the server that has the fewest bytes.
+    """A placement of each shard on the server with the fewest bytes.
 
     >>> placement = Placement(2)
     >>> placement.place([30, 10, 10]), placement.place([20])
@@ -73,14 +76,14 @@ class Placement:
     [30, 40]
 
     Attributes:
-      num_bytes: By server, what it has been given.
+      num_bytes: Number of bytes on each server.
     """
 
     def __init__(self, num_servers: int):
-        """Starts with empty servers.
+        """Creates a placement on empty servers.
 
         Args:
-          num_servers: At least 1.
+          num_servers: Number of servers, at least 1.
         """
         self.num_bytes = [0] * num_servers
 
@@ -88,7 +91,7 @@ class Placement:
         """Returns the server of each shard of one table.
 
         Args:
-          num_bytes: Of each shard with its slot variables, in their order.
+          num_bytes: Number of bytes of each shard with its slot variables.
         """
         servers: list[int] = []
         for size in num_bytes:
@@ -105,17 +108,18 @@ def create_vocabulary_variables(
 ) -> dict[str, Any]:
     """Creates the variables of a vocabulary without keys.
 
-    A shard has whole segments, with all that is known of their keys: so a
-    server decides about a key alone.
+    A shard has complete segments, including the full state of their keys.
+    Therefore a server can process a key without the other servers.
 
     Args:
-      vocabulary: Its settings.
-      table: The name of its table.
-      devices: Of each shard of the table.
+      vocabulary: Settings of the vocabulary.
+      table: Name of its table.
+      devices: Device of each shard of the table.
 
     Returns:
-      From `state.KEYS` and so on to a `tf.Variable`, or a `ShardedVariable` of
-      several shards; and to `DividedNumbers`.
+      The variables by name: `state.NUMBERS` is a `state.ShardedNumbers`. The
+      others, such as `state.KEYS`, are a `tf.Variable`, or a `ShardedVariable`
+      if there are several shards.
     """
     num_buckets = vocabulary.num_buckets
     buckets = bucket_layout.segment_partition(num_buckets, len(devices)).sizes
@@ -131,7 +135,8 @@ def create_vocabulary_variables(
     ) -> list[tf.Variable]:
         shards = []
         for shard, (size, device) in enumerate(zip(sizes, devices)):
-            with tf.device(device):  # What fills it, too: nothing is sent.
+            # The initial value is also created there, so it is not sent.
+            with tf.device(device):
                 shards.append(
                     tf_private.ResourceVariable(
                         tf.fill([size, *row_shape], tf.constant(value, dtype)),
@@ -179,28 +184,31 @@ def create_vocabulary_variables(
     return variables
 
 
-# A smaller shard is not worth a server of its own.
+# The default partitioner does not create smaller shards.
 _MIN_SHARD_BYTES = 256 << 10
 
 
 class ServerTables:
-    """Where the shards of all tables are.
+    """A creator of tables that are sharded over the servers.
 
     Attributes:
-      devices: Of the servers, `"/job:ps/replica:0/task:0/device:CPU:0"` first.
-      partitioner: How tables are cut: the one given, else that of the
-        strategy, else one shard for each server of 256 KiB or more.
+      devices: Device of each server, starting with
+        `"/job:ps/replica:0/task:0/device:CPU:0"`.
+      partitioner: Partitioner of the tables: the given one, or the one of the
+        strategy. The default is a shard per server, of at least 256 KiB.
     """
 
     def __init__(self, strategy: Any, partitioner: tables.Partitioner | None):
         """Reads the servers that this process is connected to.
 
         Raises:
-          ValueError: If it has none.
+          ValueError: If there are no servers.
         """
-        # Its steps do not work without.
+        # Steps use ops of this package. This call records that the servers of
+        # the strategy have them.
         strategies.register_our_ops(strategy)
-        # By number: names would put the tenth server before the second.
+        # Servers are sorted by number. Sorting by name would put server 10
+        # before server 2.
         devices = [
             tf.DeviceSpec.from_string(one.name)
             for one in tf.config.list_logical_devices("CPU")
@@ -230,12 +238,14 @@ class ServerTables:
         """Creates the variables of all tables.
 
         Returns:
-          What `tables.create_tables` returns, and by table the device of each
-          shard.
+          The variables in the structure of `tables.create_tables`, and the
+          device of each shard by table.
         """
         devices = []
 
-        def place(table: config.TableSpec, cut: partition.RowPartition):
+        def place(
+            table: config.TableSpec, row_partition: partition.RowPartition
+        ):
             row_bytes = (table.num_bytes + table.num_slot_bytes) // max(
                 table.num_rows, 1
             )
@@ -243,7 +253,7 @@ class ServerTables:
                 [
                     self.devices[one]
                     for one in self._placement.place(
-                        size * row_bytes for size in cut.sizes
+                        size * row_bytes for size in row_partition.sizes
                     )
                 ]
             )

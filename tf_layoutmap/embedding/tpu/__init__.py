@@ -1,1 +1,4 @@
-"""Carries a `TPUEmbedding` out on a TPU, by TensorFlow's own operations."""
+"""The backend that runs `TPUEmbedding` on a TPU with TensorFlow's TPU ops.
+
+Start with `backend.py`, which implements the steps of `TPUEmbedding`.
+"""

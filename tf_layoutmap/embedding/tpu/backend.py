@@ -1,4 +1,10 @@
-"""Carries the steps of a `TPUEmbedding` out on a TPU."""
+"""The backend of `TPUEmbedding` for a TPU.
+
+It implements the interface of `tf_layoutmap.embedding.backend` with
+TensorFlow's TPU embedding ops: it checks and enqueues batches, dequeues
+activations, sends gradients, and synchronizes the host copies of the tables
+with the TPU.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +25,13 @@ from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
 
 
 class TPUBackend:
-    """The operations of a TPU in place of the host engine."""
+    """A backend that runs the steps of a `TPUEmbedding` on a TPU."""
 
     is_on_tpu: ClassVar[bool] = True
-    # Steps are known by their order: the gradient only says that one came.
+    # A TPU identifies steps by their order. The gradient of the mark only
+    # shows that the backward pass has run.
     mark_shape: ClassVar[tuple[int, ...]] = ()
-    # Programs switch it off.
+    # User programs may set this attribute to False.
     checks_shapes = True
 
     def __init__(
@@ -34,7 +41,14 @@ class TPUBackend:
         strategy_replicas: replicas.Replicas,
         is_pipelined: bool,
     ):
-        """Reads the strategy in scope, a TPUStrategy."""
+        """Reads the hosts and cores of a TPUStrategy.
+
+        Args:
+          feature_config: Nested structure of features.
+          tpu: Tables, features and optimizers.
+          strategy_replicas: Replicas of a TPUStrategy.
+          is_pipelined: Whether lookups overlap with the previous step.
+        """
         self._feature_config = feature_config
         self._tpu = tpu
         self._spec = tpu.spec
@@ -54,7 +68,7 @@ class TPUBackend:
 
     @property
     def variable_device(self) -> str:
-        """Where a layer's own small variables are: the host."""
+        """The device of a layer's small private variables: the host."""
         return HOST
 
     @property
@@ -73,7 +87,7 @@ class TPUBackend:
         return self._config
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
-        """Takes the arguments of `build`."""
+        """Records the shapes and the batch size that are passed to `build`."""
         incoming = build_shapes.read_arguments(
             self._feature_config,
             self._spec.features,
@@ -90,13 +104,13 @@ class TPUBackend:
         """Creates the host copies and configures the TPU.
 
         Raises:
-          RuntimeError: If it is configured already.
+          RuntimeError: If the TPU is already configured.
         """
         if tpu_ops.is_initialized():
             raise RuntimeError(
-                "TPU is already initialized for embeddings: by another "
-                "TPUEmbedding, of which a TPU holds one. Initialize the TPU "
-                "system again to make another."
+                "TPU is already initialized for embeddings. A TPU supports "
+                "one TPUEmbedding at a time, and another one has been built. "
+                "Initialize the TPU system again before you build this one."
             )
         proto = create_config(
             self._tpu,
@@ -106,7 +120,8 @@ class TPUBackend:
             num_cores_per_replica=self._cores.num_cores_per_replica,
             is_pipelined=self._is_pipelined,
         )
-        # One line each: a long configuration does not fit into one message.
+        # A long configuration does not fit into one message, so each line is
+        # logged separately.
         for line in ("TPU embedding configuration:", *str(proto).splitlines()):
             logging.info("%s", line)
         variables = tables.create_tables(self._tpu, self._cores.hosts)
@@ -119,7 +134,7 @@ class TPUBackend:
         return variables
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Sends the variables, which may hold restored values by now."""
+        """Sends the variables, which may hold restored values, to the TPU."""
         self._sync.start(
             tables.TableTransfer(
                 self._tpu, self._configured, self._cores.hosts, variables
@@ -130,8 +145,9 @@ class TPUBackend:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
         if not self.checks_shapes and not self.is_built:
             raise ValueError(
-                "Without a check of shapes at each `enqueue`, call `build` "
-                "with the shapes of one replica's inputs first."
+                "Shapes must be known before the first step if `enqueue` does "
+                "not check them; call `build` with the shapes of one "
+                "replica's inputs first."
             )
         return self._reader.read(
             features,
@@ -142,17 +158,18 @@ class TPUBackend:
         )
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
-        """Hands over what `read` returned."""
+        """Enqueues a batch that `read` returned."""
         self._modes.enqueued(name, training)
         if batch.in_program:
-            values, given = batch.steps[0]
-            # The mode is two constants and a choice even of a Python bool:
-            # the compiler looks for them to correct a wrong one.
+            values, weights = batch.steps[0]
+            # The mode is selected from two constants, even if `training` is
+            # a Python bool. The compiler searches for this pattern to correct
+            # a wrong mode.
             batches.run_on_host(
                 lambda: self._enqueue_on(
                     None,
                     values,
-                    given,
+                    weights,
                     name,
                     tf.where(training, "train", "inference"),
                 )
@@ -160,14 +177,14 @@ class TPUBackend:
             return
         mode = _mode(training)
         if batch.device is not None:
-            values, given = batch.steps[0]
+            values, weights = batch.steps[0]
             self._enqueue_on(
-                self._cores.named(batch.device), values, given, name, mode
+                self._cores.by_name(batch.device), values, weights, name, mode
             )
             return
-        for replica, (values, given) in enumerate(batch.steps):
-            for part, core in enumerate(self._cores.of_replica(replica)):
-                self._enqueue_on(core, values, given, name, mode, part)
+        for replica, (values, weights) in enumerate(batch.steps):
+            for core_index, core in enumerate(self._cores.of_replica(replica)):
+                self._enqueue_on(core, values, weights, name, mode, core_index)
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -175,7 +192,7 @@ class TPUBackend:
         return tpu_ops.receive(len(self._spec.features), self._configured, name)
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
-        """Sends the gradients of the step dequeued last, one per feature."""
+        """Sends the gradients of the last dequeued step, one per feature."""
         self._modes.applied(name)
         checked = []
         for feature, gradient, shape in zip(
@@ -186,7 +203,7 @@ class TPUBackend:
             gradient = steps.read_gradient(
                 feature, gradient, tf.TensorShape(shape)
             )
-            # One whose static shape was lost gets it back.
+            # This restores the static shape of a gradient that has lost it.
             checked.append(tf.reshape(gradient, shape))
         rates = [
             steps.current_learning_rate(rate, self._table_with(rate))
@@ -195,33 +212,33 @@ class TPUBackend:
         tpu_ops.send(checked, rates, self._configured, name)
 
     def is_in_program(self) -> bool:
-        """Whether the caller is traced into a TPU's program."""
+        """Returns whether the caller is traced into a TPU program."""
         try:
             return batches.is_in_tpu_program()
-        except RuntimeError:  # In control flow, which a step may skip.
+        except RuntimeError:  # The caller is in control flow.
             return False
 
     def before_read(self) -> None:
-        """What was retrieved is old by now."""
-        self._sync.note_walk()
+        """Marks the host copies as stale, so that a save retrieves them."""
+        self._sync.mark_stale()
 
     def before_async_copy(self) -> None:
-        """Brings the host copies up to date."""
+        """Updates the host copies from the TPU."""
         self._sync.retrieve()
 
     def before_restore(self) -> None:
-        """Another restore may have failed half-way."""
-        self._sync.note_restore()
+        """Clears the state of an earlier restore that may have failed."""
+        self._sync.begin_restore()
 
     def note_restore(self) -> None:
-        """Nothing to do: each variable that is written is noted."""
+        """Does nothing, because each restored variable notifies the sync."""
 
     def load_variables(self) -> None:
         """Sends the host copies to the TPU."""
         self._sync.load()
 
     def retrieve_variables(self) -> None:
-        """Brings the host copies up to date."""
+        """Updates the host copies from the TPU."""
         self._sync.retrieve()
 
     def _enqueue_on(
@@ -231,19 +248,23 @@ class TPUBackend:
         weights,
         name,
         mode,
-        part: int | None = None,
+        core_index: int | None = None,
     ):
-        """Enqueues on the host of a core; None in a TPU's program."""
-        # A device scope of None would undo that of the caller.
+        """Enqueues on the host of `core`, which is None in a TPU program."""
+        # A device scope of None would cancel the device scope of the caller.
         with tf.device(core.host) if core else contextlib.nullcontext():
             if isinstance(values, packing.PackedIds):
                 values, weights = packing.unpack_ids(
                     self._spec.features, values
                 )
             num_cores = self._cores.num_cores_per_replica
-            if part is not None and num_cores:
-                values = [_part(one, part, num_cores) for one in values]
-                weights = [_part(one, part, num_cores) for one in weights]
+            if core_index is not None and num_cores:
+                values = [
+                    _core_samples(one, core_index, num_cores) for one in values
+                ]
+                weights = [
+                    _core_samples(one, core_index, num_cores) for one in weights
+                ]
             lists = batches.read_lists(self._spec.features, values, weights)
             checks = batches.check_ids(self._spec, lists.ids) if core else []
             with tf.control_dependencies(checks):
@@ -268,7 +289,7 @@ class TPUBackend:
         for table, optimizer in zip(self._spec.tables, self._tpu.optimizers):
             if optimizer.learning_rate == rate:
                 return table
-        raise AssertionError("A learning rate belongs to some table.")
+        raise AssertionError("Every learning rate must belong to a table.")
 
 
 def _mode(training: Any):
@@ -277,9 +298,9 @@ def _mode(training: Any):
     return "train" if training else "inference"
 
 
-def _part(value: Any, part: int, num_cores: int) -> Any:
+def _core_samples(value: Any, core_index: int, num_cores: int) -> Any:
     if value is None:
         return None
     if isinstance(value, tf.SparseTensor):
-        return tf.sparse.split(value, num_split=num_cores, axis=0)[part]
-    return tf.split(value, num_or_size_splits=num_cores, axis=0)[part]
+        return tf.sparse.split(value, num_split=num_cores, axis=0)[core_index]
+    return tf.split(value, num_or_size_splits=num_cores, axis=0)[core_index]

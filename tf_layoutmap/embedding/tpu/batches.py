@@ -1,23 +1,17 @@
-"""Reads the input of a step for the cores of a TPU, and checks it."""
+"""Reads and checks the inputs of a step for the cores of a TPU.
 
-# DOC-MERGE: Refuses ids that are no row of their table, before they reach a TPU.
-#
-# A TPU keeps ids in 32 bits and says nothing of what it does with one that is
-# out of range. Outside of `strategy.run` ids are on the host, where they can be
-# checked for the price of reading them once.
-#
-# DOC-MERGE: Turns the inputs of a step into the parallel lists of the enqueue op.
-#
-# It tells dense, sparse and ragged inputs apart by the rank and length of the
-# first list. Ids go in as 64 bits and are looked up as 32, sample numbers as
-# 32: what is known to be too big is refused here, the rest by `id_checks`.
-#
-# DOC-MERGE: Whether `enqueue` is called by a TPU program, and what it may be given.
-#
-# In `strategy.run` all inputs of `enqueue` must be arguments of the function,
-# and it must be called at its top level: the compiler takes the operation out of
-# the TPU's program and puts it before that, on the host.
-#
+The enqueue op takes parallel lists with one entry per feature, and derives
+whether an input is dense, sparse or ragged from the rank and length of the
+entries of the first list. It takes int64 ids and int32 sample indices, but
+looks ids up with 32 bits and does not document the result of an out-of-range
+id. Outside `strategy.run` ids are on the host, where `check_ids` checks them at
+the cost of reading them once.
+
+Inside `strategy.run`, `enqueue` must be called at the top level of the
+function, with arguments of the function as inputs. The compiler moves the op
+out of the TPU program to the host, where it runs before the program.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -42,10 +36,11 @@ class EnqueueLists:
     """Inputs of the enqueue op, one entry per feature.
 
     Attributes:
-      splits: int32: `[num_ids, rank]` indices of a sparse input,
-        `[num_samples + 1]` row_splits of a ragged one, `[0]` of a dense one.
-      ids: `[num_ids]` int64.
-      weights: `[num_ids]` float32, or `[0]` for 1 each.
+      splits: int32 tensors: `[num_ids, rank]` indices of a sparse input,
+        `[num_samples + 1]` row splits of a ragged input, or `[0]` for a dense
+        input.
+      ids: `[num_ids]` int64 tensors.
+      weights: `[num_ids]` float32 tensors, or `[0]` if every weight is 1.
     """
 
     splits: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -54,17 +49,18 @@ class EnqueueLists:
 
 
 def convert_inputs(feature: config.FeatureSpec, value: Any) -> Any:
-    """Returns an input as one of the three kinds of tensor.
+    """Returns an input as a dense, sparse or ragged tensor.
 
     Raises:
-      TypeError: If its ids are not integers that int64 holds.
-      ValueError: If it is something else.
+      TypeError: If the ids are not integers that int64 holds.
+      ValueError: If `value` cannot be converted to a tensor.
     """
     if not isinstance(value, (tf.SparseTensor, tf.RaggedTensor, tf.Tensor)):
         if not (isinstance(value, tf.Variable) or hasattr(value, "__array__")):
             raise ValueError(
-                f"Input {feature.name!r} is of unknown type {type(value)}; "
-                "pass a tf.Tensor, tf.SparseTensor or tf.RaggedTensor."
+                f"Input {feature.name!r} must be a tf.Tensor, "
+                "tf.SparseTensor or tf.RaggedTensor. Received: an object of "
+                f"unknown type {type(value)}."
             )
         value = tf.convert_to_tensor(value)
     inputs.check_id_type(feature, value.dtype)
@@ -72,23 +68,25 @@ def convert_inputs(feature: config.FeatureSpec, value: Any) -> Any:
 
 
 def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
-    """Refuses weights that do not go with their ids.
+    """Checks that weights match their ids.
 
     Raises:
-      TypeError: If they are not numbers.
-      ValueError: If they are of another kind or number, or there can be none.
+      TypeError: If the weights are not numbers.
+      ValueError: If the weights are of another tensor type than the ids, if
+        their number differs, or if the input does not support weights.
     """
     if weight is None:
         return
     if feature.is_sequence:
         raise ValueError(
-            f"Weight specified for sequence feature {feature.name!r}, which "
-            "has no combiner to use it; pass None."
+            f"Weight specified for sequence feature {feature.name!r}. "
+            "Sequence features do not combine ids and do not support "
+            "weights; pass None."
         )
     if isinstance(value, tf.Tensor):
         raise ValueError(
-            f"Weight specified for dense input {feature.name!r}; only a "
-            "tf.SparseTensor or tf.RaggedTensor has weights."
+            f"Weight specified for dense input {feature.name!r}. Only "
+            "tf.SparseTensor and tf.RaggedTensor inputs support weights."
         )
     inputs.check_weights(feature, value, weight)
 
@@ -98,9 +96,9 @@ def read_lists(
     values: Sequence[Any],
     weights: Sequence[Any],
 ) -> EnqueueLists:
-    """Reads the checked inputs of one core."""
-    found = EnqueueLists()
-    # Shared by all features that have nothing to say.
+    """Returns the lists of the enqueue op for checked inputs of one core."""
+    lists = EnqueueLists()
+    # All features without splits or weights share these empty tensors.
     no_splits = tf.zeros([0], tf.int32)
     no_weights = tf.zeros([0], tf.float32)
     for feature, value, weight in zip(features, values, weights):
@@ -110,42 +108,42 @@ def read_lists(
             splits, ids = value.row_splits, value.values
         else:
             splits, ids = no_splits, tf.reshape(value, [-1])
-        found.splits.append(tf.cast(splits, tf.int32))
-        found.ids.append(tf.cast(ids, tf.int64))
-        found.weights.append(
+        lists.splits.append(tf.cast(splits, tf.int32))
+        lists.ids.append(tf.cast(ids, tf.int64))
+        lists.weights.append(
             no_weights if weight is None else tf.cast(weight.values, tf.float32)
         )
-    return found
+    return lists
 
 
 def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     for axis, size in enumerate(value.shape.as_list()):
         if size is not None and size > _MAX_INT32:
             raise ValueError(
-                "A TPU holds the indices of a sparse tensor in 32 bits. "
-                f"Received: shape {value.shape}, axis {axis} (input "
-                f"{feature.name!r})."
+                "A TPU stores the indices of a sparse tensor in 32 bits, so "
+                f"every dimension must be at most {_MAX_INT32}. Received: "
+                f"shape {value.shape}, axis {axis} (input {feature.name!r})."
             )
     indices = tf.cast(value.indices, tf.int32)
     if value.shape.rank == 2:
         if feature.is_sequence:
-            # The position is a dimension of the output, and one id is
-            # combined at each.
+            # The position is a dimension of the output. The added index
+            # numbers the ids at one position, of which there is one.
             indices = tf.pad(indices, [[0, 0], [0, 1]])
     elif feature.is_sequence:
         logging.warning(
-            "`max_sequence_length` of feature %s is ignored: its input is of "
-            "rank %d, and sequences are of rank 2.",
+            "`max_sequence_length` of feature %s is ignored: its input has "
+            "rank %d, and a sequence must have rank 2.",
             feature.name,
             value.shape.rank,
         )
     return indices
 
 
-# Says of a graph whether an emulated TPU's program is traced into it; those of
-# a real one are known by their context.
+# Returns whether a graph traces the program of an emulated TPU. The program of
+# a real TPU is recognized by its control flow context.
 _is_emulated: Callable[[Any], bool] | None = None
-# What a TPU's name is for the device of an input.
+# Returns the TPU name for the device of an input of an emulated TPU.
 _input_device_of: Callable[[str], str] | None = None
 
 
@@ -153,21 +151,22 @@ def set_emulated(
     is_emulated: Callable[[Any], bool] | None,
     input_device_of: Callable[[str], str] | None = None,
 ):
-    """Lets an emulation say what its programs are; None takes it back.
+    """Registers the callables of the emulation; None removes them.
 
     Args:
-      is_emulated: Whether a graph is traced as the program of a core.
-      input_device_of: From the device of an input to its name on a TPU.
+      is_emulated: Returns whether a graph is traced as the program of a core.
+      input_device_of: Returns the TPU name for the device of an input.
     """
     global _is_emulated, _input_device_of
     _is_emulated, _input_device_of = is_emulated, input_device_of
 
 
 def is_in_tpu_program() -> bool:
-    """Whether the calling code is traced as a replica's program on a TPU.
+    """Returns whether the caller is traced as a replica's program on a TPU.
 
     Raises:
-      RuntimeError: If it is, but in control flow or in a function of its own.
+      RuntimeError: If the caller is in control flow or in a separate
+        `tf.function` inside the program.
     """
     here = tf.compat.v1.get_default_graph()
     graph = here
@@ -177,11 +176,11 @@ def is_in_tpu_program() -> bool:
         return False
     if graph is not here:
         raise RuntimeError(
-            "`enqueue` must be called directly in the function that is given "
-            "to `strategy.run`, not in control flow or a tf.function inside "
-            "it: it could not be taken out of the TPU's program. The current "
-            f"graph {here} does not match graph {graph}, which contains the "
-            "TPUReplicateContext."
+            "`enqueue` must be called directly in the function that is "
+            "passed to `strategy.run`, not in control flow or a tf.function "
+            "inside it: otherwise the compiler is not able to move it out of "
+            f"the TPU program. The current graph {here} does not match graph "
+            f"{graph}, which contains the TPUReplicateContext."
         )
     return True
 
@@ -203,24 +202,26 @@ def run_on_host(function: Callable[[], None]):
 
 
 def check_direct_inputs(named_values: Sequence[tuple[str, Any]]):
-    """Refuses what is no argument of the function that `strategy.run` runs.
+    """Checks that inputs are arguments of the function in `strategy.run`.
 
     Raises:
-      ValueError: It names the input and the operation that made it.
+      ValueError: If an input is the output of another op. The message names
+        the input and the op.
     """
     for path, value in named_values:
         for tensor in tf.nest.flatten(value, expand_composites=True):
             if tensor.op.type == "Placeholder" or _is_program_input(tensor.op):
                 continue
             raise ValueError(
-                "Inside `strategy.run`, `enqueue` must be given arguments of "
-                "the function that is run, unchanged. Received: input "
-                f"{path!r}, which is the output of op {tensor.op.name} (type "
-                f"{tensor.op.type}) and does not have the "
+                "Inside `strategy.run`, the inputs of `enqueue` must be "
+                "unchanged arguments of the function that runs. Received: "
+                f"input {path!r}, which is the output of op {tensor.op.name} "
+                f"(type {tensor.op.type}) and does not have the "
                 "`_tpu_input_identity` attr. A dynamic batch size can cause "
-                "this: pass tf.distribute.RunOptions("
+                "this error: pass tf.distribute.RunOptions("
                 "experimental_enable_dynamic_batch_size=False) to "
-                "`strategy.run`; or a Keras layer that casts its inputs."
+                "`strategy.run`. A Keras layer that casts its inputs can "
+                "cause it, too."
             )
 
 
@@ -232,10 +233,11 @@ def _is_program_input(op: tf.Operation) -> bool:
 
 
 def check_on_host(named_values: Sequence[tuple[str, Any]]):
-    """Refuses inputs that a dataset has brought to a TPU already.
+    """Checks that a dataset has not copied the inputs to a TPU.
 
     Raises:
-      ValueError: It names the input and the device.
+      ValueError: If an input is on a TPU. The message names the input and the
+        device.
     """
     for path, value in named_values:
         for tensor in tf.nest.flatten(value, expand_composites=True):
@@ -253,7 +255,7 @@ def check_on_host(named_values: Sequence[tuple[str, Any]]):
 def _devices_of(tensor: tf.Tensor) -> list[str]:
     if _input_device_of is not None:
         return [_input_device_of(_device_before_program(tensor))]
-    if hasattr(tensor, "numpy"):  # Eager.
+    if hasattr(tensor, "numpy"):  # The tensor is eager.
         return [tensor.device or ""]
     source = tensor.op
     if source.type == "Identity" and (
@@ -264,12 +266,14 @@ def _devices_of(tensor: tf.Tensor) -> list[str]:
 
 
 def _device_before_program(tensor: tf.Tensor) -> str:
-    """Where what came into an emulated core's program as this input was."""
+    """Returns the device of an input before it entered an emulated program."""
     if not hasattr(tensor, "numpy"):
         if _is_program_input(tensor.op):
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
-            return ""  # Its device is only where a loop was traced.
+            # The device of a placeholder shows where a loop was traced. It is
+            # not the device of the input.
+            return ""
     return tensor.device or ""
 
 
@@ -279,13 +283,13 @@ Step = tuple[Inputs, list[Any] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What is enqueued on the cores.
+    """A checked batch that can be enqueued on the cores.
 
     Attributes:
-      steps: Flat inputs and weights of each replica; or a packed batch, and
-        None.
-      device: The core whose step it is, if the caller says so.
-      in_program: Whether a TPU's program enqueues it.
+      steps: For each replica, its flat inputs and weights, or a packed batch
+        and None.
+      device: Core that runs the step, if the caller passes one.
+      in_program: Whether a TPU program enqueues the batch.
     """
 
     steps: list[Step]
@@ -294,7 +298,7 @@ class Batch:
 
 
 class BatchReader:
-    """Reads batches of one embedding."""
+    """A reader of the batches of one embedding."""
 
     def __init__(
         self,
@@ -304,14 +308,14 @@ class BatchReader:
         strategy_cores: config_proto.Cores,
         shapes: tpu_shapes.OutputShapes,
     ):
-        """Takes what the batches must fit.
+        """Creates a reader for batches of the given features.
 
         Args:
           feature_config: Nested structure of features.
-          features: The same, flat.
-          strategy_replicas: Those of the strategy.
-          strategy_cores: Its cores.
-          shapes: Of the activations, as far as they are known.
+          features: The flat list of these features.
+          strategy_replicas: Replicas of the strategy.
+          strategy_cores: Cores of the strategy.
+          shapes: Known shapes of the activations.
         """
         self._feature_config = feature_config
         self._features = features
@@ -331,16 +335,16 @@ class BatchReader:
         """Returns a batch that can be enqueued.
 
         Args:
-          features: Structure of the feature config with ids, or a packed
+          features: Ids in the structure of the feature config, or a packed
             batch.
-          weights: None, or the same structure with None or weights.
-          device: The core whose step it is, or None.
-          checks_shapes: Whether shapes are compared with those known.
-          settles_shapes: Whether those that are not known are taken from it.
+          weights: None, or weights or None in the same structure.
+          device: Core that runs the step, or None.
+          checks_shapes: Whether shapes are compared with the known shapes.
+          settles_shapes: Whether unknown shapes are set from this batch.
 
         Raises:
-          TypeError: Structures differ in types, or ids are not integers.
-          ValueError: Structures, sizes, ranks or weights do not match.
+          TypeError: If structures differ in types, or ids are not integers.
+          ValueError: If structures, sizes, ranks or weights do not match.
         """
         is_packed = self._is_packed(features)
         if not is_packed:
@@ -357,19 +361,21 @@ class BatchReader:
             self._check_shapes(
                 [values for values, _ in steps], device is None, settles_shapes
             )
-        for values, given in steps:
+        for values, flat_weights in steps:
             named = self._named_tensors(values)
             check_on_host(named)
             if in_program:
                 check_direct_inputs(named)
-            if given is None or isinstance(values, packing.PackedIds):
+            if flat_weights is None or isinstance(values, packing.PackedIds):
                 continue
-            for feature, value, weight in zip(self._features, values, given):
+            for feature, value, weight in zip(
+                self._features, values, flat_weights
+            ):
                 check_weight(feature, value, weight)
         return Batch(steps, device, in_program)
 
     def _is_packed(self, features):
-        """Whether it is a packed batch, or one for each replica."""
+        """Returns whether `features` is a packed batch, or one per replica."""
         return not tf.nest.is_nested(features) and all(
             packing.is_packed(one, self._feature_config)
             for one in self._replicas.strategy.experimental_local_results(
@@ -386,7 +392,7 @@ class BatchReader:
         ]
 
     def _split(self, features, weights, device, in_program) -> list[Step]:
-        """Flat inputs and weights of each replica that enqueues here."""
+        """Returns flat inputs and weights of each replica that enqueues."""
         if in_program or device is not None:
             if in_program and device is not None:
                 raise ValueError(
@@ -405,9 +411,9 @@ class BatchReader:
         if packing.is_packed(features, self._feature_config):
             if self._cores.num_cores_per_replica:
                 raise ValueError(
-                    "A replica of several cores (SPMD) does not take a packed "
-                    "batch: its samples cannot be divided among them. Pass "
-                    "the features as tf.SparseTensors."
+                    "A replica with several cores (SPMD) does not support "
+                    "packed batches, because their samples are not split "
+                    "over the cores. Pass the features as tf.SparseTensors."
                 )
             return packing.read_packed(
                 features, weights, self._feature_config
@@ -420,24 +426,24 @@ class BatchReader:
             isinstance(one, tf.RaggedTensor) for one in values
         ):
             raise ValueError(
-                "A replica of several cores (SPMD) does not take a "
-                "tf.RaggedTensor: its samples cannot be divided among them. "
-                "Pass `to_sparse()` of it."
+                "A replica with several cores (SPMD) does not support "
+                "tf.RaggedTensor inputs, because their samples are not split "
+                "over the cores. Convert them with `to_sparse()`."
             )
         flat_weights = inputs.flatten_weights(
             weights, self._feature_config, like="feature_config"
         )
         return values, flat_weights
 
-    def _check_shapes(self, values_of_replicas, is_divided, settles_shapes):
-        num_cores = self._cores.num_cores_per_replica if is_divided else None
+    def _check_shapes(self, values_of_replicas, is_split, settles_shapes):
+        num_cores = self._cores.num_cores_per_replica if is_split else None
         for values in values_of_replicas:
             if isinstance(values, packing.PackedIds):
                 values = packing.packed_placeholders(
                     values, len(self._features)
                 )
             incoming = [
-                tpu_shapes.of_input(feature, value, num_cores)
+                tpu_shapes.input_shape(feature, value, num_cores)
                 for feature, value in zip(self._features, values)
             ]
             if settles_shapes:
@@ -447,7 +453,7 @@ class BatchReader:
             )
 
 
-# Under which its operations are found in a graph.
+# Name scope of the ops that `check_ids` adds to a graph.
 ID_CHECK_SCOPE = "tf_layoutmap_id_check"
 
 
@@ -456,17 +462,17 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
 
     Args:
       spec: Tables and features.
-      ids: `[num_ids]` int64 of each feature.
+      ids: `[num_ids]` int64 tensor of each feature.
 
     Raises:
-      tf.errors.InvalidArgumentError: Of eager ids.
+      tf.errors.InvalidArgumentError: If an eager id is outside its table.
     """
     checks = []
     with tf.name_scope(ID_CHECK_SCOPE):
         for feature, one in zip(spec.features, ids):
             table = spec.table_of(feature)
             lowest, highest = tf.reduce_min(one), tf.reduce_max(one)
-            # Of no ids the lowest is the largest int64.
+            # If there are no ids, `lowest` is the largest int64.
             is_inside = tf.logical_or(
                 tf.equal(tf.size(one), 0),
                 tf.logical_and(lowest >= 0, highest < table.num_rows),
@@ -481,8 +487,8 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
                     is_inside, f"{sentence} ", lowest, " to ", highest
                 )
                 continue
-            # The raw op: tf.debugging.Assert would put a branch around it,
-            # which waits for every stateful operation before it.
+            # tf.debugging.Assert would wrap the op in a conditional, which
+            # waits for every previous stateful operation.
             checks.append(
                 tf.raw_ops.Assert(
                     condition=is_inside,

@@ -1,11 +1,11 @@
-"""Writes the configuration that a TPU is initialized with."""
+"""Creates the configuration proto that a TPU is initialized with.
 
-# DOC-MERGE: The hosts and cores of a TPUStrategy.
-# DOC-MERGE: What the TPU calls the optimizers: their proto fields and operations.
-#
-# Pure but for `tf.raw_ops`. The fields are those of TensorFlow's
-# `optimization_parameters.proto`; numbers go in as the user gave them.
-#
+`create_config` describes tables, features and optimizers to the TPU. The
+fields of an optimizer are defined in TensorFlow's
+`optimization_parameters.proto`; hyperparameters are written unchanged. `Cores`
+describes the hosts and cores of a TPUStrategy.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,18 +18,19 @@ from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.spec import config, optimizer_specs
 
-# Of GradientAccumulationStatus.
+# Values of the proto enum `GradientAccumulationStatus`.
 _ENABLED, _DISABLED = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One optimizer as the TPU knows it.
+    """The ops, slot variables and proto fields of one optimizer on a TPU.
 
     Attributes:
-      op_name: What its load and retrieve operations are called after.
-      slots: Its slot variables, in the order of these operations.
-      write: Sets the fields that only this optimizer has.
+      op_name: Name of the optimizer in its load and retrieve operations.
+      slots: Names of its slot variables, in the order of these operations.
+      write: Function that sets the proto fields that are specific to this
+        optimizer.
     """
 
     op_name: str
@@ -43,14 +44,14 @@ class Rule:
 
     @property
     def retrieve(self) -> Callable[..., Any]:
-        """The operation that brings a shard back."""
+        """The operation that retrieves a shard from the TPU."""
         return getattr(
             tf.raw_ops, f"RetrieveTPUEmbedding{self.op_name}Parameters"
         )
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """Returns the rule of an optimizer that `read_optimizer` let through."""
+    """Returns the rule of an optimizer that `read_optimizer` accepts."""
     return _RULES[type(optimizer).__name__]
 
 
@@ -62,9 +63,10 @@ def write_parameters(
     """Writes one optimizer into an `OptimizationParameters` proto.
 
     Args:
-      parameters: The proto, empty.
+      parameters: An empty proto.
       optimizer: An optimizer of `tf.tpu.experimental.embedding`.
-      learning_rates: The dynamic learning rates; a position is a tag.
+      learning_rates: The dynamic learning rates. The index of a learning rate
+        is its tag.
     """
     rate = optimizer.learning_rate
     if callable(rate):
@@ -90,8 +92,8 @@ def write_parameters(
         parameters.weight_decay_factor = optimizer.weight_decay_factor
         if optimizer.multiply_weight_decay_factor_by_learning_rate:
             parameters.multiply_weight_decay_factor_by_learning_rate = True
-    # The optimizer has a bool and the proto an enum of the same two numbers;
-    # protobuf 7.34 takes no bool for it.
+    # The optimizer has a bool, and the proto has an enum with the same two
+    # numbers. protobuf 7.34 does not accept a bool for an enum.
     parameters.low_dimensional_packing_status = int(
         bool(optimizer.low_dimensional_packing_status)
     )
@@ -100,15 +102,15 @@ def write_parameters(
 
 def write_quantization(parameters: Any, quantization: Any):
     """Writes a `QuantizationConfig` into an `OptimizationParameters`."""
-    found = parameters.simulated_quantization
-    found.enabled = True
-    found.num_buckets = quantization.num_buckets
-    found.clipping_limits.lower.value = quantization.lower
-    found.clipping_limits.upper.value = quantization.upper
+    proto = parameters.simulated_quantization
+    proto.enabled = True
+    proto.num_buckets = quantization.num_buckets
+    proto.clipping_limits.lower.value = quantization.lower
+    proto.clipping_limits.upper.value = quantization.upper
 
 
 def _write_limits(parameters, field: str, lower, upper):
-    # A limit that is not set must not make the field appear.
+    # An unset limit must leave the field unset.
     if lower is not None:
         getattr(parameters, field).lower.value = lower
     if upper is not None:
@@ -126,31 +128,31 @@ def _write_adagrad(parameters, optimizer):
 
 
 def _write_adagrad_momentum(parameters, optimizer):
-    found = parameters.adagrad_momentum
-    found.momentum = optimizer.momentum
-    found.use_nesterov = optimizer.use_nesterov
-    found.exponent = optimizer.exponent
-    found.beta2 = optimizer.beta2
-    found.epsilon = optimizer.epsilon
+    proto = parameters.adagrad_momentum
+    proto.momentum = optimizer.momentum
+    proto.use_nesterov = optimizer.use_nesterov
+    proto.exponent = optimizer.exponent
+    proto.beta2 = optimizer.beta2
+    proto.epsilon = optimizer.epsilon
 
 
 def _write_adam(parameters, optimizer):
-    found = parameters.adam
-    found.beta1 = optimizer.beta_1
-    found.beta2 = optimizer.beta_2
-    found.epsilon = optimizer.epsilon
-    found.use_non_lazy_adam = not optimizer.lazy_adam
-    found.use_sum_inside_sqrt = optimizer.sum_inside_sqrt
+    proto = parameters.adam
+    proto.beta1 = optimizer.beta_1
+    proto.beta2 = optimizer.beta_2
+    proto.epsilon = optimizer.epsilon
+    proto.use_non_lazy_adam = not optimizer.lazy_adam
+    proto.use_sum_inside_sqrt = optimizer.sum_inside_sqrt
 
 
 def _write_ftrl(parameters, optimizer):
-    found = parameters.ftrl
-    found.l1 = optimizer.l1_regularization_strength
-    found.l2 = optimizer.l2_regularization_strength
-    found.lr_power = optimizer.learning_rate_power
-    found.beta = optimizer.beta
-    found.multiply_linear_by_lr = optimizer.multiply_linear_by_learning_rate
-    found.allow_zero_accumulator = optimizer.allow_zero_accumulator
+    proto = parameters.ftrl
+    proto.l1 = optimizer.l1_regularization_strength
+    proto.l2 = optimizer.l2_regularization_strength
+    proto.lr_power = optimizer.learning_rate_power
+    proto.beta = optimizer.beta
+    proto.multiply_linear_by_lr = optimizer.multiply_linear_by_learning_rate
+    proto.allow_zero_accumulator = optimizer.allow_zero_accumulator
 
 
 _RULES = {
@@ -164,20 +166,21 @@ _RULES = {
 }
 
 
-# The embedding operations hold ids in 32 bits.
+# The embedding operations store ids in 32 bits.
 MAX_NUM_ROWS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TPUSpec:
-    """What a feature config says to a TPU.
+    """The parts of a feature config that a TPU is configured with.
 
     Attributes:
       spec: Tables and features.
       optimizers: The optimizer object of each table.
       feature_names: `FeatureConfig.name` of each feature, None where unset.
       quantizations: `TableConfig.quantization_config` of each table.
-      learning_rates: The dynamic ones, each once, in the order of the tables.
+      learning_rates: The distinct dynamic learning rates, in the order of the
+        tables.
     """
 
     spec: config.EmbeddingSpec
@@ -193,17 +196,17 @@ def read_spec(
     table_configs: Sequence[Any],
     optimizer: Any,
 ) -> TPUSpec:
-    """Collects what the frozen specs leave out.
+    """Collects the values that a TPU requires and `spec` does not contain.
 
     Args:
       spec: Tables and features.
       feature_configs: The `FeatureConfig`s in the order of the spec.
       table_configs: The `TableConfig`s in the order of the spec.
-      optimizer: That of tables that bring none.
+      optimizer: Default optimizer of tables.
 
     Raises:
-      ValueError: If a table has no optimizer or more rows than an id can
-        name.
+      ValueError: If a table has no optimizer or more rows than a 32-bit id
+        supports.
     """
     optimizers = [
         optimizer if one.optimizer is None else one.optimizer
@@ -214,18 +217,19 @@ def read_spec(
         if one is None:
             raise ValueError(
                 f"{type(None)} is an unsupported optimizer class; under "
-                "TPUStrategy every table needs an optimizer of "
+                "TPUStrategy every table requires an optimizer of "
                 f"tf.tpu.experimental.embedding (table {table.name!r})."
             )
         if isinstance(one, optimizer_specs.HostOptimizer):
             raise ValueError(
-                f"{type(one).__name__} is an optimizer of the host engine; a "
-                "TPU has no such rule. Under TPUStrategy use one of "
-                f"tf.tpu.experimental.embedding (table {table.name!r})."
+                f"{type(one).__name__} is an optimizer of the host engine, "
+                "which a TPU does not support. Under TPUStrategy, use an "
+                "optimizer of tf.tpu.experimental.embedding (table "
+                f"{table.name!r})."
             )
         if table.num_rows > MAX_NUM_ROWS:
             raise ValueError(
-                "A TPU holds ids in 32 bits, so a table must have at most "
+                "A TPU stores ids in 32 bits, so a table must have at most "
                 f"{MAX_NUM_ROWS} rows. Received: "
                 f"{table.num_rows} (table {table.name!r})."
             )
@@ -249,22 +253,23 @@ def create_config(
     num_replicas: int,
     num_cores_per_replica: int | None,
     is_pipelined: bool,
-) -> tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration:  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
+) -> tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration:  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
     """Returns the configuration proto.
 
     Args:
       tpu: Tables, features and optimizers.
-      output_shapes: Of each feature's activations, without `dim`.
-      num_hosts: Hosts the tables are divided over.
-      num_replicas: Replicas of the strategy.
-      num_cores_per_replica: Cores of an SPMD replica; None without SPMD.
-      is_pipelined: Whether lookups overlap with the step before.
+      output_shapes: Shape of each feature's activations, without `dim`.
+      num_hosts: Number of hosts that the tables are sharded over.
+      num_replicas: Number of replicas of the strategy.
+      num_cores_per_replica: Number of cores of an SPMD replica; None without
+        SPMD.
+      is_pipelined: Whether lookups overlap with the previous step.
     """
-    found = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
+    proto = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
     for index, table in enumerate(tpu.spec.tables):
-        descriptor = found.table_descriptor.add()
+        descriptor = proto.table_descriptor.add()
         descriptor.name = table.name
-        # Each host has at least one row.
+        # Each host must hold at least one row.
         descriptor.vocabulary_size = max(table.num_rows, num_hosts)
         descriptor.dimension = table.dim
         parameters = descriptor.optimization_parameters
@@ -274,21 +279,21 @@ def create_config(
     for feature, name, shape in zip(
         tpu.spec.features, tpu.feature_names, output_shapes
     ):
-        descriptor = found.feature_descriptor.add()
+        descriptor = proto.feature_descriptor.add()
         if name:
             descriptor.name = name
         descriptor.table_id = feature.table
         descriptor.input_shape.extend(shape)
-    # `enqueue` says of each batch whether it trains.
-    found.mode = found.TRAINING
-    found.num_hosts = num_hosts
-    found.num_tensor_cores = num_replicas * (num_cores_per_replica or 1)
-    found.sharding_strategy = found.DIV_DEFAULT
-    found.pipeline_execution_with_tensor_core = is_pipelined
+    # `enqueue` sets for each batch whether it trains.
+    proto.mode = proto.TRAINING
+    proto.num_hosts = num_hosts
+    proto.num_tensor_cores = num_replicas * (num_cores_per_replica or 1)
+    proto.sharding_strategy = proto.DIV_DEFAULT
+    proto.pipeline_execution_with_tensor_core = is_pipelined
     if num_cores_per_replica:
-        found.spmd_sharding.enabled = True
-        found.spmd_sharding.num_cores_per_replica = num_cores_per_replica
-    return found
+        proto.spmd_sharding.enabled = True
+        proto.spmd_sharding.num_cores_per_replica = num_cores_per_replica
+    return proto
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,8 +301,9 @@ class Core:
     """One core of a TPU.
 
     Attributes:
-      device: Its name, as `"/job:worker/replica:0/task:0/device:TPU:1"`.
-      ordinal: Its number on its host.
+      device: Device name, such as
+        `"/job:worker/replica:0/task:0/device:TPU:1"`.
+      ordinal: Index of the core on its host.
       host: The CPU device of its host.
     """
 
@@ -307,21 +313,20 @@ class Core:
 
 
 class Cores:
-    """Where the replicas of a TPUStrategy run.
+    """The hosts and cores that the replicas of a TPUStrategy run on.
 
     Attributes:
       hosts: The CPU device of each host, in the order of the tables' shards.
-      num_replicas: Replicas of the strategy.
-      num_cores_per_replica: Cores of an SPMD replica; None without a device
-        assignment.
+      num_replicas: Number of replicas of the strategy.
+      num_cores_per_replica: Number of cores of an SPMD replica; None without
+        a device assignment.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        """Reads the strategy.
+        """Reads the devices of the strategy.
 
         Raises:
-          RuntimeError: If its devices are on another number of hosts than it
-            says.
+          RuntimeError: If the devices are not on `num_hosts` hosts.
         """
         extended = strategy.extended
         self.num_replicas = strategy.num_replicas_in_sync
@@ -337,7 +342,8 @@ class Cores:
             )
         ]
         self.hosts = _hosts_of(extended.worker_devices)
-        # Of an emulated TPU, whose cores have other names too.
+        # The cores of an emulated TPU have TPU names and CPU names. Only the
+        # extended strategy of an emulated TPU has this method.
         self._tpu_name_of = getattr(extended, "tpu_name_of", None)
         if len(self.hosts) != self.num_hosts:
             raise RuntimeError(
@@ -346,22 +352,22 @@ class Cores:
             )
 
     def of_replica(self, replica: int) -> list[Core]:
-        """Returns the cores of one replica, in the order of its parts."""
+        """Returns the cores of one replica, in the order of their samples."""
         return self._of_replicas[replica]
 
-    def named(self, device: str) -> Core:
-        """Returns the core that a program calls so.
+    def by_name(self, device: str) -> Core:
+        """Returns the core with the device name `device`.
 
         Raises:
-          ValueError: If it is no core.
+          ValueError: If `device` is not a TPU core.
         """
         if self._tpu_name_of is not None:
             device = self._tpu_name_of(device)
         if tf.DeviceSpec.from_string(device).device_type != "TPU":
             raise ValueError(
-                "Argument `device` of `enqueue` must name a TPU core under "
-                "TPUStrategy, as '/task:0/device:TPU:2'. Received: Non-TPU "
-                f"device {device!r}."
+                "Argument `device` of `enqueue` must be the name of a TPU "
+                "core under TPUStrategy, such as '/task:0/device:TPU:2'. "
+                f"Received: Non-TPU device {device!r}."
             )
         return core_of(device)
 
@@ -376,12 +382,14 @@ def core_of(device: str) -> Core:
 def _devices_of_replicas(extended: Any, num_cores: int | None):
     if num_cores is None:
         return [[one] for one in extended.worker_devices]
-    # Without a public name; `worker_devices` has the first core of each only.
+    # This attribute has no public name. `worker_devices` contains only the
+    # first core of each replica.
     return extended._tpu_devices.tolist()
 
 
 def _host_of(device: str) -> str:
-    # By the module, so that what replaces it there is seen here too.
+    # The function is read from its module at each call, so that the emulation
+    # can replace it there.
     return tf_private.device_util.get_host_for_device(device)
 
 

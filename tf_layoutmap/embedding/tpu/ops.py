@@ -1,4 +1,4 @@
-"""The TPU's embedding operations, one function each."""
+"""Functions that call TensorFlow's TPU embedding ops, one per op."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tensorflow.core.framework import attr_value_pb2
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.tpu.batches import EnqueueLists
 
-# By which the TPU's compiler pairs the operations of a step.
+# The TPU compiler pairs the operations of a step by this attribute.
 _NAME_ATTR = "_tpu_embedding_layer"
 _SYSTEM = "/device:TPU_SYSTEM:0"
 
 
 def is_initialized() -> bool:
-    """Whether the TPU has been configured for some embedding already."""
+    """Returns whether the TPU is already configured for an embedding."""
     return bool(tf.raw_ops.IsTPUEmbeddingInitialized())
 
 
@@ -39,14 +39,14 @@ def enqueue(
     combiners: Sequence[str],
     name: str | None,
 ):
-    """Hands the ids of one core over, from its host.
+    """Enqueues the ids of one core from its host.
 
     Args:
-      lists: Of all features.
-      mode: String, or scalar string tensor: `"train"` or `"inference"`.
-      ordinal: Number of the core on its host; -1 in a TPU's program.
-      combiners: One per table.
-      name: Which operations belong together.
+      lists: Inputs of all features.
+      mode: `"train"` or `"inference"`, as a string or a scalar string tensor.
+      ordinal: Index of the core on its host; -1 in a TPU program.
+      combiners: Combiner of each table.
+      name: Name that the operations of one step share, or None.
     """
     op = tf.raw_ops.EnqueueTPUEmbeddingArbitraryTensorBatch(
         sample_indices_or_row_splits=lists.splits,
@@ -61,12 +61,12 @@ def enqueue(
 
 def receive(num_features: int, config: bytes, name: str | None):
     """Returns the activations of the oldest step, one tensor per feature."""
-    found = tf.raw_ops.RecvTPUEmbeddingActivations(
+    activations = tf.raw_ops.RecvTPUEmbeddingActivations(
         num_outputs=num_features, config=config
     )
     if not tf.executing_eagerly():
-        _set_name(found[0].op, name)
-    return list(found)
+        _set_name(activations[0].op, name)
+    return list(activations)
 
 
 def send(
@@ -86,5 +86,5 @@ def send(
 
 def _set_name(op: tf.Operation | None, name: str | None):
     if op is not None and name is not None:
-        value = attr_value_pb2.AttrValue(s=tf.compat.as_bytes(name))  # pyright: ignore[reportAttributeAccessIssue] Made when it is imported.
+        value = attr_value_pb2.AttrValue(s=tf.compat.as_bytes(name))  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
         tf_private.set_op_attr(op, _NAME_ATTR, value)

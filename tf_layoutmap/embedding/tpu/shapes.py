@@ -1,4 +1,4 @@
-"""The shapes of activations, which a TPU must know before the first step."""
+"""The shapes of activations, which a TPU requires before the first step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tf_layoutmap.embedding.spec import config
 
 
 class OutputShapes:
-    """Of each feature, the shape of its activations without `dim`.
+    """The shape of each feature's activations, without `dim`.
 
-    A FeatureConfig's `output_shape` comes first, then what `build` was told,
-    then what the inputs of the first step have.
+    The sources of a shape, in order of precedence, are `output_shape` of the
+    FeatureConfig, the arguments of `build`, and the inputs of the first step.
     """
 
     def __init__(self, features: Sequence[config.FeatureSpec]):
@@ -27,18 +27,19 @@ class OutputShapes:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes; all known once `settle` has passed."""
+        """The shapes, which are all known after `settle`."""
         return [one or () for one in self._shapes]
 
     def settled(self) -> list[tuple[int, ...]]:
-        """Returns the shapes, once `settle` has passed."""
+        """Returns the shapes; must be called after `settle`."""
         return cast("list[tuple[int, ...]]", self.shapes)
 
     def settle(self, incoming: Sequence[Shape] | None):
-        """Takes the shapes that are not known yet.
+        """Sets unknown shapes from `incoming`.
 
         Raises:
-          ValueError: If one contradicts what is known, or stays unknown.
+          ValueError: If a shape contradicts the known shape, or is still
+            unknown.
         """
         if incoming is not None:
             self.check(incoming)
@@ -49,26 +50,26 @@ class OutputShapes:
         for feature, shape in zip(self._features, self._shapes):
             if shape is None or None in shape:
                 raise ValueError(
-                    "A TPU needs the full shape of every activation. The "
+                    "A TPU requires the full shape of every activation. The "
                     f"output shape of feature {feature.name!r} is {shape}; "
                     "enqueue inputs with a known batch size (batch a dataset "
-                    "with drop_remainder=True), give the FeatureConfig an "
-                    "`output_shape`, or call `build` with the shapes of one "
+                    "with drop_remainder=True), set `output_shape` of the "
+                    "FeatureConfig, or call `build` with the shapes of one "
                     "replica's inputs."
                 )
 
     def check(
         self, incoming: Sequence[Shape], is_ragged: Sequence[bool] | None = None
     ):
-        """Holds the shapes of one step to what is known.
+        """Checks the shapes of one step against the known shapes.
 
         Args:
-          incoming: Shapes as of `of_input`.
-          is_ragged: Whether each input is ragged, whose samples may be laid
-            out over an output shape of more dimensions; None if unknown.
+          incoming: Shapes that `input_shape` returned.
+          is_ragged: Whether each input is ragged; None if unknown. The samples
+            of a ragged input may fill an output shape with more dimensions.
 
         Raises:
-          ValueError: If a shape contradicts.
+          ValueError: If a shape contradicts the known shape.
         """
         for index, (feature, known, new) in enumerate(
             zip(self._features, self._shapes, incoming)
@@ -83,7 +84,7 @@ class OutputShapes:
             )
 
 
-def of_input(
+def input_shape(
     feature: config.FeatureSpec,
     value: Any,
     num_cores: int | None,
@@ -91,12 +92,12 @@ def of_input(
     """Returns the output shape of one input of a replica.
 
     Args:
-      feature: Whose input it is.
+      feature: Feature that the input belongs to.
       value: A dense, sparse or ragged tensor.
-      num_cores: The cores that divide its samples among them, or None.
+      num_cores: Number of cores that the samples are split over, or None.
 
     Raises:
-      ValueError: If it is of no known type, rank or form.
+      ValueError: If the rank or the shape of `value` is not supported.
     """
     if isinstance(value, tf.RaggedTensor):
         kind, at_least = "Ragged", 2
@@ -107,7 +108,7 @@ def of_input(
     rank = value.shape.rank
     if rank is None or rank < at_least or (kind == "Ragged" and rank != 2):
         raise ValueError(
-            f"{kind} input {feature.name!r} must be of a known rank of "
+            f"{kind} input {feature.name!r} must have a known rank of "
             f"{at_least}{'' if kind == 'Ragged' else ' or more'} under "
             f"TPUStrategy. Received: shape {value.shape}."
         )
@@ -116,9 +117,9 @@ def of_input(
         if rank > 1 and sizes[-1] != 1:
             raise ValueError(
                 f"Dense input {feature.name!r} of rank 2 or more must have 1 "
-                "as its last dimension, which is combined; pass several ids "
-                "per sample as a tf.RaggedTensor or tf.SparseTensor. "
-                f"Received: shape {value.shape}."
+                "as its last dimension, because ids are combined along this "
+                "dimension; pass several ids per sample as a tf.RaggedTensor "
+                f"or tf.SparseTensor. Received: shape {value.shape}."
             )
         if feature.is_sequence:
             raise ValueError(
@@ -130,9 +131,9 @@ def of_input(
     if num_cores and sizes[0] is not None:
         if sizes[0] % num_cores:
             raise ValueError(
-                f"The samples of input {feature.name!r} must divide evenly "
-                f"among the {num_cores} cores of a replica. Received: "
-                f"{sizes[0]} samples."
+                f"The number of samples of input {feature.name!r} must be a "
+                f"multiple of {num_cores}, the number of cores of a replica. "
+                f"Received: {sizes[0]} samples."
             )
         sizes = (sizes[0] // num_cores, *sizes[1:])
     return build_shapes.with_positions(feature, sizes)

@@ -1,12 +1,12 @@
-"""Creates the host copies of a TPU's tables, one shard on each host."""
+"""The host copies of a TPU's tables, and their synchronization with the TPU.
 
-# DOC-MERGE: Keeps the host copies and the TPU's tables equal around checkpoints.
-# DOC-MERGE: Sends tables and slot variables to a TPU, and brings them back.
-#
-# On a TPU the rows live in its memory; the variables on the hosts hold what was
-# loaded or retrieved last. All tables of all hosts go in one function: the TPU's
-# runtime joins these operations into one, which must know them all.
-#
+The rows of a table are in the memory of the TPU. The variables on the hosts,
+one shard per host, hold the values that were last loaded or retrieved.
+`TableTransfer` loads and retrieves all tables of all hosts in one function,
+because the TPU runtime merges these operations into one. `TableSync` retrieves
+before a save and loads after a restore.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -27,27 +27,27 @@ from tf_layoutmap.sharded import ShardedVariable, initial_value
 
 
 class HostCopy(ShardedVariable):
-    """What is on the hosts of a table whose rows are on a TPU.
+    """The copy on the hosts of a table whose rows are on a TPU.
 
-    To a checkpoint and an export it is one tensor, as any table in shards. It
-    is brought up to date before it is saved, and sent to the TPU after it was
-    restored, by its watcher.
+    Checkpoints and exports contain it as one tensor, like any sharded table.
+    Its watcher retrieves the rows from the TPU before a save, and sends them
+    to the TPU after a restore.
     """
 
     _watcher: Any = None
 
     def watch(self, watcher: Any) -> None:
-        """Lets `watcher` know when a checkpoint reads and writes the rows."""
+        """Notifies `watcher` when a checkpoint reads or writes the rows."""
         self._watcher = watcher
 
     def _gather_saveables_for_checkpoint(self):
         factories = super()._gather_saveables_for_checkpoint()
 
         def watched(factory, *arguments, **keywords):
-            found = factory(*arguments, **keywords)
-            for saveable in found:
+            saveables = factory(*arguments, **keywords)
+            for saveable in saveables:
                 saveable.watch(self._watcher)
-            return found
+            return saveables
 
         return {
             key: functools.partial(watched, factory)
@@ -67,12 +67,14 @@ def create_tables(
 
     Returns:
       `{table name: {"parameters": rows, slot name: slot variable}}`, each a
-      `HostCopy` in contiguous blocks of rows, the first ones with one row
-      more. A table with fewer rows than hosts has as many shards as rows.
+      `HostCopy` with contiguous blocks of rows. The first blocks may have one
+      row more than the others. A table with fewer rows than hosts has as many
+      shards as rows.
 
     Raises:
-      ValueError: If an initializer gives another shape, or
-        `slot_variable_creation_fn` other slots; both name the table.
+      ValueError: If an initializer returns another shape, or
+        `slot_variable_creation_fn` returns other slots. The message names the
+        table.
     """
     with (
         tf.variable_creator_scope(sharded_variable_creator(hosts)),
@@ -87,7 +89,7 @@ def create_tables(
 def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
     """Returns a creator for `tf.variable_creator_scope`.
 
-    The variables created under it are divided over `hosts`.
+    Variables that are created in its scope are sharded over `hosts`.
 
     >>> creator = sharded_variable_creator(["/cpu:0", "/cpu:0"])
     >>> with tf.variable_creator_scope(creator):
@@ -96,33 +98,33 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
     [[2, 2], [1, 2]]
 
     Args:
-      hosts: A device for each shard.
+      hosts: Device of each shard.
     """
 
     def create(next_creator, **keywords):
         name, shape, dtype, initializer = extract_variable_info(keywords)
-        cut = partition.RowPartition.div(shape[0], min(len(hosts), shape[0]))
+        rows = partition.RowPartition.div(shape[0], min(len(hosts), shape[0]))
         initializer = initial_value.for_shards(
-            initializer, shape, dtype, cut.num_shards, name
+            initializer, shape, dtype, rows.num_shards, name
         )
         shards = []
-        for shard in range(cut.num_shards):
+        for shard in range(rows.num_shards):
             with tf.device(hosts[shard]):
                 shards.append(
                     next_creator(
                         **{
                             **keywords,
-                            # Strategies must not copy it for their replicas.
+                            # A strategy must not copy the shard per replica.
                             "skip_mirrored_creator": True,
                             "name": f"{name}_{shard}",
-                            "shape": (cut.sizes[shard], *shape[1:]),
+                            "shape": (rows.sizes[shard], *shape[1:]),
                             "dtype": dtype,
                             "initial_value": functools.partial(
                                 initial_value.of_shard,
                                 initializer,
                                 shape,
                                 dtype,
-                                cut,
+                                rows,
                                 shard,
                                 name,
                             ),
@@ -137,12 +139,12 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
 def extract_variable_info(
     keywords: dict[str, Any],
 ) -> tuple[str, tuple[int, ...], tf.DType, Callable[..., Any]]:
-    """Returns what a variable creator was asked for.
+    """Returns name, shape, dtype and initializer of a variable to create.
 
     Args:
-      keywords: Those of a variable creator: `name`, `shape`, `dtype` and
-        `initial_value`, a callable; a `functools.partial` may bring the shape
-        and the dtype.
+      keywords: Keyword arguments of a variable creator: `name`, `shape`,
+        `dtype` and `initial_value`, which is a callable. Shape and dtype may
+        be bound by a `functools.partial`.
 
     Returns:
       Name, shape as a tuple of ints, dtype, and a callable for
@@ -151,37 +153,42 @@ def extract_variable_info(
     Raises:
       ValueError: If there is no callable or no shape.
     """
-    found = keywords.get("initial_value")
+    initializer = keywords.get("initial_value")
     shape, dtype = keywords.get("shape"), keywords.get("dtype")
-    if isinstance(found, functools.partial) and (
-        "shape" in found.keywords or found.args
+    if isinstance(initializer, functools.partial) and (
+        "shape" in initializer.keywords or initializer.args
     ):
-        bound = dict(found.keywords)
+        bound = dict(initializer.keywords)
         dtype = bound.pop("dtype", dtype)
         shape = bound.pop("shape", None)
-        args = found.args
+        args = initializer.args
         if shape is None:
             shape, args = args[0], args[1:]
         if args:
             raise ValueError(
                 "Unable to extract initializer function and shape from "
-                f"{found}; give it the shape as its only positional argument."
+                f"{initializer}; bind the shape as its only positional "
+                "argument."
             )
-        found = functools.partial(found.func, **bound) if bound else found.func
-    if not callable(found) or shape is None:
+        initializer = (
+            functools.partial(initializer.func, **bound)
+            if bound
+            else initializer.func
+        )
+    if not callable(initializer) or shape is None:
         raise ValueError(
             "Unable to extract initializer function and shape from "
-            f"{keywords.get('initial_value')}; a table that is divided over "
-            "hosts needs a callable of a shape as its initial value, or a "
-            "functools.partial with `shape` and `dtype`, so that each shard "
-            "can be made on its own."
+            f"{keywords.get('initial_value')}; the initial value of a table "
+            "that is sharded over hosts must be a callable that takes a "
+            "shape, or a functools.partial with `shape` and `dtype`, so that "
+            "each shard can be initialized separately."
         )
     shape = tuple(cast("list[int]", tf.TensorShape(shape).as_list()))
     return (
         keywords.get("name") or "Variable",
         shape,
         tf.as_dtype(dtype or tf.float32),
-        bind_shape(found, shape),
+        bind_shape(initializer, shape),
     )
 
 
@@ -190,14 +197,16 @@ def _create_table(
 ) -> dict[str, Any]:
     shape = (table.num_rows, table.dim)
     rule = config_proto.rule_of(optimizer)
-    assert table.optimizer is not None  # As `rule_of` found one.
+    # `rule_of` returns only if the table has an optimizer.
+    assert table.optimizer is not None
     initializers = [
         tf.constant_initializer(slot.initial_value)
         for slot in table.optimizer.slots
     ]
 
     def create(name: str, initializer: Callable[..., Any]):
-        # The TPU trains it; no tape and no other optimizer may find it.
+        # The TPU trains the table, so gradient tapes and other optimizers
+        # must not use the variable.
         return tf.Variable(
             functools.partial(initializer, shape),
             shape=shape,
@@ -237,14 +246,14 @@ def _check_slots(slots, names, parameters, table):
         ):
             raise ValueError(
                 "`slot_variable_creation_fn` must create each slot variable "
-                "by tf.Variable with a callable of a shape, so that it is "
-                f"divided as its table. Received: {one!r} for {name!r} "
-                f"(table {table.name!r})."
+                "as a tf.Variable whose initial value is a callable that "
+                "takes a shape, so that it is sharded like its table. "
+                f"Received: {one!r} for {name!r} (table {table.name!r})."
             )
 
 
 class TableTransfer:
-    """Copies between the variables on the hosts and the TPU."""
+    """The copy operations between the variables on the hosts and the TPU."""
 
     def __init__(
         self,
@@ -253,13 +262,14 @@ class TableTransfer:
         hosts: Sequence[str],
         variables: Mapping[str, Mapping[str, Any]],
     ):
-        """Takes what `tpu_engine.tables.create_tables` created.
+        """Creates the functions that load and retrieve the variables.
 
         Args:
           tpu: Tables and optimizers.
           config: The serialized configuration proto.
           hosts: The CPU device of each host.
-          variables: `{table name: {"parameters" or slot name: variable}}`.
+          variables: `{table name: {"parameters" or slot name: variable}}`, as
+            `create_tables` returns it.
         """
         self._tpu = tpu
         self._config = config
@@ -269,7 +279,10 @@ class TableTransfer:
         self.retrieve = tf.function(self._retrieve, autograph=False)
 
     def _each_shard(self):
-        """Per host and table: rule, variables in order of the op, attrs."""
+        """Yields rule, host index, variables and op attributes of each shard.
+
+        The variables are in the order of the op's arguments.
+        """
         config = self._config
         for number, host in enumerate(self._hosts):
             with tf.device(host):
@@ -293,7 +306,7 @@ class TableTransfer:
                             "config": config,
                         },
                     )
-                    # A long string: the first operation alone carries it.
+                    # The string is long, so only the first operation has it.
                     config = ""
 
     def _load(self):
@@ -308,37 +321,38 @@ class TableTransfer:
 
     def _retrieve(self):
         for rule, number, shards, attrs in self._each_shard():
-            found = rule.retrieve(**attrs)
-            # Of an optimizer without slots it is one tensor.
-            found = list(found) if rule.slots else [found]
-            for one, value in zip(shards.values(), found):
+            values = rule.retrieve(**attrs)
+            # The op of an optimizer without slots returns a single tensor.
+            values = list(values) if rule.slots else [values]
+            for one, value in zip(shards.values(), values):
                 if number < len(one):
                     one[number].assign(value)
 
 
 def _read_shard(shards: Sequence[tf.Variable], number: int) -> Any:
-    # A table with fewer rows than hosts has no rows for the last ones, which
-    # are sent zeros anyway.
+    # If a table has fewer rows than hosts, the last hosts have no rows. The op
+    # still requires a tensor, so zeros are sent.
     if number < len(shards):
         return shards[number].read_value()
     return tf.zeros_like(shards[0])
 
 
 class TableSync:
-    """Retrieves before a save and loads after a restore, once each.
+    """A watcher that retrieves before a save and loads after a restore.
 
-    It watches all variables of an embedding (`HostCopy.watch`): whoever saves
-    or restores them, by whatever class the file was written.
+    It watches all variables of an embedding (`HostCopy.watch`), so it works for
+    every class that saves or restores checkpoints. It retrieves once per save
+    and loads once per restore.
     """
 
     def __init__(self):
         self._transfer: TableTransfer | None = None
         self._is_stale = False
-        # What a restore is about to write.
+        # Ids of the saveables that the current restore has yet to write.
         self._expected: set[int] = set()
 
     def start(self, transfer: TableTransfer):
-        """Sends the first values, and keeps up from now on."""
+        """Sends the initial values, and enables the transfers."""
         self._transfer = transfer
         self.load()
 
@@ -348,36 +362,36 @@ class TableSync:
             transfer.load()
 
     def retrieve(self):
-        """Brings the host copies up to date."""
+        """Updates the host copies from the TPU."""
         if transfer := self._usable():
             transfer.retrieve()
 
-    def note_walk(self):
-        """A save, or a restore, begins: what is retrieved is old by now."""
+    def mark_stale(self):
+        """Marks the host copies as stale when a save or a restore begins."""
         self._is_stale = True
 
-    def note_restore(self):
-        """A restore begins; another one may have failed half-way."""
+    def begin_restore(self):
+        """Clears the state of an earlier restore that may have failed."""
         self._expected.clear()
 
     def before_save(self):
-        """Of the variables of one save, the first to be read retrieves."""
+        """Retrieves all tables before the first variable of a save is read."""
         if self._is_stale and (transfer := self._usable()):
             self._is_stale = False
             transfer.retrieve()
 
     def before_restore(self, saveable: Any):
-        """Notes what will be written."""
+        """Records a saveable that the restore will write."""
         self._expected.add(id(saveable))
 
     def after_restore(self, saveable: Any):
-        """The last one to be written loads."""
+        """Loads all tables after the last saveable is written."""
         self._expected.discard(id(saveable))
         if not self._expected:
             self.load()
 
     def _usable(self) -> TableTransfer | None:
-        # A graph that is exported restores where there is no TPU.
+        # An exported graph may be restored on a machine without a TPU.
         if tf.executing_eagerly() or not tf_private.in_save_context():
             return self._transfer
         return None
