@@ -178,7 +178,7 @@ def test_tables_come_from_tensorflows_class_and_go_back(values, tmp_path):
         make_table(values, [4, 6]),
         placed(values, "columns", 2),
     ):
-        with pytest.raises(ValueError, match="needs placement 'div'"):
+        with pytest.raises(ValueError, match="requires placement 'div'"):
             table.to_tf()
 
 
