@@ -39,8 +39,7 @@ def write_saved_model(
       module: Module with the variables and functions.
       signatures: Same as for `tf.saved_model.save`.
       folder: The folder to write to.
-      variables: The attributes of `module` whose values are written in blocks,
-        with these blocks.
+      variables: Pairs of a variable of `module` and its blocks of rows.
 
     Raises:
       OSError: If the SavedModel cannot be written.

@@ -27,8 +27,9 @@ from tf_layoutmap.serving.stored_tables import (
 class FeatureLookup:
     """Lookup of the features of an embedding in the tables of an export.
 
-    Results equal `serving_embedding_lookup`. The lookup uses far fewer
-    operations, because it checks and gathers the ids of all features together.
+    The results equal the results of `serving_embedding_lookup`. The lookup uses
+    far fewer operations, because it checks and gathers the ids of all features
+    together.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
 """Conversion of checkpoints for tables with other vocabularies.
 
-`convert_vocabularies` is the public function. `move_rows` assigns the keys of a
-vocabulary to the rows of a vocabulary with another capacity.
+An open table has an open vocabulary. A closed table has a fixed number of rows,
+and its ids are rows. `convert_vocabularies` is the public function.
 `convert_capacity`, `convert_to_open` and `convert_to_closed` convert one table.
+`move_rows` assigns the keys of a vocabulary to the rows of a vocabulary with
+another capacity.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ def move_rows(
     )
 
 
-# Returns the value in the checkpoint of a variable with the given name.
+# A function that returns the checkpoint value of the variable with a name.
 Read = Callable[[str], Array]
 PARAMETERS = "parameters"
 
@@ -281,7 +283,8 @@ def convert_vocabularies(
 ) -> dict[str, Conversion]:
     """Writes a checkpoint for tables with other vocabularies.
 
-    Three conversions of a table are supported:
+    Three conversions of a table are supported. A closed table is a table
+    without an open vocabulary.
 
     - From an open vocabulary to another capacity: keys keep their rows, slot
       variables, counts and steps. If there is not enough room, the keys with

@@ -54,7 +54,7 @@ def of_input(value: Any) -> tuple[Any, int]:
 
 
 def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """Returns keys and their kind; hashes strings, keeps other dtypes."""
+    """Returns keys and their kind. Only strings are converted, by hashing."""
     if value.dtype == tf.string:
         return hash_strings(value), STRINGS
     return value, INTEGERS

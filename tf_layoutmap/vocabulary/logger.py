@@ -67,7 +67,7 @@ class EpochStats:
         self._before: dict[str, dict[str, Any]] = {}
 
     def begin(self) -> None:
-        """Stores the statistics at the begin of an epoch."""
+        """Stores the statistics at the beginning of an epoch."""
         self._before = self._read()
 
     def end(self, epoch: int) -> EpochNumbers:
@@ -187,7 +187,7 @@ class VocabularyLoggerBase:
         epoch: int,
         logs: dict[str, Any] | None = None,
     ) -> None:
-        """Stores the statistics at the begin of the epoch."""
+        """Stores the statistics at the beginning of the epoch."""
         self._stats.begin()
 
     def on_epoch_end(

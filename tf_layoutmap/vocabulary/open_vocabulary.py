@@ -94,12 +94,12 @@ class OpenVocabulary:
         `"error"`: a step with a key that gets no place raises an error and
         changes nothing; `evict` must be `"none"`.
       seed: Seed of initial values and of random admission, a 64-bit integer.
-      on_evict: Receiver of evicted keys, with their rows and slot variables,
-        before other keys get these rows. Either a callable with an
-        `EvictedKeys` argument, which is called in `enqueue`, `evict`,
-        `evict_expired` and `resize`. If it raises, that call raises and
-        changes nothing: `enqueue` adds no step, and keys keep their rows. Or a
-        path: each eviction adds a record to `{path}-00000`, a
+      on_evict: A callable, a path or None. It receives evicted keys, with their
+        rows and slot variables, before other keys get these rows. A callable
+        has an `EvictedKeys` argument. `enqueue`, `evict`, `evict_expired` and
+        `resize` call it. If it raises, the method raises and changes nothing:
+        `enqueue` adds no step, and keys keep their rows. With a path, each
+        eviction adds a record to the file `{path}-00000`. A record is a
         `tf.train.Example` with `table`, `keys`, `rows` (flat) and
         `slot/{name}`. A program that restarts, or that could not write its
         file, continues with the next file. Keras saves a path, but not a

@@ -61,7 +61,10 @@ class ShardedNumbers(tf_private.Trackable):
         return values
 
     def assign(self, values: Any) -> None:
-        """Assigns the numbers of a vocabulary; the first shard gets counts."""
+        """Assigns the numbers of a vocabulary.
+
+        All shards get the step and the kind. The first shard gets all counts.
+        """
         values = tf.cast(values, tf.int64)
         is_count = tf.range(tf.size(values)) > _KIND
         uncounted = tf.where(is_count, tf.zeros_like(values), values)
@@ -258,16 +261,22 @@ class Vocabulary:
         """Returns statistics of the vocabulary.
 
         Returns:
-          A dict with these values. Current state: `num_keys`; `num_rows`, the
-          rows available for keys; `load`, the ratio of the two. Totals of all
-          training steps: `step`, the number of steps; `num_lookups`;
-          `num_known`, lookups whose key had a row; `num_probes`, buckets that
-          were searched; `num_admitted`, keys that got a row; `num_rejected`,
-          keys that were not admitted, counted once per step; `num_full`, keys
-          that got no place; `num_evicted`, keys that were evicted;
-          `num_expired`, evicted keys that had expired; `share_known`, the
-          share of known lookups, None before the first lookup. `keys_are` is
-          `"integers"`, `"strings"` or None.
+          A dict with the current state and the totals of all training steps:
+
+          - `num_keys`: keys that have a row now.
+          - `num_rows`: rows that are available for keys.
+          - `load`: `num_keys / num_rows`.
+          - `step`: training steps.
+          - `num_lookups`: lookups of keys.
+          - `num_known`: lookups whose key had a row.
+          - `num_probes`: buckets that were searched.
+          - `num_admitted`: keys that got a row.
+          - `num_rejected`: keys that were not admitted, counted once per step.
+          - `num_full`: keys that got no place.
+          - `num_evicted`: keys that were evicted.
+          - `num_expired`: evicted keys that had expired.
+          - `share_known`: `num_known / num_lookups`; None without lookups.
+          - `keys_are`: `"integers"`, `"strings"` or None.
 
         Raises:
           RuntimeError: If the method is called inside a `tf.function`.

@@ -91,7 +91,7 @@ def _gather_from(
 
 
 def _in_shape_of(shards: Shards, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Reshapes `[num_ids, ...]` rows to the shape of the ids plus a row."""
+    """Reshapes `[num_ids, ...]` rows to `ids.shape + row_shape`."""
     rows = tf.reshape(
         rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0)
     )
