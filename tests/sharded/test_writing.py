@@ -56,7 +56,12 @@ def test_an_indexed_part_is_assigned(placement, index):
         (0, np.ones(3), ValueError, "broadcast"),
         (10, 1.0, IndexError, "outside table 'emb'"),
         ([10], 1.0, tf.errors.InvalidArgumentError, "outside table 'emb'"),
-        ((np.ones((10, 2), bool), None), 1.0, TypeError, "must stand alone"),
+        (
+            (np.ones((10, 2), bool), None),
+            1.0,
+            TypeError,
+            "must be the only item",
+        ),
     ],
 )
 def test_what_does_not_fit_writes_nothing(values, index, value, error, words):

@@ -188,7 +188,7 @@ def test_what_cannot_be_converted(tmp_path):
             paths["closed"],
             settings,
             None,
-            r"`optimizer` must be the one.*slot variables \['accumulators'\]",
+            r"`optimizer` must be the opt.*slot variables \['accumulators'\]",
         ),
         (paths["opened"], open_config, tpu.SGD(0.5), "`optimizer` must be"),
         (paths["closed"], config, None, "for a table without keys"),

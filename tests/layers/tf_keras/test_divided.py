@@ -22,8 +22,8 @@ REFUSED = {
     "h5": "A table divided among processes is not supported in the .h5 files",
     "weights.h5": "is divided among processes, and none has all of its rows",
     "set_weights": "are no weights of Keras",
-    "export": "must have all rows of its tables. Received: 'embedding'",
-    "export of the model": "must have all rows of its tables. Received: ",
+    "export": "must have all rows of its tables in this process",
+    "export of the model": "must have all rows of its tables in this process",
     "saved_model": "is divided among processes, and none has all of its rows",
 }
 

@@ -381,7 +381,7 @@ def check_divisors(shards: Shards, values: tf.Tensor) -> tf.Tensor:
             f"Received: dtype {shards.dtype.name} (table {shards.name!r})."
         )
     sentence = (
-        "`scatter_div` of integers requires updates without 0 (table "
+        "`scatter_div` of integers needs updates without 0 (table "
         f"{shards.name!r})"
     )
     is_good = tf.reduce_all(tf.not_equal(values, 0))
