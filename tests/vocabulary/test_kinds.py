@@ -199,7 +199,7 @@ def test_what_cannot_be_converted(tmp_path):
             None,
             "keys that are integers. Received: hashes of strings",
         ),
-        (twice, settings, tpu.Adagrad(0.5), "checkpoint has once"),
+        (twice, settings, tpu.Adagrad(0.5), "contains exactly once"),
     ):
         with pytest.raises(ValueError, match=message):
             tlm.convert_vocabularies(
