@@ -271,7 +271,7 @@ def test_a_deep_copy_is_another_table(values):
         (
             lambda: [tf.Variable([1.0]), tf.Variable([1.0], trainable=False)],
             ValueError,
-            "trainable, or none",
+            "have the same `trainable`",
         ),
         (lambda: [tf.Variable([1.0])] * 2, ValueError, "twice"),
     ],

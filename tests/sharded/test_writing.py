@@ -226,9 +226,9 @@ def test_a_class_that_is_no_composite_uses_the_mixin(values):
         (dict(axis=2), ValueError, "`axis` must be at most 1"),
         (dict(placement="round"), ValueError, "`placement` must be one of"),
         (dict(placement=3), TypeError, "`placement` must be one of"),
-        (dict(placement=[0, 3, 10]), ValueError, r"needs sizes \[3, 7\]"),
-        (dict(placement="div"), ValueError, r"needs sizes \[5, 5\]"),
-        (dict(placement="mod"), ValueError, r"needs sizes \[5, 5\]"),
+        (dict(placement=[0, 3, 10]), ValueError, r"requires sizes \[3, 7\]"),
+        (dict(placement="div"), ValueError, r"requires sizes \[5, 5\]"),
+        (dict(placement="mod"), ValueError, r"requires sizes \[5, 5\]"),
     ],
 )
 def test_a_placement_must_fit_the_shards(values, options, error, words):

@@ -375,7 +375,7 @@ def _broadcast(shards: Shards, value: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
             fits = False
         if not fits:
             raise ValueError(
-                "A value must broadcast to the shape of the indexed elements, "
+                "A value must broadcast to the indexed elements, of shape "
                 f"{tuple(known.tolist())}. Received: shape {value.shape} "
                 f"(table {shards.name!r})."
             )
