@@ -33,14 +33,14 @@ def embedding_of(rows, **kwargs):
         (
             dict(rows={"sentences": "int8"}),
             ValueError,
-            r"must name tables, which are \['words'\]. Received: "
+            r"must name tables of \['words'\]. Received: "
             r"\['sentences'\]",
         ),
         (dict(fuse=1), TypeError, "`fuse` must be a bool"),
         (
             dict(dataset=[1]),
             ValueError,
-            "`dataset` must be None but for a comp",
+            "`dataset` must be None unless the model is comp",
         ),
         (
             dict(input_signature=tf.TensorSpec([None])),
@@ -50,7 +50,7 @@ def embedding_of(rows, **kwargs):
         (
             dict(input_signature=[{"x": 3}]),
             TypeError,
-            "must hold tf.TensorSpec",
+            "must contain tf.TensorSpec",
         ),
         (
             dict(input_signature=[{"y": tf.TensorSpec([None], tf.int64)}]),

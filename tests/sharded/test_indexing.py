@@ -19,7 +19,7 @@ from tests.sharded.tables import make_table
         (1.5, TypeError, "ints, slices"),
         (True, TypeError, "single bool"),
         (tf.constant(True), TypeError, "single bool"),
-        ((0, [1, 0]), TypeError, "Only axis 0 takes arrays"),
+        ((0, [1, 0]), TypeError, "rank 1 or more must index axis 0"),
         ((None, [1, 0]), TypeError, "New axes must come after"),
         ([True] * 9, IndexError, r"must have shape \(10,\)"),
         (np.ones((10, 3), bool), IndexError, r"must have shape \(10, 2\)"),

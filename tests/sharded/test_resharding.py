@@ -115,8 +115,8 @@ def test_a_function_of_the_old_shards_fails(values, use):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(num_shards=2, placement=[0, 10]), "already says how many"),
-        (dict(placement=[0, 4, 9]), "must be of 10 rows"),
+        (dict(num_shards=2, placement=[0, 10]), "must be left out when `plac"),
+        (dict(placement=[0, 4, 9]), "must cover 10 rows"),
         (dict(placement="round"), "one of"),
         (dict(num_shards=0), "positive"),
         (dict(placement=lambda rows: (rows * 0, rows)), "outside the shards"),

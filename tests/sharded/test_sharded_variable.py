@@ -271,7 +271,7 @@ def test_a_deep_copy_is_another_table(values):
         (
             lambda: [tf.Variable([1.0]), tf.Variable([1.0], trainable=False)],
             ValueError,
-            "trainable, or none",
+            "have the same `trainable`",
         ),
         (lambda: [tf.Variable([1.0])] * 2, ValueError, "twice"),
     ],
@@ -341,13 +341,13 @@ def test_arguments_of_create_are_refused_with_its_name(options):
         (
             dict(initial_value=np.zeros((4, 2)), shape=[5, 2]),
             ValueError,
-            "that of `initial_value`",
+            "the shape of `initial_value`",
         ),
         (dict(initial_value=lambda: 0, shape=[4]), TypeError, "take a shape"),
         (
             dict(initial_value=lambda shape: tf.zeros([1]), shape=[4]),
             ValueError,
-            r"the shape it is asked for, \(4,\).*\(1,\)",
+            r"a value of the requested shape, \(4,\).*\(1,\)",
         ),
         (
             dict(

@@ -56,7 +56,12 @@ def test_an_indexed_part_is_assigned(placement, index):
         (0, np.ones(3), ValueError, "broadcast"),
         (10, 1.0, IndexError, "outside table 'emb'"),
         ([10], 1.0, tf.errors.InvalidArgumentError, "outside table 'emb'"),
-        ((np.ones((10, 2), bool), None), 1.0, TypeError, "must stand alone"),
+        (
+            (np.ones((10, 2), bool), None),
+            1.0,
+            TypeError,
+            "must be the only item",
+        ),
     ],
 )
 def test_what_does_not_fit_writes_nothing(values, index, value, error, words):
@@ -178,7 +183,7 @@ def test_tables_come_from_tensorflows_class_and_go_back(values, tmp_path):
         make_table(values, [4, 6]),
         placed(values, "columns", 2),
     ):
-        with pytest.raises(ValueError, match="needs placement 'div'"):
+        with pytest.raises(ValueError, match="requires placement 'div'"):
             table.to_tf()
 
 
@@ -221,9 +226,9 @@ def test_a_class_that_is_no_composite_uses_the_mixin(values):
         (dict(axis=2), ValueError, "`axis` must be at most 1"),
         (dict(placement="round"), ValueError, "`placement` must be one of"),
         (dict(placement=3), TypeError, "`placement` must be one of"),
-        (dict(placement=[0, 3, 10]), ValueError, r"needs sizes \[3, 7\]"),
-        (dict(placement="div"), ValueError, r"needs sizes \[5, 5\]"),
-        (dict(placement="mod"), ValueError, r"needs sizes \[5, 5\]"),
+        (dict(placement=[0, 3, 10]), ValueError, r"requires sizes \[3, 7\]"),
+        (dict(placement="div"), ValueError, r"requires sizes \[5, 5\]"),
+        (dict(placement="mod"), ValueError, r"requires sizes \[5, 5\]"),
     ],
 )
 def test_a_placement_must_fit_the_shards(values, options, error, words):

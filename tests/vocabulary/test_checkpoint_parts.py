@@ -40,14 +40,14 @@ def test_a_checkpoint_has_other_data_files_than_the_one_it_replaces(tmp_path):
 def test_an_index_names_how_many_data_files_there_are(count, tmp_path):
     target = str(tmp_path / "ck")
     checkpoint_files.write_checkpoint(target, tensors(0, count).items())
-    assert checkpoint_files._count_of(f"{target}.index") == count
+    assert checkpoint_files._num_data_files(f"{target}.index") == count
 
 
 def test_a_checkpoint_of_tensorflow_is_replaced(tmp_path):
     target = str(tmp_path / "ck")
     checkpoint = tf.train.Checkpoint(one=tf.Variable(1.0))
     checkpoint.write(target)
-    assert checkpoint_files._count_of(f"{target}.index") == 1
+    assert checkpoint_files._num_data_files(f"{target}.index") == 1
     wanted = tensors(0, 2)
     checkpoint_files.write_checkpoint(target, wanted.items())
     check(target, wanted)
@@ -69,7 +69,7 @@ def test_files_of_another_checkpoint_stay(tmp_path):
 def test_one_tensor_does_not_replace_another_one(tmp_path):
     target = str(tmp_path / "ck")
     checkpoint_files.write_checkpoint(target, tensors(0, 1).items())
-    with pytest.raises(OSError, match="remove the one at .*ck' before"):
+    with pytest.raises(OSError, match="Remove the checkpoint at .*ck' first"):
         checkpoint_files.write_checkpoint(target, tensors(1, 1).items())
     check(target, tensors(0, 1))
     assert len(os.listdir(tmp_path)) == 2

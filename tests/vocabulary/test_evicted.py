@@ -152,7 +152,7 @@ def test_a_file_has_a_record_for_each_time(tmp_path):
 
 def test_a_full_disk_leaves_complete_records(tmp_path):
     path = str(tmp_path / "evicted")
-    tell = evicted._told(path)
+    tell = evicted._as_callback(path)
 
     def record(number, size):
         return evicted.EvictedKeys(
@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_complete_records(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        evicted._told(tmp_path / "file" / "evicted")(
+        evicted._as_callback(tmp_path / "file" / "evicted")(
             evicted.EvictedKeys("words", np.ones([1]), np.ones([1, 1]), {})
         )
 

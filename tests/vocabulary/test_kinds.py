@@ -188,7 +188,7 @@ def test_what_cannot_be_converted(tmp_path):
             paths["closed"],
             settings,
             None,
-            r"`optimizer` must be the one.*slot variables \['accumulators'\]",
+            r"`optimizer` must be the opt.*slot variables \['accumulators'\]",
         ),
         (paths["opened"], open_config, tpu.SGD(0.5), "`optimizer` must be"),
         (paths["closed"], config, None, "for a table without keys"),
@@ -199,7 +199,7 @@ def test_what_cannot_be_converted(tmp_path):
             None,
             "keys that are integers. Received: hashes of strings",
         ),
-        (twice, settings, tpu.Adagrad(0.5), "checkpoint has once"),
+        (twice, settings, tpu.Adagrad(0.5), "contains exactly once"),
     ):
         with pytest.raises(ValueError, match=message):
             tlm.convert_vocabularies(

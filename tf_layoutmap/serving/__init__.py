@@ -1,1 +1,1 @@
-"""`tlm.export`: models whose tables are small and quickly looked up."""
+"""`tlm.export`: SavedModels with compact tables and fast lookups."""

@@ -1,6 +1,9 @@
-"""The functions of an exported model, and what they take."""
+"""Functions and signatures of an exported model, and its metrics.
 
-# DOC-MERGE: The metrics of a model, and those of what was exported of it.
+`make_endpoints` traces the model with its tables replaced, and
+`compared_metrics` evaluates the model before and after the export.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,14 +25,14 @@ from tf_layoutmap.serving.stored_variable import StoredVariable
 
 
 class Exported(tf.Module):
-    """What is written: a function, and all that it reads.
+    """The module to save: a function, and all variables that it reads.
 
     Attributes:
       serve: The function.
-      tables: Variables of tables.
-      keys: Variables with the keys of tables whose ids are keys.
-      variables_of_model: All other variables of a model.
-      resources: Lookup tables of its layers.
+      tables: Variables that hold tables.
+      keys: Variables that hold the keys of tables with open vocabularies.
+      variables_of_model: All other variables of the model.
+      resources: Lookup tables of the model's layers.
     """
 
     def __init__(self, serve: Any):
@@ -41,44 +44,46 @@ class Exported(tf.Module):
         self.resources: Sequence[Any] = ()
 
 
-def make(
+def make_endpoints(
     one: Any,
     input_signature: Sequence[Any] | None,
     replaced: Sequence[serving_report.Placeholder],
     sources: Sequence[Source],
 ) -> tuple[Exported, dict[str, Any]]:
-    """Returns a module with a function `serve`, and the signatures.
+    """Returns a module with a function `serve`, and its signatures.
 
     Args:
       one: A model, a layer or an embedding.
-      input_signature: A structure of specs for each argument; None for what
-        is known of it.
-      replaced: What stands in for lookups while the function is traced.
-      sources: The tables, which the function must not read otherwise.
+      input_signature: A structure of specs for each argument. None: the specs
+        of the model's inputs.
+      replaced: Replacements of lookups during the trace of the function.
+      sources: The tables, which the function must read by lookups only.
 
     Raises:
-      TypeError: If `input_signature` is no list of structures of specs.
-      ValueError: If nothing is known of the inputs, and nothing given.
+      TypeError: If `input_signature` is not a list of structures of specs.
+      ValueError: If `input_signature` is None and the inputs are not known, or
+        the function reads a table directly.
     """
     is_embedding = isinstance(one, TPUEmbedding | TPUEmbeddingCore)
     specs = _specs_of(one) if input_signature is None else input_signature
     if not isinstance(specs, list | tuple):
         raise TypeError(
-            "Argument `input_signature` must be a list with a structure of "
-            f"specs for each argument. Received: {input_signature!r}."
+            "Argument `input_signature` must be a list that contains a "
+            "structure of specs for each argument. Received: "
+            f"{input_signature!r}."
         )
     specs = cast(
         "list[Any]", keras.tree.map_structure(_as_tensor_spec, list(specs))
     )
-    call = _call_of(one)
+    call = _inference_call(one)
 
     def called(*inputs: Any) -> Any:
         with serving_report.placeholders_in_place(replaced):
             outputs = call(*inputs)
-        _refuse_direct_reads(sources)
+        _check_no_direct_reads(sources)
         return outputs
 
-    # As Keras exports its models; tf_keras has their control flow converted.
+    # Keras 3 exports its models without AutoGraph; tf_keras uses AutoGraph.
     serve = tf.function(
         called, input_signature=list(specs), autograph=subjects.is_tf_keras(one)
     )
@@ -90,8 +95,12 @@ def make(
     return Exported(serve), {"serve": signature, "serving_default": signature}
 
 
-def _refuse_direct_reads(sources: Sequence[Source]) -> None:
-    """Refuses a function that reads a table as a variable."""
+def _check_no_direct_reads(sources: Sequence[Source]) -> None:
+    """Checks that the function being traced does not read a table directly.
+
+    Raises:
+      ValueError: If it captures the variable of a table.
+    """
     captured = [
         external for external, _ in tf.compat.v1.get_default_graph().captures
     ]
@@ -104,19 +113,23 @@ def _refuse_direct_reads(sources: Sequence[Source]) -> None:
         if any(one is handle for one in captured for handle in handles):
             raise ValueError(
                 f"Table {source.name!r} must not be read other than by "
-                "calling its layer, as tied weights are: it is exported as "
-                "rows for lookups. Use `model.export` for this model."
+                "calling its layer, because it is exported as rows for "
+                "lookups. For a model with tied weights, use `model.export`."
             )
 
 
-def _call_of(one: Any) -> Callable[..., Any]:
+def _inference_call(one: Any) -> Callable[..., Any]:
     if not subjects.is_layer(one):
         return one
     return lambda *inputs: one(*inputs, training=False)
 
 
 def _specs_of(one: Any) -> list[Any]:
-    """What is known of the inputs of a model or an embedding."""
+    """Returns the input specs of a model or an embedding.
+
+    Raises:
+      ValueError: If the inputs are not known.
+    """
     if isinstance(one, TPUEmbeddingCore):
         one = one.embedding
     if isinstance(one, TPUEmbedding):
@@ -152,21 +165,21 @@ def _specs_of(one: Any) -> list[Any]:
 def _required(specs: list[Any] | None, one: Any) -> list[Any]:
     if specs is None:
         raise ValueError(
-            "Argument `input_signature` must be given for a layer, or a model "
-            f"that was never called. Received: None (layer {one.name!r})."
+            "Argument `input_signature` must be given for a layer, and for a "
+            f"model that was never called. Received: None (layer {one.name!r})."
         )
     return specs
 
 
 def _as_tensor_spec(spec: Any) -> Any:
-    """The spec of a TensorFlow tensor, for one of Keras."""
+    """Converts a Keras spec to a TensorFlow spec."""
     if isinstance(
         spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec
     ):
         return spec
     if not isinstance(spec, keras.KerasTensor | keras.InputSpec):
         raise TypeError(
-            "Argument `input_signature` must hold tf.TensorSpec, "
+            "Argument `input_signature` must contain tf.TensorSpec, "
             "tf.RaggedTensorSpec and tf.SparseTensorSpec. Received: "
             f"{spec!r}."
         )
@@ -180,14 +193,14 @@ def _as_tensor_spec(spec: Any) -> Any:
 
 
 def check_model_for_metrics(model: Any) -> None:
-    """Refuses what has no metrics.
+    """Checks that the metrics of `model` can be computed.
 
     Raises:
-      ValueError: If it is no compiled model.
+      ValueError: If `model` is not a compiled model.
     """
     if not getattr(model, "compiled", getattr(model, "_is_compiled", False)):
         raise ValueError(
-            "Argument `dataset` must be None but for a compiled model, which "
+            "Argument `dataset` must be None unless the model is compiled and "
             f"has metrics. Received: a dataset, with {model!r}."
         )
 
@@ -195,7 +208,7 @@ def check_model_for_metrics(model: Any) -> None:
 def compared_metrics(
     report: ExportReport, model: Any, dataset: Any
 ) -> ExportReport:
-    """Returns the report with the metrics before and after."""
+    """Returns the report with metrics of the model and of the SavedModel."""
     served = tf.saved_model.load(report.path)
     return dataclasses.replace(
         report,
@@ -209,7 +222,7 @@ def compared_metrics(
 
 
 def _as_specified(served: Any, x: Any) -> Any:
-    """Calls an exported function with inputs of the types that it takes."""
+    """Calls an exported function with inputs cast to its input dtypes."""
     args, _ = served.concrete_functions[0].structured_input_signature
     return served(
         tf.nest.map_structure(
@@ -221,7 +234,7 @@ def _as_specified(served: Any, x: Any) -> Any:
 def _metrics(
     model: Any, dataset: Any, predict: Callable[[Any], Any]
 ) -> dict[str, float]:
-    """The metrics of `compile`, and the mean loss of all samples."""
+    """Returns the metrics of `compile`, and the mean loss of all samples."""
     model.reset_metrics()
     total, num_samples = 0.0, 0
     found: dict[str, Any] = {}

@@ -1,6 +1,9 @@
-"""`export`: a SavedModel whose tables are small and quickly looked up."""
+"""`export`: writes a SavedModel with compact tables and fast lookups.
 
-# DOC-MERGE: Writes a SavedModel whose tables are written block by block, or nothing.
+Tables are written block by block. If an export fails, the target folder is
+unchanged.
+"""
+
 from __future__ import annotations
 
 import os
@@ -20,7 +23,7 @@ from tf_layoutmap.serving.stored_variable import (
     StoredVariable,
 )
 
-# What `tf.saved_model.load` looks for.
+# A folder with this file is a SavedModel.
 _MODEL = "saved_model.pb"
 
 
@@ -33,13 +36,13 @@ def write_saved_model(
     """Writes a SavedModel into an empty folder.
 
     Args:
-      module: Has the variables and functions.
-      signatures: As of `tf.saved_model.save`.
-      folder: Where to.
-      variables: Those whose values come in blocks, attributes of `module`.
+      module: Module with the variables and functions.
+      signatures: Same as for `tf.saved_model.save`.
+      folder: The folder to write to.
+      variables: Pairs of a variable of `module` and its blocks of rows.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If the SavedModel cannot be written.
     """
     with files.os_errors(folder):
         tf.saved_model.save(module, folder, signatures=signatures)
@@ -51,10 +54,10 @@ def write_saved_model(
 
 
 def check_target(path: str) -> None:
-    """Refuses a folder whose files an export would remove.
+    """Checks that an export to `path` does not remove the user's files.
 
     Raises:
-      ValueError: If there is something that is no SavedModel.
+      ValueError: If `path` exists and is neither empty nor a SavedModel.
     """
     if not tf.io.gfile.exists(path):
         return
@@ -65,12 +68,12 @@ def check_target(path: str) -> None:
         return
     raise ValueError(
         "Argument `path` must be a folder that is new, empty or a SavedModel, "
-        f"which is replaced. Received: {path!r}."
+        f"which the export replaces. Received: {path!r}."
     )
 
 
 def saved_model_bytes(folder: str) -> int:
-    """Returns the size of all files in a folder."""
+    """Returns the total size of all files in a folder, in bytes."""
     return sum(
         tf.io.gfile.stat(os.path.join(parent, name)).length
         for parent, _, names in tf.io.gfile.walk(folder)
@@ -87,11 +90,11 @@ def export(
     input_signature: Sequence[Any] | None = None,
     dataset: Any = None,
 ) -> ExportReport:
-    """Writes a SavedModel of TensorFlow's own operations only.
+    """Writes a SavedModel that uses TensorFlow's own operations only.
 
-    It is served by TensorFlow Serving or `tf.saved_model.load`, where this
-    package need not be installed. Tables are read, packed and written block by
-    block: 16 MB at a time, or a 256th of a table beyond 4 GB.
+    TensorFlow Serving and `tf.saved_model.load` can load the SavedModel without
+    this package. Tables are read, packed and written block by block: 16 MB at a
+    time, or 1/256 of a table that is larger than 4 GB.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -108,43 +111,43 @@ def export(
     >>> served.serve({"title": ids})["title"].numpy().tolist()
     [[2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
 
-    Rows of `"int8"` are one byte a value, of `"int4"` half of one, with a
-    scale and a lowest value of each row, which take eight bytes. A lookup
-    gathers rows as they are stored, and unpacks only those. Tables whose rows
-    would get bigger stay as they are.
+    An `"int8"` row takes one byte per value and an `"int4"` row half a byte,
+    plus eight bytes per row for a scale and a lowest value. A lookup gathers
+    packed rows and unpacks only these rows. Tables whose rows would become
+    larger are not packed.
 
     Args:
       model_or_embedding: A built Keras or tf_keras model with layers of
-        `tlm.layers`, such a layer, or a `tlm.TPUEmbedding`. What is not a
-        table of these is exported as `model.export` does it.
-      path: Folder of the SavedModel: new, empty, or a SavedModel to replace,
-        in one operation of the file system once the new one is complete. Of a
-        link, the folder that it points to; the link stays.
-      rows: How rows are stored: `"float32"` (as they are), `"float16"`,
-        `"int8"` or `"int4"`; or one of them by table: the name of a
-        `TableConfig` or of a `ShardedEmbedding`, or these themselves. Tables
-        it does not name stay as they are.
-      fuse: Whether tables with as many columns share a variable, so that one
-        gather reads all of a `TPUEmbedding`.
+        `tlm.layers`, such a layer, or a `tlm.TPUEmbedding`. Everything except
+        the tables of these layers is exported as by `model.export`.
+      path: Folder of the SavedModel: a new folder, an empty folder, or a
+        SavedModel, which is replaced atomically when the new one is complete.
+        For a link, the folder that the link points to; the link remains.
+      rows: Storage type of the rows: `"float32"` (rows are not packed),
+        `"float16"`, `"int8"` or `"int4"`; or a dict from tables to storage
+        types. The keys are the name of a `TableConfig` or of a
+        `ShardedEmbedding`, or these objects. Other tables are not packed.
+      fuse: Whether tables with equal numbers of columns share a variable, so
+        that one gather reads all tables of a `TPUEmbedding`.
       input_signature: A structure of `tf.TensorSpec`, `tf.RaggedTensorSpec`
-        and `tf.SparseTensorSpec` for each argument of the call. Of a model,
-        what it was built with unless told; of an embedding, ragged int64 ids
-        for each feature, or strings where keys are. A second argument of an
-        embedding is weights.
-      dataset: Batches of `(x, y)` or `(x, y, sample_weight)`, finite. The
-        metrics of a compiled model are computed with the model and with what
-        was exported, which is loaded for it.
+        and `tf.SparseTensorSpec` for each argument of the call. Default for a
+        model: the inputs with which it was built. Default for an embedding:
+        ragged int64 ids for each feature, or strings if the keys are strings.
+        A second argument of an embedding is the weights.
+      dataset: Finite batches of `(x, y)` or `(x, y, sample_weight)`. The
+        metrics of a compiled model are computed with the model and with the
+        SavedModel, which is loaded for this purpose.
 
     Returns:
-      Bytes and errors of each table, and the metrics. `print` shows it.
+      Bytes and errors of each table, and the metrics, in printable form.
 
     Raises:
-      TypeError: If `model_or_embedding` is nothing that has tables.
-      ValueError: If an argument is invalid, a table is not known, a row is
-        not finite and its table would be packed, or `dataset` is given for
-        what has no metrics. `path` is as it was then.
+      TypeError: If `model_or_embedding` has an unsupported type.
+      ValueError: If an argument is invalid, a table is not known, a row is not
+        finite and its table would be packed, or `dataset` is given for an
+        object without metrics. `path` is unchanged.
       RuntimeError: If the tables are on a TPU.
-      OSError: If it cannot be written. `path` is as it was then.
+      OSError: If the SavedModel cannot be written. `path` is unchanged.
     """
     path = os.fspath(path)
     fuse = checks.check_type("fuse", fuse, bool, "a bool")
@@ -188,7 +191,7 @@ def export(
         for holder in holders
     ]
 
-    module, signatures = endpoints.make(
+    module, signatures = endpoints.make_endpoints(
         model_or_embedding, input_signature, replaced, sources
     )
     module.tables = variables
@@ -216,7 +219,11 @@ def export(
 
 
 def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
-    """What each table is to be stored as."""
+    """Returns the storage type of each table.
+
+    Raises:
+      ValueError: If a storage type or a table in `rows` is not known.
+    """
     sources = [source for holder in holders for source in holder.sources]
     if not isinstance(rows, Mapping):
         kind = checks.check_one_of("rows", rows, packing.KINDS)
@@ -238,7 +245,7 @@ def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
     ]
     if unknown:
         raise ValueError(
-            "Argument `rows` must name tables, which are "
+            "Argument `rows` must name tables of "
             f"{[source.name for source in sources]}. Received: {unknown}."
         )
     return [wanted.get(source.name, "float32") for source in sources]

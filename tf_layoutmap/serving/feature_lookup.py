@@ -1,6 +1,9 @@
-"""The features of an embedding in an exported model: one gather a variable."""
+"""Lookups in an exported model, with one gather per variable.
 
-# DOC-MERGE: The rows of a `ShardedEmbedding` in an exported model.
+`FeatureLookup` replaces the lookup of a `TPUEmbedding`, and `RowLookup`
+replaces the lookup of a `ShardedEmbedding`.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,10 +25,11 @@ from tf_layoutmap.serving.stored_tables import (
 
 
 class FeatureLookup:
-    """Looks the features of an embedding up in the tables of an export.
+    """Lookup of the features of an embedding in the tables of an export.
 
-    The same as `serving_embedding_lookup`, with far fewer operations: the ids
-    of all features are checked and gathered together.
+    The results equal the results of `serving_embedding_lookup`. The lookup uses
+    far fewer operations, because it checks and gathers the ids of all features
+    together.
     """
 
     def __init__(
@@ -35,13 +39,15 @@ class FeatureLookup:
         out_of_range: str,
         keys: Mapping[int, StoredKeys] | None = None,
     ):
-        """Takes the tables in the order of `spec.tables`.
+        """Creates the lookup.
 
         Args:
-          spec: Tables and features.
-          tables: Where they are.
-          out_of_range: What becomes of ids that are no row.
-          keys: By number of the table, of those whose ids are keys.
+          spec: Tables and features of the embedding.
+          tables: The stored tables, in the order of `spec.tables`.
+          out_of_range: Handling of out-of-range ids: `"error"`, `"drop"` or
+            `"clip"`.
+          keys: Keys of the tables with open vocabularies, by index of the
+            table.
         """
         self._spec = spec
         self._tables = tables
@@ -81,7 +87,7 @@ class FeatureLookup:
     def _read(
         self, feature: config.FeatureSpec, value: Any, weight: Any
     ) -> embedding_inputs.FeatureIds:
-        """The input of a feature, with rows for ids that are keys."""
+        """Returns the input of a feature, with keys replaced by their rows."""
         keys = self._keys.get(feature.table)
         found = stock_lookup.read(feature, value, weight, keys is not None)
         if keys is None:
@@ -92,10 +98,10 @@ class FeatureLookup:
 
     def _feature_of(self, path: str) -> config.FeatureSpec:
         if not path and len(self._spec.features) == 1:
-            return self._spec.features[0]  # It may have a name of its own.
+            return self._spec.features[0]  # The name is not part of the input.
         if path not in self._features:
             raise ValueError(
-                "Argument `inputs` must hold features of `feature_config`, "
+                "Argument `inputs` must contain features of `feature_config`, "
                 f"which are {sorted(self._features)}. Received: {path!r}."
             )
         return self._features[path]
@@ -129,7 +135,7 @@ class FeatureLookup:
             and is_inside is None
             and _ids_per_sample(value, found) == 1
         ):
-            # The gain of one id is 1, whatever the combiner.
+            # A single id has weight 1 with all combiners.
             return stock_lookup.in_shape(feature, table, value, found, rows)
         samples = _samples_of(feature, value, found, num_samples)
         if is_placed:
@@ -145,7 +151,7 @@ class FeatureLookup:
         else:
             weights = found.weights if has_weights else None
             if is_inside is not None:
-                # What was dropped is zeros, rounded or not, and weighs nothing.
+                # Rows of dropped ids are zeros with weight 0.
                 rows = tf.where(is_inside[:, tf.newaxis], rows, 0.0)
                 used = tf.cast(is_inside, tf.float32)
                 weights = (
@@ -162,7 +168,7 @@ class FeatureLookup:
 def _ids_per_sample(
     value: Any, found: embedding_inputs.FeatureIds
 ) -> int | None:
-    """How many ids a sample of a dense input has; None if not known."""
+    """Returns the number of ids per sample of a dense input, if known."""
     if found.splits.shape != [0]:
         return None
     shape = tf.TensorShape(value.shape)
@@ -170,13 +176,18 @@ def _ids_per_sample(
 
 
 def _samples_of(feature, value, found, num_samples):
-    """As `stock_parts.samples_of`, with fewer operations where there are."""
+    """Returns the sample of each id.
+
+    The result equals `stock_lookup.samples_of`. Dense and ragged inputs need
+    fewer operations here.
+    """
     num_ids = tf.size(found.ids, tf.int64)
     per_sample = _ids_per_sample(value, found)
     if per_sample:
         return tf.range(num_ids) // per_sample
     if found.splits.shape.rank == 1 and found.splits.shape != [0]:
-        # How many samples end at or before each id.
+        # The sample of an id is the number of samples that end at or before
+        # the id.
         return tf.cast(
             tf.raw_ops.UpperBound(
                 sorted_inputs=found.splits[tf.newaxis, 1:],
@@ -188,10 +199,10 @@ def _samples_of(feature, value, found, num_samples):
 
 
 class RowLookup:
-    """Looks rows up in a table of an export."""
+    """Lookup of rows in one table of an export."""
 
     def __init__(self, table: StoredTable, layer: str):
-        """Takes the table and the name of the layer, for messages."""
+        """Stores the table, and the name of the layer for messages."""
         self._table = table
         self._message = (
             f"Ids must be in [0, {table.num_rows}) (layer {layer!r})."
@@ -199,7 +210,10 @@ class RowLookup:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns `ids.shape + [dim]` float32; an id outside is an error."""
+        """Returns rows, `ids.shape + [dim]` float32.
+
+        An out-of-range id raises an error.
+        """
         flat = tf.cast(tf.reshape(ids, [-1]), tf.int64)
         (found,) = stored_tables.gather(
             [Wanted(self._table, flat, self._message)], "error"

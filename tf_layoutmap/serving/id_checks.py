@@ -1,7 +1,7 @@
-"""The ids of several tables in one variable: checked, and turned into its rows.
+"""Checks of the ids of several tables that share one variable.
 
-An id that is no row of its table may be a row of the table after it, so that
-no gather would refuse it.
+The module converts the ids to rows of the variable. An out-of-range id may be a
+row of the next table in the variable, so `tf.gather` would not raise an error.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class TableIds:
-    """Ids of one input, and where the rows of their table are.
+    """Ids of one input, and the position of their table in the variable.
 
     Attributes:
       ids: `[num_ids]` int64.
-      num_rows: Of the table.
+      num_rows: Number of rows of the table.
       start: Row of the variable that is row 0 of the table.
-      message: The error about an id that is outside.
+      message: Error message for out-of-range ids.
     """
 
     ids: tf.Tensor
@@ -31,13 +31,13 @@ class TableIds:
 
 @dataclasses.dataclass(frozen=True)
 class VariableRows:
-    """Rows of a variable, for all inputs in their order.
+    """Rows of a variable for the ids of all inputs, in order.
 
     Attributes:
-      rows: `[num_ids]` int64, each a row of the variable.
-      sizes: `[num_inputs]` int64: ids of each input.
-      is_inside: `[num_ids]` bool, whether an id is one of its table; None
-        if all are.
+      rows: `[num_ids]` int64, rows of the variable.
+      sizes: `[num_inputs]` int64, number of ids of each input.
+      is_inside: `[num_ids]` bool, whether each id is a row of its table; None
+        if all ids are.
     """
 
     rows: tf.Tensor
@@ -46,12 +46,13 @@ class VariableRows:
 
 
 def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
-    """Returns the rows of all ids.
+    """Returns the rows of the variable for all ids.
 
     Args:
-      inputs: At least one.
-      out_of_range: What becomes of an id outside its table: `"error"`;
-        `"drop"`, which gives row 0 and `is_inside`; `"clip"`, the nearest row.
+      inputs: Ids of at least one input.
+      out_of_range: Handling of out-of-range ids: `"error"`; `"drop"`, which
+        returns row 0 and `is_inside`; or `"clip"`, which returns the nearest
+        row.
     """
     if len(inputs) == 1:
         (one,) = inputs
@@ -64,7 +65,8 @@ def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
     else:
         ids = tf.concat([one.ids for one in inputs], axis=0)
         sizes = tf.stack([tf.size(one.ids, tf.int64) for one in inputs])
-        # Which input each id is of. One operation; tf.repeat is forty.
+        # Index of the input of each id. UpperBound is a single op, whereas
+        # tf.repeat adds about forty ops.
         owner = tf.cast(
             tf.raw_ops.UpperBound(
                 sorted_inputs=tf.cumsum(sizes)[tf.newaxis],
@@ -88,15 +90,18 @@ def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
         return VariableRows(ids + start, sizes, is_inside)
     messages = tf.constant([one.message for one in inputs])
     with tf.control_dependencies(
-        [_refuse_outside(ids, is_inside, owner, messages)]
+        [_assert_inside(ids, is_inside, owner, messages)]
     ):
         return VariableRows(ids + start, sizes, None)
 
 
-def _refuse_outside(ids, is_inside, owner, messages):
-    """An operation that fails with the message of the first id outside."""
+def _assert_inside(ids, is_inside, owner, messages):
+    """Returns an op that fails if an id is out of range.
 
-    def refuse():
+    The error contains the message of the first out-of-range id.
+    """
+
+    def fail():
         first = tf.argmax(tf.logical_not(is_inside))
         message = (
             messages[0] if owner is None else tf.gather(messages, owner[first])
@@ -107,5 +112,5 @@ def _refuse_outside(ids, is_inside, owner, messages):
             summarize=1,
         )
 
-    # The message is made where it is needed only.
-    return tf.cond(tf.reduce_all(is_inside), tf.no_op, refuse).op
+    # The message is computed only if an id is out of range.
+    return tf.cond(tf.reduce_all(is_inside), tf.no_op, fail).op

@@ -1,20 +1,19 @@
-"""Rows of a table as bytes, and back: arithmetic on numpy arrays.
+"""Formats of stored rows, and the packing of rows in numpy.
 
-A packed row is one run of bytes, so that a lookup reads one place in memory:
+A packed row is a contiguous sequence of bytes, so a lookup reads one place in
+memory:
 
     codes, one byte each (int8) or two in a byte (int4) | scale | lowest
 
-Scale and lowest value are float32, and `lowest + code * scale` is the value,
-within half a step: the row's span divided by its highest code, plus 2e-38,
-because TensorFlow computes with zero instead of numbers below 1.2e-38.
-In int4 a byte holds a column of the first half of the row in its low bits and
-one of the second half in its high bits, so that unpacking moves no columns.
+Scale and lowest value are float32. The value is `lowest + code * scale`, with
+an error of at most half a step. A step is the row's span divided by its highest
+code, plus 2e-38, because TensorFlow replaces numbers below 1.2e-38 by zero. In
+int4, the low bits of a byte hold a column of the first half of the row and the
+high bits a column of the second half, so unpacking does not reorder columns.
+
+`stored_tables.gather_unpacked` unpacks rows with TensorFlow's operations.
 """
 
-# DOC-MERGE: Rows of ids out of a stored table: gathered first, unpacked after.
-#
-# TensorFlow's own operations only. `packing` has the same in numpy.
-#
 from __future__ import annotations
 
 import dataclasses
@@ -22,22 +21,22 @@ from typing import Any
 
 import numpy as np
 
-# What rows can be stored as.
+# Storage types of rows.
 KINDS = ("float32", "float16", "int8", "int4")
 
-# Scale and lowest value.
+# Size of the scale and the lowest value of a row.
 _FACTS_BYTES = 8
-# TensorFlow's threads compute with zero instead of anything smaller.
+# TensorFlow's threads replace smaller numbers by zero.
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    """How the rows of a table are stored.
+    """Format of the stored rows of a table.
 
     Attributes:
-      kind: One of `KINDS`; or `"bfloat16"`, for a table that has such rows.
-      dim: Columns of the table.
+      kind: One of `KINDS`, or `"bfloat16"` for a table in bfloat16.
+      dim: Number of columns of the table.
     """
 
     kind: str
@@ -45,14 +44,15 @@ class RowFormat:
 
     @property
     def is_packed(self) -> bool:
-        """Whether rows are bytes with a scale."""
+        """Whether rows consist of codes, a scale and a lowest value."""
         return self.kind in ("int8", "int4")
 
     @property
     def dtype(self) -> str:
-        """Name of the type of what is stored.
+        """Name of the dtype of the stored elements.
 
-        TensorFlow reads no parts of float16 from a file, but of int16.
+        TensorFlow cannot read slices of float16 tensors from a file, so float16
+        rows are stored as int16.
         """
         if self.is_packed:
             return "uint8"
@@ -60,7 +60,7 @@ class RowFormat:
 
     @property
     def num_codes(self) -> int:
-        """Bytes of the codes of a packed row."""
+        """Number of bytes for the codes of a packed row."""
         return self.dim if self.kind == "int8" else (self.dim + 1) // 2
 
     @property
@@ -70,20 +70,20 @@ class RowFormat:
 
     @property
     def width(self) -> int:
-        """Elements of a stored row."""
+        """Number of elements of a stored row."""
         return self.num_codes + _FACTS_BYTES if self.is_packed else self.dim
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a stored row."""
+        """Number of bytes of a stored row."""
         return self.width * {"uint8": 1, "float32": 4}.get(self.dtype, 2)
 
 
 def choose(kind: str, dtype: str, dim: int) -> RowFormat:
-    """Returns how the rows of a table are to be stored.
+    """Returns the format in which to store the rows of a table.
 
-    Rows that would get bigger stay as they are: scale and lowest value take
-    eight bytes, as much as two columns.
+    Rows that would become larger are not packed. Scale and lowest value take
+    eight bytes, as many as two float32 columns.
 
     >>> choose("int8", "float32", 64).kind, choose("int8", "float32", 2).kind
     ('int8', 'float32')
@@ -91,20 +91,20 @@ def choose(kind: str, dtype: str, dim: int) -> RowFormat:
     'bfloat16'
 
     Args:
-      kind: What was asked for, one of `KINDS`.
-      dtype: What the table holds: `"float32"`, `"bfloat16"` or `"float16"`.
-      dim: Columns of the table.
+      kind: The requested storage type, one of `KINDS`.
+      dtype: Dtype of the table: `"float32"`, `"bfloat16"` or `"float16"`.
+      dim: Number of columns of the table.
     """
-    as_it_is, asked_for = RowFormat(dtype, dim), RowFormat(kind, dim)
-    return asked_for if asked_for.row_bytes < as_it_is.row_bytes else as_it_is
+    unpacked, requested = RowFormat(dtype, dim), RowFormat(kind, dim)
+    return requested if requested.row_bytes < unpacked.row_bytes else unpacked
 
 
 class UnfitRowError(ValueError):
-    """A row that a format does not hold.
+    """Raised for a row whose values a format cannot represent.
 
     Attributes:
-      row: Which row of those that were packed.
-      reason: What is wrong, the end of a sentence about the row.
+      row: Index of the row among the packed rows.
+      reason: The reason, as the predicate of a sentence about the row.
     """
 
     def __init__(self, row: int, reason: str):
@@ -114,18 +114,18 @@ class UnfitRowError(ValueError):
 
 
 def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
-    """Returns rows as they are stored.
+    """Returns rows in their stored format.
 
     Args:
-      rows: `[num_rows, dim]`, in the type that the table holds.
-      form: How to store them.
+      rows: `[num_rows, dim]`, in the dtype of the table.
+      form: Format of the stored rows.
 
     Returns:
       `[num_rows, form.width]`.
 
     Raises:
       UnfitRowError: A row is not finite and the format is packed, or a finite
-        value is not finite in 16 bits.
+        value exceeds the range of float16.
     """
     if form.kind == str(rows.dtype):
         return rows.view(np.int16) if form.kind == "float16" else rows
@@ -134,10 +134,10 @@ def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
         return _pack(rows, form)
     with np.errstate(over="ignore"):
         stored = rows.astype(np.float16)
-    _refuse(
+    _check_rows(
         np.isfinite(rows) & ~np.isfinite(stored),
         rows,
-        "is beyond what float16 holds, 65504",
+        "exceeds the largest float16 number, 65504",
     )
     return stored.view(np.int16)
 
@@ -145,7 +145,7 @@ def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
 def unpack(
     stored: np.ndarray[Any, Any], form: RowFormat
 ) -> np.ndarray[Any, Any]:
-    """Returns the float32 rows that a lookup of stored rows gives."""
+    """Returns the float32 rows that a lookup of stored rows returns."""
     if form.kind == "float16":
         stored = stored.view(np.float16)
     if not form.is_packed:
@@ -158,14 +158,14 @@ def unpack(
 
 
 def _pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
-    _refuse(~np.isfinite(rows), rows, "is not finite")
+    _check_rows(~np.isfinite(rows), rows, "is not finite")
     lowest, highest = rows.min(axis=1), rows.max(axis=1)
-    # float64, because the difference of two floats may be no float.
+    # The difference of two float32 numbers may overflow in float32.
     span = highest.astype(np.float64) - lowest
-    _refuse(
+    _check_rows(
         span[:, np.newaxis] > np.finfo(np.float32).max,
         rows,
-        "is further from the least of its row than float32 can say",
+        "differs from the lowest value of its row by more than float32 holds",
     )
     scale = (span / form.highest_code).astype(np.float32)
     scale[(scale < _SMALLEST_SCALE) & (span > 0.0)] = _SMALLEST_SCALE
@@ -185,17 +185,17 @@ def _pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
     return stored
 
 
-def _refuse(
-    is_bad: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], what: str
+def _check_rows(
+    is_bad: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], problem: str
 ) -> None:
-    """Raises an UnfitRowError for the first row with a bad value."""
+    """Raises an `UnfitRowError` for the first row with a bad value."""
     bad_rows = is_bad.any(axis=1)
     if not bad_rows.any():
         return
     row = int(np.argmax(bad_rows))
-    # Where a whole row is bad, its largest value is.
+    # The message contains the bad value with the largest magnitude.
     values = np.where(is_bad[row], np.abs(rows[row]), -1.0)
     column = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
     raise UnfitRowError(
-        row, f"holds {rows[row, column]} in column {column}, which {what}"
+        row, f"holds {rows[row, column]} in column {column}, which {problem}"
     )

@@ -1,6 +1,10 @@
-"""What `export` returns: the bytes and the errors of each table."""
+"""Result of `export`, and replacements of lookups during its trace.
 
-# DOC-MERGE: What looks rows up in place of a table, while a model is traced.
+`ExportReport` contains the bytes and errors of each table.
+`placeholders_in_place` replaces the lookups of tables while `export` traces a
+model.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -13,18 +17,18 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TableReport:
-    """How one table was exported.
+    """Report on one exported table.
 
     Attributes:
-      name: Of the table.
-      num_rows: Its rows.
-      dim: Its columns.
-      rows: How they are stored: `"float32"`, `"float16"`, `"bfloat16"`,
+      name: Name of the table.
+      num_rows: Number of rows.
+      dim: Number of columns.
+      rows: Storage type of the rows: `"float32"`, `"float16"`, `"bfloat16"`,
         `"int8"` or `"int4"`.
-      num_bytes: Of the rows as they are stored.
-      float32_bytes: Of the same rows in float32.
-      largest_error: The largest difference between a value and what a lookup
-        of the exported model gives for it.
+      num_bytes: Size of the stored rows in bytes.
+      float32_bytes: Size of the same rows in float32, in bytes.
+      largest_error: The largest absolute difference between a value and the
+        result of its lookup in the exported model.
       mean_error: The mean of these differences.
     """
 
@@ -40,17 +44,17 @@ class TableReport:
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote.
+    """Report on an export.
 
     Attributes:
       path: Folder of the SavedModel.
-      tables: A `TableReport` each.
-      num_variables: Variables that hold the tables, each of which one gather
-        reads.
-      num_bytes: Of all files of the SavedModel.
-      metrics_before: What `dataset` gave with the model, by name; None
-        without a dataset.
-      metrics_after: What it gave with the exported model.
+      tables: One `TableReport` per table.
+      num_variables: Number of variables that hold the tables. One gather reads
+        each variable.
+      num_bytes: Size of all files of the SavedModel.
+      metrics_before: Metrics of the model on `dataset`, by name; None without
+        a dataset.
+      metrics_after: Metrics of the exported model on `dataset`.
     """
 
     path: str
@@ -61,7 +65,7 @@ class ExportReport:
     metrics_after: dict[str, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data, fit for JSON."""
+        """Returns the report as a dict that JSON supports."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -111,7 +115,7 @@ class ExportReport:
         return rich.console.Group(table, *lines)
 
 
-# A table's owner, and what its lookup is replaced by.
+# The owner of a table, and the replacement of its lookup.
 Placeholder = tuple[object, Callable[..., Any]]
 
 _traced = threading.local()
@@ -119,13 +123,15 @@ _traced = threading.local()
 
 @contextlib.contextmanager
 def placeholders_in_place(stand_ins: Sequence[Placeholder]) -> Generator[None]:
-    """Lets `of` return these in this thread, until the block ends.
+    """Context manager that sets the results of `placeholder_of`.
+
+    The placeholders apply in the current thread.
 
     >>> table = object()
-    >>> with in_place([(table, str)]):
-    ...     of(table)
+    >>> with placeholders_in_place([(table, str)]):
+    ...     placeholder_of(table)
     <class 'str'>
-    >>> of(table) is None
+    >>> placeholder_of(table) is None
     True
     """
     before: Sequence[Placeholder] = getattr(_traced, "stand_ins", ())
@@ -137,7 +143,7 @@ def placeholders_in_place(stand_ins: Sequence[Placeholder]) -> Generator[None]:
 
 
 def placeholder_of(owner: object) -> Callable[..., Any] | None:
-    """Returns what stands in for the lookup of `owner`; None for nothing."""
+    """Returns the replacement of the lookup of `owner`, or None."""
     for known, stand_in in getattr(_traced, "stand_ins", ()):
         if known is owner:
             return stand_in

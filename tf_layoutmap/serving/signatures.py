@@ -1,8 +1,8 @@
-"""The signature of an exported model: tensors by name, for inputs of any form.
+"""Signatures of an exported model, which take tensors by name.
 
-TensorFlow Serving sends tensors by name. A ragged or sparse input is several:
-`title_values` and `title_row_splits`; `title_indices`, `title_values` and
-`title_dense_shape`.
+TensorFlow Serving sends tensors by name. A ragged input becomes two tensors,
+such as `title_values` and `title_row_splits`. A sparse input becomes three:
+`title_indices`, `title_values` and `title_dense_shape`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Parts = list[tf.TensorSpec]
 
 
 def has_composites(specs: Any) -> bool:
-    """Whether a structure of specs has ragged or sparse ones."""
+    """Returns whether a structure contains ragged or sparse specs."""
     return not all(
         isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(specs)
     )
@@ -30,20 +30,20 @@ def of_tensors(
     specs: Sequence[Any],
     names: Sequence[str] = (),
 ) -> Any:
-    """Returns a `tf.function` of named tensors, for a signature.
+    """Returns a `tf.function` with named tensors, for use as a signature.
 
     Args:
-      function: Takes positional arguments of `specs`.
+      function: A function with positional arguments of `specs`.
       specs: A structure of specs for each argument.
-      names: A name for each argument, of which parts of structures and
-        composites have more; none where the first needs none.
+      names: A prefix of the tensor names of each argument. Arguments without a
+        prefix use the paths in their structure only.
 
     Returns:
-      A `tf.function` with an input signature. It returns what `function`
-      does, a nested structure as a dict of paths.
+      A `tf.function` with an input signature. It returns the outputs of
+      `function`; a nested structure becomes a dict by path.
 
     Raises:
-      ValueError: If two tensors would have one name.
+      ValueError: If two tensors would have the same name.
     """
     flat: _Parts = []
     readers: list[Callable[[Sequence[Any]], Any]] = []
@@ -61,11 +61,11 @@ def of_tensors(
             readers.append(
                 lambda tensors, where=where, read=read: read(tensors[where])
             )
-    taken = [part.name for part in flat]
-    if len(set(taken)) < len(taken):
+    tensor_names = [part.name for part in flat]
+    if len(set(tensor_names)) < len(tensor_names):
         raise ValueError(
-            "The inputs of an exported model must have names of their own. "
-            f"Received: {taken}."
+            "The inputs of an exported model must have unique names. "
+            f"Received: {tensor_names}."
         )
 
     @tf.function(input_signature=flat)
@@ -80,13 +80,13 @@ def of_tensors(
 
 
 def _parts_of(spec: Any, name: str) -> tuple[_Parts, Callable[..., Any]]:
-    """Specs of the tensors of an input, and what makes it of them."""
+    """Returns the specs of an input's tensors, and a function to rebuild it."""
     if type(spec) is tf.TensorSpec:
         return [tf.TensorSpec(spec.shape, spec.dtype, spec.name or name)], (
             lambda tensors: tensors[0]
         )
     if type(spec) is tf.RaggedTensorSpec:
-        ragged: Any = spec  # Its stub knows few names.
+        ragged: Any = spec  # The type stub lacks some attributes.
         ranks = ragged.ragged_rank
         numbers = [""] if ranks == 1 else [f"_{i}" for i in range(ranks)]
         shape = tf.TensorShape([None]).concatenate(
@@ -113,7 +113,7 @@ def _parts_of(spec: Any, name: str) -> tuple[_Parts, Callable[..., Any]]:
 
 def _ragged(tensors: Sequence[tf.Tensor]) -> tf.RaggedTensor:
     values, *splits = tensors
-    # Whoever sends splits that do not fit the values is told so.
+    # Splits that do not match the values raise an error.
     return tf.RaggedTensor.from_nested_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
         values, splits, validate=True
     )

@@ -1,4 +1,4 @@
-"""The tables of a model or an embedding, read block by block."""
+"""Block-by-block reads of the tables of a model or an embedding."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from tf_layoutmap.sharded import ShardedVariable
 
 dtensor = tf.experimental.dtensor
 
-# Of a block in memory. A variable is at most so many blocks, each a file.
+# Size of a block in memory, and the maximum number of blocks of a variable.
+# Each block is a file.
 BLOCK_BYTES = 16 * 2**20
 _MOST_BLOCKS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A table that is to be exported.
+    """A table to export.
 
     Attributes:
-      name: For `rows=`, messages and the report.
-      num_rows: Its rows.
-      dim: Its columns.
-      dtype: Name of the type of its rows.
-      variable: Returns what holds the rows: a `tf.Variable`, a
-        `ShardedVariable`, or a variable on a mesh.
-      aliases: Objects that stand for it in `rows=`.
+      name: Name of the table in `rows=`, messages and the report.
+      num_rows: Number of rows.
+      dim: Number of columns.
+      dtype: Name of the dtype of the rows.
+      variable: Function that returns the variable with the rows: a
+        `tf.Variable`, a `ShardedVariable`, or a variable on a mesh.
+      aliases: Objects that identify the table in `rows=`.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Source:
     aliases: tuple[object, ...] = ()
 
     def blocks(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields all rows, from the first on: `[rows of the block, dim]`."""
+        """Yields all rows in order, in blocks `[rows of the block, dim]`."""
         variable = self.variable()
         shape = [self.num_rows, self.dim]
         row_bytes = self.dim * tf.as_dtype(self.dtype).size
@@ -56,18 +57,18 @@ class Source:
 
 
 def _shards(variable: Any, shape: list[int]) -> list[Any]:
-    """What holds neighbouring rows, and all columns, in order."""
+    """Returns sliceable objects with consecutive complete rows, in order."""
     if isinstance(variable, ShardedVariable):
         if variable.partition.is_contiguous:
             return list(variable.variables)
-        return [_ByIds(variable)]
+        return [_GatheredRows(variable)]
     if not isinstance(variable, dtensor.DVariable):
         return [variable]
     return _shards_on_mesh(variable, shape)
 
 
-class _ByIds:
-    """A table whose neighbouring rows are in different shards."""
+class _GatheredRows:
+    """Slices of a table whose consecutive rows are in different shards."""
 
     def __init__(self, table: ShardedVariable):
         self._table = table
@@ -83,23 +84,23 @@ def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
     value = transfer.read_divided(variable)
     layout = dtensor.fetch_layout(value)
     shards = transfer.unique_shards(shape, layout)
-    is_whole = layout.mesh.num_local_devices() == layout.mesh.size
-    if is_whole and all(
+    is_local = layout.mesh.num_local_devices() == layout.mesh.size
+    if is_local and all(
         shard.slices[1] == slice(0, shape[1]) for shard in shards
     ):
         parts = dtensor.unpack(value)
-        # The last devices may hold padding.
+        # The shards of the last devices may contain padding.
         return [
             _Part(parts[shard.devices[0]], shard.slices[0])
             for shard in sorted(shards, key=lambda shard: shard.slices[0].start)
         ]
-    # Columns that are divided, or devices of other processes.
-    whole = tf.constant(transfer.to_host(variable))
-    return [_Part(whole, slice(0, shape[0]))]
+    # Columns are sharded, or some devices belong to other processes.
+    full = tf.constant(transfer.to_host(variable))
+    return [_Part(full, slice(0, shape[0]))]
 
 
 class _Part:
-    """The first rows of a tensor as a shard."""
+    """A shard that consists of the first rows of a tensor."""
 
     def __init__(self, tensor: tf.Tensor, rows: slice):
         self._tensor = tensor

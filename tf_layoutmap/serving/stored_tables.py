@@ -1,7 +1,9 @@
-"""Where the tables of an exported model are, and how lookups reach them."""
+"""Tables in the variables of an exported model, and lookups of their rows.
 
-# DOC-MERGE: The keys of a table with an open vocabulary, in an exported model.
-# DOC-MERGE: Which variable of an exported model holds which table, from which row on.
+`make_plan` assigns tables to variables. `gather` looks up rows, and
+`StoredKeys` holds the keys of a table with an open vocabulary.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,12 +20,12 @@ from tf_layoutmap.vocabulary import key_tensors, state, stock_find
 
 @dataclasses.dataclass(frozen=True)
 class StoredTable:
-    """A table that is some rows of a variable.
+    """A table that occupies consecutive rows of a variable.
 
     Attributes:
-      variable: Where its rows are.
+      variable: The variable with the rows.
       start: Row of the variable that is row 0 of the table.
-      num_rows: Its rows.
+      num_rows: Number of rows of the table.
     """
 
     variable: StoredVariable
@@ -33,12 +35,12 @@ class StoredTable:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Ids of one input, as `gather` takes them.
+    """Ids of one input of `gather`.
 
     Attributes:
-      table: Whose rows.
+      table: The table to look up.
       ids: `[num_ids]` int64.
-      message: The error about an id that is outside.
+      message: Error message for out-of-range ids.
     """
 
     table: StoredTable
@@ -48,11 +50,12 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Rows of one input.
+    """Rows of one input of `gather`.
 
     Attributes:
-      rows: `[num_ids, dim]` float32, zeros where an id was dropped.
-      is_inside: `[num_ids]` bool, False where one was; None if none was.
+      rows: `[num_ids, dim]` float32; zeros for dropped ids.
+      is_inside: `[num_ids]` bool, False for dropped ids; None if no id was
+        dropped.
     """
 
     rows: tf.Tensor
@@ -63,11 +66,12 @@ def gather(wanted: Sequence[Wanted], out_of_range: str) -> list[Found]:
     """Returns the rows of several inputs, with one gather for each variable.
 
     Args:
-      wanted: In any order.
-      out_of_range: `"error"`, `"drop"` or `"clip"`.
+      wanted: The ids to look up, in any order.
+      out_of_range: Handling of out-of-range ids: `"error"`, `"drop"` or
+        `"clip"`.
 
     Returns:
-      What was found for each of `wanted`.
+      The rows of each element of `wanted`.
     """
     found: list[Found | None] = [None] * len(wanted)
     by_variable: dict[int, list[int]] = {}
@@ -81,7 +85,7 @@ def gather(wanted: Sequence[Wanted], out_of_range: str) -> list[Found]:
 
 
 def _gather(inputs: Sequence[Wanted], out_of_range: str) -> list[Found]:
-    """The rows of inputs whose tables are in one variable."""
+    """Returns the rows of inputs whose tables share one variable."""
     variable = inputs[0].table.variable
     found = id_checks.rows_of(
         [
@@ -111,17 +115,17 @@ def _gather(inputs: Sequence[Wanted], out_of_range: str) -> list[Found]:
 
 
 class StoredKeys:
-    """One variable, whatever the shards of the table.
+    """A copy of the keys of a vocabulary in one unsharded variable.
 
     Attributes:
-      variable: `[num_buckets, 8]` int64, as of `Vocabulary.key_variable`.
+      variable: `[num_buckets, 8]` int64, as `Vocabulary.key_variable`.
     """
 
     def __init__(self, vocabulary: state.Vocabulary):
-        """Copies the keys that have rows now."""
+        """Copies the current keys."""
         self._name = vocabulary.name
         self._num_buckets = int(vocabulary.key_variable.shape[0])
-        self._are = vocabulary.stats()["keys_are"]
+        self._kind_name = vocabulary.stats()["keys_are"]
         with tf.device("CPU:0"):
             self.variable = tf.Variable(
                 tf.concat(state.shards_of(vocabulary.key_variable), axis=0),
@@ -130,25 +134,25 @@ class StoredKeys:
             )
 
     def rows_of(self, keys: tf.Tensor, kind: int) -> tf.Tensor:
-        """Returns the row of each key; the last where it has none.
+        """Returns the row of each key, or the last row for unknown keys.
 
         Args:
-          keys: `[num_keys]` int64, strings hashed.
-          kind: What they were, of `key_tensors.KINDS`.
+          keys: `[num_keys]` int64; hashes if the ids are strings.
+          kind: Kind of the ids, one of `key_tensors.KINDS`.
 
         Raises:
-          ValueError: If the table has keys of another kind.
+          ValueError: If the keys of the table are of another kind.
         """
-        if self._are not in (None, key_tensors.KINDS[kind]):
+        if self._kind_name not in (None, key_tensors.KINDS[kind]):
             raise ValueError(
-                f"The ids of table {self._name!r} must be {self._are}, as "
-                f"those before. Received: {key_tensors.KINDS[kind]}."
+                f"The ids of table {self._name!r} must be {self._kind_name}, "
+                f"as those before. Received: {key_tensors.KINDS[kind]}."
             )
         return stock_find.find_rows(self.variable, self._num_buckets, keys)
 
 
 def id_type(vocabulary: state.Vocabulary) -> tf.DType:
-    """Returns the type of a table's ids; int64 if there were none yet."""
+    """Returns the dtype of a table's ids; int64 if it has no keys yet."""
     is_strings = (
         vocabulary.stats()["keys_are"]
         == (key_tensors.KINDS[key_tensors.STRINGS])
@@ -158,11 +162,11 @@ def id_type(vocabulary: state.Vocabulary) -> tf.DType:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a table is.
+    """The position of a table in the variables.
 
     Attributes:
       variable: Index of the variable.
-      start: The row of the variable that is row 0 of the table.
+      start: Row of the variable that is row 0 of the table.
     """
 
     variable: int
@@ -171,12 +175,12 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where all tables are.
+    """The assignment of all tables to variables.
 
     Attributes:
-      places: A place for each table.
-      formats: A format for each variable.
-      num_rows: Rows of each variable.
+      places: Place of each table.
+      formats: Format of each variable.
+      num_rows: Number of rows of each variable.
     """
 
     places: tuple[Place, ...]
@@ -193,7 +197,7 @@ class Plan:
 
 
 def make_plan(tables: Sequence[tuple[RowFormat, int]], *, fuse: bool) -> Plan:
-    """Returns a plan: tables in one format follow each other in a variable.
+    """Returns a plan that joins tables of equal format in one variable.
 
     >>> form = RowFormat("float32", 4)
     >>> plan = make_plan([(form, 10), (form, 5)], fuse=True)
@@ -202,7 +206,8 @@ def make_plan(tables: Sequence[tuple[RowFormat, int]], *, fuse: bool) -> Plan:
 
     Args:
       tables: Format and number of rows of each table.
-      fuse: Whether tables share variables; else each has one of its own.
+      fuse: Whether tables share variables. If False, each table has a separate
+        variable.
     """
     formats: list[RowFormat] = []
     num_rows: list[int] = []
@@ -220,12 +225,15 @@ def make_plan(tables: Sequence[tuple[RowFormat, int]], *, fuse: bool) -> Plan:
 
 
 def gather_unpacked(stored: Any, ids: tf.Tensor, form: RowFormat) -> tf.Tensor:
-    """Returns rows.
+    """Returns rows of a variable: gathers packed rows and then unpacks them.
+
+    The function uses TensorFlow's own operations only. `packing.unpack` is the
+    equivalent for numpy arrays.
 
     Args:
       stored: A variable `[num_rows, form.width]`.
-      ids: `[num_ids]` int64, each a row of it.
-      form: How the rows are stored.
+      ids: `[num_ids]` int64, rows of the variable.
+      form: Format of the stored rows.
 
     Returns:
       `[num_ids, form.dim]` float32.

@@ -1,12 +1,13 @@
-"""A variable that only an exported graph has, written in blocks of rows.
+"""`StoredVariable`: a variable of an exported graph, written in blocks of rows.
 
-It has no memory here. TensorFlow writes the SavedModel without its value, and
-`write` adds that: each block becomes a file of its own, a slice of the tensor,
-and the checkpoint's index names them all. Whoever reads the SavedModel sees
-one variable.
+This process allocates no memory for the variable. TensorFlow writes the
+SavedModel without its value, and `StoredVariable.write` adds the value: each
+block becomes a separate file with a slice of the tensor, and the checkpoint's
+index lists all files. A program that loads the SavedModel gets one variable.
+
+`MeasuredBlocks` packs the rows of tables and measures the errors of packing.
 """
 
-# DOC-MERGE: Tables as blocks of a variable, packed, and the error that packing makes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,25 +22,26 @@ from tf_layoutmap.serving.packing import RowFormat
 from tf_layoutmap.serving.report import TableReport
 from tf_layoutmap.serving.sources import Source
 
-# Yields neighbouring rows, from the first on.
+# A function that yields consecutive rows, starting with the first row.
 Blocks = Callable[[], Iterator["np.ndarray[Any, Any]"]]
 
 
 class StoredVariable(tf_private.Trackable):
-    """Stands for a variable `[num_rows, form.width]` of an exported graph."""
+    """A variable `[num_rows, form.width]` of exported graphs only."""
 
     def __init__(self, name: str, num_rows: int, form: RowFormat):
-        """Takes what the variable is to be.
+        """Creates the variable without a value.
 
         Args:
-          name: Of the variable.
-          num_rows: Its rows.
-          form: How they are stored.
+          name: Name of the variable.
+          num_rows: Number of rows.
+          form: Format of the stored rows.
         """
         self.name = name
         self.shape = tf.TensorShape([num_rows, form.width])
         self.form = form
-        # TensorFlow says it when it writes the checkpoint.
+        # The checkpoint key, which is set when TensorFlow writes the
+        # checkpoint.
         self._key = ""
         with tf.init_scope(), tf.device("CPU:0"):
             self._exported = tf_private.UninitializedVariable(
@@ -48,19 +50,19 @@ class StoredVariable(tf_private.Trackable):
 
     @property
     def in_graph(self) -> Any:
-        """What functions that are to be exported read."""
+        """The variable that functions to export read."""
         return self._exported
 
     def write(self, prefix: str, blocks: Blocks) -> None:
-        """Adds the rows to the checkpoint that was written last.
+        """Adds the rows to the checkpoint that TensorFlow has written.
 
         Args:
-          prefix: Of the checkpoint, which knows the variable and has no value
-            of it.
-          blocks: Gives `[rows of the block, form.width]` each.
+          prefix: Prefix of the checkpoint, which names the variable but does
+            not contain its value.
+          blocks: Function that yields blocks `[rows of the block, form.width]`.
 
         Raises:
-          OSError: If they cannot be written.
+          OSError: If the rows cannot be written.
         """
         parts = [f"{prefix}-others"]
         with files.os_errors(prefix):
@@ -90,7 +92,7 @@ class StoredVariable(tf_private.Trackable):
                 delete_old_dirs=False,
             )
 
-    # What TensorFlow asks of a variable that it exports.
+    # Methods and properties that TensorFlow uses when it exports a variable.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         def without_value(name: str = self.name) -> _Unwritten:
@@ -137,7 +139,7 @@ class StoredVariable(tf_private.Trackable):
 
 
 class _Unwritten(tf_private.SaveableObject):
-    """A variable that the object graph names and nothing is written of."""
+    """Saveable of a variable in the object graph that saves no value."""
 
     def __init__(self, variable: StoredVariable, key: str):
         super().__init__(
@@ -157,24 +159,25 @@ def _rename(prefix: str, to: str) -> None:
 
 
 class MeasuredBlocks:
-    """Yields the stored rows of some tables, and then knows their errors."""
+    """Stored rows of tables that share a variable, with errors of packing."""
 
     def __init__(self, sources: Sequence[Source], form: RowFormat):
-        """Takes tables that share a variable.
+        """Stores the tables.
 
         Args:
-          sources: In the order of their rows.
-          form: How rows are stored.
+          sources: Tables, in the order of their rows in the variable.
+          form: Format of the stored rows.
         """
         self._sources = sources
         self._form = form
         self._errors: list[tuple[float, float]] = []
 
     def __call__(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields `[rows of the block, form.width]`, from the first row on.
+        """Yields all rows in order: blocks `[rows of the block, form.width]`.
 
         Raises:
-          ValueError: If a row cannot be stored so; it names table and row.
+          ValueError: If the format cannot represent a row. The message names
+            table and row.
         """
         self._errors = []
         for source in self._sources:
@@ -197,7 +200,7 @@ class MeasuredBlocks:
             self._errors.append((largest, total / (start * source.dim)))
 
     def reports(self) -> list[TableReport]:
-        """Returns a report on each table, when all blocks were read."""
+        """Returns a report on each table, after all blocks have been read."""
         return [
             TableReport(
                 name=source.name,
@@ -216,7 +219,7 @@ class MeasuredBlocks:
 def _errors(
     rows: np.ndarray[Any, Any], stored: np.ndarray[Any, Any], form: RowFormat
 ) -> np.ndarray[Any, Any]:
-    """Absolute differences; 0 where a value is not finite, and stays so."""
+    """Returns absolute errors, with 0 for values that are not finite."""
     with np.errstate(invalid="ignore"):
         errors = np.abs(
             packing.unpack(stored, form) - rows.astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""What can be exported: its tables, its call, its other variables."""
+"""Tables and other variables of the objects that `export` accepts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from tf_layoutmap.serving.stored_tables import StoredKeys, StoredTable
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """What holds tables and looks rows up in them.
+    """A layer or an embedding that contains tables.
 
     Attributes:
-      owner: What `stand_ins.of` is asked for.
-      name: Tells equal names of tables in several holders from each other.
+      owner: The object for which `report.placeholder_of` is called.
+      name: Prefix for the names of tables that occur in several holders.
       sources: The tables.
-      make_lookup: Makes of where the tables are what stands in.
-      variables: Those of Keras that are not exported with the model.
-      keys: Of its tables whose ids are keys.
+      make_lookup: Function that returns the replacement of the lookup for the
+        stored tables.
+      variables: Keras variables that are not exported with the model.
+      keys: Keys of the tables with open vocabularies.
     """
 
     owner: object
@@ -41,12 +42,12 @@ class Holder:
 
 
 def holders_of(one: Any) -> list[Holder]:
-    """Returns all holders of a model, with names of tables that differ.
+    """Returns all holders of a model, with unique names of tables.
 
     Raises:
-      TypeError: If it has none.
+      TypeError: If the model has no holder.
       RuntimeError: If tables are on a TPU.
-      NotImplementedError: If tables are divided among processes.
+      NotImplementedError: If tables are sharded over processes.
       ValueError: If a layer is not built.
     """
     parts = layers_of(one) if is_layer(one) else [one]
@@ -57,7 +58,7 @@ def holders_of(one: Any) -> list[Holder]:
         raise TypeError(
             "Argument `model_or_embedding` must be a tlm.TPUEmbedding, or a "
             "model or layer with tables of `tlm.layers`. Received: "
-            f"{one!r}; a Keras model without them has `export` itself."
+            f"{one!r}. For a Keras model without such tables, use its `export`."
         )
     names = [source.name for holder in holders for source in holder.sources]
     return [
@@ -77,7 +78,7 @@ def holders_of(one: Any) -> list[Holder]:
 
 
 def _holder_of(one: Any) -> Holder | None:
-    """The holder that a layer or an embedding is; None for others."""
+    """Returns the holder for a layer or an embedding, or None."""
     if isinstance(one, TPUEmbedding):
         return _holder_of_embedding(one, "embedding")
     variables = tuple(getattr(one, "variables", ()))
@@ -121,7 +122,7 @@ def _holder_of(one: Any) -> Holder | None:
 
 
 def _variable_of(rows: Any) -> Any:
-    """The DVariable of a weight on a mesh; else the table itself."""
+    """Returns the DVariable of a weight on a mesh, or the table itself."""
     if not isinstance(rows, keras.Variable):
         return rows
     return getattr(rows, "divided_value", rows.value)
@@ -133,10 +134,10 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
     spec = access.spec
     if access.is_divided:
         raise NotImplementedError(
-            "Argument `model_or_embedding` must have all rows of its tables. "
-            f"Received: {name!r}, whose tables "
-            f"{[one.name for one in spec.tables]} are divided among "
-            "processes. Save a checkpoint, restore it in one process, or with "
+            "Argument `model_or_embedding` must have all rows of its tables in "
+            f"this process. Received: {name!r}, whose tables "
+            f"{[one.name for one in spec.tables]} are sharded over processes. "
+            "Save a checkpoint, restore it in one process or with "
             'over_processes="copied", and export there.'
         )
     sources = tuple(
@@ -165,14 +166,14 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns a model or layer and all layers inside of it, each once."""
+    """Returns a model or layer and all layers inside it, without duplicates."""
     return list(model._flatten_layers())
 
 
 def other_variables(one: Any, holders: Sequence[Holder]) -> list[Any]:
-    """Returns the variables that a model has besides its tables.
+    """Returns the TensorFlow variables of a model, except its tables.
 
-    Those of TensorFlow: a graph that is served restores no others.
+    TensorFlow Serving can restore only TensorFlow variables.
     """
     if not is_layer(one):
         return []
@@ -187,7 +188,7 @@ def other_variables(one: Any, holders: Sequence[Holder]) -> list[Any]:
 
 
 def resources_of(one: Any) -> list[Any]:
-    """Returns lookup tables of layers, such as those of `StringLookup`."""
+    """Returns the lookup tables of layers such as `StringLookup`."""
     if not is_layer(one):
         return []
     return [
@@ -198,11 +199,11 @@ def resources_of(one: Any) -> list[Any]:
 
 
 def is_layer(one: Any) -> bool:
-    """Whether it is a layer, or model, of either Keras."""
+    """Returns whether `one` is a layer or model of Keras 3 or tf_keras."""
     return isinstance(one, keras.layers.Layer) or is_tf_keras(one)
 
 
 def is_tf_keras(one: Any) -> bool:
-    """Whether it is a layer, or model, of tf_keras."""
+    """Returns whether `one` is a layer or model of tf_keras."""
     tf_keras = keras_private.imported_tf_keras()
     return tf_keras is not None and isinstance(one, tf_keras.layers.Layer)

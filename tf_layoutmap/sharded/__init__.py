@@ -1,6 +1,7 @@
-"""One table in many shards that behaves like one `tf.Variable`."""
+"""Sharded tables that behave like one `tf.Variable`."""
 
-# First: where TensorFlow is missing it says what to install.
+# This import comes first: without TensorFlow, it raises an error that names
+# the package to install.
 from tf_layoutmap._core import ops as _ops  # noqa: F401
 from tf_layoutmap.sharded import dispatch as _dispatch
 from tf_layoutmap.sharded.initial_value import ShardInfo

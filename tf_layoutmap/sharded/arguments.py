@@ -1,4 +1,4 @@
-"""What the constructors of `ShardedVariable` take, checked."""
+"""Checks of the arguments of `ShardedVariable`'s constructors."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_layoutmap._core import checks
 from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
 
-# What is not a string: a RowPartition, a callable, or offsets.
+# A placement that is not a string is a RowPartition, a callable, or offsets.
 PLACEMENT_NAMES = ("div", "mod", "offsets")
 
 
@@ -18,7 +18,7 @@ _ADVICE = (
     "Use ShardedVariable.create(initial_value, shape, num_shards=2) to make a "
     "table from a value or an initializer."
 )
-_OF_CREATE = (
+_CREATE_ARGUMENTS = (
     "initial_value",
     "shape",
     "dtype",
@@ -31,17 +31,20 @@ _OF_CREATE = (
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
-def refuses_arguments_of_create(init: _Init) -> _Init:
-    """Makes a constructor name `create` when it gets one of its arguments."""
+def rejects_create_arguments(init: _Init) -> _Init:
+    """Decorates a constructor to raise `TypeError` for arguments of `create`.
+
+    The error message recommends `create`.
+    """
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        found = [name for name in _OF_CREATE if name in kwargs]
+        found = [name for name in _CREATE_ARGUMENTS if name in kwargs]
         if found:
             raise TypeError(
-                f"{type(self).__name__}() takes existing variables as shards, "
-                f"and no such argument. Received: {', '.join(found)}. "
-                + _ADVICE
+                f"{type(self).__name__}() takes existing variables as shards "
+                "and does not support arguments of `create`. Received: "
+                f"{', '.join(found)}. " + _ADVICE
             )
         init(self, *args, **kwargs)
 
@@ -51,14 +54,20 @@ def refuses_arguments_of_create(init: _Init) -> _Init:
 def check_variables(
     variables: Any, name: str, axis: int, may_be_sliced: bool = False
 ) -> list[tf.Variable]:
-    """Returns `variables` if they can be the shards of one table.
+    """Returns `variables` as a list if they can be the shards of one table.
 
     Args:
-      variables: What came.
-      name: Of the table.
-      axis: 0 or 1: the axis along which they may differ.
-      may_be_sliced: Whether they may carry `SaveSliceInfo`, as those of
-        TensorFlow's own class do.
+      variables: The value to check.
+      name: Name of the table, for messages.
+      axis: 0 or 1: the axis along which the shapes may differ.
+      may_be_sliced: Whether `SaveSliceInfo` is allowed. The variables of
+        TensorFlow's own class have it.
+
+    Raises:
+      TypeError: `variables` is not a list of `tf.Variable`s, or a variable has
+        copies on several replicas.
+      ValueError: A variable occurs twice, or shapes, dtypes, `trainable` or
+        `SaveSliceInfo` do not fit.
     """
     where = f" (table {name!r})."
     if (
@@ -78,15 +87,16 @@ def check_variables(
         and v.distribute_strategy.num_replicas_in_sync > 1
     ]
     if mirrored:
-        # Operations know one handle of each, so copies would drift apart.
+        # An op uses one handle per variable, so it would update one copy only
+        # and the copies would differ.
         raise TypeError(
             "Argument `variables` must not have copies on several replicas; "
-            "make them outside of `strategy.scope()`. Received: "
+            "create them outside `strategy.scope()`. Received: "
             f"{mirrored}{where}"
         )
     if len({id(variable) for variable in variables}) < len(variables):
         raise ValueError(
-            "Argument `variables` must not hold a variable twice. Received: "
+            "Argument `variables` must not contain a variable twice. Received: "
             f"{[v.name for v in variables]}{where}"
         )
     if any(
@@ -111,24 +121,29 @@ def check_variables(
         )
     if len({variable.trainable for variable in variables}) > 1:
         raise ValueError(
-            "All `variables` must be trainable, or none. Received: "
+            "All `variables` must have the same `trainable`. Received: "
             f"{[v.trainable for v in variables]}{where}"
         )
     if not may_be_sliced and any(
         variable._get_save_slice_info() for variable in variables
     ):
         raise ValueError(
-            "`SaveSliceInfo` should not be set for `variables`: the table "
-            f"gives each its slice. Received: {[v.name for v in variables]}"
-            f"{where}"
+            "`SaveSliceInfo` must not be set for `variables`, because the "
+            "table sets the slice of each variable. Received: "
+            f"{[v.name for v in variables]}{where}"
         )
     return list(variables)
 
 
-def check_whole_value(
+def check_full_value(
     value: Any, shape: Any, dtype: Any, name: str
 ) -> tuple[Any, tf.TensorShape, tf.DType]:
-    """Returns the value as array or tensor, its shape and dtype."""
+    """Returns the value as an array or a tensor, its shape and its dtype.
+
+    Raises:
+      TypeError: `value` is a string.
+      ValueError: `shape` is not the shape of the value.
+    """
     if isinstance(value, str):
         raise TypeError(
             checks.message(
@@ -144,14 +159,14 @@ def check_whole_value(
     found = tf.TensorShape(value.shape)
     if shape is not None and not found.is_compatible_with(shape):
         raise ValueError(
-            f"Argument `shape` must be that of `initial_value`, {found}. "
-            f"Received: {shape} (table {name!r})."
+            "Argument `shape` must be the shape of `initial_value`, "
+            f"{found}. Received: {shape} (table {name!r})."
         )
     return value, found, tf.as_dtype(value.dtype)
 
 
 def _described(value: Any) -> str:
-    """A value in a message, where it may be a large table."""
+    """Returns a short description of a value, which may be a large table."""
     if isinstance(value, tf.Variable):
         return f"one tf.Variable of shape {value.shape}, not in a list"
     if tf.is_tensor(value) or isinstance(value, np.ndarray):
@@ -163,7 +178,7 @@ def _described(value: Any) -> str:
 
 
 def check_axis(axis: Any, name: str) -> int:
-    """Returns `axis` if a table can be cut along it."""
+    """Returns `axis` if a table can be sharded along it."""
     return checks.check_int(
         "axis", axis, lowest=0, highest=1, where=f"table {name!r}"
     )
@@ -172,19 +187,20 @@ def check_axis(axis: Any, name: str) -> int:
 def partition_of(
     sizes: list[int], placement: Any, axis: int, name: str
 ) -> RowPartition:
-    """Returns the rule by which shards of `sizes` divide the table.
+    """Returns the partition of a table into shards of `sizes`.
 
     Args:
-      sizes: Of each shard, along `axis`.
-      placement: None or `"offsets"`: contiguous. `"div"`: contiguous and
-        even. `"mod"`. Offsets: contiguous, and these. A callable, or a
+      sizes: Size of each shard along `axis`.
+      placement: None or `"offsets"`: contiguous shards. `"div"`: contiguous
+        shards of even sizes. `"mod"`: row `r` in shard `r % num_shards`. A
+        list of offsets: contiguous shards that start there. A callable. A
         `RowPartition`.
-      axis: Along which the table is cut.
-      name: Of the table.
+      axis: The axis along which the table is sharded.
+      name: Name of the table, for messages.
 
     Raises:
-      TypeError, ValueError: The placement is none, or another than sizes
-        allow.
+      TypeError: `placement` is of an unsupported type.
+      ValueError: `placement` is invalid or does not fit `sizes`.
     """
     where = f"table {name!r}"
     if isinstance(placement, RowPartition):
@@ -214,8 +230,8 @@ def partition_of(
     if found.sizes != tuple(sizes):
         raise ValueError(
             f"Argument `placement` must fit the shards, of sizes {sizes} "
-            f"along axis {axis}. Received: {placement!r}, which needs sizes "
-            f"{list(found.sizes)} ({where})."
+            f"along axis {axis}. Received: {placement!r}, which requires "
+            f"sizes {list(found.sizes)} ({where})."
         )
     if axis == 1 and not found.is_contiguous:
         raise ValueError(
@@ -226,7 +242,15 @@ def partition_of(
 
 
 def from_offsets(offsets: Any, name: str) -> RowPartition:
-    """Returns contiguous blocks that start at `offsets`, the end included."""
+    """Returns the partition into contiguous shards with these offsets.
+
+    Args:
+      offsets: First row of each shard, and the number of rows at the end.
+      name: Name of the table, for messages.
+
+    Raises:
+      TypeError: `offsets` are not integers.
+    """
     try:
         offsets = [int(offset) for offset in offsets]
     except (TypeError, ValueError):
@@ -243,7 +267,7 @@ def from_offsets(offsets: Any, name: str) -> RowPartition:
     return RowPartition.from_sizes(checked.sizes)
 
 
-def partition_to_make(
+def partition_from_arguments(
     shape: tuple,
     dtype: tf.DType,
     axis: int,
@@ -254,9 +278,9 @@ def partition_to_make(
     name: str,
     default_num_shards: int = 1,
 ) -> RowPartition:
-    """Returns the partition that `create` or `reshard` is asked for.
+    """Returns the partition that the arguments of `create` or `reshard` define.
 
-    The last argument counts where no other one says how many shards.
+    `default_num_shards` applies if no other argument sets the number of shards.
     """
     size = shape[axis]
     fixed = None
@@ -274,13 +298,14 @@ def partition_to_make(
             fixed.num_shards,
         ):
             raise ValueError(
-                "Argument `placement` already says how many shards: "
+                "Arguments `num_shards` and `partitioner` must be left out "
+                "when `placement` sets the number of shards, here "
                 f"{fixed.num_shards}. Received: num_shards={num_shards!r}, "
                 f"partitioner={partitioner!r} (table {name!r})."
             )
         if fixed.num_rows != size:
             raise ValueError(
-                f"Argument `placement` must be of {size} "
+                f"Argument `placement` must cover {size} "
                 f"{('rows', 'columns')[axis]}. Received: {fixed.num_rows} "
                 f"(table {name!r})."
             )
@@ -293,7 +318,11 @@ def partition_to_make(
 
 
 def check_devices(devices: Any, name: str) -> list[str] | None:
-    """Returns `devices` if they are names of devices, or None."""
+    """Returns `devices` as a list of device names, or None if it is None.
+
+    Raises:
+      TypeError: `devices` is not a non-empty list of strings.
+    """
     if devices is None:
         return None
     if (
@@ -338,8 +367,8 @@ def _number_of_shards(
     counts = partitioner(tf.TensorShape(shape), dtype, **options)
     if not isinstance(counts, Sequence):
         raise TypeError(
-            "Argument `partitioner` must return a list, the number of shards "
-            f"along each axis. Received: {counts!r} (table {name!r})."
+            "Argument `partitioner` must return a list with the number of "
+            f"shards along each axis. Received: {counts!r} (table {name!r})."
         )
     counts = list(counts)
     if (
@@ -348,7 +377,7 @@ def _number_of_shards(
         or any(count != 1 for i, count in enumerate(counts) if i != axis)
     ):
         raise ValueError(
-            f"Argument `partitioner` must cut axis {axis} only. Received: "
+            f"Argument `partitioner` must shard axis {axis} only. Received: "
             f"counts {counts} for shape {shape} (table {name!r})."
         )
     return int(counts[axis])

@@ -1,16 +1,15 @@
-"""A table in shards is one tensor in a checkpoint, rows in their order.
+"""Checkpoints of sharded tables.
 
-It is written and read in blocks: boxes of the whole table. So a checkpoint does
-not know how many shards there were, nor how rows were placed: it restores into
-any other table, into one `tf.Variable` and into TensorFlow's own sharded
-variable, and from all of those.
+A sharded table is one tensor in a checkpoint, with its rows in order. The
+table is saved and restored in blocks, which are slices of the full table. If
+the shards are contiguous, each shard is a block; otherwise a block has as many
+consecutive rows as a shard.
+
+A checkpoint therefore depends neither on the number of shards nor on the
+placement of rows. A table, a `tf.Variable` and TensorFlow's own sharded
+variable can restore each other's checkpoints.
 """
 
-# DOC-MERGE: Boxes that a table in shards is read and written in, one at a time.
-#
-# Where shards are boxes of the table themselves, a block is a shard; else it is
-# as many neighbouring rows as a shard has.
-#
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -25,15 +24,15 @@ from tf_layoutmap.sharded.routing.checks import Shards, known_sizes
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A box of the whole table.
+    """A slice of the full table.
 
     Attributes:
       table: The table.
       offset: First element along `axis`.
-      size: Elements along `axis`.
-      axis: What it is a part of; along the other axes it is whole.
-      number: The shard that it is; None if it is none.
-      is_whole: Whether it is the whole table, which then is not sliced.
+      size: Number of elements along `axis`.
+      axis: The axis that is sliced. The block is complete along other axes.
+      number: Index of the shard that equals this block; None if there is none.
+      is_full_table: Whether the block is the full table, saved without a slice.
     """
 
     table: Shards
@@ -41,7 +40,7 @@ class Block:
     size: int
     axis: int
     number: int | None
-    is_whole: bool = False
+    is_full_table: bool = False
 
     @property
     def device(self) -> str:
@@ -52,13 +51,13 @@ class Block:
             with tf.device(self.device):
                 return self.table.variables[self.number].read_value()
         with tf.device("/cpu:0"):
-            if self.is_whole:
+            if self.is_full_table:
                 return indexing.dense(self.table)
             return routing.gather_checked(self.table, self._rows())
 
     def write(self, value: tf.Tensor) -> None:
-        """Sets the block."""
-        if self.is_whole:
+        """Assigns `value` to the block."""
+        if self.is_full_table:
             for variable, part in zip(
                 self.table.variables, self.table.split(value)
             ):
@@ -72,7 +71,7 @@ class Block:
 
     def spec(self) -> str:
         """Returns the slice spec of the block."""
-        if self.is_whole:
+        if self.is_full_table:
             return ""
         shape = known_sizes(self.table)
         shape[self.axis] = self.size
@@ -97,10 +96,10 @@ class Block:
 
 
 def blocks_of(shards: Shards) -> list[Block]:
-    """Returns the blocks of a table, which together are the table.
+    """Returns the blocks of a table, which together cover the table.
 
-    It is one block where files of TensorFlow cannot be read in parts, and
-    where there is nothing to divide: no file holds a slice of nothing.
+    There is one block if TensorFlow cannot read slices of the dtype, or if the
+    table is empty: a checkpoint cannot store an empty slice.
     """
     partition = shards.partition
     if (
@@ -109,7 +108,12 @@ def blocks_of(shards: Shards) -> list[Block]:
     ):
         return [
             Block(
-                shards, 0, partition.num_rows, shards.axis, None, is_whole=True
+                shards,
+                0,
+                partition.num_rows,
+                shards.axis,
+                None,
+                is_full_table=True,
             )
         ]
     return [
@@ -128,7 +132,7 @@ def blocks_of(shards: Shards) -> list[Block]:
 
 
 class _BlockSaveable(tf_private.SaveableObject):
-    """Reads and restores a block under a key of a checkpoint."""
+    """Saveable that saves and restores a block under a checkpoint key."""
 
     def __init__(self, block: Block, key: str):
         self._block = block
@@ -142,37 +146,39 @@ class _BlockSaveable(tf_private.SaveableObject):
         """Calls `watcher` at each read and write of the block.
 
         Args:
-          watcher: None, or has `before_save()`, and `before_restore(saveable)`
-            and `after_restore(saveable)`, of which the first is left out when
-            nothing tells that the file has the block.
+          watcher: None, or an object with `before_save()`,
+            `before_restore(saveable)` and `after_restore(saveable)`.
+            `before_restore` is not called if `announce` was not called, that
+            is, if it is not known whether the file contains the block.
         """
         self._watcher = watcher
 
     @property
     def can_fetch(self) -> bool:
-        """Whether `fetch_from` has a part of the table to name."""
-        return not self._block.is_whole and bool(
+        """Whether `fetch_from` can request a slice of the table."""
+        return not self._block.is_full_table and bool(
             self._block.table.shape.num_elements()
         )
 
     def announce(self) -> None:
-        """Tells the watcher that the file has the block."""
+        """Notifies the watcher that the file contains the block."""
         if self._watcher is not None:
             self._watcher.before_restore(self)
 
     def fetch_from(self, path: str, others: Sequence["_BlockSaveable"]) -> None:
-        """Lets `restore` read the file itself, for `others` as well.
+        """Makes `restore` read this block and `others` from the file.
 
         TensorFlow reads all tensors of a checkpoint before it restores the
-        first. A large table would then be in memory twice; so it is told to
-        read one element, and each block is read when it is needed. Not one
-        of each block: TensorFlow reads in parallel, and for an element all
-        that was stored in one piece with it.
+        first one. A large table would then be in memory twice. This method
+        therefore requests a single element, and `restore` reads each block
+        when it is needed. One element per block would not help: TensorFlow
+        reads in parallel, and to read an element it reads the complete slice
+        that was stored with the element.
 
         Args:
           path: The checkpoint's prefix.
-          others: The other blocks of the table. TensorFlow restores nothing
-            of which it has read nothing.
+          others: The other blocks of the table. TensorFlow does not restore
+            blocks for which it has read nothing.
         """
         self.specs = [self._save_spec(self._block.spec_of_element())]
         for other in others:
@@ -181,15 +187,15 @@ class _BlockSaveable(tf_private.SaveableObject):
         self._is_checked = False
 
     def check(self) -> None:
-        """Reads all blocks of the table and keeps none.
+        """Reads all blocks of the table and discards them.
 
-        A file that is damaged is found while there still are only old rows,
-        here and in all else that is restored with them. Each piece of a file
-        has a checksum, which TensorFlow compares as it reads the piece.
+        This call detects a damaged file before the restore changes any
+        variable. Each slice in a file has a checksum, which TensorFlow
+        compares when it reads the slice.
 
         Raises:
-          tf.errors.DataLossError: If the file is damaged; or another of
-            `tf.errors`, as of a part that is missing.
+          tf.errors.DataLossError: If the file is damaged. Other errors of
+            `tf.errors` are possible, for example if a data file is missing.
         """
         assert self._fetch is not None
         path, table = self._fetch
@@ -198,15 +204,16 @@ class _BlockSaveable(tf_private.SaveableObject):
         self._is_checked = True
 
     def restore(self, restored_tensors, restored_shapes):
-        """Sets the block from what was read, or blocks from the file."""
+        """Restores the block from `restored_tensors`, or all from the file."""
         del restored_shapes
         if not self.specs:
-            return None  # Another one does it.
+            return None  # The first saveable of the table restores this block.
         if tf.executing_eagerly():
             self._restore(restored_tensors)
             return None
 
-        # In a graph the caller runs what this returns, so it is one operation.
+        # In a graph the caller runs the returned op, so the restore has to be
+        # a single op.
         @tf.function(autograph=False)
         def restored():
             self._restore(restored_tensors)
@@ -222,11 +229,12 @@ class _BlockSaveable(tf_private.SaveableObject):
         checked = [] if self._is_checked else self._check_in_graph()
         with tf.control_dependencies(checked):
             for one in table:
-                # No variable here holds what was read while the next is.
+                # The value has no local variable, so it is released before the
+                # next block is read.
                 one._write(one._fetched(path))
 
     def _check_in_graph(self) -> list[tf.Operation]:
-        """Adds what `check` does; every write must come after its result."""
+        """Adds the ops of `check`; all writes must depend on the result."""
         assert self._fetch is not None
         path, table = self._fetch
         checked: list[tf.Operation] = []
@@ -265,20 +273,22 @@ class _BlockSaveable(tf_private.SaveableObject):
 
 
 def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
-    """Returns what reads and restores a table under one checkpoint key.
+    """Returns saveables for all blocks of a table under one checkpoint key.
 
     Args:
       shards: The table.
-      key: The checkpoint's name of the tensor.
+      key: Name of the tensor in the checkpoint.
     """
     return [_BlockSaveable(block, key) for block in blocks_of(shards)]
 
 
 def fetch_in_turn(table: Sequence[_BlockSaveable], path: str) -> None:
-    """Has a restore read a table block after block, twice: first to check.
+    """Makes a restore read a table one block at a time.
+
+    The restore reads the table twice. The first pass checks the file.
 
     Args:
-      table: What `saveables` returned for a table that the file has.
+      table: The saveables of a table that the file contains.
       path: The checkpoint's prefix.
     """
     first, *others = table
@@ -291,22 +301,22 @@ def fetch_in_turn(table: Sequence[_BlockSaveable], path: str) -> None:
 
 
 def check_restorable(shards: Shards, path: str, key: str) -> bool:
-    """Refuses a checkpoint whose tensor is not this table's.
+    """Checks that the tensor in a checkpoint fits the table.
 
     Args:
-      shards: The table about to be restored.
+      shards: The table to restore.
       path: The checkpoint's prefix.
-      key: Its name of the tensor.
+      key: Name of the tensor in the checkpoint.
 
     Returns:
-      Whether the tensor is there at all.
+      Whether the checkpoint contains the tensor.
 
     Raises:
-      ValueError: The tensor there has another shape or dtype.
+      ValueError: The tensor has another shape or dtype than the table.
     """
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(key):
-        return False  # Incomplete checkpoints are Checkpoint's own affair.
+        return False  # tf.train.Checkpoint reports incomplete checkpoints.
     found_shape = reader.get_variable_to_shape_map()[key]
     found_dtype = reader.get_variable_to_dtype_map()[key]
     full_shape = shards.shape.as_list()

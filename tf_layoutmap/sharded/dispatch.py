@@ -1,7 +1,7 @@
-"""TensorFlow's own lookups, taught to take a `ShardedVariable`.
+"""Dispatchers that let TensorFlow's lookups accept a `ShardedVariable`.
 
-Registered through `tf.experimental.dispatch_for_api`, so they hold eagerly, in
-functions and under any name scope.
+They are registered with `tf.experimental.dispatch_for_api`, so they apply in
+eager code, in functions and in any name scope.
 """
 
 from typing import Any, Union
@@ -12,16 +12,15 @@ from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import checks, routing
 from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 
-# A list of one table is what code for partitioned variables passes. The
-# dispatcher understands typing.Union, and not `|`; and of all classes only
-# those of composite tensors.
+# Code for partitioned variables passes a list with one table. The dispatcher
+# supports typing.Union, but not `|`, and only classes of composite tensors.
 _Table = Union[ShardedVariable, list[ShardedVariable]]  # noqa: UP007
 
 _registered = False
 
 
 def register() -> None:
-    """Registers the functions below. Doing so again changes nothing."""
+    """Registers the functions below. A second call has no effect."""
     global _registered
     if _registered:
         return
@@ -29,8 +28,9 @@ def register() -> None:
     dispatch(tf.gather, {"params": ShardedVariable})(_gather)
     dispatch(tf.gather_nd, {"params": ShardedVariable})(_gather_nd)
     dispatch(tf.nn.embedding_lookup, {"params": _Table})(_embedding_lookup)
-    # Without a type for `ids` TensorFlow's own function for ragged ones would
-    # claim the same call, which is refused. It comes back here, flat.
+    # Without a type for `ids`, TensorFlow's dispatcher for ragged ids would
+    # match the same call, and TensorFlow raises an error for two matches.
+    # TensorFlow's ragged dispatcher calls this function with flat ids.
     dispatch(
         tf.compat.v1.nn.embedding_lookup,
         {"params": _Table, "ids": tf.types.experimental.TensorLike},
@@ -85,7 +85,8 @@ def _embedding_lookup_v1(
     validate_indices=True,
     max_norm=None,
 ):
-    # The table knows where its rows are; the strategy is for lists of tensors.
+    # The table defines the placement of its rows; `partition_strategy` applies
+    # to lists of tensors only.
     del partition_strategy, validate_indices
     return _embedding_lookup(params, ids, max_norm, name)
 
@@ -142,9 +143,10 @@ def _safe_embedding_lookup_sparse(
     with tf.name_scope(name or "safe_embedding_lookup_sparse"):
         _check_sparse("sparse_ids", sparse_ids)
         ids = _flat_values(sparse_ids)
-        # TensorFlow leaves negative ids out, and fills samples without ids
-        # with the default row, or with row 0 that it turns to zeros later.
-        # So that row comes first, and negative ids stay negative.
+        # TensorFlow drops negative ids, and fills samples without ids with the
+        # default row, or with row 0, which it replaces by zeros later. The
+        # default row is therefore the first row, and negative ids remain
+        # negative.
         default_row = tf.cast(
             0 if default_id is None else default_id, ids.dtype
         )
@@ -175,7 +177,7 @@ def _one_table(params: Any) -> ShardedVariable:
         return params
     if len(params) != 1:
         raise ValueError(
-            "Argument `params` must be one table, or a list of one. "
+            "Argument `params` must be one table, or a list with one table. "
             f"Received: {len(params)} tables "
             f"({[table.name for table in params]})."
         )

@@ -1,4 +1,7 @@
-"""`tape.gradient(y, sharded)`: one gradient in global rows."""
+"""Gradients with respect to a sharded table, in global rows.
+
+`tape.gradient(y, sharded)` returns one gradient for the full table.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +13,13 @@ from tf_layoutmap.sharded.routing.checks import Shards
 
 
 class ShardedVariableGradient(tf_private.CompositeTensorGradient):
-    """Tells the tape to differentiate by the shards, and joins the results."""
+    """Gradient protocol of a sharded table.
+
+    The tape computes the gradients of the shards, and this class joins them.
+    """
 
     def get_gradient_components(self, value: Any) -> list[tf.Tensor]:
-        # The handles, because that is what a read puts on the tape.
+        # The tape records the handles when a shard is read.
         return [variable.handle for variable in value.variables]
 
     def replace_gradient_components(
@@ -25,17 +31,17 @@ class ShardedVariableGradient(tf_private.CompositeTensorGradient):
 def join(
     shards: Shards, gradients: Sequence
 ) -> tf.Tensor | tf.IndexedSlices | None:
-    """Returns the gradient of the whole table from those of its shards.
+    """Returns the gradient of the full table from the gradients of its shards.
 
     Args:
       shards: The table.
-      gradients: Per shard a tensor, an `tf.IndexedSlices` of local rows or
+      gradients: For each shard a tensor, a `tf.IndexedSlices` of local rows or
         None.
 
     Returns:
-      A tensor when every shard was read whole, None when none was read, else
-      one `tf.IndexedSlices` of global rows. Repeated rows are not summed, as
-      for `tf.Variable`.
+      A tensor if every shard was read in full, None if no shard was read, and
+      otherwise one `tf.IndexedSlices` of global rows. Repeated rows are not
+      summed, as for `tf.Variable`.
     """
     if all(gradient is None for gradient in gradients):
         return None
@@ -53,17 +59,19 @@ def join(
         if gradient is None:
             continue
         if isinstance(gradient, tf.Tensor):
-            # Not zeros for the shards that were not read: they may be large.
+            # A dense gradient would need zeros for the shards that were not
+            # read, and these shards may be large.
             gradient = tf.IndexedSlices(
                 gradient, tf.range(tf.shape(gradient)[0])
             )
         rows.append(
             _global_rows(shards, number, tf.cast(gradient.indices, tf.int64))
         )
-        values.append(_whole_rows(shards, number, gradient.values))
+        values.append(_padded_rows(shards, number, gradient.values))
     indices = tf.concat(rows, axis=0)
-    # int32, as TensorFlow has it, for all sizes that it holds: the branches of
-    # tf.cond must agree when gradients are taken inside of them.
+    # TensorFlow uses int32 for all shapes that int32 can represent. The same
+    # dtype is used here, because the branches of tf.cond must return equal
+    # dtypes when gradients are computed inside the branches.
     shape = shards.sizes
     return tf.IndexedSlices(
         tf.concat(values, axis=0),
@@ -87,8 +95,8 @@ def _global_rows(
     return local_rows + partition.offsets[number]
 
 
-def _whole_rows(shards: Shards, number: int, values: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a shard as rows of the table, 0 in other columns."""
+def _padded_rows(shards: Shards, number: int, values: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a shard padded with zeros to rows of the full table."""
     if shards.axis == 0:
         return values
     offset, end = shards.partition.offsets[number:][:2]

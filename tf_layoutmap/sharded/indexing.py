@@ -1,11 +1,11 @@
-"""`sharded[...]`: the rows first, by what indexes axis 0, then all the rest.
+"""Reads and writes of `sharded[...]`, and of elements by index tuples.
 
-Only the shards that own a wanted row are read. Python numbers and slices mean
-what they mean for numpy; tensors, arrays and lists of row numbers or of bools
-select rows.
+A read first gathers the rows that the item for axis 0 selects, and then applies
+the other items to these rows. Only shards that own a selected row are read.
+Python numbers and slices mean the same as in numpy. Tensors, arrays and lists
+of row numbers or of bools select rows.
 """
 
-# DOC-MERGE: Reads and writes of parts of rows, by index tuples.
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,8 @@ def scatter_nd(
       shards: The table.
       verb: One of `VERBS`.
       indices: `[..., k]`, int32 or int64, `k` from 1 to the table's rank.
-        Repeated ones all apply; of several updates the last stays.
-      updates: `indices.shape[:-1] + table.shape[k:]`.
+        Repeated indices are all applied; for `update`, the last one remains.
+      updates: Shape `indices.shape[:-1] + table.shape[k:]`.
       name: Name of the operations.
     """
     checks.check_devices_in_xla(shards)
@@ -92,7 +92,8 @@ def scatter_nd(
         for variable, (local, values) in zip(
             shards.variables, _by_shard(shards, flat, updates)
         ):
-            # XLA compiles no `min` and `max`, which would drop the poison.
+            # XLA does not compile `min` and `max` of `scatter_nd`, which
+            # would drop the NaN that marks an invalid index.
             getattr(variable, f"scatter_nd_{verb}")(local, values)
 
 
@@ -102,9 +103,9 @@ def _checked_depth(shards: Shards, indices: Any) -> tuple[tf.Tensor, int]:
     depth = indices.shape[-1] if indices.shape.rank else None
     if depth is None or not 1 <= depth <= rank:
         raise ValueError(
-            f"The last axis of `indices` must be known, and from 1 to {rank} "
-            f"for table {shards.name!r} of shape {shards.shape}. Received: "
-            f"shape {indices.shape}."
+            "The size of the last axis of `indices` must be known and from 1 "
+            f"to {rank} for table {shards.name!r} of shape {shards.shape}. "
+            f"Received: shape {indices.shape}."
         )
     return indices, depth
 
@@ -112,7 +113,7 @@ def _checked_depth(shards: Shards, indices: Any) -> tuple[tf.Tensor, int]:
 def _inside(
     shards: Shards, flat: tf.Tensor, depth: int
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns checked indices; under XLA also which were outside."""
+    """Returns checked indices and, under XLA, a mask of the invalid ones."""
     columns = tf.unstack(flat, num=depth, axis=1)
     if not checks.in_xla():
         return _stack(
@@ -167,16 +168,16 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
 
     Args:
       shards: The table, of rank at least 1.
-      index: One item or a tuple of them: int, scalar tensor, slice (bounds
-        may be tensors), `...`, `None`. What indexes axis 0 may also be an
-        int or bool array, list or tensor. Ints and slices count from the end
-        when negative.
+      index: One item or a tuple of items: int, scalar tensor, slice (bounds
+        may be tensors), `...`, `None`. The item for axis 0 may also be an int
+        or bool array, list or tensor. Negative ints and negative bounds of
+        slices count from the end.
 
     Raises:
       IndexError: A Python number is out of range, or a mask has another
         length than the table.
-      TypeError: An item is of a kind that cannot index here.
-      tf.errors.InvalidArgumentError: A row number in a tensor is outside.
+      TypeError: An item has an unsupported type.
+      tf.errors.InvalidArgumentError: A row number in a tensor is out of range.
     """
     checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
@@ -198,13 +199,13 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
     Args:
       shards: The table.
       verb: `"update"`, `"add"` or `"sub"`.
-      index: As for `read`. Rows that an array names twice are written twice,
-        in order.
-      value: Of a shape that broadcasts to that of `table[index]`.
+      index: Same as for `read`. If an array contains a row twice, the row is
+        written twice, in order.
+      value: A value whose shape broadcasts to the shape of `table[index]`.
 
     Raises:
-      IndexError, TypeError: As `read`.
-      ValueError: `value` does not broadcast. Nothing is written.
+      IndexError, TypeError: Same as for `read`.
+      ValueError: `value` does not broadcast. No shard is written.
     """
     checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
@@ -213,9 +214,9 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
     if selectors.is_mask_of_elements(selector):
         if rest:
             raise TypeError(
-                "A mask of single elements must stand alone to be assigned. "
-                f"Received: {len(rest)} items after it (table "
-                f"{shards.name!r})."
+                "A mask of single elements must be the only item of an index "
+                f"to assign to. Received: {len(rest)} items after the mask "
+                f"(table {shards.name!r})."
             )
         mask = selectors.checked_mask(shards, selector)
         indices = tf.where(mask)
@@ -224,7 +225,8 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
         scatter_nd(shards, verb, indices, _broadcast(shards, value, shape))
         return
     ids, drops_axis = selectors.selected_ids(shards, selector)
-    # Every element of a row has a number; indexing them tells which to write.
+    # Numbers all elements of a row. Indexing the numbers with `rest` selects
+    # the elements to write.
     row_shape = known_sizes(shards)[1:]
     numbers = tf.reshape(tf.range(shards.row_shape.num_elements()), row_shape)
     if rest:
@@ -275,9 +277,9 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
 
 
 def dense(shards: Shards) -> tf.Tensor:
-    """Returns the whole table as one tensor, rows in order."""
+    """Returns the full table as one tensor, with its rows in order."""
     checks.check_devices_in_xla(shards)
-    whole = (
+    joined = (
         tf.convert_to_tensor(shards.variables[0])
         if len(shards.variables) == 1
         else tf.concat(
@@ -286,16 +288,16 @@ def dense(shards: Shards) -> tf.Tensor:
         )
     )
     if shards.partition.is_contiguous:
-        return whole
+        return joined
     owners, local_rows = parts.assign(
         shards.partition, tf.range(shards.num_rows, dtype=tf.int64)
     )
     starts = tf.constant(shards.partition.offsets[:-1], tf.int64)
-    return tf.gather(whole, tf.gather(starts, owners) + local_rows)
+    return tf.gather(joined, tf.gather(starts, owners) + local_rows)
 
 
 def _read_rows(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
-    """Returns the rows and whether axis 0 is gone from them."""
+    """Returns the rows and whether the selector removes axis 0."""
     if isinstance(selector, slice) and not selectors.has_tensor_bound(selector):
         return _read_slice(shards, selector), False
     if selectors.is_mask_of_elements(selector):
@@ -311,9 +313,9 @@ def _read_rows(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
         owner, local_row = shards.partition.locate(
             selectors.row_number(shards, selector)
         )
-        # Not variable[local_row]: that reads, and often copies, the shard.
+        # variable[local_row] would read, and often copy, the complete shard.
         return routing.gather_checked(
-            shards.alone(int(owner)), tf.constant(local_row)
+            shards.single_shard(int(owner)), tf.constant(local_row)
         ), True
     ids, drops_axis = selectors.selected_ids(shards, selector)
     return routing.gather(shards, ids), drops_axis
@@ -332,7 +334,7 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
     blocks = []
     offsets = shards.partition.offsets
     for number, (start, stop) in enumerate(zip(offsets, offsets[1:])):
-        # The first wanted row at or after `start`, by rounding up.
+        # Rounds up to the first selected row at or after `start`.
         skipped = max(0, -(-(start - wanted.start) // wanted.step))
         mine = wanted[skipped:]
         mine = mine[: max(0, -(-(stop - mine.start) // wanted.step))]
@@ -341,7 +343,7 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
         elif mine:
             blocks.append(
                 routing.gather_checked(
-                    shards.alone(number),
+                    shards.single_shard(number),
                     tf.range(
                         mine.start - start, mine[-1] + 1 - start, wanted.step
                     ),
@@ -356,7 +358,8 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
 def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
     mask = selectors.checked_mask(shards, mask)
     if mask.shape.rank > 1:
-        # Single elements of every row: there is no row to route.
+        # The mask selects single elements of all rows, so the complete table
+        # is read.
         return tf.boolean_mask(dense(shards), mask)
     return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))
 
@@ -372,7 +375,7 @@ def _broadcast(shards: Shards, value: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
             fits = False
         if not fits:
             raise ValueError(
-                "A value must broadcast to what is indexed, shape "
+                "A value must broadcast to the indexed elements, of shape "
                 f"{tuple(known.tolist())}. Received: shape {value.shape} "
                 f"(table {shards.name!r})."
             )

@@ -1,11 +1,11 @@
-"""The first value of each shard; that of a whole table only where needed."""
+"""Initial values of the shards of a table.
 
-# DOC-MERGE: The first value of a whole table, for initializers that know no shards.
-#
-# What such a callable returns may depend on the shape, so that asking it for
-# each shard would give other rows than one table has: it is asked once, as
-# TensorFlow does for the shards of its own variables.
-#
+Initializers that support shards are called once per shard. The values of other
+initializers may depend on the shape, so a call per shard would give other rows
+than an unsharded table. These initializers are called once for the full table,
+as TensorFlow does for its own sharded variables.
+"""
+
 import inspect
 import math
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from absl import logging
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import new_rows
 
-# Of TensorFlow and of both Keras: each element is drawn by itself, whatever
-# the shape, or is the same.
+# Initializers of TensorFlow, Keras 3 and tf_keras whose elements are drawn
+# independently of the shape, or are all equal.
 _BY_ELEMENT = (
     "Zeros",
     "Ones",
@@ -29,13 +29,13 @@ _BY_ELEMENT = (
     "Constant",
 )
 _FUNCTIONS = (tf.zeros, tf.ones)
-# They take partition arguments only to refuse them.
-_REFUSING = ("Orthogonal", "Identity")
+# These initializers accept partition arguments only to raise an error.
+_REJECT_PARTITION = ("Orthogonal", "Identity")
 _WARNED_SIZE = 1 << 30  # Bytes.
 
 
-def knows_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
-    """Whether an initializer can be asked for one shard at a time."""
+def supports_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
+    """Returns whether an initializer can initialize one shard at a time."""
     parameters = inspect.signature(initializer).parameters
     kind = type(initializer)
     library = kind.__module__.partition(".")[0]
@@ -48,12 +48,12 @@ def knows_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
     if library in ("keras", "tf_keras") and kind.__name__ in _BY_ELEMENT:
         return np.ndim(getattr(initializer, "value", 0)) == 0
     return takes_any_keyword(initializer) and not (
-        library == "tensorflow" and kind.__name__ in _REFUSING
+        library == "tensorflow" and kind.__name__ in _REJECT_PARTITION
     )
 
 
 def takes_any_keyword(initializer: Callable[..., Any]) -> bool:
-    """Whether an initializer may be given partition arguments unasked."""
+    """Returns whether an initializer accepts arbitrary keyword arguments."""
     return any(
         one.kind is inspect.Parameter.VAR_KEYWORD
         for one in inspect.signature(initializer).parameters.values()
@@ -66,10 +66,10 @@ def compute_full_value(
     dtype: tf.DType,
     name: str,
 ) -> Any:
-    """Calls an initializer for a shape, with the dtype if it takes one.
+    """Calls an initializer with a shape, and with the dtype if supported.
 
     Raises:
-      TypeError: If it takes no shape.
+      TypeError: If the initializer takes no shape.
     """
     parameters = inspect.signature(initializer).parameters
     if not parameters:
@@ -85,20 +85,20 @@ def compute_full_value(
 def check_full_shape(
     value: tf.Tensor, shape: tuple[int, ...], where: str
 ) -> None:
-    """Refuses a value of another shape than was asked for.
+    """Checks that an initializer returned the requested shape.
 
     Raises:
-      ValueError: If it has one.
+      ValueError: If the value has another shape.
     """
     if tuple(value.shape) != shape:
         raise ValueError(
-            "Argument `initial_value` must return the shape it is asked for, "
-            f"{shape}. Received: {tuple(value.shape)} ({where})."
+            "Argument `initial_value` must return a value of the requested "
+            f"shape, {shape}. Received: {tuple(value.shape)} ({where})."
         )
 
 
 class FullValue:
-    """Asks an initializer for a whole table, once, and keeps its value."""
+    """Value of a full table, computed once by an initializer and cached."""
 
     def __init__(
         self,
@@ -107,13 +107,14 @@ class FullValue:
         dtype: tf.DType,
         name: str,
     ):
-        """Takes the initializer; the first shard asks it.
+        """Stores the initializer, which the first call of `value` calls.
 
         Args:
-          initializer: Takes `(shape, dtype=)` or `(shape)`.
-          shape: Of the table.
-          dtype: Of the table.
-          name: Of the table, for messages.
+          initializer: A callable with arguments `(shape, dtype=)` or
+            `(shape)`.
+          shape: Shape of the table.
+          dtype: Dtype of the table.
+          name: Name of the table, for messages.
         """
         self._initializer = initializer
         self._shape = shape
@@ -123,28 +124,28 @@ class FullValue:
         self._where: Any = None
 
     def value(self) -> tf.Tensor:
-        """Returns the whole table.
+        """Returns the value of the full table.
 
         Raises:
           TypeError: If the initializer takes no shape.
-          ValueError: If it returns another one.
+          ValueError: If the initializer returns another shape.
         """
-        # A tensor of a function is none of another's.
+        # A tensor of one graph cannot be used in another graph.
         here = (
             None
             if tf.executing_eagerly()
             else (tf.compat.v1.get_default_graph())
         )
         if self._value is None or self._where is not here:
-            self._value, self._where = self._ask(), here
+            self._value, self._where = self._compute(), here
         return self._value
 
-    def _ask(self) -> tf.Tensor:
+    def _compute(self) -> tf.Tensor:
         size = math.prod(self._shape) * self._dtype.size
         if size >= _WARNED_SIZE:
             logging.warning(
-                "The whole table %s is made at once, %d MiB, and then divided:"
-                " its initializer takes no `shard_info`.",
+                "Table %s (%d MiB) is initialized in full and then sharded, "
+                "because its initializer does not accept `shard_info`.",
                 self._name,
                 size >> 20,
             )
@@ -161,7 +162,7 @@ class FullValue:
 def shard_of_value(
     value: Any, partition: RowPartition, shard: int, axis: int = 0
 ) -> Any:
-    """Returns what a shard has of a whole value, an array or a tensor."""
+    """Returns the slice of a full value (array or tensor) for one shard."""
     if partition.is_contiguous:
         rows = slice(*partition.offsets[shard:][:2])
         return value[rows] if axis == 0 else value[:, rows]
@@ -172,11 +173,12 @@ def shard_of_value(
 
 
 class ShardInfo(NamedTuple):
-    """Which part of a table an initializer is asked for.
+    """The part of a table that an initializer has to return.
 
     Attributes:
       shape: Shape of the shard.
-      offset: Its first element in the whole table, one number per axis.
+      offset: Index of the shard's first element in the full table, one number
+        per axis.
     """
 
     shape: tuple[int, ...]
@@ -190,16 +192,17 @@ def for_shards(
     num_shards: int,
     name: str,
 ) -> Callable[..., Any] | FullValue:
-    """Returns what `of_shard` is asked with for each shard of one table.
+    """Returns the `initializer` argument of `of_shard` for one table.
 
     Args:
-      initializer: As of `of_shard`, or one that knows no shards.
-      shape: Shape of the whole table.
+      initializer: An initializer as for `of_shard`, or one that does not
+        support shards.
+      shape: Shape of the full table.
       dtype: Dtype of the table.
-      num_shards: Of the table.
-      name: Of the table, for messages.
+      num_shards: Number of shards of the table.
+      name: Name of the table, for messages.
     """
-    if num_shards == 1 or knows_shards(initializer, dtype):
+    if num_shards == 1 or supports_shards(initializer, dtype):
         return initializer
     return FullValue(initializer, shape, dtype, name)
 
@@ -213,26 +216,26 @@ def of_shard(
     name: str,
     axis: int = 0,
 ) -> tf.Tensor:
-    """Returns the first value of one shard.
+    """Returns the initial value of one shard.
 
     Args:
-      initializer: Of `for_shards`. Called in the first of these forms that
-        its signature takes: `(shard_info=ShardInfo)`; `(shape, dtype=,
-        partition_shape=, partition_offset=)` with `shape` that of the whole
-        table, as TensorFlow's own initializers; `(shape, dtype=)` or
-        `(shape)` with the shard's shape. A whole table that it returns is
-        divided.
-      shape: Shape of the whole table.
+      initializer: The result of `for_shards`. It is called with the first of
+        these argument lists that its signature accepts:
+        `(shard_info=ShardInfo)`; `(shape, dtype=, partition_shape=,
+        partition_offset=)` with the shape of the full table, as for
+        TensorFlow's own initializers; `(shape, dtype=)` or `(shape)` with the
+        shape of the shard. If it returns the full table, the table is sliced.
+      shape: Shape of the full table.
       dtype: Dtype of the table.
-      partition: How its rows are divided.
-      shard: Which one.
-      name: The table's name, for messages.
-      axis: The axis that is divided.
+      partition: The partition of the table.
+      shard: Index of the shard.
+      name: Name of the table, for messages.
+      axis: The axis that is sharded.
 
     Raises:
-      TypeError: It takes none of the forms.
-      ValueError: It needs an offset where the rows of a shard are not
-        neighbours, or returns another shape.
+      TypeError: The initializer accepts none of the argument lists.
+      ValueError: The initializer requires an offset and the rows of a shard
+        are not contiguous, or it returns another shape.
     """
     part_shape, offset = list(shape), [0] * len(shape)
     part_shape[axis] = partition.sizes[shard]
@@ -246,9 +249,9 @@ def of_shard(
         inspect.signature(initializer).parameters
     ):
         raise ValueError(
-            "Argument `initial_value` must not ask for the offset of a shard "
-            f"whose rows are not neighbours (placement "
-            f"{partition.placement!r}); give an array. Received: "
+            "Argument `initial_value` must not require the offset of a shard "
+            "when the rows of a shard are not contiguous (placement "
+            f"{partition.placement!r}); pass an array. Received: "
             f"{initializer!r} (table {name!r})."
         )
     seeded = _reseeded(initializer, info)
@@ -264,12 +267,14 @@ def of_shard(
 
 
 def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
-    """Whether a server draws the values that this process would.
+    """Returns whether a parameter server computes the same initial values.
 
-    Others may need what only this process has, as files or Python.
+    Other initializers may depend on this process, for example on its files or
+    its Python objects.
 
     Args:
-      initializer: As of `of_shard`; one of ours says so by `is_drawn`.
+      initializer: Same as for `of_shard`. The result of its method `is_drawn`,
+        if it has one, is returned.
       dtype: Dtype of the table.
     """
     own = getattr(initializer, "is_drawn", None)
@@ -277,10 +282,10 @@ def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
 
 
 def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
-    """Lets `of_shard` go on as if it had made the value of a shard.
+    """Advances the random state as a call of `of_shard` for a shard would.
 
     Returns:
-      Whether it could: else the value must be made.
+      Whether this is supported. If not, the value has to be computed.
     """
     if isinstance(initializer, FullValue):
         initializer.value()
@@ -299,7 +304,7 @@ def _call(
     if "shard_info" in parameters:
         return initializer(shard_info=info)
     if hasattr(initializer, "support_partition"):
-        # tf.constant_initializer refuses partition arguments, or takes and
+        # tf.constant_initializer either raises for partition arguments or
         # ignores them.
         if np.isscalar(initializer.value):
             return initializer(info.shape, dtype=dtype)
@@ -319,10 +324,10 @@ def _call(
 def _reseeded(
     initializer: Callable[..., Any], info: ShardInfo
 ) -> Callable[..., Any]:
-    """Returns `initializer` with a seed of its own for this shard.
+    """Returns `initializer` with a separate seed for this shard.
 
-    The random initializers of Keras, and of TensorFlow when seeded, return
-    equal numbers at each call, so every shard would hold the same rows.
+    Keras' random initializers, and TensorFlow's if they have a seed, return
+    equal numbers in each call, so all shards would contain the same rows.
     """
     if not any(info.offset) or not hasattr(initializer, "get_config"):
         return initializer
@@ -330,9 +335,9 @@ def _reseeded(
     if "seed" not in config:
         return initializer
     if isinstance(config["seed"], int):
-        # Knuth's multiplicative hash: neighbouring offsets, distant seeds.
+        # Knuth's multiplicative hash maps close offsets to distant seeds.
         mixed = (config["seed"] + max(info.offset) * 2654435761) % (2**31 - 1)
         config = {**config, "seed": mixed}
     elif config["seed"] is not None:
-        return initializer  # A generator with state, which moves on by itself.
+        return initializer  # A stateful generator advances in each call.
     return type(initializer).from_config(config)

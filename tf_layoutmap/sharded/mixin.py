@@ -1,4 +1,4 @@
-"""Everything a table in shards does, for any class of tables."""
+"""`ShardedVariableMixin`: the methods and properties of sharded tables."""
 
 import dataclasses
 import weakref
@@ -21,17 +21,18 @@ from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 
 def table_of(variable: Any) -> Any:
-    """Returns the table that a variable is a shard of, or None."""
+    """Returns the table that contains a variable as a shard, or None."""
     return getattr(variable, "_sharded_container", lambda: None)()
 
 
 class ShardedVariableMixin(
     reading.Reads, writing.Writes, trackable.LogicalVariable
 ):
-    """All of `ShardedVariable`, for a class that cannot be a composite tensor.
+    """Implementation of `ShardedVariable` for other base classes.
 
-    Such a class is not an argument of `tf.function`, and no tape takes it as
-    a whole; the rest is the same.
+    Use this mixin for a class that cannot be a composite tensor. An instance of
+    such a class is neither an argument of a `tf.function` nor a source of
+    `tape.gradient`. Everything else works as for `ShardedVariable`.
 
     >>> import tf_layoutmap as tlm
     >>> class TPUShardedVariable(tlm.ShardedVariableMixin):
@@ -41,10 +42,11 @@ class ShardedVariableMixin(
     [3.0, 1.0]
     """
 
-    # np.ndarray * table must ask the table, not read it element by element.
+    # With this priority, `np.ndarray * table` calls the table's operator
+    # instead of reading the table element by element.
     __array_priority__ = 100
 
-    @arguments.refuses_arguments_of_create
+    @arguments.rejects_create_arguments
     def __init__(
         self,
         variables: Sequence[tf.Variable],
@@ -53,35 +55,38 @@ class ShardedVariableMixin(
         axis: int = 0,
         placement: Any = None,
     ):
-        """Takes existing variables as shards.
+        """Creates a table whose shards are existing variables.
 
         Args:
-          variables: At least one `tf.Variable`; equal dtype, `trainable`, and
-            shape but for `axis`. They must not belong to another table.
-          name: Name of the whole table, in messages and checkpoints.
+          variables: List of at least one `tf.Variable`. All have equal dtype,
+            `trainable`, and shape except for `axis`. They must not belong to
+            another table.
+          name: Name of the table, used in messages and checkpoints.
           axis: 0: shards hold rows. 1: shards hold columns of all rows.
-          placement: Which rows are whose. None: neighbours, in order of
-            shards, as many as each variable has. `"div"`: the same, refused
-            unless it is as even as whole rows allow. `"mod"`: row `r` is local
-            row `r // num_shards` of shard `r % num_shards`. Offsets: the
-            first row of each shard and the end. A callable: given global
-            rows, returns owners and local rows, both made by operators that
-            numpy arrays and tensors share. Along axis 1: neighbours only.
+          placement: Assignment of rows to shards. None: contiguous rows, in
+            order of shards, with the sizes of the variables. `"div"`: the
+            same, but the sizes must be as even as possible. `"mod"`: row `r`
+            is local row `r // num_shards` of shard `r % num_shards`. A list of
+            offsets: the first row of each shard, and the number of rows at
+            the end. A callable: takes global rows and returns owners and local
+            rows; it must use only operators that numpy arrays and tensors
+            share. Along axis 1, the placement must be contiguous.
 
         Raises:
           TypeError: `variables` is not a list of `tf.Variable`s, or another
-            argument is of the wrong kind.
-          ValueError: They differ, one stands there twice, or their sizes do
-            not fit `placement`.
+            argument has an unsupported type.
+          ValueError: The variables do not match each other, a variable occurs
+            twice, or their sizes do not fit `placement`.
         """
         checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
         variables = arguments.check_variables(variables, name, axis)
         sizes = [known_size(variable, axis) for variable in variables]
         if tf_private.has_dtensor_device():
-            # It may be the device that checkpoints are written by.
+            # Checkpoints may be written by the DTensor device, which needs
+            # this patch.
             engine.ensure("checkpoints")
-        self._hold(
+        self._set_shards(
             Shards(
                 variables,
                 arguments.partition_of(sizes, placement, axis, name),
@@ -91,27 +96,29 @@ class ShardedVariableMixin(
         )
 
     @classmethod
-    def _of(cls, shards: Shards):
-        """A table of what has been checked."""
+    def _from_shards(cls, shards: Shards):
+        """Returns a table of shards that have been checked."""
         table = cls.__new__(cls)
-        table._hold(shards)
+        table._set_shards(shards)
         return table
 
-    def _hold(self, shards: Shards) -> None:
+    def _set_shards(self, shards: Shards) -> None:
         freed_gradients.free_with_variables(shards.variables)
         self._own_shards = shards
         self._is_component = False
         self._saving_variable = None
-        # By this optimizers tell weights from each other.
+        # Optimizers identify weights by this id.
         self._unique_id = f"{shards.name}_{id(self)}"
         self._mark_shards()
 
     def _mark_shards(self) -> None:
-        """Tells tf_keras' optimizers whose shards the variables are.
+        """Marks the variables as shards of this table for tf_keras' optimizers.
 
-        They then save the slot variables of all shards as one, and restore
-        them into any other shards. They join them in the order of shards, so
-        it must be that of the rows, and know a shard's number by its name.
+        The optimizers then save the slot variables of all shards as one
+        variable, and restore it into any other number of shards. They join the
+        shards in order and read the number of a shard from its name.
+        Variables are therefore marked only if the rows are contiguous and the
+        names contain the numbers.
         """
         shards = self._own_shards
         if (
@@ -127,26 +134,26 @@ class ShardedVariableMixin(
             if table_of(variable) is None:
                 variable._sharded_container = weakref.ref(self)  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
 
-    # What it is.
+    # Properties of the table.
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The shards; while a SavedModel is traced, one for all of them."""
+        """The shards; one full variable during the trace of a SavedModel."""
         return list(self._shards().variables)
 
     @property
     def partition(self) -> RowPartition:
-        """Which rows (columns, along axis 1) belong to which variable."""
+        """The assignment of rows (columns, along axis 1) to variables."""
         return self._shards().partition
 
     @property
     def axis(self) -> int:
-        """The axis along which the table is cut: 0 or 1."""
+        """The axis along which the table is sharded: 0 or 1."""
         return self._own_shards.axis
 
     @property
     def placement(self) -> str:
-        """`"div"`, `"mod"`, `"offsets"` or `"callable"`."""
+        """The placement: `"div"`, `"mod"`, `"offsets"` or `"callable"`."""
         return self._own_shards.partition.placement
 
     @property
@@ -156,7 +163,7 @@ class ShardedVariableMixin(
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Shape of the whole table."""
+        """Shape of the full table."""
         return self._own_shards.shape
 
     @property
@@ -176,7 +183,7 @@ class ShardedVariableMixin(
 
     @property
     def device(self) -> str:
-        """The device that all shards share, or "" when they do not."""
+        """The common device of all shards, or "" if their devices differ."""
         devices = set(self.devices)
         return devices.pop() if len(devices) == 1 else ""
 
@@ -190,24 +197,24 @@ class ShardedVariableMixin(
         )
 
     def __bool__(self) -> bool:
-        """The one number's, as for `tf.Variable`; not whether rows are there.
+        """Returns the truth value of the only element, as for `tf.Variable`.
 
         Raises:
-          ValueError: The table holds several numbers.
+          ValueError: The table does not have exactly one element.
         """
         if self.shape.num_elements() != 1:
             raise ValueError(
-                "Only a table of one element is true or false; compare "
-                "`len(table)`, or use `tf.reduce_any`. Received: shape "
+                "A table must have exactly one element to be used as a bool; "
+                "compare `len(table)`, or use `tf.reduce_any`. Received: shape "
                 f"{self.shape} (table {self.name!r})."
             )
         return bool(tf.reshape(tf.convert_to_tensor(self), []))
 
-    # Becoming another.
+    # Copies and resharding.
 
     def __getstate__(self) -> dict[str, Any]:
-        # For copies and pickles: what TensorFlow knows this very object by is
-        # not for another one.
+        # Copies and pickles must not share the attributes by which TensorFlow
+        # identifies this object.
         own = ("_unique_id", "_saving_variable", "_restoring")
         return {
             name: value
@@ -216,7 +223,7 @@ class ShardedVariableMixin(
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._hold(state["_own_shards"])
+        self._set_shards(state["_own_shards"])
         self.__dict__.update(state)
 
     def reshard(
@@ -227,12 +234,12 @@ class ShardedVariableMixin(
         placement: Any = None,
         devices: Sequence[str] | None = None,
     ):
-        """Cuts this table into other shards, in place.
+        """Replaces the shards of this table by new shards, in place.
 
-        Never more than one shard, old or new, is in memory twice. The old
-        variables are emptied: a `tf.function` that was traced with them fails
-        afterwards and must be traced anew, and whoever holds them (an
-        optimizer, a layer) must be given the new ones.
+        At most one shard, old or new, is in memory twice. The old variables
+        are emptied. A `tf.function` that was traced with the old variables
+        fails afterwards and must be traced again. Objects that refer to the
+        old variables (an optimizer, a layer) must be given the new ones.
 
         >>> table = ShardedVariableMixin([tf.Variable(tf.range(5.))])
         >>> [shard.numpy().tolist() for shard in table.reshard(
@@ -240,28 +247,30 @@ class ShardedVariableMixin(
         [[0.0, 2.0, 4.0], [1.0, 3.0]]
 
         Args:
-          num_shards: How many; None: as many as now.
-          partitioner: Or what says how many.
-          placement: As for the constructor, or a `RowPartition`. None:
-            neighbours, as evenly as whole rows allow.
-          devices: The device of each shard, repeated in turn; None: where the
-            first one is.
+          num_shards: Number of new shards. None: the current number.
+          partitioner: Partitioner that returns the number of shards; an
+            alternative to `num_shards`.
+          placement: Same as for the constructor, or a `RowPartition`. None:
+            contiguous rows, in sizes as even as possible.
+          devices: Devices of the shards, assigned round-robin. None: the
+            device of the first old shard.
 
         Returns:
           This table.
 
         Raises:
-          RuntimeError: Inside of a `tf.function`.
-          TypeError, ValueError: As the constructor. Nothing has moved then.
+          RuntimeError: The method is called inside a `tf.function`.
+          TypeError, ValueError: Same as for the constructor. The table is
+            unchanged.
         """
         shards = self._own_shards
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "`reshard` must be called outside of tf.function, because it "
-                f"makes variables (table {shards.name!r})."
+                f"creates variables (table {shards.name!r})."
             )
         devices = arguments.check_devices(devices, shards.name)
-        partition = arguments.partition_to_make(
+        partition = arguments.partition_from_arguments(
             tuple(shards.shape.as_list()),
             shards.dtype,
             shards.axis,
@@ -285,10 +294,10 @@ class ShardedVariableMixin(
         self._mark_shards()
         return self
 
-    # Inside.
+    # Internal methods.
 
     def _shards(self) -> Shards:
-        """The table as the current graph may see it."""
+        """Returns the shards that the current graph may use."""
         if self._is_component:
             return self._own_shards
         if tf_private.in_save_context():

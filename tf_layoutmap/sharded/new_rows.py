@@ -1,12 +1,13 @@
-"""What TensorFlow's initializers give, written straight into large pages.
+"""Fast initialization of large tables, with a progress bar.
 
-Called eagerly, they draw numbers, multiply and add: three tensors of the size
-of the table, in pages of 4 KiB, which the system clears one by one and whose
-addresses random rows wait for ever after. One operation of ours draws the same
-numbers to the bit, also those that depend on `tf.random.set_seed`.
+TensorFlow's initializers, called eagerly, create three tensors of the size of
+the table: they draw numbers, multiply and add. The tensors use pages of 4 KiB.
+The system clears these pages one at a time, and later reads of random rows wait
+for address translations. The op `new_rows` writes bitwise identical numbers
+directly into large pages, including numbers that depend on
+`tf.random.set_seed`.
 """
 
-# DOC-MERGE: How far tables are that take seconds to make, as a bar.
 import contextlib
 import math
 import secrets
@@ -19,75 +20,76 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops, strategies, tf_private
 
-# Until the bar comes, and from one state of it to the next; where no person
-# looks at a terminal, each state is a line of a file.
+# Seconds until the bar appears, and between its updates. If the output is not a
+# terminal, each update is a line of a file.
 FIRST_SECONDS = 3.0
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
 
-# Less is made before the bar would come.
+# Smaller tables are ready before the bar would appear.
 LEAST_BYTES = 1 << 28
 
 _MIB = 1 << 20
 
 
-class _Made:
-    """Bytes of first values that this process has made."""
+class _Progress:
+    """Bytes of initial values that this process has computed."""
 
     def __init__(self) -> None:
-        # Those that come from elsewhere than our operation.
+        # Bytes that the op `new_rows` did not write.
         self.by_others = 0
-        # One bar at a time: tables are made of shards, models of tables.
+        # Whether a bar is visible. Only one bar is visible at a time, although
+        # models create several tables and tables several shards.
         self.is_shown = False
 
     def bytes(self) -> int:
-        """Returns all by now, those of a running operation too."""
+        """Returns all bytes so far, including bytes of an op that runs."""
         return self.by_others + int(ops.bytes_drawn())
 
 
-_made = _Made()
+_progress = _Progress()
 
 
 def add_progress(num_bytes: int) -> None:
-    """Counts a value that is ready and was not drawn by `new_rows`."""
-    _made.by_others += num_bytes
+    """Counts a value that the op `new_rows` did not write."""
+    _progress.by_others += num_bytes
 
 
 @contextlib.contextmanager
 def show_progress(num_bytes: int) -> Iterator[None]:
-    """Shows how much of `num_bytes` is made inside, after a few seconds.
+    """Shows, after a few seconds, how much of `num_bytes` is initialized.
 
-    Nothing inside of another one, of small tables, and while functions are
-    traced.
+    No bar is shown for small tables, inside another bar, or during tracing.
     """
     if (
         num_bytes < LEAST_BYTES
-        or _made.is_shown
+        or _progress.is_shown
         or (not tf.executing_eagerly())
     ):
         yield
         return
-    _made.is_shown = True
+    _progress.is_shown = True
     bar = _Bar(num_bytes)
     try:
         yield
-        bar.is_whole = True
+        bar.is_complete = True
     finally:
         bar.end()
-        _made.is_shown = False
+        _progress.is_shown = False
 
 
 class _Bar:
-    """A thread that shows how far this process is.
+    """A progress bar that a separate thread updates.
 
-    It asks for bytes in its own thread, where no device, mesh or strategy of
-    the program is in force.
+    The thread reads the number of bytes where no device, mesh or strategy of
+    the user's program is active.
     """
 
     def __init__(self, num_bytes: int):
-        """Returns once it has begun to count."""
-        # Whether all was made, also what creators of the program have made.
-        self.is_whole = False
+        """Starts the thread, and returns after it has started to count."""
+        # Whether all values are ready, including values of variable creators
+        # of the user's program, which are not counted.
+        self.is_complete = False
         self._num_bytes = num_bytes
         self._counts = threading.Event()
         self._ended = threading.Event()
@@ -96,38 +98,39 @@ class _Bar:
         self._counts.wait()
 
     def end(self) -> None:
-        """Shows the last state, if it has shown any."""
+        """Shows the final state if the bar is visible, and ends the thread."""
         self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            before = _made.bytes()
+            before = _progress.bytes()
         finally:
             self._counts.set()
         if self._ended.wait(FIRST_SECONDS):
             return
         total = max(self._num_bytes // _MIB, 1)
         print("Making tables", flush=True)
-        # Of the Keras that the program uses.
+        # `tf.keras` is the Keras version that the user's program uses.
         bar = tf.keras.utils.Progbar(total, unit_name="MiB")
         pause = TERMINAL_SECONDS if sys.stdout.isatty() else FILE_SECONDS
         is_last = False
         while not is_last:
             is_last = self._ended.wait(pause)
-            made = min((_made.bytes() - before) // _MIB, total)
+            done = min((_progress.bytes() - before) // _MIB, total)
             bar.update(
-                total if is_last and self.is_whole else made, finalize=is_last
+                total if is_last and self.is_complete else done,
+                finalize=is_last,
             )
 
 
-# Bytes. Below them there is no large page to fill.
+# Smallest size in bytes for which large pages are used.
 _LEAST_SIZE = 1 << 22
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class _Draw(NamedTuple):
-    """How a value is drawn: a number times `factor`, plus `offset`."""
+    """A distribution: a drawn number times `factor`, plus `offset`."""
 
     distribution: str
     factor: tf.Tensor
@@ -137,13 +140,13 @@ class _Draw(NamedTuple):
 def draw(
     initializer: Any, shape: tuple[int, ...], dtype: tf.DType
 ) -> tf.Tensor | None:
-    """Returns what `initializer(shape, dtype=dtype)` does.
+    """Returns the same tensor as `initializer(shape, dtype=dtype)`, or None.
 
-    None if it must be asked itself: it is none of TensorFlow's that this
-    module knows, or the result is small, or on a parameter server that may
-    not know our operations, or a function is being traced.
+    None means that the caller has to call the initializer: the initializer is
+    not supported here, the result is small, it is on a parameter server that
+    may not have this package's ops, or a function is being traced.
     """
-    if not _is_for_us(shape, dtype):
+    if not _uses_our_op(shape, dtype):
         return None
     found = _draw_of(initializer, dtype)
     if found is None:
@@ -152,7 +155,7 @@ def draw(
     if found.distribution != "constant":
         generator = _generator(initializer.seed)
     if _is_on_server():
-        # What it draws is counted there.
+        # The op counts its bytes in the server's process.
         add_progress(math.prod(shape) * dtype.size)
     return ops.new_rows(
         shape=tf.constant(shape, tf.int64),
@@ -164,14 +167,20 @@ def draw(
 
 
 def is_known(initializer: Any, dtype: tf.DType) -> bool:
-    """Whether any process draws the same, by our operation or TensorFlow's."""
+    """Returns whether all processes draw equal numbers with an initializer.
+
+    This holds for initializers that the op `new_rows` supports.
+    """
     return _draw_of(initializer, dtype) is not None
 
 
 def skip(initializer: Any, dtype: tf.DType) -> bool:
-    """Lets an initializer be as if it had been asked; false if it is unknown.
+    """Advances TensorFlow's random state as a call of an initializer would.
 
-    What TensorFlow draws depends on how often it was asked before.
+    TensorFlow's random numbers depend on the number of previous calls.
+
+    Returns:
+      Whether the initializer is supported.
     """
     found = _draw_of(initializer, dtype)
     if found is None:
@@ -182,17 +191,17 @@ def skip(initializer: Any, dtype: tf.DType) -> bool:
 
 
 def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns `tf.fill` of an integer type, in large pages if it is large.
+    """Returns `tf.fill` of an integer type; large results use large pages.
 
     Args:
-      shape: Of the result.
-      value: What every element is.
+      shape: Shape of the result.
+      value: Value of every element.
       dtype: int32 or int64.
     """
     constant = tf.constant(value, dtype)
-    if not _is_for_us(shape, dtype):
+    if not _uses_our_op(shape, dtype):
         return tf.fill(shape, constant)
-    # The operation writes floats: it is given one of the same bits.
+    # The op writes floats, so it gets a float with the same bits.
     as_float = tf.float32 if dtype == tf.int32 else tf.float64
     return tf.bitcast(
         ops.new_rows(
@@ -206,8 +215,8 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
     )
 
 
-def _is_for_us(shape: tuple[int, ...], dtype: tf.DType) -> bool:
-    """Whether it pays, and the operation is there."""
+def _uses_our_op(shape: tuple[int, ...], dtype: tf.DType) -> bool:
+    """Returns whether the op `new_rows` is available and saves time."""
     return (
         tf.executing_eagerly()
         and math.prod(shape) * dtype.size >= _LEAST_SIZE
@@ -234,7 +243,8 @@ def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
     if kind is tf.random_uniform_initializer:
         low = number(initializer.minval)
         return _Draw("uniform", number(initializer.maxval) - low, low)
-    # The value of `tf.constant_initializer` may be an array.
+    # The value of `tf.constant_initializer` may be an array, which the op does
+    # not support.
     constants = {
         tf.zeros_initializer: 0,
         tf.ones_initializer: 1,
@@ -253,11 +263,11 @@ def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
 
 
 def _generator(seed: int | None) -> tf.Tensor:
-    """The counter and the key with which TensorFlow draws, uint64 [3]."""
+    """Returns counter and key of TensorFlow's generator, uint64 [3]."""
     if seed is not None:
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[seed, 0])
         return tf.concat([counter, key], 0)
-    # Eagerly, as the operation would ask for them.
+    # TensorFlow's eager random ops read the seeds in the same way.
     key, upper = (one or 0 for one in tf.compat.v1.get_seed(None))
     if key == upper == 0:
         key, upper = secrets.randbits(63), secrets.randbits(63)

@@ -1,9 +1,9 @@
-"""The methods of a table that read it."""
+"""Methods of a table that read it, its operators and its tensor conversion.
 
-# DOC-MERGE: A table where a tensor is wanted: operators, and what TensorFlow converts.
-#
-# All of it joins the shards; indexing and lookups, which do not, are elsewhere.
-#
+Indexing and lookups read only the shards that they need. Operators and the
+conversion to a tensor join all shards.
+"""
+
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,27 +20,30 @@ from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 
 class Reads:
-    """Reads of `_shards()`; arrays are made of `_own_shards`."""
+    """Read methods of a table.
+
+    They read `_shards()`. Numpy arrays are created from `_own_shards`.
+    """
 
     _own_shards: Shards
 
     def _shards(self) -> Shards:
-        """The table as the current graph may see it."""
+        """Returns the shards that the current graph may use."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tf.Variable]:
-        """Iterates over the shards (a `tf.Variable` gives its rows)."""
+        """Iterates over the shards, whereas a `tf.Variable` yields its rows."""
         return iter(self._shards().variables)
 
     def __len__(self) -> int:
-        """Rows of the table."""
+        """Returns the number of rows of the table."""
         return self._own_shards.num_rows
 
     def __getitem__(self, index: Any) -> tf.Tensor:
-        """Returns rows, like indexing a numpy array or a tensor.
+        """Returns elements of the table, with the index rules of numpy.
 
-        The tensor has methods that write to where it came from, as for
-        `tf.Variable`: `table[2:5].assign(value)`, `assign_add` and
+        The returned tensor has methods that write to the indexed elements, as
+        for `tf.Variable`: `table[2:5].assign(value)`, `assign_add` and
         `assign_sub`. They return the table.
 
         >>> import tf_layoutmap as tlm
@@ -49,15 +52,16 @@ class Reads:
         [[0.0, 0.0], [5.0, 0.0], [7.0, 0.0], [0.0, 0.0]]
 
         Args:
-          index: Ints, slices (bounds may be tensors), `...` and `None`. What
-            indexes axis 0 may also be an int or bool array, list or tensor.
+          index: Ints, slices (bounds may be tensors), `...` and `None`. The
+            item for axis 0 may also be an int or bool array, list or tensor.
 
         Returns:
-          A tensor. Only shards that own a wanted row are read.
+          A tensor. Only shards that own a selected row are read.
 
         Raises:
           IndexError, TypeError: The index does not fit the shape.
-          tf.errors.InvalidArgumentError: A tensor holds a row outside.
+          tf.errors.InvalidArgumentError: A tensor contains a row that is out of
+            range.
         """
         found = indexing.read(self._shards(), index)
         for method, verb in (
@@ -77,10 +81,10 @@ class Reads:
         return assign
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns the rows of `indices`, in their order.
+        """Returns the rows of `indices`, in the order of `indices`.
 
         Args:
-          indices: Any shape, int32 or int64: global rows.
+          indices: Global rows: any shape, int32 or int64.
           name: Name of the operations.
 
         Returns:
@@ -88,20 +92,20 @@ class Reads:
 
         Raises:
           TypeError: `indices` are not int32 or int64.
-          tf.errors.InvalidArgumentError: A row is outside the table.
+          tf.errors.InvalidArgumentError: A row is out of range.
         """
         return routing.gather(self._shards(), indices, name)
 
     def gather_rows(
         self, ids: Any, *, unique: bool = False, name: str | None = None
     ) -> tf.Tensor:
-        """Returns the rows of `ids`, in their order, as `sparse_read`.
+        """Returns the rows of `ids` in the order of `ids`, like `sparse_read`.
 
         Args:
-          ids: Any shape, int32 or int64: global rows.
-          unique: Whether to read each row once and repeat it here. Worth it
-            where shards are on other machines and ids repeat; gradients of
-            one row then come summed.
+          ids: Global rows: any shape, int32 or int64.
+          unique: Whether to read each row once and to repeat it locally. This
+            saves time if the shards are on other machines and ids repeat. The
+            gradients of repeated rows are then summed.
           name: Name of the operations.
 
         Returns:
@@ -124,8 +128,8 @@ class Reads:
         """Returns `tf.gather_nd` of the table.
 
         Args:
-          indices: `[..., k]`, int32 or int64: row, column and so on; `k` at
-            least 1 and at most the rank.
+          indices: `[..., k]`, int32 or int64: row, column and so on, with `k`
+            from 1 to the rank of the table.
           name: Name of the operations.
 
         Returns:
@@ -133,25 +137,28 @@ class Reads:
 
         Raises:
           ValueError: `k` does not fit the table.
-          tf.errors.InvalidArgumentError: An index is outside.
+          tf.errors.InvalidArgumentError: An index is out of range.
         """
         return indexing.gather_nd(self._shards(), indices, name)
 
     def value(self) -> tf.Tensor:
-        """Returns the whole table as one tensor, rows in order."""
+        """Returns the full table as one tensor, with its rows in order."""
         return indexing.dense(self._shards())
 
     def read_value(self) -> tf.Tensor:
-        """Returns the whole table as one tensor, rows in order."""
+        """Returns the full table as one tensor, with its rows in order."""
         return self.value()
 
     def numpy(self, *, chunk_rows: int | None = None) -> np.ndarray:
-        """Returns a copy of the whole table. Only outside `tf.function`.
+        """Returns a copy of the full table as an array.
 
         Args:
-          chunk_rows: How many rows of a shard to read at a time, so that no
-            more than these are in memory in addition to table and result.
-            None: a shard.
+          chunk_rows: Number of rows of a shard to read at a time. Only these
+            rows are in memory in addition to the table and the result. None:
+            one shard at a time.
+
+        Raises:
+          NotImplementedError: The method is called inside a `tf.function`.
         """
         shards = self._own_shards
         if not tf.executing_eagerly():
@@ -166,18 +173,18 @@ class Reads:
                 lowest=1,
                 where=f"table {shards.name!r}",
             )
-        whole = np.empty(shards.sizes, shards.dtype.as_numpy_dtype)
+        result = np.empty(shards.sizes, shards.dtype.as_numpy_dtype)
         for number, variable in enumerate(shards.variables):
             rows = (
                 shards.partition.global_rows(number)
                 if not shards.partition.is_contiguous
                 else slice(*shards.partition.offsets[number:][:2])
             )
-            # An index array makes a copy, not a view.
+            # Indexing with an array returns a copy, so `target` is None then.
             target = (
-                whole[:, rows]
+                result[:, rows]
                 if shards.axis == 1
-                else whole[rows]
+                else result[rows]
                 if isinstance(rows, slice)
                 else None
             )
@@ -188,32 +195,32 @@ class Reads:
                     variable.numpy()
                     if chunk_rows is None
                     else routing.gather_checked(
-                        shards.alone(number), tf.range(start, stop)
+                        shards.single_shard(number), tf.range(start, stop)
                     ).numpy()
                 )
                 if target is not None:
                     target[start:stop] = block
                 elif not isinstance(rows, slice):
-                    whole[rows[start:stop]] = block
-        return whole
+                    result[rows[start:stop]] = block
+        return result
 
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
     ) -> np.ndarray:
         if copy is False:
             raise ValueError(
-                "A table in shards must be copied to become one array. "
+                "A sharded table must be copied to convert it to an array. "
                 f"Received: copy=False (table {self._own_shards.name!r})."
             )
-        whole = self.numpy()
-        return whole if dtype is None else whole.astype(dtype, copy=False)
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def ref(self) -> Any:
-        """Returns a hashable reference to this table; `deref()` undoes it."""
+        """Returns a hashable reference; its `deref()` returns this table."""
         return tf_private.Reference(self)
 
     def summary(self) -> _summary.Summary:
-        """Returns rows, bytes and device of each shard; `print` shows it.
+        """Returns rows, bytes and device of each shard, in printable form.
 
         >>> import tf_layoutmap as tlm
         >>> table = tlm.ShardedVariable.create(np.zeros((5, 2)), num_shards=2)
@@ -224,15 +231,16 @@ class Reads:
 
 
 def install_operators(tables: Any) -> None:
-    """Gives a class of tables the operators of `tf.Tensor`.
+    """Adds the operators of `tf.Tensor` to a class of tables.
 
     Args:
-      tables: The class. It has `name`, `dtype` and `_shards()`.
+      tables: The class, with `name`, `dtype` and `_shards()`.
     """
     known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
     for operator in known - {"__getitem__"}:
         setattr(tables, operator, _operator_method(tables, operator))
-    # Tables are keys of TensorFlow's dictionaries; `==` compares values.
+    # `==` compares values, but TensorFlow uses tables as keys of dictionaries,
+    # so tables are hashed by identity.
     tables.__hash__ = object.__hash__
     tf.register_tensor_conversion_function(tables, _to_tensor)
 
@@ -258,11 +266,11 @@ def _to_tensor(
     del name
     if as_ref:
         raise NotImplementedError(
-            f"Table {table.name!r} cannot become a reference."
+            f"Table {table.name!r} does not support conversion to a reference."
         )
     if dtype is not None and not dtype.is_compatible_with(table.dtype):
         raise ValueError(
-            f"Argument `dtype` must be {table.dtype.name}, the table's. "
-            f"Received: {dtype.name} (table {table.name!r})."
+            f"Argument `dtype` must be {table.dtype.name}, the dtype of the "
+            f"table. Received: {dtype.name} (table {table.name!r})."
         )
     return indexing.dense(table._shards())

@@ -1,4 +1,4 @@
-"""Cuts a table in place into other shards."""
+"""In-place resharding of a table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,15 +18,16 @@ def reshard(
 ) -> list[tf.Variable]:
     """Moves all rows into new variables and empties the old ones.
 
-    Old shards are taken apart one after the other, into what each new shard
-    gets of them; then the new shards are put together one after the other. So
-    no more than one shard, old or new, is there twice.
+    The function first splits the old shards, one at a time, into pieces for the
+    new shards. Then it assembles the new shards, one at a time. At most one
+    shard, old or new, is in memory twice.
 
     Args:
-      shards: The table. Its variables cannot be read any more afterwards: a
-        function that still uses them fails, and does not read old numbers.
-      partition: The new rule, of the same rows.
-      devices: Where each new shard goes; None for where the first one was.
+      shards: The table. Its variables are not readable afterwards, so a
+        function that still uses them fails instead of reading old numbers.
+      partition: The new partition of the same rows.
+      devices: Device of each new shard. None: the device of the first old
+        shard.
 
     Returns:
       The new variables.
@@ -78,12 +79,14 @@ def _assemble(
 def _piece(shards: Shards, number: int, mine: np.ndarray) -> tf.Tensor:
     if shards.axis == 1:
         return tf.gather(shards.variables[number], mine, axis=1)
-    # Reads these rows only; a read of the whole may be a copy of it.
-    return routing.gather_checked(shards.alone(number), tf.constant(mine))
+    # Reads only these rows. A read of the complete variable may copy it.
+    return routing.gather_checked(
+        shards.single_shard(number), tf.constant(mine)
+    )
 
 
 def _empty(variable: tf.Variable) -> None:
-    """Frees the value, and leaves one that no function can take for it."""
+    """Replaces the value by a scalar, so that functions that use it fail."""
     tf.raw_ops.AssignVariableOp(
         resource=variable.handle,
         value=tf.zeros([], variable.dtype),

@@ -1,4 +1,4 @@
-"""What the parts of an index mean: which rows they select."""
+"""Interpretation of the items of an index: the rows that they select."""
 
 from typing import Any
 
@@ -10,7 +10,12 @@ from tf_layoutmap.sharded.routing.checks import Shards
 
 
 def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
-    """Returns the new axes in front, what indexes axis 0, and the rest."""
+    """Splits an index into new leading axes, the item for axis 0, and the rest.
+
+    Raises:
+      IndexError: There are too many items, or several `...`.
+      TypeError: An array is used where it is not supported.
+    """
     rank = 1 + shards.row_shape.rank
     num_used = sum(item is not Ellipsis and item is not None for item in items)
     num_ellipses = sum(item is Ellipsis for item in items)
@@ -37,7 +42,8 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
         if item is None:
             num_new_axes += 1
         elif item is Ellipsis and num_used < rank:
-            # It covers axis 0, and the rest still needs it for the others.
+            # `...` covers axis 0, and stays in the rest because it also covers
+            # other axes.
             rest = items[position:]
             break
         elif item is not Ellipsis:
@@ -46,20 +52,20 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
     for item in rest:
         if is_array(item):
             raise TypeError(
-                "Only axis 0 takes arrays, lists and tensors of rank 1 or "
-                f"more. Received: {item!r} on a later axis (table "
+                "Arrays, lists and tensors of rank 1 or more must index axis "
+                f"0. Received: {item!r} on a later axis (table "
                 f"{shards.name!r})."
             )
     if is_array(selector) and num_new_axes:
         raise TypeError(
             "New axes must come after an array, list or tensor. Received: "
-            f"{num_new_axes} before it (table {shards.name!r})."
+            f"{num_new_axes} new axes before it (table {shards.name!r})."
         )
     return num_new_axes, selector, rest
 
 
 def selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
-    """Returns the rows that are selected, and whether it is one by number."""
+    """Returns the selected rows, and whether a number selects a single row."""
     if isinstance(selector, slice):
         if has_tensor_bound(selector):
             return _slice_ids(shards, selector), False
@@ -72,8 +78,8 @@ def selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
         ), False
     if is_tensor(selector) and selector.shape.rank is None:
         raise TypeError(
-            "A tensor must have a known rank to be an index. Received: "
-            f"unknown rank (table {shards.name!r})."
+            "A tensor that is used as an index must have a known rank. "
+            f"Received: unknown rank (table {shards.name!r})."
         )
     if isinstance(selector, (bool, np.bool_)) or (
         is_mask(selector) and array_rank(selector) == 0
@@ -87,8 +93,8 @@ def selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
         return tf.reshape(tf.where(mask), [-1]), False
     if is_array(selector) or is_tensor(selector):
         ids = checks.ids_of(shards, selector)
-        # Only ids from -num_rows to -1 become others, so that what is outside
-        # is outside still, and refused by its own number.
+        # Only ids from -num_rows to -1 are changed. An out-of-range id remains
+        # out of range, and the error message contains the original id.
         if shards.num_rows > ids.dtype.max:
             ids = tf.cast(ids, tf.int64)
         ids = tf.where(
@@ -101,9 +107,9 @@ def selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
 
 
 def _slice_ids(shards: Shards, selector: slice) -> tf.Tensor:
-    """Returns the row numbers of a slice whose bounds are tensors, int64.
+    """Returns the int64 row numbers of a slice whose bounds are tensors.
 
-    The same rule as Python's `slice.indices`.
+    The bounds are interpreted as in Python's `slice.indices`.
     """
     num_rows = tf.constant(shards.num_rows, tf.int64)
     step = tf.cast(1 if selector.step is None else selector.step, tf.int64)
@@ -120,13 +126,18 @@ def _slice_ids(shards: Shards, selector: slice) -> tf.Tensor:
 
     start = bound(selector.start, tf.where(forward, lowest, highest))
     stop = bound(selector.stop, tf.where(forward, highest, lowest))
-    # tf.range refuses a limit on the wrong side of its start.
+    # tf.range raises an error for a limit on the wrong side of its start.
     stop = tf.where(forward, tf.maximum(start, stop), tf.minimum(start, stop))
     return tf.range(start, stop, step)
 
 
 def row_number(shards: Shards, row: Any) -> int:
-    """Returns the row that a Python number means, or says that none is."""
+    """Returns the row that a Python number selects.
+
+    Raises:
+      IndexError: The number is out of range.
+      TypeError: `row` is not an integer.
+    """
     num_rows = shards.num_rows
     try:
         return range(num_rows)[row]
@@ -136,14 +147,18 @@ def row_number(shards: Shards, row: Any) -> int:
         ) from None
     except TypeError:
         raise TypeError(
-            "An index must be made of ints, slices, `...`, `None`, or an "
+            "An index must consist of ints, slices, `...`, `None`, or an "
             f"array, list or tensor for axis 0. Received: {row!r} (table "
             f"{shards.name!r})."
         ) from None
 
 
 def checked_mask(shards: Shards, mask: Any) -> tf.Tensor:
-    """Returns a mask of the first axes of the table, refusing others."""
+    """Returns a mask as a tensor if it fits the first axes of the table.
+
+    Raises:
+      IndexError: The mask has another shape.
+    """
     mask = tf.convert_to_tensor(mask, tf.bool)
     shape = shards.shape[: mask.shape.rank]
     if not mask.shape.is_compatible_with(shape):
@@ -152,12 +167,12 @@ def checked_mask(shards: Shards, mask: Any) -> tf.Tensor:
             f"Received: {mask.shape}."
         )
     return checks.check_run_time_shape(
-        shards, mask, shape, shape, what="A mask"
+        shards, mask, shape, shape, label="A mask"
     )
 
 
 def has_tensor_bound(selector: slice) -> bool:
-    """Whether a slice is known only at run time."""
+    """Returns whether a bound or the step of a slice is a tensor."""
     return any(
         is_tensor(bound)
         for bound in (selector.start, selector.stop, selector.step)
@@ -165,19 +180,19 @@ def has_tensor_bound(selector: slice) -> bool:
 
 
 def is_tensor(item: Any) -> bool:
-    """Whether `item` is a tensor or a variable."""
+    """Returns whether `item` is a tensor or a variable."""
     return tf.is_tensor(item) or isinstance(item, tf.Variable)
 
 
 def array_rank(item: Any) -> int | None:
-    """Returns the rank of an item, None where it is not known."""
+    """Returns the rank of an item, or None if the rank is not known."""
     if is_tensor(item):
         return item.shape.rank
     return np.ndim(item)
 
 
 def is_array(item: Any) -> bool:
-    """Whether `item` selects several rows, each by number or by a bool."""
+    """Returns whether `item` selects several rows, by numbers or by bools."""
     if is_tensor(item):
         return item.shape.rank != 0
     return isinstance(item, list) or (
@@ -186,7 +201,7 @@ def is_array(item: Any) -> bool:
 
 
 def is_mask(item: Any) -> bool:
-    """Whether `item` selects by bools."""
+    """Returns whether `item` selects by bools."""
     if not is_array(item):
         return is_tensor(item) and item.dtype == tf.bool
     if is_tensor(item):
@@ -195,5 +210,5 @@ def is_mask(item: Any) -> bool:
 
 
 def is_mask_of_elements(item: Any) -> bool:
-    """Whether `item` selects single elements, not rows, by bools."""
+    """Returns whether `item` selects single elements, not rows, by bools."""
     return is_mask(item) and (array_rank(item) or 0) > 1

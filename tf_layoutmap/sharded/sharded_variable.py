@@ -1,4 +1,4 @@
-"""`ShardedVariable`: one table in many shards, used like one `tf.Variable`."""
+"""`ShardedVariable`: a sharded table that is used like a `tf.Variable`."""
 
 import functools
 import math
@@ -18,12 +18,12 @@ from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
 
 
 class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
-    """A table whose rows are divided among several `tf.Variable`s.
+    """A table whose rows are sharded over several `tf.Variable`s.
 
-    Reads and writes use global rows and give what one `tf.Variable` of the
-    whole shape would give; rows always come back in the order of the ids,
-    wherever they are placed. Nothing but a dense use (`table * 2`,
-    `tf.convert_to_tensor(table)`, `value()`, `numpy()`) ever joins the shards.
+    Reads and writes use global rows and give the same results as one
+    `tf.Variable` of the full shape. A lookup returns rows in the order of the
+    ids, for all placements. Only dense operations (`table * 2`,
+    `tf.convert_to_tensor(table)`, `value()`, `numpy()`) join the shards.
 
     >>> import numpy as np
     >>> table = ShardedVariable.create(
@@ -35,15 +35,14 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     >>> table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [4]))[4].numpy()
     array([ 9., 10.], dtype=float32)
 
-    In a checkpoint it is one tensor, which restores into any other shards and
-    into one `tf.Variable`. In an exported SavedModel it is one
-    `tf.Variable`, used by TensorFlow's own operations only.
+    In a checkpoint, the table is one tensor, which can be restored into any
+    number of shards and into one `tf.Variable`. In an exported SavedModel, the
+    table is one `tf.Variable`, and only TensorFlow's own operations use it.
 
-    A row outside the table is refused with
-    `tf.errors.InvalidArgumentError` before anything is written. Functions
-    that XLA compiles cannot refuse: there a bad id gives NaN, in what is read
-    and in every row of the write, and tables of integers are refused when the
-    function is traced.
+    An out-of-range row raises `tf.errors.InvalidArgumentError` before anything
+    is written. Functions that XLA compiles cannot raise this error. There, an
+    out-of-range id gives NaN in the result of a read and in all rows of a
+    write, and the trace of a function with an integer table raises an error.
     """
 
     __composite_gradient__ = gradient.ShardedVariableGradient()
@@ -63,7 +62,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         name: str = "ShardedVariable",
         trainable: bool = True,
     ) -> "ShardedVariable":
-        """Makes the shards, named `<name>/part_0` and so on.
+        """Creates a table and its shards, named `<name>/part_0` and so on.
 
         >>> table = ShardedVariable.create(
         ...     tf.random_normal_initializer(), [1000, 8], num_shards=4)
@@ -71,36 +70,39 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         [[250, 8], [250, 8], [250, 8], [250, 8]]
 
         Args:
-          initial_value: The whole table, as array or tensor; or a callable.
+          initial_value: The full table as an array or a tensor, or a callable.
             Random and constant initializers of TensorFlow and Keras, and
             callables that take `shard_info`, or `partition_shape` and
-            `partition_offset`, make one shard at a time. Others,
-            `(shape, dtype)` or `(shape)`, are asked once for the whole table.
-          shape: Shape of the whole table, rank at least 1. Needed with a
-            callable, else None or that of `initial_value`.
-          dtype: `tf.DType` or its name. None: that of `initial_value`, or
+            `partition_offset`, initialize one shard at a time. Other
+            callables, with arguments `(shape, dtype)` or `(shape)`, are called
+            once for the full table.
+          shape: Shape of the full table, rank at least 1. Required with a
+            callable; otherwise None or the shape of `initial_value`.
+          dtype: `tf.DType` or its name. None: the dtype of `initial_value`, or
             float32 with a callable.
-          partitioner: Says how many shards; see `tf_layoutmap.partitioners`.
-          num_shards: Or the number itself; at most the number of rows is
-            used. None and no partitioner: one per device, or 1; in the scope
-            of a `ParameterServerStrategy` what its `variable_partitioner`
-            says. Its servers hold the shards in turn.
-          devices: The device of each shard, repeated in turn. None: the
-            current one.
-          axis: 0 divides rows, 1 divides columns.
-          placement: As for the constructor, or a `RowPartition`.
+          partitioner: Callable that returns the number of shards; see
+            `tf_layoutmap.partitioners`.
+          num_shards: Number of shards, an alternative to `partitioner`; capped
+            at the number of rows. If neither is given: one shard per device,
+            or 1. In the scope of a `ParameterServerStrategy`, its
+            `variable_partitioner` is used, and shards are assigned to the
+            servers round-robin.
+          devices: Devices of the shards, assigned round-robin. None: the
+            current device.
+          axis: 0 shards rows, 1 shards columns.
+          placement: Same as for the constructor, or a `RowPartition`.
           name: Name of the table.
-          trainable: Whether tapes watch its shards.
+          trainable: Whether gradient tapes watch the shards.
 
         Raises:
-          TypeError, ValueError: An argument is of the wrong kind, value or
+          TypeError, ValueError: An argument has an unsupported type, value or
             shape.
         """
         checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
         devices = arguments.check_devices(devices, name)
         if not callable(initial_value):
-            initial_value, shape, dtype = arguments.check_whole_value(
+            initial_value, shape, dtype = arguments.check_full_value(
                 initial_value, shape, dtype, name
             )
         elif shape is None:
@@ -133,7 +135,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             partitioner = tf_private.variable_partitioner_of(
                 tf.distribute.get_strategy()
             )
-        partition = arguments.partition_to_make(
+        partition = arguments.partition_from_arguments(
             shape,
             dtype,
             axis,
@@ -154,7 +156,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         )
         variables = []
         strategy = tf.distribute.get_strategy()
-        # TensorFlow asks for such a value on the server that it chooses.
+        # TensorFlow calls a callable on the server that it chooses for the
+        # shard. Other values are computed in this process.
         is_drawn_there = (
             initializer is not None
             and strategies.on_servers(strategy)
@@ -162,7 +165,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         )
         with new_rows.show_progress(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
-                # A strategy of parameter servers would divide a shard again.
+                # A parameter server strategy would shard each shard again.
                 with (
                     tf_private.undivided_variables(strategy),
                     tf.device(
@@ -197,16 +200,16 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
 
     @classmethod
     def from_tf(cls, sharded: Any) -> "ShardedVariable":
-        """Returns a table of the variables of TensorFlow's own class.
+        """Returns a table with the variables of TensorFlow's own class.
 
-        They are shared, not copied. What `ParameterServerStrategy` makes with
-        a `variable_partitioner` becomes a table of ours this way.
+        The variables are shared, not copied. Use this method for the variables
+        that a `ParameterServerStrategy` with a `variable_partitioner` creates.
 
         Args:
           sharded: A `ShardedVariable` of TensorFlow.
 
         Raises:
-          TypeError: It is something else.
+          TypeError: `sharded` has another type.
         """
         checks.check_type(
             "sharded",
@@ -218,7 +221,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         variables = arguments.check_variables(
             list(sharded._variables), name, 0, may_be_sliced=True
         )
-        return cls._of(
+        return cls._from_shards(
             Shards(
                 variables,
                 RowPartition.from_sizes(
@@ -232,16 +235,16 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: Rows are not placed as TensorFlow assumes, so that its
-            lookups would give other rows.
+          ValueError: The placement of rows is not the one that TensorFlow
+            assumes, so TensorFlow's lookups would return wrong rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":
             raise ValueError(
-                "TensorFlow's ShardedVariable needs placement 'div' along "
-                "axis 0, or its lookups return other rows. Received: "
+                "TensorFlow's ShardedVariable requires placement 'div' along "
+                "axis 0; with others, its lookups return wrong rows. Received: "
                 f"placement {self.placement!r}, axis {self.axis} (table "
-                f"{self.name!r}); call `reshard` first."
+                f"{self.name!r}). Call `reshard` first."
             )
         for variable in shards.variables:
             variable._set_save_slice_info(None)  # TensorFlow sets its own.
@@ -268,7 +271,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         )
 
     def _convert_variables_to_tensors(self) -> tf.Tensor:
-        # What leaves a function or enters a loop is the value, as it is for
+        # Functions return, and loops take, the value of the table, as for
         # tf.Variable.
         return tf.convert_to_tensor(self)
 

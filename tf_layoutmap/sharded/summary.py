@@ -1,4 +1,4 @@
-"""What each shard of a table holds, as data and as a table to print."""
+"""Summaries of the shards of a table, as data and in printable form."""
 
 import dataclasses
 import io
@@ -11,14 +11,15 @@ from tf_layoutmap.sharded.routing.checks import Shards, known_sizes
 
 @dataclasses.dataclass(frozen=True)
 class ShardSummary:
-    """One shard.
+    """Summary of one shard.
 
     Attributes:
-      name: Of its variable.
-      shape: Of its variable.
-      rows: Rows that it holds, or columns when the table is cut along axis 1.
-      num_bytes: Size of its value; of strings only what TensorFlow counts.
-      device: Where it is.
+      name: Name of the shard's variable.
+      shape: Shape of the shard's variable.
+      rows: Number of rows, or of columns if the table is sharded along axis 1.
+      num_bytes: Size of the value. For strings, this is the size that
+        TensorFlow reports for the dtype.
+      device: Device of the variable.
     """
 
     name: str
@@ -30,15 +31,15 @@ class ShardSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A table: `print` shows it, `rich.print` in colour.
+    """Summary of a table. `print` shows it, and `rich.print` uses colors.
 
     Attributes:
-      name: Of the table.
-      shape: Of the whole table.
-      dtype: Name of its dtype.
-      axis: The axis that is cut.
-      placement: The rule of the partition.
-      shards: One per shard.
+      name: Name of the table.
+      shape: Shape of the full table.
+      dtype: Name of the table's dtype.
+      axis: The axis that is sharded.
+      placement: Placement of the partition.
+      shards: One `ShardSummary` per shard.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Summary:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Total size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.shards)
 
     def __rich__(self) -> rich.table.Table:
@@ -83,7 +84,7 @@ class Summary:
 
 
 def summarize(shards: Shards) -> Summary:
-    """Describes a table without reading it."""
+    """Returns the summary of a table without reading its values."""
     described = tuple(
         ShardSummary(
             name=variable.name,

@@ -1,8 +1,9 @@
-"""How a table meets `tf.train.Checkpoint` and `tf.saved_model`.
+"""Support of tables for `tf.train.Checkpoint` and `tf.saved_model`.
 
-To both it is one variable. Checkpoints see slices of one tensor; an exported
-graph sees one variable of the full shape, which has no memory here: the
-exported graph's own copy is what the restored rows go into.
+Both treat a table as one variable. Checkpoints contain slices of one tensor. An
+exported graph contains one variable of the full shape. This process allocates
+no memory for that variable; a program that loads the SavedModel restores the
+rows into it.
 """
 
 import dataclasses
@@ -15,17 +16,17 @@ from tf_layoutmap.sharded.routing.checks import Shards
 
 _NOT_EXPORTABLE = (
     "Table {name!r} is used in a function that was traced before "
-    "tf.saved_model.save, with its shards as they are here. Give the "
-    "tf.function itself to `signatures`, with an input_signature, and not "
-    "what its get_concrete_function() returned."
+    "tf.saved_model.save and that captures the shards of this process. Pass "
+    "the tf.function itself to `signatures`, with an input_signature, instead "
+    "of the result of its get_concrete_function()."
 )
 
 
 class LogicalVariable(tf_private.Trackable):
-    """The part of a table that TensorFlow's savers call.
+    """Methods of a table that TensorFlow's checkpoints and SavedModels call.
 
-    Needs `_own_shards`, `_is_component` and `_saving_variable`, which is None
-    until a graph is exported.
+    Subclasses set `_own_shards`, `_is_component` and `_saving_variable`, which
+    is None until a graph is exported.
     """
 
     _own_shards: Shards
@@ -43,8 +44,8 @@ class LogicalVariable(tf_private.Trackable):
         return {tf_private.VARIABLE_VALUE_KEY: saveables}
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # A restore calls this between asking for the saveables and reading
-        # the file: the last moment at which nothing has been written.
+        # A restore calls this method after it has requested the saveables and
+        # before it reads the file. No variable has been written yet.
         key, saveables = self.__dict__.pop("_restoring", (None, ()))
         if (
             path is not None
@@ -54,12 +55,12 @@ class LogicalVariable(tf_private.Trackable):
             checkpoint.fetch_in_turn(saveables, path)
 
     def _copy_trackable_to_cpu(self, object_map):
-        # Asynchronous checkpoints write from copies.
+        # Asynchronous checkpoints save copies of variables.
         shards = self._own_shards
         for variable in shards.variables:
             variable._copy_trackable_to_cpu(object_map)
         if self not in object_map:
-            object_map[self] = type(self)._of(
+            object_map[self] = type(self)._from_shards(
                 dataclasses.replace(
                     shards,
                     variables=[
@@ -68,12 +69,12 @@ class LogicalVariable(tf_private.Trackable):
                 )
             )
 
-    # SavedModel. While one is traced, this object counts as a resource
-    # variable for TensorFlow, and only then: at other times the tape would
-    # take it for one handle.
+    # SavedModel. TensorFlow treats this object as a resource variable only
+    # during the trace of a SavedModel. At other times, a gradient tape would
+    # use the object as a single handle.
 
     def _exported_variable(self) -> tf.Variable:
-        """The one variable that stands for the table in exported graphs."""
+        """Returns the variable that represents the table in exported graphs."""
         variable = self._saving_variable
         if variable is None:
             with tf.init_scope():
@@ -87,13 +88,14 @@ class LogicalVariable(tf_private.Trackable):
         return variable
 
     def _keep_out_of_exports(self) -> None:
-        """Makes the function being traced refuse to be exported as it is.
+        """Marks the function that is being traced as not exportable.
 
-        Its captures are the shards, and an exported graph has none.
+        The function captures the shards, which exported graphs do not contain.
         """
         if tf.executing_eagerly():
             return
-        # The branches of tf.cond are graphs of their own: mark all around.
+        # The branches of tf.cond are separate graphs, so all outer graphs are
+        # marked as well.
         graph = tf.compat.v1.get_default_graph()
         while hasattr(graph, "mark_as_unsaveable"):
             graph.mark_as_unsaveable(_NOT_EXPORTABLE.format(name=self.name))
@@ -115,7 +117,10 @@ class LogicalVariable(tf_private.Trackable):
     @property
     def _should_act_as_resource_variable(self) -> bool:
         if self._is_component or not tf_private.in_save_context():
-            raise AttributeError("Only while a SavedModel is traced.")
+            raise AttributeError(
+                "`_should_act_as_resource_variable` exists only during the "
+                "trace of a SavedModel."
+            )
         return True
 
     @property

@@ -9,21 +9,21 @@ import tensorflow as tf
 from tf_layoutmap.sharded import arguments, indexing
 from tf_layoutmap.sharded.routing.checks import Shards
 
-# A TypeSpec must be made of what TensorFlow can hash, and functions are not:
-# a callable placement is known by its number here.
+# TensorFlow cannot hash functions in the serialization of a TypeSpec, so a
+# callable placement is replaced by its id.
 _FUNCTIONS: dict[int, Callable] = {}
 
 
 class ShardedVariableSpec(tf.TypeSpec):
-    """The type of a `ShardedVariable`: its shards, their placement, its name.
+    """The type of a `ShardedVariable`: shards, placement, name and devices.
 
-    The name belongs to it because messages of a function that takes a table
-    as argument must say which table it was; the devices because each needs
-    operations of its own there.
+    The name is part of the type because error messages of a function that takes
+    a table as an argument contain the name. The devices are part of the type
+    because a function needs separate operations for each device.
     """
 
-    # `ShardedVariable`; the module of that class, which imports this one, sets
-    # it.
+    # The class `ShardedVariable`. Its module, which imports this module, sets
+    # the attribute.
     table_class: type
 
     __slots__ = ["_variable_specs", "_name", "_axis", "_placement", "_devices"]
@@ -36,16 +36,16 @@ class ShardedVariableSpec(tf.TypeSpec):
         placement: Any = "offsets",
         devices: Sequence[str] | None = None,
     ):
-        """Makes the spec.
+        """Creates the spec.
 
         Args:
           *variable_specs: One spec of a `tf.Variable` per shard.
           name: Name of the table.
-          axis: The axis along which it is cut.
-          placement: `"offsets"`: contiguous. `"div"`, `"mod"` or a callable:
-            as for `ShardedVariable`.
-          devices: The device of each shard. None: all on one CPU of this
-            process.
+          axis: The axis along which the table is sharded.
+          placement: `"offsets"`: contiguous shards. `"div"`, `"mod"` or a
+            callable: same as for `ShardedVariable`.
+          devices: The device of each shard. None: all shards are on one CPU of
+            this process.
         """
         self._devices = None if devices is None else tuple(devices)
         self._variable_specs = tuple(variable_specs)
@@ -64,17 +64,17 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     @property
     def axis(self) -> int:
-        """The axis along which the table is cut."""
+        """The axis along which the table is sharded."""
         return self._axis
 
     @property
     def placement(self) -> Any:
-        """The rule by which shards divide it."""
+        """The placement of rows, as for `ShardedVariable`."""
         return self._placement
 
     @property
     def devices(self) -> tuple[str, ...] | None:
-        """The device of each shard; None: all on one CPU of this process."""
+        """The device of each shard; None: one CPU of this process."""
         return self._devices
 
     def _serialize(self):
@@ -103,8 +103,9 @@ class ShardedVariableSpec(tf.TypeSpec):
         )
 
     def __reduce__(self):
-        # TypeSpec would give the serialization to __init__, which takes other
-        # arguments. A callable goes as itself: its number is of this process.
+        # TypeSpec would pass the serialization to __init__, which has other
+        # arguments. A callable is pickled itself, because its id is valid in
+        # this process only.
         return functools.partial(
             type(self),
             *self._variable_specs,
@@ -136,10 +137,11 @@ class ShardedVariableSpec(tf.TypeSpec):
             argument_devices=self._devices,
         )
         if all(isinstance(v, tf.Variable) for v in components):
-            table = self.table_class._of(shards)
+            table = self.table_class._from_shards(shards)
             table._is_component = True
             return table
         if all(tf.is_tensor(v) and v.dtype != tf.resource for v in components):
-            # Where variables go as their values, the table does.
+            # TensorFlow replaced the variables by their values, so the table
+            # is replaced by its value.
             return indexing.dense(shards)
-        return tuple(components)  # Anything tf.nest was asked to put there.
+        return tuple(components)  # tf.nest may pack arbitrary objects.

@@ -1,4 +1,4 @@
-"""The methods of a table that write to it."""
+"""Methods of a table that write to it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,13 @@ from tf_layoutmap.sharded.routing.checks import Shards
 
 
 class Writes:
-    """Writes to `_shards()`. Each returns the table."""
+    """Write methods of a table.
+
+    They write to `_shards()` and return the table.
+    """
 
     def _shards(self) -> Shards:
-        """The table as the current graph may see it."""
+        """Returns the shards that the current graph may use."""
         raise NotImplementedError
 
     def assign(
@@ -26,14 +29,14 @@ class Writes:
         name: str | None = None,
         read_value: bool = True,
     ):
-        """Sets the whole table; returns this table.
+        """Assigns `value` to the full table; returns this table.
 
         Args:
-          value: Shape and dtype of the table.
-          use_locking: As for `tf.Variable`.
+          value: Value with the shape and dtype of the table.
+          use_locking: Same as for `tf.Variable`.
           name: Name of the operations.
-          read_value: Accepted for `tf.Variable`'s sake; the table is
-            returned and not read.
+          read_value: Ignored; accepted for compatibility with `tf.Variable`.
+            The table is returned without reading it.
 
         Raises:
           ValueError: `value` has another shape. No shard is written.
@@ -47,7 +50,7 @@ class Writes:
         name: str | None = None,
         read_value: bool = True,
     ):
-        """Adds to the whole table; as `assign`."""
+        """Adds `delta` to the full table; see `assign`."""
         return self._assign("assign_add", delta, use_locking, name, read_value)
 
     def assign_sub(
@@ -57,7 +60,7 @@ class Writes:
         name: str | None = None,
         read_value: bool = True,
     ):
-        """Subtracts from the whole table; as `assign`."""
+        """Subtracts `delta` from the full table; see `assign`."""
         return self._assign("assign_sub", delta, use_locking, name, read_value)
 
     def _assign(
@@ -87,16 +90,16 @@ class Writes:
         use_locking: bool = False,
         name: str | None = None,
     ):
-        """Does `batch_scatter_update` of `tf.Variable`; returns this table.
+        """Applies `batch_scatter_update` of `tf.Variable`; returns this table.
 
-        Indices of rank 1 are rows. The last axis of indices of a higher rank
-        indexes the axis of the table behind those that the others count:
-        `table[i, indices[i, j]] = values[i, j]`.
+        Indices of rank 1 are rows. Indices of rank `r` index axis `r - 1` of
+        the table, and their leading axes correspond to the table's leading
+        axes: `table[i, indices[i, j]] = values[i, j]` for rank 2.
 
         Args:
           sparse_delta: `indices` of rank 1 or more, int32 or int64; `values`
             of shape `indices.shape + shape[indices.rank:]`.
-          use_locking: Accepted for `tf.Variable`'s sake.
+          use_locking: Ignored; accepted for compatibility with `tf.Variable`.
           name: Name of the operations.
         """
         del use_locking
@@ -141,7 +144,7 @@ def _scatter_method(verb: str) -> Callable:
         use_locking: bool = False,
         name: str | None = None,
     ):
-        del use_locking  # Our op always locks.
+        del use_locking  # The fused op always locks.
         shards = self._shards()
         _check_slices(shards, sparse_delta)
         routing.scatter(
@@ -151,13 +154,13 @@ def _scatter_method(verb: str) -> Callable:
 
     scatter.__name__ = f"scatter_{verb}"
     scatter.__qualname__ = f"Writes.scatter_{verb}"
-    scatter.__doc__ = f"""Does `scatter_{verb}` of `tf.Variable`.
+    scatter.__doc__ = f"""Applies `scatter_{verb}` of `tf.Variable`.
 
         Args:
-          sparse_delta: `indices` of any shape, int32 or int64: global rows;
-            `values` of shape `indices.shape + shape[1:]`, or one scalar.
-            Repeated indices all apply, in their order.
-          use_locking: Accepted for `tf.Variable`'s sake.
+          sparse_delta: `indices`: global rows, any shape, int32 or int64;
+            `values` of shape `indices.shape + shape[1:]`, or a scalar.
+            Repeated indices are all applied, in order.
+          use_locking: Ignored; accepted for compatibility with `tf.Variable`.
           name: Name of the operations.
 
         Returns:
@@ -167,8 +170,8 @@ def _scatter_method(verb: str) -> Callable:
           TypeError: `sparse_delta` is not a `tf.IndexedSlices`, or its
             indices are not int32 or int64.
           ValueError: `values` have another shape or dtype.
-          tf.errors.InvalidArgumentError: A row is outside the table. No shard
-            is written.
+          tf.errors.InvalidArgumentError: A row is out of range. No shard is
+            written.
         """
     return scatter
 
@@ -180,12 +183,12 @@ def _scatter_nd_method(verb: str) -> Callable:
 
     scatter_nd.__name__ = f"scatter_nd_{verb}"
     scatter_nd.__qualname__ = f"Writes.scatter_nd_{verb}"
-    scatter_nd.__doc__ = f"""Does `scatter_nd_{verb}` of `tf.Variable`.
+    scatter_nd.__doc__ = f"""Applies `scatter_nd_{verb}` of `tf.Variable`.
 
         Args:
-          indices: `[..., k]`, int32 or int64: row, column and so on; `k` at
-            least 1 and at most the rank. Repeated ones all apply.
-          updates: `indices.shape[:-1] + shape[k:]`.
+          indices: `[..., k]`, int32 or int64: row, column and so on, with `k`
+            from 1 to the rank. Repeated indices are all applied.
+          updates: Tensor of shape `indices.shape[:-1] + shape[k:]`.
           name: Name of the operations.
 
         Returns:
@@ -193,7 +196,7 @@ def _scatter_nd_method(verb: str) -> Callable:
 
         Raises:
           ValueError: `k` or the shape of `updates` does not fit.
-          tf.errors.InvalidArgumentError: An index is outside. No shard is
+          tf.errors.InvalidArgumentError: An index is out of range. No shard is
             written.
         """
     return scatter_nd

@@ -1,1 +1,1 @@
-"""Open vocabularies: tables that take ids as they come."""
+"""Open vocabularies: tables that accept arbitrary ids as keys."""

@@ -1,6 +1,7 @@
-"""Where keys may be in a table: arithmetic of buckets and segments.
+"""Buckets and segments: the possible positions of keys in a table.
 
-Pure. The same as cc/core/keys/bucket_layout.h, which says why.
+This module contains pure arithmetic. It matches cc/core/keys/bucket_layout.h,
+which explains the design.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from tf_layoutmap._core import checks
 KEYS_PER_BUCKET = 8
 MAX_SEGMENTS = 64
 MAX_PROBES = 4
-# Marks a place without a key.
+# Value of a place without a key.
 EMPTY_KEY = -(2**63)
-# Of each row of the admission's sketch, in one segment.
+# Minimum number of cells in a row of the admission sketch, per segment.
 _LEAST_CELLS = 256
 
 
 def num_buckets_for(capacity: int) -> int:
-    """Returns how many buckets a vocabulary of so many keys has.
+    """Returns the number of buckets of a vocabulary with this capacity.
 
     >>> num_buckets_for(1), num_buckets_for(100), num_buckets_for(2_000_000)
     (1, 14, 250048)
 
     Args:
-      capacity: Keys that it shall hold, in [1, 2^32].
+      capacity: Number of keys, in [1, 2^32 - 4096].
 
     Raises:
-      TypeError: If it is not an integer.
-      ValueError: If it is outside of that.
+      TypeError: If `capacity` is not an integer.
+      ValueError: If `capacity` is out of range.
     """
     checks.check_int("capacity", capacity, lowest=1, highest=2**32 - 4096)
     needed = -(-capacity // KEYS_PER_BUCKET)
@@ -37,7 +38,7 @@ def num_buckets_for(capacity: int) -> int:
 
 
 def num_segments(num_buckets: int) -> int:
-    """Returns into how many segments buckets are divided."""
+    """Returns the number of segments that group the buckets."""
     segments = 1
     while segments < MAX_SEGMENTS and 2 * segments * MAX_PROBES <= num_buckets:
         segments *= 2
@@ -45,7 +46,7 @@ def num_segments(num_buckets: int) -> int:
 
 
 def sketch_shape(num_buckets: int) -> tuple[int, int, int]:
-    """Returns the shape of the counts of keys that have no row."""
+    """Returns the shape of the sketch that counts keys without a row."""
     segments = num_segments(num_buckets)
     cells = 2 * KEYS_PER_BUCKET * (num_buckets // segments)
     return segments, 2, max(cells, _LEAST_CELLS)
@@ -55,7 +56,7 @@ def bucket_partition(
     num_buckets: int,
     num_shards: int,
 ) -> partition.RowPartition:
-    """Returns which shard has which buckets: whole ones, as even as can be."""
+    """Returns the partition of the buckets into shards of even sizes."""
     return partition.RowPartition.div(num_buckets, num_shards)
 
 
@@ -63,16 +64,17 @@ def segment_partition(
     num_buckets: int,
     num_shards: int,
 ) -> partition.RowPartition:
-    """Returns which shard has which buckets where no segment is divided.
+    """Returns the partition of the buckets into shards of complete segments.
 
-    So all places that a key may have are in one shard, which can be a server's.
+    All possible positions of a key are then in one shard, for example on one
+    parameter server.
 
     >>> segment_partition(32, 3).sizes
     (12, 12, 8)
 
     Args:
-      num_buckets: Of the vocabulary.
-      num_shards: At most `num_segments(num_buckets)`.
+      num_buckets: Number of buckets of the vocabulary.
+      num_shards: Number of shards, at most `num_segments(num_buckets)`.
     """
     segments = num_segments(num_buckets)
     return partition.RowPartition.from_sizes(
@@ -84,13 +86,13 @@ def segment_partition(
 
 
 def row_partition(buckets: partition.RowPartition) -> partition.RowPartition:
-    """Returns which shard has which rows of the table.
+    """Returns the partition of the table's rows into shards.
 
-    They are those of its buckets. The last shard has one more: the row of
-    keys that have none of their own.
+    Each shard has the rows of its buckets. The last shard has one more row,
+    which all unknown keys share.
 
     Args:
-      buckets: Which shard has which buckets.
+      buckets: The partition of the buckets.
     """
     sizes = [KEYS_PER_BUCKET * size for size in buckets.sizes]
     sizes[-1] += 1

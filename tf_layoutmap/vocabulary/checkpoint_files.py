@@ -1,12 +1,15 @@
-"""Checkpoints of TensorFlow that are written one tensor at a time.
+"""TensorFlow checkpoints that are written one tensor at a time.
 
-A checkpoint is an index and data files, whose names have their number:
-`ck.index` and `ck.data-00000-of-00003` to `-00002-of-00003`. So a checkpoint
-takes another's place when its index does, if its data files are as many as no
-other's: those of both are then there for a moment.
+A checkpoint consists of an index and data files, whose names contain their
+number: `ck.index`, and `ck.data-00000-of-00003` to `ck.data-00002-of-00003`. A
+new checkpoint replaces an old one atomically, by renaming its index, if the two
+have different numbers of data files. The data files of both then exist side by
+side for a short time.
+
+The module also changes the object graph of a checkpoint when variables are
+added or removed.
 """
 
-# DOC-MERGE: What a checkpoint says of its objects, changed where variables come or go.
 from __future__ import annotations
 
 import glob
@@ -22,7 +25,7 @@ from tf_layoutmap._core import files, paths
 
 
 def prefix_of(path: str | os.PathLike[str]) -> str:
-    """Returns a path as the prefix of a checkpoint, without a slash at its end.
+    """Returns a path as the prefix of a checkpoint, without trailing slashes.
 
     >>> prefix_of("models/ck-1/")
     'models/ck-1'
@@ -35,7 +38,7 @@ def is_same_checkpoint(one: str, other: str) -> bool:
     """Returns whether two prefixes name the same checkpoint.
 
     Args:
-      one: A prefix, or a folder whose newest checkpoint is meant.
+      one: A prefix, or a folder, which means its newest checkpoint.
       other: A prefix.
     """
     newest = (
@@ -45,16 +48,16 @@ def is_same_checkpoint(one: str, other: str) -> bool:
 
 
 def located(prefix: str) -> str:
-    """Returns a prefix whose folder is resolved.
+    """Returns a prefix with the links of its folder resolved.
 
-    Files of a checkpoint that are links stay links: writers replace the link.
+    Checkpoint files that are links are not resolved: writers replace the link.
     """
     folder, name = os.path.split(prefix)
     return os.path.join(paths.resolve(folder), name)
 
 
 def data_files(prefix: str) -> dict[str, int]:
-    """Returns the data files at a prefix, and how many each is one of."""
+    """Returns the data files at a prefix and the total number in each name."""
     found: dict[str, int] = {}
     matching = (
         glob.glob(f"{glob.escape(prefix)}.data-*")
@@ -69,19 +72,21 @@ def data_files(prefix: str) -> dict[str, int]:
 
 
 def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
-    """Writes a checkpoint of TensorFlow.
+    """Writes a TensorFlow checkpoint.
 
-    Each tensor is written before the next one is asked for, so that one at a
-    time is in memory. A checkpoint at `target` is replaced at the end by one
-    renaming, after the disk has the new one, and stays if something fails or
-    the process is killed. What killed writers of it left is removed.
+    Each tensor is written before the next one is requested, so only one tensor
+    is in memory. An existing checkpoint at `target` is replaced at the end by
+    one rename, after the new files have been synchronized to disk. It remains
+    if an error occurs or the process is killed. Files that killed writers left
+    behind are removed.
 
     Args:
-      target: Its prefix.
-      tensors: Names and values, at least one.
+      target: Prefix of the checkpoint.
+      tensors: Names and values of the tensors, at least one.
 
     Raises:
-      OSError: If it cannot be written, or is being written by another process.
+      OSError: If the checkpoint cannot be written, or if another process is
+        writing it.
     """
     target = located(target)
     files.make_parent(target)
@@ -99,8 +104,8 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
                 )
             )
             del value
-        taken = counts_in_use(target)
-        while len(parts) in taken:
+        in_use = counts_in_use(target)
+        while len(parts) in in_use:
             _join_smallest(parts, target)
         new = os.path.join(folder, "new")
         with files.os_errors(target):
@@ -113,7 +118,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
 
 class _Part:
-    """A checkpoint of a few tensors, which becomes a data file."""
+    """A checkpoint of some tensors, which becomes one data file."""
 
     def __init__(
         self,
@@ -122,13 +127,13 @@ class _Part:
         values: list[tf.Tensor],
         target: str,
     ):
-        """Writes it.
+        """Writes the tensors.
 
         Args:
-          prefix: Where to.
-          names: Of the tensors.
-          values: Of each.
-          target: Of what it is a part, for messages.
+          prefix: Prefix to write to.
+          names: Names of the tensors.
+          values: Values of the tensors.
+          target: Prefix of the complete checkpoint, for messages.
         """
         self.prefix = prefix
         self._names = names
@@ -163,34 +168,36 @@ class _Part:
 
 
 def _join_smallest(parts: list[_Part], target: str) -> None:
-    """Joins two parts, so that there is one data file less."""
+    """Joins the two smallest parts, which reduces the data files by one."""
     if len(parts) == 1:
         raise FileExistsError(
-            f"A checkpoint of one tensor cannot take the place of another at "
-            f"once: remove the one at {target!r} before."
+            "A checkpoint of one tensor must not replace a checkpoint with one "
+            "data file, because the replacement would not be atomic. "
+            f"Remove the checkpoint at {target!r} first."
         )
     parts.sort(key=lambda part: part.num_bytes)
     parts[:2] = [parts[0].join(parts[1], target)]
 
 
 def counts_in_use(prefix: str) -> set[int]:
-    """Returns the numbers of data files that a new checkpoint must not have."""
+    """Returns the data file counts that a new checkpoint must not use."""
     if not tf.io.gfile.exists(f"{prefix}.index"):
         return set()
-    count = _count_of(f"{prefix}.index")
+    count = _num_data_files(f"{prefix}.index")
     return set(data_files(prefix).values()) if count is None else {count}
 
 
-def _count_of(index: str) -> int | None:
-    """The number of data files that an index names, if it can be read.
+def _num_data_files(index: str) -> int | None:
+    """Returns the number of data files in an index, or None if unreadable.
 
-    An index is a table of strings by key, sorted and here uncompressed. It
-    begins with a `BundleHeaderProto`, whose key is empty; the first field of
-    that is this number.
+    An index is a sorted, uncompressed table of strings by key. Its first entry
+    has an empty key and contains a `BundleHeaderProto`, whose first field is
+    the number of data files.
     """
     with tf.io.gfile.GFile(index, "rb") as file:
         head = file.read(16)
-    # No bytes shared with the key before, none of its own, length, field 1.
+    # The pattern matches zero bytes shared with the previous key, zero key
+    # bytes, the length of the value, and field 1.
     match = re.match(rb"\x00\x00[\x02-\x7f]\x08([\x80-\xff]*[\x00-\x7f])", head)
     if match is None:
         return None
@@ -198,7 +205,10 @@ def _count_of(index: str) -> int | None:
 
 
 def replace_checkpoint(new: str, target: str) -> None:
-    """Renames a checkpoint; `target` is the old or the new one at any time.
+    """Moves the checkpoint at `new` to `target`, atomically.
+
+    At any time, `target` is either the complete old or the complete new
+    checkpoint.
 
     Args:
       new: Prefix of a checkpoint on the same file system. Its number of data
@@ -219,25 +229,26 @@ def replace_checkpoint(new: str, target: str) -> None:
         files.sync(folder)
         files.rename(f"{new}.index", f"{target}.index")
     except BaseException:
-        # Unless the index was renamed, and then interrupted.
+        # If the index exists under its old name, the rename did not happen.
+        # Otherwise `target` is already the new checkpoint.
         if tf.io.gfile.exists(f"{new}.index"):
             for path in moved:
                 files.remove(path)
         raise
     files.sync(folder)
-    # Of the checkpoint before, and of writers that were killed.
+    # The other data files belong to the old checkpoint or to killed writers.
     for path in data_files(target).keys() - moved:
         files.remove(path)
 
 
-# The tensor that holds it, as TensorFlow names it.
+# TensorFlow's name of the tensor that contains the object graph.
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def read_object_graph(
     serialized: bytes,
 ) -> trackable_object_graph_pb2.TrackableObjectGraph:
-    """Returns the graph of a checkpoint, of the tensor that holds it."""
+    """Parses the object graph of a checkpoint."""
     return trackable_object_graph_pb2.TrackableObjectGraph.FromString(
         serialized
     )
@@ -248,13 +259,14 @@ def changed_object_graph(
     siblings: Mapping[str, Mapping[str, str]],
     removed: Collection[str],
 ) -> bytes:
-    """Returns the graph with other variables.
+    """Returns the serialized object graph with variables added and removed.
 
     Args:
-      serialized: As the checkpoint has it.
-      siblings: By the tensor of a variable that is there, what comes beside
-        it: by name of the attribute, the tensor.
-      removed: Tensors of variables that go.
+      serialized: The serialized object graph of the checkpoint.
+      siblings: Variables to add. The key is the tensor name of an existing
+        variable. The value maps the attribute names of new variables, which
+        get the same parent, to their tensor names.
+      removed: Tensor names of variables to remove.
     """
     graph = read_object_graph(serialized)
     node_of = {

@@ -1,7 +1,12 @@
-"""Checkpoints of tables, made anew for other vocabularies."""
+"""Conversion of checkpoints for tables with other vocabularies.
 
-# DOC-MERGE: One table of a checkpoint, as another kind of table would have it.
-# DOC-MERGE: Where the rows of keys go in a vocabulary of another capacity.
+An open table has an open vocabulary. A closed table has a fixed number of rows,
+and its ids are rows. `convert_vocabularies` is the public function.
+`convert_capacity`, `convert_to_open` and `convert_to_closed` convert one table.
+`move_rows` assigns the keys of a vocabulary to the rows of a vocabulary with
+another capacity.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -30,14 +35,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MovedRows:
-    """The rows of keys, before and after.
+    """Old and new rows of the keys of a vocabulary.
 
     Attributes:
-      sources: `[num_kept]` int64, the rows that keys had.
-      targets: The rows that they get.
-      dropped: `[num_dropped]` int64, rows of keys that found no place.
-      num_rows: Of the new table, that of unknown keys among them.
-      vocabulary: Its variables by name.
+      sources: `[num_kept]` int64, old rows of the keys that are kept.
+      targets: `[num_kept]` int64, new rows of these keys.
+      dropped: `[num_dropped]` int64, old rows of the keys that are dropped.
+      num_rows: Number of rows of the new table, including the row of unknown
+        keys.
+      vocabulary: Variables of the new vocabulary, by name.
     """
 
     sources: Array
@@ -48,17 +54,17 @@ class MovedRows:
 
     @property
     def conversion(self) -> state.Conversion:
-        """What became of the keys."""
+        """The numbers of keys that were kept and dropped."""
         return state.Conversion(len(self.targets), len(self.dropped))
 
     def of(self, value: Array) -> Array:
         """Returns the rows of the new table, `[num_rows, dim]`.
 
-        Rows without a key are zeros, until a key gets them. The last one, of
-        unknown keys, stays.
+        Rows without a key are zeros until a key gets them. The last row, which
+        belongs to unknown keys, is copied.
 
         Args:
-          value: The rows of the old one.
+          value: The rows of the old table.
         """
         rows = np.zeros((self.num_rows, *value.shape[1:]), value.dtype)
         rows[self.targets] = value[self.sources]
@@ -73,17 +79,17 @@ def move_rows(
     numbers: Array,
     settings: OpenVocabulary,
 ) -> MovedRows:
-    """Finds a place for keys in a vocabulary of these settings.
+    """Assigns keys to the rows of a vocabulary with other settings.
 
-    Where there is not room for all, those with the highest score stay, by its
-    `evict`. What was counted of keys without a row is forgotten.
+    If there is not enough room, the keys with the highest score according to
+    `settings.evict` are kept. The counts of keys without a row are discarded.
 
     Args:
-      keys: Of any shape, int64; -2^63 where none is.
-      last_steps: Of each, int32.
-      counts: Of each, int32.
-      numbers: What the old vocabulary has counted.
-      settings: Of the new one.
+      keys: int64 keys, of any shape; -2^63 marks empty places.
+      last_steps: Step of the last use of each key, int32.
+      counts: Count of each key, int32.
+      numbers: The variable `NUMBERS` of the old vocabulary.
+      settings: Settings of the new vocabulary.
     """
     stored = keys.ravel()
     found = ops.native.put_keys(
@@ -115,20 +121,20 @@ def move_rows(
     )
 
 
-# Of a variable's name, its value in the checkpoint.
+# A function that returns the checkpoint value of the variable with a name.
 Read = Callable[[str], Array]
 PARAMETERS = "parameters"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Converted:
-    """What a table becomes.
+    """A converted table.
 
     Attributes:
-      conversion: What became of its keys.
-      values: By name, variables that others take the place of, or that are
-        new; each is computed when it is called.
-      removed: Names of variables that are gone.
+      conversion: The numbers of keys that were kept and dropped.
+      values: Replaced and new variables by name, as functions that compute the
+        value when they are called.
+      removed: Names of variables that the converted table does not have.
     """
 
     conversion: Conversion
@@ -136,17 +142,17 @@ class Converted:
     removed: frozenset[str] = frozenset()
 
 
-def to_another_capacity(
+def convert_capacity(
     read: Read,
     names: Mapping[str, tuple[int, ...]],
     settings: OpenVocabulary,
 ) -> Converted:
-    """From an open table into one of other settings.
+    """Converts an open table into an open table with other settings.
 
     Args:
-      read: Of the table.
-      names: Its variables and their shapes.
-      settings: Of the new one.
+      read: Reader of the variables of the old table.
+      names: Shapes of the variables of the old table, by name.
+      settings: Settings of the new table.
     """
     moved = move_rows(
         read(state.KEYS),
@@ -165,22 +171,22 @@ def to_another_capacity(
     return Converted(moved.conversion, values)
 
 
-def to_open(
+def convert_to_open(
     read: Read,
     names: Mapping[str, tuple[int, ...]],
     settings: OpenVocabulary,
     slot_values: Mapping[str, float],
 ) -> Converted:
-    """From a closed table of n rows into an open one with keys 0 to n - 1.
+    """Converts a closed table of n rows into an open table.
 
-    Each counts as used once, before the first step.
+    The keys are 0 to n - 1. Each counts as used once, before the first step.
 
     Args:
-      read: Of the table.
-      names: Its variables and their shapes.
-      settings: Of the new one.
-      slot_values: What slot variables start with, which the row of unknown
-        keys has.
+      read: Reader of the variables of the old table.
+      names: Shapes of the variables of the old table, by name.
+      settings: Settings of the new table.
+      slot_values: Initial values of slot variables, by name. The row of unknown
+        keys gets these values.
     """
     keys = np.arange(names[PARAMETERS][0])
     numbers = np.zeros([len(state.NUMBERS_HELD)], np.int64)
@@ -208,24 +214,24 @@ def to_open(
     return Converted(moved.conversion, values)
 
 
-def to_closed(
+def convert_to_closed(
     read: Read,
     names: Mapping[str, tuple[int, ...]],
     num_rows: int,
     initializer: Callable[..., Any],
     slot_values: Mapping[str, float],
 ) -> Converted:
-    """From an open table into a closed one: key k gets row k.
+    """Converts an open table into a closed table, where key k gets row k.
 
     Args:
-      read: Of the table.
-      names: Its variables and their shapes.
-      num_rows: Of the new one.
-      initializer: Of rows whose key is not there.
-      slot_values: What their slot variables start with.
+      read: Reader of the variables of the old table.
+      names: Shapes of the variables of the old table, by name.
+      num_rows: Number of rows of the new table.
+      initializer: Initializer of rows whose key the old table does not have.
+      slot_values: Initial values of the slot variables of these rows, by name.
 
     Raises:
-      ValueError: If its keys are hashes of strings.
+      ValueError: If the keys are hashes of strings.
     """
     if read(state.NUMBERS)[1] == key_tensors.STRINGS:
         raise ValueError("keys that are integers. Received: hashes of strings")
@@ -253,7 +259,7 @@ def to_closed(
 
 
 def _names_of_rows(names: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Of the variables that have a row for each of the table's."""
+    """Returns the names of the variables with one row per row of the table."""
     return [
         name
         for name, shape in names.items()
@@ -275,44 +281,49 @@ def convert_vocabularies(
     vocabularies: Mapping[str, Any],
     optimizer: Any = None,
 ) -> dict[str, Conversion]:
-    """Writes a checkpoint whose tables are restored into other ones.
+    """Writes a checkpoint for tables with other vocabularies.
 
-    - A table with keys into one of another capacity: keys keep their rows, slot
-      variables, counts and steps. Where there is not room for all, those with
-      the highest score stay, by the `evict` of the new vocabulary: the key
-      that was used last, or most. What was counted of keys without a row is
-      forgotten.
-    - A table of n rows into one with keys: they are 0 to n - 1, each used once,
-      before the first step. Where there is not room, the lowest stay.
-    - A table with keys into one of n rows: keys 0 to n - 1 keep their values,
-      other keys are dropped, and rows without a key start as in a new table.
+    Three conversions of a table are supported. A closed table is a table
+    without an open vocabulary.
 
-    All else is copied. One variable at a time is in memory, as it was and as
-    it will be.
+    - From an open vocabulary to another capacity: keys keep their rows, slot
+      variables, counts and steps. If there is not enough room, the keys with
+      the highest score according to the `evict` of the new vocabulary are
+      kept: the keys that were used most recently, or most often. The counts of
+      keys without a row are discarded.
+    - From a closed table of n rows to an open vocabulary: the keys are 0 to
+      n - 1, each used once, before the first step. If there is not enough room,
+      the lowest keys are kept.
+    - From an open vocabulary to a closed table of n rows: keys 0 to n - 1 keep
+      their values, other keys are dropped, and rows without a key are
+      initialized as in a new table.
+
+    Everything else is copied. Only one variable at a time is in memory, in its
+    old and its new form.
 
     Args:
-      source: Prefix of a checkpoint of TensorFlow, as `tf.train.Checkpoint`
-        returned it.
-      target: Prefix of the new one, another one. A checkpoint there is
-        replaced at the end: also of a process that is killed, the old or the
-        new one is left.
-      vocabularies: By name of the table, what it will be restored into: a
-        `tlm.OpenVocabulary`, or the `TableConfig` of a table without one.
-        Tables that are not named stay as they are.
-      optimizer: Of tables that have keys in one of the two checkpoints only:
-        says what slot variables start with. None: that of the `TableConfig`.
+      source: Prefix of a TensorFlow checkpoint, as returned by
+        `tf.train.Checkpoint`.
+      target: Prefix of the new checkpoint, which differs from `source`. An
+        existing checkpoint is replaced at the end. If the process is killed,
+        either the old or the new checkpoint remains.
+      vocabularies: The new vocabulary by table name: a `tlm.OpenVocabulary`, or
+        the `TableConfig` of a closed table. Other tables are copied.
+      optimizer: Optimizer that defines the initial values of slot variables.
+        It is used for tables that change between open and closed. None: the
+        optimizer of the `TableConfig`.
 
     Returns:
-      By name of the table, how many of its keys were kept and dropped.
+      The numbers of keys that were kept and dropped, by table name.
 
     Raises:
-      TypeError: If a vocabulary is neither.
-      ValueError: If `target` is `source`, there is no such table, or several,
-        what slot variables start with is not known, or keys that are strings
-        would become rows, or `source` was cut or altered. Nothing is written
-        then.
-      OSError: If `target` cannot be written, or is being written by another
-        process; a checkpoint that was there before is as it was.
+      TypeError: If a value of `vocabularies` has an unsupported type.
+      ValueError: If `target` equals `source`, a table does not exist or is not
+        unique, the initial values of slot variables are not known, a table
+        with string keys would become closed, or `source` is truncated or
+        corrupted. Nothing is written.
+      OSError: If `target` cannot be written, or if another process is writing
+        it. An existing checkpoint is unchanged.
     """
     source, target = map(checkpoint_files.prefix_of, (source, target))
     if checkpoint_files.is_same_checkpoint(source, target):
@@ -336,7 +347,7 @@ def convert_vocabularies(
     shapes = reader.shapes
     prefixes = _prefixes(shapes, source, vocabularies)
     converted = {
-        prefix: _converted(
+        prefix: _convert_table(
             reader, prefix, shapes, table, vocabularies[table], optimizer
         )
         for prefix, table in prefixes.items()
@@ -351,17 +362,17 @@ def convert_vocabularies(
 
 
 class _Reader:
-    """The tensors of a checkpoint.
+    """Reader of the tensors of a checkpoint.
 
     Attributes:
-      shapes: By name.
+      shapes: Shapes of the tensors, by name.
     """
 
     def __init__(self, prefix: str):
-        """Opens it.
+        """Opens the checkpoint.
 
         Raises:
-          ValueError: If there is none.
+          ValueError: If there is no checkpoint.
         """
         try:
             self._reader = tf.train.load_checkpoint(prefix)
@@ -380,14 +391,14 @@ class _Reader:
         """Returns a tensor.
 
         Raises:
-          ValueError: If its bytes are not those that were written.
+          ValueError: If the checkpoint is truncated or corrupted.
         """
         try:
             return self._reader.get_tensor(key)
         except (tf.errors.OpError, IndexError, RuntimeError) as error:
             raise ValueError(
-                f"Tensor {key!r} cannot be read from the checkpoint at "
-                f"{self._prefix!r}, which was cut or altered: {error}."
+                f"Could not read tensor {key!r} from the checkpoint at "
+                f"{self._prefix!r}, which is truncated or corrupted: {error}."
             ) from None
 
 
@@ -396,10 +407,10 @@ def _prefixes(
     source: str,
     vocabularies: Mapping[str, Any],
 ) -> dict[str, str]:
-    """By what the names of its tensors begin with, each table to convert."""
+    """Returns the tables to convert, by the prefix of their tensor names."""
     end = f"/{PARAMETERS}{_VALUE}"
     found = {
-        key.removesuffix(end.removeprefix("/")): _unescaped(
+        key.removesuffix(end.removeprefix("/")): _unescape(
             key.removesuffix(end).rpartition("/")[2]
         )
         for key in shapes
@@ -410,8 +421,8 @@ def _prefixes(
         if names.count(table) != 1:
             raise ValueError(
                 "Argument `vocabularies` must name tables that the checkpoint "
-                f"has once, of {sorted(names)} in {source!r}. Received: "
-                f"{table!r}."
+                f"contains exactly once, from {sorted(names)} in {source!r}. "
+                f"Received: {table!r}."
             )
     return {
         prefix: table
@@ -420,7 +431,7 @@ def _prefixes(
     }
 
 
-def _converted(
+def _convert_table(
     reader: _Reader,
     prefix: str,
     shapes: Mapping[str, tuple[int, ...]],
@@ -428,7 +439,7 @@ def _converted(
     wanted: Any,
     optimizer: Any,
 ) -> Converted:
-    """What the table of a prefix becomes."""
+    """Converts the table whose tensor names begin with `prefix`."""
     names = {
         key.removeprefix(prefix).removesuffix(_VALUE): shape
         for key, shape in shapes.items()
@@ -441,8 +452,8 @@ def _converted(
     has_keys = state.KEYS in names
     if isinstance(wanted, OpenVocabulary):
         if has_keys:
-            return to_another_capacity(read, names, wanted)
-        return to_open(
+            return convert_capacity(read, names, wanted)
+        return convert_to_open(
             read, names, wanted, _slot_values(names, table, optimizer)
         )
     if not has_keys:
@@ -456,7 +467,7 @@ def _converted(
             f"checkpoint. Received: dim={wanted.dim}."
         )
     try:
-        return to_closed(
+        return convert_to_closed(
             read,
             names,
             wanted.vocabulary_size,
@@ -465,7 +476,7 @@ def _converted(
         )
     except ValueError as error:
         raise ValueError(
-            f"Table {table!r} without keys must be made of {error}."
+            f"A closed table {table!r} must be converted from {error}."
         ) from None
 
 
@@ -474,7 +485,7 @@ def _slot_values(
     table: str,
     optimizer: Any,
 ) -> dict[str, float]:
-    """What the slot variables of a table start with, by name."""
+    """Returns the initial values of the slot variables of a table, by name."""
     rows = names[PARAMETERS][0]
     slots = {
         name
@@ -489,8 +500,8 @@ def _slot_values(
     }
     if slots - found.keys():
         raise ValueError(
-            "Argument `optimizer` must be the one that the table is trained "
-            f"with, which has slot variables {sorted(slots)}. Received: "
+            "Argument `optimizer` must be the optimizer that trains the table, "
+            f"which has slot variables {sorted(slots)}. Received: "
             f"{optimizer!r} (table {table!r})."
         )
     return found
@@ -501,7 +512,7 @@ def _tensors(
     shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:
-    """All tensors of the new checkpoint, each when it is needed."""
+    """Yields all tensors of the new checkpoint, computed when needed."""
     values = {
         prefix + name + _VALUE: value
         for prefix, one in converted.items()
@@ -531,8 +542,8 @@ def _tensors(
         yield key, values[key]() if key in values else reader.get_tensor(key)
 
 
-def _unescaped(name: str) -> str:
-    """The name of an attribute, as checkpoints write it."""
+def _unescape(name: str) -> str:
+    """Returns the attribute name for its escaped form in checkpoint keys."""
     return re.sub(
         r"\.([.S])", lambda found: {"S": "/", ".": "."}[found[1]], name
     )

@@ -1,4 +1,4 @@
-"""Keys that give their rows away, told to a callback or written to a file."""
+"""Evicted keys: passed to the callback `on_evict` or written to a file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tf_layoutmap._core import files, paths
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvictedKeys:
-    """Keys of one table that gave their rows away, and what these held.
+    """Evicted keys of one table, with the values of their rows.
 
     Attributes:
       table: Name of the table.
-      keys: `[num_keys]` int64; of strings, their hashes.
-      rows: `[num_keys, dim]`, of the type that the table is stored in.
-      slots: By name of the slot variable: `[num_keys, dim]` or
+      keys: `[num_keys]` int64; the hashes if the keys are strings.
+      rows: `[num_keys, dim]`, in the dtype in which the table is stored.
+      slots: Values by name of the slot variable: `[num_keys, dim]` or
         `[num_keys, 1]` float32.
     """
 
@@ -37,19 +37,21 @@ def teller(
     table: str,
     slot_names: Sequence[str],
 ) -> Callable[..., None]:
-    """Returns what takes keys, rows and slot variables, and passes them on.
+    """Returns a function that passes evicted keys to `on_evict`.
+
+    The function takes keys, rows and the slot variables as arrays.
 
     Args:
-      on_evict: As of `OpenVocabulary`.
+      on_evict: Same as for `OpenVocabulary`.
       table: Name of the table.
-      slot_names: In the order in which they come.
+      slot_names: Names of the slot variables, in the order of the arguments.
     """
-    tell = _told(on_evict)
+    callback = _as_callback(on_evict)
 
-    def take(keys: Any, rows: Any, *slots: Any) -> None:
+    def report(keys: Any, rows: Any, *slots: Any) -> None:
         if not len(keys):
             return
-        tell(
+        callback(
             EvictedKeys(
                 table,
                 np.array(keys),
@@ -58,36 +60,36 @@ def teller(
             )
         )
 
-    return take
+    return report
 
 
 def under_name(
     on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str],
     name: str,
 ) -> Callable[[EvictedKeys], Any]:
-    """Returns an `on_evict` that is told another name of the table.
+    """Returns an `on_evict` that reports another name of the table.
 
     Args:
-      on_evict: As of `OpenVocabulary`.
-      name: By which users know the table.
+      on_evict: Same as for `OpenVocabulary`.
+      name: The name of the table in user code.
     """
-    tell = _told(on_evict)
-    return lambda evicted: tell(dataclasses.replace(evicted, table=name))
+    callback = _as_callback(on_evict)
+    return lambda evicted: callback(dataclasses.replace(evicted, table=name))
 
 
-def _told(
+def _as_callback(
     on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str],
 ) -> Callable[[EvictedKeys], Any]:
     return on_evict if callable(on_evict) else _File(os.fspath(on_evict))
 
 
 class _File:
-    """A file of records, one for each time that keys go."""
+    """A TFRecord file with one record for each eviction."""
 
     def __init__(self, path: str):
         self._path = path
         self._writer: Any = None
-        # The file that the writer writes, and what its records take.
+        # The current file, and the size of its complete records in bytes.
         self._file = ""
         self._num_bytes = 0
 
@@ -95,8 +97,8 @@ class _File:
         """Writes a record.
 
         Raises:
-          OSError: If it cannot be written. The records before are complete,
-            and the next one begins another file.
+          OSError: If the record cannot be written. The previous records are
+            complete, and the next record is written to a new file.
         """
         with files.os_errors(self._path):
             if self._writer is None:
@@ -105,11 +107,11 @@ class _File:
                 self._write(evicted)
                 self._num_bytes = tf.io.gfile.stat(self._file).length
             except BaseException:
-                self._give_up()
+                self._discard_writer()
                 raise
 
     def _open(self) -> None:
-        """Opens a file that was not there: none is ever written over."""
+        """Creates and opens a new file; existing files are not overwritten."""
         files.make_parent(self._path)
         number = 0
         while not files.make_new(f"{self._path}-{number:05d}"):
@@ -117,8 +119,8 @@ class _File:
         self._file, self._num_bytes = f"{self._path}-{number:05d}", 0
         self._writer = tf.io.TFRecordWriter(self._file)
 
-    def _give_up(self) -> None:
-        """Closes the file, without half a record at its end."""
+    def _discard_writer(self) -> None:
+        """Closes the file and removes an incomplete record at its end."""
         writer, self._writer = self._writer, None
         with contextlib.suppress(tf.errors.OpError, OSError):
             writer.close()
@@ -147,7 +149,7 @@ class _File:
                 features=tf.train.Features(feature=features)
             ).SerializeToString()
         )
-        # What a killed process has told is there.
+        # The record remains if the process is killed.
         self._writer.flush()
 
 

@@ -1,8 +1,10 @@
-"""Initializers, read as a distribution that values are drawn from by key.
+"""Initial values of keys: initializers converted to distributions.
 
-Pure: initializers of TensorFlow, Keras 3 and tf_keras are read by the name of
-their class and their config. One that is called for a whole table gives other
-values at each call, and cannot be asked for those of one key.
+An initializer returns other values in each call, and it cannot compute the
+values of a single key. This module therefore reads the distribution of an
+initializer, from which ops draw values by key. It identifies initializers of
+TensorFlow, Keras 3 and tf_keras by their class name and config, without
+importing these packages.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import hashlib
 import math
 from typing import Any
 
-# By the name of a class: the distribution, and the names of its two numbers.
+# Distribution and names of its two parameters, by class name.
 _KINDS = {
     "RandomUniform": ("uniform", "minval", "maxval"),
     "RandomNormal": ("normal", "mean", "stddev"),
@@ -21,19 +23,20 @@ _KINDS = {
     "Zeros": ("constant", 0.0, None),
     "Ones": ("constant", 1.0, None),
 }
-# By the name of a function.
+# Constants by function name.
 _FUNCTIONS = {"zeros": 0.0, "zeros_v2": 0.0, "ones": 1.0, "ones_v2": 1.0}
 _LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstValues:
-    """A distribution: see the op `FirstRows`.
+    """A distribution of initial values, as for the op `FirstRows`.
 
     Attributes:
       kind: `"constant"`, `"uniform"`, `"normal"` or `"truncated_normal"`.
-      limits: The constant and 0; the limits; mean and standard deviation.
-      seed: An integer of 64 bits, signed.
+      limits: Parameters of the distribution: the constant and 0, the lower and
+        upper limit, or mean and standard deviation.
+      seed: A signed 64-bit integer.
     """
 
     kind: str
@@ -53,13 +56,13 @@ def read_initializer(
     Args:
       initializer: An object of TensorFlow or Keras with `get_config`, or
         `tf.zeros` or `tf.ones`.
-      seed: That of the vocabulary; the initializer's own is not used.
-      table: Name of the table, which first values depend on, too.
-      dtype: How its rows are stored.
+      seed: Seed of the vocabulary. The seed of the initializer is ignored.
+      table: Name of the table. Initial values depend on the name.
+      dtype: Dtype in which the rows are stored.
 
     Raises:
-      ValueError: If it is no initializer whose distribution is known, or its
-        values may be larger than the rows can hold.
+      ValueError: If the distribution of the initializer is not known, or its
+        values may exceed the range of `dtype`.
     """
     name = getattr(initializer, "__name__", type(initializer).__name__)
     seed = int.from_bytes(
@@ -75,8 +78,8 @@ def read_initializer(
         )
         if kind is None or not hasattr(initializer, "get_config"):
             raise ValueError(
-                "The initializer of a table with an open vocabulary must be "
-                "one whose values can be drawn for one key: RandomUniform, "
+                "The initializer of a table with an open vocabulary must "
+                "support values for single keys. Use RandomUniform, "
                 "RandomNormal, TruncatedNormal, Constant, Zeros or Ones. "
                 f"Received: {initializer!r} (table {table!r})."
             )
@@ -92,7 +95,7 @@ def read_initializer(
     )
     if reach > _LARGEST[dtype]:
         raise ValueError(
-            f"The first rows of a table in {dtype} must be at most "
+            f"The initial values of a table in {dtype} must be at most "
             f"{_LARGEST[dtype]} in magnitude. Received: {initializer!r} "
             f"(table {table!r})."
         )
@@ -111,7 +114,7 @@ def _checked(
     if not (math.isfinite(first) and math.isfinite(second)):
         raise ValueError(
             "The initializer of a table with an open vocabulary must have "
-            f"finite numbers. Received: {numbers} of {initializer!r} (table "
-            f"{table!r})."
+            f"finite parameters. Received: {numbers} of {initializer!r} "
+            f"(table {table!r})."
         )
     return first, second

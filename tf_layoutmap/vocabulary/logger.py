@@ -1,6 +1,5 @@
-"""A callback of `fit` that tells what happened to vocabularies."""
+"""Callback of `fit` that logs the statistics of vocabularies per epoch."""
 
-# DOC-MERGE: What happened to vocabularies in each epoch of `fit`.
 from __future__ import annotations
 
 import collections
@@ -12,7 +11,7 @@ import tensorflow as tf
 from tf_layoutmap._core import checks
 from tf_layoutmap.vocabulary.state import Vocabulary
 
-# Of the epoch.
+# Counts of one epoch.
 _COUNTS = (
     "num_lookups",
     "num_admitted",
@@ -21,7 +20,7 @@ _COUNTS = (
     "num_evicted",
     "num_expired",
 )
-# In place of a table's name, for numbers of all tables together.
+# Replaces the name of a table for the numbers of all tables together.
 ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
 
@@ -30,9 +29,9 @@ class EpochNumbers(NamedTuple):
     """The numbers of one epoch.
 
     Attributes:
-      by_table: `"table/name"` to the value.
-      summary: The same of one table; of several `"vocabularies/name"`, of all
-        tables together.
+      by_table: Values by `"table/name"`.
+      summary: Equal to `by_table` if there is one table. With several tables,
+        values of all tables together, by `"vocabularies/name"`.
     """
 
     by_table: dict[str, float]
@@ -40,7 +39,7 @@ class EpochNumbers(NamedTuple):
 
 
 class EpochStats:
-    """The statistics of vocabularies, epoch by epoch."""
+    """Statistics of vocabularies per epoch."""
 
     def __init__(
         self,
@@ -48,15 +47,16 @@ class EpochStats:
         names: Sequence[str],
         log_dir: str | None,
     ):
-        """Takes what to look at.
+        """Stores the settings.
 
         Args:
-          vocabularies: Returns them, by table; none before they are built.
-          names: Of `NAMES`.
-          log_dir: Where TensorBoard finds them, or None.
+          vocabularies: Callable that returns the vocabularies by table. The
+            result is empty before the tables are built.
+          names: Names of statistics, of `NAMES`.
+          log_dir: Folder for TensorBoard, or None.
 
         Raises:
-          ValueError: If a name is another one.
+          ValueError: If a name is not in `NAMES`.
         """
         for name in names:
             checks.check_one_of("names", name, NAMES)
@@ -67,11 +67,11 @@ class EpochStats:
         self._before: dict[str, dict[str, Any]] = {}
 
     def begin(self) -> None:
-        """Remembers what was before an epoch."""
+        """Stores the statistics at the beginning of an epoch."""
         self._before = self._read()
 
     def end(self, epoch: int) -> EpochNumbers:
-        """Returns the numbers of an epoch; writes them for each table."""
+        """Returns the numbers of an epoch, and writes them for TensorBoard."""
         total: collections.Counter[str] = collections.Counter()
         by_table: dict[str, float] = {}
         now = self._read()
@@ -101,7 +101,7 @@ class EpochStats:
         lookups = values["num_lookups"]
         ratios = {
             "load": values["num_keys"] / values["num_rows"],
-            # Without a lookup none was unknown.
+            # Without lookups, no key was unknown.
             "share_known": values["num_known"] / lookups if lookups else 1.0,
         }
         return {
@@ -129,7 +129,10 @@ class EpochStats:
 
 
 def _scalar_metadata() -> Any:
-    """What `tf.summary.scalar` writes, which asks for TensorBoard itself."""
+    """Returns the metadata of `tf.summary.scalar`.
+
+    `tf.summary.scalar` itself requires TensorBoard to be installed.
+    """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = "scalars"
     metadata.data_class = 1  # DATA_CLASS_SCALAR
@@ -137,9 +140,12 @@ def _scalar_metadata() -> Any:
 
 
 class VocabularyLoggerBase:
-    """Adds to the logs of each epoch; a mixin for callbacks of either Keras."""
+    """Adds statistics of vocabularies to the logs of each epoch.
 
-    # Whose tables it looks at, and their public name.
+    This class is a mixin for callbacks of Keras 3 and of tf_keras.
+    """
+
+    # Supported layer types, and their public name.
     _layer_types: ClassVar[tuple[type, ...]]
     _layer_name: ClassVar[str]
 
@@ -149,23 +155,24 @@ class VocabularyLoggerBase:
         log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
-        """Makes the callback.
+        """Creates the callback.
 
         Args:
-          layer: Whose tables with open vocabularies it looks at. The table of
-            a `ShardedEmbedding` has the name of the layer.
-          log_dir: A folder for TensorBoard, or None.
-          names: What to tell: `"load"` and `"num_keys"` at the end of the
-            epoch; and of the epoch `"share_known"`: which share of the lookups
-            had a row before, `"num_lookups"`, `"num_admitted"`,
-            `"num_rejected"`, `"num_full"`, `"num_evicted"`,
-            `"num_expired"`. See `stats` of a vocabulary. Of several tables
-            the logs have sums, and the ratios of all tables together, as
-            `"vocabularies/load"`; the history and TensorBoard have each table.
+          layer: Layer with tables that have open vocabularies. The table of a
+            `ShardedEmbedding` has the name of the layer.
+          log_dir: Folder for TensorBoard, or None.
+          names: Names of the statistics to log. Values at the end of the epoch:
+            `"load"` and `"num_keys"`. Values of the epoch: `"share_known"`
+            (the share of lookups whose key had a row before), `"num_lookups"`,
+            `"num_admitted"`, `"num_rejected"`, `"num_full"`, `"num_evicted"`
+            and `"num_expired"`. See `stats` of a vocabulary. With several
+            tables, the logs contain sums, and ratios of all tables together,
+            such as `"vocabularies/load"`. The history and TensorBoard contain
+            the values of each table.
 
         Raises:
-          TypeError: If `layer` is none.
-          ValueError: If a name is another one.
+          TypeError: If `layer` has an unsupported type.
+          ValueError: If a name is not supported.
         """
         super().__init__()
         if not isinstance(layer, self._layer_types):
@@ -180,7 +187,7 @@ class VocabularyLoggerBase:
         epoch: int,
         logs: dict[str, Any] | None = None,
     ) -> None:
-        """Remembers what was before."""
+        """Stores the statistics at the beginning of the epoch."""
         self._stats.begin()
 
     def on_epoch_end(
@@ -188,7 +195,7 @@ class VocabularyLoggerBase:
         epoch: int,
         logs: dict[str, Any] | None = None,
     ) -> None:
-        """Adds to the logs, and to the history what they do not have."""
+        """Adds the statistics to the logs and the history."""
         found = self._stats.end(epoch)
         if logs is not None:
             logs.update(found.summary)

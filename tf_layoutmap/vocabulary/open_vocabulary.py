@@ -1,7 +1,4 @@
-"""`OpenVocabulary`: how a table takes ids as they come.
-
-Pure: numbers and names, checked.
-"""
+"""`OpenVocabulary`: the checked settings of a table with an open vocabulary."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ _INT32_MAX = 2**31 - 1
 
 
 class _NotSaved:
-    """A callable that `dataclasses.asdict` leaves out, which copies deeply.
+    """A callable that becomes None in `dataclasses.asdict`.
 
-    What is saved of settings are plain values.
+    `asdict` copies values deeply. Saved settings contain plain values only.
     """
 
     def __init__(self, call: Callable[[Any], Any]):
@@ -42,13 +39,14 @@ class _NotSaved:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenVocabulary:
-    """How a table takes ids as they come, instead of rows.
+    """Settings of a table that accepts arbitrary ids as keys.
 
-    Ids are keys: any int64 but -2^63, or strings. A key gets a row in the
-    training step that has it first, if the vocabulary admits it, and keeps it
-    until another key needs it more. Its first values are a function of `seed`,
-    the table's name, the key and the column, so that a key which comes back
-    starts as it first did. Steps that do not train change nothing.
+    A key is a string, or any int64 except -2^63. A key gets a row in the first
+    training step that contains it, if the vocabulary admits the key, and keeps
+    the row until it is evicted. Its initial values are a function of `seed`,
+    the table's name, the key and the column, so a key that returns after its
+    eviction starts with the same values. Steps without training do not change
+    the vocabulary.
 
     >>> import tf_layoutmap as tlm
     >>> words = tlm.OpenVocabulary(
@@ -56,52 +54,58 @@ class OpenVocabulary:
     >>> words.num_rows
     1025
 
-    A key has 32 places, so that a table takes about three quarters of its
-    capacity before the first key finds all of them taken; from then on keys
-    give their rows away, by `evict`. Strings are hashed to 63 bits, in
-    training and in serving: among a hundred million of them, two have one
-    hash with a chance of 5e-4.
+    Each key has 32 possible places. A table is about three quarters full when
+    all places of a new key are occupied for the first time; from then on,
+    `evict` decides which key loses its row. Strings are hashed to 63 bits, in
+    training and in serving. The probability that two of a hundred million
+    strings have the same hash is 5e-4.
 
     Attributes:
-      capacity: How many keys it shall hold, in [1, 2^32 - 4096]; rounded up to
-        whole buckets of 8, of large tables to a multiple of 512.
-      min_count: With `admission="count"`: how often a key must have been seen
-        before it gets a row, in [1, 255]. Ids without a row are counted in a
-        sketch, separately in up to 64 segments of the table. Whenever a
-        segment has counted a window of ids (as many as it has rows, at least
-        128), its counts go down by one. So a key that is seen n times while
-        its segment counts N ids has a row if `n - ceil(N / window) >=
-        min_count`; if all of them are within a window, one time more than
-        `min_count` is always enough. Any key that is seen more than once in
-        each window gets a row in the end, whatever `min_count` and
-        `capacity`. Keys that share cells of the sketch are counted too often:
-        of keys seen once, fewer than one in ten count as seen twice.
-      admission: `"all"`: each new key gets a row. `"count"`: once it was seen
-        `min_count` times, of which those of one step count together.
-        `"probability"`: by a chance of `probability`, anew in each step.
-      probability: In [0, 1].
-      evict: Whose row a new key gets when its places are taken: `"lru"`: that
-        of the key that was used longest ago; `"lfu"`: of the key that was used
-        least; `"none"`: nobody's. Rows that a step in flight uses stay.
-      half_life_steps: With `"lfu"`: after so many steps without a use, the
-        count of a key is halved. None: counts stay.
-      ttl_steps: A key that was not used for more steps gives its row away
-        first, with every `evict`. None: keys do not expire.
-      unknown: What a key without a row looks up: `"zeros"`, or `"row"`, one
-        row that all of them share and train.
-      on_full: `"evict"`: by `evict`; a key that finds no place is unknown.
-        `"error"`: a step with a key that finds no place is refused, and
+      capacity: Number of keys, in [1, 2^32 - 4096]. It is rounded up to
+        complete buckets of 8 keys, and for large tables to a multiple of 512.
+      min_count: With `admission="count"`: number of occurrences after which a
+        key gets a row, in [1, 255]. Ids without a row are counted in a sketch,
+        separately in up to 64 segments of the table. Whenever a segment has
+        counted a window of ids (its number of rows, at least 128), its counts
+        decrease by one. A key that occurs n times while its segment counts N
+        ids has a row if `n - ceil(N / window) >= min_count`. If all
+        occurrences are within one window, `min_count + 1` occurrences are
+        always sufficient. A key that occurs more than once in each window
+        eventually gets a row, for all values of `min_count` and `capacity`.
+        Keys that share cells of the sketch are overcounted: fewer than one in
+        ten keys that occurred once are counted twice.
+      admission: `"all"`: each new key gets a row. `"count"`: a key gets a row
+        after `min_count` occurrences, where several occurrences in one step
+        are added. `"probability"`: a key gets a row with probability
+        `probability`, drawn again in each step.
+      probability: Admission probability, in [0, 1].
+      evict: The key that is evicted when all places of a new key are occupied:
+        `"lru"`: the least recently used key; `"lfu"`: the least frequently
+        used key; `"none"`: no key. Rows that a step in flight uses are not
+        evicted.
+      half_life_steps: With `"lfu"`: number of steps without use after which
+        the count of a key is halved. None: counts do not decay.
+      ttl_steps: Number of steps without use after which a key expires. Expired
+        keys are evicted first, for all values of `evict`. None: keys do not
+        expire.
+      unknown: Lookup result of a key without a row: `"zeros"`, or `"row"`, one
+        trainable row that all unknown keys share.
+      on_full: `"evict"`: `evict` applies; a key that gets no place is unknown.
+        `"error"`: a step with a key that gets no place raises an error and
         changes nothing; `evict` must be `"none"`.
-      seed: Of first values and of chance, an integer of 64 bits.
-      on_evict: Is given the keys that go, with their rows and slot variables,
-        before other keys get these: a callable of `EvictedKeys`, called in
-        `enqueue`, `evict`, `evict_expired` and `resize`. If it raises, that
-        call raises and changes nothing: `enqueue` leaves no step, keys keep
-        their rows. Or a path: each time a record is added to `{path}-00000`,
-        a `tf.train.Example` with `table`, `keys`, `rows` (flat) and
-        `slot/{name}`; a program that starts again, or whose file could not be
-        written, begins the next file. Keras saves a path, and no callable.
-      num_rows: Rows of the table: 8 for each bucket, and that of unknown keys.
+      seed: Seed of initial values and of random admission, a 64-bit integer.
+      on_evict: A callable, a path or None. It receives evicted keys, with their
+        rows and slot variables, before other keys get these rows. A callable
+        has an `EvictedKeys` argument. `enqueue`, `evict`, `evict_expired` and
+        `resize` call it. If it raises, the method raises and changes nothing:
+        `enqueue` adds no step, and keys keep their rows. With a path, each
+        eviction adds a record to the file `{path}-00000`. A record is a
+        `tf.train.Example` with `table`, `keys`, `rows` (flat) and
+        `slot/{name}`. A program that restarts, or that could not write its
+        file, continues with the next file. Keras saves a path, but not a
+        callable.
+      num_rows: Number of rows of the table: 8 per bucket, and one row of
+        unknown keys.
     """
 
     capacity: int
@@ -121,10 +125,10 @@ class OpenVocabulary:
         """Checks the settings.
 
         Raises:
-          TypeError: If a number is none, or `on_evict` neither a callable nor
-            a path.
-          ValueError: If a setting is outside of what it may be, or does not
-            go with another.
+          TypeError: If a number is not a number, or `on_evict` is neither a
+            callable nor a path.
+          ValueError: If a setting is out of range, or is not compatible with
+            another setting.
         """
         bucket_layout.num_buckets_for(self.capacity)
         checks.check_int("min_count", self.min_count, lowest=1, highest=255)
@@ -163,7 +167,11 @@ class OpenVocabulary:
         object.__setattr__(self, "on_evict", on_evict)
 
     def _check_pairs(self):
-        """Refuses settings that another one makes meaningless."""
+        """Checks for settings that have no effect because of another setting.
+
+        Raises:
+          ValueError: If there is such a setting.
+        """
         for name, default, needs in (
             ("min_count", 1, ("admission", "count")),
             ("probability", 1.0, ("admission", "probability")),
@@ -185,28 +193,28 @@ class OpenVocabulary:
             raise ValueError(
                 checks.message(
                     "evict",
-                    '"none" with on_full="error", which lets no key go',
+                    '"none" with on_full="error", which evicts no key',
                     self.evict,
                 )
             )
 
     @property
     def num_buckets(self) -> int:
-        """Buckets of 8 keys."""
+        """Number of buckets of 8 keys."""
         return bucket_layout.num_buckets_for(self.capacity)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return bucket_layout.KEYS_PER_BUCKET * self.num_buckets + 1
 
     @property
     def has_sketch(self) -> bool:
-        """Whether keys without a row are counted."""
+        """Whether a sketch counts keys without a row."""
         return self.admission == "count"
 
     def policy(self) -> dict[str, Any]:
-        """Returns what the ops are told (docs/ops.md, "Open vocabularies")."""
+        """Returns attributes of the ops (docs/ops.md, "Open vocabularies")."""
         return {
             "admission": self.admission,
             "evict": self.evict,

@@ -1,6 +1,10 @@
-"""What can be asked of the keys of one table."""
+"""`Vocabulary`: access to the keys of one table.
 
-# DOC-MERGE: The numbers of a vocabulary whose shards each count for themselves.
+The module also defines the names of a vocabulary's variables, and
+`ShardedNumbers`, the statistics of a vocabulary that each shard counts
+separately.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,18 +21,19 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 Array = np.ndarray[Any, Any]
 
-# Of the numbers: the steps and the kind of keys. All others are counts.
+# Indices of the step and of the kind of keys in the numbers. All other numbers
+# are counts.
 _STEP, _KIND = 0, 1
 
 
 class ShardedNumbers(tf_private.Trackable):
-    """int64 numbers of each shard, which are one vector to everybody else.
+    """int64 numbers of several shards that behave like one vector.
 
-    A step counts in all shards, a key in its own. A checkpoint has them as the
-    one variable that they are on a host.
+    Each shard counts all steps, but only its own keys. A checkpoint stores the
+    numbers as one variable, as for a vocabulary with one shard.
 
     Attributes:
-      copies: By shard, each `[num_numbers]` int64.
+      copies: One variable `[num_numbers]` int64 per shard.
       shape: `[num_numbers]`.
       dtype: int64.
     """
@@ -36,12 +41,12 @@ class ShardedNumbers(tf_private.Trackable):
     dtype = tf.int64
 
     def __init__(self, copies: list[Any]):
-        """Takes the variables, one or more."""
+        """Stores the variables, at least one."""
         self.copies = copies
         self.shape = copies[0].shape
 
     def __getitem__(self, index: int) -> tf.Tensor:
-        """Returns a number, in graphs, too."""
+        """Returns one number, in eager code or in a graph."""
         found = tf.stack([one[index] for one in self.copies])
         return (tf.reduce_max if index in (_STEP, _KIND) else tf.reduce_sum)(
             found
@@ -51,12 +56,15 @@ class ShardedNumbers(tf_private.Trackable):
         """Returns all numbers."""
         found = np.stack([one.numpy() for one in self.copies])
         values = found.sum(0)
-        # A step that one server has refused is counted by the others.
+        # If a step fails on one server, the other servers have counted it.
         values[[_STEP, _KIND]] = found[:, [_STEP, _KIND]].max(0)
         return values
 
     def assign(self, values: Any) -> None:
-        """Takes the numbers of a whole vocabulary; counts go to one shard."""
+        """Assigns the numbers of a vocabulary.
+
+        All shards get the step and the kind. The first shard gets all counts.
+        """
         values = tf.cast(values, tf.int64)
         is_count = tf.range(tf.size(values)) > _KIND
         uncounted = tf.where(is_count, tf.zeros_like(values), values)
@@ -66,7 +74,10 @@ class ShardedNumbers(tf_private.Trackable):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        """The copies in an exported graph, which reads them; else none."""
+        """Returns the copies for an exported graph, which reads them.
+
+        Checkpoints have no children: they store the numbers as one variable.
+        """
         del kwargs
         return (
             {}
@@ -83,7 +94,8 @@ class ShardedNumbers(tf_private.Trackable):
         self.assign(restored[tf_private.VARIABLE_VALUE_KEY])
 
 
-# The names of the variables, beside those of the table, in checkpoints.
+# Names of the vocabulary's variables in checkpoints, next to the variables of
+# the table.
 KEYS = "vocabulary_keys"
 LAST_STEPS = "vocabulary_last_steps"
 COUNTS = "vocabulary_counts"
@@ -92,7 +104,7 @@ SKETCH_SUMS = "vocabulary_sketch_sums"
 NUMBERS = "vocabulary_numbers"
 NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
 
-# What `NUMBERS` holds (cc/kernels/vocabulary/locked_vocabulary.h).
+# Elements of `NUMBERS` (cc/kernels/vocabulary/locked_vocabulary.h).
 NUMBERS_HELD = (
     "step",
     "kind",
@@ -109,11 +121,11 @@ NUMBERS_HELD = (
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What became of the keys of one table.
+    """The numbers of keys of one table that were kept and dropped.
 
     Attributes:
-      num_kept: Keys that have a row in the new one.
-      num_dropped: Keys that found no place there.
+      num_kept: Number of keys that have a row in the new table.
+      num_dropped: Number of keys that got no row in the new table.
     """
 
     num_kept: int
@@ -121,7 +133,7 @@ class Conversion:
 
 
 def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
-    """Returns all variables as the ops take them, shard by shard."""
+    """Returns all variables in the order of the ops' inputs, by shard."""
     return [
         shard
         for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS)
@@ -131,16 +143,16 @@ def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards of a variable, one if it is not cut."""
+    """Returns the shards of a variable, or the unsharded variable itself."""
     return list(getattr(variable, "variables", None) or [variable])
 
 
 class Vocabulary:
-    """The keys of one table, as `embedding.vocabularies["words"]` shows them.
+    """The keys of one table: a value of `embedding.vocabularies`.
 
     Attributes:
-      settings: The `OpenVocabulary` that it was made with.
-      name: The name of its table.
+      settings: The `OpenVocabulary` of the table.
+      name: Name of the table.
     """
 
     def __init__(
@@ -153,16 +165,16 @@ class Vocabulary:
             [int], tuple[OpenVocabulary, dict[str, Any], Conversion]
         ],
     ):
-        """Takes the variables, which others own.
+        """Stores the variables, which the embedding owns.
 
         Args:
-          settings: What the variables were created with.
-          name: The name of its table.
-          variables: From `KEYS` and so on to the variables.
-          evict_keys: Takes rows of keys away, of int64 `keys`, or with
-            `expired` those of keys whose time is over; returns these keys.
-          resize: Gives the table another capacity; returns new settings and
-            variables, and what became of the keys.
+          settings: Settings with which the variables were created.
+          name: Name of the table.
+          variables: Variables by name, such as `KEYS`.
+          evict_keys: Function that evicts int64 `keys`, or all expired keys
+            with `expired=True`, and returns the evicted keys.
+          resize: Function that changes the capacity, and returns new settings,
+            new variables and a `Conversion`.
         """
         self.settings = settings
         self.name = name
@@ -175,32 +187,33 @@ class Vocabulary:
 
     @property
     def key_variable(self) -> Any:
-        """The keys by place, `[num_buckets, 8]` int64; -2^63 where none is.
+        """The keys, `[num_buckets, 8]` int64; -2^63 marks empty places.
 
-        The row of a key is 8 times its bucket, and its place in it.
+        The row of a key is 8 times its bucket, plus its position in the bucket.
         """
         return self._variables[KEYS]
 
     @property
     def _num_buckets(self) -> int:
-        # Of what there is: settings may be older than a resize.
+        # The variable has the current number; the settings may be older than
+        # the last resize.
         return int(self.key_variable.shape[0])
 
     def lookup(self, keys: Any) -> tf.Tensor:
-        """Returns the row of each key, or -1.
+        """Returns the row of each key, or -1 for unknown keys.
 
-        It changes nothing: keys are not counted as used.
+        The lookup does not count as a use of the keys.
 
         Args:
           keys: Integers or strings, of any shape.
 
         Returns:
-          int64, of that shape.
+          int64 rows, in the shape of `keys`.
 
         Raises:
-          TypeError: If keys are neither.
-          tf.errors.InvalidArgumentError: If they are strings where integers
-            were before, or the other way round.
+          TypeError: If `keys` are neither integers nor strings.
+          tf.errors.InvalidArgumentError: If `keys` are strings and the keys of
+            the table are integers, or vice versa.
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
@@ -212,9 +225,9 @@ class Vocabulary:
 
     @property
     def count_variable(self) -> Any:
-        """How often each key was used, `[num_buckets, 8]` int32, by place.
+        """Number of uses of each key, `[num_buckets, 8]` int32.
 
-        With `half_life_steps`, as it was when the key was used last.
+        With `half_life_steps`, the count at the time of the last use.
         """
         return self._variables[COUNTS]
 
@@ -223,39 +236,50 @@ class Vocabulary:
         keys: tf.Tensor,
         kind: int = key_tensors.INTEGERS,
     ) -> tf.Tensor:
-        """Returns the row of each key, that of unknown keys where it has none.
+        """Returns the row of each key; unknown keys get their common row.
 
-        By TensorFlow's own operations, for graphs that are exported.
+        The method uses TensorFlow's own operations only, for exported graphs.
 
         Args:
-          keys: `[num_keys]` int64, strings hashed.
-          kind: What they were, of `key_tensors.KINDS`. If those before were
-            others, the operation fails.
+          keys: `[num_keys]` int64; hashes if the ids are strings.
+          kind: Kind of the ids, one of `key_tensors.KINDS`. The op fails if
+            the keys of the table are of another kind.
         """
         with tf.control_dependencies(self._check_kind(kind)):
             keys = tf.identity(keys)
         return stock_find.find_rows(self.key_variable, self._num_buckets, keys)
 
     def keys(self) -> tf.Tensor:
-        """Returns all keys that have a row, `[num_keys]` int64, by row.
+        """Returns all keys that have a row, `[num_keys]` int64, sorted by row.
 
-        Of strings, the hashes: the strings are not kept.
+        For strings, the keys are hashes. The strings are not stored.
         """
         stored = tf.reshape(tf.convert_to_tensor(self.key_variable), [-1])
         return tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the vocabulary holds, and what there was so far.
+        """Returns statistics of the vocabulary.
 
         Returns:
-          `num_keys`, `num_rows` that keys may have, and `load`, their ratio;
-          `step`: training steps so far; and of these `num_lookups`,
-          `num_known` of them that had a row, `num_probes`: buckets looked
-          into, `num_admitted`: keys that got a row, `num_rejected`: that were
-          not admitted, each once a step, `num_full`: that found no place,
-          `num_evicted`: that gave their row away, and `num_expired` of these;
-          `share_known`: of lookups, None before the first; `keys_are`:
-          `"integers"`, `"strings"` or None.
+          A dict with the current state and the totals of all training steps:
+
+          - `num_keys`: keys that have a row now.
+          - `num_rows`: rows that are available for keys.
+          - `load`: `num_keys / num_rows`.
+          - `step`: training steps.
+          - `num_lookups`: lookups of keys.
+          - `num_known`: lookups whose key had a row.
+          - `num_probes`: buckets that were searched.
+          - `num_admitted`: keys that got a row.
+          - `num_rejected`: keys that were not admitted, counted once per step.
+          - `num_full`: keys that got no place.
+          - `num_evicted`: keys that were evicted.
+          - `num_expired`: evicted keys that had expired.
+          - `share_known`: `num_known / num_lookups`; None without lookups.
+          - `keys_are`: `"integers"`, `"strings"` or None.
+
+        Raises:
+          RuntimeError: If the method is called inside a `tf.function`.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`stats` must be called outside tf.function.")
@@ -275,61 +299,61 @@ class Vocabulary:
         }
 
     def evict(self, keys: Any) -> tf.Tensor:
-        """Takes the rows of keys away.
+        """Evicts keys from their rows.
 
         Args:
-          keys: Integers or strings, of any shape; unknown ones are ignored.
+          keys: Integers or strings, of any shape. Unknown keys are ignored.
 
         Returns:
           The keys that had a row, `[num_evicted]` int64.
 
         Raises:
-          TypeError: If keys are neither.
-          tf.errors.InvalidArgumentError: As of `lookup`.
+          TypeError: If `keys` are neither integers nor strings.
+          tf.errors.InvalidArgumentError: Same as for `lookup`.
           tf.errors.FailedPreconditionError: If a step in flight uses the row
-            of a key; then none is evicted.
+            of a key. No key is evicted.
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
             return self._evict_keys(found, expired=False)
 
     def evict_expired(self) -> tf.Tensor:
-        """Takes the rows of all keys away that `ttl_steps` have passed for.
+        """Evicts all keys that have expired according to `ttl_steps`.
 
-        Without it they leave when another key needs their row. Rows that a
-        step in flight uses stay.
+        Without a call of this method, an expired key is evicted when another
+        key needs its row. Rows that a step in flight uses are not evicted.
 
         Returns:
-          The keys, `[num_evicted]` int64, by row.
+          The evicted keys, `[num_evicted]` int64, sorted by row.
         """
         return self._evict_keys(tf.zeros([0], tf.int64), expired=True)
 
     def resize(self, capacity: int) -> Conversion:
-        """Gives the vocabulary another capacity.
+        """Changes the capacity of the vocabulary.
 
         Keys keep the values of their rows and slot variables, their steps and
-        counts. Where there is not room for all, those with the highest score
-        stay, by `evict`; `on_evict` is told of the others. What was counted of
-        keys without a row is forgotten.
+        their counts. If there is not enough room, the keys with the highest
+        score according to `evict` are kept, and the other keys are passed to
+        `on_evict`. The counts of keys without a row are discarded.
 
-        The table gets new variables and the embedding a new engine, whose
-        `TPUEmbedding.stats` begin anew. So functions that were traced before
-        are refused when they step, and must be traced anew: of a Keras model by
-        `make_train_function(force=True)`, or `compile`. A program that starts
-        again makes the embedding with the new capacity.
+        The table gets new variables, and the embedding gets a new engine whose
+        `TPUEmbedding.stats` start at zero. A step in a function that was traced
+        before raises an error; the function must be traced again. For a Keras
+        model, call `make_train_function(force=True)` or `compile`. A program
+        that restarts must create the embedding with the new capacity.
 
         Args:
-          capacity: As of `OpenVocabulary`.
+          capacity: Same as for `OpenVocabulary`.
 
         Returns:
-          How many keys have a row, and how many found no place.
+          The numbers of keys that were kept and dropped.
 
         Raises:
-          NotImplementedError: On parameter servers.
-          TypeError: If it is not an integer.
-          ValueError: If it is no capacity.
-          RuntimeError: If steps are in flight, or in a tf.function. Nothing
-            is changed then.
+          NotImplementedError: If the table is on parameter servers.
+          TypeError: If `capacity` is not an integer.
+          ValueError: If `capacity` is out of range.
+          RuntimeError: If steps are in flight, or the method is called inside a
+            `tf.function`. Nothing is changed.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`resize` must be called outside tf.function.")
@@ -338,7 +362,8 @@ class Vocabulary:
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
         if isinstance(self._variables[NUMBERS], ShardedNumbers):
-            # Its shards are in several processes.
+            # The shards are in several processes, which the op `find_keys`
+            # does not support.
             rows = stock_find.find_rows(
                 self.key_variable, self._num_buckets, tf.reshape(keys, [-1])
             )
@@ -374,7 +399,7 @@ class Vocabulary:
 
 
 def _num_keys(shard: tf.Variable) -> int:
-    # Where it is: only the number comes back.
+    # The count runs on the shard's device, so only the number is transferred.
     with tf.device(shard.device):
         return int(
             tf.math.count_nonzero(tf.not_equal(shard, bucket_layout.EMPTY_KEY))

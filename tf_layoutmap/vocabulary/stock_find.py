@@ -1,7 +1,8 @@
-"""The rows of keys by TensorFlow's own operations, for graphs that leave us.
+"""Lookup of keys with TensorFlow's own operations, for exported graphs.
 
-The same as `FindKeys` (cc/core/keys/find_keys.h): the key tensor is a plain
-variable, so an exported model needs no lookup table and no initialization.
+The result equals the result of `FindKeys` (cc/core/keys/find_keys.h). The keys
+are a plain variable, so an exported model requires neither a lookup table nor
+an initialization.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ def find_rows(
     num_buckets: int,
     keys: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the row of each key, and of an unknown one `8 * num_buckets`.
+    """Returns the row of each key, and `8 * num_buckets` for unknown keys.
 
     Args:
       stored: The vocabulary's keys, `[num_buckets, 8]` int64: a `tf.Variable`,
         a tensor or a `ShardedVariable`.
-      num_buckets: Their number.
-      keys: `[num_keys]` int64.
+      num_buckets: Number of buckets.
+      keys: Keys to look up, `[num_keys]` int64.
 
     Returns:
       `[num_keys]` int64.
     """
     first = _bucket_of(keys, num_buckets)
-    # Most keys are in the bucket where the search for them begins. All four
-    # of each key would be a gather of 256 bytes a key.
+    # Most keys are in the bucket where their search begins. A gather of all
+    # four buckets would read 256 bytes per key.
     row = _row_in(stored, first[:, tf.newaxis], 1, keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)
     if num_probes > 1:
         left = tf.where(row < 0)[:, 0]
         bucket = tf.gather(first, left)
-        # Buckets that wrap around in their segment: [num_left, num_probes - 1].
+        # The other buckets, [num_left, num_probes - 1], which wrap around in
+        # the segment.
         start = bucket // segment * segment
         others = (
             start[:, tf.newaxis]
@@ -53,7 +55,7 @@ def find_rows(
             left[:, tf.newaxis],
             _row_in(stored, others, num_probes - 1, tf.gather(keys, left)),
         )
-    # The mark of an empty place is no key.
+    # The value that marks empty places is not a key.
     is_known = (row >= 0) & (keys != bucket_layout.EMPTY_KEY)
     return tf.where(
         is_known,
@@ -68,15 +70,22 @@ def _row_in(
     num_buckets: int,
     keys: tf.Tensor,
 ) -> tf.Tensor:
-    """The row of each key in its `[num_keys, num_buckets]`; -1 for none."""
+    """Returns the row of each key in its buckets, or -1 if it is not there.
+
+    Args:
+      stored: Same as for `find_rows`.
+      buckets: Buckets to search, `[num_keys, num_buckets]`.
+      num_buckets: Number of buckets per key.
+      keys: Keys to look up, `[num_keys]` int64.
+    """
     per_bucket = bucket_layout.KEYS_PER_BUCKET
     num_lanes = num_buckets * per_bucket
     is_key = tf.reshape(
         tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
         [-1, num_lanes],
     )
-    # A key has one lane at most, so this is its number, and 0 if it has none:
-    # exact, and faster than `argmax`.
+    # At most one lane matches a key, so the product is the number of that lane,
+    # or 0 without a match. It is exact, and faster than `argmax`.
     place = (
         tf.cast(
             tf.linalg.matvec(
@@ -90,7 +99,8 @@ def _row_in(
     if num_buckets == 1:
         bucket = buckets[:, 0]
     else:
-        # Also of the mark of an empty place, which has several lanes.
+        # The value that marks empty places matches several lanes, so `place`
+        # may be out of range.
         inside = tf.clip_by_value(place, 0, num_lanes - 1)
         bucket = tf.gather(buckets, inside // per_bucket, batch_dims=1)
     return tf.where(

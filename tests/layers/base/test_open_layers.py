@@ -369,7 +369,7 @@ def test_arguments_that_a_layer_with_keys_refuses(version, layers):
             layers.ShardedEmbedding(
                 words, 4, optimizer="sgd", **{name: value[name]}
             )
-    with pytest.raises(ValueError, match="drawn for one key.*'words'"):
+    with pytest.raises(ValueError, match="values for single keys.*'words'"):
         layers.ShardedEmbedding(
             words,
             4,

@@ -1,1 +1,1 @@
-"""Which shard owns which row of a read or write, and which op serves it."""
+"""Routing of reads and writes of rows to the shards that own the rows."""

@@ -1,7 +1,7 @@
-"""Checks of tensors whose errors are plain sentences.
+"""Assertions about tensors with readable error messages.
 
-`tf.debugging.Assert` called eagerly puts "Expected 'tf.Tensor(False, shape=(),
-dtype=bool)' to be true. Summarized data:" before its words.
+An eager `tf.debugging.Assert` begins its message with "Expected
+'tf.Tensor(False, shape=(), dtype=bool)' to be true. Summarized data:".
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ def require(
     *words: Any,
     summarize: int = 3,
 ) -> list[tf.Operation]:
-    """Raises an error when `condition` is false, now or when it runs.
+    """Raises an error if `condition` is false, in eager code or in a graph.
 
     >>> with tf.control_dependencies(require(True, "Ids must be positive.")):
     ...     ids = tf.constant([1])
@@ -26,14 +26,15 @@ def require(
 
     Args:
       condition: Bool scalar.
-      words: Strings, and tensors whose values belong between them.
-      summarize: How many values of each tensor are shown.
+      words: The message: strings, and tensors whose values are inserted.
+      summarize: Maximum number of values of each tensor in the message.
 
     Returns:
-      The control inputs for what needs the condition; none eagerly.
+      Control inputs for ops that require the condition; an empty list in eager
+      code.
 
     Raises:
-      tf.errors.InvalidArgumentError: Eagerly, if it is false.
+      tf.errors.InvalidArgumentError: `condition` is false, in eager code.
     """
     if not tf.executing_eagerly():
         return [tf.debugging.Assert(condition, list(words), summarize)]

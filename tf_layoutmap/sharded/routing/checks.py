@@ -1,10 +1,10 @@
-"""Refuses ids and values before anything is written.
+"""`Shards`, and checks of ids and values that run before any shard is written.
 
-XLA compiles no run-time check. What it compiles shows a bad id as NaN, and
-where the dtype has none, it is refused when the function is traced.
+XLA does not compile run-time checks. In a function that XLA compiles, an
+out-of-range id therefore gives NaN. A table whose dtype has no NaN raises an
+error when such a function is traced.
 """
 
-# DOC-MERGE: What reads and writes need to know of a table.
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
@@ -18,18 +18,19 @@ from tf_layoutmap.sharded.routing import assertions
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The shards of a table and the rule that divides it.
+    """The shards of a table and their partition.
 
     Attributes:
-      variables: One per shard, equal dtype; equal shape but for `axis`.
-      partition: The rule that divides `axis` among them.
-      name: The table's name, for messages.
-      axis: 0: each shard holds whole rows. 1: each holds some columns of all
-        rows.
-      is_exported: Whether a SavedModel is traced, which may hold TensorFlow's
-        own operations only.
-      argument_devices: Where the variables are, when the table is an argument
-        of a `tf.function`, in which variables do not know it.
+      variables: One variable per shard, with equal dtype, and equal shape
+        except for `axis`.
+      partition: The partition of `axis` into shards.
+      name: Name of the table, for messages.
+      axis: 0: each shard holds complete rows. 1: each shard holds some columns
+        of all rows.
+      is_exported: Whether a SavedModel is being traced, which must contain
+        TensorFlow's own operations only.
+      argument_devices: Device of each variable if the table is an argument of
+        a `tf.function`, where variables have no device.
     """
 
     variables: Sequence[tf.Variable]
@@ -49,7 +50,7 @@ class Shards:
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Shape of the whole table."""
+        """Shape of the full table."""
         sizes = self.variables[0].shape.as_list()
         sizes[self.axis] = self.partition.num_rows
         return tf.TensorShape(sizes)
@@ -61,13 +62,14 @@ class Shards:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the whole table."""
+        """Number of rows of the full table."""
         return cast("int", self.shape[0])
 
     @property
     def row_shape(self) -> Any:
-        """`tf.TensorShape` of one row of the whole table."""
-        # Any, for type checkers: their tf.concat takes no shapes.
+        """`tf.TensorShape` of one row of the full table."""
+        # The annotation is Any because the type stub of tf.concat does not
+        # accept shapes.
         return self.shape[1:]
 
     @property
@@ -75,8 +77,8 @@ class Shards:
         """Dtype of the rows."""
         return self.variables[0].dtype
 
-    def alone(self, number: int) -> "Shards":
-        """Returns one shard as a table of its own."""
+    def single_shard(self, number: int) -> "Shards":
+        """Returns one shard as a separate table."""
         variable, devices = self.variables[number], self.argument_devices
         return Shards(
             [variable],
@@ -86,12 +88,14 @@ class Shards:
             argument_devices=devices and [devices[number]],
         )
 
-    def each_alone(self) -> list["Shards"]:
-        """Returns every shard as a table of its own."""
-        return [self.alone(number) for number in range(len(self.variables))]
+    def single_shards(self) -> list["Shards"]:
+        """Returns each shard as a separate table."""
+        return [
+            self.single_shard(number) for number in range(len(self.variables))
+        ]
 
     def split(self, value: tf.Tensor) -> list[tf.Tensor]:
-        """Divides a value of the whole table among its shards."""
+        """Splits a value of the full table into the values of its shards."""
         partition = self.partition
         if partition.is_contiguous:
             return tf.split(value, partition.sizes, axis=self.axis)
@@ -107,12 +111,12 @@ class Shards:
 
 
 def known_size(variable: Any, axis: int = 0) -> int:
-    """Returns a size of a variable or tensor of known shape."""
+    """Returns the size of an axis of a variable or tensor of known shape."""
     return int(variable.shape[axis])
 
 
 def known_sizes(variable: Any) -> list[int]:
-    """Returns the shape of a variable or tensor, which is known, as a list."""
+    """Returns the known shape of a variable or tensor as a list."""
     return variable.shape.as_list()
 
 
@@ -120,7 +124,11 @@ ID_DTYPES = (tf.int32, tf.int64)
 
 
 def ids_of(shards: Shards, ids: Any) -> tf.Tensor:
-    """Returns `ids` as a tensor, int32 or int64; `[]` holds int32."""
+    """Returns `ids` as an int32 or int64 tensor; an empty list becomes int32.
+
+    Raises:
+      TypeError: `ids` have another dtype.
+    """
     tensor = tf.convert_to_tensor(ids)
     if isinstance(ids, (list, tuple)) and 0 in tensor.shape.as_list():
         tensor = tf.cast(tensor, tf.int32)
@@ -133,17 +141,18 @@ def ids_of(shards: Shards, ids: Any) -> tf.Tensor:
 
 
 def in_xla() -> bool:
-    """Whether XLA compiles what is traced here."""
+    """Returns whether XLA compiles the function that is being traced."""
     return not tf.executing_eagerly() and tf_private.is_xla_graph(
         tf.compat.v1.get_default_graph()
     )
 
 
 def in_vectorized_map() -> bool:
-    """Whether the body of tf.vectorized_map is traced, or that of a jacobian.
+    """Returns whether the loop body of tf.vectorized_map is being traced.
 
-    TensorFlow tells only by the name scope. Where a user's scope has the same
-    name, the same is computed more slowly.
+    `tape.jacobian` uses the same loop. Only the name scope indicates the loop.
+    If a name scope of the user has the same name, results are equal, but are
+    computed more slowly.
     """
     return not tf.executing_eagerly() and any(
         scope.startswith("loop_body")
@@ -152,10 +161,10 @@ def in_vectorized_map() -> bool:
 
 
 def check_devices_in_xla(shards: Shards) -> None:
-    """Refuses shards on several devices in a function that XLA compiles.
+    """Checks that a function that XLA compiles uses shards on one device only.
 
     Raises:
-      ValueError: If there are several: XLA reaches those of one only.
+      ValueError: The shards are on several devices, which XLA does not support.
     """
     if len(shards.variables) == 1 or not in_xla():
         return
@@ -164,26 +173,29 @@ def check_devices_in_xla(shards: Shards) -> None:
         raise ValueError(
             f"The shards of table {shards.name!r} must be on one device in a "
             "function that XLA compiles (jit_compile=True). Received: shards "
-            f"on {devices}. Look rows up outside of that function, or leave "
-            "`jit_compile` out."
+            f"on {devices}. Look up rows outside of that function, or remove "
+            "`jit_compile`."
         )
 
 
 def check_ids(
     shards: Shards, ids: tf.Tensor, lowest: int = 0, axis: int = 0
 ) -> tf.Tensor:
-    """Returns `ids`, to be had only if the table has them all.
+    """Returns `ids` if all are in range, and raises an error otherwise.
 
     Args:
       shards: The table.
       ids: Any shape, int32 or int64.
-      lowest: Smallest id allowed; what a negative one means is left to the
-        caller.
-      axis: What the ids index: 0 for rows.
+      lowest: Smallest valid id. The caller handles negative ids.
+      axis: The axis that the ids index: 0 for rows.
+
+    Raises:
+      tf.errors.InvalidArgumentError: An id is out of range. In a graph, the op
+        that returns `ids` fails.
     """
     size = cast("int", shards.shape[axis])
     if size > ids.dtype.max:
-        # The size itself would wrap around in the comparison.
+        # A size beyond the dtype would wrap around in the comparison.
         ids = tf.cast(ids, tf.int64)
     flat = tf.reshape(ids, [-1])
     outside = tf.logical_or(flat < lowest, flat >= size)
@@ -195,7 +207,7 @@ def check_ids(
                 None, None, sentence.format(int(flat[position]), position)
             )
         return ids
-    # argmax of nothing is refused, so there is always one more.
+    # argmax of an empty tensor raises an error, so an element is appended.
     position = tf.argmax(tf.concat([outside, [True]], axis=0))
     culprit = tf.gather(tf.concat([flat, [0]], axis=0), position)
     return _only_if(
@@ -206,11 +218,13 @@ def check_ids(
 def poison_ids(
     shards: Shards, ids: tf.Tensor, axis: int = 0
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns ids that are inside, and which of them were not, for XLA.
+    """Returns ids with 0 for invalid ids, and a mask of these, for XLA.
 
     Raises:
-      TypeError: The dtype has no NaN, and the ids are not known yet.
-      tf.errors.InvalidArgumentError: They are known, and outside.
+      TypeError: The dtype of the table has no NaN, and the ids are not
+        constants.
+      tf.errors.InvalidArgumentError: The ids are constants, and one is out of
+        range.
     """
     size = cast("int", shards.shape[axis])
     known = tf.get_static_value(ids)
@@ -225,10 +239,10 @@ def poison_ids(
             )
     elif not (shards.dtype.is_floating or shards.dtype.is_complex):
         raise TypeError(
-            "In a function that XLA compiles a table must be of floating "
-            "numbers, because XLA drops the check of ids and only NaN can "
-            f"show a bad one. Received: dtype {shards.dtype.name} (table "
-            f"{shards.name!r}). Call it outside of `jit_compile=True`."
+            "In a function that XLA compiles, a table must have a floating "
+            "dtype, because XLA drops the check of ids and only NaN can "
+            f"show an invalid id. Received: dtype {shards.dtype.name} (table "
+            f"{shards.name!r}). Use the table outside of `jit_compile=True`."
         )
     if size > ids.dtype.max:
         ids = tf.cast(ids, tf.int64)
@@ -245,9 +259,13 @@ def _extent(shards: Shards, axis: int) -> str:
 
 
 def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns `tensor` with NaN where `condition`, of the leading axes."""
+    """Returns `tensor` with NaN where `condition` is true.
+
+    The axes of `condition` are the leading axes of `tensor`. A tensor whose
+    dtype has no NaN is returned unchanged.
+    """
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-        return tensor  # The ids were checked when the function was traced.
+        return tensor  # `poison_ids` checked the ids during tracing.
     shape = tf.concat(
         [
             tf.shape(condition),
@@ -263,15 +281,15 @@ def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def poison_to_add(outside: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns what to add after `min` and `max`: under XLA these drop NaN.
+    """Returns the values to add after `min` and `max`, which drop NaN in XLA.
 
     Args:
-      outside: Which ids were bad.
-      values: What was scattered.
+      outside: Mask of the invalid ids.
+      values: The scattered values.
 
     Returns:
-      Of the shape of `values`: NaN if any id was bad, else -0, which added
-      to any number changes no bit of it.
+      A tensor of the shape of `values`: NaN if any id is invalid, and -0
+      otherwise. A sum with -0 is bitwise identical to the other number.
     """
     return nan_where(
         tf.reduce_any(outside),
@@ -283,19 +301,22 @@ def check_shape(
     shards: Shards,
     value: tf.Tensor,
     shape: tf.TensorShape,
-    what: str = "Values",
+    label: str = "Values",
 ) -> None:
-    """Refuses `value` if it is known not to have `shape`.
+    """Checks that the static shape of `value` is compatible with `shape`.
 
     Args:
       shards: The table, for the message.
       value: Any tensor.
-      shape: What it must be, as far as that is known now.
-      what: What the message calls `value`.
+      shape: The required static shape.
+      label: Name of `value` in the message.
+
+    Raises:
+      ValueError: The shape is not compatible.
     """
     if not value.shape.is_compatible_with(shape):
         raise ValueError(
-            f"{what} for table {shards.name!r} must have shape {shape}. "
+            f"{label} for table {shards.name!r} must have shape {shape}. "
             f"Received: shape {value.shape}."
         )
 
@@ -305,25 +326,32 @@ def check_run_time_shape(
     value: tf.Tensor,
     shape: tf.TensorShape,
     run_time_shape: Any,
-    what: str = "Values",
+    label: str = "Values",
 ) -> tf.Tensor:
-    """Returns `value` if it has `shape`, checked before or when it runs.
+    """Returns `value` if it has `shape`, and raises an error otherwise.
+
+    The static shape is checked first. An unknown part of it is checked at run
+    time.
 
     Args:
       shards: The table, for the message.
       value: Any tensor.
-      shape: What it must be, as far as that is known now.
-      run_time_shape: The same, complete: int32, `[rank]`.
-      what: What the message calls `value`.
+      shape: The required static shape.
+      run_time_shape: The complete required shape: int32, `[rank]`.
+      label: Name of `value` in the message.
+
+    Raises:
+      ValueError: The static shape is not compatible.
+      tf.errors.InvalidArgumentError: The shape at run time is another one.
     """
-    check_shape(shards, value, shape, what)
+    check_shape(shards, value, shape, label)
     if value.shape.is_fully_defined() and shape.is_fully_defined():
         return value
     if value.shape.rank is None:
         value = _only_if(
             value,
             tf.equal(tf.rank(value), tf.size(run_time_shape)),
-            f"{what} for table {shards.name!r} must have shape {shape}, of "
+            f"{label} for table {shards.name!r} must have shape {shape}, of "
             "rank {}. Received: rank {}",
             tf.size(run_time_shape),
             tf.rank(value),
@@ -331,21 +359,25 @@ def check_run_time_shape(
     value = _only_if(
         value,
         tf.reduce_all(tf.equal(tf.shape(value), run_time_shape)),
-        f"{what} for table {shards.name!r} must have shape {shape}. "
+        f"{label} for table {shards.name!r} must have shape {shape}. "
         "Received: shape {}",
         tf.shape(value),
     )
-    # Not tf.ensure_shape: its own check may run first, with fewer words.
+    # tf.ensure_shape is not used, because its check may run first and has a
+    # less specific message.
     value.set_shape(shape)
     return value
 
 
 def check_divisors(shards: Shards, values: tf.Tensor) -> tf.Tensor:
-    """Returns integer `values` if none is 0: that would end the process."""
+    """Returns integer `values` if none is 0, and raises an error otherwise.
+
+    A division by 0 would terminate the process.
+    """
     if in_xla():
         raise TypeError(
-            "`scatter_div` in a function that XLA compiles must be of "
-            "floating numbers, because XLA drops the check of divisors. "
+            "`scatter_div` in a function that XLA compiles requires a floating "
+            "dtype, because XLA drops the check of divisors. "
             f"Received: dtype {shards.dtype.name} (table {shards.name!r})."
         )
     sentence = (
@@ -359,12 +391,12 @@ def check_divisors(shards: Shards, values: tf.Tensor) -> tf.Tensor:
 def _only_if(
     tensor: tf.Tensor, condition: tf.Tensor, sentence: str, *culprits: tf.Tensor
 ) -> tf.Tensor:
-    """Returns `tensor`, to be had only if `condition` holds.
+    """Returns `tensor` if `condition` holds, and raises an error otherwise.
 
     `sentence` has one `{}` for each of `culprits`.
     """
-    # The sentence is data of the op, not built by it: string ops would keep
-    # the function from being compiled by XLA.
+    # The parts of the sentence are inputs of the assertion. String ops that
+    # join them would prevent XLA from compiling the function.
     words = sentence.split("{}")
     data: list[Any] = [words[0]]
     for culprit, word in zip(culprits, words[1:]):

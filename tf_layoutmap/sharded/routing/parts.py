@@ -1,12 +1,14 @@
-"""Which op serves which shards.
+"""Parts: groups of shards that one op reads or writes.
 
-Shards on one CPU of this process are served together by one op of ours, which
-checks the ids, locks all shards and moves each row once. Any other shard is a
-part of its own, served by TensorFlow's ops: on parameter servers, whose
-processes may not have our library, under XLA, and in exported graphs.
+All shards on a CPU of this process form one part. A fused op of this package
+serves the part: it checks the ids, locks all shards and moves each row once.
+Each other shard is a separate part, which TensorFlow's ops serve. This applies
+to parameter servers, whose processes may not have this package's library, to
+functions that XLA compiles, and to exported graphs.
+
+The module also finds the part, and the row in the part, of each id.
 """
 
-# DOC-MERGE: Where the rows of some ids are: in which part, and which row there.
 import dataclasses
 from collections.abc import Sequence
 
@@ -17,8 +19,8 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.sharded.routing.checks import Shards
 
-# What `LayoutMap>ScatterRows` has no kernel for, `tf.Variable` has none for
-# either, but of another name in the message.
+# `LayoutMap>ScatterRows` has no kernels for these dtypes. `tf.Variable` has
+# none either, but its error message names the op that users know.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 tf_private.register_read_only_op("LayoutMap>GatherRows")
@@ -29,13 +31,13 @@ tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some shards of a table, served by one op.
+    """Shards of a table that one op serves.
 
     Attributes:
-      shards: They as a table of their own: contiguous, unless they are the
-        whole table.
-      numbers: Which shards of the whole table they are.
-      is_fused: Whether our op serves them.
+      shards: The shards as a separate table, which is contiguous unless the
+        part contains all shards.
+      numbers: Indices of the shards in the full table.
+      is_fused: Whether the fused op of this package serves the part.
     """
 
     shards: Shards
@@ -44,7 +46,7 @@ class Part:
 
 
 def parts_of(shards: Shards) -> list[Part]:
-    """Divides the shards of a table (along axis 0) into parts."""
+    """Groups the shards of a table (along axis 0) into parts."""
     checks.check_devices_in_xla(shards)
     groups: dict[str, list[int]] = {}
     is_stock = (
@@ -64,17 +66,17 @@ def parts_of(shards: Shards) -> list[Part]:
 
 
 def is_local_cpu(device: str) -> bool:
-    """Whether a variable there is on a CPU of this process."""
+    """Returns whether `device` is a CPU of this process."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type in (None, "CPU") and spec.job in (None, "localhost")
 
 
 def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a part by ids of any shape."""
+    """Returns the rows of a part with the given ids, which have any shape."""
     if not part.is_fused:
         (variable,) = part.shards.variables
-        # Not `sparse_read`: with a tf.autodiff.ForwardAccumulator it fails,
-        # and tf.gather knows what to do then.
+        # `sparse_read` fails with a tf.autodiff.ForwardAccumulator, which
+        # tf.gather supports.
         rows = tf.gather(variable, tf.reshape(ids, [-1]))
         row_shape = part.shards.row_shape
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), row_shape], axis=0))
@@ -94,10 +96,10 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
 
     Args:
       part: The part.
-      verb: One of those of `routing`.
-      ids: Any shape. Where our op does not serve the part, of equal ids only
-        some may be written by `update`, so their values must be equal.
-      values: Fit `ids`, or are a scalar. No integer is divided by 0.
+      verb: One of `routing.VERBS`.
+      ids: Any shape. If the part is not fused, `update` may write only some of
+        several equal ids, so the values of equal ids must be equal.
+      values: Values for `ids`, or a scalar. Integer divisors must not be 0.
     """
     if part.is_fused:
         with tf.device(part.shards.devices[0]):
@@ -117,7 +119,8 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
         and part.shards.dtype.is_integer
         and part.shards.dtype.min < 0
     ):
-        # The lowest number by -1 ends the process in TensorFlow's op.
+        # TensorFlow's op terminates the process when it divides the lowest
+        # number by -1.
         is_minus_one = tf.equal(values, tf.cast(-1, values.dtype))
         one = tf.ones_like(values)
         variable.scatter_mul(
@@ -128,10 +131,10 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
 
 
 def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
-    """Returns for each id, `[num_ids]`, where it stands for the last time.
+    """Returns the position of the last equal id for each of `[num_ids]` ids.
 
-    Ids that repeat then all write the last value, in whatever order
-    TensorFlow's ops write them.
+    With the values at these positions, repeated ids all write the last value,
+    so the order in which TensorFlow's ops write them does not matter.
     """
     order = tf.argsort(ids, stable=True)
     is_new = tf.concat(
@@ -141,7 +144,7 @@ def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
         ],
         axis=0,
     )
-    # One False too many when there are no ids.
+    # Without ids, `is_new` has one element too many.
     runs = tf.cumsum(tf.cast(is_new[: tf.size(ids)], tf.int32))
     last = tf.math.unsorted_segment_max(order, runs, tf.size(ids))
     return tf.scatter_nd(
@@ -154,7 +157,7 @@ def assign(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns owner (int32) and local row (dtype of `ids`) of checked ids.
 
-    The tensor form of `RowPartition.locate`.
+    This is the equivalent of `RowPartition.locate` for tensors.
     """
     if partition.placement == "mod":
         num_shards = tf.constant(partition.num_shards, ids.dtype)
@@ -163,7 +166,7 @@ def assign(
         assert partition.function is not None
         owners, local_rows = partition.function(ids)
         return tf.cast(owners, tf.int32), tf.cast(local_rows, ids.dtype)
-    # Searching the ends (not the starts) skips empty shards.
+    # A search in the ends, unlike one in the starts, skips empty shards.
     ends = tf.constant(partition.offsets[1:], ids.dtype)
     starts = tf.constant(partition.offsets[:-1], ids.dtype)
     owners = tf.searchsorted(ends, tf.reshape(ids, [-1]), side="right")
@@ -189,7 +192,7 @@ def _sub_table(shards: Shards, numbers: Sequence[int]) -> Shards:
 
 
 def _described(shards: Shards) -> dict:
-    """The arguments of our op that say what the table is."""
+    """Returns the arguments of the fused op that describe the table."""
     return dict(
         shards=[variable.handle for variable in shards.variables],
         offsets=tf.constant(shards.partition.offsets, tf.int64),
@@ -200,12 +203,13 @@ def _described(shards: Shards) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Where the rows of some ids live.
+    """The rows of each part that belong to some ids.
 
     Attributes:
       rows: One `[num_ids of the part]` tensor per part: rows of that part.
-      positions: Alike, int32: which of the ids those are, ascending. None for
-        all of them, when there is one part.
+      positions: One int32 tensor of the same shape per part: ascending
+        positions of these rows in the ids. None if there is one part only,
+        which then has all ids.
     """
 
     rows: Sequence[tf.Tensor]
@@ -213,7 +217,7 @@ class Route:
 
 
 def route(shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor) -> Route:
-    """Divides checked `[num_ids]` ids among parts, keeping their order."""
+    """Assigns checked `[num_ids]` ids to parts and keeps their order."""
     rows, numbers = locate(shards, found, flat_ids)
     if len(found) == 1:
         return Route([rows], [None])
@@ -227,12 +231,12 @@ def route(shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor) -> Route:
 def locate(
     shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the row of each id in its part, and the part's number."""
+    """Returns the row of each id in its part, and the index of the part."""
     owners, rows = assign(shards.partition, flat_ids)
     part_of_shard = [0] * len(shards.variables)
     first_row_of_shard = [0] * len(shards.variables)
     for number, part in enumerate(found):
-        # Inside a part, shards follow each other.
+        # A part contains the rows of its shards one after the other.
         first_row = 0
         for shard in part.numbers:
             part_of_shard[shard] = number

@@ -1,10 +1,10 @@
-"""The one module that reads and writes single rows.
+"""Reads and writes of single rows by global ids.
 
-Where all shards are on this CPU, one op of ours does everything: ids are
-checked once, there. Elsewhere ids and values are checked completely, then
-divided among the parts (`parts.py`), and only then is a shard touched: a
-refused call has written nothing. With one shard, and so in every exported
-graph, nothing is routed.
+If all shards are on the CPU of this process, one fused op does everything,
+including the check of ids. Otherwise the functions first check all ids and
+values, then assign them to parts (`parts.py`), and then access the shards. A
+call that raises an error has written nothing. A table with one shard needs no
+routing; this includes all exported graphs.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
 
     Args:
       shards: The table.
-      ids: Any shape, int32 or int64: global rows.
+      ids: Global rows: any shape, int32 or int64.
       name: Name of the operations.
 
     Returns:
@@ -32,7 +32,7 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
 
     Raises:
       TypeError: `ids` are not int32 or int64.
-      tf.errors.InvalidArgumentError: An id is outside the table.
+      tf.errors.InvalidArgumentError: An id is out of range.
     """
     with tf.name_scope(name or "sharded_gather"):
         ids = checks.ids_of(shards, ids)
@@ -50,16 +50,16 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
 
 
 def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
-    """Returns rows by checked ids."""
+    """Returns the rows of `ids`, which have been checked."""
     return _gather_from(shards, _parts_of(shards), ids)
 
 
 def _gather_from(
     shards: Shards, found: Sequence[parts.Part], ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns rows of the parts of a table by checked ids."""
+    """Returns the rows of checked ids from the parts of a table."""
     if shards.axis == 1:
-        columns = shards.each_alone()
+        columns = shards.single_shards()
         if len(columns) == 1:
             return gather_checked(columns[0], ids)
         if ids.shape.rank is None:
@@ -91,7 +91,7 @@ def _gather_from(
 
 
 def _in_shape_of(shards: Shards, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns `[num_ids, ...]` rows in the shape that belongs to the ids."""
+    """Reshapes `[num_ids, ...]` rows to `ids.shape + row_shape`."""
     rows = tf.reshape(
         rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0)
     )
@@ -102,11 +102,11 @@ def _in_shape_of(shards: Shards, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 def _gather_masked(
     shards: Shards, found: Sequence[parts.Part], flat_ids: tf.Tensor
 ) -> tf.Tensor:
-    """Gathers without tensors whose size depends on the ids.
+    """Gathers rows without tensors whose size depends on the ids.
 
-    tf.vectorized_map stacks what its iterations compute, which must be of one
-    size. So each part reads a row for each id, its first one for those of
-    others.
+    tf.vectorized_map stacks the tensors of its iterations, so these must have
+    equal shapes. Therefore each part reads a row for each id, and reads its
+    first row for ids of other parts.
     """
     rows, numbers = parts.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
@@ -123,7 +123,7 @@ def _gather_masked(
                 tf.reshape(is_here, [-1] + [1] * (rank - 1)), here, gathered
             )
         )
-    if gathered is None:  # A table without rows, of which nothing is read.
+    if gathered is None:  # The table has no rows.
         return tf.zeros(
             tf.concat([tf.shape(flat_ids), shards.row_shape], axis=0),
             shards.dtype,
@@ -139,15 +139,16 @@ def scatter(
     Args:
       shards: The table.
       verb: One of `VERBS`.
-      ids: Any shape, int32 or int64: global rows. Repeated ids all apply, in
-        their order, so of several updates of one row the last one stays.
-      values: `ids.shape + row_shape`, or one scalar for all.
+      ids: Global rows: any shape, int32 or int64. Repeated ids are all
+        applied, in order, so the last of several updates of a row remains.
+      values: Tensor of shape `ids.shape + row_shape`, or a scalar for all
+        elements.
       name: Name of the operations.
 
     Raises:
       TypeError: `ids` are not int32 or int64.
       ValueError: `values` have another shape or dtype.
-      tf.errors.InvalidArgumentError: An id is outside the table, a shape
+      tf.errors.InvalidArgumentError: An id is out of range, a shape that is
         known only at run time is wrong, or integers are divided by 0. No
         shard is written.
     """
@@ -164,14 +165,15 @@ def scatter(
         outside = None
         if checks.in_xla():
             ids, outside = checks.poison_ids(shards, ids)
-            # All of them: the row that was meant is not there to be poisoned.
+            # All values become NaN, because an invalid id has no row that
+            # could be set to NaN.
             values = checks.nan_where(tf.reduce_any(outside), values)
         else:
             ids = checks.check_ids(shards, ids)
         if not is_scalar:
             full_shape = tf.concat([tf.shape(ids), shards.row_shape], axis=0)
             if values.shape.rank is None:
-                # Only now can it be seen whether it is one for all.
+                # Only the run-time rank shows whether `values` is a scalar.
                 values = tf.cond(
                     tf.equal(tf.rank(values), 0),
                     lambda: tf.broadcast_to(values, full_shape),
@@ -212,10 +214,10 @@ def _scatter_to(
     flat_ids: tf.Tensor,
     values: tf.Tensor,
 ) -> None:
-    """Writes rows of the parts of a table by checked ids."""
+    """Writes the rows of checked ids to the parts of a table."""
     is_scalar = values.shape.rank == 0
     if shards.axis == 1:
-        columns = shards.each_alone()
+        columns = shards.single_shards()
         blocks = (
             [values] * len(columns)
             if is_scalar
@@ -240,12 +242,15 @@ def _scatter_to(
 
 
 def _parts_of(shards: Shards) -> Sequence[parts.Part]:
-    """The parts of a table, made once a call; none where columns are cut."""
+    """Returns the parts of a table, or none if its columns are sharded.
+
+    Each call of `gather` or `scatter` computes the parts once.
+    """
     return [] if shards.axis == 1 else parts.parts_of(shards)
 
 
 def _checks_ids_itself(shards: Shards, found: Sequence[parts.Part]) -> bool:
-    """Whether one op of ours does the whole call, and its checks."""
+    """Returns whether one fused op does the complete call and its checks."""
     return _needs_no_route(shards, found) and found[0].is_fused
 
 
