@@ -1,4 +1,4 @@
-"""Checkpoints of tables with keys, for another capacity."""
+"""Conversion of open-vocabulary checkpoints to another capacity."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def train(embedding, keys):
 
 
 def contents(embedding, config, keys):
-    """Rows and accumulators of keys that have a row, by key."""
+    """Returns rows and accumulators by key, for keys that have a row."""
     rows = embedding.vocabularies[NAME].lookup(keys).numpy()
     table = cases.rows_of(embedding.embedding_tables[config])
     slot = cases.rows_of(embedding.slot_variables[config]["accumulators"])
@@ -72,7 +72,7 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     if num_dropped is not None:
         assert found.num_dropped == num_dropped
     else:
-        # Those that were used last are there.
+        # The most recently used keys are kept.
         assert found.num_kept == 64
         assert set(range(195, 210)) & set(expected) <= set(kept)
         assert max(set(expected) - set(kept)) < 160
@@ -80,7 +80,7 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     assert new.vocabularies[NAME].contains(np.arange(1000, 1010)).numpy().all()
 
 
-def test_what_cannot_be_converted(tmp_path):
+def test_unsupported_conversions_raise(tmp_path):
     old, _ = made(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     with pytest.raises(ValueError, match="another prefix than `source`"):
@@ -94,7 +94,7 @@ def test_what_cannot_be_converted(tmp_path):
     assert not list(tmp_path.glob("new*"))
 
 
-def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
+def test_a_source_is_not_overwritten_through_links(tmp_path, monkeypatch):
     old, _ = made(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     (tmp_path / "folder").symlink_to(tmp_path)
@@ -116,14 +116,14 @@ def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match="another prefix than `source`"):
             tlm.convert_vocabularies(one, other, settings)
-    # The files of another prefix may be links: they are replaced themselves.
+    # Files of the other prefix may be links: the links themselves are replaced.
     other = tf.train.Checkpoint(embedding=old).write(str(tmp_path / "two"))
     tlm.convert_vocabularies(other, "soft-1", settings)
     assert tf.train.list_variables("soft-1") != tf.train.list_variables(other)
     assert before == {path: path.read_bytes() for path in tmp_path.glob("old*")}
 
 
-def test_a_source_that_cannot_be_read(tmp_path):
+def test_an_unreadable_source_raises(tmp_path):
     with pytest.raises(ValueError, match="`source` must be the prefix of a "):
         tlm.convert_vocabularies(tmp_path / "none", tmp_path / "new", {})
     old, _ = made(20)
