@@ -1,4 +1,4 @@
-"""tf_layoutmap.serving.stored_tables: which variable holds which table."""
+"""Tests of `tf_layoutmap.serving.stored_tables`: variables of the tables."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ TABLES = st.lists(
 
 
 @given(tables=TABLES, fuse=st.booleans())
-def test_every_row_has_a_place_of_its_own(tables, fuse):
+def test_every_row_has_a_unique_position(tables, fuse):
     plan = make_plan(tables, fuse=fuse)
     taken = [
         (place.variable, place.start + row)
