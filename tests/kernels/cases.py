@@ -78,7 +78,9 @@ def floats(*shape, seed=0) -> np.ndarray:
 def shard_variables(table: np.ndarray, sharding: Sharding) -> list[tf.Variable]:
     return [
         tf.Variable(shard)
-        for shard in partition.split(table, sharding.offsets, sharding.placement)
+        for shard in partition.split(
+            table, sharding.offsets, sharding.placement
+        )
     ]
 
 
