@@ -75,9 +75,9 @@ def check(name, axes):
             upstream, layout_of(mesh, *[None] * upstream.ndim)
         )
         for run in (both_ways, tf.function(both_ways, autograph=False)):
-            for ours, theirs in zip(run(op, x, g), expected):
+            for actual, reference in zip(run(op, x, g), expected):
                 np.testing.assert_array_equal(
-                    tlm.layout.to_host(ours), theirs, err_msg=name
+                    tlm.layout.to_host(actual), reference, err_msg=name
                 )
 
 

@@ -22,10 +22,10 @@ def mesh(request):
 
 
 def on_mesh(value, specs, mesh):
-    whole = dtensor.copy_to_mesh(
+    replicated = dtensor.copy_to_mesh(
         value, dtensor.Layout.replicated(mesh, np.ndim(value))
     )
-    return dtensor.relayout(whole, dtensor.Layout(specs, mesh))
+    return dtensor.relayout(replicated, dtensor.Layout(specs, mesh))
 
 
 def variable(value, mesh, specs=("model", UNSHARDED)):
@@ -33,10 +33,10 @@ def variable(value, mesh, specs=("model", UNSHARDED)):
 
 
 def to_numpy(tensor, mesh):
-    whole = dtensor.relayout(
+    replicated = dtensor.relayout(
         tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank)
     )
-    return dtensor.unpack(whole)[0].numpy()
+    return dtensor.unpack(replicated)[0].numpy()
 
 
 def integers(shape, seed):

@@ -107,8 +107,8 @@ def test_files_of_live_writers_are_kept(tmp_path):
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    theirs = f"{target}.partial-{'1' * 16}"
-    os.mkdir(theirs)
+    live = f"{target}.partial-{'1' * 16}"
+    os.mkdir(live)
     # Folders with other names and plain files must be kept.
     others = [
         f"{target}.partial-1",
@@ -119,7 +119,7 @@ def test_files_of_live_writers_are_kept(tmp_path):
         with open(other, "w", encoding="utf-8"):
             pass
     with subprocess.Popen(
-        [sys.executable, "-c", program, theirs],
+        [sys.executable, "-c", program, live],
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -127,7 +127,7 @@ def test_files_of_live_writers_are_kept(tmp_path):
         try:
             assert process.stdout.readline() == "locked\n"
             with files.staged(target) as one, files.staged(target) as two:
-                assert os.path.isdir(theirs)
+                assert os.path.isdir(live)
                 assert os.path.isdir(one) and os.path.isdir(two)
             with pytest.raises(
                 OSError, match="another process or thread is writing it.*target"
@@ -138,7 +138,7 @@ def test_files_of_live_writers_are_kept(tmp_path):
         finally:
             process.kill()
     with files.staged(target, alone=True):
-        assert not os.path.exists(theirs)
+        assert not os.path.exists(live)
     assert all(os.path.exists(other) for other in others)
     assert len(os.listdir(tmp_path)) == len(others)
 

@@ -28,9 +28,12 @@ def test_floats_are_bitwise_identical_to_tensorflow(shape, dtype, seeds):
             ]
         )
 
-    ours, theirs = drawn(ops.random_uniform), drawn(tf.raw_ops.RandomUniform)
+    actual, expected = (
+        drawn(ops.random_uniform),
+        drawn(tf.raw_ops.RandomUniform),
+    )
     for _ in range(2):
-        for a, b in zip(ours(), theirs()):
+        for a, b in zip(actual(), expected()):
             np.testing.assert_array_equal(
                 tf.cast(a, tf.float64), tf.cast(b, tf.float64)
             )
@@ -48,14 +51,14 @@ def test_integers_are_bitwise_identical_to_tensorflow(shape, dtype, limits):
             lambda: op(shape=sizes, minval=low, maxval=high, seed=4, seed2=5)
         )
 
-    ours = drawn(ops.random_uniform_int)
-    theirs = drawn(tf.raw_ops.RandomUniformInt)
+    actual = drawn(ops.random_uniform_int)
+    expected = drawn(tf.raw_ops.RandomUniformInt)
     for _ in range(2):
-        np.testing.assert_array_equal(ours(), theirs())
+        np.testing.assert_array_equal(actual(), expected())
 
 
 @pytest.mark.parametrize(
-    "shape, low, high, said",
+    "shape, low, high, words",
     [
         (
             [2],
@@ -68,9 +71,9 @@ def test_integers_are_bitwise_identical_to_tensorflow(shape, dtype, limits):
         ([[2]], 1, 3, "shape|rank|vector"),
     ],
 )
-def test_invalid_input_raises(shape, low, high, said):
+def test_invalid_input_raises(shape, low, high, words):
     with pytest.raises(
-        (tf.errors.InvalidArgumentError, ValueError), match=said
+        (tf.errors.InvalidArgumentError, ValueError), match=words
     ):
         ops.random_uniform_int(
             shape=tf.constant(shape),
@@ -133,7 +136,7 @@ def test_new_rows_match_tensorflow(
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, words",
     [
         (
             {"generator": tf.constant([1, 2], tf.uint64)},
@@ -146,14 +149,14 @@ def test_new_rows_match_tensorflow(
         ({"shape": tf.constant([2**31 - 1] * 3)}, r"more than 2\*\*63"),
     ],
 )
-def test_invalid_input_of_new_rows_raises(changed, said):
+def test_invalid_input_of_new_rows_raises(changed, words):
     with pytest.raises(
         (
             tf.errors.InvalidArgumentError,
             ValueError,
             tf.errors.ResourceExhaustedError,
         ),
-        match=said,
+        match=words,
     ):
         ops.new_rows(
             **{

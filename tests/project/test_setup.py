@@ -73,12 +73,12 @@ def run_setup(checkout, *arguments):
 
 
 def test_a_bazel_server_started_by_pip_is_shut_down(checkout):
-    said, calls = run_setup(checkout, "build")
+    printed, calls = run_setup(checkout, "build")
     assert calls == [BUILD, "shutdown"]
     # A long step first reports its kind, duration and memory.
     for word in ("native parts with Bazel", "minutes", "GB of memory"):
-        assert word in said
-    assert len(said.splitlines()) == 1
+        assert word in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_an_in_place_build_keeps_the_server(checkout):
@@ -143,17 +143,17 @@ def isolated(checkout, tmp_path):
 
 
 def test_an_isolated_build_uses_its_packages(isolated, tmp_path):
-    folder, said = isolated(f"{requirements.TENSORFLOW}.99")
-    assert "`bazel build //cc:native` failed" in said
+    folder, printed = isolated(f"{requirements.TENSORFLOW}.99")
+    assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
 
 
 def test_another_tensorflow_in_an_isolated_build_raises(isolated):
-    _, said = isolated("2.20.7")
-    assert "Received: TensorFlow 2.20.7 in" in said
+    _, printed = isolated("2.20.7")
+    assert "Received: TensorFlow 2.20.7 in" in printed
 
 
 def test_a_configured_interpreter_uses_its_own_packages(isolated, tmp_path):
-    _, said = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
-    assert "`bazel build //cc:native` failed" in said
+    _, printed = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
+    assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == "\n"

@@ -60,23 +60,23 @@ def inputs(values):
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize(
-    ("seen", "asked"),
+    ("trained_ids", "served_ids"),
     [
         ([["red", "fox"], ["hen"]], [["red", "owl", "hen"], ["fox", "cat"]]),
         ([[3, -7], [2**40]], [[3, 5, 2**40], [-7, -(2**62)]]),
     ],
 )
 def test_exported_keys_match_training(
-    tmp_path, seen, asked, num_shards, unknown
+    tmp_path, trained_ids, served_ids, num_shards, unknown
 ):
-    embedding = trained(seen, num_shards, unknown=unknown)
-    expected = embedding(inputs(asked))
+    embedding = trained(trained_ids, num_shards, unknown=unknown)
+    expected = embedding(inputs(served_ids))
     assert not np.array_equal(expected["title"][0], expected["title"][1])
     for name, rows, error in (("all", "float32", 0), ("packed", "int8", 0.02)):
         folder = str(tmp_path / name)
         tlm.export(embedding, folder, rows=rows)
         served = tf.saved_model.load(folder)
-        found = served.serve(inputs(asked))
+        found = served.serve(inputs(served_ids))
         for feature, activations in expected.items():
             np.testing.assert_allclose(
                 found[feature], activations, atol=error + 1e-6

@@ -138,7 +138,7 @@ def scheduled_step(strategy, coordinator, table):
 
 def layer(module, strategy, optimizer=None):
     with strategy.scope():
-        made = module.ShardedEmbedding(
+        embedding_layer = module.ShardedEmbedding(
             6,
             2,
             num_shards=2,
@@ -146,16 +146,16 @@ def layer(module, strategy, optimizer=None):
             name="words",
             embeddings_initializer="ones",
         )
-        made.build(())
-    return made
+        embedding_layer.build(())
+    return embedding_layer
 
 
 def trained_layer(module, strategy, coordinator):
-    made = layer(module, strategy)
+    embedding_layer = layer(module, strategy)
     return (
-        places(made.embeddings.variables),
-        scheduled_step(strategy, coordinator, made.embeddings),
-        made(tf.constant([0, 1, 5])).numpy().tolist(),
+        places(embedding_layer.embeddings.variables),
+        scheduled_step(strategy, coordinator, embedding_layer.embeddings),
+        embedding_layer(tf.constant([0, 1, 5])).numpy().tolist(),
     )
 
 

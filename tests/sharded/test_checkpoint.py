@@ -197,7 +197,7 @@ def test_a_corrupted_checkpoint_raises_and_restores_nothing(
 ):
     path = written(values, tmp_path, kind)
     damage(path, (values + SHIFTS[part])[8:])  # Skips the first rows.
-    made = {
+    objects = {
         "first": ShardedVariable.create(values, **mine),
         "plain": tf.Variable(values),
         "last": ShardedVariable.create(values, **mine),
@@ -206,20 +206,20 @@ def test_a_corrupted_checkpoint_raises_and_restores_nothing(
         # Deferred restores are checked when the objects are created.
         root = tf.train.Checkpoint()
         status = root.read(path)
-        for name, table in made.items():
+        for name, table in objects.items():
             if name != part:
                 setattr(root, name, table)
                 np.testing.assert_array_equal(
                     table.numpy(), values + SHIFTS[name]
                 )
         with pytest.raises(tf.errors.DataLossError):
-            setattr(root, part, made[part])
+            setattr(root, part, objects[part])
         del status
-        made = {part: made[part]}
+        objects = {part: objects[part]}
     else:
         with pytest.raises(tf.errors.DataLossError):
-            tf.train.Checkpoint(**made).read(path)
-    for table in made.values():
+            tf.train.Checkpoint(**objects).read(path)
+    for table in objects.values():
         np.testing.assert_array_equal(table.numpy(), values)
 
 

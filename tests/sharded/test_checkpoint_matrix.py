@@ -151,11 +151,11 @@ def test_a_v1_graph_restores_every_block(tmp_path, placement, dtype):
     )
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = placed(np.zeros_like(values), placement, 3)
-        whole = tf.convert_to_tensor(table)
+        full = tf.convert_to_tensor(table)
         status = tf.train.Checkpoint(table=table).read(path)
         session.run([shard.initializer for shard in table.variables])
         status.assert_consumed().run_restore_ops(session)
-        np.testing.assert_array_equal(session.run(whole), values)
+        np.testing.assert_array_equal(session.run(full), values)
 
 
 @pytest.mark.slow

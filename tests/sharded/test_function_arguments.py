@@ -11,9 +11,9 @@ IDS = [7, 0, 7, 9]
 CUTS = [*PLACEMENTS, "columns"]
 
 
-def make(values, cut, devices):
-    axis = int(cut == "columns")
-    rule = PLACEMENTS["div" if axis else cut]
+def make(values, layout, devices):
+    axis = int(layout == "columns")
+    rule = PLACEMENTS["div" if axis else layout]
     num_shards = 2 if axis else 5
     return ShardedVariable.create(
         values,
@@ -38,13 +38,13 @@ def use(table, ids):
     return rows, table[-1], table[1:8:3, 1], table.value()
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("layout", CUTS)
 @pytest.mark.parametrize(
     "devices",
     [["CPU:0"], ["CPU:1"], ["CPU:0", "CPU:1"], ["CPU:1", "CPU:0", "CPU:2"]],
 )
-def test_a_function_matches_eager_execution(values, cut, devices):
-    table, ref = make(values, cut, devices), make(values, cut, None)
+def test_a_function_matches_eager_execution(values, layout, devices):
+    table, ref = make(values, layout, devices), make(values, layout, None)
     inner = tf.function(use)
     outer = tf.function(lambda table, ids: inner(table, ids))
     for function in (inner, outer):

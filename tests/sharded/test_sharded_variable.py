@@ -58,15 +58,15 @@ def test_create_shards_an_array(values, options, sizes):
     ],
 )
 def test_every_variable_dtype_round_trips(dtype):
-    whole = tf.cast(tf.reshape(tf.range(12), [6, 2]) % 5, dtype)
-    table = ShardedVariable.create(whole, num_shards=4)
+    full = tf.cast(tf.reshape(tf.range(12), [6, 2]) % 5, dtype)
+    table = ShardedVariable.create(full, num_shards=4)
     assert table.dtype == dtype
     for found, wanted in [
         (table.sparse_read([5, 0]), [5, 0]),
         (table[::-2], slice(None, None, -2)),
     ]:
-        np.testing.assert_array_equal(found, whole.numpy()[wanted])
-    np.testing.assert_array_equal(table.numpy(), whole)
+        np.testing.assert_array_equal(found, full.numpy()[wanted])
+    np.testing.assert_array_equal(table.numpy(), full)
 
 
 def test_strings_are_looked_up_and_updated():
@@ -84,10 +84,10 @@ def test_an_initializer_without_shard_support_matches_one_table(
     takes, placement
 ):
     rows = np.arange(10.0).reshape(5, 2)
-    asked = []
+    shapes = []
 
     def initializer(shape, dtype=tf.float64):
-        asked.append(tuple(shape))
+        shapes.append(tuple(shape))
         return tf.constant(rows[: shape[0]], dtype)
 
     table = ShardedVariable.create(
@@ -102,8 +102,8 @@ def test_an_initializer_without_shard_support_matches_one_table(
         placement=placement,
     )
     np.testing.assert_array_equal(table, rows)
-    assert set(asked) == {(5, 2)}
-    assert takes == "any keyword" or len(asked) == 1
+    assert set(shapes) == {(5, 2)}
+    assert takes == "any keyword" or len(shapes) == 1
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_forward_mode_returns_the_rows_of_the_tangents(
     if table.axis == 1 or table.partition.placement == "mod":
         rows = None
     watched = range(len(table.variables)) if only is None else [only]
-    whole = np.zeros_like(values)
+    full = np.zeros_like(values)
     tangents = []
     for number in watched:
         part = (
@@ -173,11 +173,11 @@ def test_forward_mode_returns_the_rows_of_the_tangents(
         )
         tangents.append(tf.constant(part))
         if rows is not None:
-            whole[rows[number]] = part
+            full[rows[number]] = part
         elif table.axis == 1:
-            whole[:, number : number + 1] = part
+            full[:, number : number + 1] = part
         else:
-            whole[number :: len(table.variables)] = part
+            full[number :: len(table.variables)] = part
 
     def products():
         with tf.autodiff.ForwardAccumulator(
@@ -197,7 +197,7 @@ def test_forward_mode_returns_the_rows_of_the_tangents(
 
     found = tf.function(products)() if traced else products()
     for one, expected in zip(
-        found, [look_up(tf.constant(whole)), whole[2:9], whole * 3]
+        found, [look_up(tf.constant(full)), full[2:9], full * 3]
     ):
         np.testing.assert_array_equal(one, expected)
 

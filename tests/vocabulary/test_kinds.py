@@ -92,14 +92,16 @@ def test_a_closed_table_converts_to_keys(optimizer, dtype, settings, tmp_path):
     vocabulary = opened.vocabularies[NAME]
     assert sorted(vocabulary.keys().numpy()) == list(range(300))
     rows = vocabulary.lookup(tf.range(300)).numpy()
-    for mine, theirs in zip(
+    for actual, expected_values in zip(
         contents(opened, open_config, rows),
         contents(closed, config, np.arange(300)),
     ):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(actual, expected_values)
     # The row of unknown keys has the values of a new table.
-    for mine, theirs in zip(contents(opened, open_config, [-1]), fresh):
-        np.testing.assert_array_equal(mine, theirs)
+    for actual, expected_values in zip(
+        contents(opened, open_config, [-1]), fresh
+    ):
+        np.testing.assert_array_equal(actual, expected_values)
     assert vocabulary.stats()["step"] == 0
     if dtype == "float32":  # Other dtypes round by row number.
         ids = np.arange(50, 250)
@@ -133,10 +135,10 @@ def test_keys_convert_to_rows(dtype, tmp_path):
     tf.train.Checkpoint(embedding=closed).restore(target).assert_consumed()
     kept = np.array([3, 99, 50])
     rows = opened.vocabularies[NAME].lookup(kept).numpy()
-    for mine, theirs in zip(
+    for actual, expected_values in zip(
         contents(closed, config, kept), contents(opened, open_config, rows)
     ):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(actual, expected_values)
     others = np.setdiff1d(np.arange(100), kept)
     table, slot = contents(closed, config, others)
     assert (table == 0.25).all() and (slot == 0.5).all()
@@ -148,10 +150,10 @@ def test_keys_convert_to_rows(dtype, tmp_path):
     assert back.num_kept == 100
     tf.train.Checkpoint(embedding=opened).restore(again)
     rows = opened.vocabularies[NAME].lookup(kept).numpy()
-    for mine, theirs in zip(
+    for actual, expected_values in zip(
         contents(closed, config, kept), contents(opened, open_config, rows)
     ):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(actual, expected_values)
 
 
 def test_the_lowest_keys_are_kept_when_there_are_too_few_rows(tmp_path):

@@ -98,9 +98,12 @@ def test_shards_do_not_split_buckets(num_buckets, num_shards):
 def test_shards_of_servers_do_not_split_segments(capacity, num_shards):
     num_buckets = bucket_layout.num_buckets_for(capacity)
     segments = bucket_layout.num_segments(num_buckets)
-    cut = bucket_layout.segment_partition(
+    segments_by_shard = bucket_layout.segment_partition(
         num_buckets, min(num_shards, segments)
     )
-    assert sum(cut.sizes) == num_buckets
-    assert min(cut.sizes) > 0
-    assert all(first % (num_buckets // segments) == 0 for first in cut.offsets)
+    assert sum(segments_by_shard.sizes) == num_buckets
+    assert min(segments_by_shard.sizes) > 0
+    assert all(
+        first % (num_buckets // segments) == 0
+        for first in segments_by_shard.offsets
+    )
