@@ -14,8 +14,8 @@ import xml.etree.ElementTree
 LIST = pathlib.Path(__file__).with_name("long_cases.txt")
 SECONDS = 0.7
 HEAD = """\
-# Cases that took 0.7 seconds or more in a whole run, as tests.long_cases wrote
-# them: `make check` leaves them out, as those with the mark `slow`.
+# Cases that took 0.7 seconds or more in a full run, written by
+# tests.long_cases. `make check` skips them like cases with the mark `slow`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Reference of a step whose tables are sharded over processes, made of lists.
+"""List-based reference of a step with tables sharded over processes.
 
 A batch has the form described in `servers`: one list of samples of (id, weight)
 per feature.

@@ -1,4 +1,4 @@
-"""Reference of the host engine made of lists, with its order errors.
+"""List-based reference of the host engine, including its order errors.
 
 A batch has one list of samples per feature; a sample is a list of (id, weight)
 pairs.

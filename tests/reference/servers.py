@@ -1,4 +1,4 @@
-"""Reference of a step over parameter servers, made of lists.
+"""List-based reference of a step over parameter servers.
 
 A batch has one list of samples per feature; a sample is a list of (id, weight)
 pairs.
