@@ -1,4 +1,4 @@
-"""What all tests share. Cheap on purpose: TensorFlow is not imported here."""
+"""Fixtures and hooks of all tests; does not import TensorFlow, to be fast."""
 
 import gc
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from tests import long_cases
 
-# TensorFlow's start-up notes would bury the one line that matters.
+# TensorFlow's start-up messages would hide important lines.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # Deterministic by default: the same examples in every run and on every
@@ -30,22 +30,22 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def long_files() -> list[str]:
-    """Files of tests that take longest, the longest first."""
+    """Returns the slowest test files, the slowest first."""
     lines = (ROOT / "tests" / "long_files.txt").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks what is known to take long; long files start first.
+    """Marks slow cases as `slow` and moves slow files to the front.
 
-    The order matters where files run at the same time.
+    The order matters when files run in parallel.
     """
     slow = long_cases.read()
     for item in items:
         if item.nodeid in slow:
             item.add_marker("slow")
-    if hasattr(config, "workerinput"):  # A worker of pytest-xdist.
+    if hasattr(config, "workerinput"):  # Set in workers of pytest-xdist.
         files = {
             ROOT / file: -number
             for number, file in enumerate(reversed(long_files()), 1)
@@ -54,18 +54,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Keeps what was imported out of every later garbage collection."""
+    """Excludes all imported objects from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def datasets_without_autotuning():
-    """Lets iterators of tf.data end at once.
+    """Lets iterators of tf.data end immediately.
 
-    One that autotunes waits at its end for a thread of its own, in one of
-    twenty cases for as long as it was used, at most for a minute: the thread
-    is woken before it can see that it was cancelled (TensorFlow 2.21).
+    At its end, an autotuning iterator waits for its own thread. In one of
+    twenty cases, the wait lasts as long as the iterator was used, at most a
+    minute: the thread is woken before it can see its cancellation (TensorFlow
+    2.21).
     """
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     if data is None:
@@ -85,15 +86,16 @@ def datasets_without_autotuning():
 
 @pytest.fixture(autouse=True)
 def no_mesh_left_behind():
-    """Clears a default mesh that outlived its test.
+    """Clears a default mesh that a failed test left set.
 
-    `dtensor.default_mesh` of TensorFlow 2.21, which `dtensor.relayout` uses
-    too, stays set when an error leaves it. The next test would run on a mesh.
+    An error in the scope of `dtensor.default_mesh` (TensorFlow 2.21) leaves the
+    mesh set, also if `dtensor.relayout` uses it. The next test would then run
+    on this mesh.
     """
     yield
     api = sys.modules.get("tensorflow.dtensor.python.api")
     mesh = api and api.get_default_mesh()
     if mesh is not None:
         api._dtensor_device()._current_default_mesh = None
-        with api.default_mesh(mesh):  # Leaving it clears what was set.
+        with api.default_mesh(mesh):  # The exit clears the default mesh.
             pass

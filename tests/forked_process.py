@@ -1,8 +1,8 @@
-"""Programs of tests in forks of a process that has imported TensorFlow.
+"""Runs test programs in forks of a process that has imported TensorFlow.
 
-Importing TensorFlow takes three seconds of processor time, a fork of a process
-that has it next to none. Programs that must not find it, or ask how a process
-starts, are started by `subprocess` instead.
+Importing TensorFlow takes three seconds of CPU time; a fork of a process that
+has imported it takes almost none. Use `subprocess` for programs that must not
+have TensorFlow imported, or that test how a process starts.
 """
 
 import ctypes
@@ -16,21 +16,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 _forks = multiprocessing.get_context("forkserver")
-# Not this package: it reads the environment when it is imported.
+# The package is not preloaded: it reads the environment when it is imported.
 _forks.set_forkserver_preload(["tensorflow", "keras", "tf_keras"])
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` is, for a Python program that uses TensorFlow.
+    """Equivalent of `subprocess.Popen` for Python programs with TensorFlow.
 
     Args:
-      arguments: What stands after `python`: ["-m", module, ...] or [path, ...].
-      log: A file that gets what it prints.
-      errors: One that gets its errors; `log` does if this is None.
-      env: All of its environment. TensorFlow's level of logging and oneDNN's
-        switch are those of this process.
-      cwd: Its working directory.
-      as_user: Lets permission bits count for root, too.
+      arguments: Arguments after `python`: ["-m", module, ...] or [path, ...].
+      log: Path of the file that receives the standard output.
+      errors: Path of the file for the standard error; `log` if None.
+      env: Full environment. TensorFlow's log level and oneDNN's switch are
+        inherited from this process.
+      cwd: Working directory.
+      as_user: Whether permission bits also apply to root.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class ForkedProcess:
         as_user: bool = False,
     ):
         self._arguments = list(arguments)
-        # At once: whoever waits for words reads them, or what was before.
+        # The log is emptied before the start: tests that poll it must not read
+        # old text.
         pathlib.Path(log).write_bytes(b"")
         self._process = _forks.Process(
             target=_run,
@@ -66,7 +67,7 @@ class ForkedProcess:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Its exit code, less than 0 if a signal ended it; None if it runs."""
+        """Returns the exit code (negative after a signal), or None."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -91,16 +92,16 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: pathlib.Path | None = None,
 ) -> subprocess.CompletedProcess:
-    """Runs a program to its end, as `subprocess.run` does.
+    """Runs a program to its end, like `subprocess.run`.
 
     Args:
-      arguments: As for `ForkedProcess`.
-      seconds: Its deadline.
-      env: As for `ForkedProcess`.
-      cwd: As for `ForkedProcess`.
+      arguments: See `ForkedProcess`.
+      seconds: Timeout in seconds.
+      env: See `ForkedProcess`.
+      cwd: See `ForkedProcess`.
 
     Returns:
-      Its exit code, and what it printed.
+      The exit code and the printed text.
     """
     with tempfile.TemporaryDirectory() as folder:
         log, errors = pathlib.Path(folder, "log"), pathlib.Path(folder, "err")
@@ -136,13 +137,13 @@ def _run(
         else:
             with open(path, "a") as file:
                 os.dup2(file.fileno(), number)
-    # Those of the process that forks wait until a page is full.
+    # The streams of the parent process are not line-buffered.
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     sys.path[:0] = [
         path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path
     ]
-    # Programs that start themselves anew go by it.
+    # Programs that restart themselves use `sys.orig_argv`.
     sys.orig_argv = [sys.executable, *arguments]
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
@@ -154,10 +155,10 @@ def _run(
 
 
 def _heed_permissions() -> None:
-    """Gives up what lets root write where permission bits forbid it."""
+    """Drops the capabilities that let root ignore permission bits."""
     third_version, overrides_permissions = 0x20080522, 1 << 1  # DAC_OVERRIDE
     header = (ctypes.c_uint32 * 2)(third_version, 0)
-    capabilities = (ctypes.c_uint32 * 6)()  # The first are those in effect.
+    capabilities = (ctypes.c_uint32 * 6)()  # Starts with the effective set.
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capget(header, capabilities):
         raise OSError(ctypes.get_errno(), "capget")

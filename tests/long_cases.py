@@ -1,10 +1,10 @@
-"""Writes `tests/long_cases.txt`: what `make check` leaves out by its duration.
+"""Writes `tests/long_cases.txt`: slow cases that `make check` skips.
 
     make test PYTEST_FLAGS=--junitxml=durations.xml
     .venv/bin/python -m tests.long_cases durations.xml
 
-Durations include making a model or a mesh, so the mark `slow`, which is by
-hand, would go stale. Only whole runs on a quiet machine are worth writing down.
+Durations include the time to create models and meshes, so marks that are set by
+hand would become outdated. Use only durations of full runs on an idle machine.
 """
 
 import pathlib
@@ -14,13 +14,13 @@ import xml.etree.ElementTree
 LIST = pathlib.Path(__file__).with_name("long_cases.txt")
 SECONDS = 0.7
 HEAD = """\
-# Cases that took 0.7 seconds or more in a whole run, as tests.long_cases wrote
-# them: `make check` leaves them out, as those with the mark `slow`.
+# Cases that took 0.7 seconds or more in a full run, written by
+# tests.long_cases. `make check` skips them like cases with the mark `slow`.
 """
 
 
 def read() -> frozenset[str]:
-    """The listed cases, as pytest names them."""
+    """Returns the node ids of the listed cases."""
     return frozenset(
         line
         for line in LIST.read_text().splitlines()
@@ -29,7 +29,7 @@ def read() -> frozenset[str]:
 
 
 def node_id(case: xml.etree.ElementTree.Element) -> str:
-    """What pytest calls a case of a JUnit report."""
+    """Returns the pytest node id of a case in a JUnit report."""
     module, name = case.get("classname", ""), case.get("name", "")
     classes = []
     while (

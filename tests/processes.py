@@ -1,4 +1,4 @@
-"""Several processes of one test: a deadline, and their end."""
+"""Starts several processes for one test, with timeouts and cleanup."""
 
 import dataclasses
 import json
@@ -19,9 +19,9 @@ def start_workers(
     """Starts the workers of one `MultiWorkerMirroredStrategy`.
 
     Args:
-      program: Is run as a script, with the package on its path.
-      arguments: Of each worker.
-      folder: For what they print.
+      program: Script to run, with the package on its path.
+      arguments: Arguments of each worker.
+      folder: Folder for the output of the workers.
     """
     addresses = [f"localhost:{port}" for port in free_ports(len(arguments))]
     workers = []
@@ -55,13 +55,13 @@ def run_workers(
     folder: pathlib.Path,
     seconds: float,
 ) -> None:
-    """Runs workers to their end, which must be one without an error.
+    """Runs workers to their end and checks that none of them fails.
 
     Args:
-      program: As of `start_workers`, like the two that follow.
-      arguments: Of each worker.
-      folder: For what they print.
-      seconds: Deadline of each.
+      program: See `start_workers`.
+      arguments: Arguments of each worker.
+      folder: Folder for the output of the workers.
+      seconds: Timeout of each worker in seconds.
     """
     workers = start_workers(program, arguments, folder)
     try:
@@ -74,34 +74,34 @@ def run_workers(
 
 @dataclasses.dataclass
 class Worker:
-    """A process of a test, and the file with what it prints."""
+    """A process of a test, and the file with its output."""
 
     log: pathlib.Path
     process: forked_process.ForkedProcess
 
     def wait(self, seconds: float) -> int | str:
-        """Returns its exit code, or "too late"."""
+        """Returns the exit code, or "too late" after the timeout."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return "too late"
 
     def check(self, seconds: float) -> None:
-        """Waits for its end without an error."""
+        """Waits for the end of the process and checks that it succeeded."""
         code = self.wait(seconds)
         assert code == 0, f"{code}: {self.log.read_text()[-3000:]}"
 
     def kill(self) -> None:
-        """Ends it, if it still runs."""
+        """Kills the process if it is still running."""
         self.process.kill()
         self.process.wait()
 
 
 def stay_until_written(folder: pathlib.Path, pattern: str) -> None:
-    """Keeps a worker of two until both have written what they were told.
+    """Keeps a worker running until both workers have written their files.
 
-    An error is told by a collective. Who has heard it may not end while the
-    other still listens.
+    A collective transfers errors between workers. A worker that has received an
+    error must not exit while the other worker is still waiting.
     """
     deadline = time.monotonic() + 60
     while len(list(folder.glob(pattern))) < 2 and time.monotonic() < deadline:
@@ -109,13 +109,13 @@ def stay_until_written(folder: pathlib.Path, pattern: str) -> None:
 
 
 def run_program(module: str, *arguments: str, seconds: float) -> dict:
-    """Runs a program to its end; returns what it found.
+    """Runs a program to its end; returns its JSON results.
 
     Args:
-      module: Is run as `python -m module *arguments`; prints a line that begins
-        with FOUND and goes on in JSON.
-      arguments: For it.
-      seconds: Its deadline.
+      module: Module to run as `python -m module *arguments`. It prints a line
+        that starts with FOUND, followed by JSON.
+      arguments: Arguments of the program.
+      seconds: Timeout in seconds.
     """
     done = forked_process.run(
         ["-m", module, *arguments], cwd=ROOT, seconds=seconds
@@ -143,18 +143,20 @@ def run_clients(
     """Runs DTensor clients to their end.
 
     Args:
-      module: Is run as `python -m module *arguments`; prints lines that begin
-        with FOUND and go on in JSON.
-      folder: For what they print.
-      arguments: For all of them.
-      seconds: Deadline of each.
+      module: Module to run as `python -m module *arguments`. It prints lines
+        that start with FOUND, followed by JSON.
+      folder: Folder for the output of the clients.
+      arguments: Arguments of all clients.
+      seconds: Timeout of each client in seconds.
       count: Number of processes.
 
     Returns:
-      What they found, in the order of the processes.
+      The results of each client, in the order of the processes.
     """
     jobs = ",".join(f"localhost:{port}" for port in free_ports(count))
-    # To files: nobody reads a pipe while the other process is waited for.
+    # Files are used because a full pipe of one process would block it while
+    # this
+    # process waits for the other.
     logs = [folder / f"log_{client}" for client in range(count)]
     clients = []
     try:

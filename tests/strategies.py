@@ -1,7 +1,8 @@
-"""Strategies on logical CPUs, for the tests that need more than one device.
+"""Strategies on logical CPUs, for tests that need more than one device.
 
-Importing it splits the CPU, which TensorFlow allows only before its first op:
-import it at the head of a test module, so that collecting the tests does it.
+Importing this module splits the CPU, which TensorFlow allows only before its
+first op. Import it at the top of a test module, so that the split happens
+during collection.
 """
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ if not tf.config.get_logical_device_configuration(_CPU):
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
-    """A MirroredStrategy of `num_replicas`; the default strategy for 1."""
+    """Returns a MirroredStrategy; the default strategy for one replica."""
     if num_replicas == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(

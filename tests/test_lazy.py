@@ -1,4 +1,4 @@
-"""The package's public names appear when they are asked for."""
+"""Public names of the package are imported on first use."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ import pytest
 import tf_layoutmap
 
 
-def test_the_pure_modules_work_without_importing_tensorflow():
+def test_pure_modules_do_not_import_tensorflow():
     subprocess.run(
         [
             sys.executable,
@@ -26,13 +26,13 @@ def test_the_pure_modules_work_without_importing_tensorflow():
     )
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     for name in tf_layoutmap.__all__:
         assert getattr(tf_layoutmap, name) is not None
         assert name in dir(tf_layoutmap)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
+def test_an_unknown_name_raises_and_lists_the_public_names():
     with pytest.raises(AttributeError, match="'Shard'.*ShardedVariable"):
         tf_layoutmap.Shard  # noqa: B018
 
@@ -44,12 +44,13 @@ def test_a_name_that_is_not_there_is_an_attribute_error_with_the_others():
         ("sharded_variable", "tf_layoutmap.ShardedVariable"),
         ("TPUEmbeding", "tf_layoutmap.TPUEmbedding"),
         ("layer", "tf_layoutmap.layers"),
-        # Two letters exchanged, one missing, one too many in a short name.
+        # Typos: swapped letters, a missing letter, an extra letter in a short
+        # name.
         ("exprot", "tf_layoutmap.export"),
         ("pak", "tf_layoutmap.pack"),
         ("packk", "tf_layoutmap.pack"),
         ("layot", "tf_layoutmap.layout"),
-        # It is there, but in another package.
+        # The name exists in another package.
         ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
         ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),
     ],
@@ -65,7 +66,7 @@ def test_a_typo_gets_one_suggestion(typo, meant):
     assert shown.lower().count("did you mean") == 1
 
 
-def test_a_typo_in_a_package_below_gets_one_suggestion():
+def test_a_typo_in_a_subpackage_gets_one_suggestion():
     with pytest.raises(
         AttributeError,
         match=(
@@ -89,7 +90,7 @@ def test_a_suggestion_imports_neither_tensorflow_nor_keras():
     )
 
 
-# Prints, for each public name, what asking for it raises.
+# Prints the error of each public name.
 ASK = """
 import json, sys, traceback, types
 
@@ -133,7 +134,7 @@ print(json.dumps([said, longest[0]]))
 """
 
 
-def asked_without(*packages):
+def errors_without(*packages):
     done = subprocess.run(
         [sys.executable, "-c", ASK, *packages],
         capture_output=True,
@@ -142,7 +143,7 @@ def asked_without(*packages):
         check=True,
     )
     said, longest = json.loads(done.stdout)
-    # Lines of a traceback: none is of what Keras and we import before.
+    # Number of traceback lines: earlier imports by Keras and us are excluded.
     assert 0 < longest <= 10
     return said
 
@@ -161,8 +162,8 @@ def public_names(module=tf_layoutmap):
     "packages",
     [("tensorflow",), ("tensorflow", "keras"), ("tensorflow", "tf_keras")],
 )
-def test_without_tensorflow_each_public_name_says_what_to_install(packages):
-    said = asked_without(*packages)
+def test_without_tensorflow_each_name_raises_with_the_install_command(packages):
+    said = errors_without(*packages)
     for name, sentence in said.items():
         assert sentence.startswith("ImportError: tf_layoutmap"), (
             name,
@@ -183,12 +184,12 @@ def test_without_tensorflow_each_public_name_says_what_to_install(packages):
         "server",
     }
     assert {f"tf_layoutmap.{name}" for name in without} <= set(said)
-    # What needs no TensorFlow still works.
+    # Names that do not use TensorFlow still work.
     assert not {name for name in said if "partitioners" in name}
 
 
-def test_without_keras_what_needs_it_says_so_and_the_rest_works():
-    said = asked_without("keras")
+def test_without_keras_only_names_that_require_keras_raise():
+    said = errors_without("keras")
     assert "tf_layoutmap.ShardedVariable" not in said
     assert "tf_layoutmap.TPUEmbedding" not in said
     assert "tf_layoutmap.layers.ShardedEmbedding" in said
@@ -199,7 +200,7 @@ def test_without_keras_what_needs_it_says_so_and_the_rest_works():
     assert set(said) < public_names()
 
 
-# The same under a TensorFlow of another version, which is never loaded.
+# The same program with another TensorFlow version, which is never loaded.
 OTHER_VERSION = ASK.replace(
     "import tf_layoutmap\n",
     """
@@ -211,7 +212,7 @@ import tf_layoutmap
 )
 
 
-def test_another_tensorflow_is_refused_in_one_sentence():
+def test_another_tensorflow_version_raises_one_sentence():
     done = subprocess.run(
         [sys.executable, "-c", OTHER_VERSION],
         capture_output=True,
@@ -238,7 +239,7 @@ def test_another_tensorflow_is_refused_in_one_sentence():
     "name", ["", "layout", "distribution", "dtensor", "emulation", "layers"]
 )
 def test_a_public_name_hides_no_module(name):
-    """`tlm.layout.x` does not depend on the order of imports."""
+    """Access to `tlm.layout.x` does not depend on the order of imports."""
     package = getattr(tf_layoutmap, name) if name else tf_layoutmap
     folder = pathlib.Path(package.__file__).parent
     for public, home in package._HOMES.items():

@@ -1,4 +1,4 @@
-"""The shared libraries hold nothing of the folder that they were built in."""
+"""The shared libraries contain no paths of their build folder."""
 
 import pathlib
 
@@ -17,11 +17,11 @@ def elf(request):
         yield elffile.ELFFile(file)
 
 
-def test_all_three_are_there():
+def test_all_three_libraries_exist():
     assert len(LIBRARIES) == 3
 
 
-def test_no_folder_is_searched_for_other_libraries(elf):
+def test_libraries_have_no_search_path(elf):
     tags = {
         tag.entry.d_tag
         for tag in elf.get_section_by_name(".dynamic").iter_tags()
@@ -30,7 +30,7 @@ def test_no_folder_is_searched_for_other_libraries(elf):
     assert not tags & {"DT_RUNPATH", "DT_RPATH"}
 
 
-def test_tensorflow_is_needed_by_its_name_alone(elf):
+def test_needed_libraries_have_no_folder(elf):
     needed = [
         tag.needed
         for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
@@ -38,7 +38,7 @@ def test_tensorflow_is_needed_by_its_name_alone(elf):
     assert not [name for name in needed if "/" in name]
 
 
-def test_symbols_that_nobody_resolves_are_stripped(elf):
+def test_unused_symbols_are_stripped(elf):
     assert elf.get_section_by_name(".symtab") is None
     assert not [
         section.name
@@ -47,7 +47,7 @@ def test_symbols_that_nobody_resolves_are_stripped(elf):
     ]
 
 
-def test_no_wait_of_gcc_12_asks_for_a_newer_system(elf):
+def test_no_symbol_of_gcc_12_requires_a_newer_system(elf):
     symbols = {
         symbol.name
         for symbol in elf.get_section_by_name(".dynsym").iter_symbols()

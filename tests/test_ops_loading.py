@@ -1,4 +1,4 @@
-"""The op library loads once, and refuses with the remedy."""
+"""The op library is loaded once; load errors contain the solution."""
 
 import os
 import pathlib
@@ -17,10 +17,10 @@ PACKAGE = pathlib.Path(ops.__file__).parents[1]
 
 
 def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
-    """The message of `import tf_layoutmap._core.ops` in a process of its own.
+    """Returns the message of `import tf_layoutmap._core.ops` in a new process.
 
-    The package is reduced to what loading needs, so that the answer is that of
-    `ops`, and files called `without*` are left out.
+    The process has only the files that loading needs, so that the error comes
+    from `ops`. Files named `without*` are omitted.
     """
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
@@ -37,8 +37,8 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
         for file in PACKAGE.glob(pattern):
             if not (without and file.name.startswith(without)):
                 shutil.copy(file, package / file.relative_to(PACKAGE))
-    # `pip install -e` leaves a finder behind, which would find in the checkout
-    # what is left out here.
+    # `pip install -e` installs an import hook that would find the omitted
+    # files in the checkout.
     program = textwrap.dedent(prelude) + textwrap.dedent("""
         import sys
         sys.meta_path[:] = [
@@ -65,7 +65,7 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
 
 
 def fake_tensorflow(version: str) -> str:
-    """A stand-in whose `load_op_library` must not be reached."""
+    """Returns a fake package whose `load_op_library` must not be called."""
     return f"""
         import sys, types
         tf = types.ModuleType("tensorflow")
@@ -78,11 +78,11 @@ def fake_tensorflow(version: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["2.20.0", "2.22.0-rc1", "3.21.0", "2.2"])
-def test_another_minor_version_is_refused_before_loading(tmp_path, version):
+def test_another_minor_version_raises_before_loading(tmp_path, version):
     message = import_error(tmp_path, fake_tensorflow(version))
     assert message.startswith("ImportError")
     assert f"Received: TensorFlow {version}." in message
-    # What any door to private names says, too.
+    # All modules with private names raise the same message.
     assert message.removeprefix("ImportError ") == str(
         requirements.other_version("tensorflow", version, "2.21")
     )
@@ -95,7 +95,7 @@ def test_any_patch_version_is_accepted(version):
     ops._check_version(version, "2.21.0")
 
 
-def test_missing_tensorflow_is_refused_with_the_command(tmp_path):
+def test_missing_tensorflow_raises_with_the_install_command(tmp_path):
     message = import_error(
         tmp_path,
         """
@@ -112,21 +112,21 @@ def test_missing_tensorflow_is_refused_with_the_command(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["_layoutmap_ops.so", "_build_info.py"])
-def test_unbuilt_checkout_names_the_build_command(tmp_path, missing):
+def test_an_unbuilt_checkout_raises_with_the_build_command(tmp_path, missing):
     message = import_error(tmp_path, "", without=missing)
     assert f"{missing} is missing" in message
     assert "make build" in message
 
 
 @pytest.mark.slow
-def test_unbuilt_python_module_names_the_build_command(tmp_path):
+def test_an_unbuilt_python_module_raises_with_the_build_command(tmp_path):
     message = import_error(tmp_path, "", without="_native")
     assert "_native for this Python is missing" in message
     assert "make build" in message
 
 
 @pytest.mark.slow
-def test_broken_library_names_both_versions(tmp_path):
+def test_a_broken_library_raises_with_both_versions(tmp_path):
     message = import_error(
         tmp_path,
         """
@@ -138,7 +138,7 @@ def test_broken_library_names_both_versions(tmp_path):
     assert "make build" in message
 
 
-def test_unknown_op_is_an_attribute_error_that_lists_the_known_ones():
+def test_an_unknown_op_raises_and_lists_the_ops():
     with pytest.raises(AttributeError, match=r"no op 'paint_rows'.*It has: "):
         ops.paint_rows  # noqa: B018
 
@@ -150,11 +150,11 @@ def test_every_op_of_the_library_is_an_attribute():
         assert name in dir(ops)
 
 
-def test_native_module_comes_through_the_same_door():
+def test_ops_provides_the_native_module():
     assert ops.native.__name__ == "tf_layoutmap._native"
 
 
-def test_an_eager_error_is_the_sentence_of_the_kernel():
+def test_an_eager_error_contains_only_the_kernel_message():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         ops.assign_partition([5], [0, 5], placement="div")
     error = caught.value
@@ -167,7 +167,7 @@ def test_an_eager_error_is_the_sentence_of_the_kernel():
     assert "During handling" not in shown
 
 
-def test_errors_of_functions_and_of_arguments_stay_as_they_are():
+def test_errors_of_functions_and_arguments_are_unchanged():
     with pytest.raises(TypeError, match="missing 1 required positional"):
         ops.assign_partition([5], placement="div")
 
@@ -181,7 +181,7 @@ def test_errors_of_functions_and_of_arguments_stay_as_they_are():
         assign(tf.constant([5]))
 
 
-def test_every_op_has_plain_errors():
+def test_every_op_raises_plain_errors():
     for name in ops._op_names():
         op = getattr(ops, name)
         assert op is getattr(ops, name)

@@ -1,4 +1,4 @@
-"""Another version, or a class that somebody replaced, is refused at import."""
+"""Unsupported versions and replaced classes raise at import."""
 
 import functools
 import importlib.util
@@ -13,8 +13,8 @@ from tf_layoutmap._core import keras_private, private_names, tf_private
 PrivateNames = private_names.PrivateNames
 
 
-def import_anew(door, package, version, monkeypatch):
-    """Runs the source of a door against a package of another version."""
+def import_again(door, package, version, monkeypatch):
+    """Imports a module again with another version of a package."""
     monkeypatch.setattr(package, "__version__", version)
     spec = importlib.util.find_spec(f"tf_layoutmap.{door}")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -50,12 +50,12 @@ def import_anew(door, package, version, monkeypatch):
         ),
     ],
 )
-def test_a_version_with_all_the_names_is_refused_too(
+def test_an_unsupported_version_with_all_names_raises(
     door, package, title, version, install, monkeypatch
 ):
-    """They do other things: with Keras 3.14 slot variables lay whole."""
+    """Behavior differs: Keras 3.14 does not shard slot variables."""
     with pytest.raises(ImportError) as error:
-        import_anew(door, package, version, monkeypatch)
+        import_again(door, package, version, monkeypatch)
     sentence = str(error.value)
     assert sentence.startswith(f"tf_layoutmap supports {title} ")
     assert f"Received: {title} {version}." in sentence
@@ -69,27 +69,28 @@ def test_any_patch_version_is_accepted(version):
     PrivateNames("Keras", "keras.src", version, "3.15")
 
 
-def test_the_versions_here_are_the_supported_ones():
+def test_the_installed_versions_are_supported():
     assert keras.__version__.startswith(keras_private.SUPPORTED_VERSION)
     assert tf.__version__.startswith(tf_private.SUPPORTED_VERSION)
 
 
-def somebody_elses(*args, **kwargs):
-    """What a program puts in the place of a class."""
+def user_function(*args, **kwargs):
+    """Represents user code that replaces a class."""
 
 
-def test_a_replaced_class_is_said_to_be_replaced(monkeypatch):
-    monkeypatch.setattr(keras.layers, "Embedding", somebody_elses)
+def test_a_replaced_class_raises_with_the_replacement(monkeypatch):
+    monkeypatch.setattr(keras.layers, "Embedding", user_function)
     with pytest.raises(ImportError) as error:
-        import_anew(
+        import_again(
             "_core.keras_private", keras, keras.__version__, monkeypatch
         )
     sentence = str(error.value)
     assert "requires the original `keras.layers.Embedding` of Keras" in sentence
-    assert f"replaced it by `{__name__}.somebody_elses`" in sentence
+    assert f"replaced it by `{__name__}.user_function`" in sentence
     assert "`_get_embeddings_with_merged_lora` is missing" in sentence
     assert "from tf_layoutmap import layout_map_scope" in sentence
-    # Another version is no remedy for it.
+    # Another version does not solve this problem, so the message has no
+    # command.
     assert "pip install" not in sentence
 
 
@@ -97,13 +98,13 @@ def names_here():
     return PrivateNames("Keras", "keras.src", keras.__version__, "3.15")
 
 
-def test_a_replaced_method_is_said_to_be_replaced(monkeypatch):
-    monkeypatch.setattr(keras.optimizers.Adagrad, "update_step", somebody_elses)
+def test_a_replaced_method_raises_with_the_replacement(monkeypatch):
+    monkeypatch.setattr(keras.optimizers.Adagrad, "update_step", user_function)
     with pytest.raises(
         ImportError,
         match=(
             r"requires the original `keras.optimizers.Adagrad.update_step` of "
-            r"Keras.*replaced it by .*somebody_elses"
+            r"Keras.*replaced it by .*user_function"
         ),
     ):
         names_here().check_method(
@@ -111,7 +112,7 @@ def test_a_replaced_method_is_said_to_be_replaced(monkeypatch):
         )
 
 
-def test_a_method_that_is_wrapped_in_the_usual_way_is_accepted(monkeypatch):
+def test_a_method_wrapped_with_functools_is_accepted(monkeypatch):
     original = keras.optimizers.Adagrad.update_step
 
     @functools.wraps(original)
@@ -124,7 +125,7 @@ def test_a_method_that_is_wrapped_in_the_usual_way_is_accepted(monkeypatch):
     )
 
 
-def test_a_method_that_the_package_itself_lacks_is_a_matter_of_versions():
+def test_a_missing_method_raises_with_the_install_command():
     with pytest.raises(
         ImportError,
         match=("where `Dense.no_such_method` is missing.*pip install"),

@@ -1,4 +1,4 @@
-"""`python -m tf_layoutmap` says what is here, and whether it works."""
+"""`python -m tf_layoutmap` reports versions and runs a self-check."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ from tf_layoutmap._core import keras_private, ops
 
 
 def started(program="", *, without=()):
-    """Runs `python -m tf_layoutmap`, after `program`, as its main module."""
+    """Runs `program`, then `python -m tf_layoutmap` as its main module."""
     hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in without)
     environment = {
         name: value
@@ -40,7 +40,7 @@ def started(program="", *, without=()):
 
 
 @pytest.mark.slow
-def test_it_prints_versions_and_the_self_check_and_ends_with_0():
+def test_the_report_has_versions_and_a_self_check_and_exits_with_0():
     ended = subprocess.run(
         [sys.executable, "-m", "tf_layoutmap"],
         capture_output=True,
@@ -66,14 +66,14 @@ def test_it_prints_versions_and_the_self_check_and_ends_with_0():
     assert facts["Python"].startswith(platform.python_version())
     assert "libc" in facts["Platform"]
     assert ops.native.cpu_level() in facts["Processors"]
-    # On two devices: with one there is nothing to check.
+    # The self-check requires at least two devices.
     assert facts["Self-check"].startswith("ok: 4 of 4 reads returned")
 
 
 @pytest.mark.slow
-def test_a_self_check_that_fails_ends_with_1():
-    # DTensor reads its switches once; `import tf_layoutmap` leaves alone what
-    # somebody has set.
+def test_a_failed_self_check_exits_with_1():
+    # DTensor reads its switches once; `import tf_layoutmap` does not change
+    # switches that are set.
     ended = started("""
 import os
 os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1"
@@ -92,7 +92,7 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
         ("keras", 'pip install "keras==3.15.*"'),
     ],
 )
-def test_what_is_missing_is_said_and_the_rest_is_printed(missing, sentence):
+def test_a_missing_package_is_reported_with_the_other_facts(missing, sentence):
     ended = started(without=[missing])
     assert ended.returncode == 1
     assert sentence in ended.stderr
@@ -103,28 +103,28 @@ def test_what_is_missing_is_said_and_the_rest_is_printed(missing, sentence):
 
 
 @pytest.mark.slow
-def test_another_version_of_keras_is_said_with_its_number():
+def test_an_unsupported_version_of_keras_is_reported():
     ended = started('import keras\nkeras.__version__ = "3.14.1"')
     assert ended.returncode == 1
     assert "Received: Keras 3.14.1." in ended.stderr
     assert "Keras:          3.14.1" in ended.stdout
 
 
-def somebody_elses(*args, **kwargs):
-    """Not ours: a test is outside of the package."""
+def user_function(*args, **kwargs):
+    """Is not part of the package, because tests are outside of it."""
 
 
-def test_what_is_replaced_is_found_wherever_it_is(monkeypatch):
+def test_replaced_names_are_found_everywhere(monkeypatch):
     before = set(process_report.replaced_names())
-    ours = tlm.describe_process  # Any function whose code is in the package.
+    ours = tlm.describe_process  # Any function that is defined in the package.
 
     @functools.wraps(keras.layers.Dense.call)
     def wrapped(*args, **kwargs):
-        return somebody_elses(*args, **kwargs)
+        return user_function(*args, **kwargs)
 
     wrapped.__wrapped__ = ours
     monkeypatch.setattr(keras.layers.Dense, "call", wrapped)
-    monkeypatch.setattr(keras.layers.Conv2D, "build", somebody_elses)
+    monkeypatch.setattr(keras.layers.Conv2D, "build", user_function)
     monkeypatch.setattr(keras_private.backend_nn, "relu", ours)
     monkeypatch.setattr(keras.Variable, "value", property(ours))
     found = set(process_report.replaced_names()) - before

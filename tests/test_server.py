@@ -1,4 +1,4 @@
-"""The server's arguments, and a small cluster on this machine."""
+"""Arguments of the server, and a small cluster on this machine."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TF_CONFIG = json.dumps(
 )
 
 
-def test_tf_config_fills_what_is_not_given():
+def test_tf_config_provides_missing_arguments():
     jobs = {"ps": ["a:1", "b:1"]}
     assert server.read_task(None, None, None, TF_CONFIG) == (jobs, "ps", 1)
     assert server.read_task(None, None, 0, TF_CONFIG) == (jobs, "ps", 0)
@@ -37,12 +37,12 @@ def test_tf_config_fills_what_is_not_given():
         ((None, None, None, "nonsense"), "`TF_CONFIG` must be JSON"),
     ],
 )
-def test_what_is_no_task_is_refused(arguments, words):
+def test_an_invalid_task_raises(arguments, words):
     with pytest.raises(ValueError, match=words):
         server.read_task(*arguments)
 
 
-# Runs as the chief: a step on the worker, then reads and writes of its own.
+# The chief schedules a step on the worker, then reads and writes itself.
 CHIEF = textwrap.dedent("""
     import json, os, sys
     import numpy as np

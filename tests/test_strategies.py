@@ -1,4 +1,4 @@
-"""Strategies whose sums leave replicas out are told of, once."""
+"""Strategies whose sums omit replicas cause one warning."""
 
 import warnings
 
@@ -28,7 +28,7 @@ def embedding():
 
 
 @pytest.mark.parametrize("num_replicas", [3, 5, 7])
-def test_an_embedding_warns_of_a_sum_without_the_last_replica(num_replicas):
+def test_an_embedding_warns_if_sums_omit_the_last_replica(num_replicas):
     with strategy_of(num_replicas, Hierarchical).scope():
         with pytest.warns(
             _core_strategies.WrongSumsWarning,
@@ -37,20 +37,20 @@ def test_an_embedding_warns_of_a_sum_without_the_last_replica(num_replicas):
             embedding()
         with warnings.catch_warnings():
             warnings.simplefilter("error", _core_strategies.WrongSumsWarning)
-            embedding()  # Once is enough.
+            embedding()  # The second embedding does not warn.
 
 
 @pytest.mark.parametrize(
     "num_replicas, kind", [(2, Hierarchical), (4, Hierarchical), (3, OneDevice)]
 )
-def test_sums_that_are_right_need_no_warning(num_replicas, kind):
+def test_correct_sums_do_not_warn(num_replicas, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error", _core_strategies.WrongSumsWarning)
         with strategy_of(num_replicas, kind).scope():
             embedding()
 
 
-def test_a_layer_warns_before_it_refuses_replicas():
+def test_a_layer_warns_before_it_raises_for_replicas():
     with strategy_of(3, Hierarchical).scope():
         with pytest.warns(_core_strategies.WrongSumsWarning):
             with pytest.raises(RuntimeError, match="3 replicas"):
@@ -58,7 +58,7 @@ def test_a_layer_warns_before_it_refuses_replicas():
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3, 5, 7])
-def test_the_strategies_of_our_tests_add_up_all_replicas(num_replicas):
+def test_the_strategies_of_the_tests_sum_over_all_replicas(num_replicas):
     strategy = strategies.mirrored(num_replicas)
 
     @tf.function

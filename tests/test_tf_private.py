@@ -1,4 +1,4 @@
-"""A TensorFlow that moved a private name is refused with the remedy."""
+"""Missing private names of TensorFlow raise an error with the solution."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tf_layoutmap._core import tf_private
         ("framework.composite_tensor", "NoSuchName"),
     ],
 )
-def test_a_missing_name_is_an_import_error_that_names_versions(module, name):
+def test_a_missing_name_raises_with_the_versions(module, name):
     with pytest.raises(ImportError) as error:
         tf_private._private(module, name)
     sentence = str(error.value)
@@ -22,5 +22,5 @@ def test_a_missing_name_is_an_import_error_that_names_versions(module, name):
         assert f"{version}.*" in sentence
 
 
-def test_nothing_is_being_saved_outside_of_a_save():
+def test_in_save_context_is_false_outside_of_a_save():
     assert not tf_private.in_save_context()

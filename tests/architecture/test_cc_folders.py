@@ -1,4 +1,4 @@
-"""The folders of `cc/`, held by reading the includes."""
+"""The include rules of the folders in `cc/`, checked in the sources."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 CC = ROOT / "cc"
 
-# Each folder of the core may include itself and those before it.
+# Each folder of the core may include itself and the folders listed before it.
 CORE = [
     "base",
     "memory",
@@ -30,7 +30,7 @@ INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 
 
 def core_files(folder: str) -> list[pathlib.Path]:
-    """Its files but for tests, which may include anything of the core."""
+    """Returns the files of a folder, except tests, which have no rule."""
     return sorted(
         path
         for path in (CC / "core" / folder).iterdir()
@@ -38,7 +38,7 @@ def core_files(folder: str) -> list[pathlib.Path]:
     )
 
 
-def test_every_folder_of_the_core_has_a_place():
+def test_every_folder_of_the_core_is_listed():
     found = {path.name for path in (CC / "core").iterdir() if path.is_dir()}
     assert found == set(CORE)
     assert not [
@@ -47,17 +47,17 @@ def test_every_folder_of_the_core_has_a_place():
 
 
 @pytest.mark.parametrize("folder", CORE)
-def test_includes_of_the_core_point_to_folders_before(folder):
+def test_core_folders_include_only_earlier_folders(folder):
     files = core_files(folder)
     assert files
     allowed = set(CORE[: CORE.index(folder) + 1])
     for path in files:
-        # The bodies per instruction set are made of the update rules.
+        # The sources per instruction set also include the update rules.
         rules = {"optimizers"} if path.name.endswith("_isa.cc") else set()
         included = set(INCLUDE.findall(path.read_text(encoding="utf-8")))
         assert included <= allowed | rules, path
 
 
-def test_the_design_names_every_folder_of_the_core():
+def test_the_design_page_lists_every_folder_of_the_core():
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     assert not [name for name in CORE if f"`{name}/`" not in page]

@@ -1,7 +1,8 @@
-"""The architecture, held by reading the imports.
+"""The layers of the architecture, checked by reading the imports.
 
-Imports point down or sideways inside a folder; a few modules lead out to what
-is private or native. Only sources are read, so a broken module still answers.
+Imports point to a lower level or stay inside a folder. Only a few modules may
+import private names or native code. The tests only read sources, so they also
+work if a module cannot be imported.
 """
 
 import ast
@@ -16,8 +17,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "tf_layoutmap"
 CORE = ROOT / "cc" / "core"
 
-# What a module may import of ours: any lower level, or its own folder. A name
-# covers what is below it, and the longest one that fits decides.
+# A module may import modules of lower levels and of its own folder. An entry
+# applies to all modules below it; the longest matching entry counts.
 LEVELS = {
     # No TensorFlow.
     "_build_info": 0,
@@ -68,7 +69,7 @@ LEVELS = {
     "layout.keras3": 8,
     "layout.tf_keras": 9,
     "layout": 10,
-    # Tables of a TPUEmbedding, and its backends.
+    # Tables of a TPUEmbedding and its backends.
     "embedding.build_shapes": 5,
     "embedding.inputs": 5,
     "embedding.packing": 5,
@@ -86,7 +87,7 @@ LEVELS = {
     "embedding": 8,
     "embedding.tpu_embedding": 9,
     "embedding.deltas": 9,
-    # Strategies, layers and programs on top.
+    # Strategies, layers and programs.
     "emulation": 11,
     "distribution": 11,
     "ps": 11,
@@ -101,15 +102,15 @@ LEVELS = {
     "": 15,  # tf_layoutmap/__init__.py
 }
 
-# Their functions import the replacements that the rows hold, of any level, when
-# a group is first used. Importing the modules imports none of it.
+# Functions in these modules import the replacements of their rows, from any
+# level, on first use of a group. Importing the modules imports no replacements.
 ROW_MODULES = {
     "_patches.mesh_rows",
     "_patches.keras_rows",
     "_patches.runtime_rows",
 }
 
-# What only one module may import, and which.
+# Modules that only the named module may import.
 ONLY_IN = [
     (r"tensorflow\.(python|dtensor)(\.|$)", "_core.tf_private"),
     (r"keras\.src(\.|$)", "_core.keras_private"),
@@ -122,7 +123,7 @@ LOADERS = {"load_op_library", "load_library", "CDLL", "dlopen"}
 
 @functools.cache
 def modules() -> list[str]:
-    """Dotted names below the package; "" is the package itself."""
+    """Returns dotted names below the package; "" is the package itself."""
     names = []
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -144,7 +145,7 @@ def only_for_types(node: ast.AST) -> bool:
 
 
 def nodes_of(tree: ast.AST):
-    """All nodes that run; what only a type checker reads is left out."""
+    """Yields all nodes that run; code for type checkers is skipped."""
     for node in ast.iter_child_nodes(tree):
         if only_for_types(node):
             for other in node.orelse:
@@ -158,10 +159,10 @@ def nodes_of(tree: ast.AST):
 def imports_of(
     tree: ast.AST, module: str, is_package: bool, walk=nodes_of
 ) -> set[str]:
-    """Full dotted names that the source of `module` imports.
+    """Returns full dotted names that the source of `module` imports.
 
-    `from a import b` counts as `a.b`, since b may be a module. `walk` yields
-    the nodes that count.
+    `from a import b` counts as `a.b`, because b may be a module. `walk` yields
+    the nodes to examine.
     """
     found = set()
     for node in walk(tree):
@@ -187,7 +188,7 @@ def read(module: str) -> tuple[ast.AST, set[str]]:
 
 
 def own_module(imported: str) -> str | None:
-    """The module of ours behind an imported name, or None for others'."""
+    """Returns the imported module of this package, or None for others."""
     if imported.split(".")[0] != "tf_layoutmap":
         return None
     name = ".".join(imported.split(".")[1:])
@@ -198,7 +199,7 @@ def own_module(imported: str) -> str | None:
 
 
 def level_entry(module: str) -> str:
-    """The entry of LEVELS that covers `module`."""
+    """Returns the entry of LEVELS that applies to `module`."""
     name = module
     while name and name not in LEVELS:
         name = name.rpartition(".")[0]
@@ -226,12 +227,12 @@ def test_every_module_has_a_level():
 
 
 def points_up(module: str, imported: str) -> bool:
-    """Whether an import leads to a module that is not below `module`."""
+    """Returns whether an import leads to a module not below `module`."""
     target = own_module(imported)
     if target is None or target in (module, "_native"):
         return False
     mine, theirs = LEVELS[level_entry(module)], LEVELS[level_entry(target)]
-    # From the pure level, other modules of the package are up, not sideways.
+    # From the pure level, other modules of the package are on a higher level.
     sideways = folder(module) == folder(target) != "" and mine > 0
     return not (theirs < mine or theirs == mine == 0 or sideways)
 
@@ -267,7 +268,7 @@ def test_pure_modules_are_type_checked_strictly():
         for name in named
         for path in (name.rglob("*.py") if name.is_dir() else [name])
     }
-    # _build_info.py is written by setup.py.
+    # setup.py generates _build_info.py.
     pure = {
         source_of(m)
         for m in modules()
@@ -278,9 +279,9 @@ def test_pure_modules_are_type_checked_strictly():
 
 @functools.cache
 def spelled(module: str) -> frozenset[str]:
-    """Names that a module imports or spells without an import statement."""
+    """Returns names that a module imports or uses without an import."""
     tree, imported = read(module)
-    # `tf.python.x` needs no import, and import_module none that ast can see.
+    # `tf.python.x` needs no import, and ast does not see `import_module` calls.
     strings = {
         node.value
         for node in ast.walk(tree)
@@ -313,7 +314,7 @@ def test_private_names_are_imported_in_one_module(private, only_in):
     )
 
 
-def test_shared_libraries_are_loaded_by_ops_alone():
+def test_only_ops_loads_shared_libraries():
     exempt = {
         "_core.ops",
         "_core.tf_private",
@@ -336,7 +337,7 @@ def test_shared_libraries_are_loaded_by_ops_alone():
     )
 
 
-def test_the_package_itself_only_names_what_is_public():
+def test_the_package_itself_only_lists_public_names():
     tree, _ = read("")
     body = list(tree.body)
     for node in filter(only_for_types, tree.body):
@@ -377,12 +378,12 @@ def includes(path: pathlib.Path) -> list[str]:
     )
 
 
-def test_the_core_is_there():
+def test_the_core_has_sources():
     assert core_sources()
 
 
 def including(pattern: str, paths) -> list[str]:
-    """Returns the includes of sources that match a pattern, with the file."""
+    """Returns the includes that match a pattern, with their files."""
     return [
         f"{path.relative_to(CORE)} includes {name}"
         for path in paths
@@ -391,7 +392,7 @@ def including(pattern: str, paths) -> list[str]:
     ]
 
 
-def test_the_core_knows_no_tensorflow_and_no_threads():
+def test_the_core_uses_neither_tensorflow_nor_threads():
     banned = (
         r"^(tensorflow/|absl/|tsl/|xla/|Eigen|unsupported/|pybind11/|"
         r"Python\.h|thread$|future$|pthread|cc/(?!core/))"
@@ -409,8 +410,8 @@ def test_processor_headers_stay_in_simd():
 
 
 def test_bodies_per_instruction_set_include_no_templates():
-    # An inline function of the standard library compiled with AVX-512 flags
-    # could be the one copy that the linker keeps for every CPU.
+    # The linker might keep the AVX-512 version of an inline function of the
+    # standard library as the only copy, for every CPU.
     bodies = sorted((CORE / "simd").glob("*_isa.cc"))
     assert bodies
     seen, todo = set(), list(bodies)

@@ -1,4 +1,4 @@
-"""The table of replaced names: true, complete, and undone without a trace."""
+"""The table of patches is correct and complete, and patches can be undone."""
 
 import inspect
 import pathlib
@@ -28,7 +28,7 @@ def label(row):
 
 @pytest.fixture(scope="module", autouse=True)
 def device():
-    """DTensor's device is as in every process, whatever is restored here."""
+    """Initializes DTensor's device, which the tests do not reset."""
     tlm.layout.to_mesh(
         [1.0],
         dtensor.Layout.replicated(
@@ -39,7 +39,7 @@ def device():
 
 @pytest.fixture
 def restored():
-    """Takes all groups back for a test, and puts them in force again."""
+    """Uninstalls all groups of patches for a test and installs them again."""
     before = dict(engine._counts)
     for group, count in before.items():
         for _ in range(count):
@@ -53,7 +53,7 @@ def restored():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=label)
-def test_the_owner_has_the_name_and_ours_is_there(row):
+def test_the_owner_and_the_replacement_exist(row):
     owner = engine.owner_of(row)
     assert hasattr(owner, row.name)
     assert callable(row.ours)
@@ -64,7 +64,7 @@ def test_the_owner_has_the_name_and_ours_is_there(row):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=label)
-def test_a_row_says_why_and_names_its_test(row):
+def test_a_row_has_a_reason_and_names_its_test(row):
     assert row.why.endswith(".") and len(row.why.split()) >= 4
     assert (ROOT / row.test).is_file()
     version = {
@@ -75,13 +75,13 @@ def test_a_row_says_why_and_names_its_test(row):
     assert version.startswith(row.seen_in.split()[1] + ".")
 
 
-def test_the_page_of_replaced_names_has_every_group():
+def test_the_page_of_patches_lists_every_group():
     page = (ROOT / "docs/replaced_names.md").read_text()
     named = re.findall(r"^\.\. replaced-names:: (\w+)$", page, re.MULTILINE)
     assert sorted(named) == sorted(engine.GROUPS)
 
 
-def test_a_name_has_one_row_a_group_and_one_way_to_say_it():
+def test_a_name_has_one_row_per_group_and_one_spelling():
     assert len({(row.group, *row.key) for row in ROWS}) == len(ROWS)
     objects = {(id(engine.owner_of(row)), row.name) for row in ROWS}
     assert len(objects) == len({row.key for row in ROWS})
@@ -106,7 +106,7 @@ def test_uninstall_restores_every_name(restored):
     changed = values()
     assert all(changed[key] is not before[key] for key in before)
     assert len(tlm.patches()) == len(ROWS)
-    # In another order than that of the table, too.
+    # The order differs from the order of the table.
     for group in sorted(engine.GROUPS):
         engine.uninstall(group)
     after = values()
@@ -115,7 +115,7 @@ def test_uninstall_restores_every_name(restored):
     assert not tlm.patches()
 
 
-def test_groups_are_counted(restored):
+def test_installations_of_a_group_are_counted(restored):
     original = keras.layers.Layer.__call__
     engine.install("keras3")
     engine.install("keras3")
@@ -129,7 +129,7 @@ def test_groups_are_counted(restored):
         engine.install("keras4")
 
 
-def test_somebody_elses_replacement_on_top_is_not_lost(restored):
+def test_a_later_replacement_by_user_code_is_kept(restored):
     engine.install("keras3")
     ours = keras.layers.Layer.__call__
 
@@ -148,8 +148,8 @@ def test_somebody_elses_replacement_on_top_is_not_lost(restored):
 
 
 @pytest.mark.parametrize("group", engine.GROUPS)
-def test_the_table_names_all_that_is_replaced(group, restored):
-    """Looks at all of TensorFlow and Keras for functions of ours."""
+def test_the_table_lists_all_replaced_names(group, restored):
+    """Searches all of TensorFlow and Keras for functions of this package."""
     assert process_report.replaced_names() == []
     engine.install(group)
     found = process_report.replaced_names()
@@ -157,7 +157,8 @@ def test_the_table_names_all_that_is_replaced(group, restored):
         id(inspect.getattr_static(engine.owner_of(row), row.name))
         for row in engine.rows_of(group)
     }
-    # Named once each, wherever else TensorFlow holds them.
+    # Each patch is reported once, even if TensorFlow stores it in several
+    # places.
     assert 0 < len(found) <= len(placed)
 
 
@@ -165,7 +166,7 @@ class CalledError(Exception):
     pass
 
 
-# These are for all meshes or for all optimizers; there is no "without".
+# These patches always apply, so there is no case without a context.
 ALWAYS = {
     "reset_dtensor_device",
     "_set_optimization_parameters",
@@ -175,8 +176,8 @@ PLAIN = [row for row in ROWS if row.make is None and row.name not in ALWAYS]
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=label)
-def test_without_a_context_the_original_gets_the_same_arguments(row):
-    """Calls each replacement as for what has nothing to do with us."""
+def test_without_a_context_the_original_receives_the_same_arguments(row):
+    """Calls each replacement with objects that do not use this package."""
     signature = inspect.signature(getattr(engine.owner_of(row), row.name))
     needed = {
         name: argument_of(row, name)
@@ -194,7 +195,7 @@ def test_without_a_context_the_original_gets_the_same_arguments(row):
     ours = row.ours
     with pytest.raises(CalledError):
         result = engine.around(original, ours)(*expected.args)
-        # What is a context manager runs when it is entered.
+        # A context manager runs when it is entered.
         result.__enter__()
     for one in (expected, *seen):
         one.apply_defaults()
@@ -209,7 +210,7 @@ OPERATIONS = [row for row in ROWS if row.make is corrections.correct]
 
 @pytest.mark.parametrize("row", OPERATIONS, ids=label)
 @pytest.mark.parametrize("traced", [False, True])
-def test_without_a_mesh_an_operation_gets_the_same_arguments(row, traced):
+def test_without_a_mesh_an_op_receives_the_same_arguments(row, traced):
     seen = []
 
     def original(*args, **kwargs):
@@ -247,7 +248,7 @@ LISTS = {
 
 
 def argument_of(row, name):
-    """An argument that no layout map, mesh or table has to do with."""
+    """Returns an argument unrelated to any layout map, mesh or table."""
     if name in LISTS:
         return []
     if name == "self":
@@ -263,7 +264,7 @@ class Named:
 
 
 class Plain:
-    """Stands for a layer, variable or model without a context."""
+    """Stands for a layer, variable or model outside any context."""
 
     train_function = test_function = predict_function = None
     variables = ()
@@ -319,7 +320,7 @@ assert [patch for patch in tlm.patches() if patch.group == "mesh"]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_dtensor_before_us_is_warned_of(is_late):
+def test_using_dtensor_before_this_package_warns(is_late):
     done = subprocess.run(
         [sys.executable, "-c", TOO_LATE.format(is_late=is_late)],
         cwd=ROOT,
@@ -358,7 +359,7 @@ print(sorted({patch.group for patch in tlm.patches()}))
 """
 
 
-def test_importing_every_public_name_replaces_nothing():
+def test_importing_every_public_name_installs_no_patches():
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL],
         cwd=ROOT,
@@ -368,11 +369,11 @@ def test_importing_every_public_name_replaces_nothing():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    # Nor does a layer before it is built.
+    # Creating a layer without building it also installs no patches.
     assert done.stdout.strip() == "[]"
 
 
-def test_a_patch_is_reported_in_words():
+def test_a_patch_is_reported_with_its_reason():
     tlm.layout.to_mesh(
         [1.0],
         dtensor.Layout.replicated(

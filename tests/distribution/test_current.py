@@ -1,4 +1,4 @@
-"""keras.distribution programs run with another import."""
+"""Programs for keras.distribution run with a different import."""
 
 import threading
 
@@ -15,13 +15,13 @@ CPUS = [f"cpu:{i}" for i in range(4)]
 
 
 @pytest.fixture(autouse=True)
-def none_left_behind():
+def clear_distribution():
     yield
     ours.set_distribution(None)
 
 
 def program(distribution, **options):
-    """As one writes it for keras.distribution, which is the argument."""
+    """Runs a keras.distribution program with the module `distribution`."""
     assert distribution.get_device_count("cpu") >= 4
     mesh = distribution.DeviceMesh(
         shape=(2, 2),
@@ -45,7 +45,7 @@ def program(distribution, **options):
     return model, history, model.predict(pairs.FEATURES, verbose=0)
 
 
-def test_a_whole_program_needs_another_import_only():
+def test_a_program_runs_after_changing_only_the_import():
     plain = pairs.plain(pairs.dense_model)
     expected = pairs.fit(plain, validation_split=0.25)
     model, history, predicted = program(ours, init="host")
@@ -63,7 +63,7 @@ def test_a_whole_program_needs_another_import_only():
     assert not isinstance(keras.Variable(0.0), MeshVariable)
 
 
-def test_scopes_go_before_what_is_set_and_end():
+def test_scopes_override_set_distribution_and_end():
     outer, inner = (ours.DataParallel(mesh_of(batch=n)) for n in (4, 2))
     ours.set_distribution(outer)
     with inner.scope():
@@ -83,7 +83,9 @@ def test_scopes_go_before_what_is_set_and_end():
 
 @pytest.mark.parametrize("verb", ["fit", "train_on_batch", "evaluate"])
 @pytest.mark.parametrize("compiled", ["before", "after"])
-def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
+def test_a_model_created_earlier_raises_until_the_distribution_is_reset(
+    verb, compiled
+):
     def compile_it():
         model.compile("adam", pairs.loss(), metrics=["accuracy"])
 
@@ -106,7 +108,7 @@ def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
         ),
     ):
         use()
-    # Nothing is trained or made where one only asks.
+    # Prediction neither trains nor creates anything.
     np.testing.assert_array_equal(
         model.predict(pairs.FEATURES, verbose=0), expected
     )
@@ -116,7 +118,7 @@ def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):
     assert not any(isinstance(v, MeshVariable) for v in model.variables)
 
 
-def test_a_model_without_weights_yet_is_from_before_too():
+def test_an_unbuilt_model_created_earlier_raises():
     model = keras.Sequential([keras.layers.Dense(4)])
     with ours.DataParallel(mesh_of(batch=4)).scope():
         with pytest.raises(RuntimeError, match="outside the scope"):
@@ -126,7 +128,7 @@ def test_a_model_without_weights_yet_is_from_before_too():
             model.fit(pairs.FEATURES, pairs.FEATURES, verbose=0)
 
 
-def test_layouts_can_be_asked_for():
+def test_a_distribution_returns_its_layouts():
     layout_map = ours.LayoutMap(
         ours.DeviceMesh((2, 2), ("batch", "model"), CPUS)
     )
@@ -154,11 +156,11 @@ def test_layouts_can_be_asked_for():
         ((None, 2, 0), "an address for each of the 2"),
     ],
 )
-def test_processes_that_do_not_suit_each_other_are_refused(arguments, words):
+def test_inconsistent_process_arguments_raise(arguments, words):
     with pytest.raises(ValueError, match=words):
         ours.initialize(*arguments)
 
 
-def test_one_process_has_nothing_to_join(monkeypatch):
+def test_initialize_with_one_process_does_nothing(monkeypatch):
     monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", "1")
     assert ours.initialize() is None

@@ -1,4 +1,4 @@
-"""What keras.distribution's own tests expect of its classes, of ours."""
+"""Keras' own tests of keras.distribution, applied to our classes."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from tf_layoutmap.distribution import (
 )
 
 CPUS = [f"cpu:{i}" for i in range(4)]
-# A mesh is made when it is needed: these devices need not be there.
+# Meshes are created on first use, so these devices need not exist.
 MANY = [f"cpu:{i}" for i in range(100, 108)]
 
 
@@ -27,7 +27,7 @@ def mesh():
 
 @pytest.mark.parametrize("shape", [(4, 2), [4, 2]])
 @pytest.mark.parametrize("names", [["a", "b"], ("a", "b")])
-def test_a_mesh_keeps_what_it_is_given(shape, names):
+def test_a_mesh_stores_its_arguments(shape, names):
     mesh = DeviceMesh(shape, names, MANY)
     assert mesh.shape is shape and mesh.axis_names is names
     assert mesh.devices.shape == (4, 2) and mesh.size == 8
@@ -47,13 +47,13 @@ def test_a_mesh_keeps_what_it_is_given(shape, names):
         ((4, 4), ["a", "b"], "Shape does not match the number of devices"),
     ],
 )
-def test_a_mesh_is_refused_in_keras_words(shape, names, words):
+def test_an_invalid_mesh_raises_the_keras_error(shape, names, words):
     for library in (DeviceMesh, keras.distribution.DeviceMesh):
         with pytest.raises(ValueError, match=words):
             library(shape, names, MANY)
 
 
-def test_a_layout_is_refused_in_keras_words(mesh):
+def test_an_invalid_layout_raises_the_keras_error(mesh):
     words = "Invalid axis names for Layout"
     with pytest.raises(ValueError, match=words):
         TensorLayout(("data", "unknown", None), mesh)
@@ -71,7 +71,7 @@ def test_a_layout_is_refused_in_keras_words(mesh):
         TensorLayout(("data",), "mesh")
 
 
-def test_a_map_holds_the_layouts_that_were_put_in(mesh):
+def test_a_map_returns_its_layouts(mesh):
     layouts = [TensorLayout([None, "model"]), TensorLayout(["model"])]
     layout_map = LayoutMap(mesh)
     layout_map["dense/kernel"], layout_map["dense/bias"] = layouts
@@ -88,7 +88,7 @@ def test_a_map_holds_the_layouts_that_were_put_in(mesh):
         layout_map.pop(".*bias")
 
 
-def test_a_map_refuses_in_keras_words(mesh):
+def test_a_map_raises_the_keras_errors(mesh):
     layout_map = LayoutMap(mesh)
     layout_map["dense/kernel"] = (None, "model")
     with pytest.raises(ValueError, match="dense/kernel already exist"):
@@ -107,11 +107,11 @@ def test_a_map_refuses_in_keras_words(mesh):
         ),
     ):
         layout_map["dense_2/bias"]
-    # Whatever else matches, an equal key is taken.
+    # An equal key takes precedence over keys that match as patterns.
     assert layout_map["dense/kernel"].axes == (None, "model")
 
 
-def test_a_weight_that_two_keys_match_is_refused():
+def test_a_weight_that_two_keys_match_raises():
     layout_map = LayoutMap(DeviceMesh((2, 2), ["batch", "model"], CPUS))
     layout_map["d.*kernel"] = (None, "model")
     layout_map["d1"] = ("model", None)
@@ -120,7 +120,7 @@ def test_a_weight_that_two_keys_match_is_refused():
             keras.layers.Dense(4, name="d1").build((None, 4))
 
 
-def test_the_base_has_a_mesh_and_a_scope(mesh):
+def test_the_base_class_has_a_mesh_and_a_scope(mesh):
     first, second = Distribution(mesh), Distribution(mesh, "data", False)
     assert first.device_mesh is mesh and first.batch_dim_name is None
     assert second.batch_dim_name == "data" and not second.auto_shard_dataset
@@ -145,7 +145,7 @@ def test_the_base_has_a_mesh_and_a_scope(mesh):
 
 
 @pytest.mark.parametrize("library", [None, keras.distribution])
-def test_a_distribution_answers_with_its_own_mesh(library):
+def test_a_distribution_returns_layouts_on_its_mesh(library):
     kind = DeviceMesh if library is None else library.DeviceMesh
     mesh = kind((2, 2), ["data", "model"], CPUS)
     layout_map = LayoutMap(mesh)
@@ -170,7 +170,7 @@ def test_a_distribution_answers_with_its_own_mesh(library):
     assert parallel.get_variable_layout(variable) is given
 
 
-def test_a_map_of_dtensor_layouts_answers_in_tensor_layouts():
+def test_a_map_of_dtensor_layouts_returns_tensor_layouts():
     import tf_layoutmap as tlm
 
     mesh = mesh_of(batch=2, model=2)
@@ -183,7 +183,7 @@ def test_a_map_of_dtensor_layouts_answers_in_tensor_layouts():
     )
 
 
-def test_arguments_of_parallel_are_refused_in_keras_words():
+def test_invalid_arguments_of_distributions_raise_the_keras_errors():
     with pytest.raises(ValueError, match="You must specify a layout_map"):
         ModelParallel()
     for kind in (TypeError, ValueError):
@@ -194,13 +194,13 @@ def test_arguments_of_parallel_are_refused_in_keras_words():
         ):
             DataParallel("mesh")
     layout_map = LayoutMap(mesh_of(batch=2))
-    # Older programs gave the mesh here, too.
+    # Older programs also pass the mesh here.
     assert ModelParallel(layout_map=layout_map, device_mesh=None)
     with pytest.raises(TypeError, match="'devices'"):
         ModelParallel(layout_map=layout_map, devices=CPUS)
 
 
-def test_data_parallel_over_two_axes_warns_and_cuts_by_the_first():
+def test_data_parallel_over_two_axes_warns_and_uses_the_first():
     with pytest.warns(UserWarning, match="Expect the input mesh to be 1D"):
         parallel = DataParallel(DeviceMesh((2, 2), ["a", "b"], CPUS))
     assert parallel.batch_dim_name == "a"

@@ -1,4 +1,4 @@
-"""Objects of keras.distribution are taken here, and ours are taken there."""
+"""Our functions accept keras.distribution objects, and Keras accepts ours."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ CPUS = [f"cpu:{i}" for i in range(4)]
 
 
 @pytest.fixture(autouse=True)
-def none_left_behind():
+def clear_distribution():
     yield
     ours.set_distribution(None)
     theirs.set_distribution(None)
@@ -34,21 +34,21 @@ def map_by(library, mesh=None, **layouts):
     return layout_map
 
 
-def assert_divided(model):
+def assert_sharded(model):
     assert axes_of(model.layers[0].kernel) == (None, "model")
     assert axes_of(model.layers[-1].kernel) == ("model", None)
     assert axes_of(model.layers[-1].bias) == (None,)
 
 
 def named(path):
-    """A layer whose variables Keras calls by its name alone."""
+    """Returns a layer whose variable paths start with its name alone."""
     layer = keras.layers.Dense(4, name=path)
     layer.build((None, 4))
     return layer
 
 
 @pytest.mark.parametrize("mesh_of_library", [ours, theirs])
-def test_a_model_by_keras_map_and_any_mesh_trains_as_without_one(
+def test_a_model_with_a_keras_map_matches_a_model_without_a_mesh(
     mesh_of_library,
 ):
     layout_map = map_by(theirs, mesh_by(mesh_of_library))
@@ -56,7 +56,7 @@ def test_a_model_by_keras_map_and_any_mesh_trains_as_without_one(
     with tlm.layout_map_scope(layout_map, init="host") as given:
         assert given is layout_map
         model = pairs.plain(pairs.dense_model)
-    assert_divided(model)
+    assert_sharded(model)
     plain = pairs.plain(pairs.dense_model)
     pairs.assert_alike(pairs.fit(plain, epochs=1), pairs.fit(model, epochs=1))
     pairs.assert_same_weights(plain, model)
@@ -69,7 +69,7 @@ def test_a_model_by_keras_map_and_any_mesh_trains_as_without_one(
         lambda layout_map: tlm.layout_map_scope(layout_map),
     ],
 )
-def test_keys_of_keras_map_match_whole_paths_only(place):
+def test_keys_of_a_keras_map_match_full_paths_only(place):
     layout_map = theirs.LayoutMap(mesh_by(theirs))
     layout_map["d/kernel"] = (None, "model")
     layout_map["e.*kernel"] = ("model", None)
@@ -81,14 +81,14 @@ def test_keys_of_keras_map_match_whole_paths_only(place):
         ("model", None),
         (None, None),
     ]
-    # Of the names of a variable, Keras knows its path.
+    # Keras matches only the path of a variable, not its other names.
     del layout_map["d/kernel"]
     layout_map[r"d\.kernel"] = ("model", None)
     with place(layout_map):
         assert axes_of(named("d").kernel) == (None, None)
 
 
-def test_keras_map_refuses_two_keys_for_a_path_as_keras_does():
+def test_a_keras_map_with_two_matching_keys_raises_as_in_keras():
     layout_map = theirs.LayoutMap(mesh_by(theirs))
     layout_map["d.*kernel"] = layout_map[".*/kernel"] = (None, "model")
     with pytest.raises(ValueError, match="Path 'd/kernel' matches") as error:
@@ -101,7 +101,7 @@ def test_keras_map_refuses_two_keys_for_a_path_as_keras_does():
     assert said in str(explain(layout_map, named("d")).problems())
 
 
-def test_keras_map_is_read_when_a_variable_is_made():
+def test_a_keras_map_is_read_when_a_variable_is_created():
     layout_map = theirs.LayoutMap(mesh_by(theirs))
     distribution = ours.ModelParallel(layout_map=layout_map)
     layout_map["d/kernel"] = (None, "model")
@@ -113,7 +113,7 @@ def test_keras_map_is_read_when_a_variable_is_made():
 
 
 @pytest.mark.parametrize("library", [ours, theirs])
-def test_set_distribution_takes_keras_distributions(library):
+def test_set_distribution_accepts_keras_distributions(library):
     layout_map = map_by(library)
     if library is theirs:
         layout_map["sequential.*/d1/kernel"] = (None, "model")
@@ -122,18 +122,18 @@ def test_set_distribution_takes_keras_distributions(library):
     )
     ours.set_distribution(distribution)
     assert ours.distribution() is distribution
-    assert_divided(pairs.dense_model())
+    assert_sharded(pairs.dense_model())
     ours.set_distribution(library.DataParallel(devices=CPUS))
     kernel = named("d").kernel
     assert axes_of(kernel) == (None, None) and kernel.mesh.size == 4
 
 
-def test_keras_set_distribution_takes_ours():
+def test_keras_set_distribution_accepts_our_distributions():
     distribution = ours.ModelParallel(layout_map=map_by(ours))
     theirs.set_distribution(distribution)
     assert ours.distribution() is theirs.distribution() is distribution
-    assert_divided(pairs.dense_model())
-    # A scope, and what is set here, go before it.
+    assert_sharded(pairs.dense_model())
+    # A scope and our `set_distribution` take precedence over Keras' setting.
     with ours.DataParallel(mesh_of(batch=4)).scope() as layout_map:
         assert named("d").kernel.mesh == layout_map.mesh_in_use()
     theirs.set_distribution(None)
@@ -141,7 +141,7 @@ def test_keras_set_distribution_takes_ours():
     assert type(keras.Variable(0.0)) is keras.Variable
 
 
-def test_a_distribution_with_rules_of_its_own_is_refused():
+def test_a_custom_distribution_raises():
     class Odd(theirs.DataParallel):
         def get_variable_layout(self, variable):
             return None
@@ -159,7 +159,7 @@ def test_a_distribution_with_rules_of_its_own_is_refused():
     assert ours.distribution() is None
 
 
-def test_ours_are_keras_own_kinds():
+def test_our_classes_are_instances_of_the_keras_classes():
     mesh, layout_map = mesh_by(ours), map_by(ours)
     for value, kind in [
         (mesh, theirs.DeviceMesh),
@@ -173,7 +173,7 @@ def test_ours_are_keras_own_kinds():
         ours.DataParallel(devices=CPUS),
         theirs.ModelParallel | ours.ModelParallel,
     )
-    # What Keras makes of ours.
+    # Keras converts our objects to these types.
     their_map = theirs.LayoutMap(mesh)
     their_map["a"] = layout = ours.TensorLayout(("model",))
     assert their_map["a"] is layout and layout.device_mesh is mesh
@@ -186,7 +186,7 @@ def test_ours_are_keras_own_kinds():
 
 
 @pytest.mark.parametrize("mesh_library", [ours, theirs, None])
-def test_layouts_of_keras_stay_what_they_are(mesh_library):
+def test_keras_layouts_are_not_converted(mesh_library):
     mesh = (
         mesh_of(batch=2, model=2)
         if mesh_library is None
@@ -205,7 +205,7 @@ def test_layouts_of_keras_stay_what_they_are(mesh_library):
         layout_map["b"] = theirs.TensorLayout(("model", "model"))
 
 
-def test_a_tensor_is_distributed_by_keras_layout():
+def test_distribute_tensor_accepts_a_keras_layout():
     value = np.arange(16, dtype=np.float32).reshape(4, 4)
     layout = theirs.TensorLayout((None, "model"), mesh_by(theirs))
     spread = ours.distribute_tensor(value, layout)
@@ -214,7 +214,7 @@ def test_a_tensor_is_distributed_by_keras_layout():
         ours.distribute_tensor(value, theirs.TensorLayout((None, "model")))
 
 
-def test_a_variable_has_the_layout_that_it_is_given():
+def test_a_variable_has_the_layout_passed_to_it():
     mesh, held = mesh_by(ours), []
     with tlm.layout_map_scope(map_by(theirs, mesh)):
         for library in (ours, theirs):

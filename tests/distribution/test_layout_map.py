@@ -1,4 +1,4 @@
-"""The LayoutMap of keras.distribution: its documented example, as it says."""
+"""The documented example of `keras.distribution.LayoutMap`."""
 
 import pytest
 
@@ -49,13 +49,13 @@ def test_the_documented_misses(filled, key):
     assert filled[key] is None
 
 
-def test_lists_are_taken_like_tuples(device_mesh):
+def test_lists_are_accepted_as_tuples(device_mesh):
     layout_map = LayoutMap(device_mesh)
     layout_map["a"] = [None, "batch"]
     assert layout_map["a"] == TensorLayout((None, "batch"), device_mesh)
 
 
-def test_layouts_of_keras_are_taken():
+def test_keras_layouts_are_accepted():
     keras = pytest.importorskip("keras")
     mesh = keras.distribution.DeviceMesh(
         (2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)]
@@ -66,7 +66,7 @@ def test_layouts_of_keras_are_taken():
     assert layout_map.mesh_in_use().shape() == [2, 2]
 
 
-def test_a_dtensor_mesh_is_taken():
+def test_a_dtensor_mesh_is_accepted():
     mesh = mesh_of(batch=2, model=2)
     layout_map = LayoutMap(mesh)
     layout_map["a"] = ("model",)
@@ -74,7 +74,7 @@ def test_a_dtensor_mesh_is_taken():
     assert layout_map.get_default_mesh() == mesh
 
 
-def test_an_axis_that_the_mesh_lacks_is_refused_when_set(device_mesh):
+def test_setting_a_layout_with_an_unknown_axis_raises(device_mesh):
     layout_map = LayoutMap(device_mesh)
     with pytest.raises(ValueError, match="did you mean 'model'"):
         layout_map["a"] = (None, "modle")
@@ -82,12 +82,12 @@ def test_an_axis_that_the_mesh_lacks_is_refused_when_set(device_mesh):
 
 
 @pytest.mark.parametrize("wrong", ["model", 3, None])
-def test_a_value_that_is_no_layout_is_refused(device_mesh, wrong):
+def test_setting_a_value_that_is_not_a_layout_raises(device_mesh, wrong):
     with pytest.raises(TypeError, match="should be a TensorLayout"):
         LayoutMap(device_mesh)["a"] = wrong
 
 
-def test_a_strict_map_refuses_two_claims(device_mesh):
+def test_a_strict_map_raises_if_two_keys_match(device_mesh):
     layout_map = LayoutMap(device_mesh, strict=True)
     layout_map["kernel"] = (None, "model")
     layout_map["dense"] = ("model", None)

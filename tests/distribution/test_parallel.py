@@ -1,4 +1,4 @@
-"""Programs in the style of keras.distribution, on TensorFlow."""
+"""Programs written for keras.distribution run on TensorFlow."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from tf_layoutmap.distribution import (
 CPUS = [f"cpu:{i}" for i in range(4)]
 
 
-def test_model_parallel_really_shards_and_trains_alike():
+def test_model_parallel_shards_weights_and_matches_one_device():
     mesh = DeviceMesh((2, 2), ("rows", "model"), CPUS)
     layout_map = LayoutMap(mesh)
     layout_map["d1.*kernel"] = (None, "model")
@@ -30,7 +30,7 @@ def test_model_parallel_really_shards_and_trains_alike():
     pairs.assert_same_weights(plain, model)
 
 
-def test_the_old_name_of_context_warns():
+def test_the_deprecated_name_of_context_warns():
     distribution = DataParallel(devices=CPUS)
     with pytest.warns(DeprecationWarning, match=r"`DataParallel\.context`"):
         context = distribution.home()
@@ -56,13 +56,13 @@ def test_data_parallel_replicates_weights(make):
     pairs.assert_alike(pairs.fit(plain, epochs=1), pairs.fit(model, epochs=1))
 
 
-def test_data_parallel_takes_all_devices():
+def test_data_parallel_uses_all_devices_by_default():
     assert DataParallel().device_mesh.size >= len(CPUS)
     with pytest.raises(ValueError, match="Only one of"):
         DataParallel(mesh_of(batch=4), CPUS)
 
 
-def test_an_unknown_batch_axis_is_refused():
+def test_an_unknown_batch_axis_raises():
     layout_map = LayoutMap(mesh_of(batch=2, model=2))
     with pytest.raises(ValueError, match="batch_dim_name"):
         ModelParallel(layout_map=layout_map, batch_dim_name="rows")
@@ -72,7 +72,7 @@ def test_an_unknown_batch_axis_is_refused():
         ModelParallel(layout_map=LayoutMap())
 
 
-def test_keras_layers_of_its_own_kind_stay_keras_layers():
+def test_unrelated_keras_layers_keep_their_type():
     with DataParallel(devices=CPUS).scope():
         layer = keras.layers.Dense(2)
         layer.build((None, 2))

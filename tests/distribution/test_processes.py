@@ -1,4 +1,4 @@
-"""Starting one process of several, or one alone."""
+"""Initialization of one process, alone or as one of several."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from tf_layoutmap import distribution
 
 _SECONDS = 120
 
-# As its first use of TensorFlow, which cannot be had in this process.
+# Must be the first use of TensorFlow, so it runs in another process.
 ALONE = textwrap.dedent("""
     import tensorflow as tf
     import tf_layoutmap as tlm
@@ -30,7 +30,7 @@ ALONE = textwrap.dedent("""
 
 
 @pytest.mark.slow
-def test_one_process_makes_the_mesh_of_a_program_for_several():
+def test_one_process_creates_the_mesh_of_a_multi_process_program():
     run = subprocess.run(
         [sys.executable, "-c", ALONE],
         cwd=ROOT,
@@ -55,6 +55,6 @@ def test_one_process_makes_the_mesh_of_a_program_for_several():
         ),
     ],
 )
-def test_numbers_that_do_not_suit_each_other_are_refused(arguments, words):
+def test_inconsistent_process_numbers_raise(arguments, words):
     with pytest.raises(ValueError, match=words):
         distribution.initialize(**arguments)

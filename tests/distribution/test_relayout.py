@@ -32,7 +32,7 @@ def test_a_device_mesh_becomes_a_dtensor_mesh():
     assert mesh.backend_mesh == mesh.to_dtensor()
 
 
-def test_a_device_mesh_takes_all_devices():
+def test_a_device_mesh_uses_all_devices_by_default():
     count = len(list_devices())
     assert DeviceMesh((count,), ("batch",)).devices.size == count
 
@@ -48,7 +48,7 @@ def test_a_device_mesh_takes_all_devices():
         ((4,), ("unsharded",), "unsharded"),
     ],
 )
-def test_an_impossible_mesh_is_refused(shape, names, words):
+def test_an_invalid_mesh_raises(shape, names, words):
     with pytest.raises(ValueError, match=words):
         DeviceMesh(shape, names, devices=CPUS)
 
@@ -79,7 +79,7 @@ def test_the_mesh_of_a_tensor_layout_is_set_once():
         ((3,), TypeError, "axis names or None"),
     ],
 )
-def test_an_impossible_layout_is_refused(axes, kind, words):
+def test_an_invalid_layout_raises(axes, kind, words):
     mesh = DeviceMesh((4,), ("model",), devices=CPUS)
     with pytest.raises(kind, match=words):
         TensorLayout(axes, mesh)
@@ -89,7 +89,7 @@ def test_an_impossible_layout_is_refused(axes, kind, words):
     "axes", [(None, None), ("batch", None), (None, "model"), ("model", "batch")]
 )
 @pytest.mark.parametrize("make", [np.asarray, tf.constant, np.asfortranarray])
-def test_a_host_value_is_cut_up_and_comes_back(axes, make):
+def test_a_host_value_is_sharded_and_read_back(axes, make):
     mesh = DeviceMesh((2, 2), ("batch", "model"), devices=CPUS)
     spread = distribute_tensor(make(VALUE), TensorLayout(axes, mesh))
     assert dtensor.fetch_layout(spread) == TensorLayout(axes, mesh).to_dtensor()
@@ -99,7 +99,7 @@ def test_a_host_value_is_cut_up_and_comes_back(axes, make):
     np.testing.assert_array_equal(to_host(spread), VALUE)
 
 
-def test_later_writes_to_the_array_do_not_reach_the_mesh():
+def test_later_writes_to_the_array_do_not_change_the_tensor():
     mesh = mesh_of(model=2)
     value = VALUE.copy()
     spread = distribute_tensor(value, layout_of(mesh, None, "model"))
@@ -115,7 +115,7 @@ def test_later_writes_to_the_array_do_not_reach_the_mesh():
     [(None, None), (None, "batch"), ("model", None), ("batch", "model")],
 )
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_tensor_changes_its_layout_and_not_its_value(before, after, traced):
+def test_a_relayout_keeps_the_value(before, after, traced):
     mesh = mesh_of(batch=2, model=2)
     first = distribute_tensor(VALUE, layout_of(mesh, *before))
 
@@ -128,8 +128,8 @@ def test_a_tensor_changes_its_layout_and_not_its_value(before, after, traced):
 
 
 @pytest.mark.parametrize("before", [("batch", "model"), ("model", None)])
-def test_a_sharded_tensor_reaches_another_mesh_whole(before):
-    # copy_to_mesh would bring the first shard alone, without a word.
+def test_a_sharded_tensor_is_copied_to_another_mesh_in_full(before):
+    # copy_to_mesh would copy only the first shard, without an error.
     first, second = mesh_of(batch=2, model=2), mesh_of(model=1)
     tensor = distribute_tensor(VALUE, layout_of(first, *before))
     moved = distribute_tensor(tensor, layout_of(second, None, None))
@@ -137,7 +137,7 @@ def test_a_sharded_tensor_reaches_another_mesh_whole(before):
     np.testing.assert_array_equal(to_host(moved), VALUE)
 
 
-def test_a_layout_that_does_not_fit_is_refused():
+def test_a_layout_that_does_not_fit_raises():
     mesh = mesh_of(model=4)
     with pytest.raises(ValueError, match="size 6.*does not divide"):
         distribute_tensor(VALUE, layout_of(mesh, None, "model"))

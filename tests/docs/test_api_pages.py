@@ -1,4 +1,4 @@
-"""Each public name has its entry in docs/api, and nothing else has one."""
+"""Each public name has one entry in docs/api, and each entry a public name."""
 
 import inspect
 import pathlib
@@ -23,7 +23,7 @@ SPACES = [
 
 
 def public_names(space: types.ModuleType) -> list[str]:
-    """The public names of a module, which may list them or define them."""
+    """Returns the public names of a module: `__all__` or its definitions."""
     return getattr(space, "__all__", None) or [
         name
         for name, value in vars(space).items()
@@ -32,7 +32,7 @@ def public_names(space: types.ModuleType) -> list[str]:
 
 
 def path_of(space: types.ModuleType) -> str:
-    """The path by which users know a module, wherever its file is."""
+    """Returns the path under which users import a module."""
     return {
         tlm.partitioners: "tf_layoutmap.partitioners",
         tlm.optimizers: "tf_layoutmap.optimizers",
@@ -53,8 +53,8 @@ def test_each_public_name_has_one_entry():
     assert sorted(entries) == sorted(expected)
 
 
-def test_the_names_of_all_modules_are_looked_at():
-    """A new public module must be listed above."""
+def test_all_public_modules_are_checked():
+    """Fails if a new public module is not listed above."""
     modules = {
         id(value)
         for space in SPACES

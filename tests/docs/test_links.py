@@ -1,4 +1,4 @@
-"""What README.md and the pages refer to is there."""
+"""Files and headings that README.md and the pages refer to exist."""
 
 import pathlib
 import re
@@ -15,7 +15,7 @@ TEST_FILES = [
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """The headings of a page as GitHub and Sphinx name them in links."""
+    """Returns the anchors that GitHub and Sphinx create for the headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {
         re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading))
@@ -28,7 +28,7 @@ def anchors(page: pathlib.Path) -> set[str]:
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_links_lead_to_files_and_headings(page):
+def test_links_point_to_files_and_headings(page):
     for link in LINK.findall(page.read_text()):
         if link.startswith("https://"):
             continue
@@ -39,7 +39,7 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def test_links_are_found():
-    """Or the test above would hold for any page."""
+    """Guards the test above, which passes if no links are found."""
     assert sum(len(LINK.findall(page.read_text())) for page in PAGES) > 50
     assert "the-main-job-make-demo" in anchors(
         ROOT / "docs" / "getting_started.md"
@@ -49,7 +49,7 @@ def test_links_are_found():
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_test_files_that_a_page_names_are_there(page):
+def test_test_files_named_on_a_page_exist(page):
     named = set(TEST_FILE.findall(page.read_text()))
     assert not [
         name
@@ -63,6 +63,6 @@ def test_test_files_that_a_page_names_are_there(page):
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_no_page_has_markup_that_is_shown_as_it_is_written(page):
-    """Directives stand behind backquotes, where GitHub shows them, too."""
+def test_no_page_has_markup_that_github_shows_literally(page):
+    """GitHub shows Sphinx directives in backquotes literally."""
     assert ":::" not in page.read_text()

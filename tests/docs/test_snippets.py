@@ -1,4 +1,4 @@
-"""Every Python snippet of the pages runs, in the order of its page."""
+"""Every Python snippet of a page runs, in the order of the page."""
 
 import os
 import pathlib
@@ -7,10 +7,10 @@ import textwrap
 
 import pytest
 
-import tests.strategies  # noqa: F401  splits the CPU before the first op
+import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 
 ROOT = pathlib.Path(__file__).parents[2]
-# It registers kernels for good: tests/emulation runs it in another process.
+# It registers kernels permanently: tests/emulation runs it in another process.
 EMULATION = ROOT / "docs" / "guides" / "emulation.md"
 PAGES = (
     [EMULATION]
@@ -21,12 +21,12 @@ PAGES = (
         if page != EMULATION
     ]
 )
-# A snippet may stand in a list, and is indented there.
+# A snippet inside a list is indented.
 SNIPPET = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def snippets(page: pathlib.Path) -> list[tuple[int, str]]:
-    """Each snippet with the number of its first line."""
+    """Returns each snippet with the number of its first line."""
     text = page.read_text()
     return [
         (
@@ -42,16 +42,16 @@ def snippets(page: pathlib.Path) -> list[tuple[int, str]]:
     [page for page in PAGES if snippets(page)],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_snippets_of_a_page_run_one_after_the_other(
+def test_the_snippets_of_a_page_run_in_order(
     page, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "snippet"}
     for line, code in snippets(page):
         code = code.replace("/tmp/tlm_docs", str(tmp_path))
-        # Blank lines in front: a failure then shows the page's own line.
+        # Leading blank lines make errors show the line number of the page.
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
-    # What a comment after a print promises.
+    # A comment after a print shows the expected output.
     promised = [
         promise.strip()
         for _, code in snippets(page)

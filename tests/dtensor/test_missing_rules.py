@@ -1,20 +1,21 @@
-"""Operations that DTensor has no rule for, beside numpy.
+"""Ops that DTensor has no rule for, compared with numpy.
 
-Each forward and backward, eagerly and in a function, on a divided tensor.
+Each op runs forward and backward, eagerly and in a function, on a sharded
+tensor.
 """
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tests.strategies  # noqa: F401  splits the CPU before the first op
+import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap._core import dtensor_ops
 
-# Of one, two and four rows: their means are exact.
+# Segments of one, two and four rows: their means are exact.
 SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2, 3])
-# Whole numbers, all different: no rounding, and one largest in a segment.
+# Distinct integers: results are not rounded, and each segment has one maximum.
 X = 1.0 + np.random.default_rng(0).permutation(32).reshape(8, 4).astype(
     np.float32
 )
@@ -44,7 +45,7 @@ REFERENCES = {
     ).items()
 }
 
-# Ops that only gradients of layers use: see test_agreement_of_missing_ops.
+# Ops used only by gradients of layers; see test_agreement_of_missing_ops.
 GRADIENTS = {
     "DepthwiseConv2dNativeBackpropFilter",
     "DepthwiseConv2dNativeBackpropInput",
@@ -54,7 +55,7 @@ GRADIENTS = {
 
 
 def both_ways(op, x, upstream):
-    """What `op` gives, and its gradient for `upstream`."""
+    """Returns the result of `op` and its gradient for `upstream`."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = op(x)
@@ -74,9 +75,9 @@ def check(name, axes):
             upstream, layout_of(mesh, *[None] * upstream.ndim)
         )
         for run in (both_ways, tf.function(both_ways, autograph=False)):
-            for ours, theirs in zip(run(op, x, g), expected):
+            for actual, reference in zip(run(op, x, g), expected):
                 np.testing.assert_array_equal(
-                    tlm.layout.to_host(ours), theirs, err_msg=name
+                    tlm.layout.to_host(actual), reference, err_msg=name
                 )
 
 
@@ -85,11 +86,11 @@ def check(name, axes):
 )
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.filterwarnings("ignore:DTensor cannot shard function")
-def test_it_is_computed_whole_forward_and_backward(name, axes):
+def test_a_missing_op_is_replicated_forward_and_backward(name, axes):
     check(name, axes)
 
 
-def test_what_keeps_something_or_calls_functions_is_left_out():
+def test_stateful_ops_and_ops_that_call_functions_are_excluded():
     mesh_of(batch=2)
     tlm.dtensor.enable_missing_ops()
     for name in (
@@ -107,7 +108,7 @@ def test_what_keeps_something_or_calls_functions_is_left_out():
         assert not dtensor_ops.can_shard(name), name
 
 
-def test_all_others_have_a_rule_afterwards():
+def test_all_other_ops_have_a_rule():
     tlm.dtensor.enable_missing_ops()
     assert tlm.dtensor.enable_missing_ops() == ()
     for name in (
@@ -125,7 +126,7 @@ def test_all_others_have_a_rule_afterwards():
         assert dtensor_ops.can_shard(name), name
 
 
-def test_what_works_on_each_element_stays_divided():
+def test_results_of_elementwise_ops_stay_sharded():
     mesh = mesh_of(batch=2, model=2)
     value = np.linspace(0.5, 4, 32, dtype=np.float32).reshape(8, 4)
     names = sorted(dtensor_ops._ELEMENTWISE)

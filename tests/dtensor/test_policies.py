@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-import tests.strategies  # noqa: F401  splits the CPU before the first op
+import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 from tests.dtensor.test_sharded_rows import on_mesh, to_numpy
 from tests.layout import pairs
 from tf_layoutmap._core import dtensor_ops
@@ -20,12 +20,12 @@ def mesh():
     )
 
 
-def test_ops_can_be_registered_with_the_tensorflow_of_this_process():
+def test_ops_can_be_registered_with_this_tensorflow():
     assert dtensor_ops.available()
     assert dtensor_ops.unavailable_reason() == ""
 
 
-def test_an_elementwise_op_runs_on_each_part_and_keeps_the_layout(mesh):
+def test_an_elementwise_op_runs_on_each_shard_and_keeps_the_layout(mesh):
     dtensor_ops.register_op("Expint", "elementwise")
     x = np.linspace(0.1, 2, 32, dtype=np.float32).reshape(4, 8)
     specs = ["batch", "model"]
@@ -41,18 +41,18 @@ def test_an_elementwise_op_runs_on_each_part_and_keeps_the_layout(mesh):
     )
 
 
-def test_registering_twice_is_fine_and_otherwise_is_refused():
+def test_registering_an_op_with_another_policy_raises():
     dtensor_ops.register_op("Expint", "elementwise")
     with pytest.raises(ValueError, match="is registered with policy"):
         dtensor_ops.register_op("Expint", "replicated")
 
 
-def test_what_tensorflow_divides_by_itself_is_left_alone():
+def test_registering_an_op_that_dtensor_supports_raises():
     with pytest.raises(RuntimeError, match="'Relu' already has an expander"):
         dtensor_ops.register_op("Relu", "elementwise")
 
 
-def test_unknown_ops_and_policies_are_refused():
+def test_unknown_ops_and_policies_raise():
     with pytest.raises(ValueError, match="must be the name of a registered"):
         dtensor_ops.register_op("NoSuchOp", "elementwise")
     with pytest.raises(ValueError, match="`policy` must be one of"):
@@ -68,7 +68,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_missing_op_is_computed_whole_and_told_by_layer(name):
+def test_a_missing_op_is_replicated_and_warns_with_the_layer_name(name):
     class User(keras.layers.Layer):
         def call(self, x):
             return USES[name](x)

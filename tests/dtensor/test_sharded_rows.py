@@ -1,11 +1,11 @@
-"""Lookups and updates of a table divided over a mesh, beside numpy."""
+"""Lookups and updates of a table sharded over a mesh match numpy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-import tests.strategies  # noqa: F401  splits the CPU before the first op
+import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 from tf_layoutmap._core import dtensor_ops, tf_private
 
 UNSHARDED = dtensor.UNSHARDED
@@ -22,10 +22,10 @@ def mesh(request):
 
 
 def on_mesh(value, specs, mesh):
-    whole = dtensor.copy_to_mesh(
+    replicated = dtensor.copy_to_mesh(
         value, dtensor.Layout.replicated(mesh, np.ndim(value))
     )
-    return dtensor.relayout(whole, dtensor.Layout(specs, mesh))
+    return dtensor.relayout(replicated, dtensor.Layout(specs, mesh))
 
 
 def variable(value, mesh, specs=("model", UNSHARDED)):
@@ -33,21 +33,21 @@ def variable(value, mesh, specs=("model", UNSHARDED)):
 
 
 def to_numpy(tensor, mesh):
-    whole = dtensor.relayout(
+    replicated = dtensor.relayout(
         tensor, dtensor.Layout.replicated(mesh, tensor.shape.rank)
     )
-    return dtensor.unpack(whole)[0].numpy()
+    return dtensor.unpack(replicated)[0].numpy()
 
 
-def whole_numbers(shape, seed):
+def integers(shape, seed):
     rng = np.random.default_rng(seed)
     return rng.integers(-4, 5, shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("id_specs", [[UNSHARDED], ["batch"]])
-def test_rows_come_in_the_order_of_ids(mesh, dtype, id_specs):
-    rows = whole_numbers((NUM_ROWS, DIM), 0)
+def test_rows_are_returned_in_the_order_of_ids(mesh, dtype, id_specs):
+    rows = integers((NUM_ROWS, DIM), 0)
     table = variable(rows, mesh)
     ids = np.array([23, 0, 7, 7, 12, 1, 23, 0], dtype)
     for lookup in (
@@ -59,15 +59,15 @@ def test_rows_come_in_the_order_of_ids(mesh, dtype, id_specs):
 
 
 @pytest.mark.parametrize("optimizer, num_slots", [("sgd", 0), ("adagrad", 1)])
-def test_update_equals_numpy_and_leaves_other_rows_alone(
+def test_an_update_matches_numpy_and_changes_no_other_rows(
     mesh, optimizer, num_slots
 ):
-    rows = whole_numbers((NUM_ROWS, DIM), 1)
+    rows = integers((NUM_ROWS, DIM), 1)
     start = np.full((NUM_ROWS, DIM), 0.5, np.float32)
     table = variable(rows, mesh)
     slots = [variable(start, mesh) for _ in range(num_slots)]
     ids = np.array([3, 3, 20, 11, 3, 0])
-    gradients = whole_numbers((len(ids), DIM), 2)
+    gradients = integers((len(ids), DIM), 2)
     rate = on_mesh(np.array([0.25], np.float32), [UNSHARDED], mesh)
 
     @tf.function
@@ -100,10 +100,10 @@ def test_update_equals_numpy_and_leaves_other_rows_alone(
     assert table.layout.sharding_specs == ["model", UNSHARDED]
 
 
-def test_a_consumer_that_divides_the_batch_does_not_disturb_the_lookup(mesh):
-    rows = whole_numbers((NUM_ROWS, DIM), 3)
+def test_a_consumer_with_a_sharded_batch_does_not_change_the_lookup(mesh):
+    rows = integers((NUM_ROWS, DIM), 3)
     table = variable(rows, mesh)
-    weights = whole_numbers((8, DIM), 4)
+    weights = integers((8, DIM), 4)
     ids = np.arange(8) * 3
 
     @tf.function
@@ -117,8 +117,8 @@ def test_a_consumer_that_divides_the_batch_does_not_disturb_the_lookup(mesh):
     np.testing.assert_array_equal(to_numpy(scores, mesh), rows[ids] * weights)
 
 
-def test_an_id_outside_the_table_is_an_error_and_writes_nothing(mesh):
-    rows = whole_numbers((NUM_ROWS, DIM), 5)
+def test_an_out_of_range_id_raises_and_writes_nothing(mesh):
+    rows = integers((NUM_ROWS, DIM), 5)
     table = variable(rows, mesh)
     for bad in (NUM_ROWS, -1):
         ids = on_mesh(np.array([1, bad]), [UNSHARDED], mesh)
@@ -137,7 +137,7 @@ def test_an_id_outside_the_table_is_an_error_and_writes_nothing(mesh):
                     np.array([1.0], np.float32), [UNSHARDED], mesh
                 ),
             )
-            # An op without outputs reports with the next read.
+            # The next read reports the error of an op without outputs.
             to_numpy(table.read_value(), mesh)
     np.testing.assert_array_equal(to_numpy(table.read_value(), mesh), rows)
 
@@ -145,18 +145,16 @@ def test_an_id_outside_the_table_is_an_error_and_writes_nothing(mesh):
 @pytest.mark.parametrize(
     "specs", [[UNSHARDED, UNSHARDED], [UNSHARDED, "model"]]
 )
-def test_a_table_whose_rows_are_whole_is_refused(mesh, specs):
-    table = variable(whole_numbers((NUM_ROWS, 4), 6), mesh, specs)
+def test_a_table_with_unsharded_rows_raises(mesh, specs):
+    table = variable(integers((NUM_ROWS, 4), 6), mesh, specs)
     ids = on_mesh(np.array([1]), [UNSHARDED], mesh)
     with pytest.raises(ValueError, match="must be .num_rows, dim. with"):
         dtensor_ops.lookup_rows(table, ids)
 
 
-def test_a_slot_variable_of_another_layout_is_refused(mesh):
-    table = variable(whole_numbers((NUM_ROWS, DIM), 7), mesh)
-    slot = variable(
-        whole_numbers((NUM_ROWS, DIM), 8), mesh, [UNSHARDED, UNSHARDED]
-    )
+def test_a_slot_variable_with_another_layout_raises(mesh):
+    table = variable(integers((NUM_ROWS, DIM), 7), mesh)
+    slot = variable(integers((NUM_ROWS, DIM), 8), mesh, [UNSHARDED, UNSHARDED])
     ids = on_mesh(np.array([1]), [UNSHARDED], mesh)
     gradients = on_mesh(
         np.ones((1, DIM), np.float32), [UNSHARDED, UNSHARDED], mesh
@@ -172,12 +170,12 @@ def test_a_slot_variable_of_another_layout_is_refused(mesh):
         )
 
 
-def test_tensors_kept_for_a_mesh_are_dropped_with_the_device_of_dtensor(mesh):
+def test_cached_mesh_tensors_are_dropped_with_the_dtensor_device(mesh):
     kept = dtensor_ops._shard_index(mesh, "model")
     assert dtensor_ops._shard_index(mesh, "model") is kept
     device = tf_private.dtensor_api._dtensor_singleton
     try:
-        # The state after `dtensor.shutdown_accelerator_system`.
+        # This is the state after `dtensor.shutdown_accelerator_system`.
         tf_private.dtensor_api._dtensor_singleton = None
         other = dtensor_ops._shard_index(mesh, "model")
         assert other.device != kept.device

@@ -1,7 +1,7 @@
-"""A disk that takes no more: files of this process may not grow any further.
+"""Simulates a full disk: files of this process have a size limit.
 
-The kernel fails each write beyond a few bytes, in Python and in C++. It says
-"File too large" where a full disk says "No space left on device".
+The kernel fails each write beyond the limit, in Python and in C++. The error
+is "File too large", where a full disk reports "No space left on device".
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import resource
 
 @contextlib.contextmanager
 def full_disk(num_bytes=256):
-    """Files that are written in the block cannot have more bytes."""
+    """Limits files written inside the `with` block to `num_bytes`."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

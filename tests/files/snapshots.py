@@ -1,4 +1,4 @@
-"""What a process that is killed between two file operations leaves."""
+"""States of a folder if a process is killed between two file operations."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import shutil
 
 from tf_layoutmap._core import ops
 
-# All that change what names stand for, and what makes them last.
+# All operations that create, rename, remove or flush files.
 _OPERATIONS = (
     "fsync",
     "mkdir",
@@ -19,11 +19,11 @@ _OPERATIONS = (
 
 
 class Snapshots:
-    """Copies of a folder, before and after each file operation.
+    """Copies of a folder, taken before and after each file operation.
 
     Attributes:
-      folders: The copies, each of the state that SIGKILL would leave there.
-      calls: The operations: name, first argument.
+      folders: The copies, each in the state that SIGKILL would leave behind.
+      calls: The operations as pairs of name and first argument.
     """
 
     def __init__(self, folder, copies):
@@ -32,7 +32,7 @@ class Snapshots:
         self.folders, self.calls = [], []
 
     def take(self):
-        """Makes a copy."""
+        """Copies the folder."""
         self._is_copying = True
         try:
             copy = self._copies / f"{len(self.folders):04d}"
@@ -55,7 +55,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def of_operations(self, monkeypatch):
-        """Makes copies around all operations in the block."""
+        """Copies the folder around all operations in the `with` block."""
         with monkeypatch.context() as patched:
             for module, names in (
                 (os, _OPERATIONS),

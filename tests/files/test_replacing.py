@@ -1,4 +1,4 @@
-"""Files and folders that are replaced completely or not at all."""
+"""Files and folders are replaced completely or not at all."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ def replace(target, text):
         files.replace_folder(str(new), str(target))
 
 
-def test_a_path_is_the_same_however_it_is_spelled(tmp_path, monkeypatch):
+def test_different_spellings_of_a_path_are_equal(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "file").write_text("")
     (tmp_path / "link").symlink_to("real")
@@ -69,28 +69,28 @@ def test_a_folder_is_replaced(can_exchange, tmp_path, monkeypatch):
         assert os.listdir(tmp_path) == ["target"]
 
 
-def test_a_folder_is_complete_wherever_a_writer_is_killed(
+def test_a_folder_is_complete_whenever_a_writer_is_killed(
     tmp_path, monkeypatch
 ):
     target = folder_of(tmp_path / "all" / "target", "old")
-    taken = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
-    with taken.of_operations(monkeypatch):
+    copies = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
+    with copies.of_operations(monkeypatch):
         replace(target, "new")
-    found = [text_of(one / "target") for one in taken.folders]
+    found = [text_of(one / "target") for one in copies.folders]
     assert found == sorted(found, reverse=True)
     assert {*found} == {"old", "new"}
-    # The disk has all of it before it gets the name.
-    names = [name for name, _ in taken.calls]
+    # All files are on the disk before the folder gets its final name.
+    names = [name for name, _ in copies.calls]
     assert names.index("exchange_paths") > names.index("fsync") + 3
-    # The next writer removes what a killed one has left.
-    for one in taken.folders:
+    # The next writer removes the files that a killed writer left.
+    for one in copies.folders:
         replace(one / "target", "next")
         assert text_of(one / "target") == "next"
         assert os.listdir(one) == ["target"]
 
 
-def test_what_a_writer_took_away_is_put_back(tmp_path):
-    """A writer was killed where folders cannot be exchanged."""
+def test_the_old_folder_of_a_killed_writer_is_restored(tmp_path):
+    """Covers a killed writer on a file system without folder exchange."""
     target = tmp_path / "target"
     folder_of(tmp_path / f"target.partial-{'0' * 16}" / "old", "old")
     with files.staged(str(target)):
@@ -98,7 +98,7 @@ def test_what_a_writer_took_away_is_put_back(tmp_path):
     assert os.listdir(tmp_path) == ["target"]
 
 
-def test_what_living_writers_write_stays(tmp_path):
+def test_files_of_live_writers_are_kept(tmp_path):
     target = str(tmp_path / "target")
     program = (
         "import fcntl, os, sys\n"
@@ -107,9 +107,9 @@ def test_what_living_writers_write_stays(tmp_path):
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    theirs = f"{target}.partial-{'1' * 16}"
-    os.mkdir(theirs)
-    # Neither what has another name, nor what is no folder.
+    live = f"{target}.partial-{'1' * 16}"
+    os.mkdir(live)
+    # Folders with other names and plain files must be kept.
     others = [
         f"{target}.partial-1",
         f"{target}2.partial-{'0' * 16}",
@@ -119,7 +119,7 @@ def test_what_living_writers_write_stays(tmp_path):
         with open(other, "w", encoding="utf-8"):
             pass
     with subprocess.Popen(
-        [sys.executable, "-c", program, theirs],
+        [sys.executable, "-c", program, live],
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -127,7 +127,7 @@ def test_what_living_writers_write_stays(tmp_path):
         try:
             assert process.stdout.readline() == "locked\n"
             with files.staged(target) as one, files.staged(target) as two:
-                assert os.path.isdir(theirs)
+                assert os.path.isdir(live)
                 assert os.path.isdir(one) and os.path.isdir(two)
             with pytest.raises(
                 OSError, match="another process or thread is writing it.*target"
@@ -138,12 +138,12 @@ def test_what_living_writers_write_stays(tmp_path):
         finally:
             process.kill()
     with files.staged(target, alone=True):
-        assert not os.path.exists(theirs)
+        assert not os.path.exists(live)
     assert all(os.path.exists(other) for other in others)
     assert len(os.listdir(tmp_path)) == len(others)
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_supported(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "no locks")
 
@@ -155,7 +155,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     assert leftover.exists()  # Its writer may be alive.
 
 
-def test_a_link_to_a_file_stays_one(tmp_path):
+def test_a_link_to_a_file_is_kept(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "file").write_text("old")
     (tmp_path / "link").symlink_to("real/file")
@@ -182,7 +182,7 @@ def test_a_link_to_a_file_stays_one(tmp_path):
         (tf.errors.UnavailableError, errno.EIO),
     ],
 )
-def test_errors_of_tensorflow_are_of_the_system(error, number):
+def test_tensorflow_errors_become_os_errors(error, number):
     with pytest.raises(OSError, match="^.Errno .*] x.data; why: 'x'$") as one:
         with files.os_errors("x"):
             raise error(

@@ -1,4 +1,4 @@
-"""What the op tests draw and share: partitions, ids, sharded variables."""
+"""Strategies and helpers of the op tests: partitions, ids, variables."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ DIMS = (1, 3, 16, 64, 67, 200)
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
-    """How a table is divided."""
+class Sharding:
+    """Placement and offsets of a sharded table."""
 
     placement: str
     offsets: tuple[int, ...]
@@ -36,8 +36,8 @@ class Cut:
 
 
 @st.composite
-def cuts(draw, *, min_rows=1):
-    """Any placement: empty shards, and more shards than rows, among them."""
+def shardings(draw, *, min_rows=1):
+    """Draws any placement, also with empty shards or more shards than rows."""
     placement = draw(st.sampled_from(PLACEMENTS))
     if placement == "offsets":
         sizes = draw(
@@ -45,16 +45,16 @@ def cuts(draw, *, min_rows=1):
                 lambda sizes: sum(sizes) >= min_rows
             )
         )
-        return Cut(placement, (0, *np.cumsum(sizes).tolist()))
+        return Sharding(placement, (0, *np.cumsum(sizes).tolist()))
     num_rows = draw(st.integers(min_rows, 25))
     num_shards = draw(st.integers(1, 30))
     offsets = partition.even_offsets(num_rows, num_shards)
-    return Cut(placement, tuple(offsets.tolist()))
+    return Sharding(placement, tuple(offsets.tolist()))
 
 
 @st.composite
 def ragged(draw, num_rows, *, dtype=None, max_samples=6):
-    """(ids, row_splits): samples of 0 to 5 ids, with many duplicates."""
+    """Draws (ids, row_splits): samples of 0 to 5 ids, with many duplicates."""
     dtype = dtype or draw(st.sampled_from(ID_TYPES))
     sizes = draw(st.lists(st.integers(0, 5), max_size=max_samples))
     ids = draw(
@@ -71,20 +71,24 @@ def ragged(draw, num_rows, *, dtype=None, max_samples=6):
 
 
 def floats(*shape, seed=0) -> np.ndarray:
-    """In [-1, 1), all bits in use, so that sums round."""
+    """Returns values in [-1, 1) with full mantissas, so that sums round."""
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
-def shard_variables(table: np.ndarray, cut: Cut) -> list[tf.Variable]:
+def shard_variables(table: np.ndarray, sharding: Sharding) -> list[tf.Variable]:
     return [
         tf.Variable(shard)
-        for shard in partition.cut(table, cut.offsets, cut.placement)
+        for shard in partition.split(
+            table, sharding.offsets, sharding.placement
+        )
     ]
 
 
-def joined(variables, cut: Cut) -> np.ndarray:
+def joined(variables, sharding: Sharding) -> np.ndarray:
     return partition.join(
-        [variable.numpy() for variable in variables], cut.offsets, cut.placement
+        [variable.numpy() for variable in variables],
+        sharding.offsets,
+        sharding.placement,
     )
 
 
@@ -92,8 +96,8 @@ def handles(variables) -> list[tf.Tensor]:
     return [variable.handle for variable in variables]
 
 
-def same_bits(actual, expected):
-    """Equal to the last bit, dtype and shape too."""
+def assert_bitwise_equal(actual, expected):
+    """Asserts that values are bitwise equal, with equal dtypes and shapes."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape

@@ -1,4 +1,4 @@
-"""What `TakeChanges` copies, compared with tables as numpy has them."""
+"""Rows that `TakeChanges` copies, compared with numpy copies of the tables."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def embedding(num_shards):
-    """A closed table with 16-bit rows, and one with keys; no slots, and two."""
+    """Returns a 16-bit closed table, and a keyed table with two slots."""
     rows = tpu.TableConfig(
         70,
         3,
@@ -49,7 +49,7 @@ def embedding(num_shards):
 
 
 def values(one):
-    """All variables, `[num_rows, ...]` where they have rows."""
+    """Returns all variables, as `[num_rows, ...]` where they have rows."""
     found = {}
     for table, by_name in one._variables.items():
         found[table] = {}
@@ -86,7 +86,7 @@ KEYS = st.lists(st.integers(-3, 60), max_size=12)
     ),
 )
 @settings(max_examples=15)
-def test_rows_that_changed_are_copied_once(num_shards, also, program):
+def test_changed_rows_are_copied_once(num_shards, also, program):
     one = embedding(num_shards)
     changes = Changes(
         one._state.spec, one._variables, one._state.backend.engine.handle
@@ -100,7 +100,7 @@ def test_rows_that_changed_are_copied_once(num_shards, also, program):
                     "keys": tf.constant(keys, tf.int64),
                 }
             )
-            if kind == "enqueue":  # Keys get rows, and no row is updated.
+            if kind == "enqueue":  # Keys get rows, but no row is updated.
                 one.reset()
                 continue
             one.dequeue()
@@ -125,7 +125,7 @@ def test_rows_that_changed_are_copied_once(num_shards, also, program):
                         continue
                     other = (bits(value) != bits(before[table][name])).any(1)
                     assert set(np.flatnonzero(other)) <= set(rows.tolist())
-                    if name in LANES:  # But of the row of unknown keys.
+                    if name in LANES:  # Excludes the row of unknown keys.
                         value = np.append(
                             value,
                             np.array(
@@ -139,7 +139,7 @@ def test_rows_that_changed_are_copied_once(num_shards, also, program):
             before, touched = now, set()
 
 
-def test_what_cannot_be_taken():
+def test_invalid_arguments_of_take_changes_raise():
     one = embedding(1)
     handle = one._state.backend.engine.handle
     changes = Changes(one._state.spec, one._variables, handle)

@@ -1,4 +1,4 @@
-"""The host engine's ops against a reference that keeps lists."""
+"""The host engine's ops match a reference made of lists."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tf_layoutmap._core import ops
 InvalidArgument = tf.errors.InvalidArgumentError
 FailedPrecondition = tf.errors.FailedPreconditionError
 
-CUTS = [cases.Cut("div", (0, 4, 7)), cases.Cut("mod", (0, 2, 4, 5))]
+CUTS = [cases.Sharding("div", (0, 4, 7)), cases.Sharding("mod", (0, 2, 4, 5))]
 DIMS = [3, 16]
 OPTIMIZERS = ["adagrad", "sgd"]
 FEATURES = [
@@ -30,11 +30,11 @@ def attrs(**changes) -> dict:
         "num_replicas": 1,
         "max_pending_steps": 2,
         "table_names": ["ads", "words"],
-        "table_num_rows": [cut.num_rows for cut in CUTS],
+        "table_num_rows": [sharding.num_rows for sharding in CUTS],
         "table_dims": DIMS,
-        "table_num_shards": [cut.num_shards for cut in CUTS],
-        "table_placements": [cut.placement for cut in CUTS],
-        "table_offsets": [o for cut in CUTS for o in cut.offsets],
+        "table_num_shards": [sharding.num_shards for sharding in CUTS],
+        "table_placements": [sharding.placement for sharding in CUTS],
+        "table_offsets": [o for sharding in CUTS for o in sharding.offsets],
         "table_optimizers": OPTIMIZERS,
         "feature_names": [one.name for one in FEATURES],
         "feature_tables": [one.table for one in FEATURES],
@@ -47,21 +47,21 @@ def attrs(**changes) -> dict:
 
 
 class Engine:
-    """The ops with their variables, and the reference beside them."""
+    """The ops with their variables, and a reference with the same calls."""
 
     def __init__(self, num_replicas=1, **changes):
         self.handle = ops.create_host_engine(
             **attrs(num_replicas=num_replicas, **changes)
         )
         tables, self.shards, self.slots = [], [], []
-        for t, cut in enumerate(CUTS):
-            rows = cases.floats(cut.num_rows, DIMS[t], seed=t)
+        for t, sharding in enumerate(CUTS):
+            rows = cases.floats(sharding.num_rows, DIMS[t], seed=t)
             slots = (
                 [np.full_like(rows, 0.5)] if OPTIMIZERS[t] == "adagrad" else []
             )
-            self.shards += cases.shard_variables(rows, cut)
+            self.shards += cases.shard_variables(rows, sharding)
             for slot in slots:
-                self.slots += cases.shard_variables(slot, cut)
+                self.slots += cases.shard_variables(slot, sharding)
             tables.append(ref.Table(rows, OPTIMIZERS[t], slots))
         self.ref = ref.HostEngine(
             tables, FEATURES, num_replicas=num_replicas, max_pending_steps=2
@@ -114,7 +114,7 @@ class Engine:
         return [one.numpy() for one in self.shards + self.slots]
 
     def check(self):
-        """Everything the reference knows."""
+        """Compares all state of the reference with the ops."""
         model = self.ref
         assert self.describe() == (
             [model.pending(r) for r in range(model.num_replicas)],
@@ -123,20 +123,26 @@ class Engine:
             model.poisoned,
         )
         first = first_slot = 0
-        for table, cut in zip(model.tables, CUTS, strict=True):
-            cases.same_bits(
-                cases.joined(self.shards[first : first + cut.num_shards], cut),
+        for table, sharding in zip(model.tables, CUTS, strict=True):
+            cases.assert_bitwise_equal(
+                cases.joined(
+                    self.shards[first : first + sharding.num_shards], sharding
+                ),
                 table.rows,
             )
             for slot in table.slots:
-                variables = self.slots[first_slot : first_slot + cut.num_shards]
-                cases.same_bits(cases.joined(variables, cut), slot)
-                first_slot += cut.num_shards
-            first += cut.num_shards
+                variables = self.slots[
+                    first_slot : first_slot + sharding.num_shards
+                ]
+                cases.assert_bitwise_equal(
+                    cases.joined(variables, sharding), slot
+                )
+                first_slot += sharding.num_shards
+            first += sharding.num_shards
 
 
 def random_batch(seed, num_samples=3):
-    """By feature and sample (id, weight); and whether each has weights."""
+    """Returns samples of (id, weight) by feature, and which have weights."""
     rng = np.random.default_rng(seed)
     batch = []
     for feature in FEATURES:
@@ -157,7 +163,7 @@ def random_batch(seed, num_samples=3):
 
 
 def inputs_of(batch, dtype=np.int64, form="ragged"):
-    """The op's inputs; `form` as docs/ops.md has them."""
+    """Returns the inputs of the op; docs/ops.md describes `form`."""
     inputs = {
         "ids": [],
         "splits": [],
@@ -205,12 +211,14 @@ def random_gradients(seed, num_samples=3):
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize("form", ["ragged", "sparse", "dense"])
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_training_is_the_refs_to_the_bit(num_replicas, form, dtype):
+def test_training_is_bitwise_identical_to_the_reference(
+    num_replicas, form, dtype
+):
     engine = Engine(num_replicas)
     for step in range(5):
         batches = [random_batch(step * 10 + r) for r in range(num_replicas)]
         if form == "dense":
-            # Two ids in each sample.
+            # Each sample has two ids.
             batches = [
                 [
                     [
@@ -228,7 +236,7 @@ def test_training_is_the_refs_to_the_bit(num_replicas, form, dtype):
             for found, expected in zip(
                 engine.dequeue(r), engine.ref.dequeue(r), strict=True
             ):
-                cases.same_bits(found, expected)
+                cases.assert_bitwise_equal(found, expected)
         for r in reversed(range(num_replicas)):
             gradients = random_gradients(step * 10 + r)
             engine.apply(r, gradients)
@@ -236,8 +244,8 @@ def test_training_is_the_refs_to_the_bit(num_replicas, form, dtype):
         engine.check()
 
 
-def real_and_model(engine, verb, replica, seed):
-    """The same call, to the ops and to the reference."""
+def actual_and_reference(engine, verb, replica, seed):
+    """Returns the same call for the ops and for the reference."""
     model = engine.ref
     if verb == "dequeue":
         return (lambda: engine.dequeue(replica), lambda: model.dequeue(replica))
@@ -261,7 +269,7 @@ def real_and_model(engine, verb, replica, seed):
 
 
 @given(num_replicas=st.integers(1, 3), data=st.data())
-def test_calls_in_any_order_do_what_the_ref_does(num_replicas, data):
+def test_calls_in_any_order_match_the_reference(num_replicas, data):
     engine = Engine(num_replicas)
     calls = data.draw(
         st.lists(
@@ -284,7 +292,7 @@ def test_calls_in_any_order_do_what_the_ref_does(num_replicas, data):
         )
     )
     for seed, (verb, replica) in enumerate(calls):
-        real, model = real_and_model(engine, verb, replica, seed)
+        real, model = actual_and_reference(engine, verb, replica, seed)
         try:
             expected = model()
         except ref.OrderError:
@@ -295,11 +303,11 @@ def test_calls_in_any_order_do_what_the_ref_does(num_replicas, data):
                 real()
         else:
             for one, other in zip(real() or [], expected or [], strict=True):
-                cases.same_bits(one, other)
+                cases.assert_bitwise_equal(one, other)
         engine.check()
 
 
-def test_a_step_in_a_function():
+def test_a_step_runs_in_a_function():
     engine = Engine()
     batch, gradients = random_batch(1), random_gradients(1)
     inputs = inputs_of(batch)
@@ -324,11 +332,11 @@ def test_a_step_in_a_function():
         for found, wanted in zip(
             step(inputs, gradients), expected, strict=True
         ):
-            cases.same_bits(found, wanted)
+            cases.assert_bitwise_equal(found, wanted)
         engine.check()
 
 
-def test_an_empty_batch_is_a_step():
+def test_an_empty_batch_is_a_valid_step():
     engine = Engine()
     batch = [[] for _ in FEATURES]
     engine.enqueue(0, inputs_of(batch))
@@ -338,7 +346,7 @@ def test_an_empty_batch_is_a_step():
     before = engine.values()
     engine.apply(0, random_gradients(0, num_samples=0))
     for found, expected in zip(engine.values(), before, strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
     assert engine.describe() == ([0], [False], 1, False)
 
 
@@ -397,7 +405,7 @@ BAD_ENQUEUE = {
 
 
 @pytest.mark.parametrize("case", BAD_ENQUEUE)
-def test_a_bad_batch_is_refused_and_not_kept(case):
+def test_an_invalid_batch_raises_and_is_not_kept(case):
     change, words = BAD_ENQUEUE[case]
     engine = Engine()
     inputs = inputs_of(
@@ -486,7 +494,7 @@ BAD_APPLY = {
 
 
 @pytest.mark.parametrize("case", BAD_APPLY)
-def test_a_bad_update_writes_nothing_and_may_be_tried_again(case):
+def test_an_invalid_update_writes_nothing_and_can_be_retried(case):
     changes, words = BAD_APPLY[case]
     engine = dequeued_engine()
     before, described = engine.values(), engine.describe()
@@ -495,12 +503,12 @@ def test_a_bad_update_writes_nothing_and_may_be_tried_again(case):
         engine.apply(0, **arguments)
     assert engine.describe() == described
     for found, expected in zip(engine.values(), before, strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
     engine.apply(0, random_gradients(1))
     assert engine.describe() == ([0], [False], 1, False)
 
 
-def test_a_bad_rate_of_any_replica_is_refused():
+def test_an_invalid_learning_rate_of_any_replica_raises():
     engine = Engine(2)
     for r in (0, 1):
         engine.enqueue(r, inputs_of(random_batch(r)))
@@ -522,7 +530,7 @@ def test_a_bad_rate_of_any_replica_is_refused():
         ),
     ],
 )
-def test_a_failed_lookup_leaves_the_step(changes, words):
+def test_a_failed_lookup_keeps_the_step(changes, words):
     engine = Engine()
     engine.enqueue(0, inputs_of(random_batch(1)))
     if "shards" in changes:
@@ -533,13 +541,13 @@ def test_a_failed_lookup_leaves_the_step(changes, words):
     engine.dequeue(0)
 
 
-def test_a_held_value_stays_while_the_update_lands():
+def test_a_value_read_before_an_update_does_not_change():
     engine = dequeued_engine()
     held = [one.read_value() for one in engine.shards + engine.slots]
     before = [value.numpy().copy() for value in held]
     engine.apply(0, random_gradients(1))
     for value, expected in zip(held, before, strict=True):
-        cases.same_bits(value, expected)
+        cases.assert_bitwise_equal(value, expected)
     assert any(
         (found != expected).any()
         for found, expected in zip(engine.values(), before, strict=True)
@@ -591,12 +599,12 @@ def test_a_held_value_stays_while_the_update_lands():
         ),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused(changes, words):
+def test_an_invalid_configuration_raises(changes, words):
     with pytest.raises(InvalidArgument, match=words):
         ops.create_host_engine(**attrs(**changes))
 
 
-def test_a_sequence_that_overflows_is_refused():
+def test_a_sequence_feature_that_overflows_raises():
     handle = ops.create_host_engine(
         **attrs(feature_max_sequence_lengths=[0, 2**62, 0, 0])
     )
@@ -609,7 +617,7 @@ def test_a_sequence_that_overflows_is_refused():
         )
 
 
-def test_handles_that_are_no_engine_are_refused():
+def test_invalid_engine_handles_raise():
     engine = Engine()
     for bad in (tf.stack([engine.handle] * 2), engine.shards[0].handle):
         with pytest.raises(tf.errors.OpError):
@@ -618,7 +626,7 @@ def test_handles_that_are_no_engine_are_refused():
         engine.dequeue(0, shards=[engine.handle] * 5)
 
 
-def test_the_engine_goes_with_its_last_handle():
+def test_the_engine_is_freed_with_its_last_handle():
     engine = Engine()
     twice = tf.identity(engine.handle)
     del engine.handle

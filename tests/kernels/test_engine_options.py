@@ -1,4 +1,4 @@
-"""The host engine's options: quantized, pipelined, ids out of range."""
+"""Options of the host engine: quantized, pipelined, out-of-range ids."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ class Engine:
             rounding_steps=[],
         )
 
-    def land(self, shards=None, **options):
+    def apply_pending(self, shards=None, **options):
         ops.land_update(
             **{
                 "engine": self.handle,
@@ -102,33 +102,33 @@ class Engine:
         ({"out_of_range": "wrap"}, "wrap"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(changes, words):
+def test_invalid_options_raise(changes, words):
     with pytest.raises((InvalidArgument, ValueError), match=words):
         engine_of(**changes)
 
 
-def test_a_table_with_no_buckets_is_looked_up_as_it_is():
+def test_a_table_with_no_buckets_is_not_quantized():
     engine = Engine(table_num_buckets=[0], table_limits=[0.0, 0.0])
     engine.rows.assign([[0.3, 0.7]] * 4)
     engine.enqueue(np.array([1]), training=False)
     np.testing.assert_array_equal(engine.dequeue(), engine.rows[1:2])
 
 
-def test_a_pipelined_update_lands_once():
+def test_a_pipelined_update_is_applied_once():
     engine = Engine(pipelined=True)
-    engine.land()
+    engine.apply_pending()
     engine.enqueue(np.array([1]))
     engine.dequeue()
     engine.apply([[1.0, 2.0]])
     assert engine.is_held()
     assert np.all(engine.rows.numpy() == 1)
     for _ in range(2):
-        engine.land()
+        engine.apply_pending()
         assert not engine.is_held()
         assert engine.rows.numpy()[1].tolist() == [0, -1]
 
 
-def test_a_forward_step_waits_for_no_one_to_land_the_update():
+def test_a_forward_step_does_not_wait_for_the_pending_update():
     engine = Engine(pipelined=True)
     engine.enqueue(np.array([1]))
     engine.dequeue()
@@ -138,11 +138,11 @@ def test_a_forward_step_waits_for_no_one_to_land_the_update():
         FailedPrecondition, match="deferred update must be applied"
     ):
         engine.dequeue()
-    engine.land(always=False)
+    engine.apply_pending(always=False)
     assert engine.dequeue().tolist() == [[0, -1]]
 
 
-def test_a_landing_that_fails_keeps_the_update():
+def test_a_failed_flush_keeps_the_pending_update():
     engine = Engine(pipelined=True)
     engine.enqueue(np.array([1]))
     engine.dequeue()
@@ -155,17 +155,17 @@ def test_a_landing_that_fails_keeps_the_update():
         ({"replica": 1}, "`replica` must be in"),
     ]:
         with pytest.raises(InvalidArgument, match=words):
-            engine.land(**options)
+            engine.apply_pending(**options)
         assert engine.is_held()
-    engine.land()
+    engine.apply_pending()
     assert engine.rows.numpy()[1].tolist() == [0, -1]
 
 
-def test_an_engine_that_is_not_pipelined_has_nothing_to_land():
+def test_an_engine_without_pipelining_has_no_pending_update():
     engine = Engine()
     engine.enqueue(np.array([1]))
     engine.dequeue()
     engine.apply([[1.0, 2.0]])
-    engine.land()
+    engine.apply_pending()
     assert engine.rows.numpy()[1].tolist() == [0, -1]
     assert not engine.is_held()

@@ -1,4 +1,4 @@
-"""GatherRows and ScatterRows, beside numpy."""
+"""GatherRows and ScatterRows match numpy."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ REFERENCES = {
     "mul": np.multiply.at,
     "min": np.minimum.at,
     "max": np.maximum.at,
-    "div": None,  # Integers are cut towards zero, which numpy's are not.
+    "div": None,  # Integers round towards zero, unlike numpy.
     "update": lambda table, ids, values: table.__setitem__(ids, values),
 }
 NUMBERS = (
@@ -38,7 +38,7 @@ OTHERS = (tf.bool, tf.string)
 
 
 def draw_table(dtype, num_rows, row_shape, seed):
-    """Small whole numbers, so that sums and products are exact."""
+    """Returns small integers, so that sums and products are exact."""
     rng = np.random.default_rng(seed)
     values = rng.integers(1, 6, (num_rows, *row_shape))
     if dtype == tf.string:
@@ -58,53 +58,53 @@ def divide_at(table, ids, values):
             table[row] = table[row] / value
 
 
-def gather(variables, cut, ids, dtype):
+def gather(variables, sharding, ids, dtype):
     return ops.gather_rows(
         shards=cases.handles(variables),
         ids=ids,
         dtype=dtype,
         table="ads",
-        **cut.attrs(),
+        **sharding.attrs(),
     )
 
 
-def scatter(variables, cut, ids, updates, verb):
+def scatter(variables, sharding, ids, updates, verb):
     ops.scatter_rows(
         shards=cases.handles(variables),
         ids=ids,
         updates=updates,
         verb=verb,
         table="ads",
-        **cut.attrs(),
+        **sharding.attrs(),
     )
 
 
 @settings(max_examples=120)
 @given(
-    cases.cuts(),
+    cases.shardings(),
     st.sampled_from(NUMBERS + OTHERS),
     st.sampled_from(cases.ID_TYPES),
     st.sampled_from([(), (1,), (3,), (2, 5)]),
     st.sampled_from([(), (0,), (7,), (2, 3), (0, 4)]),
     st.integers(0, 99),
 )
-def test_rows_come_in_the_order_of_ids(
-    cut, dtype, id_type, row_shape, ids_shape, seed
+def test_rows_are_returned_in_the_order_of_ids(
+    sharding, dtype, id_type, row_shape, ids_shape, seed
 ):
-    table = draw_table(dtype, cut.num_rows, row_shape, seed)
+    table = draw_table(dtype, sharding.num_rows, row_shape, seed)
     ids = (
         np.random.default_rng(seed)
-        .integers(0, cut.num_rows, ids_shape)
+        .integers(0, sharding.num_rows, ids_shape)
         .astype(id_type)
     )
-    rows = gather(cases.shard_variables(table, cut), cut, ids, dtype)
+    rows = gather(cases.shard_variables(table, sharding), sharding, ids, dtype)
     assert rows.shape == (*ids_shape, *row_shape)
     np.testing.assert_array_equal(rows.numpy(), table[ids])
 
 
 @settings(max_examples=250)
 @given(
-    cases.cuts(),
+    cases.shardings(),
     st.sampled_from(NUMBERS),
     st.sampled_from(list(REFERENCES)),
     st.sampled_from([(), (3,), (2, 2)]),
@@ -113,38 +113,43 @@ def test_rows_come_in_the_order_of_ids(
     st.integers(0, 99),
 )
 def test_every_verb_equals_numpy(
-    cut, dtype, verb, row_shape, ids_shape, is_scalar, seed
+    sharding, dtype, verb, row_shape, ids_shape, is_scalar, seed
 ):
     if dtype.is_complex and verb in ("min", "max"):
         return
-    ref = draw_table(dtype, cut.num_rows, row_shape, seed)
+    ref = draw_table(dtype, sharding.num_rows, row_shape, seed)
     rng = np.random.default_rng(seed)
-    ids = rng.integers(0, cut.num_rows, ids_shape)
-    # Powers of two divide exactly; up to two of them stay small in int8.
+    ids = rng.integers(0, sharding.num_rows, ids_shape)
+    # Division by powers of two is exact; two factors do not overflow int8.
     choices = [1, 2] if verb in ("mul", "div") else [1, 2, 3]
     updates = rng.choice(
         choices, () if is_scalar else (*ids_shape, *row_shape)
     ).astype(dtype.as_numpy_dtype)
     if verb == "mul" and dtype.size == 1:
         updates = np.ones_like(updates)
-    variables = cases.shard_variables(ref, cut)
-    scatter(variables, cut, ids, updates, verb)
+    variables = cases.shard_variables(ref, sharding)
+    scatter(variables, sharding, ids, updates, verb)
     (REFERENCES[verb] or divide_at)(ref, ids, updates)
-    np.testing.assert_array_equal(cases.joined(variables, cut), ref)
+    np.testing.assert_array_equal(cases.joined(variables, sharding), ref)
 
 
 @settings(max_examples=30)
-@given(cases.cuts(), st.sampled_from(OTHERS), st.booleans(), st.integers(0, 99))
-def test_strings_and_bools_are_updated(cut, dtype, is_scalar, seed):
-    ref = draw_table(dtype, cut.num_rows, (2,), seed)
+@given(
+    cases.shardings(),
+    st.sampled_from(OTHERS),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_strings_and_bools_are_updated(sharding, dtype, is_scalar, seed):
+    ref = draw_table(dtype, sharding.num_rows, (2,), seed)
     rng = np.random.default_rng(seed)
-    ids = rng.integers(0, cut.num_rows, 4)
+    ids = rng.integers(0, sharding.num_rows, 4)
     updates = draw_table(dtype, 4, (2,), seed + 1)
     updates = updates[0, 0] if is_scalar else updates
-    variables = cases.shard_variables(ref, cut)
-    scatter(variables, cut, ids, tf.constant(updates), "update")
+    variables = cases.shard_variables(ref, sharding)
+    scatter(variables, sharding, ids, tf.constant(updates), "update")
     ref[ids] = updates
-    np.testing.assert_array_equal(cases.joined(variables, cut), ref)
+    np.testing.assert_array_equal(cases.joined(variables, sharding), ref)
 
 
 @pytest.mark.parametrize(
@@ -155,40 +160,40 @@ def test_strings_and_bools_are_updated(cut, dtype, is_scalar, seed):
         (tf.complex128, "max"),
     ],
 )
-def test_verbs_that_a_dtype_has_not_are_refused(dtype, verb):
-    cut = cases.Cut("div", (0, 3, 5))
-    variables = cases.shard_variables(draw_table(dtype, 5, (2,), 0), cut)
+def test_verbs_not_supported_by_a_dtype_raise(dtype, verb):
+    sharding = cases.Sharding("div", (0, 3, 5))
+    variables = cases.shard_variables(draw_table(dtype, 5, (2,), 0), sharding)
     with pytest.raises(
         tf.errors.InvalidArgumentError,
         match=f"`scatter_{verb}` does not support dtype",
     ):
-        scatter(variables, cut, [1], tf.zeros([1, 2], dtype), verb)
+        scatter(variables, sharding, [1], tf.zeros([1, 2], dtype), verb)
 
 
 @pytest.mark.parametrize("num_ids", [7, 5000])
 @pytest.mark.parametrize("dim", [1, 64])
-def test_of_equal_ids_each_applies_in_order(num_ids, dim):
-    # Sums that round depend on the order, and so does an update; 5000 ids
-    # are worth several workers.
-    cut = cases.Cut("mod", (0, 4, 7, 10))
+def test_equal_ids_are_applied_in_order(num_ids, dim):
+    # Rounded sums depend on the order, and so does `update`; 5000 ids are
+    # enough to run on several threads.
+    sharding = cases.Sharding("mod", (0, 4, 7, 10))
     table = cases.floats(10, dim)
     ids = np.random.default_rng(1).integers(0, 10, num_ids)
     updates = cases.floats(num_ids, dim, seed=2)
     for verb in ("add", "update"):
         ref = table.copy()
         REFERENCES[verb](ref, ids, updates)
-        variables = cases.shard_variables(table, cut)
-        scatter(variables, cut, ids, updates, verb)
-        cases.same_bits(cases.joined(variables, cut), ref)
+        variables = cases.shard_variables(table, sharding)
+        scatter(variables, sharding, ids, updates, verb)
+        cases.assert_bitwise_equal(cases.joined(variables, sharding), ref)
 
 
 @pytest.mark.parametrize("bad_id", [-1, 10, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("id_type", cases.ID_TYPES)
 @pytest.mark.parametrize("num_ids", [3, 3000])
-def test_a_bad_id_is_named_and_nothing_is_written(bad_id, id_type, num_ids):
-    cut = cases.Cut("offsets", (0, 1, 1, 10))
+def test_an_invalid_id_raises_and_nothing_is_written(bad_id, id_type, num_ids):
+    sharding = cases.Sharding("offsets", (0, 1, 1, 10))
     table = cases.floats(10, 2)
-    variables = cases.shard_variables(table, cut)
+    variables = cases.shard_variables(table, sharding)
     ids = np.zeros(num_ids, id_type)
     ids[-2] = bad_id
     words = (
@@ -196,54 +201,60 @@ def test_a_bad_id_is_named_and_nothing_is_written(bad_id, id_type, num_ids):
         "with 10 rows"
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-        gather(variables, cut, ids, tf.float32)
+        gather(variables, sharding, ids, tf.float32)
     for verb in REFERENCES:
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             scatter(
-                variables, cut, ids, np.ones((num_ids, 2), np.float32), verb
+                variables,
+                sharding,
+                ids,
+                np.ones((num_ids, 2), np.float32),
+                verb,
             )
-    cases.same_bits(cases.joined(variables, cut), table)
+    cases.assert_bitwise_equal(cases.joined(variables, sharding), table)
 
 
-def test_an_id_beyond_int32_is_not_cut():
-    cut = cases.Cut("div", (0, 5))
-    variables = cases.shard_variables(cases.floats(5, 2), cut)
+def test_an_id_beyond_int32_is_not_truncated():
+    sharding = cases.Sharding("div", (0, 5))
+    variables = cases.shard_variables(cases.floats(5, 2), sharding)
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=f"Id {2**32 + 1} "
     ):
-        gather(variables, cut, np.array([2**32 + 1]), tf.float32)
+        gather(variables, sharding, np.array([2**32 + 1]), tf.float32)
 
 
 @pytest.mark.parametrize("dtype", [tf.int8, tf.int32, tf.int64, tf.uint16])
-def test_integers_are_not_divided_by_zero(dtype):
-    cut = cases.Cut("div", (0, 3, 5))
+def test_integer_division_by_zero_raises(dtype):
+    sharding = cases.Sharding("div", (0, 3, 5))
     table = draw_table(dtype, 5, (2,), 0)
-    variables = cases.shard_variables(table, cut)
+    variables = cases.shard_variables(table, sharding)
     updates = tf.constant([[1, 1], [1, 0]], dtype)
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="needs updates without 0 .*'ads'"
     ):
-        scatter(variables, cut, [0, 4], updates, "div")
-    np.testing.assert_array_equal(cases.joined(variables, cut), table)
+        scatter(variables, sharding, [0, 4], updates, "div")
+    np.testing.assert_array_equal(cases.joined(variables, sharding), table)
 
 
 @pytest.mark.parametrize("dtype", [tf.int8, tf.int32, tf.int64])
-def test_the_quotient_that_does_not_fit_wraps(dtype):
-    cut = cases.Cut("div", (0, 2))
+def test_an_overflowing_quotient_wraps(dtype):
+    sharding = cases.Sharding("div", (0, 2))
     table = np.array([dtype.min, 6], dtype.as_numpy_dtype)
-    variables = cases.shard_variables(table, cut)
-    scatter(variables, cut, [0, 1], tf.constant([-1, -4], dtype), "div")
-    assert cases.joined(variables, cut).tolist() == [dtype.min, -1]
+    variables = cases.shard_variables(table, sharding)
+    scatter(variables, sharding, [0, 1], tf.constant([-1, -4], dtype), "div")
+    assert cases.joined(variables, sharding).tolist() == [dtype.min, -1]
 
 
-def test_a_value_that_somebody_holds_stays_as_it_was():
-    cut = cases.Cut("div", (0, 3, 5))
+def test_a_value_read_before_a_scatter_does_not_change():
+    sharding = cases.Sharding("div", (0, 3, 5))
     table = cases.floats(5, 2)
-    variables = cases.shard_variables(table, cut)
+    variables = cases.shard_variables(table, sharding)
     held = [variable.read_value() for variable in variables]
-    scatter(variables, cut, [0, 4], np.ones((2, 2), np.float32), "add")
-    cases.same_bits(np.concatenate(held), table)
-    assert (cases.joined(variables, cut) != table).any(axis=1).tolist() == [
+    scatter(variables, sharding, [0, 4], np.ones((2, 2), np.float32), "add")
+    cases.assert_bitwise_equal(np.concatenate(held), table)
+    assert (cases.joined(variables, sharding) != table).any(
+        axis=1
+    ).tolist() == [
         True,
         False,
         False,
@@ -252,34 +263,38 @@ def test_a_value_that_somebody_holds_stays_as_it_was():
     ]
 
 
-def test_other_shapes_and_dtypes_are_refused():
-    cut = cases.Cut("div", (0, 3, 5))
-    variables = cases.shard_variables(cases.floats(5, 2), cut)
+def test_mismatched_shapes_and_dtypes_raise():
+    sharding = cases.Sharding("div", (0, 3, 5))
+    variables = cases.shard_variables(cases.floats(5, 2), sharding)
     for updates in (np.ones((2, 3)), np.ones((3, 2)), np.ones(2)):
         with pytest.raises(
             tf.errors.InvalidArgumentError, match="'ads' must be a scalar or"
         ):
-            scatter(variables, cut, [0, 1], updates.astype(np.float32), "add")
+            scatter(
+                variables, sharding, [0, 1], updates.astype(np.float32), "add"
+            )
     with pytest.raises(tf.errors.InvalidArgumentError, match="'ads': shard 0"):
-        gather(variables, cut, [0], tf.int32)
+        gather(variables, sharding, [0], tf.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="variable twice"):
         scatter(
             [variables[0]] * 2,
-            cases.Cut("div", (0, 3, 6)),
+            cases.Sharding("div", (0, 3, 6)),
             [0],
             np.float32(1),
             "add",
         )
 
 
-def test_a_function_knows_the_shape_of_the_rows():
-    cut = cases.Cut("div", (0, 3, 5))
-    variables = cases.shard_variables(np.ones((5, 2, 3), np.float32), cut)
+def test_the_static_shape_of_gathered_rows_is_inferred():
+    sharding = cases.Sharding("div", (0, 3, 5))
+    variables = cases.shard_variables(np.ones((5, 2, 3), np.float32), sharding)
     shapes = []
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.int32)])
     def read(ids):
-        shapes.append(gather(variables, cut, ids, tf.float32).shape.as_list())
+        shapes.append(
+            gather(variables, sharding, ids, tf.float32).shape.as_list()
+        )
 
     read(np.zeros((1, 4), np.int32))
     assert shapes == [[None, 4, 2, 3]]
@@ -287,26 +302,26 @@ def test_a_function_knows_the_shape_of_the_rows():
 
 @settings(max_examples=40)
 @given(
-    cases.cuts(),
+    cases.shardings(),
     st.sampled_from([(), (3,), (2, 2)]),
     st.sampled_from([(5,), (2, 3), (0,)]),
     st.booleans(),
     st.integers(0, 99),
 )
-def test_the_gradient_of_gather_is_that_of_tf_gather(
-    cut, row_shape, ids_shape, is_traced, seed
+def test_the_gradient_of_gather_matches_tf_gather(
+    sharding, row_shape, ids_shape, is_traced, seed
 ):
-    table = draw_table(tf.float32, cut.num_rows, row_shape, seed)
-    variables = cases.shard_variables(table, cut)
+    table = draw_table(tf.float32, sharding.num_rows, row_shape, seed)
+    variables = cases.shard_variables(table, sharding)
     one = tf.Variable(table)
-    ids = np.random.default_rng(seed).integers(0, cut.num_rows, ids_shape)
+    ids = np.random.default_rng(seed).integers(0, sharding.num_rows, ids_shape)
     factors = draw_table(tf.float32, 1, (*ids_shape, *row_shape), seed)[0]
 
     def gradients():
         handles = cases.handles(variables)
         with tf.GradientTape() as tape:
             tape.watch(handles)
-            rows = gather(variables, cut, ids, tf.float32)
+            rows = gather(variables, sharding, ids, tf.float32)
             total = tf.reduce_sum(rows**2 * factors)
         return [tf.convert_to_tensor(g) for g in tape.gradient(total, handles)]
 
@@ -314,5 +329,5 @@ def test_the_gradient_of_gather_is_that_of_tf_gather(
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(tf.gather(one, ids) ** 2 * factors)
     wanted = tf.convert_to_tensor(tape.gradient(total, one)).numpy()
-    for gradient, part in zip(found, cases.shard_variables(wanted, cut)):
+    for gradient, part in zip(found, cases.shard_variables(wanted, sharding)):
         np.testing.assert_array_equal(gradient, part)

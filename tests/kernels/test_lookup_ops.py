@@ -15,20 +15,20 @@ from tf_layoutmap._core import ops
 Failures = (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)
 
 
-def look_up(variables, cut, ids, row_splits, gains, **attrs):
+def look_up(variables, sharding, ids, row_splits, gains, **attrs):
     return ops.lookup_rows(
         shards=cases.handles(variables),
         ids=ids,
         row_splits=row_splits,
         gains=gains,
         dim=variables[0].shape[1],
-        **cut.attrs(),
+        **sharding.attrs(),
         **attrs,
     )
 
 
 def in_graph(call, *tensors):
-    """Calls in a tf.function that knows no sizes."""
+    """Calls in a `tf.function` with unknown sizes."""
     signature = [
         tf.TensorSpec([None] * np.ndim(t), np.asarray(t).dtype) for t in tensors
     ]
@@ -36,13 +36,19 @@ def in_graph(call, *tensors):
 
 
 @pytest.mark.parametrize("dim", cases.DIMS)
-@given(cut=cases.cuts(), data=st.data())
-def test_lookup_is_the_refs_to_the_bit(dim, cut, data):
-    table = cases.floats(cut.num_rows, dim)
-    ids, row_splits = data.draw(cases.ragged(cut.num_rows))
+@given(sharding=cases.shardings(), data=st.data())
+def test_lookup_is_bitwise_identical_to_the_reference(dim, sharding, data):
+    table = cases.floats(sharding.num_rows, dim)
+    ids, row_splits = data.draw(cases.ragged(sharding.num_rows))
     gains = cases.floats(len(ids), seed=1)
-    cases.same_bits(
-        look_up(cases.shard_variables(table, cut), cut, ids, row_splits, gains),
+    cases.assert_bitwise_equal(
+        look_up(
+            cases.shard_variables(table, sharding),
+            sharding,
+            ids,
+            row_splits,
+            gains,
+        ),
         lookup.lookup_rows(table, ids, row_splits, gains),
     )
 
@@ -50,31 +56,31 @@ def test_lookup_is_the_refs_to_the_bit(dim, cut, data):
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize("placement", ["div", "mod"])
 @pytest.mark.parametrize("dim", cases.DIMS)
-def test_lookup_in_a_function(dim, placement, dtype):
-    cut = cases.Cut(placement, (0, 4, 7, 10))
+def test_lookup_works_in_a_function(dim, placement, dtype):
+    sharding = cases.Sharding(placement, (0, 4, 7, 10))
     table = cases.floats(10, dim)
-    variables = cases.shard_variables(table, cut)
+    variables = cases.shard_variables(table, sharding)
     ids = np.array([9, 0, 3, 4, 9, 9, 7], dtype)
     row_splits = np.array([0, 0, 3, 6, 7])
     gains = cases.floats(7, seed=1)
 
     def call(ids, row_splits, gains):
-        found = look_up(variables, cut, ids, row_splits, gains)
+        found = look_up(variables, sharding, ids, row_splits, gains)
         assert found.shape.as_list() == [None, dim]
         return found
 
-    cases.same_bits(
+    cases.assert_bitwise_equal(
         in_graph(call, ids, row_splits, gains),
         lookup.lookup_rows(table, ids, row_splits, gains),
     )
 
 
-def test_lookup_of_nothing():
-    empty = cases.Cut("div", (0, 0, 0))
+def test_lookup_without_ids_returns_zeros():
+    empty = cases.Sharding("div", (0, 0, 0))
     variables = cases.shard_variables(np.zeros([0, 3], np.float32), empty)
     none = np.zeros(0, np.float32)
     for num_samples in (0, 1, 5):
-        cases.same_bits(
+        cases.assert_bitwise_equal(
             look_up(
                 variables,
                 empty,
@@ -86,8 +92,8 @@ def test_lookup_of_nothing():
         )
 
 
-def test_lookup_of_a_large_batch_and_a_long_sample():
-    cut = cases.Cut("mod", (0, 251, 501, 751, 1001))
+def test_a_large_batch_and_a_long_sample_match_the_reference():
+    sharding = cases.Sharding("mod", (0, 251, 501, 751, 1001))
     table = cases.floats(1001, 16)
     rng = np.random.default_rng(3)
     sizes = rng.integers(0, 6, 3000)
@@ -95,30 +101,36 @@ def test_lookup_of_a_large_batch_and_a_long_sample():
     row_splits = np.concatenate([[0], np.cumsum(sizes)])
     ids = rng.integers(0, 1001, row_splits[-1])
     gains = cases.floats(len(ids), seed=1)
-    cases.same_bits(
-        look_up(cases.shard_variables(table, cut), cut, ids, row_splits, gains),
+    cases.assert_bitwise_equal(
+        look_up(
+            cases.shard_variables(table, sharding),
+            sharding,
+            ids,
+            row_splits,
+            gains,
+        ),
         lookup.lookup_rows(table, ids, row_splits, gains),
     )
 
 
 class Problem:
-    """A table, its accumulators and a batch to apply to them."""
+    """A table, its accumulators and a batch of gradients."""
 
     def __init__(
-        self, cut, ids, row_splits, *, optimizer="adagrad", dim=3, rate=0.3
+        self, sharding, ids, row_splits, *, optimizer="adagrad", dim=3, rate=0.3
     ):
-        self.cut, self.optimizer = cut, optimizer
-        self.table = cases.floats(cut.num_rows, dim)
+        self.sharding, self.optimizer = sharding, optimizer
+        self.table = cases.floats(sharding.num_rows, dim)
         self.slots = (
-            [1 + cases.floats(cut.num_rows, dim, seed=1)]
+            [1 + cases.floats(sharding.num_rows, dim, seed=1)]
             if optimizer == "adagrad"
             else []
         )
-        self.variables = cases.shard_variables(self.table, cut)
+        self.variables = cases.shard_variables(self.table, sharding)
         self.slot_variables = [
             variable
             for slot in self.slots
-            for variable in cases.shard_variables(slot, cut)
+            for variable in cases.shard_variables(slot, sharding)
         ]
         gains, rows, splits, positions = unique_rows.find_unique_rows(
             ids, row_splits, 1 + cases.floats(len(ids), seed=2), "mean"
@@ -140,7 +152,7 @@ class Problem:
             "optimizer": self.optimizer,
             "hyperparameters": self.rate,
             "table": "ads",
-            **self.cut.attrs(),
+            **self.sharding.attrs(),
             **self.inputs,
             **changes,
         }
@@ -157,15 +169,17 @@ class Problem:
 
     def check(self):
         variables = [self.variables] + [
-            self.slot_variables[j * self.cut.num_shards :][
-                : self.cut.num_shards
+            self.slot_variables[j * self.sharding.num_shards :][
+                : self.sharding.num_shards
             ]
             for j in range(len(self.slots))
         ]
         for found, expected in zip(
             variables, [self.table, *self.slots], strict=True
         ):
-            cases.same_bits(cases.joined(found, self.cut), expected)
+            cases.assert_bitwise_equal(
+                cases.joined(found, self.sharding), expected
+            )
 
     def values(self):
         return [one.numpy() for one in self.variables + self.slot_variables]
@@ -173,10 +187,12 @@ class Problem:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("dim", cases.DIMS)
-@given(cut=cases.cuts(), data=st.data())
-def test_apply_is_the_refs_to_the_bit(dim, optimizer, cut, data):
-    ids, row_splits = data.draw(cases.ragged(cut.num_rows))
-    problem = Problem(cut, ids, row_splits, optimizer=optimizer, dim=dim)
+@given(sharding=cases.shardings(), data=st.data())
+def test_apply_is_bitwise_identical_to_the_reference(
+    dim, optimizer, sharding, data
+):
+    ids, row_splits = data.draw(cases.ragged(sharding.num_rows))
+    problem = Problem(sharding, ids, row_splits, optimizer=optimizer, dim=dim)
     problem.op()
     problem.ref()
     problem.check()
@@ -184,7 +200,7 @@ def test_apply_is_the_refs_to_the_bit(dim, optimizer, cut, data):
 
 def small_problem(dtype=np.int64, **options):
     return Problem(
-        cases.Cut("div", (0, 4, 7, 10)),
+        cases.Sharding("div", (0, 4, 7, 10)),
         np.array([9, 0, 3, 9, 9, 7], dtype),
         np.array([0, 0, 3, 5, 6]),
         **options,
@@ -193,7 +209,7 @@ def small_problem(dtype=np.int64, **options):
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_apply_in_a_function(optimizer, dtype):
+def test_apply_works_in_a_function(optimizer, dtype):
     problem = small_problem(dtype, optimizer=optimizer)
     names = list(problem.inputs)
 
@@ -205,10 +221,10 @@ def test_apply_in_a_function(optimizer, dtype):
     problem.check()
 
 
-def test_apply_to_the_outputs_of_the_other_ops():
-    cut = cases.Cut("mod", (0, 4, 7, 10))
+def test_apply_accepts_the_outputs_of_the_other_ops():
+    sharding = cases.Sharding("mod", (0, 4, 7, 10))
     ids, row_splits = np.array([9, 0, 3, 9, 9, 7]), np.array([0, 0, 3, 5, 6])
-    problem = Problem(cut, ids, row_splits)
+    problem = Problem(sharding, ids, row_splits)
     found = ops.find_unique_rows(
         ids,
         row_splits,
@@ -221,7 +237,7 @@ def test_apply_to_the_outputs_of_the_other_ops():
     problem.check()
 
 
-def test_a_held_value_stays_while_the_update_lands():
+def test_a_value_read_before_an_update_does_not_change():
     problem = small_problem()
     held = [
         one.read_value() for one in problem.variables + problem.slot_variables
@@ -232,11 +248,11 @@ def test_a_held_value_stays_while_the_update_lands():
     problem.ref()
     problem.check()
     for value, view, expected in zip(held, views, before, strict=True):
-        cases.same_bits(value, expected)
-        cases.same_bits(view, expected)
+        cases.assert_bitwise_equal(value, expected)
+        cases.assert_bitwise_equal(view, expected)
 
 
-def test_a_held_value_stays_inside_a_function():
+def test_a_value_read_before_an_update_in_a_function_does_not_change():
     problem = small_problem()
 
     @tf.function
@@ -248,7 +264,7 @@ def test_a_held_value_stays_inside_a_function():
 
     before = [one.numpy().copy() for one in problem.variables]
     for value, expected in zip(step(), before, strict=True):
-        cases.same_bits(value, expected)
+        cases.assert_bitwise_equal(value, expected)
     problem.ref()
     problem.check()
 
@@ -328,11 +344,11 @@ def test_an_invalid_update_writes_nothing(case):
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         problem.op(**changes)
     for found, expected in zip(problem.values(), before, strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
 
 
-def bad_variables():
-    """(what is wrong, the variable in its place, words)."""
+def invalid_variables():
+    """Yields (error, invalid variable, expected words)."""
     yield "dtype", tf.Variable(np.zeros([3, 3])), "float.*Received: double"
     yield "size", tf.Variable(np.zeros([4, 3], np.float32)), r"\[4,3\]"
     yield "dim", tf.Variable(np.zeros([3, 2], np.float32)), r"\[3,2\]"
@@ -340,15 +356,15 @@ def bad_variables():
 
 
 @pytest.mark.parametrize("place", ["shards", "slots"])
-@pytest.mark.parametrize("case", list(bad_variables()), ids=lambda c: c[0])
-def test_a_bad_shard_is_refused_and_nothing_written(case, place):
+@pytest.mark.parametrize("case", list(invalid_variables()), ids=lambda c: c[0])
+def test_an_invalid_shard_raises_and_nothing_is_written(case, place):
     _, variable, words = case
     problem = small_problem()
     before = problem.values()
     variables = {"shards": problem.variables, "slots": problem.slot_variables}[
         place
     ]
-    # The last one: those before it are fine.
+    # The last variable is invalid; the variables before it are valid.
     changed = cases.handles([*variables[:2], variable])
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=f"shard 2 must be.*{words}"
@@ -364,10 +380,10 @@ def test_a_bad_shard_is_refused_and_nothing_written(case, place):
                 row_splits=[0, 1],
                 gains=[1.0],
                 dim=3,
-                **problem.cut.attrs(),
+                **problem.sharding.attrs(),
             )
     for found, expected in zip(problem.values(), before, strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
 
 
 def uninitialized():
@@ -377,7 +393,7 @@ def uninitialized():
 
 
 @pytest.mark.parametrize("place", ["shards", "slots"])
-def test_an_uninitialized_variable_is_refused_and_nothing_written(place):
+def test_an_uninitialized_variable_raises_and_nothing_is_written(place):
     problem = small_problem()
     before = problem.values()
     variables = {"shards": problem.variables, "slots": problem.slot_variables}[
@@ -395,13 +411,13 @@ def test_an_uninitialized_variable_is_refused_and_nothing_written(place):
                 row_splits=[0, 1],
                 gains=[1.0],
                 dim=3,
-                **problem.cut.attrs(),
+                **problem.sharding.attrs(),
             )
     for found, expected in zip(problem.values(), before, strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
 
 
-def test_the_number_of_shards_must_fit():
+def test_a_wrong_number_of_shards_raises():
     problem = small_problem()
     shards = cases.handles(problem.variables)
     slots = cases.handles(problem.slot_variables)
@@ -416,7 +432,7 @@ def test_the_number_of_shards_must_fit():
                 row_splits=[0, 1],
                 gains=[1.0],
                 dim=3,
-                **problem.cut.attrs(),
+                **problem.sharding.attrs(),
             )
     for changes in (
         {"shards": shards[:2]},
@@ -428,7 +444,7 @@ def test_the_number_of_shards_must_fit():
             problem.op(**changes)
 
 
-def test_one_variable_in_two_places_is_refused():
+def test_passing_one_variable_twice_raises():
     problem = small_problem()
     shards = cases.handles(problem.variables)
     slots = cases.handles(problem.slot_variables)
@@ -441,10 +457,10 @@ def test_one_variable_in_two_places_is_refused():
         with pytest.raises(Failures, match="the same variable twice"):
             problem.op(**changes)
     for found, expected in zip(problem.values(), before, strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
 
 
-def test_handles_that_are_none_are_refused():
+def test_invalid_handles_raise():
     problem = small_problem()
     shards = cases.handles(problem.variables)
 
@@ -455,7 +471,7 @@ def test_handles_that_are_none_are_refused():
             row_splits=[0, 1],
             gains=[1.0],
             dim=3,
-            **problem.cut.attrs(),
+            **problem.sharding.attrs(),
         )
 
     @tf.function
@@ -463,7 +479,7 @@ def test_handles_that_are_none_are_refused():
         return look_up(tf.stack(cases.handles(problem.variables))[:size])
 
     for size in (0, 1, 3):
-        # TensorFlow itself refuses a tensor without handles when eager.
+        # In eager mode, TensorFlow itself rejects a tensor without handles.
         with pytest.raises(Failures, match="must have rank 0|Empty resource"):
             look_up(tf.stack(shards)[:size])
         with pytest.raises((*Failures, ValueError), match="rank 0"):
@@ -493,7 +509,7 @@ def test_handles_that_are_none_are_refused():
         ({"dim": 2**62}, "overflow|must be float"),
     ],
 )
-def test_a_bad_lookup_is_refused(changes, words):
+def test_an_invalid_lookup_raises(changes, words):
     problem = small_problem()
     arguments = {
         "ids": [1],
@@ -502,14 +518,14 @@ def test_a_bad_lookup_is_refused(changes, words):
         "dim": 3,
         "feature": "clicked",
         "table": "ads",
-        **problem.cut.attrs(),
+        **problem.sharding.attrs(),
         **changes,
     }
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         ops.lookup_rows(shards=cases.handles(problem.variables), **arguments)
 
 
-def test_a_lookup_whose_size_overflows_is_refused():
+def test_a_lookup_whose_size_overflows_raises():
     variable = tf.Variable(tf.zeros([0, 2**62], tf.float32))
     with pytest.raises(Failures):
         ops.lookup_rows(
@@ -534,7 +550,7 @@ def test_a_lookup_whose_size_overflows_is_refused():
         {"ids": np.zeros(2, np.int64)},
     ],
 )
-def test_a_lookup_of_wrong_shapes_is_refused_while_tracing(changes):
+def test_a_lookup_with_wrong_shapes_raises_while_tracing(changes):
     variable = tf.Variable(tf.zeros([4, 3]))
     inputs = {
         "offsets": [0, 4],
@@ -567,12 +583,12 @@ def test_a_lookup_of_wrong_shapes_is_refused_while_tracing(changes):
         "hyperparameters",
     ],
 )
-def test_an_update_of_wrong_ranks_is_refused_while_tracing(name):
+def test_an_update_with_wrong_ranks_raises_while_tracing(name):
     problem = small_problem()
     inputs = {
         **problem.inputs,
         "hyperparameters": problem.rate,
-        "offsets": np.array(problem.cut.offsets),
+        "offsets": np.array(problem.sharding.offsets),
     }
     trace = tf.function(
         functools.partial(problem.op, **{name: tf.expand_dims(inputs[name], 0)})

@@ -1,4 +1,4 @@
-"""Each op says what it does, and docs/ops.md lists all of them."""
+"""Each op has documentation, and docs/ops.md lists all ops."""
 
 import pathlib
 import re

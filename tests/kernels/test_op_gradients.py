@@ -1,4 +1,4 @@
-"""The gradient of LookupRows against a tape over plain TensorFlow."""
+"""The gradient of LookupRows matches a tape over plain TensorFlow ops."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ _OP = "LayoutMap>LookupRows"
 
 
 def plain_gradients(table, ids, row_splits, gains, coefficients):
-    """Of a dense table and of the gains, by gather and segment sum."""
+    """Returns gradients of a dense table and of the gains from a tape."""
     table, gains = tf.constant(table), tf.constant(gains)
     with tf.GradientTape() as tape:
         tape.watch([table, gains])
@@ -28,7 +28,7 @@ def plain_gradients(table, ids, row_splits, gains, coefficients):
     return tf.convert_to_tensor(of_table).numpy(), of_gains.numpy()
 
 
-def op_gradients(variables, cut, ids, row_splits, gains, coefficients):
+def op_gradients(variables, sharding, ids, row_splits, gains, coefficients):
     gains = tf.convert_to_tensor(gains)
     with tf.GradientTape() as tape:
         tape.watch([*variables, gains])
@@ -38,27 +38,27 @@ def op_gradients(variables, cut, ids, row_splits, gains, coefficients):
             row_splits=row_splits,
             gains=gains,
             dim=variables[0].shape[1],
-            **cut.attrs(),
+            **sharding.attrs(),
         )
         loss = tf.reduce_sum(activations * coefficients)
     *of_shards, of_gains = tape.gradient(loss, [*variables, gains])
     return of_shards, of_gains
 
 
-def whole(table) -> np.ndarray:
-    """Small whole numbers: sums are exact in any order."""
+def integer_rows(table) -> np.ndarray:
+    """Returns an integer-valued table: sums are exact in any order."""
     return np.round(table * 8).astype(np.float32)
 
 
-def check(cut, ids, row_splits, *, graph, dim=3):
-    table = whole(cases.floats(cut.num_rows, dim))
-    gains = whole(cases.floats(len(ids), seed=1))
-    coefficients = whole(cases.floats(len(row_splits) - 1, dim, seed=2))
-    variables = cases.shard_variables(table, cut)
+def check(sharding, ids, row_splits, *, graph, dim=3):
+    table = integer_rows(cases.floats(sharding.num_rows, dim))
+    gains = integer_rows(cases.floats(len(ids), seed=1))
+    coefficients = integer_rows(cases.floats(len(row_splits) - 1, dim, seed=2))
+    variables = cases.shard_variables(table, sharding)
 
     def call(ids, row_splits, gains, coefficients):
         return op_gradients(
-            variables, cut, ids, row_splits, gains, coefficients
+            variables, sharding, ids, row_splits, gains, coefficients
         )
 
     if graph:
@@ -75,7 +75,7 @@ def check(cut, ids, row_splits, *, graph, dim=3):
     of_table, of_gains_expected = plain_gradients(
         table, ids, row_splits, gains, coefficients
     )
-    expected = partition.cut(of_table, cut.offsets, cut.placement)
+    expected = partition.split(of_table, sharding.offsets, sharding.placement)
     for found, wanted in zip(of_shards, expected, strict=True):
         assert isinstance(found, tf.IndexedSlices)
         assert found.dense_shape.numpy().tolist() == list(wanted.shape)
@@ -83,44 +83,44 @@ def check(cut, ids, row_splits, *, graph, dim=3):
     np.testing.assert_array_equal(of_gains, of_gains_expected)
 
 
-@given(cut=cases.cuts(), data=st.data())
-def test_gradients_of_shards_and_gains(cut, data):
-    ids, row_splits = data.draw(cases.ragged(cut.num_rows))
-    check(cut, ids, row_splits, graph=False)
+@given(sharding=cases.shardings(), data=st.data())
+def test_gradients_of_shards_and_gains(sharding, data):
+    ids, row_splits = data.draw(cases.ragged(sharding.num_rows))
+    check(sharding, ids, row_splits, graph=False)
 
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize(
-    "cut",
+    "sharding",
     [
-        cases.Cut("div", (0, 4, 7, 10)),
-        cases.Cut("mod", (0, 4, 7, 10)),
-        cases.Cut("offsets", (0, 0, 9, 10)),
-        cases.Cut("div", (0, 10)),
+        cases.Sharding("div", (0, 4, 7, 10)),
+        cases.Sharding("mod", (0, 4, 7, 10)),
+        cases.Sharding("offsets", (0, 0, 9, 10)),
+        cases.Sharding("div", (0, 10)),
     ],
-    ids=lambda cut: f"{cut.placement}-{cut.num_shards}",
+    ids=lambda sharding: f"{sharding.placement}-{sharding.num_shards}",
 )
-def test_gradients_in_a_function(cut, dtype):
+def test_gradients_work_in_a_function(sharding, dtype):
     check(
-        cut,
+        sharding,
         np.array([9, 0, 3, 9, 9, 7], dtype),
         np.array([0, 0, 3, 5, 6]),
         graph=True,
     )
 
 
-def test_gradients_of_an_empty_batch():
-    cut = cases.Cut("div", (0, 2, 4))
+def test_gradients_of_an_empty_batch_are_empty():
+    sharding = cases.Sharding("div", (0, 2, 4))
     for graph in (False, True):
-        check(cut, np.zeros(0, np.int64), np.array([0, 0, 0]), graph=graph)
+        check(sharding, np.zeros(0, np.int64), np.array([0, 0, 0]), graph=graph)
 
 
-def test_slices_name_local_rows_one_per_id():
-    cut = cases.Cut("mod", (0, 3, 5))
-    variables = cases.shard_variables(cases.floats(5, 2), cut)
+def test_indexed_slices_hold_one_local_row_per_id():
+    sharding = cases.Sharding("mod", (0, 3, 5))
+    variables = cases.shard_variables(cases.floats(5, 2), sharding)
     of_shards, _ = op_gradients(
         variables,
-        cut,
+        sharding,
         np.array([4, 1, 4, 3]),
         np.array([0, 2, 4]),
         np.ones(4, np.float32),
@@ -133,7 +133,7 @@ def test_slices_name_local_rows_one_per_id():
 
 
 def lookup_ops(function) -> int:
-    """How many LookupRows a graph runs in the end."""
+    """Returns how many LookupRows ops an optimized graph contains."""
     graph = function.get_concrete_function().graph
     must_run = list(graph.control_outputs) + [t.op for t in graph.outputs]
     seen, found = set(), 0
@@ -146,7 +146,7 @@ def lookup_ops(function) -> int:
     return found
 
 
-def test_the_gradient_of_gains_costs_nothing_where_it_is_not_asked_for():
+def test_an_unused_gradient_of_gains_is_pruned():
     variable = tf.Variable(tf.ones([4, 3]))
 
     def gradients(of_gains):
@@ -165,12 +165,12 @@ def test_the_gradient_of_gains_costs_nothing_where_it_is_not_asked_for():
         wanted = [variable, gains] if of_gains else [variable]
         return tape.gradient(found, wanted)
 
-    # The one of the forward pass; the gradient of gains reads the rows again.
+    # One is the forward pass; the gradient of the gains reads the rows again.
     assert lookup_ops(tf.function(lambda: gradients(False))) == 1
     assert lookup_ops(tf.function(lambda: gradients(True))) == 2
 
 
-def test_a_read_before_a_write_reads_before_it():
+def test_reads_are_ordered_before_later_writes():
     variable = tf.Variable(tf.ones([4, 3]))
 
     def read():

@@ -21,7 +21,7 @@ def vector(dtype):
 
 @functools.cache
 def graph(op: str, dtype, **attrs):
-    """The op in a tf.function that knows no sizes."""
+    """Returns the op in a `tf.function` with unknown sizes."""
     call = functools.partial(getattr(ops, op), **attrs)
     inputs = {
         "assign_partition": [tf.TensorSpec(None, dtype), vector(tf.int64)],
@@ -36,49 +36,53 @@ def graph(op: str, dtype, **attrs):
 
 
 def check(op, expected, *inputs, **attrs):
-    """Eagerly and in a tf.function."""
+    """Checks the op eagerly and in a `tf.function`."""
     for call in (
         functools.partial(getattr(ops, op), **attrs),
         graph(op, inputs[0].dtype.type, **attrs),
     ):
         for found, wanted in zip(call(*inputs), expected, strict=True):
-            cases.same_bits(found, wanted)
+            cases.assert_bitwise_equal(found, wanted)
 
 
 @given(
-    cut=cases.cuts(),
+    sharding=cases.shardings(),
     dtype=st.sampled_from(cases.ID_TYPES),
     shape=st.sampled_from([(), (0,), (7,), (2, 3), (2, 0, 3)]),
     data=st.data(),
 )
-def test_each_id_gets_its_owner(cut, dtype, shape, data):
+def test_each_id_is_assigned_to_its_owner(sharding, dtype, shape, data):
     size = int(np.prod(shape))
     ids = np.array(
         data.draw(
             st.lists(
-                st.integers(0, cut.num_rows - 1), min_size=size, max_size=size
+                st.integers(0, sharding.num_rows - 1),
+                min_size=size,
+                max_size=size,
             )
         ),
         dtype,
     ).reshape(shape)
     check(
         "assign_partition",
-        partition.assign_partition(ids, cut.offsets, cut.placement),
+        partition.assign_partition(ids, sharding.offsets, sharding.placement),
         ids,
-        np.array(cut.offsets, np.int64),
-        placement=cut.placement,
+        np.array(sharding.offsets, np.int64),
+        placement=sharding.placement,
     )
 
 
-@given(cut=cases.cuts(), unique=st.booleans(), data=st.data())
-def test_ids_are_routed(cut, unique, data):
-    ids, _ = data.draw(cases.ragged(cut.num_rows))
+@given(sharding=cases.shardings(), unique=st.booleans(), data=st.data())
+def test_ids_are_routed_to_their_shards(sharding, unique, data):
+    ids, _ = data.draw(cases.ragged(sharding.num_rows))
     check(
         "route_ids",
-        route.route_ids(ids, cut.offsets, cut.placement, unique=unique),
+        route.route_ids(
+            ids, sharding.offsets, sharding.placement, unique=unique
+        ),
         ids,
-        np.array(cut.offsets, np.int64),
-        placement=cut.placement,
+        np.array(sharding.offsets, np.int64),
+        placement=sharding.placement,
         unique=unique,
     )
 
@@ -110,7 +114,7 @@ def test_many_ids_are_routed_in_order(placement, dtype):
 
 
 @pytest.mark.parametrize("num_ids", [0, 7, 30_000])
-def test_a_graph_that_does_not_use_the_inverse_gets_the_same(num_ids):
+def test_the_result_does_not_depend_on_the_use_of_the_inverse(num_ids):
     ids = np.random.default_rng(0).integers(0, 100, num_ids)
     offsets = [0, 30, 60, 100]
 
@@ -130,7 +134,9 @@ def test_a_graph_that_does_not_use_the_inverse_gets_the_same(num_ids):
     weighted=st.booleans(),
     data=st.data(),
 )
-def test_unique_rows_and_gains(num_rows, combiner, weighted, data):
+def test_unique_rows_and_gains_match_the_reference(
+    num_rows, combiner, weighted, data
+):
     ids, row_splits = data.draw(cases.ragged(num_rows))
     weights = np.array(
         data.draw(
@@ -154,7 +160,7 @@ def test_unique_rows_and_gains(num_rows, combiner, weighted, data):
     )
 
 
-def test_the_last_row_of_the_largest_table():
+def test_the_last_row_of_the_largest_table_is_supported():
     found = ops.find_unique_rows(
         np.array([2**32 - 1, 0, 2**32 - 1]),
         [0, 3],
@@ -165,8 +171,8 @@ def test_the_last_row_of_the_largest_table():
     assert found.unique_rows.numpy().tolist() == [0, 2**32 - 1]
 
 
-def test_a_table_with_more_rows_than_ids_can_name_is_refused():
-    # Rows are 32 bits inside: id 2^32 + 5 must not become 5.
+def test_a_table_with_more_than_2_32_rows_raises():
+    # Rows have 32 bits internally: id 2^32 + 5 must not become 5.
     for num_rows in (2**32 + 1, 2**40, 2**62):
         with pytest.raises(InvalidArgument, match="0 to 2\\^32 rows"):
             ops.find_unique_rows(
@@ -185,7 +191,7 @@ def bad_ids(num_rows, dtype):
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize("unique", [False, True])
-def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
+def test_out_of_range_ids_raise_with_their_position(dtype, unique):
     for ids in bad_ids(5, dtype):
         words = rf"Id {ids[1]} \(ids\[1\]\) is outside the table with 5 rows"
         with pytest.raises(InvalidArgument, match=words):
@@ -221,7 +227,7 @@ def test_ids_outside_the_table_are_refused_by_place(dtype, unique):
         (5, "`offsets` must have rank 1"),
     ],
 )
-def test_offsets_that_are_no_partition_are_refused(offsets, words):
+def test_invalid_offsets_raise(offsets, words):
     offsets = np.array(offsets, np.int64)
     for op in (ops.assign_partition, ops.route_ids):
         with pytest.raises(InvalidArgument, match=words):
@@ -239,7 +245,7 @@ def test_offsets_that_are_no_partition_are_refused(offsets, words):
         ([[0, 3]], "`row_splits` must have rank 1"),
     ],
 )
-def test_row_splits_that_describe_no_samples_are_refused(row_splits, words):
+def test_invalid_row_splits_raise(row_splits, words):
     with pytest.raises(InvalidArgument, match=words):
         ops.find_unique_rows(
             np.array([1, 2, 3]),
@@ -259,7 +265,7 @@ def test_row_splits_that_describe_no_samples_are_refused(row_splits, words):
         ([[1.0, 1.0]], "`weights` must have rank 1"),
     ],
 )
-def test_weights_that_make_no_sense_are_refused(weights, words):
+def test_invalid_weights_raise(weights, words):
     with pytest.raises(InvalidArgument, match=words):
         ops.find_unique_rows(
             np.array([1, 2]),
@@ -270,7 +276,7 @@ def test_weights_that_make_no_sense_are_refused(weights, words):
         )
 
 
-def test_ids_of_another_rank_are_refused():
+def test_ids_of_the_wrong_rank_raise():
     with pytest.raises(InvalidArgument, match="`ids` must have rank 1"):
         ops.route_ids([[1]], [0, 5], placement="div")
     with pytest.raises(InvalidArgument, match="`ids` must have rank 1"):
@@ -279,7 +285,7 @@ def test_ids_of_another_rank_are_refused():
         )
 
 
-def test_static_shapes_with_unknown_sizes():
+def test_static_shapes_are_inferred_from_unknown_sizes():
     @tf.function(input_signature=[vector(tf.int64), vector(tf.int64)])
     def trace(ids, offsets):
         shards, local_rows = ops.assign_partition(
@@ -337,7 +343,7 @@ def test_static_shapes_with_unknown_sizes():
         ),
     ],
 )
-def test_wrong_ranks_are_refused_while_tracing(op, inputs, attrs):
+def test_wrong_ranks_raise_while_tracing(op, inputs, attrs):
     @tf.function
     def trace():
         # Values are unknown while tracing, ranks are not.
@@ -355,7 +361,7 @@ def test_wrong_ranks_are_refused_while_tracing(op, inputs, attrs):
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_a_bad_id_is_refused_with_the_name_of_the_table(unique):
+def test_an_invalid_id_raises_with_the_table_name(unique):
     with pytest.raises(
         InvalidArgument,
         match=(r"^Id 5 \(ids\[1\]\) is outside table 'ads' with 5 rows$"),

@@ -1,4 +1,4 @@
-"""Our ops draw the bits of TensorFlow's own."""
+"""Our random ops are bitwise identical to TensorFlow's."""
 
 import hypothesis
 import numpy as np
@@ -16,11 +16,11 @@ SHAPES = [[], [0], [3], [5, 7], [2, 1000, 33]]
     "dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 )
 @pytest.mark.parametrize("seeds", [(1, 2), (0, 9), (2**40, -3)])
-def test_floats(shape, dtype, seeds):
+def test_floats_are_bitwise_identical_to_tensorflow(shape, dtype, seeds):
     sizes = tf.constant(shape, tf.int32)
 
     def drawn(op):
-        # Kernels keep where they are, so twice in one function.
+        # Kernels keep the generator state, so the function draws twice.
         return tf.function(
             lambda: [
                 op(shape=sizes, seed=seeds[0], seed2=seeds[1], dtype=dtype)
@@ -28,9 +28,12 @@ def test_floats(shape, dtype, seeds):
             ]
         )
 
-    ours, theirs = drawn(ops.random_uniform), drawn(tf.raw_ops.RandomUniform)
+    actual, expected = (
+        drawn(ops.random_uniform),
+        drawn(tf.raw_ops.RandomUniform),
+    )
     for _ in range(2):
-        for a, b in zip(ours(), theirs()):
+        for a, b in zip(actual(), expected()):
             np.testing.assert_array_equal(
                 tf.cast(a, tf.float64), tf.cast(b, tf.float64)
             )
@@ -39,7 +42,7 @@ def test_floats(shape, dtype, seeds):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 @pytest.mark.parametrize("limits", [(0, 1), (-5, 100), (-(2**31), 2**31 - 1)])
-def test_integers(shape, dtype, limits):
+def test_integers_are_bitwise_identical_to_tensorflow(shape, dtype, limits):
     sizes = tf.constant(shape, tf.int32)
     low, high = (tf.constant(limit, dtype) for limit in limits)
 
@@ -48,14 +51,14 @@ def test_integers(shape, dtype, limits):
             lambda: op(shape=sizes, minval=low, maxval=high, seed=4, seed2=5)
         )
 
-    ours = drawn(ops.random_uniform_int)
-    theirs = drawn(tf.raw_ops.RandomUniformInt)
+    actual = drawn(ops.random_uniform_int)
+    expected = drawn(tf.raw_ops.RandomUniformInt)
     for _ in range(2):
-        np.testing.assert_array_equal(ours(), theirs())
+        np.testing.assert_array_equal(actual(), expected())
 
 
 @pytest.mark.parametrize(
-    "shape, low, high, said",
+    "shape, low, high, words",
     [
         (
             [2],
@@ -68,9 +71,9 @@ def test_integers(shape, dtype, limits):
         ([[2]], 1, 3, "shape|rank|vector"),
     ],
 )
-def test_bad_input_is_refused(shape, low, high, said):
+def test_invalid_input_raises(shape, low, high, words):
     with pytest.raises(
-        (tf.errors.InvalidArgumentError, ValueError), match=said
+        (tf.errors.InvalidArgumentError, ValueError), match=words
     ):
         ops.random_uniform_int(
             shape=tf.constant(shape),
@@ -92,7 +95,7 @@ words = st.integers(0, 2**64 - 1)
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
-    # Around the 2,048 numbers that are scaled at a time, and the 4 of a group.
+    # Sizes around the block of 2,048 numbers and the group of 4.
     st.lists(st.integers(0, 70), max_size=3),
     st.sampled_from([tf.float16, tf.bfloat16, tf.float32, tf.float64]),
     st.sampled_from([*STATELESS, "constant"]),
@@ -100,7 +103,9 @@ words = st.integers(0, 2**64 - 1)
     st.floats(-2, 2),
     st.floats(-2, 2),
 )
-def test_new_rows(shape, dtype, distribution, generator, factor, offset):
+def test_new_rows_match_tensorflow(
+    shape, dtype, distribution, generator, factor, offset
+):
     counter, key = generator[:2], generator[2:]
     factor, offset = (tf.cast(one, dtype) for one in (factor, offset))
     rows = ops.new_rows(
@@ -131,7 +136,7 @@ def test_new_rows(shape, dtype, distribution, generator, factor, offset):
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, words",
     [
         (
             {"generator": tf.constant([1, 2], tf.uint64)},
@@ -144,14 +149,14 @@ def test_new_rows(shape, dtype, distribution, generator, factor, offset):
         ({"shape": tf.constant([2**31 - 1] * 3)}, r"more than 2\*\*63"),
     ],
 )
-def test_new_rows_refuses_bad_input(changed, said):
+def test_invalid_input_of_new_rows_raises(changed, words):
     with pytest.raises(
         (
             tf.errors.InvalidArgumentError,
             ValueError,
             tf.errors.ResourceExhaustedError,
         ),
-        match=said,
+        match=words,
     ):
         ops.new_rows(
             **{

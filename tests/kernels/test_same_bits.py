@@ -1,4 +1,4 @@
-"""The same bits for any number of threads and every instruction set."""
+"""Results are bitwise identical for all thread counts and instruction sets."""
 
 import os
 import subprocess
@@ -30,12 +30,12 @@ for dim in (1, 3, 16, 67, 130):
     found = _ops.find_unique_rows(
         ids, row_splits, rng.uniform(0, 1, len(ids)).astype(np.float32),
         combiner="sqrtn", num_rows=5001)
-    cut = dict(offsets=[0, 1667, 3334, 5001], placement="div")
+    sharding = dict(offsets=[0, 1667, 3334, 5001], placement="div")
     handles = [one.handle for one in shards]
     for _ in range(2):
         activations = _ops.lookup_rows(
             shards=handles, ids=ids, row_splits=row_splits, gains=found.gains,
-            dim=dim, **cut)
+            dim=dim, **sharding)
         digest.update(activations.numpy().tobytes())
         for optimizer in ("sgd", "adagrad"):
             _ops.apply_row_gradients(
@@ -43,8 +43,8 @@ for dim in (1, 3, 16, 67, 130):
                 slots=([one.handle for one in slots]
                        if optimizer == "adagrad" else []),
                 gradients=activations, hyperparameters=[0.01],
-                **found._asdict(), **cut)
-    routed = _ops.route_ids(ids, cut["offsets"], placement="div")
+                **found._asdict(), **sharding)
+    routed = _ops.route_ids(ids, sharding["offsets"], placement="div")
     for one in [*shards, *slots, *routed]:
         digest.update(one.numpy().tobytes())
 print(_ops.native.cpu_level(), digest.hexdigest())
@@ -52,7 +52,7 @@ print(_ops.native.cpu_level(), digest.hexdigest())
 
 
 def run(num_threads: int, level: str) -> list[str]:
-    """(the level in use, a hash of all results)."""
+    """Returns the instruction set in use and a hash of all results."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(num_threads)],
         text=True,
@@ -66,7 +66,7 @@ def run(num_threads: int, level: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_results_depend_on_neither_threads_nor_instruction_set():
+def test_results_do_not_depend_on_threads_or_instruction_set():
     levels = ["baseline", "avx2", "avx512"]
     levels = levels[: levels.index(ops.native.cpu_level()) + 1]
     expected = run(1, "baseline")[1]

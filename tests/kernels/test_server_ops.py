@@ -1,4 +1,4 @@
-"""The ops of steps over servers against a reference that keeps lists."""
+"""Ops of steps over parameter servers match a reference made of lists."""
 
 import json
 
@@ -53,7 +53,7 @@ def plan_attrs(shard_servers, num_servers, **changes) -> dict:
 
 @st.composite
 def batches(draw):
-    """By feature samples of (id, weight); and whether it has weights."""
+    """Draws samples of (id, weight) by feature, and which have weights."""
     num_samples = draw(st.integers(0, 4))
     batch = []
     for feature in FEATURES:
@@ -91,7 +91,7 @@ def inputs(batch, id_type=np.int64) -> dict:
 
 
 class Cluster:
-    """Servers that are all here: the ops, and the reference beside them."""
+    """Servers in one process: the ops, and a reference with the same calls."""
 
     def __init__(self, shard_servers, num_servers=2, wire="float32"):
         self.plan_attrs = plan_attrs(
@@ -176,9 +176,9 @@ class Cluster:
         for ref, own in zip(self.refs, self.variables, strict=True):
             slots = iter(own["slots"])
             for shard, variable in zip(ref.shards, own["shards"], strict=True):
-                cases.same_bits(variable.numpy(), shard.rows)
+                cases.assert_bitwise_equal(variable.numpy(), shard.rows)
                 for slot in shard.slots:
-                    cases.same_bits(next(slots).numpy(), slot)
+                    cases.assert_bitwise_equal(next(slots).numpy(), slot)
             assert own["applied"].numpy()[2] == ref.num_updates
 
 
@@ -201,8 +201,8 @@ def needed(batch, shards):
     return [servers.rows_of_shard(FEATURES, batch, one) for one in shards]
 
 
-# Of five shards, some of them empty or on a server of their own.
-cuts = st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(
+# Servers of five shards; some shards are empty or the only one on a server.
+shardings = st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(
     lambda servers: set(servers) == {0, 1}
 )
 wires = st.sampled_from(sorted(servers.WIRES))
@@ -210,36 +210,45 @@ tokens = st.tuples(st.integers(1, 2), st.integers(-1, 4), st.integers(0, 3))
 
 
 @given(
-    cut=cuts,
+    sharding=shardings,
     batch=batches(),
     id_type=st.sampled_from(cases.ID_TYPES),
     wire=wires,
 )
-def test_each_server_is_asked_for_its_unique_rows(cut, batch, id_type, wire):
-    cluster = Cluster(cut, wire=wire)
+def test_each_server_receives_a_request_for_its_unique_rows(
+    sharding, batch, id_type, wire
+):
+    cluster = Cluster(sharding, wire=wire)
     _, requests = cluster.plan(batch, id_type)
     for ref, request in zip(cluster.refs, requests, strict=True):
-        cases.same_bits(request, servers.fetch(needed(batch, ref.shards), wire))
+        cases.assert_bitwise_equal(
+            request, servers.fetch(needed(batch, ref.shards), wire)
+        )
 
 
-@given(cut=cuts, batch=batches(), num_updates=st.integers(0, 2**62), wire=wires)
-def test_a_server_answers_with_rows_and_its_updates(
-    cut, batch, num_updates, wire
+@given(
+    sharding=shardings,
+    batch=batches(),
+    num_updates=st.integers(0, 2**62),
+    wire=wires,
+)
+def test_a_server_returns_rows_and_its_number_of_updates(
+    sharding, batch, num_updates, wire
 ):
-    cluster = Cluster(cut, wire=wire)
+    cluster = Cluster(sharding, wire=wire)
     for server, request in enumerate(cluster.plan(batch).requests):
         own = cluster.variables[server]["applied"]
         own.assign(tf.tensor_scatter_nd_update(own, [[2]], [num_updates]))
         shards = cluster.refs[server].shards
-        cases.same_bits(
+        cases.assert_bitwise_equal(
             cluster.fetch(server, request),
             servers.fetched(num_updates, needed(batch, shards), shards, wire),
         )
 
 
-@given(cut=cuts, batch=batches(), wire=wires)
-def test_rows_are_combined_as_by_the_host_engine(cut, batch, wire):
-    cluster = Cluster(cut, wire=wire)
+@given(sharding=shardings, batch=batches(), wire=wires)
+def test_combined_rows_match_the_host_engine(sharding, batch, wire):
+    cluster = Cluster(sharding, wire=wire)
     plan, requests = cluster.plan(batch)
     activations = combine(
         plan, [cluster.fetch(*one) for one in enumerate(requests)]
@@ -248,7 +257,7 @@ def test_rows_are_combined_as_by_the_host_engine(cut, batch, wire):
         cases.floats(offsets[-1], DIMS[t], seed=t)
         for t, offsets in enumerate(OFFSETS)
     ]
-    # Of rows that were rounded once: nothing else differs, to the bit.
+    # Rows were rounded once on the wire; everything else is bitwise identical.
     tables = [
         host_engine.Table(
             servers.off_wire(servers.on_wire(one, wire), wire).reshape(
@@ -264,14 +273,18 @@ def test_rows_are_combined_as_by_the_host_engine(cut, batch, wire):
     )
     engine.enqueue(0, True, batch)
     for found, expected in zip(activations, engine.dequeue(0), strict=True):
-        cases.same_bits(found, expected)
+        cases.assert_bitwise_equal(found, expected)
 
 
 @given(
-    cut=cuts, batch=batches(), seed=st.integers(0, 9), token=tokens, wire=wires
+    sharding=shardings,
+    batch=batches(),
+    seed=st.integers(0, 9),
+    token=tokens,
+    wire=wires,
 )
-def test_gradients_are_summed_row_by_row(cut, batch, seed, token, wire):
-    cluster = Cluster(cut, wire=wire)
+def test_gradients_are_summed_row_by_row(sharding, batch, seed, token, wire):
+    cluster = Cluster(sharding, wire=wire)
     plan, requests = cluster.plan(batch)
     fetched = [cluster.fetch(*one) for one in enumerate(requests)]
     gradients = [
@@ -286,7 +299,7 @@ def test_gradients_are_summed_row_by_row(cut, batch, seed, token, wire):
     )
     flat = [one.reshape(-1, one.shape[-1]) for one in gradients]
     for ref, message in zip(cluster.refs, messages, strict=True):
-        cases.same_bits(
+        cases.assert_bitwise_equal(
             message,
             servers.apply_message(
                 token,
@@ -302,9 +315,9 @@ def test_gradients_are_summed_row_by_row(cut, batch, seed, token, wire):
         )
 
 
-@given(cut=cuts, data=st.data(), wire=wires)
-def test_each_closure_is_applied_once(cut, data, wire):
-    cluster = Cluster(cut, wire=wire)
+@given(sharding=shardings, data=st.data(), wire=wires)
+def test_each_closure_is_applied_once(sharding, data, wire):
+    cluster = Cluster(sharding, wire=wire)
     server = data.draw(st.integers(0, 1))
     ref = cluster.refs[server]
     for step in range(data.draw(st.integers(1, 6))):
@@ -368,12 +381,12 @@ VALUES = [
         max_size=3,
     )
 )
-def test_bfloat16_on_the_wire_is_the_nearest_one(values):
+def test_bfloat16_on_the_wire_rounds_to_nearest(values):
     cluster = Cluster([0, 1, 0, 1, 0])
     cluster.variables[0]["shards"][0][1].assign(values)
     request = servers.fetch([[1], [], []], "bfloat16")
     found = cluster.fetch(0, request).numpy()[8:].view(np.uint16)
-    cases.same_bits(found, servers.on_wire(values, "bfloat16"))
+    cases.assert_bitwise_equal(found, servers.on_wire(values, "bfloat16"))
     back, exact = servers.off_wire(found, "bfloat16"), np.float32(values)
     normal = (
         np.isfinite(exact) & (abs(exact) >= 2**-126) & (abs(exact) < 3.38e38)
@@ -382,7 +395,7 @@ def test_bfloat16_on_the_wire_is_the_nearest_one(values):
     assert (abs(back - exact) <= 2**-8 * abs(exact)).all()
 
 
-def test_rows_of_16_bits_go_as_they_are_or_as_the_nearest_bfloat16():
+def test_16_bit_rows_are_sent_unchanged_or_as_nearest_bfloat16():
     for dtype in (tf.bfloat16, tf.float16):
         table = tf.Variable(tf.cast([[1 + 2**-7, 3 + 2**-9]], dtype))
         found = (
@@ -399,17 +412,19 @@ def test_rows_of_16_bits_go_as_they_are_or_as_the_nearest_bfloat16():
             .numpy()[8:]
             .view(np.uint16)
         )
-        cases.same_bits(
+        cases.assert_bitwise_equal(
             found,
             servers.on_wire(tf.cast(table, tf.float32).numpy(), "bfloat16"),
         )
 
 
-def test_a_message_that_is_part_of_a_tensor_is_read_as_any():
+def test_an_unaligned_message_is_read_correctly():
     cluster = Cluster([0, 1, 0, 1, 0])
     request = servers.fetch([[1, 2], [], [0]])
     part = tf.concat([tf.zeros([3], tf.uint8), request], 0)[3:]
-    cases.same_bits(cluster.fetch(0, part), cluster.fetch(0, request))
+    cases.assert_bitwise_equal(
+        cluster.fetch(0, part), cluster.fetch(0, request)
+    )
 
 
 @pytest.mark.parametrize(
@@ -419,7 +434,7 @@ def test_a_message_that_is_part_of_a_tensor_is_read_as_any():
         ([[(0, 1.0)], [(-1, 1.0)]], "Feature 'clicked', sample 1: id -1"),
     ],
 )
-def test_a_bad_id_names_its_feature_and_sample(ids, words):
+def test_an_invalid_id_raises_with_feature_and_sample(ids, words):
     with pytest.raises(InvalidArgument, match=words):
         Cluster([0, 1, 0, 1, 0]).plan(
             [ids, *([[] for _ in ids] for _ in FEATURES[1:])]
@@ -441,7 +456,7 @@ def test_a_bad_id_names_its_feature_and_sample(ids, words):
         ({"table_optimizers": ["adagrad"]}, "too few values"),
     ],
 )
-def test_a_plan_of_other_tables_is_refused(changes, words):
+def test_a_plan_of_other_tables_raises(changes, words):
     attrs = {**plan_attrs([0, 1, 0, 1, 0], 2), **changes}
     with pytest.raises(InvalidArgument, match=words):
         ops.plan_step(**inputs([[] for _ in FEATURES]), **attrs)
@@ -469,7 +484,7 @@ def fetch_bytes(counts, rows, wire=0):
         (fetch_bytes([2**32 - 1] * 3, []), "too few"),
     ],
 )
-def test_a_request_that_does_not_fit_is_refused(request_bytes, words):
+def test_a_malformed_request_raises(request_bytes, words):
     cluster = Cluster([0, 1, 0, 1, 0])
     with pytest.raises(InvalidArgument, match=words):
         cluster.fetch(0, request_bytes)
@@ -513,21 +528,21 @@ def update_bytes(counts=(0, 0, 0), values=(0.0, 0.0, 0.0), rows=(), wire=0):
         ({"slots": []}, "need 1 `slots`. Received: 0"),
     ],
 )
-def test_an_update_that_does_not_fit_changes_nothing(changes, words):
+def test_a_malformed_update_changes_nothing(changes, words):
     cluster = Cluster([0, 1, 0, 1, 0])
     with pytest.raises(InvalidArgument, match=words):
         cluster.apply(0, **{"request": update_bytes(), **changes})
     cluster.check()
 
 
-def test_a_state_of_another_size_is_refused():
+def test_a_state_of_the_wrong_size_raises():
     cluster = Cluster([0, 1, 0, 1, 0])
     cluster.variables[0]["applied"] = tf.Variable(tf.zeros([9], tf.int64))
     with pytest.raises(InvalidArgument, match="closures applied"):
         cluster.fetch(0, fetch_bytes([0, 0, 0], []))
 
 
-def test_a_process_tells_its_versions():
+def test_a_process_reports_its_versions():
     found = json.loads(ops.describe_process().numpy())
     assert found == {
         "tensorflow": tf.__version__,
@@ -535,7 +550,7 @@ def test_a_process_tells_its_versions():
     }
 
 
-def test_what_is_no_plan_or_no_answer_is_refused():
+def test_malformed_plans_and_answers_raise():
     cluster = Cluster([0, 1, 0, 1, 0])
     plan, requests = cluster.plan([[] for _ in FEATURES])
     fetched = [cluster.fetch(*one) for one in enumerate(requests)]

@@ -68,10 +68,10 @@ class TokenEngine(Engine):
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_training_is_the_references_to_the_bit(num_replicas, dtype):
+def test_training_is_bitwise_identical_to_the_reference(num_replicas, dtype):
     engine = TokenEngine(num_replicas)
     for step in range(6):
-        opened = []  # by call: (replica, token, token of the reference)
+        opened = []  # Per call: (replica, token, token of the reference).
         for call in range(3):
             for r in range(num_replicas):
                 batch = random_batch(step * 100 + call * 10 + r)
@@ -79,10 +79,10 @@ def test_training_is_the_references_to_the_bit(num_replicas, dtype):
                 its_token, expected = engine.ref.open(r, batch)
                 opened.append((r, token, its_token, call))
                 for one, other in zip(found, expected, strict=True):
-                    cases.same_bits(one, other)
+                    cases.assert_bitwise_equal(one, other)
         marks = [tf.zeros(MARK_SHAPE)] * num_replicas
         followed = []
-        # Backwards, as a tape; the second call is followed by nobody.
+        # Gradients arrive in reverse order; the second lookup receives none.
         for r, token, its_token, call in reversed(opened):
             if call == 1:
                 continue
@@ -97,7 +97,7 @@ def test_training_is_the_references_to_the_bit(num_replicas, dtype):
         engine.check()
 
 
-def test_steps_in_order_and_by_token_leave_each_other_alone():
+def test_steps_in_order_and_steps_by_token_are_independent():
     engine = TokenEngine()
     batch, gradients = random_batch(1), random_gradients(1)
     engine.enqueue(0, inputs_of(batch))
@@ -114,7 +114,7 @@ def test_steps_in_order_and_by_token_leave_each_other_alone():
     engine.check()
 
 
-def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
+def test_each_lookup_in_a_loop_receives_its_gradient():
     engine = TokenEngine()
     batch, gradients = random_batch(1), random_gradients(1)
     inputs = inputs_of(batch)
@@ -140,13 +140,13 @@ def test_a_lookup_in_a_loop_is_followed_in_its_gradient():
     assert engine.kept() == ([4], [0])
 
 
-def test_marks_of_nothing_train_nothing():
+def test_zero_marks_apply_no_update():
     engine = TokenEngine()
     engine.apply_followed(0, tf.zeros(MARK_SHAPE))
     engine.check()
 
 
-def test_a_mark_has_the_shape_that_the_engine_is_known_for():
+def test_the_shape_of_a_mark_is_static():
     engine = TokenEngine()
     token, _ = engine.open(0, random_batch(1))
     assert engine.follow(0, token, random_gradients(1)).shape == MARK_SHAPE
@@ -160,7 +160,7 @@ def test_a_mark_has_the_shape_that_the_engine_is_known_for():
     assert shape_while_tracing().shape == MARK_SHAPE
 
 
-def test_what_has_expired_is_refused_by_its_token():
+def test_an_expired_token_raises():
     engine = TokenEngine()
     gradients = random_gradients(1)
     token, _ = engine.open(0, random_batch(1))
@@ -181,11 +181,11 @@ def test_what_has_expired_is_refused_by_its_token():
 
 
 BAD_CALLS = {
-    "a replica too many": (
+    "an unknown replica": (
         lambda e, t: e.open(1, random_batch(1)),
         "`replica` must be in",
     ),
-    "a token of nobody": (
+    "an unknown token": (
         lambda e, t: e.follow(0, 7, random_gradients(1)),
         "`token` must belong to a lookup.*Received: 7",
     ),
@@ -216,7 +216,7 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("case", BAD_CALLS)
-def test_a_bad_call_changes_nothing(case):
+def test_an_invalid_call_changes_nothing(case):
     call, words = BAD_CALLS[case]
     engine = TokenEngine()
     token, _ = engine.open(0, random_batch(1))

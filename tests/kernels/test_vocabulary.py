@@ -1,4 +1,4 @@
-"""Open vocabularies of the core against a dict and lists."""
+"""Open vocabularies of the core match a reference of a dict and lists."""
 
 import statistics
 
@@ -26,7 +26,7 @@ def int64(values) -> np.ndarray:
 
 
 class Pair:
-    """The core and its reference, which are given the same calls."""
+    """The core and its reference, which receive the same calls."""
 
     def __init__(self, capacity, *, num_shards=1, num_threads=1, **policy):
         self.core = native.Vocabulary(
@@ -115,7 +115,7 @@ POLICIES = st.fixed_dictionaries(
 
 @st.composite
 def calls(draw):
-    """What a program may do to a vocabulary, step by step."""
+    """Draws the operations of a program on a vocabulary, step by step."""
     kind = draw(
         st.sampled_from(["admit"] * 6 + ["evict", "evict_expired", "resize"])
     )
@@ -143,7 +143,7 @@ def calls(draw):
     policy=POLICIES,
     program=st.lists(calls(), max_size=12),
 )
-def test_the_core_does_what_a_dict_and_lists_do(
+def test_the_core_matches_the_reference(
     capacity, num_shards, num_threads, policy, program
 ):
     pair = Pair(
@@ -178,14 +178,14 @@ def test_the_core_does_what_a_dict_and_lists_do(
     ],
     ids=["lru", "count_lfu"],
 )
-def test_half_a_million_operations(policy):
-    """Two of them are the million; 2,048 rows have all 64 segments."""
+def test_half_a_million_operations_match_the_reference(policy):
+    """The two parametrized runs make one million operations in 64 segments."""
     rng = np.random.default_rng(0)
     pair = Pair(2048, num_shards=3, num_threads=2, **policy)
     done, step = 0, 0
     while done < 500_000:
         step += 1
-        # Which keys are frequent changes with time.
+        # The set of frequent keys changes with time.
         keys = (rng.zipf(1.3, 1000) * 7919 + step // 40) % 30_000
         pair.admit(
             keys,
@@ -199,7 +199,7 @@ def test_half_a_million_operations(policy):
             pair.evict_expired(step, step)
             pair.check(keys.tolist())
             done += 100
-        if step % 50 == 0:  # A restore into other sizes.
+        if step % 50 == 0:  # Restores into another capacity.
             pair.resize(
                 int(rng.integers(1500, 2600)), step, int(rng.integers(1, 8))
             )
@@ -208,7 +208,7 @@ def test_half_a_million_operations(policy):
 
 
 @pytest.mark.parametrize("admission", ["all", "count", "probability"])
-def test_the_same_bits_for_any_number_of_threads_and_shards(admission):
+def test_results_do_not_depend_on_threads_and_shards(admission):
     def run(num_shards, num_threads):
         rng = np.random.default_rng(1)
         one = native.Vocabulary(
@@ -240,7 +240,7 @@ def test_the_same_bits_for_any_number_of_threads_and_shards(admission):
                     np.testing.assert_array_equal(found[name], value, name)
 
 
-def test_rows_in_flight_are_never_given_away():
+def test_rows_in_flight_are_never_evicted():
     one = native.Vocabulary(8, evict="lru")
     one.admit(int64(range(8)), 1, 1, int64([]))
     found = one.admit(int64(range(8, 16)), 2, 1, int64([]))
@@ -252,16 +252,16 @@ def test_rows_in_flight_are_never_given_away():
     assert one.find(int64([3])) == kept
 
 
-def test_a_key_of_this_step_outlives_newer_keys_of_it():
+def test_a_known_key_is_not_evicted_by_new_keys_of_its_step():
     one = native.Vocabulary(8, evict="lru")
     one.admit(int64(range(8)), 1, 1, int64([]))
-    # Seven are new and come first; key 0 was used longest ago, by its row.
+    # Seven keys are new and come first; key 0 has the least recently used row.
     found = one.admit(int64([*range(10, 17), 0]), 2, 2, int64([]))
     assert (found["rows"] >= 0).all()
     assert found["evicted"].tolist() == list(range(1, 8))
 
 
-def test_a_step_that_finds_no_place_changes_nothing():
+def test_a_step_without_free_rows_changes_nothing():
     one = native.Vocabulary(
         8, evict="none", fails_when_full=True, admission="count", min_count=2
     )
@@ -299,12 +299,12 @@ def test_a_step_that_finds_no_place_changes_nothing():
         ),
     ],
 )
-def test_what_no_vocabulary_can_be(arguments, message):
+def test_invalid_vocabulary_settings_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         native.Vocabulary(**arguments)
 
 
-def test_the_mark_of_a_row_without_a_key_is_no_key():
+def test_the_empty_key_value_raises():
     one = native.Vocabulary(8)
     with pytest.raises(ValueError, match="A key must not be -9223372036854"):
         one.admit(int64([5, reference.EMPTY]), 1, 1, int64([]))
@@ -319,14 +319,14 @@ def test_the_mark_of_a_row_without_a_key_is_no_key():
     keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5),
     dim=st.integers(0, 9),
 )
-def test_first_values_are_those_of_the_reference(kind, a, b, seed, keys, dim):
+def test_initial_values_match_the_reference(kind, a, b, seed, keys, dim):
     found = native.first_values(kind, a, b, seed, int64(keys), dim)
     expected = reference.first_values(kind, a, b, seed, keys, dim)
     assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["normal", "truncated_normal"])
-def test_first_values_are_distributed_as_they_say(kind):
+def test_initial_values_have_the_requested_distribution(kind):
     found = (
         native.first_values(kind, 0.0, 1.0, 7, np.arange(2000), 50)
         .ravel()
@@ -336,7 +336,7 @@ def test_first_values_are_distributed_as_they_say(kind):
     low = normal.cdf(-2) if kind == "truncated_normal" else 0.0
     quantiles = np.linspace(0.01, 0.99, 33)
     expected = [normal.inv_cdf(low + one * (1 - 2 * low)) for one in quantiles]
-    # 100,000 draws: the deviation of a quantile is below 0.012.
+    # With 100,000 draws, the deviation of a quantile is below 0.012.
     np.testing.assert_allclose(
         np.quantile(found, quantiles), expected, atol=0.04
     )

@@ -1,4 +1,4 @@
-"""The partitioners give what TensorFlow's give, where those are sane."""
+"""Partitioners match TensorFlow's where TensorFlow's results are valid."""
 
 import numpy as np
 import pytest
@@ -74,12 +74,12 @@ def test_a_table_without_rows_is_one_shard(partitioner):
     assert partitioner((0, 5), "float32") == [1, 1]
 
 
-def test_axes_count_from_the_end_too():
+def test_negative_axes_are_supported():
     partitioner = partition.FixedShardsPartitioner(2)
     assert partitioner((8, 3), "float32", axis=-1) == [1, 2]
 
 
-def test_numpy_dtypes_serve_as_well():
+def test_numpy_dtypes_are_supported():
     partitioner = partition.MaxSizePartitioner(16)
     assert partitioner((8, 2), np.float64) == [8, 1]
     assert partitioner((8, 2), np.dtype("int8")) == [1, 1]
@@ -136,16 +136,16 @@ def test_numpy_dtypes_serve_as_well():
         ),
     ],
 )
-def test_impossible_numbers_are_refused(make, words):
+def test_invalid_numbers_raise(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-def test_a_number_of_shards_must_be_whole():
+def test_a_non_integer_number_of_shards_raises():
     with pytest.raises(TypeError, match="`num_shards` must be an integer"):
         partition.FixedShardsPartitioner(2.0)
 
 
-def test_the_base_class_leaves_the_rule_to_others():
+def test_calling_the_base_class_raises():
     with pytest.raises(NotImplementedError, match="__call__"):
         partition.Partitioner()((3,), "float32")

@@ -1,4 +1,4 @@
-"""Every row has one owner, and the owner knows it."""
+"""Every row has one owner, and `locate` inverts `global_rows`."""
 
 import math
 
@@ -18,7 +18,7 @@ partitions = st.one_of(
     ),
     st.builds(
         lambda num_rows, num_shards: RowPartition.from_callable(
-            # The last shard first: no other rule gives this.
+            # The last shard comes first; no built-in placement does this.
             lambda rows: (
                 num_shards - 1 - rows % num_shards,
                 rows // num_shards,
@@ -47,7 +47,7 @@ def test_locate_is_the_inverse_of_global_rows(partition):
 
 
 @given(partitions)
-def test_sizes_are_what_each_shard_owns(partition):
+def test_sizes_match_the_rows_of_each_shard(partition):
     assert partition.sizes == tuple(
         len(partition.global_rows(shard))
         for shard in range(partition.num_shards)
@@ -65,7 +65,7 @@ def test_div_and_mod_shards_differ_by_one_row_at_most(num_rows, num_shards):
         assert list(partition.sizes) == sorted(partition.sizes, reverse=True)
 
 
-def test_div_is_contiguous_and_mod_deals_out_in_turn():
+def test_div_is_contiguous_and_mod_is_round_robin():
     assert RowPartition.div(7, 3).global_rows(1).tolist() == [3, 4]
     assert RowPartition.mod(7, 3).global_rows(1).tolist() == [1, 4]
     assert RowPartition.div(7, 3).is_contiguous
@@ -89,23 +89,23 @@ def test_locate_keeps_shape_and_dtype(dtype):
     assert local_rows.dtype == dtype
 
 
-def test_locate_takes_no_rows():
+def test_locate_accepts_no_rows():
     shards, local_rows = RowPartition.div(6, 2).locate([])
     assert shards.shape == local_rows.shape == (0,)
 
 
 @pytest.mark.parametrize("row", [-1, 6, 2**40])
-def test_rows_outside_are_refused_by_name(row):
+def test_an_out_of_range_row_raises(row):
     with pytest.raises(ValueError, match=f"Row {row} is outside .* 6 rows"):
         RowPartition.div(6, 2).locate([0, row])
 
 
-def test_rows_must_be_whole_numbers():
+def test_non_integer_rows_raise():
     with pytest.raises(TypeError, match="integers.*float64"):
         RowPartition.div(6, 2).locate([0.5])
 
 
-def test_equal_rules_are_equal_and_hashable():
+def test_equal_partitions_are_equal_and_hashable():
     assert RowPartition.from_sizes([3, 2]) == RowPartition.div(5, 2)
     assert RowPartition.div(5, 2) != RowPartition.mod(5, 2)
     assert len({RowPartition.div(5, 2), RowPartition.div(5, 2)}) == 1
@@ -122,7 +122,7 @@ def test_equal_rules_are_equal_and_hashable():
         ("mod", (0, 1, 4), "even for placement 'mod'"),
     ],
 )
-def test_offsets_that_are_no_partition_are_refused(placement, offsets, words):
+def test_invalid_offsets_raise(placement, offsets, words):
     with pytest.raises(ValueError, match=words):
         RowPartition(placement, offsets)
 
@@ -137,7 +137,7 @@ def test_offsets_that_are_no_partition_are_refused(placement, offsets, words):
         (lambda: RowPartition.div(5, 2).global_rows(2), "at most 1"),
     ],
 )
-def test_impossible_numbers_are_refused(make, words):
+def test_invalid_numbers_raise(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -154,12 +154,12 @@ def test_impossible_numbers_are_refused(make, words):
         ),
     ],
 )
-def test_a_callable_that_loses_rows_is_refused(function, words):
+def test_a_callable_that_loses_rows_raises(function, words):
     with pytest.raises(ValueError, match=words):
         RowPartition.from_callable(function, [3, 2])
 
 
-def test_a_function_goes_with_the_placement_of_that_name():
+def test_a_function_requires_the_callable_placement():
     with pytest.raises(TypeError, match="`function` must be callable"):
         RowPartition("callable", (0, 4))
     with pytest.raises(TypeError, match="`function` must be callable"):

@@ -1,14 +1,14 @@
-"""Phrases that readers must read twice do not come back.
+"""No text of the project contains a phrase from a list.
 
 The list is short on purpose: it holds habits of earlier texts of this project,
-each with the standard wording.
+with the standard wording of each.
 """
 
 import re
 
 from tests.project import texts
 
-# Phrase -> what to write.
+# Maps each phrase to its replacement.
 PHRASES = {
     r"unless told": "by default",
     r"to the bit": "bitwise identical",
@@ -31,7 +31,7 @@ PHRASES = {
     r"DOC-MERGE": "fold it into the docstring of the module",
 }
 PATTERNS = {re.compile(p, re.IGNORECASE): use for p, use in PHRASES.items()}
-# This file and the name of a file of Debian hold the phrases themselves.
+# This file contains the phrases themselves.
 EXEMPT = {"tests/project/test_english.py"}
 
 
@@ -45,7 +45,7 @@ def offenders(found):
     ]
 
 
-def test_the_phrases_are_found():
+def test_listed_phrases_are_found():
     text = texts.Text("a.py", 3, "comment", "Equal to\nthe bit, unless  told.")
     assert offenders([text]) == [
         "a.py:3: 'unless told'; write: by default",
@@ -67,6 +67,6 @@ def test_texts_of_all_kinds_are_read():
     } <= kinds
 
 
-def test_no_text_has_a_phrase_of_the_list():
+def test_no_text_contains_a_listed_phrase():
     found = offenders(texts.all_texts())
     assert not found, "\n".join(["", *found])

@@ -1,4 +1,4 @@
-"""Long files of tests start first where files run at the same time."""
+"""Slow test files start first when files run in parallel."""
 
 import types
 import xml.etree.ElementTree
@@ -6,7 +6,7 @@ import xml.etree.ElementTree
 from tests import conftest, long_cases
 
 
-def test_each_long_file_is_there_once():
+def test_each_long_file_exists_and_is_listed_once():
     files = conftest.long_files()
     assert len(files) == len(set(files)) > 20
     for file in files:
@@ -20,7 +20,7 @@ def items_of(files):
     ]
 
 
-def test_a_worker_starts_with_them_and_keeps_the_order_of_the_rest():
+def test_a_worker_runs_long_files_first_and_keeps_the_other_order():
     first, second, *_ = conftest.long_files()
     items = items_of(["a.py", second, "b.py", first, "a.py"])
     conftest.pytest_collection_modifyitems(
@@ -29,13 +29,13 @@ def test_a_worker_starts_with_them_and_keeps_the_order_of_the_rest():
     assert items == items_of([first, second, "a.py", "b.py", "a.py"])
 
 
-def test_one_process_for_all_keeps_the_order():
+def test_a_single_process_keeps_the_order():
     items = items_of(["a.py", conftest.long_files()[0]])
     conftest.pytest_collection_modifyitems(types.SimpleNamespace(), items)
     assert items == items_of(["a.py", conftest.long_files()[0]])
 
 
-def test_cases_that_took_long_get_the_mark_that_make_check_leaves_out():
+def test_long_cases_are_marked_as_slow():
     listed = sorted(long_cases.read())
     assert len(listed) == len(set(listed)) > 100
     marked = []
@@ -49,7 +49,7 @@ def test_cases_that_took_long_get_the_mark_that_make_check_leaves_out():
     assert marked == ["slow"]
 
 
-def test_a_report_names_cases_as_pytest_does():
+def test_node_ids_of_a_report_match_pytest():
     case = xml.etree.ElementTree.fromstring(
         '<testcase classname="tests.project.test_long_files.TestIt" '
         'name="test_a[1/2]" time="2.0"/>'

@@ -1,4 +1,4 @@
-"""What pages and settings say about the project is so."""
+"""Statements about the project on pages and in settings are true."""
 
 import ast
 import pathlib
@@ -12,7 +12,7 @@ from tf_layoutmap._core import requirements
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "tf_layoutmap").rglob("*.py"))
 
-# Each of them runs what it reads.
+# Each of these modules can run code from the data that it reads.
 UNPICKLERS = {
     "cloudpickle",
     "dill",
@@ -28,8 +28,8 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def what_runs_data(source: str) -> list[str]:
-    """What of a Python source reads code out of data."""
+def code_from_data(source: str) -> list[str]:
+    """Returns the parts of a Python source that run code from data."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -44,28 +44,28 @@ def what_runs_data(source: str) -> list[str]:
     return found
 
 
-def test_the_search_for_pickles_finds_them():
-    assert what_runs_data("import pickle as p\nfrom dill import loads") == [
+def test_the_search_finds_pickles():
+    assert code_from_data("import pickle as p\nfrom dill import loads") == [
         "pickle",
         "dill",
     ]
-    assert what_runs_data("np.load(f, allow_pickle=True)\neval(x)") == [
+    assert code_from_data("np.load(f, allow_pickle=True)\neval(x)") == [
         "eval",
         "allow_pickle",
     ]
 
 
-def test_nothing_that_is_read_is_run_as_security_says():
+def test_data_is_never_run_as_code():
     assert "uses no pickle" in text_of("SECURITY.md")
     assert SOURCES
     assert not {
         path: found
         for path in SOURCES
-        if (found := what_runs_data(path.read_text()))
+        if (found := code_from_data(path.read_text()))
     }
 
 
-def test_the_table_of_versions_has_those_that_are_checked():
+def test_the_table_of_versions_matches_the_checked_versions():
     ours = requirements.minor(_version.__version__)
     row = next(
         line
@@ -86,7 +86,7 @@ def test_the_table_of_versions_is_linked(name):
     assert "(docs/versions.md)" in text_of(name)
 
 
-def test_pre_commit_calls_what_make_lint_calls():
+def test_pre_commit_hooks_match_make_lint():
     lint = text_of("Makefile").partition("\nlint: ")[2].partition("\n\n")[0]
     commands = (
         lint.replace("$(VENV)", ".venv")

@@ -1,4 +1,4 @@
-"""One set of versions, in the package and in what pip reads."""
+"""Supported versions in the package match the metadata that pip reads."""
 
 import pathlib
 import re
@@ -14,12 +14,12 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 
 
-def test_pip_is_told_the_versions_that_are_checked():
+def test_pip_requirements_match_the_checked_versions():
     extras = PROJECT["optional-dependencies"]
     for name in ("tensorflow", "tensorflow-cpu"):
         wanted = f"{name}=={requirements.TENSORFLOW}.*"
         assert extras[name] == [wanted]
-        # An isolated build compiles against this one, on some machine.
+        # An isolated build compiles against this version on some platform.
         (built_against,) = [
             requirement
             for requirement in PYPROJECT["build-system"]["requires"]
@@ -31,7 +31,7 @@ def test_pip_is_told_the_versions_that_are_checked():
         f"keras>={major}.{minor},<{major}.{int(minor) + 1}"
         in (PROJECT["dependencies"])
     )
-    # tf_keras names TensorFlow's minor version as its own.
+    # Each tf_keras version has the minor version of its TensorFlow.
     assert requirements.TF_KERAS == requirements.TENSORFLOW
 
 
@@ -46,13 +46,13 @@ def test_the_makefile_finds_the_minor_version_of_tensorflow():
     assert re.findall(pattern, text, re.M) == [requirements.TENSORFLOW]
 
 
-def test_pip_is_not_told_to_install_tensorflow():
-    """Two packages own its files: whichever is there would be overwritten."""
+def test_the_package_does_not_require_tensorflow():
+    """Two packages own TensorFlow's files; pip would overwrite either one."""
     for requirement in PROJECT["dependencies"]:
         assert not requirement.startswith(("tensorflow", "tf_keras"))
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_defined_in_one_file():
     attribute = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"]
     assert attribute == "tf_layoutmap._version.__version__"
     assert "version" in PROJECT["dynamic"]
@@ -68,7 +68,7 @@ def test_the_version_stands_in_one_place():
     assert newest == _version.__version__
 
 
-def test_the_same_pythons_are_named_everywhere():
+def test_all_files_list_the_same_python_versions():
     files = [
         "README.md",
         "CONTRIBUTING.md",
@@ -89,7 +89,7 @@ def test_the_same_pythons_are_named_everywhere():
     ] == ["3.11", "3.12", "3.13"]
 
 
-def test_only_a_missing_package_is_called_not_installed():
+def test_only_a_missing_package_is_reported_as_not_installed():
     def said(name):
         return requirements.not_installed(
             "tlm.X", ModuleNotFoundError("No module", name=name)

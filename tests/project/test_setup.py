@@ -1,4 +1,4 @@
-"""setup.py says what it does, and leaves no Bazel behind that it started."""
+"""setup.py reports its steps, and shuts down only the Bazel that it started."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from tf_layoutmap._core import requirements
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Notes what it is asked for, and fails: nothing is there to be copied.
+# Records its arguments and fails, because there are no outputs to copy.
 BAZEL = """#!/bin/sh
 echo "$*" >> "$CALLS"
 [ "$1" = build ] || exit 0
@@ -21,7 +21,7 @@ exit 1
 """
 
 
-# Where the output is no terminal.
+# The flags for an output that is not a terminal.
 BUILD = (
     "build --show_progress --curses=no --show_progress_rate_limit=20 "
     "//cc:native"
@@ -30,7 +30,7 @@ BUILD = (
 
 @pytest.fixture
 def checkout(tmp_path):
-    """As much of the project as setup.py reads before it calls Bazel."""
+    """Copies the files that setup.py reads before it calls Bazel."""
     folder = tmp_path / "checkout"
     for name in (
         "setup.py",
@@ -50,7 +50,7 @@ def checkout(tmp_path):
 
 
 def run_setup(checkout, *arguments):
-    """Returns what was printed, and what Bazel was asked for."""
+    """Returns the printed text and the calls of Bazel."""
     calls = checkout.parent / "calls"
     calls.unlink(missing_ok=True)
     environment = {
@@ -72,22 +72,22 @@ def run_setup(checkout, *arguments):
     return ended.stdout, calls.read_text().splitlines()
 
 
-def test_what_pip_starts_is_shut_down_again(checkout):
-    said, calls = run_setup(checkout, "build")
+def test_a_bazel_server_started_by_pip_is_shut_down(checkout):
+    printed, calls = run_setup(checkout, "build")
     assert calls == [BUILD, "shutdown"]
-    # Before minutes of silence: what, how long, how much memory.
+    # A long step first reports its kind, duration and memory.
     for word in ("native parts with Bazel", "minutes", "GB of memory"):
-        assert word in said
-    assert len(said.splitlines()) == 1
+        assert word in printed
+    assert len(printed.splitlines()) == 1
 
 
-def test_who_builds_again_and_again_keeps_the_server(checkout):
+def test_an_in_place_build_keeps_the_server(checkout):
     _, calls = run_setup(checkout, "build_ext", "--inplace")
     assert calls == [BUILD]
 
 
-def test_a_server_that_was_there_is_left_alone(checkout):
-    # As a server of Bazel's looks in the list of processes.
+def test_a_running_server_is_not_shut_down(checkout):
+    # A process that looks like a Bazel server in the list of processes.
     server = subprocess.Popen(
         [
             sys.executable,
@@ -106,7 +106,7 @@ def test_a_server_that_was_there_is_left_alone(checkout):
 
 @pytest.fixture
 def isolated(checkout, tmp_path):
-    """Runs setup.py as pip before 26 does: packages come by PYTHONPATH."""
+    """Runs setup.py like pip before 26, with packages from PYTHONPATH."""
 
     def run(version, **environment):
         folder = tmp_path / "overlay"
@@ -142,22 +142,18 @@ def isolated(checkout, tmp_path):
     return run
 
 
-def test_an_isolated_build_takes_the_packages_fetched_for_it(
-    isolated, tmp_path
-):
-    folder, said = isolated(f"{requirements.TENSORFLOW}.99")
-    assert "`bazel build //cc:native` failed" in said
+def test_an_isolated_build_uses_its_packages(isolated, tmp_path):
+    folder, printed = isolated(f"{requirements.TENSORFLOW}.99")
+    assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
 
 
-def test_another_tensorflow_in_an_isolated_build_is_refused(isolated):
-    _, said = isolated("2.20.7")
-    assert "Received: TensorFlow 2.20.7 in" in said
+def test_another_tensorflow_in_an_isolated_build_raises(isolated):
+    _, printed = isolated("2.20.7")
+    assert "Received: TensorFlow 2.20.7 in" in printed
 
 
-def test_an_interpreter_that_is_named_brings_its_own_packages(
-    isolated, tmp_path
-):
-    _, said = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
-    assert "`bazel build //cc:native` failed" in said
+def test_a_configured_interpreter_uses_its_own_packages(isolated, tmp_path):
+    _, printed = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
+    assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == "\n"

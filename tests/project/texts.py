@@ -28,9 +28,9 @@ class Text:
 
     Attributes:
       path: Path below the root of the project.
-      line: First line, from 1.
+      line: Number of the first line, from 1.
       kind: `"comment"`, `"docstring"`, `"string"` or `"page"`.
-      text: The text, without markers of comments.
+      text: The text, without comment markers.
     """
 
     path: str
@@ -117,7 +117,7 @@ _READERS = {
 
 @functools.cache
 def all_texts() -> tuple[Text, ...]:
-    """Returns all texts, in the order of their places."""
+    """Returns all texts, ordered by file and line."""
     paths = [ROOT / name for name in _FILES]
     for folder in _FOLDERS:
         paths += sorted((ROOT / folder).rglob("*"))

@@ -1,10 +1,10 @@
-"""Lists every public name with its signature, one a line.
+"""Lists every public name with its signature, one per line.
 
     python -m tests.public.symbols
 
-writes golden/public_symbols.txt, and the `if TYPE_CHECKING:` blocks and
-`__all__` of the packages that import lazily. The difference then shows in the
-commit what a change does to those who use the package.
+The command writes golden/public_symbols.txt, and the `if TYPE_CHECKING:` blocks
+and `__all__` of the packages with lazy imports. The diff of a commit then shows
+each change of the public API.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from tests.public import type_checking_blocks
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/public_symbols.txt"
 
-# Public as a folder, and no attribute that `tlm.__all__` names.
+# Public packages that are not attributes listed in `tlm.__all__`.
 IMPORTED_BY_NAME = ("partition", "sharded")
 
 
 def public_modules() -> dict[str, types.ModuleType]:
-    """Each public module under the name that a program uses."""
+    """Returns each public module under the name that programs use."""
     package = importlib.import_module("tf_layoutmap")
     found = {"tlm": package}
     todo = [("tlm", package)]
@@ -45,7 +45,7 @@ def public_modules() -> dict[str, types.ModuleType]:
 
 
 def signature(function: Any, *, bound: bool = False) -> str:
-    """Returns names, kinds and defaults; annotations change without harm.
+    """Returns names, kinds and defaults; annotations are omitted.
 
     >>> def f(a, *, b: int = 2, c=len): pass
     >>> signature(f)
@@ -68,11 +68,11 @@ def signature(function: Any, *, bound: bool = False) -> str:
 
 
 class _Shown:
-    """A default, spelled the same in every process."""
+    """A default value with the same text in every process."""
 
     def __init__(self, value: Any):
         text = repr(value)
-        # Functions and objects show their address.
+        # The text of functions and objects contains their address.
         self._text = (
             text
             if " at 0x" not in text and "<" not in text
@@ -95,7 +95,7 @@ def lines_of(path: str, value: Any) -> Iterator[str]:
 
 
 def _lines_of_class(path: str, cls: type) -> Iterator[str]:
-    # What TensorFlow's and Keras' classes bring is theirs to list.
+    # Inherited members of TensorFlow and Keras classes are not listed.
     ours = [
         base
         for base in cls.__mro__
@@ -145,7 +145,7 @@ def lines() -> list[str]:
         for name in sorted(module.__all__):
             value = getattr(module, name)
             full = f"{path}.{name}"
-            # Plain values may be equal by chance.
+            # Equal plain values are not aliases.
             if hasattr(value, "__module__"):
                 if id(value) in first:
                     found.append(f"alias {full} = {first[id(value)]}")
@@ -160,7 +160,7 @@ def main() -> None:
     for package in changed:
         print(f"Written: {type_checking_blocks.source_of(package)}", flush=True)
     if changed:
-        # This process has imported them as they were.
+        # This process imported the packages before the change.
         os.execv(sys.executable, [sys.executable, "-m", "tests.public.symbols"])
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text("\n".join(lines()) + "\n", encoding="utf-8")

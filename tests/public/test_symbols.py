@@ -1,4 +1,4 @@
-"""What is public: one list of it, and the same for people and type checkers."""
+"""Public names are listed in one file and visible to type checkers."""
 
 import ast
 import difflib
@@ -12,7 +12,7 @@ UPDATE = "If this is meant, run `python -m tests.public.symbols` and commit."
 PACKAGES = type_checking_blocks.lazy_packages()
 
 
-def test_the_public_names_are_those_of_the_list():
+def test_the_public_names_match_the_list():
     listed = symbols.GOLDEN.read_text(encoding="utf-8").splitlines()
     difference = "\n".join(
         difflib.unified_diff(
@@ -30,30 +30,30 @@ def test_the_public_names_are_those_of_the_list():
 def test_each_kind_of_name_has_a_line():
     class Base:
         def hidden(self):
-            """Of somebody else's class."""
+            """Belongs to a class outside the package."""
 
     class Public(Base):
         number = 3
 
         def __init__(self, a, *, b=len):
-            """Made with two arguments."""
+            """Has two arguments."""
 
         def __call__(self, ids):
-            """Called."""
+            """Is the call method."""
 
         def verb(self, row=0):
-            """A method."""
+            """Is a method."""
 
         @classmethod
         def made_of(cls, text):
-            """Another way to make one."""
+            """Is a class method."""
 
         @property
         def size(self):
-            """A property."""
+            """Is a property."""
 
         def _private(self):
-            """Not public."""
+            """Is not public."""
 
     Public.__module__ = "tf_layoutmap.somewhere"
     assert list(symbols.lines_of("tlm.Public", Public)) == [
@@ -86,30 +86,30 @@ def test_dir_shows_public_names_only():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_type_checkers_are_told_what_is_imported_lazily(package):
+def test_type_checking_blocks_match_the_lazy_imports(package):
     source = type_checking_blocks.source_of(package).read_text(encoding="utf-8")
     assert source == type_checking_blocks.rewritten(package), (
         f"In {package}/__init__.py the block `if TYPE_CHECKING:` or `__all__` "
         f"differs from `_HOMES`. {UPDATE}"
     )
-    # The text above is what this reads: each name, from its module.
-    told = {}
+    # Parses the text above: each name and the module that it is imported from.
+    imported = {}
     for node in ast.walk(
         ast.parse(
             type_checking_blocks.block(type_checking_blocks.homes_of(package))
         )
     ):
         if isinstance(node, ast.Import):
-            told |= {alias.asname: alias.name for alias in node.names}
+            imported |= {alias.asname: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            told |= {
+            imported |= {
                 alias.asname or alias.name: f"{node.module}:{alias.name}"
                 for alias in node.names
             }
-    assert told == type_checking_blocks.homes_of(package)
+    assert imported == type_checking_blocks.homes_of(package)
 
 
-def test_every_package_that_imports_lazily_is_compared():
+def test_every_package_with_lazy_imports_is_compared():
     calls = {
         ".".join(path.parent.relative_to(type_checking_blocks.ROOT).parts)
         for path in (type_checking_blocks.ROOT / "tf_layoutmap").rglob("*.py")

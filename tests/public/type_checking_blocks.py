@@ -1,8 +1,8 @@
-"""What type checkers and editors are told of the names that `_lazy` imports.
+"""Generates the `if TYPE_CHECKING:` blocks of the packages that use `_lazy`.
 
-Each `__init__.py` with `_HOMES` says the same once more as plain imports, under
-`if TYPE_CHECKING:`, because a type checker runs nothing. The block follows from
-`_HOMES`; `python -m tests.public.symbols` writes it.
+Type checkers and editors do not run code, so each `__init__.py` with `_HOMES`
+repeats its lazy imports as plain imports in such a block. The block follows
+from `_HOMES`; `python -m tests.public.symbols` writes it.
 """
 
 import importlib
@@ -16,7 +16,7 @@ ALL = re.compile(r"^__all__ = \[.*?\]\n", re.M | re.S)
 
 
 def lazy_packages() -> list[str]:
-    """Full names of the packages that have `_HOMES`."""
+    """Returns the full names of the packages that have `_HOMES`."""
     found = []
     for path in sorted((ROOT / "tf_layoutmap").rglob("__init__.py")):
         if re.search(r"^_HOMES = ", path.read_text(encoding="utf-8"), re.M):
@@ -33,7 +33,7 @@ def homes_of(package: str) -> dict[str, str]:
 
 
 def block(homes: dict[str, str]) -> str:
-    """Returns the imports that bind each name to what `homes` says.
+    """Returns the imports that bind each name to its entry in `homes`.
 
     >>> print(block({"b": "a.b", "c": "a.x", "D": "m:D", "E": "m:E"}), end="")
     if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def block(homes: dict[str, str]) -> str:
     for module, names in sorted(members.items()):
         line = f"from {module} import {', '.join(names)}"
         if len(names) > 1:
-            # As ruff sorts: constants, classes, then the rest.
+            # The order matches ruff: constants, classes, then the rest.
             names.sort(
                 key=lambda name: (
                     not name.isupper(),
@@ -84,7 +84,7 @@ def all_names(package: str, homes: dict[str, str]) -> str:
 
 
 def rewritten(package: str) -> str:
-    """Returns the source of `package` with what follows from its `_HOMES`."""
+    """Returns the source of `package` with its generated parts updated."""
     homes = homes_of(package)
     source = source_of(package).read_text(encoding="utf-8")
     for pattern, text in (
@@ -102,7 +102,7 @@ def rewritten(package: str) -> str:
 
 
 def write() -> list[str]:
-    """Rewrites what differs; returns the packages it has changed."""
+    """Rewrites outdated sources; returns the packages that changed."""
     changed = []
     for package in lazy_packages():
         source = rewritten(package)

@@ -1,4 +1,4 @@
-"""The update of a table, row by row, in place."""
+"""Reference of a table update: row by row, in place."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tests.reference import lookup
 
 
 def step(optimizer: str, row, slots, gradient, hyperparameters):
-    """One optimizer step on views of a row and of its slot rows."""
+    """Applies one optimizer step to views of a row and of its slot rows."""
     rate = np.float32(hyperparameters[0])
     if optimizer == "sgd":
         row -= rate * gradient
@@ -30,7 +30,7 @@ def apply_row_gradients(
     optimizer: str,
     hyperparameters,
 ):
-    """Writes to `table` and to each of `slots`."""
+    """Updates `table` and each of `slots` in place."""
     samples = lookup.sample_of(row_splits)
     for u, row in enumerate(unique_rows):
         gradient = np.zeros(table.shape[1], np.float32)

@@ -1,9 +1,9 @@
 """A dense reference of the engine: one-hot matrices, a tape, an optimizer.
 
-Every feature becomes a matrix of gains `[num_samples, num_rows]` that
-multiplies the whole table; a tape differentiates the product; every row of
-the table is updated by TensorFlow's own dense optimizer. Slow, and simple
-enough to believe.
+Every feature becomes a matrix of gains `[num_samples, num_rows]` that is
+multiplied with the full table. A tape differentiates the product, and
+TensorFlow's own dense optimizer updates every row of the table. The reference
+is slow, and simple enough to be verified by reading.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass
 class Bag:
-    """One feature's input: for each sample, its ids and their weights."""
+    """Input of one feature: the ids of each sample and their weights."""
 
     ids: list[list[int]]
     weights: list[list[float]] | None = None
@@ -26,7 +26,7 @@ class Bag:
 
 
 def gain_matrix(bag: Bag, num_rows: int, combiner: str) -> np.ndarray:
-    """`[num_samples, num_rows]`: how much of each row a sample gets."""
+    """Returns `[num_samples, num_rows]`: gains of the rows of each sample."""
     matrix = np.zeros([len(bag.ids), num_rows], np.float32)
     for sample, ids in enumerate(bag.ids):
         weights = np.asarray(bag.weights_of(sample), np.float32)
@@ -42,7 +42,7 @@ def gain_matrix(bag: Bag, num_rows: int, combiner: str) -> np.ndarray:
 
 
 def sequence_matrix(bag: Bag, num_rows: int, length: int) -> np.ndarray:
-    """`[num_samples, length, num_rows]`: one-hot by position."""
+    """Returns `[num_samples, length, num_rows]`: one-hot by position."""
     matrix = np.zeros([len(bag.ids), length, num_rows], np.float32)
     for sample, ids in enumerate(bag.ids):
         for position, id_ in enumerate(ids[:length]):
@@ -51,9 +51,9 @@ def sequence_matrix(bag: Bag, num_rows: int, length: int) -> np.ndarray:
 
 
 class DenseTables:
-    """Tables trained densely.
+    """Tables that a dense optimizer trains.
 
-    `optimizers` gives each table `("sgd", rate)` or
+    `optimizers` maps each table to `("sgd", rate)` or
     `("adagrad", rate, initial_accumulator)`.
     """
 
@@ -74,10 +74,10 @@ class DenseTables:
         return tf.tensordot(tf.constant(matrix), self.tables[name], 1)
 
     def train(self, steps_features):
-        """One step: `steps_features` lists (table, matrix, coefficients).
+        """Runs one step on a list of (table, matrix, coefficients) tuples.
 
-        The loss is the sum of activations times coefficients over all of
-        them, so that the gradient of an activation is its coefficient.
+        The loss is the sum of all activations times their coefficients, so the
+        gradient of an activation is its coefficient.
         """
         with tf.GradientTape() as tape:
             loss = tf.add_n(

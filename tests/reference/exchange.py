@@ -1,6 +1,7 @@
-"""A step whose tables are divided among processes, as lists: who is told what.
+"""List-based reference of a step with tables sharded over processes.
 
-A batch is as of `servers`: by feature a list of samples of (id, weight).
+A batch has the form described in `servers`: one list of samples of (id, weight)
+per feature.
 """
 
 import collections
@@ -11,10 +12,10 @@ from tests.reference import servers
 
 
 def part(feature, samples, first_row: int, num_rows: int):
-    """What of a feature looks into rows `[first_row, first_row + num_rows)`.
+    """Selects the ids in rows `[first_row, first_row + num_rows)`.
 
     Returns:
-      The outputs that do, and of each of them its rows and gains.
+      The outputs that use these rows, and the rows and gains of each output.
     """
     by_output = collections.defaultdict(list)
     for row, gain, place in servers.terms(feature, samples):
@@ -39,7 +40,7 @@ def inputs(parts) -> list[tuple]:
 
 
 def gradients(parts, by_feature) -> np.ndarray:
-    """The gradients of the outputs of each part, one after the other."""
+    """Returns the gradients of the outputs of each part, concatenated."""
     return np.concatenate(
         [
             np.zeros(0, np.float32),

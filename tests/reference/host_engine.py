@@ -1,6 +1,7 @@
-"""The host engine as lists: what each verb does, and when it is refused.
+"""List-based reference of the host engine, including its order errors.
 
-A batch is one list of samples per feature, a sample is a list of (id, weight).
+A batch has one list of samples per feature; a sample is a list of (id, weight)
+pairs.
 """
 
 import collections
@@ -12,7 +13,7 @@ from tests.reference import apply, unique_rows
 
 
 class OrderError(Exception):
-    """A call at the wrong time."""
+    """Raised for a call at the wrong time."""
 
 
 @dataclasses.dataclass
@@ -33,12 +34,12 @@ class Table:
 @dataclasses.dataclass
 class Step:
     training: bool
-    batches: dict = dataclasses.field(default_factory=dict)  # by replica
+    batches: dict = dataclasses.field(default_factory=dict)  # By replica.
     gradients: dict = dataclasses.field(default_factory=dict)
 
 
 class HostEngine:
-    """Steps in flight. `steps` keeps all there ever were."""
+    """All steps and lookups of an engine; `steps` also keeps finished steps."""
 
     def __init__(self, tables, features, *, num_replicas, max_pending_steps):
         self.tables = tables
@@ -65,7 +66,7 @@ class HostEngine:
         disagrees = begun and self.steps[step_number].training != training
         if full or disagrees or not valid:
             self.poisoned = self.num_replicas > 1
-            # A wrong value is told before a wrong order.
+            # An invalid value is reported before an invalid order.
             raise OrderError if valid else ValueError
         if not begun:
             self.steps.append(Step(training))
@@ -101,7 +102,7 @@ class HostEngine:
             self.num_updates += 1
 
     def open(self, replica, batch):
-        """A lookup of its own: `(replica, token)`, and what it finds."""
+        """Opens a lookup by token; returns its token and activations."""
         self.num_opened[replica] += 1
         token = replica, self.num_opened[replica]
         self.opened[token] = batch
@@ -111,7 +112,7 @@ class HostEngine:
         ]
 
     def apply_followed(self, followed, hyperparameters):
-        """One update of all `(token, factor, gradients)` in `followed`."""
+        """Applies one update from all `(token, factor, gradients)` tuples."""
         step = Step(True)
         nth = [0] * self.num_replicas
         for token, factor, gradients in sorted(
@@ -135,7 +136,7 @@ class HostEngine:
             raise OrderError
 
     def _terms(self, feature, samples):
-        """(row, gain, index of the output row) of each id that is used."""
+        """Yields (row, gain, index of the output row) of each used id."""
         for s, sample in enumerate(samples):
             if feature.max_sequence_length:
                 for p, (row, _) in enumerate(
@@ -164,7 +165,8 @@ class HostEngine:
             collections.defaultdict(lambda: np.float32(0)) for _ in self.tables
         ]
         for f, feature in enumerate(self.features):
-            # By replica; of lookups by token, by lookup and replica.
+            # The order is by replica; for lookups by token, by lookup and
+            # replica.
             for key in sorted(step.batches):
                 gradient = step.gradients[key][f]
                 terms = self._terms(feature, step.batches[key][f])

@@ -1,10 +1,10 @@
-"""The pooled gather, one id after the other in float32."""
+"""Reference of the pooled gather: one id after the other in float32."""
 
 import numpy as np
 
 
 def lookup_rows(table, ids, row_splits, gains) -> np.ndarray:
-    """`[num_samples, dim]`: the rows of each sample, scaled and added up."""
+    """Returns `[num_samples, dim]`: scaled sums of the rows of each sample."""
     out = np.zeros([len(row_splits) - 1, table.shape[1]], np.float32)
     for sample in range(len(out)):
         for i in range(row_splits[sample], row_splits[sample + 1]):
@@ -13,5 +13,5 @@ def lookup_rows(table, ids, row_splits, gains) -> np.ndarray:
 
 
 def sample_of(row_splits) -> np.ndarray:
-    """The sample of each id."""
+    """Returns the sample index of each id."""
     return np.repeat(np.arange(len(row_splits) - 1), np.diff(row_splits))

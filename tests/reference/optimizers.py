@@ -1,8 +1,8 @@
-"""The update rules in float64, as their formulas are printed.
+"""The update rules in float64, as in their published formulas.
 
-A rule takes rows, slot rows and the gradient of each, and returns new ones.
-Hyperparameters are rounded to float32 first, as the engine takes them: what
-is compared is the arithmetic, not whether 0.999 is 0.99900001.
+A rule takes rows, slot rows and gradients, and returns new rows and slot rows.
+Hyperparameters are first rounded to float32, as in the engine, so that only
+the arithmetic is compared and not the rounding of 0.999 to 0.99900001.
 """
 
 import math
@@ -71,7 +71,7 @@ def ftrl(
     old, linear = slots["accumulators"], slots["linears"]
     a = old + g**2
     sigma = a**-learning_rate_power - old**-learning_rate_power
-    # All of it times the learning rate, which may be 0.
+    # All terms are multiplied by the learning rate, which may be 0.
     linear = linear * (1 if multiply_linear_by_learning_rate else lr)
     linear = linear + lr * g - sigma * p
     quotient = (
@@ -125,12 +125,12 @@ SLOTS = {
     "RowwiseAdagrad": ("accumulators",),
     "LAMB": ("momenta", "velocities", "steps"),
 }
-# One value per row instead of one per column of it.
+# Slot variables with one value per row.
 PER_ROW = {("RowwiseAdagrad", "accumulators"), ("LAMB", "steps")}
 
 
 def rounded(value):
-    """A number as float32 holds it; anything else as it is."""
+    """Returns a number rounded to float32, and other values unchanged."""
     if isinstance(value, float) and math.isfinite(value):
         return float(np.float32(value))
     return value
@@ -139,7 +139,7 @@ def rounded(value):
 class Table:
     """Rows and slots in float64, trained step by step.
 
-    `settings` are the arguments of TensorFlow's optimizer of that name.
+    `settings` are the arguments of TensorFlow's optimizer of the same name.
     """
 
     def __init__(self, rows, kind, learning_rate, **settings):
@@ -180,7 +180,7 @@ class Table:
         self._settings = settings
 
     def train(self, contributions):
-        """One step: `contributions` lists (row, gradient) in order."""
+        """Runs one step on `contributions`, (row, gradient) pairs in order."""
         if not self._accumulate:
             for row, gradient in contributions:
                 self._update([row], np.asarray(gradient)[np.newaxis])

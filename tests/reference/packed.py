@@ -1,14 +1,14 @@
-"""Packed batches in plain Python, a list for each sample."""
+"""Reference of packed batches in plain Python, with a list per sample."""
 
 
 def pack(features, mark, weights=None, num_columns=None):
-    """Rows of ids and rows of weights of a packed batch.
+    """Returns the rows of ids and the rows of weights of a packed batch.
 
     Args:
-      features: By feature, then by sample, lists of ids.
-      mark: Begins each row.
-      weights: By feature None or lists as those of the ids; or None.
-      num_columns: None for as many as are needed.
+      features: Lists of ids, by feature and by sample.
+      mark: First value of each row.
+      weights: None, or for each feature None or lists in the form of `ids`.
+      num_columns: Number of columns, or None for the smallest possible number.
     """
     weights = weights or [None] * len(features)
     ids, factors = [], []

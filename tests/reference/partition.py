@@ -1,10 +1,10 @@
-"""Who owns a row: a reference that walks over the shards."""
+"""Reference of row ownership that iterates over the shards."""
 
 import numpy as np
 
 
 def even_offsets(num_rows: int, num_shards: int) -> np.ndarray:
-    """Cumulative shard sizes of the placements `div` and `mod`."""
+    """Returns cumulative shard sizes of the placements `div` and `mod`."""
     sizes = [
         len(part) for part in np.array_split(np.arange(num_rows), num_shards)
     ]
@@ -12,7 +12,7 @@ def even_offsets(num_rows: int, num_shards: int) -> np.ndarray:
 
 
 def rows_of_shard(offsets, placement: str, shard: int) -> np.ndarray:
-    """The global rows of a shard, in the order of its local rows."""
+    """Returns the global rows of a shard, in the order of its local rows."""
     if placement == "mod":
         return np.arange(shard, offsets[-1], len(offsets) - 1)
     return np.arange(offsets[shard], offsets[shard + 1])
@@ -27,8 +27,8 @@ def owner(row: int, offsets, placement: str) -> tuple[int, int]:
     raise IndexError(row)
 
 
-def cut(table: np.ndarray, offsets, placement: str) -> list[np.ndarray]:
-    """The shards of a table."""
+def split(table: np.ndarray, offsets, placement: str) -> list[np.ndarray]:
+    """Returns the shards of a table."""
     return [
         table[rows_of_shard(offsets, placement, shard)]
         for shard in range(len(offsets) - 1)
@@ -36,7 +36,7 @@ def cut(table: np.ndarray, offsets, placement: str) -> list[np.ndarray]:
 
 
 def join(shards, offsets, placement: str) -> np.ndarray:
-    """The table that `cut` cuts into `shards`."""
+    """Returns the full table; the inverse of `split`."""
     table = np.zeros([offsets[-1], *shards[0].shape[1:]], shards[0].dtype)
     for shard, value in enumerate(shards):
         table[rows_of_shard(offsets, placement, shard)] = value

@@ -1,9 +1,9 @@
-"""16-bit rows: what they are as floats, and how floats become them."""
+"""Conversion between floats and 16-bit rows, with stochastic rounding."""
 
 import numpy as np
 
 _FORMATS = {
-    # Bits of the mantissa that go, largest finite value, infinity, NaN.
+    # Discarded mantissa bits, largest finite value, infinity, NaN.
     "bfloat16": (16, 0x7F7F, 0x7F80, 0x7FC0),
     "float16": (13, 0x7BFF, 0x7C00, 0x7E00),
 }
@@ -18,7 +18,7 @@ def _mix(x: int) -> int:
 
 
 def noise(seed: int, table: int, step: int, row: int, dim: int) -> np.ndarray:
-    """32 bits for each column of a row."""
+    """Returns 32 random bits for each column of a row."""
     key = _mix(_mix(_mix(_mix(seed % 2**64) ^ table) ^ step) ^ row)
     x = np.arange(dim, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x += np.uint32(key & 0xFFFFFFFF)
@@ -31,7 +31,7 @@ def noise(seed: int, table: int, step: int, row: int, dim: int) -> np.ndarray:
 
 
 def expand(half: np.ndarray, dtype: str) -> np.ndarray:
-    """The floats that 16 bits stand for."""
+    """Returns the floats that 16-bit values represent."""
     if dtype == "bfloat16":
         return (half.astype(np.uint32) << 16).view(np.float32)
     return half.view(np.float16).astype(np.float32)
@@ -40,7 +40,7 @@ def expand(half: np.ndarray, dtype: str) -> np.ndarray:
 def round_by(
     values: np.ndarray, noise_bits: np.ndarray, dtype: str
 ) -> np.ndarray:
-    """Each float as one of its two neighbours, in 16 bits; one by one."""
+    """Rounds each float to one of its two neighbors in 16 bits."""
     dropped, largest, infinity, not_a_number = _FORMATS[dtype]
     found = np.zeros(values.shape, np.uint16)
     for i, (value, bits) in enumerate(

@@ -1,6 +1,7 @@
-"""A step over parameter servers as lists: what goes to which server.
+"""List-based reference of a step over parameter servers.
 
-A batch is by feature a list of samples, a sample a list of (id, weight).
+A batch has one list of samples per feature; a sample is a list of (id, weight)
+pairs.
 """
 
 import collections
@@ -25,7 +26,7 @@ class Shard:
 
 
 def terms(feature, samples):
-    """(row, gain, place among the outputs) of each id that is used."""
+    """Yields (row, gain, position of the output) of each used id."""
     for s, sample in enumerate(samples):
         length = feature.max_sequence_length
         if length:
@@ -39,7 +40,7 @@ def terms(feature, samples):
 
 
 def rows_of_shard(features, batch, shard: Shard) -> list[int]:
-    """The rows of a shard that a batch needs, ascending, in its numbering."""
+    """Returns the local rows of a shard that a batch uses, ascending."""
     needed = {
         row
         for feature, samples in zip(features, batch, strict=True)
@@ -53,12 +54,12 @@ def rows_of_shard(features, batch, shard: Shard) -> list[int]:
     ]
 
 
-# How values travel: the code in a message, and what they become.
+# Wire formats: the code in a message, and the numpy dtype of the values.
 WIRES = {"float32": (0, np.float32), "bfloat16": (1, np.uint16)}
 
 
 def on_wire(values, wire: str) -> np.ndarray:
-    """Values as they travel: for bfloat16 the bits of the nearest one."""
+    """Returns values in wire format; bfloat16 values round to nearest."""
     values = np.asarray(values, np.float32).ravel()
     if wire == "float32":
         return values
@@ -79,14 +80,14 @@ def on_wire(values, wire: str) -> np.ndarray:
 
 
 def off_wire(values, wire: str) -> np.ndarray:
-    """What `on_wire` gave, as float32."""
+    """Returns the float32 values of the result of `on_wire`."""
     if wire == "float32":
         return values
     return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def coded_rows(rows: list[int]) -> bytes:
-    """Ascending rows as differences, 7 bits a byte."""
+    """Returns ascending rows encoded as differences, with 7 bits per byte."""
     found = []
     for last, row in zip([0, *rows], rows, strict=False):
         rest = row - last
@@ -98,12 +99,12 @@ def coded_rows(rows: list[int]) -> bytes:
 
 
 def counts(rows: list[list[int]], wire: str) -> bytes:
-    """Type of values, and how many rows of each shard."""
+    """Returns the wire format and the number of rows of each shard."""
     return np.array([WIRES[wire][0], *map(len, rows)], np.uint32).tobytes()
 
 
 def fetch(rows: list[list[int]], wire: str = "float32") -> np.ndarray:
-    """What a server is asked for: by shard, rows in its numbering."""
+    """Returns a request to a server: local rows by shard."""
     return as_tensor(counts(rows, wire), *map(coded_rows, rows))
 
 
@@ -113,7 +114,7 @@ def fetched(
     shards: list[Shard],
     wire: str = "float32",
 ) -> np.ndarray:
-    """What the server answers."""
+    """Returns the answer of a server."""
     return as_tensor(
         struct.pack("<q", num_updates),
         *(
@@ -131,7 +132,7 @@ def apply_message(
     gradients,
     wire: str = "float32",
 ) -> np.ndarray:
-    """What a server is to apply; the lists are by shard."""
+    """Returns an update for a server; the lists are by shard."""
     return as_tensor(
         struct.pack("<4q", *token, num_updates),
         counts(rows, wire),
@@ -142,18 +143,18 @@ def apply_message(
 
 
 def as_tensor(*parts: bytes) -> np.ndarray:
-    """A message as the ops have it."""
+    """Returns a message as the tensor that the ops use."""
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
-    """The gradient of each row of `rows_of_shard`, flat.
+    """Returns the gradients of the rows of `rows_of_shard`, flattened.
 
     Args:
-      features: In their order.
-      batch: Samples of each.
-      gradients: Of each, `[num_outputs, dim]`.
-      shard: Whose rows.
+      features: The features, in order.
+      batch: The samples of each feature.
+      gradients: The gradients of each feature, `[num_outputs, dim]`.
+      shard: The shard that owns the rows.
     """
     by_row = collections.defaultdict(
         lambda: np.zeros(shard.rows.shape[1], np.float32)
@@ -175,23 +176,23 @@ def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
 
 
 class Server:
-    """Which closures it has applied, and its shards."""
+    """A server with its shards and a record of the closures it applied."""
 
     def __init__(self, shards: list[Shard], optimizers: list[str]):
         self.shards = shards
         self.optimizers = optimizers
         self.epoch = 0
-        self.applied: dict[int, int] = {}  # number -> attempt
+        self.applied: dict[int, int] = {}  # Number -> attempt.
         self.num_updates = 0
 
     def apply(self, token, rows, gradients, hyperparameters) -> bool | None:
-        """True: applied; False: it was before; None: refused.
+        """Returns True if applied, False if applied before, None if rejected.
 
         Args:
-          token: Epoch, number, attempt.
-          rows: Of each shard, in its numbering, ascending.
-          gradients: Of each shard, one for each row.
-          hyperparameters: Of each shard.
+          token: Epoch, number and attempt of the closure.
+          rows: Local rows of each shard, in ascending order.
+          gradients: Gradients of each shard, one per row.
+          hyperparameters: Hyperparameters of each shard.
         """
         epoch, number, attempt = token
         if number >= 0:

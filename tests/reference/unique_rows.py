@@ -1,10 +1,10 @@
-"""Gains and the distinct rows of a batch."""
+"""Reference of the gains and the unique rows of a batch."""
 
 import numpy as np
 
 
 def gains(row_splits, weights, combiner: str) -> np.ndarray:
-    """One factor per id: divisors in double, in the order of ids."""
+    """Returns one factor per id, in order of the ids; divisors are float64."""
     out = np.zeros(row_splits[-1], np.float32)
     for start, end in zip(row_splits[:-1], row_splits[1:], strict=True):
         divisor = 0.0

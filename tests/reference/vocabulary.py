@@ -1,4 +1,4 @@
-"""An open vocabulary of a dict and lists: the reference of the core's."""
+"""Reference of the core's open vocabulary, made of a dict and lists."""
 
 import collections
 import math
@@ -10,7 +10,7 @@ _MASK = 2**64 - 1
 
 
 def mix(bits: int) -> int:
-    """The finalizer of splitmix64."""
+    """Applies the finalizer of splitmix64."""
     bits &= _MASK
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _MASK
@@ -18,14 +18,14 @@ def mix(bits: int) -> int:
 
 
 def num_buckets_for(capacity: int) -> int:
-    """Buckets of 8 rows, a multiple of the number of segments."""
+    """Returns the number of 8-row buckets, a multiple of the segments."""
     needed = -(-capacity // 8)
     segments = num_segments(needed)
     return -(-needed // segments) * segments
 
 
 def num_segments(num_buckets: int) -> int:
-    """The largest power of two, at most 64, that leaves each four buckets."""
+    """Returns the largest power of two up to 64 with 4 buckets per segment."""
     segments = 1
     while segments < 64 and 8 * segments <= num_buckets:
         segments *= 2
@@ -41,7 +41,7 @@ class Key:
 
 
 class Vocabulary:
-    """What `tf_layoutmap._native.Vocabulary` is, one key at a time."""
+    """Equivalent of `tf_layoutmap._native.Vocabulary`, one key at a time."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class Vocabulary:
         self.num_buckets = num_buckets_for(capacity)
         self.num_rows = 8 * self.num_buckets
         self.per_segment = self.num_buckets // num_segments(self.num_buckets)
-        self.rows: list = [None] * self.num_rows  # Key or None.
+        self.rows: list = [None] * self.num_rows  # Each is a `Key` or None.
         self.known: dict[int, Key] = {}
         self.num_cells = max(16 * self.per_segment, 256)
-        self.cells = collections.Counter()  # (segment, row, cell) -> count
-        self.seen = collections.Counter()  # segment -> sum
+        self.cells = collections.Counter()  # (segment, row, cell) -> count.
+        self.seen = collections.Counter()  # Segment -> sum of counts.
 
     def bucket(self, key: int) -> int:
         return (mix(key) >> 32) * self.num_buckets >> 32
 
     def places(self, key: int) -> list[int]:
-        """The rows that a key may have, in the order they are looked at."""
+        """Returns the candidate rows of a key, in probing order."""
         first = self.bucket(key)
         segment = first // self.per_segment * self.per_segment
         return [
@@ -87,10 +87,10 @@ class Vocabulary:
         ]
 
     def admit(self, keys, step, oldest_in_flight, pinned_rows=()):
-        """Returns what the core's does, without the number of probes."""
+        """Returns the result of the core, without the number of probes."""
         counts = collections.Counter(num_lookups=len(keys))
         before = self._copy() if self.fails_when_full else None
-        missing: dict[int, int] = {}  # In the order of first occurrence.
+        missing: dict[int, int] = {}  # Keys are in order of first occurrence.
         for key in keys:
             if key in self.known:
                 self._count_use(self.known[key], step)
@@ -98,7 +98,7 @@ class Vocabulary:
             else:
                 missing[key] = missing.get(key, 0) + 1
         new = []
-        # sorted() is stable: inside a segment the order stays.
+        # sorted() is stable: keys of one segment keep their order.
         for key in sorted(missing, key=lambda key: self._segment(key)):
             if not self._is_admitted(key, missing[key], step):
                 counts["num_rejected"] += 1
@@ -142,7 +142,7 @@ class Vocabulary:
         ]
 
     def resize(self, capacity, step) -> list[tuple[int, int]]:
-        """Returns (from, to) of the keys that found a place."""
+        """Returns (from, to) of the keys that have a row after the resize."""
         old = sorted(
             self.known.values(),
             key=lambda one: (-self._score(one, step), one.key),
@@ -162,7 +162,7 @@ class Vocabulary:
         return moves
 
     def state(self) -> dict[str, np.ndarray]:
-        """Keys, steps and counts by row."""
+        """Returns keys, steps and counts by row."""
         found = [one or Key(EMPTY, 0, 0, 0) for one in self.rows]
         return {
             "keys": np.array([one.key for one in found], np.int64),
@@ -260,7 +260,7 @@ class Vocabulary:
 def first_values(
     kind: str, a: float, b: float, seed: int, keys, dim: int
 ) -> np.ndarray:
-    """The first rows of keys, value by value."""
+    """Returns the initial rows of keys, computed value by value."""
     a, b = float(np.float32(a)), float(np.float32(b))
     rows = np.empty([len(keys), dim], np.float32)
     for i, key in enumerate(keys):
@@ -314,8 +314,8 @@ def _inverse_erf(x):
 
 
 def _log(x):
-    """The core's: it must not depend on the C library."""
-    mantissa, exponent = math.frexp(x)  # In [1/2, 1).
+    """Computes the core's logarithm, which does not use the C library."""
+    mantissa, exponent = math.frexp(x)  # `mantissa` is in [1/2, 1).
     mantissa, exponent = 2 * mantissa, exponent - 1
     root = 1.4142135623730951
     s = (mantissa - root) / (mantissa + root)

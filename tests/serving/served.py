@@ -1,4 +1,4 @@
-"""Embeddings to export, and what they must answer."""
+"""Embeddings to export, and helpers that read the exported models."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def make_rows(num_rows, dim, seed=0):
-    """`[num_rows, dim]` float32 of all sizes."""
+    """Returns `[num_rows, dim]` float32 values of different magnitudes."""
     random = np.random.default_rng(seed)
     return (
         random.normal(size=[num_rows, dim])
@@ -18,7 +18,7 @@ def make_rows(num_rows, dim, seed=0):
 
 
 def table_of(rows, name, **kwargs):
-    """A `TableConfig` whose first values are `rows`."""
+    """Returns a `TableConfig` whose initial values are `rows`."""
 
     def initializer(
         shape, dtype=None, partition_shape=None, partition_offset=(0, 0)
@@ -33,13 +33,13 @@ def table_of(rows, name, **kwargs):
 
 
 def export(subject, path, rows="float32", **kwargs):
-    """The report, and what was exported, loaded again."""
+    """Exports `subject`; returns the report and the loaded model."""
     report = tlm.export(subject, str(path / "model"), rows, **kwargs)
     return report, tf.saved_model.load(report.path)
 
 
-def asked_as_by_tensorflow_serving(path, **inputs):
-    """What the signature gives where the graph's own operations restore it."""
+def run_signature_with_graph_ops(path, **inputs):
+    """Restores a model with its own graph ops; runs its signature."""
     v1 = tf.compat.v1
     with v1.Session(graph=tf.Graph()) as session:
         graph = v1.saved_model.load(session, ["serve"], path)
@@ -51,7 +51,7 @@ def asked_as_by_tensorflow_serving(path, **inputs):
 
 
 def operations_of(served):
-    """How often each operation is in the graph of a function."""
+    """Returns how often each op occurs in the graph of a function."""
     found = {}
     graph = served.concrete_functions[0].graph.as_graph_def()
     functions = [one.node_def for one in graph.library.function]

@@ -1,4 +1,4 @@
-"""What was exported, asked in a process that cannot import this package."""
+"""Exported models served in a process that cannot import this package."""
 
 import subprocess
 import sys
@@ -31,7 +31,9 @@ with tf.compat.v1.Session(graph=tf.Graph()) as session:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
-def test_a_process_without_this_package_gives_the_same_answers(kind, tmp_path):
+def test_a_process_without_this_package_returns_the_same_results(
+    kind, tmp_path
+):
     ids = keras.Input([2], dtype="int32", name="ids")
     rows = tlm.layers.ShardedEmbedding(
         8, 5, num_shards=2, optimizer="adagrad", name="words"

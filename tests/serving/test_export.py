@@ -1,4 +1,4 @@
-"""`tlm.export`: what it refuses, what it leaves, what it reports."""
+"""Errors, files and the report of `tlm.export`."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def embedding_of(rows, **kwargs):
         ),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(
+def test_invalid_arguments_raise_and_write_nothing(
     kwargs, error, message, tmp_path
 ):
     with pytest.raises(error, match=message):
@@ -72,18 +72,18 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
 @pytest.mark.parametrize(
     "subject", [3, keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])]
 )
-def test_what_has_no_tables_is_refused(subject, tmp_path):
+def test_a_subject_without_tables_raises(subject, tmp_path):
     with pytest.raises(TypeError, match="must be a tlm.TPUEmbedding, or a"):
         tlm.export(subject, tmp_path / "model")
 
 
-def test_a_layer_that_is_not_built_is_refused(tmp_path):
+def test_an_unbuilt_layer_raises(tmp_path):
     layer = tlm.layers.ShardedEmbedding(4, 4, name="words")
     with pytest.raises(ValueError, match="Layer 'words' must be built"):
         tlm.export(layer, tmp_path / "model")
 
 
-def test_a_layer_is_exported_by_itself(tmp_path):
+def test_a_single_layer_is_exported(tmp_path):
     layer = tlm.layers.ShardedEmbedding(4, 4, name="words")
     wanted = layer(np.array([[3, 0]]))
     with pytest.raises(ValueError, match="`input_signature` must be given"):
@@ -95,7 +95,7 @@ def test_a_layer_is_exported_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_row_that_is_not_finite_is_refused_and_nothing_is_left(
+def test_a_non_finite_row_raises_and_leaves_no_files(
     kind, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 64)
@@ -109,14 +109,14 @@ def test_a_row_that_is_not_finite_is_refused_and_nothing_is_left(
         f"{kind}: row 777 holds nan in column 2",
     ):
         tlm.export(embedding, tmp_path / "model", kind)
-    # The model that was there before still is.
+    # The model that existed before the export is unchanged.
     served = tf.saved_model.load(report.path)
     found = served.serve({"x": tf.ragged.constant([[777]], tf.int64)})["x"]
     np.testing.assert_array_equal(found[0], rows[777])
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="new, empty or a SavedModel"):
         tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path)
@@ -135,7 +135,7 @@ def answer(path):
 @pytest.mark.parametrize(
     "target", ["current", "current/", "folder/current", "models//../current"]
 )
-def test_a_link_stays_and_the_folder_behind_it_is_replaced(
+def test_a_link_is_kept_and_its_target_is_replaced(
     target, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -153,27 +153,27 @@ def test_a_link_stays_and_the_folder_behind_it_is_replaced(
     assert sorted(os.listdir()) == ["current", "folder", "models"]
 
 
-def test_a_link_to_something_else_is_left_alone(tmp_path):
+def test_a_link_to_other_files_is_not_replaced(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letter.txt").write_text("dear")
     (tmp_path / "link").symlink_to("letters")
     with pytest.raises(ValueError, match="new, empty or a SavedModel"):
         tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "link")
     assert (tmp_path / "link" / "letter.txt").read_text() == "dear"
-    # What a link will point to is made.
+    # The export creates the missing target of a link.
     (tmp_path / "next").symlink_to("new/1")
     tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "next")
     assert (tmp_path / "next").is_symlink()
     assert (tmp_path / "new" / "1" / "saved_model.pb").exists()
 
 
-def test_a_full_disk_leaves_the_model_that_was_there(tmp_path):
+def test_a_full_disk_keeps_the_previous_model(tmp_path):
     rows = helpers.make_rows(4, 8)
     tlm.export(embedding_of(rows), tmp_path / "model")
     with pytest.raises(OSError, match="File too large.*model"):
         with full_disk.full_disk():
             tlm.export(embedding_of(rows + 1), tmp_path / "model")
-    # Only what comes in blocks is too large.
+    # Only the values that are written in blocks exceed the limit.
     with pytest.raises(OSError, match="File too large.*variables"):
         with full_disk.full_disk(2**20):
             tlm.export(
@@ -183,13 +183,13 @@ def test_a_full_disk_leaves_the_model_that_was_there(tmp_path):
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_one_model_is_complete_wherever_a_process_is_killed(
+def test_a_complete_model_exists_whenever_the_process_is_killed(
     tmp_path, monkeypatch
 ):
     first, second = (helpers.make_rows(4, 8, seed) for seed in (0, 1))
     tlm.export(embedding_of(first), tmp_path / "all" / "model")
-    taken = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
-    with taken.of_operations(monkeypatch):
+    copies = snapshots.Snapshots(tmp_path / "all", tmp_path / "copies")
+    with copies.of_operations(monkeypatch):
         tlm.export(embedding_of(second), tmp_path / "all" / "model")
     files = {
         name: sorted(
@@ -197,10 +197,13 @@ def test_one_model_is_complete_wherever_a_process_is_killed(
             for path in (one / "model").rglob("*")
             if path.is_file()
         )
-        for name, one in (("old", taken.folders[0]), ("new", taken.folders[-1]))
+        for name, one in (
+            ("old", copies.folders[0]),
+            ("new", copies.folders[-1]),
+        )
     }
     found = []
-    for one in taken.folders:
+    for one in copies.folders:
         now = sorted(
             (path.relative_to(one), path.read_bytes())
             for path in (one / "model").rglob("*")
@@ -216,15 +219,15 @@ def test_one_model_is_complete_wherever_a_process_is_killed(
         )
     assert all(len(names) == 1 for names in found)
     assert found == sorted(found, reverse=True)
-    assert answer(taken.folders[-1] / "model") == [second[1].tolist()]
-    # The next writer removes what a killed one has left.
-    left = next(one for one in taken.folders if len(os.listdir(one)) > 1)
+    assert answer(copies.folders[-1] / "model") == [second[1].tolist()]
+    # The next writer removes the files that a killed writer left.
+    left = next(one for one in copies.folders if len(os.listdir(one)) > 1)
     tlm.export(embedding_of(second), left / "model")
     assert os.listdir(left) == ["model"]
 
 
 @pytest.mark.parametrize(("kind", "ratio"), [("int8", 0.30), ("int4", 0.17)])
-def test_the_files_are_as_small_as_promised(kind, ratio, tmp_path):
+def test_file_sizes_match_the_documented_ratio(kind, ratio, tmp_path):
     rows = helpers.make_rows(60_000, 64)
     report, _ = helpers.export(embedding_of(rows), tmp_path, kind)
     on_disk = sum(
@@ -239,7 +242,7 @@ def test_the_files_are_as_small_as_promised(kind, ratio, tmp_path):
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("fuse", [True, False])
-def test_blocks_are_put_together_in_order(
+def test_blocks_are_concatenated_in_order(
     fuse, num_shards, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 80)
@@ -263,7 +266,7 @@ def test_blocks_are_put_together_in_order(
         np.testing.assert_array_equal(one, wanted)
 
 
-def test_writing_takes_the_memory_of_a_block(tmp_path, monkeypatch):
+def test_writing_allocates_memory_for_one_block(tmp_path, monkeypatch):
     assert peak_memory.is_available()
     mib = 2**20
     table = tlm.ShardedVariable.create(
@@ -281,18 +284,18 @@ def test_writing_takes_the_memory_of_a_block(tmp_path, monkeypatch):
     del table
     monkeypatch.setattr(sources, "BLOCK_BYTES", 2 * mib)
     specs = [tf.TensorSpec([None], tf.int64)]
-    # Once for what TensorFlow keeps of its first export.
+    # The first export allocates memory that TensorFlow keeps.
     tlm.export(layer, tmp_path / "first", "int8", input_signature=specs)
     extra = peak_memory.extra_bytes(
         lambda: tlm.export(
             layer, tmp_path / "model", "int8", input_signature=specs
         )
     )
-    # The table is 128 MiB, and 36 MiB as it is stored.
+    # The table has 128 MiB, and 36 MiB in its stored form.
     assert extra < 20 * mib
 
 
-def test_the_report_is_printed_and_plain_data(tmp_path):
+def test_the_report_is_printable_and_contains_plain_data(tmp_path):
     report, _ = helpers.export(
         embedding_of(helpers.make_rows(4, 8)), tmp_path, "int8"
     )
@@ -320,7 +323,7 @@ def compiled():
     return model
 
 
-def test_metrics_are_those_of_evaluate(tmp_path):
+def test_metrics_match_evaluate(tmp_path):
     model = compiled()
     random = np.random.default_rng(0)
     x = random.integers(0, 50, [200, 1])

@@ -1,4 +1,4 @@
-"""`tlm.export` of a `TPUEmbedding`: every form of input, every kind of row."""
+"""`tlm.export` of a `TPUEmbedding`: all input types and all row types."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def one_table(
 
 
 def bound(report, matrix):
-    """How far activations may be from float64: the stated error, rounding."""
+    """Returns the error bound: the reported error plus float32 rounding."""
     gains = np.abs(matrix.astype(np.float64))
     return (
         gains.sum(-1, keepdims=True) * report.tables[0].largest_error
@@ -46,7 +46,7 @@ def bound(report, matrix):
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_bags_are_within_the_stated_error_of_float64(
+def test_pooled_activations_are_within_the_reported_error(
     combiner, weighted, form, kind, tmp_path
 ):
     spec = RAGGED if form == "ragged" else SPARSE
@@ -127,9 +127,7 @@ def test_dense_ids_are_combined_along_the_last_dimension(
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("fuse", [False, True])
-def test_rows_of_float32_give_the_bits_of_the_embedding(
-    fuse, num_shards, tmp_path
-):
+def test_float32_rows_match_the_embedding_bitwise(fuse, num_shards, tmp_path):
     embedding = one_table("mean", num_shards=num_shards)
     report, served = helpers.export(embedding, tmp_path, fuse=fuse)
     ids = {"x": tf.ragged.constant(BAGS, dtype=tf.int64)}
@@ -138,7 +136,7 @@ def test_rows_of_float32_give_the_bits_of_the_embedding(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_rows_of_16_bits_stay_as_they_are(dtype, tmp_path):
+def test_16_bit_rows_are_exported_unchanged(dtype, tmp_path):
     embedding = one_table(table_dtypes=dtype)
     report, served = helpers.export(embedding, tmp_path)
     ids = {"x": tf.ragged.constant(BAGS, dtype=tf.int64)}
@@ -150,7 +148,7 @@ def test_rows_of_16_bits_stay_as_they_are(dtype, tmp_path):
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("out_of_range", ["drop", "clip"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_ids_outside_are_dropped_or_clipped(
+def test_out_of_range_ids_are_dropped_or_clipped(
     combiner, out_of_range, kind, tmp_path
 ):
     embedding = one_table(combiner, out_of_range=out_of_range)
@@ -165,7 +163,7 @@ def test_ids_outside_are_dropped_or_clipped(
 
 
 @pytest.mark.parametrize("kind", ["float32", "int4"])
-def test_samples_without_ids_are_zeros(kind, tmp_path):
+def test_samples_without_ids_return_zeros(kind, tmp_path):
     _, served = helpers.export(one_table("mean"), tmp_path, kind)
     empty = tf.ragged.constant([[], []], dtype=tf.int64, ragged_rank=1)
     assert served.serve({"x": empty})["x"].numpy().tolist() == [[0] * DIM] * 2
@@ -202,7 +200,7 @@ SEVERAL_IDS = {
 
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_tables_are_told_from_each_other(kind, fuse, tmp_path):
+def test_several_tables_are_exported(kind, fuse, tmp_path):
     embedding = several()
     report, served = helpers.export(embedding, tmp_path, kind, fuse=fuse)
     assert report.num_variables == (2 if fuse else 3)
@@ -222,8 +220,8 @@ def test_one_gather_reads_all_tables_of_one_width(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [-1, 3])
-def test_an_id_is_never_a_row_of_the_table_after_its_own(bad, tmp_path):
-    # Fused, row 3 of table t1 would be row 0 of what follows.
+def test_an_out_of_range_id_never_reads_the_next_table(bad, tmp_path):
+    # In a fused variable, row 3 of table t1 is row 0 of the next table.
     _, served = helpers.export(several(dims=(4, 4, 4)), tmp_path)
     ids = {
         **SEVERAL_IDS,
@@ -236,7 +234,7 @@ def test_an_id_is_never_a_row_of_the_table_after_its_own(bad, tmp_path):
         served.serve(ids)
 
 
-def test_rows_by_table(tmp_path):
+def test_row_types_can_be_set_by_table(tmp_path):
     embedding = several()
     config, *_ = embedding.embedding_tables
     report, _ = helpers.export(
@@ -249,7 +247,7 @@ def test_rows_by_table(tmp_path):
     ]
 
 
-def test_quantized_tables_are_rounded_as_in_training(tmp_path):
+def test_quantized_training_tables_are_rounded_as_in_training(tmp_path):
     table = helpers.table_of(
         ROWS,
         "words",
@@ -264,7 +262,7 @@ def test_quantized_tables_are_rounded_as_in_training(tmp_path):
     np.testing.assert_array_equal(served.serve(ids)["x"], embedding(ids)["x"])
 
 
-def test_the_signature_takes_tensors_by_name(tmp_path):
+def test_the_signature_accepts_tensors_by_name(tmp_path):
     embedding = several()
     _, served = helpers.export(embedding, tmp_path)
     tensors = {}

@@ -15,7 +15,7 @@ IDS = RNG.integers(0, 16, (8, 3))
 
 
 def sharded(module=keras, layers=tlm.layers, optimizer="adagrad", **kwargs):
-    """Two layers of tables, and a Dense layer."""
+    """Returns a model with two embedding layers and a Dense layer."""
     ids = module.Input([3], dtype="int64", name="ids")
     first = layers.ShardedEmbedding(
         16, 4, optimizer=optimizer, name="words", **kwargs
@@ -29,7 +29,7 @@ def sharded(module=keras, layers=tlm.layers, optimizer="adagrad", **kwargs):
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
-def test_a_model_of_tables_answers_as_it_predicts(optimizer, kind, tmp_path):
+def test_an_exported_model_matches_the_predictions(optimizer, kind, tmp_path):
     model = sharded(optimizer=optimizer, num_shards=3)
     report, served = helpers.export(model, tmp_path, kind)
     assert report.num_variables == 1
@@ -42,11 +42,11 @@ def test_a_model_of_tables_answers_as_it_predicts(optimizer, kind, tmp_path):
     )
     found = served.signatures["serving_default"](ids=tf.constant(IDS))
     np.testing.assert_array_equal(found["output_0"], served.serve(IDS))
-    # The tables are exported once, as rows and not as they train.
+    # The tables are exported once, as rows in place of the training variables.
     assert sum(np.prod(v.shape) for v in served.variables_of_model) == 26
 
 
-def test_the_signature_is_that_of_keras(tmp_path):
+def test_the_signature_matches_a_keras_export(tmp_path):
     model = sharded()
     model.export(str(tmp_path / "keras"), verbose=False)
     theirs = tf.saved_model.load(str(tmp_path / "keras"))
@@ -62,7 +62,7 @@ def test_the_signature_is_that_of_keras(tmp_path):
 
 
 def features(module=keras, layers=tlm.layers):
-    """A `TPUEmbedding` in a model, with a ragged and a dense input."""
+    """Returns a model with a `TPUEmbedding`, a ragged and a dense input."""
     tables = [
         helpers.table_of(
             helpers.make_rows(16, 4, seed), f"t{seed}", combiner="mean"
@@ -84,7 +84,7 @@ def features(module=keras, layers=tlm.layers):
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_a_tpu_embedding_in_a_model_takes_ragged_inputs(kind, tmp_path):
+def test_a_tpu_embedding_in_a_model_accepts_ragged_inputs(kind, tmp_path):
     model = features()
     inputs = {
         "a": tf.constant(IDS),
@@ -111,7 +111,7 @@ def test_a_tpu_embedding_in_a_model_takes_ragged_inputs(kind, tmp_path):
     np.testing.assert_array_equal(by_name["output_0"], found)
 
 
-def test_ids_outside_are_refused_by_the_layer(tmp_path):
+def test_out_of_range_ids_raise_with_the_layer_name(tmp_path):
     _, served = helpers.export(sharded(), tmp_path, "int8")
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"\[0, 16\) \(layer .*words.*16"
@@ -119,7 +119,7 @@ def test_ids_outside_are_refused_by_the_layer(tmp_path):
         served.serve(np.full([1, 3], 16))
 
 
-def test_a_model_with_words_brings_its_vocabulary(tmp_path):
+def test_a_model_with_strings_exports_its_vocabulary(tmp_path):
     words = keras.Input([2], dtype="string", name="words")
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
     rows = tlm.layers.ShardedEmbedding(3, 4, name="table")(lookup(words))
@@ -130,7 +130,7 @@ def test_a_model_with_words_brings_its_vocabulary(tmp_path):
 
 
 class Subclassed(keras.Model):
-    """A model that is no graph of layers."""
+    """A model that is not a functional model."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ def test_a_subclassed_model_is_exported_with_its_specs(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_rows_come_in_the_compute_dtype(policy, tmp_path):
+def test_rows_are_returned_in_the_compute_dtype(policy, tmp_path):
     keras.config.set_dtype_policy(policy)
     try:
         model = sharded()
@@ -166,7 +166,7 @@ def test_rows_come_in_the_compute_dtype(policy, tmp_path):
     )
 
 
-def test_equal_names_of_tables_get_those_of_their_layers(tmp_path):
+def test_tables_with_equal_names_are_named_after_their_layers(tmp_path):
     inputs = {"x": keras.Input([2], dtype="int64", name="x")}
     rows = helpers.make_rows(16, 4)
     parts = [
@@ -191,7 +191,7 @@ def test_equal_names_of_tables_get_those_of_their_layers(tmp_path):
     ("optimizer", "axes"),
     [("adagrad", ("model", None)), (None, (None, "model"))],
 )
-def test_a_model_on_a_mesh_needs_none_where_it_is_served(
+def test_a_model_on_a_mesh_is_served_without_a_mesh(
     optimizer, axes, kind, tmp_path
 ):
     mesh = mesh_of(batch=2, model=2)
@@ -211,11 +211,11 @@ def test_a_model_on_a_mesh_needs_none_where_it_is_served(
     np.testing.assert_allclose(
         served.serve(IDS), wanted, rtol=1e-5, atol=1e-6 + slack
     )
-    found = helpers.asked_as_by_tensorflow_serving(report.path, ids=IDS)
+    found = helpers.run_signature_with_graph_ops(report.path, ids=IDS)
     np.testing.assert_array_equal(found["output_0"], served.serve(IDS))
 
 
-def test_tables_read_other_than_by_a_call_are_refused(tmp_path):
+def test_tables_that_are_not_read_by_a_call_raise(tmp_path):
     class Tied(Subclassed):
         def call(self, ids, training=False):
             rows = self.table(ids)

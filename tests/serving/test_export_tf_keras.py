@@ -12,7 +12,7 @@ from tests.serving import test_export_models as models
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
-def test_a_model_of_tables_answers_as_it_predicts(optimizer, kind, tmp_path):
+def test_an_exported_model_matches_the_predictions(optimizer, kind, tmp_path):
     model = models.sharded(
         tf_keras, tlm.layers.tf_keras, optimizer, num_shards=3
     )
@@ -28,7 +28,7 @@ def test_a_model_of_tables_answers_as_it_predicts(optimizer, kind, tmp_path):
     assert sum(np.prod(v.shape) for v in served.variables_of_model) == 26
 
 
-def test_a_tpu_embedding_in_a_model_takes_ragged_inputs(tmp_path):
+def test_a_tpu_embedding_in_a_model_accepts_ragged_inputs(tmp_path):
     model = models.features(tf_keras, tlm.layers.tf_keras)
     inputs = {
         "a": tf.constant(models.IDS),

@@ -1,4 +1,4 @@
-"""Exports of tables that take ids as they come."""
+"""Exports of tables with open vocabularies."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def trained(values, num_shards=1, **settings):
-    """An embedding with a closed table, and an open one of two features."""
+    """Returns an embedding with a closed table and a shared open table."""
     words = tpu.TableConfig(
         60,
         4,
@@ -60,23 +60,23 @@ def inputs(values):
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize(
-    ("seen", "asked"),
+    ("trained_ids", "served_ids"),
     [
         ([["red", "fox"], ["hen"]], [["red", "owl", "hen"], ["fox", "cat"]]),
         ([[3, -7], [2**40]], [[3, 5, 2**40], [-7, -(2**62)]]),
     ],
 )
-def test_keys_are_found_as_in_training(
-    tmp_path, seen, asked, num_shards, unknown
+def test_exported_keys_match_training(
+    tmp_path, trained_ids, served_ids, num_shards, unknown
 ):
-    embedding = trained(seen, num_shards, unknown=unknown)
-    expected = embedding(inputs(asked))
+    embedding = trained(trained_ids, num_shards, unknown=unknown)
+    expected = embedding(inputs(served_ids))
     assert not np.array_equal(expected["title"][0], expected["title"][1])
     for name, rows, error in (("all", "float32", 0), ("packed", "int8", 0.02)):
         folder = str(tmp_path / name)
         tlm.export(embedding, folder, rows=rows)
         served = tf.saved_model.load(folder)
-        found = served.serve(inputs(asked))
+        found = served.serve(inputs(served_ids))
         for feature, activations in expected.items():
             np.testing.assert_allclose(
                 found[feature], activations, atol=error + 1e-6
@@ -85,7 +85,7 @@ def test_keys_are_found_as_in_training(
             assert b"LayoutMap>" not in graph.read()
 
 
-def test_an_export_keeps_its_keys(tmp_path):
+def test_training_after_an_export_does_not_change_its_keys(tmp_path):
     embedding = trained([["red"], ["fox"]])
     tlm.export(embedding, str(tmp_path / "one"))
     expected = embedding(inputs([["red"], ["fox"]]))["title"]
@@ -96,7 +96,7 @@ def test_an_export_keeps_its_keys(tmp_path):
     )
 
 
-def test_ids_of_another_kind_are_refused(tmp_path):
+def test_ids_of_an_unsupported_dtype_raise(tmp_path):
     embedding = trained([["red"], ["fox"]])
     words, ids = (
         tf.RaggedTensorSpec([None, None], dtype)

@@ -1,4 +1,4 @@
-"""tf_layoutmap.serving.packing: rows as bytes, and back."""
+"""Tests of `tf_layoutmap.serving.packing`: rows as bytes, and back."""
 
 import hypothesis.extra.numpy
 import numpy as np
@@ -20,7 +20,7 @@ ROWS = st.integers(1, 9).flatmap(
 
 
 @given(rows=ROWS, kind=st.sampled_from(["int8", "int4"]))
-def test_an_error_is_at_most_half_a_step(rows, kind):
+def test_the_error_is_at_most_half_a_quantization_step(rows, kind):
     form = RowFormat(kind, rows.shape[1])
     stored = packing.pack(rows, form)
     assert stored.shape == (len(rows), form.width)
@@ -28,13 +28,13 @@ def test_an_error_is_at_most_half_a_step(rows, kind):
     found = packing.unpack(stored, form).astype(np.float64)
     for row, one in zip(rows.astype(np.float64), found):
         step = (row.max() - row.min()) / form.highest_code
-        # Scale, product and sum are rounded to float32.
+        # Scale, product and sum are each rounded to float32.
         rounding = 4e-7 * np.abs(row).max() + 2e-38
         assert np.abs(one - row).max() <= step / 2 + rounding
 
 
 @given(rows=ROWS)
-def test_constant_rows_keep_their_bits(rows):
+def test_constant_rows_are_bitwise_identical(rows):
     rows = np.repeat(rows[:, :1], rows.shape[1], axis=1)
     for kind in ("int8", "int4"):
         form = RowFormat(kind, rows.shape[1])
@@ -45,7 +45,7 @@ def test_constant_rows_keep_their_bits(rows):
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("dim", [1, 2, 5, 8])
-def test_whole_numbers_that_are_codes_keep_their_bits(kind, dim):
+def test_integers_equal_to_codes_are_bitwise_identical(kind, dim):
     form = RowFormat(kind, dim)
     rows = (
         np.random.default_rng(0)
@@ -58,13 +58,13 @@ def test_whole_numbers_that_are_codes_keep_their_bits(kind, dim):
     )
 
 
-def test_what_float32_is_stored_as_is_itself():
+def test_float32_rows_are_stored_without_a_copy():
     rows = np.array([[np.nan, np.inf]], np.float32)
     form = packing.choose("float32", "float32", 2)
     assert packing.pack(rows, form) is rows
 
 
-def test_float16_keeps_what_is_not_finite_and_refuses_what_would_become_so():
+def test_float16_keeps_non_finite_values_and_raises_on_overflow():
     form = RowFormat("float16", 2)
     rows = np.array([[np.nan, -np.inf], [1.5, 65504.0]], np.float32)
     np.testing.assert_array_equal(
@@ -80,7 +80,7 @@ def test_float16_keeps_what_is_not_finite_and_refuses_what_would_become_so():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_row_that_is_not_finite_is_refused(kind, bad):
+def test_a_non_finite_row_raises(kind, bad):
     rows = np.array([[1, 2], [3, bad]], np.float32)
     with pytest.raises(
         packing.UnfitRowError,
@@ -89,7 +89,7 @@ def test_a_row_that_is_not_finite_is_refused(kind, bad):
         packing.pack(rows, RowFormat(kind, 2))
 
 
-def test_a_span_that_is_no_float_is_refused():
+def test_a_range_that_overflows_float32_raises():
     rows = np.array([[0, 1], [-3e38, 3e38]], np.float32)
     with pytest.raises(packing.UnfitRowError, match="Row 1 .* differs from"):
         packing.pack(rows, RowFormat("int8", 2))
@@ -97,8 +97,10 @@ def test_a_span_that_is_no_float_is_refused():
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("largest", [1e-44, 1e-40, 1e-37, 1e-36, 1e-35, 1e-30])
-def test_small_rows_are_within_half_a_step_in_a_graph(kind, largest):
-    """TensorFlow's threads compute with zero instead of subnormal numbers."""
+def test_small_rows_are_within_half_a_quantization_step_in_a_graph(
+    kind, largest
+):
+    """TensorFlow's threads flush subnormal numbers to zero."""
     rows = (
         np.random.default_rng(0)
         .uniform(-largest, largest, [200, 8])
@@ -124,11 +126,11 @@ def test_small_rows_are_within_half_a_step_in_a_graph(kind, largest):
     ("kind", "dim", "ratio"),
     [("int8", 64, 0.30), ("int4", 64, 0.17), ("float16", 7, 0.5)],
 )
-def test_the_size_is_what_is_promised(kind, dim, ratio):
+def test_the_size_matches_the_documented_ratio(kind, dim, ratio):
     assert packing.choose(kind, "float32", dim).row_bytes <= ratio * 4 * dim
 
 
-def test_rows_that_would_grow_stay_as_they_are():
+def test_rows_that_would_grow_are_not_quantized():
     assert packing.choose("int8", "float32", 2).kind == "float32"
     assert packing.choose("int8", "float32", 3).kind == "int8"
     assert packing.choose("int8", "bfloat16", 8).kind == "bfloat16"

@@ -1,4 +1,4 @@
-"""tf_layoutmap.serving.stored_tables: which variable holds which table."""
+"""Tests of `tf_layoutmap.serving.stored_tables`: variables of the tables."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +17,9 @@ TABLES = st.lists(
 
 
 @given(tables=TABLES, fuse=st.booleans())
-def test_every_row_has_a_place_of_its_own(tables, fuse):
+def test_every_row_has_a_unique_position(tables, fuse):
     plan = make_plan(tables, fuse=fuse)
-    taken = [
+    used = [
         (place.variable, place.start + row)
         for place, (_, size) in zip(plan.places, tables, strict=True)
         for row in range(size)
@@ -29,7 +29,7 @@ def test_every_row_has_a_place_of_its_own(tables, fuse):
         for variable, size in enumerate(plan.num_rows)
         for row in range(size)
     ]
-    assert sorted(taken) == there
+    assert sorted(used) == there
     for place, (form, _) in zip(plan.places, tables):
         assert plan.formats[place.variable] == form
 

@@ -1,17 +1,17 @@
-"""What the tests of this folder share."""
+"""Fixtures of the tests in this folder."""
 
 import gc
 
 import numpy as np
 import pytest
 
-from tests import strategies  # noqa: F401 (splits the CPU, before any op)
+from tests import strategies  # noqa: F401 (splits the CPU before the first op)
 from tf_layoutmap.sharded.routing import parts
 
 
 @pytest.fixture
 def values():
-    """[10, 2] float32, every element another whole number."""
+    """Returns a [10, 2] float32 array of distinct integers."""
     return np.arange(20, dtype=np.float32).reshape(10, 2)
 
 
@@ -24,7 +24,7 @@ def sizes(request):
 
 @pytest.fixture(scope="module", params=["our op", "stock ops"])
 def each_route(request):
-    """Runs a test with our op on this CPU, and with TensorFlow's alone."""
+    """Runs a test with our op on this CPU, and with TensorFlow's ops only."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "stock ops":
             patch.setattr(parts, "is_local_cpu", lambda device: False)
@@ -33,10 +33,10 @@ def each_route(request):
 
 @pytest.fixture
 def new_objects():
-    """A function that returns what is alive and was made in this test.
+    """Returns a function that lists live objects created in this test.
 
-    What is older is frozen: a process that has run many tests holds millions
-    of objects, and walking them takes seconds each time.
+    Older objects are frozen: a process that ran many tests holds millions of
+    objects, and iterating over all of them takes seconds each time.
     """
     gc.collect()
     gc.freeze()

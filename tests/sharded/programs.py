@@ -1,14 +1,14 @@
-"""Random programs of reads and writes, each step beside numpy.
+"""Random programs of reads and writes that are compared with numpy.
 
-A step draws arguments from a generator, runs one method of the table, does
-the same to a numpy array, and compares what was read and the whole table.
+Each step draws arguments from a generator, runs one method of the table, does
+the same to a numpy array, and compares the value read and the full table.
 """
 
 import numpy as np
 import tensorflow as tf
 
-# What numpy does instead. Both round each result in the dtype, in the order of
-# ids, so tables are compared with ==.
+# The numpy equivalents. TensorFlow and numpy round each result in the dtype,
+# in the order of the ids, so tables are compared with `==`.
 REFERENCES = {
     "add": np.add.at,
     "sub": np.subtract.at,
@@ -16,7 +16,7 @@ REFERENCES = {
     "div": np.divide.at,
     "min": np.minimum.at,
     "max": np.maximum.at,
-    # In numpy too, the last of equal ids stays.
+    # The last of equal ids is kept, as in numpy.
     "update": lambda table, ids, values: table.__setitem__(ids, values),
 }
 FACTORS = ("mul", "div")
@@ -58,10 +58,10 @@ DTYPES = (
 
 
 def steps_of(dtype):
-    """Names of the steps that `tf.Variable` has for a dtype.
+    """Returns the names of the steps that `tf.Variable` supports for a dtype.
 
-    Of integers, numpy rounds quotients down and TensorFlow to zero: they are
-    left to the tests of routing.
+    numpy rounds integer quotients down and TensorFlow rounds them towards zero,
+    so the routing tests cover integer division.
     """
     kind = "f" if dtype == tf.bfloat16.as_numpy_dtype else np.dtype(dtype).kind
     left_out = {
@@ -78,7 +78,7 @@ def steps_of(dtype):
 
 
 def values_of(rng, shape, dtype, choices=range(-4, 5)):
-    """Random values of a dtype."""
+    """Returns random values of a dtype."""
     values = rng.choice(np.asarray(choices), shape)
     if dtype == np.object_:  # Strings.
         return np.asarray(
@@ -92,13 +92,13 @@ def values_of(rng, shape, dtype, choices=range(-4, 5)):
 
 
 class Program:
-    """A table, its reference, and how methods are called.
+    """A table, its numpy reference, and the way its methods are called.
 
     Args:
-      table: A table of ours.
-      seed: Of all that is drawn.
-      is_traced: Whether each kind of step is a `tf.function`, traced once
-        with shapes unknown.
+      table: The table under test.
+      seed: Seed of all random draws.
+      is_traced: Whether each kind of step is a `tf.function` that is traced
+        once with unknown shapes.
     """
 
     def __init__(self, table, seed, is_traced):
@@ -109,12 +109,13 @@ class Program:
         self._functions = {}
 
     def run(self, num_steps):
-        """Takes steps; returns how many."""
+        """Runs steps; returns the number of steps that ran."""
         for _ in range(num_steps):
             step = self.rng.choice(self._steps)
             if step in READS:
                 found, wanted = self._read(step)
-                # References give single elements as scalars, strings as bytes.
+                # References return scalars for single elements and bytes for
+                # strings.
                 found, wanted = (
                     np.asarray(found.numpy()),
                     np.asarray(wanted, self.ref.dtype),
@@ -140,7 +141,7 @@ class Program:
 
     def _call(self, name, function, *args):
         args = [np.asarray(arg) for arg in args]
-        # Of an empty array of objects TensorFlow does not know the dtype.
+        # TensorFlow cannot infer the dtype of an empty object array.
         args = [
             tf.constant(
                 arg, tf.string if arg.dtype == np.object_ else arg.dtype

@@ -1,7 +1,7 @@
-"""Restores a table; prints the MiB that this takes at its peak.
+"""Restores a table and prints the peak extra memory in MiB.
 
-Run as `python -m tests.sharded.restore_program CHECKPOINT OPTIONS`, in a
-process of its own: memory that a process has freed it takes again uncounted.
+Run as `python -m tests.sharded.restore_program CHECKPOINT OPTIONS` in a
+separate process: memory that a process freed before is not counted again.
 """
 
 import json
@@ -16,7 +16,7 @@ SHAPE = (1 << 17, 128)  # 64 MiB.
 
 
 def make(value, **options):
-    """A table full of `value`, made shard by shard."""
+    """Returns a table filled with `value`, created shard by shard."""
     return ShardedVariable.create(
         tf.constant_initializer(value), SHAPE, **options
     )
@@ -24,7 +24,7 @@ def make(value, **options):
 
 def main():
     path, options = sys.argv[1], json.loads(sys.argv[2])
-    # The first restore of a process sets TensorFlow up.
+    # The first restore in a process initializes TensorFlow.
     small = ShardedVariable.create(tf.ones([8, 4]), **options)
     tf.train.Checkpoint(table=small).read(
         tf.train.Checkpoint(table=small).write(path + "_small")

@@ -1,9 +1,9 @@
-"""Tables on two parameter servers; test_parameter_servers.py starts it.
+"""Tables on two parameter servers; started by test_parameter_servers.py.
 
     python -m tests.sharded.server_program
 
-Servers and worker are threads of this process, which ends them. Prints a line
-of JSON: what each case gave, or its error.
+The servers and the worker are threads of this process and end with it. The
+program prints one line of JSON with the result or the error of each case.
 """
 
 import functools
@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 
-# A worker must wait for servers that start later than it.
+# The worker must wait for servers that start later.
 os.environ["GRPC_FAIL_FAST"] = "use_caller"
 
 import numpy as np
@@ -59,27 +59,27 @@ def table_as_the_strategy_divides(strategy, coordinator):
             tf.ones_initializer(), [6, 2], tf.float32
         )
         other = tf.Variable(tf.zeros([6, 2]))
-    # The strategy divides what is made after it as before.
+    # The strategy still partitions variables that are created afterwards.
     return places(table.variables), places(other.variables)
 
 
 def first_values(strategy, coordinator):
-    """Beside those of one process, and where they were made."""
+    """Compares values with a single process; records where they were drawn."""
     del coordinator
     devices = []
     of_shard = initial_value.of_shard
 
-    def told(*arguments):
+    def record_device(*arguments):
         devices.append("ps" in tf_private.current_device())
         return of_shard(*arguments)
 
-    def made(initializer):
+    def table_values(initializer):
         tf.random.set_seed(3)
         return tlm.ShardedVariable.create(
             initializer, [6, 2], num_shards=3
         ).numpy()
 
-    def made_by_layers(kind):
+    def make_with_layer(kind):
         one = tlm.layers if kind == "keras" else tlm.layers.tf_keras
         one = one.ShardedEmbedding(
             6,
@@ -94,13 +94,13 @@ def first_values(strategy, coordinator):
         return one.embeddings.numpy()
 
     found = {}
-    initial_value.of_shard = told
+    initial_value.of_shard = record_device
     for name, make in {
-        "normal": lambda: made(tf.random_normal_initializer()),
-        "seeded": lambda: made(tf.random_uniform_initializer(seed=5)),
-        "own": lambda: made(lambda shape: ROWS[: shape[0]]),
+        "normal": lambda: table_values(tf.random_normal_initializer()),
+        "seeded": lambda: table_values(tf.random_uniform_initializer(seed=5)),
+        "own": lambda: table_values(lambda shape: ROWS[: shape[0]]),
         **{
-            kind: functools.partial(made_by_layers, kind)
+            kind: functools.partial(make_with_layer, kind)
             for kind in ("keras", "tf_keras")
         },
     }.items():
@@ -138,7 +138,7 @@ def scheduled_step(strategy, coordinator, table):
 
 def layer(module, strategy, optimizer=None):
     with strategy.scope():
-        made = module.ShardedEmbedding(
+        embedding_layer = module.ShardedEmbedding(
             6,
             2,
             num_shards=2,
@@ -146,16 +146,16 @@ def layer(module, strategy, optimizer=None):
             name="words",
             embeddings_initializer="ones",
         )
-        made.build(())
-    return made
+        embedding_layer.build(())
+    return embedding_layer
 
 
 def trained_layer(module, strategy, coordinator):
-    made = layer(module, strategy)
+    embedding_layer = layer(module, strategy)
     return (
-        places(made.embeddings.variables),
-        scheduled_step(strategy, coordinator, made.embeddings),
-        made(tf.constant([0, 1, 5])).numpy().tolist(),
+        places(embedding_layer.embeddings.variables),
+        scheduled_step(strategy, coordinator, embedding_layer.embeddings),
+        embedding_layer(tf.constant([0, 1, 5])).numpy().tolist(),
     )
 
 
@@ -221,7 +221,7 @@ def main():
         except Exception as error:
             found[case.__name__] = f"{type(error).__name__}: {error}"
     print("FOUND " + json.dumps(found), flush=True)
-    # Servers in threads never end.
+    # The server threads never end.
     del servers
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Makes the tables that the tests of this folder use."""
+"""Builders of tables for the tests in this folder."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ from tf_layoutmap.sharded import ShardedVariable
 
 
 def make_table(values, sizes, name="emb", **options):
-    """A table of `values` cut into shards of `sizes` rows."""
+    """Returns a table of `values` with shards of `sizes` rows."""
     offsets = np.cumsum([0, *sizes])
     return ShardedVariable(
         [
@@ -21,7 +21,7 @@ def make_table(values, sizes, name="emb", **options):
 
 
 def backwards(num_rows, num_shards):
-    """A callable placement: rows dealt out in turn, the last shard first."""
+    """Callable placement that assigns rows in turn, last shard first."""
     return RowPartition.from_callable(
         lambda rows: (num_shards - 1 - rows % num_shards, rows // num_shards),
         RowPartition.mod(num_rows, num_shards).sizes[::-1],
@@ -36,7 +36,7 @@ PLACEMENTS = {
 
 
 def placed(values, placement, num_shards=3, **options):
-    """A table of `values` under one of PLACEMENTS, or cut into "columns"."""
+    """Returns a table of `values` with one of PLACEMENTS, or by "columns"."""
     values = np.asarray(values)
     axis = int(placement == "columns")
     rule = PLACEMENTS["div" if axis else placement]
@@ -50,7 +50,7 @@ def placed(values, placement, num_shards=3, **options):
 
 @st.composite
 def cuts(draw, shape):
-    """Arguments of `ShardedVariable.create` that cut `shape` somehow."""
+    """Draws arguments of `ShardedVariable.create` for a table of `shape`."""
     axis = draw(st.integers(0, 1)) if len(shape) > 1 else 0
     size = shape[axis]
     num_shards = draw(st.integers(1, 5))

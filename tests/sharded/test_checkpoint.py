@@ -1,4 +1,4 @@
-"""A checkpoint holds one tensor, whatever the shards."""
+"""A checkpoint holds one tensor per table for any sharding."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tf_layoutmap.sharded import checkpoint as sharded_checkpoint
 TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 
 
-def tensorflows_own(values, sizes):
+def tensorflow_table(values, sizes):
     return TensorFlowsOwn(make_table(values, sizes).variables)
 
 
@@ -31,7 +31,7 @@ KINDS = [
     (make_table, [4, 3, 3]),
     (make_table, [1, 2, 0, 7]),
     (one_variable, None),
-    (tensorflows_own, [5, 5]),
+    (tensorflow_table, [5, 5]),
 ]
 kinds = pytest.mark.parametrize(
     "kind", KINDS, ids=["one", "even", "uneven", "variable", "tensorflow's"]
@@ -53,7 +53,7 @@ def test_any_table_restores_into_any_other(values, tmp_path, kind, target):
 
 
 @kinds
-def test_the_file_has_one_tensor(values, tmp_path, kind):
+def test_the_checkpoint_has_one_tensor_per_table(values, tmp_path, kind):
     path = tf.train.Checkpoint(table=kind[0](values, kind[1])).write(
         str(tmp_path / "c")
     )
@@ -62,7 +62,9 @@ def test_the_file_has_one_tensor(values, tmp_path, kind):
     np.testing.assert_array_equal(tf.train.load_variable(path, name), values)
 
 
-def test_a_table_made_after_the_restore_gets_its_value(values, sizes, tmp_path):
+def test_a_table_created_after_the_restore_receives_its_value(
+    values, sizes, tmp_path
+):
     path = tf.train.Checkpoint(table=make_table(values, [4, 6])).write(
         str(tmp_path / "c")
     )
@@ -81,7 +83,9 @@ def test_a_table_made_after_the_restore_gets_its_value(values, sizes, tmp_path):
     np.testing.assert_array_equal(root.module.table.numpy(), values * 2)
 
 
-def test_a_manager_keeps_and_restores_the_newest(values, sizes, tmp_path):
+def test_a_checkpoint_manager_keeps_and_restores_the_newest(
+    values, sizes, tmp_path
+):
     table = make_table(values, sizes)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(table=table), str(tmp_path), max_to_keep=2
@@ -94,7 +98,7 @@ def test_a_manager_keeps_and_restores_the_newest(values, sizes, tmp_path):
     np.testing.assert_array_equal(table.numpy(), values + 3)
 
 
-def test_asynchronous_checkpoints_hold_the_value_at_the_save(
+def test_async_checkpoints_hold_the_values_at_the_time_of_the_save(
     values, sizes, tmp_path
 ):
     table = make_table(values, sizes)
@@ -121,7 +125,7 @@ def test_asynchronous_checkpoints_hold_the_value_at_the_save(
     ],
     ids=["rows", "dim", "rank", "dtype"],
 )
-def test_another_shape_or_dtype_is_refused_and_nothing_is_restored(
+def test_a_mismatched_shape_or_dtype_raises_and_restores_nothing(
     values, tmp_path, other
 ):
     path = tf.train.Checkpoint(
@@ -141,7 +145,7 @@ def test_another_shape_or_dtype_is_refused_and_nothing_is_restored(
     assert first.numpy() == 0
 
 
-def test_a_truncated_checkpoint_is_refused(values, tmp_path):
+def test_a_truncated_checkpoint_raises(values, tmp_path):
     path = tf.train.Checkpoint(table=make_table(values, [4, 6])).write(
         str(tmp_path / "c")
     )
@@ -154,7 +158,7 @@ def test_a_truncated_checkpoint_is_refused(values, tmp_path):
 
 
 def damage(path, values):
-    """Changes one bit in the middle of where a file has `values`."""
+    """Flips one bit in the middle of the part of a file that holds `values`."""
     with open(path + ".data-00000-of-00001", "r+b") as file:
         content = file.read()
         found = np.ascontiguousarray(values).tobytes()
@@ -168,7 +172,7 @@ SHIFTS = {"first": 100, "plain": 200, "last": 300}
 
 
 def written(values, tmp_path, kind):
-    """A file of two tables and a variable, each with numbers of its own."""
+    """Writes a checkpoint of two tables and a variable with distinct values."""
     make, sizes = kind
     return tf.train.Checkpoint(
         **{
@@ -188,38 +192,38 @@ def written(values, tmp_path, kind):
     [{"num_shards": 3}, {"placement": "mod", "num_shards": 3}, {"axis": 1}, {}],
     ids=str,
 )
-def test_nothing_is_restored_from_a_damaged_file(
+def test_a_corrupted_checkpoint_raises_and_restores_nothing(
     values, tmp_path, kind, mine, late, part
 ):
     path = written(values, tmp_path, kind)
-    damage(path, (values + SHIFTS[part])[8:])  # Behind its first rows.
-    made = {
+    damage(path, (values + SHIFTS[part])[8:])  # Skips the first rows.
+    objects = {
         "first": ShardedVariable.create(values, **mine),
         "plain": tf.Variable(values),
         "last": ShardedVariable.create(values, **mine),
     }
     if late:
-        # What is made behind the restore is restored as it comes.
+        # Deferred restores are checked when the objects are created.
         root = tf.train.Checkpoint()
         status = root.read(path)
-        for name, table in made.items():
+        for name, table in objects.items():
             if name != part:
                 setattr(root, name, table)
                 np.testing.assert_array_equal(
                     table.numpy(), values + SHIFTS[name]
                 )
         with pytest.raises(tf.errors.DataLossError):
-            setattr(root, part, made[part])
+            setattr(root, part, objects[part])
         del status
-        made = {part: made[part]}
+        objects = {part: objects[part]}
     else:
         with pytest.raises(tf.errors.DataLossError):
-            tf.train.Checkpoint(**made).read(path)
-    for table in made.values():
+            tf.train.Checkpoint(**objects).read(path)
+    for table in objects.values():
         np.testing.assert_array_equal(table.numpy(), values)
 
 
-def test_a_graph_that_restores_a_damaged_file_has_written_nothing(tmp_path):
+def test_a_graph_that_restores_a_corrupted_checkpoint_writes_nothing(tmp_path):
     values = np.arange(20, dtype=np.float32).reshape(10, 2)
     path = tf.train.Checkpoint(table=make_table(values, [3, 3, 4])).write(
         str(tmp_path / "c")
@@ -245,7 +249,9 @@ def test_a_graph_that_restores_a_damaged_file_has_written_nothing(tmp_path):
 
 @pytest.mark.parametrize("shape", [(0, 2), (5, 0), (0,)])
 @pytest.mark.parametrize("options", [{"num_shards": 3}, {"placement": "mod"}])
-def test_a_table_without_elements_is_written_and_read(tmp_path, shape, options):
+def test_a_table_without_elements_is_saved_and_restored(
+    tmp_path, shape, options
+):
     values = np.zeros(shape, np.float32)
     table = ShardedVariable.create(values, **options)
     path = tf.train.Checkpoint(table=table).write(tmp_path / "empty")

@@ -1,4 +1,7 @@
-"""Any checkpoint restores into any table, bit by bit, block by block."""
+"""A checkpoint of any table restores into a table of any other layout.
+
+Values are bitwise identical, and files are read block by block.
+"""
 
 import json
 import subprocess
@@ -25,13 +28,13 @@ DTYPES = (
     np.complex64,
     np.bytes_,
 )
-# TensorFlow cannot read a part of these, so its own class cannot either.
+# TensorFlow cannot read slices of these dtypes, so its own class cannot either.
 UNSLICEABLE = (np.float16, np.bytes_)
 
 
 @st.composite
 def makers(draw, shape, dtype):
-    """A name and a function of values: a table, a variable, TensorFlow's."""
+    """Draws a label and a function that makes a table from values."""
     kinds = ["ours", "ours", "ours", "one", "theirs"]
     kind = draw(st.sampled_from(kinds[:-1] if dtype in UNSLICEABLE else kinds))
     if kind == "ours":
@@ -85,7 +88,7 @@ def test_any_table_restores_into_any_other(tmp_path_factory, case):
     values, blank, make_saved, make_restored = case
     prefix = str(tmp_path_factory.mktemp("checkpoint") / "c")
     slot = values[::-1].copy()
-    # A slot of an optimizer is another table of the same shape.
+    # An optimizer slot is another table of the same shape.
     path = tf.train.Checkpoint(
         table=make_saved(values), slots=[make_saved(slot)]
     ).write(prefix)
@@ -97,7 +100,7 @@ def test_any_table_restores_into_any_other(tmp_path_factory, case):
 
 
 @pytest.mark.parametrize("placement", ["div", "mod", "callable", "columns"])
-def test_the_file_holds_rows_in_their_order(tmp_path, placement):
+def test_a_checkpoint_stores_rows_in_global_order(tmp_path, placement):
     values = np.arange(60.0).reshape(10, 6)
     path = tf.train.Checkpoint(table=placed(values, placement)).write(
         str(tmp_path / "c")
@@ -108,7 +111,7 @@ def test_the_file_holds_rows_in_their_order(tmp_path, placement):
 
 
 @pytest.mark.parametrize("placement", ["div", "mod", "callable", "columns"])
-def test_a_restore_holds_one_block_of_the_file_at_a_time(
+def test_a_restore_holds_one_block_at_a_time(
     tmp_path, placement, monkeypatch, new_objects
 ):
     values = np.arange(64.0 * 8).reshape(64, 8)
@@ -121,7 +124,7 @@ def test_a_restore_holds_one_block_of_the_file_at_a_time(
 
     def noting(block, value):
         held.append(value.shape.num_elements())
-        # Every tensor of this dtype that is alive, but for the shards.
+        # All live tensors of this dtype, except the shards.
         alive = [
             t
             for t in new_objects()
@@ -141,18 +144,18 @@ def test_a_restore_holds_one_block_of_the_file_at_a_time(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("placement", ["div", "mod", "callable", "columns"])
-def test_a_graph_of_version_1_restores_every_block(tmp_path, placement, dtype):
+def test_a_v1_graph_restores_every_block(tmp_path, placement, dtype):
     values = np.arange(64 * 8).reshape(64, 8).astype(dtype)
     path = tf.train.Checkpoint(table=placed(values, "div", 4)).write(
         str(tmp_path / "c")
     )
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = placed(np.zeros_like(values), placement, 3)
-        whole = tf.convert_to_tensor(table)
+        full = tf.convert_to_tensor(table)
         status = tf.train.Checkpoint(table=table).read(path)
         session.run([shard.initializer for shard in table.variables])
         status.assert_consumed().run_restore_ops(session)
-        np.testing.assert_array_equal(session.run(whole), values)
+        np.testing.assert_array_equal(session.run(full), values)
 
 
 @pytest.mark.slow
@@ -162,12 +165,12 @@ def test_a_graph_of_version_1_restores_every_block(tmp_path, placement, dtype):
     [
         ({"num_shards": 8}, 1),
         ({"num_shards": 8, "placement": "mod"}, 1),
-        # Parts of two blocks of the file: one more is held while it is read.
+        # The restore holds one more block while it reads two blocks.
         ({"num_shards": 8, "axis": 1}, 2),
     ],
     ids=["div", "mod", "columns"],
 )
-def test_a_restore_takes_no_more_memory_than_a_shard(tmp_path, options, held):
+def test_a_restore_allocates_at_most_one_extra_shard(tmp_path, options, held):
     path = tf.train.Checkpoint(
         table=restore_program.make(3.0, num_shards=8)
     ).write(str(tmp_path / "c"))
@@ -185,11 +188,11 @@ def test_a_restore_takes_no_more_memory_than_a_shard(tmp_path, options, held):
             text=True,
         ).stdout
     )
-    # A shard is 8 MiB of 64; and some for what TensorFlow needs itself.
+    # A shard has 8 of the 64 MiB; 8 MiB are allowed for TensorFlow itself.
     assert extra < held * 8 + 8
 
 
-def test_training_goes_on_in_other_shards(tmp_path):
+def test_training_continues_with_other_shards(tmp_path):
     class Model(tf.Module):
         def __init__(self, placement, num_shards):
             self.table = placed(

@@ -1,4 +1,4 @@
-"""Copies and pickles of a table are tables of their own."""
+"""Copies and unpickled tables share no state with the original."""
 
 import copy
 import pickle
@@ -21,10 +21,10 @@ def unpickled(table):
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS, "columns"])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, unpickled])
-def test_a_duplicate_holds_the_same_and_shares_nothing(
+def test_a_duplicate_has_equal_values_and_no_shared_state(
     values, placement, duplicate
 ):
-    if placement == "callable":  # pickle takes functions of modules only.
+    if placement == "callable":  # pickle requires a module-level function.
         table = tlm.ShardedVariable.create(
             values, name="emb", num_shards=2, placement=rows_in_turn
         )
@@ -43,7 +43,9 @@ def test_a_duplicate_holds_the_same_and_shares_nothing(
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, unpickled])
-def test_optimizers_can_tell_a_duplicate_from_its_original(values, duplicate):
+def test_optimizers_distinguish_a_duplicate_from_its_original(
+    values, duplicate
+):
     table = placed(values, "div")
     other = duplicate(table)
     assert other._unique_id != table._unique_id
@@ -52,7 +54,7 @@ def test_optimizers_can_tell_a_duplicate_from_its_original(values, duplicate):
     assert all(shard._sharded_container() is table for shard in table)
 
 
-def test_a_duplicate_of_an_exported_table_is_exported_itself(values, tmp_path):
+def test_a_duplicate_of_an_exported_table_can_be_exported(values, tmp_path):
     module = tf.Module()
     module.table = placed(values, "mod")
     module.first = tf.function(lambda: module.table[0], input_signature=[])
@@ -66,7 +68,7 @@ def test_a_duplicate_of_an_exported_table_is_exported_itself(values, tmp_path):
         np.testing.assert_array_equal(loaded.first(), values[0] * factor)
 
 
-def test_attributes_of_a_class_of_ones_own_are_copied(values):
+def test_attributes_of_a_subclass_are_copied(values):
     class Words(tlm.ShardedVariable):
         pass
 

@@ -1,4 +1,4 @@
-"""A bar where tables take long, and none elsewhere."""
+"""A progress bar is shown only while large tables are created."""
 
 import threading
 
@@ -15,13 +15,13 @@ SIZE = SHAPE[0] * SHAPE[1] * 4
 
 
 @pytest.fixture
-def at_once(monkeypatch):
+def show_immediately(monkeypatch):
     monkeypatch.setattr(new_rows, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(new_rows, "FILE_SECONDS", 0.01)
     monkeypatch.setattr(new_rows, "LEAST_BYTES", 1)
 
 
-def test_the_operation_counts_what_it_writes():
+def test_the_op_counts_the_bytes_it_writes():
     before = int(ops.bytes_drawn())
     for initializer in (
         tf.random_uniform_initializer(seed=1),
@@ -34,11 +34,13 @@ def test_the_operation_counts_what_it_writes():
 @pytest.mark.parametrize(
     "initializer",
     [
-        tf.random_uniform_initializer(seed=1),  # Drawn by our operation.
+        tf.random_uniform_initializer(seed=1),  # Drawn by our op.
         lambda shape: tf.ones(shape),
     ],
 )
-def test_a_sharded_variable(at_once, capsys, initializer):
+def test_creating_a_sharded_variable_shows_progress(
+    show_immediately, capsys, initializer
+):
     tlm.ShardedVariable.create(initializer, shape=SHAPE, num_shards=3)
     printed = capsys.readouterr().out
     assert printed.startswith("Making tables\n")
@@ -47,7 +49,9 @@ def test_a_sharded_variable(at_once, capsys, initializer):
     assert f"{mib}/{mib}" in printed.splitlines()[-1]
 
 
-def test_all_tables_of_an_embedding_have_one_bar(at_once, capsys):
+def test_all_tables_of_an_embedding_share_one_progress_bar(
+    show_immediately, capsys
+):
     embedding = tlm.TPUEmbedding(
         [
             tpu.FeatureConfig(tpu.TableConfig(SHAPE[0], SHAPE[1], name=name))
@@ -58,24 +62,26 @@ def test_all_tables_of_an_embedding_have_one_bar(at_once, capsys):
     embedding.build(per_replica_batch_size=2)
     printed = capsys.readouterr().out
     assert printed.count("Making tables") == 1
-    mib = 2 * 3 * SIZE >> 20  # Rows and two slot variables.
+    mib = 2 * 3 * SIZE >> 20  # The rows and two slot variables.
     assert f"{mib}/{mib}" in printed.splitlines()[-1]
 
 
-def test_an_error_ends_it(at_once, capsys):
+def test_an_error_ends_the_progress_bar(show_immediately, capsys):
     def fail(shape):
         raise KeyError("no such file")
 
     with pytest.raises(KeyError, match="no such file"):
         tlm.ShardedVariable.create(fail, shape=SHAPE, num_shards=2)
     assert f"0/{SIZE >> 20}" in capsys.readouterr().out
-    with new_rows.show_progress(SIZE):  # The next one is shown again.
+    with new_rows.show_progress(SIZE):  # The next bar is shown again.
         new_rows.add_progress(SIZE)
     assert f"{SIZE >> 20}/{SIZE >> 20}" in capsys.readouterr().out
 
 
-def test_devices_of_the_program_do_not_count(at_once, capsys):
-    # Where an operation cannot be: this process knows no such server.
+def test_device_scopes_of_the_program_do_not_affect_progress(
+    show_immediately, capsys
+):
+    # This device does not exist in the process, so no op can be placed on it.
     with new_rows.show_progress(SIZE), tf.device("/job:ps/task:7"):
         new_rows.add_progress(SIZE)
     with tf.device("/job:ps/task:7"), new_rows.show_progress(SIZE):
@@ -83,7 +89,7 @@ def test_devices_of_the_program_do_not_count(at_once, capsys):
     assert capsys.readouterr().out.count("Making tables") == 2
 
 
-def test_small_and_quick_tables_say_nothing(monkeypatch, capsys):
+def test_small_and_fast_tables_print_nothing(monkeypatch, capsys):
     threads = threading.active_count()
     tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
     monkeypatch.setattr(new_rows, "LEAST_BYTES", 1)

@@ -1,7 +1,6 @@
-"""Where TensorFlow 2.21's own ShardedVariable is wrong, ours is not.
+"""Defects of TensorFlow 2.21's ShardedVariable that our class does not have.
 
-One test for each row of the table of docs/guides/sharded_variable.md that has
-code.
+Each row with code in the table of docs/guides/sharded_variable.md has one test.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from tf_layoutmap.sharded import ShardedVariable
 
 @pytest.fixture
 def grid():
-    """[6, 2] float32, every element another whole number."""
+    """Returns a [6, 2] float32 array of distinct integers."""
     return np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
@@ -25,7 +24,7 @@ def everywhere(function):
     return function(), tf.function(function)()
 
 
-def test_the_first_row_of_each_shard_is_its_own(values):
+def test_the_first_row_of_each_shard_is_read_correctly(values):
     table = make_table(values[:9], [3, 3, 3])
     for row in (0, 3, 6):
         np.testing.assert_array_equal(table[row], values[row])
@@ -44,7 +43,7 @@ def test_tf_gather_keeps_the_order_of_ids_of_any_rank(values):
 
 
 @pytest.mark.parametrize("sizes", [[4, 2, 4], [2, 5, 3], [0, 1, 9]])
-def test_uneven_shards_are_looked_up_right(values, sizes):
+def test_lookups_of_uneven_shards_are_correct(values, sizes):
     table = make_table(values, sizes)
     for found in everywhere(
         lambda: tf.nn.embedding_lookup(table, list(range(10)))
@@ -54,7 +53,9 @@ def test_uneven_shards_are_looked_up_right(values, sizes):
 
 @pytest.mark.parametrize("placement", ["div", "mod"])
 @pytest.mark.parametrize("strategy", ["div", "mod"])
-def test_the_v1_lookup_follows_the_table(values, placement, strategy):
+def test_the_v1_lookup_uses_the_placement_of_the_table(
+    values, placement, strategy
+):
     table = placed(values, placement)
     for found in everywhere(
         lambda: tf.compat.v1.nn.embedding_lookup(
@@ -64,7 +65,7 @@ def test_the_v1_lookup_follows_the_table(values, placement, strategy):
         np.testing.assert_array_equal(found, values[[0, 1, 2, 9]])
 
 
-def test_every_slice_is_that_of_numpy(grid):
+def test_every_slice_matches_numpy(grid):
     values = grid[:5]
     table = make_table(values, [2, 2, 1])
     bounds = [None, *range(-7, 8)]
@@ -87,7 +88,7 @@ def test_every_slice_is_that_of_numpy(grid):
     ],
     ids=str,
 )
-def test_new_axes_and_ellipses_count_for_the_whole_table(grid, index):
+def test_new_axes_and_ellipses_index_the_unsharded_table(grid, index):
     found = make_table(grid, [2, 2, 2])[index]
     assert found.shape == grid[index].shape
     np.testing.assert_array_equal(found, grid[index])
@@ -101,7 +102,7 @@ def test_an_ellipsis_before_the_only_axis_indexes_rows():
 
 @pytest.mark.parametrize("rows", [5, 7], ids=["too small", "too large"])
 @pytest.mark.parametrize("placement", ["div", "mod", "columns"])
-def test_a_value_of_another_shape_writes_nothing(grid, rows, placement):
+def test_a_value_with_another_shape_writes_nothing(grid, rows, placement):
     table = placed(grid, placement, 2)
     with pytest.raises(ValueError, match="must have shape"):
         table.assign(np.ones((rows, 2)))
@@ -120,13 +121,13 @@ def test_tensors_lists_and_masks_index_rows(grid):
     np.testing.assert_array_equal(table[mask, 0], grid[mask, 0])
 
 
-def test_it_has_the_methods_of_a_variable(grid):
+def test_a_table_has_the_methods_of_a_variable(grid):
     table = make_table(grid, [3, 3])
     assert len(table) == 6 and table.trainable
     assert table.device == table.variables[0].device
     assert table.ref() == table.ref() and table.ref().deref() is table
-    for whole in (table.value(), table.read_value()):
-        np.testing.assert_array_equal(whole, grid)
+    for full in (table.value(), table.read_value()):
+        np.testing.assert_array_equal(full, grid)
     np.testing.assert_array_equal(
         table.gather_nd([[5, 1], [0, 0]]), [grid[5, 1], grid[0, 0]]
     )
@@ -144,14 +145,14 @@ def test_a_scalar_is_scattered_to_all_columns(grid):
     np.testing.assert_array_equal(table.numpy(), grid)
 
 
-def test_empty_shards_take_scatters(grid):
+def test_empty_shards_support_scatters(grid):
     table = make_table(grid, [0, 2, 0, 4, 0])
     table.scatter_add(tf.IndexedSlices(tf.ones([3, 2]), [5, 2, 0]))
     grid[[5, 2, 0]] += 1
     np.testing.assert_array_equal(table.numpy(), grid)
 
 
-def test_a_table_leaves_a_function_and_goes_around_a_loop(grid):
+def test_a_table_is_returned_from_functions_and_carried_in_loops(grid):
     table = make_table(grid, [2, 4])
     np.testing.assert_array_equal(tf.function(lambda: table)(), grid)
     for found in everywhere(
@@ -172,13 +173,13 @@ def test_a_table_leaves_a_function_and_goes_around_a_loop(grid):
     np.testing.assert_array_equal(count(), grid + (np.arange(6) < 3)[:, None])
 
 
-def test_numpy_sees_an_array_of_numbers(grid):
+def test_numpy_converts_a_table_to_an_array_of_numbers(grid):
     table = make_table(grid, [2, 4])
     assert np.array(table).dtype == np.float32
     np.testing.assert_array_equal(np.array(table), grid)
 
 
-def test_no_name_scope_keeps_a_table_from_dense_use(grid):
+def test_dense_use_works_in_any_name_scope(grid):
     table = make_table(grid, [2, 4])
 
     @tf.function
@@ -189,7 +190,7 @@ def test_no_name_scope_keeps_a_table_from_dense_use(grid):
     np.testing.assert_array_equal(double(), grid * 2)
 
 
-def test_four_threads_lose_no_update():
+def test_updates_from_four_threads_are_all_applied():
     table = ShardedVariable.create(np.zeros((50, 8), np.float32), num_shards=4)
     num_calls, ids_per_call = 250, 40
 
@@ -208,14 +209,14 @@ def test_four_threads_lose_no_update():
         thread.start()
     for thread in threads:
         thread.join()
-    # 40,000 additions of 1: exact in float32.
+    # The sum of 40,000 additions of 1 is exact in float32.
     np.testing.assert_array_equal(
         table.numpy().sum(axis=0), [4 * num_calls * ids_per_call] * 8
     )
 
 
-def test_what_is_exported_reads_and_writes_the_same_rows(grid, tmp_path):
-    # tests/sharded/test_export.py has every method, loaded elsewhere.
+def test_an_exported_table_reads_and_writes_the_same_rows(grid, tmp_path):
+    # tests/sharded/test_export.py covers every method of a loaded table.
     module = tf.Module()
     module.table = make_table(grid, [4, 2])
     spec = tf.TensorSpec([None], tf.int32)
@@ -274,11 +275,11 @@ def test_a_keras_optimizer_and_a_table_share_a_checkpoint(grid, tmp_path):
     np.testing.assert_array_equal(again.numpy(), table.numpy())
 
 
-def test_slots_that_are_tables_restore_into_other_shards(grid, tmp_path):
+def test_slots_restore_into_tables_with_other_shards(grid, tmp_path):
     path = tf.train.Checkpoint(
         table=make_table(grid, [2, 2, 2]), slot=make_table(grid + 1, [2, 2, 2])
     ).write(str(tmp_path / "c"))
-    # Deferred: made after the restore.
+    # The restore is deferred until the objects are created.
     checkpoint = tf.train.Checkpoint()
     checkpoint.read(path)
     checkpoint.table = make_table(np.zeros_like(grid), [3, 3])
@@ -287,7 +288,7 @@ def test_slots_that_are_tables_restore_into_other_shards(grid, tmp_path):
     np.testing.assert_array_equal(checkpoint.slot.numpy(), grid + 1)
 
 
-def test_shards_are_named_as_tf_keras_parses_them(grid):
+def test_shard_names_can_be_parsed_by_tf_keras(grid):
     table = ShardedVariable.create(grid, num_shards=3, name="ads")
     assert [v.name for v in table.variables] == [
         f"ads/part_{i}:0" for i in range(3)
@@ -295,18 +296,18 @@ def test_shards_are_named_as_tf_keras_parses_them(grid):
 
 
 @pytest.mark.parametrize("kind", ["new", "legacy"])
-def test_tf_keras_optimizers_train_shards_as_one_variable(grid, kind):
+def test_tf_keras_optimizers_train_a_table_like_one_variable(grid, kind):
     tf_keras = pytest.importorskip("tf_keras")
     adam = {
         "new": tf_keras.optimizers.Adam,
         "legacy": tf_keras.optimizers.legacy.Adam,
     }[kind]
-    # Shards of any names: TensorFlow's class needs `.../part_i`.
+    # Any shard names are allowed; TensorFlow's class requires `.../part_i`.
     table = ShardedVariable(
         [tf.Variable(grid[:4], name="part_of_words"), tf.Variable(grid[4:])]
     )
-    whole = tf.Variable(grid)
-    for one, variables in ((table, table.variables), (whole, [whole])):
+    full = tf.Variable(grid)
+    for one, variables in ((table, table.variables), (full, [full])):
         optimizer = adam(0.5)
         for ids in ([5, 0], [5, 1, 5]):
             with tf.GradientTape() as tape:
@@ -314,11 +315,11 @@ def test_tf_keras_optimizers_train_shards_as_one_variable(grid, kind):
             optimizer.apply_gradients(
                 zip(tape.gradient(loss, variables), variables)
             )
-    np.testing.assert_allclose(table.numpy(), whole.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(table.numpy(), full.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("sizes", [[3, 3], [1, 2, 2, 1], [6]])
-def test_slots_of_tf_keras_restore_into_other_shards(grid, sizes, tmp_path):
+def test_tf_keras_slots_restore_into_other_shards(grid, sizes, tmp_path):
     tf_keras = pytest.importorskip("tf_keras")
 
     def built(values, sizes):
@@ -348,7 +349,7 @@ def test_slots_of_tf_keras_restore_into_other_shards(grid, sizes, tmp_path):
     np.testing.assert_array_equal(again.numpy(), table.numpy())
 
 
-def test_variables_of_dtensor_are_shards(grid):
+def test_dtensor_variables_can_be_shards(grid):
     dtensor = tf.experimental.dtensor
     mesh = dtensor.create_mesh([("x", 1)], devices=["CPU:0"])
     layout = dtensor.Layout.replicated(mesh, rank=2)
@@ -369,7 +370,7 @@ def test_variables_of_dtensor_are_shards(grid):
     np.testing.assert_array_equal(table.numpy(), grid)
 
 
-def test_the_tape_gives_one_gradient_for_the_whole_table(grid):
+def test_the_tape_returns_one_gradient_for_the_unsharded_table(grid):
     table = make_table(grid, [4, 2])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table, [5, 0]))
@@ -378,7 +379,7 @@ def test_the_tape_gives_one_gradient_for_the_whole_table(grid):
     assert sorted(gradient.indices.numpy()) == [0, 5]
 
 
-def test_a_sharding_callback_splits_the_file(grid, tmp_path):
+def test_a_sharding_callback_splits_the_checkpoint_file(grid, tmp_path):
     table = make_table(grid, [2, 2, 2])
     options = tf.train.CheckpointOptions(
         experimental_sharding_callback=(
@@ -396,7 +397,7 @@ def test_a_sharding_callback_splits_the_file(grid, tmp_path):
 @pytest.mark.parametrize("bad_id", [-1, 6, 100])
 @pytest.mark.parametrize("placement", ["div", "mod", "columns"])
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_xla_shows_a_bad_id(grid, bad_id, placement, num_shards):
+def test_xla_reports_an_invalid_id(grid, bad_id, placement, num_shards):
     table = placed(grid, placement, num_shards)
     read = tf.function(table.sparse_read, jit_compile=True)
     rows = read(tf.constant([1, bad_id])).numpy()
@@ -425,7 +426,7 @@ def test_xla_shows_a_bad_id(grid, bad_id, placement, num_shards):
         assert np.isnan(table.numpy()[1, 0]), verb
 
 
-def test_xla_refuses_integers_whose_ids_it_cannot_check(grid):
+def test_xla_with_integer_tables_raises(grid):
     table = make_table(grid.astype(np.int32), [4, 2])
     with pytest.raises(TypeError, match="floating.*only NaN can"):
         tf.function(table.sparse_read, jit_compile=True)(tf.constant([1]))

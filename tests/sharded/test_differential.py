@@ -1,4 +1,4 @@
-"""Random programs run beside numpy and give the same table."""
+"""Random programs run on a table and on numpy, with equal results."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("each_route")
 
 @st.composite
 def tables(draw):
-    """Values, and a table of them cut somehow."""
+    """Draws values and a table of these values with a random sharding."""
     row_shape = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
     shape = (draw(st.integers(1, 12)), *row_shape)
     values = values_of(
@@ -28,7 +28,7 @@ def tables(draw):
     )
 
 
-# Both routes: 2 * (40 * 170 + 6 * 580) = 20,560 steps.
+# Both routes run: 2 * (40 * 170 + 6 * 580) = 20,560 steps.
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(tables(), st.integers(0, 2**16))
@@ -45,7 +45,7 @@ def test_any_traced_program_equals_numpy(table, seed):
 
 @st.composite
 def basic_indices(draw, shape):
-    """An index of ints, slices, new axes and at most one ellipsis."""
+    """Draws an index of ints, slices, new axes and at most one ellipsis."""
     num_used = draw(st.integers(0, len(shape)))
     items = []
     for axis in range(num_used):
@@ -63,8 +63,8 @@ def basic_indices(draw, shape):
             kinds.append(st.integers(-size, size - 1))
         items.append(draw(st.one_of(kinds)))
     if draw(st.booleans()):
-        # Behind the ellipsis, what is used counts from the last axis: keep
-        # it in front, or use every axis.
+        # Items after an ellipsis count from the last axis, so the ellipsis must
+        # come last, unless the items use every axis.
         place = (
             len(items)
             if num_used < len(shape)
@@ -82,7 +82,7 @@ def test_any_basic_index_equals_numpy(table, data):
     values, sharded = table
     index = data.draw(basic_indices(values.shape))
     found, wanted = sharded[index], values[index]
-    # By numpy(): TensorFlow makes no array of a bfloat16 scalar.
+    # `numpy()` is required: TensorFlow makes no array of a bfloat16 scalar.
     found = found.numpy()
     assert np.shape(found) == np.shape(wanted)
     np.testing.assert_array_equal(found, wanted)
@@ -139,7 +139,7 @@ def test_slices_with_tensor_bounds_equal_numpy(table, data):
     np.testing.assert_array_equal(found, values[start:stop:step])
 
 
-def test_a_traced_program_equals_the_eager_one(values, sizes):
+def test_a_traced_program_matches_eager_execution(values, sizes):
     def program(table, ids, delta):
         table.scatter_add(tf.IndexedSlices(delta, ids))
         table.scatter_update(tf.IndexedSlices(delta[:1], ids[:1]))

@@ -1,4 +1,4 @@
-"""TensorFlow's own lookups give what they give for one tensor."""
+"""TensorFlow's own lookup functions work on sharded tables."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def eager_and_traced(function, *args, **options):
     ],
     ids=["gather", "axis", "lookup", "list", "max_norm", "columns"],
 )
-def test_lookups_equal_those_of_one_tensor(values, sizes, lookup, ids):
+def test_lookups_match_a_single_tensor(values, sizes, lookup, ids):
     table = make_table(values, sizes)
     wanted = lookup(tf.constant(values), ids)
     for found in eager_and_traced(lookup, table, ids):
@@ -61,7 +61,7 @@ def test_lookups_equal_those_of_one_tensor(values, sizes, lookup, ids):
     ],
     ids=["lookup", "v1", "gather", "columns"],
 )
-def test_ragged_ids_give_ragged_rows(values, sizes, lookup):
+def test_ragged_ids_return_ragged_rows(values, sizes, lookup):
     ids = tf.ragged.constant([[1], [], [0, 1]])
     wanted = lookup(tf.constant(values), ids).to_list()
     for found in eager_and_traced(lookup, make_table(values, sizes), ids):
@@ -71,7 +71,7 @@ def test_ragged_ids_give_ragged_rows(values, sizes, lookup):
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 @pytest.mark.parametrize("options", [{}, {"max_norm": 3.0}], ids=["", "norm"])
-def test_sparse_lookups_equal_those_of_one_tensor(
+def test_sparse_lookups_match_a_single_tensor(
     values, sizes, combiner, weights, options
 ):
     table = make_table(values, sizes)
@@ -95,7 +95,7 @@ def test_sparse_lookups_equal_those_of_one_tensor(
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_ragged_sparse_lookup_equals_that_of_one_tensor(values, sizes):
+def test_ragged_sparse_lookup_matches_a_single_tensor(values, sizes):
     ids = tf.ragged.constant([[9, 0], [4], [4, 4, 1]])
     np.testing.assert_array_equal(
         tf.nn.embedding_lookup_sparse(
@@ -107,7 +107,7 @@ def test_ragged_sparse_lookup_equals_that_of_one_tensor(values, sizes):
     )
 
 
-def test_bad_ids_are_refused_by_name(values, sizes):
+def test_invalid_ids_raise_with_the_table_name(values, sizes):
     table = make_table(values, sizes)
     bad = tf.SparseTensor([[0, 0]], [10], [1, 1])
     for lookup in (
@@ -123,7 +123,7 @@ def test_bad_ids_are_refused_by_name(values, sizes):
             lookup()
 
 
-def test_wrong_kinds_are_refused(values):
+def test_unsupported_types_raise(values):
     table = make_table(values, [4, 6])
     with pytest.raises(TypeError, match="`sp_ids`.*SparseTensor"):
         tf.nn.embedding_lookup_sparse(table, [1], None)
@@ -131,7 +131,7 @@ def test_wrong_kinds_are_refused(values):
         tf.nn.embedding_lookup([table, table], [1])
 
 
-def test_an_eager_lookup_does_not_join_the_shards(values, monkeypatch):
+def test_an_eager_lookup_does_not_concatenate_the_shards(values, monkeypatch):
     table = make_table(values, [4, 6])
     from tf_layoutmap.sharded import indexing
 

@@ -1,7 +1,7 @@
-"""Exported models give the same answers where tf_layoutmap is not installed.
+"""Exported models return the same results without tf_layoutmap installed.
 
-Every public method of a table runs three ways: live, exported and loaded in a
-fresh process that never imports the package, and on plain numpy.
+Every public method of a table runs in three ways: on the live table, on the
+exported table in a new process that does not import the package, and in numpy.
 """
 
 import json
@@ -37,7 +37,7 @@ READS = {
     "ids_index": lambda table, ids: table[ids],
     "tensor_slice": lambda table, ids: table[ids[0] :],
     "dense": lambda table, ids: table * 2 + 1,
-    # What does not depend on how many there are: an exported table is one.
+    # An exported table has one shard: the result must not depend on the number.
     "shards": lambda table, ids: tf.add_n(
         [tf.reduce_sum(shard) for shard in table]
     ),
@@ -150,7 +150,7 @@ def make_model(table):
     ],
     ids=["one", "even", "uneven", "mod", "callable", "columns"],
 )
-def test_loaded_elsewhere_every_method_gives_the_live_answer(
+def test_every_method_of_a_loaded_table_matches_the_live_table(
     values, make, tmp_path
 ):
     table = make(values)
@@ -202,14 +202,14 @@ def test_loaded_elsewhere_every_method_gives_the_live_answer(
     assert loaded == live
 
 
-def test_an_exported_graph_has_no_op_of_ours(values, tmp_path):
+def test_an_exported_graph_has_no_custom_ops(values, tmp_path):
     model = make_model(make_table(values, [4, 6]))
     model.gather(tf.constant([3]))
     tf.saved_model.save(model, str(tmp_path))
     assert b"LayoutMap>" not in (tmp_path / "saved_model.pb").read_bytes()
 
 
-def test_the_live_table_is_as_before_after_an_export(values, tmp_path):
+def test_an_export_does_not_change_the_live_table(values, tmp_path):
     table = make_table(values, [4, 6])
     model = make_model(table)
     tf.saved_model.save(model, str(tmp_path))
@@ -225,14 +225,14 @@ def test_the_live_table_is_as_before_after_an_export(values, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gather", "branch", "slice"])
-def test_a_function_traced_before_the_export_is_refused(values, tmp_path, name):
+def test_exporting_a_function_traced_earlier_raises(values, tmp_path, name):
     model = make_model(make_table(values, [4, 6]))
     traced = getattr(model, name).get_concrete_function()
     with pytest.raises(ValueError, match="table 'emb'|Table 'emb'"):
         tf.saved_model.save(model, str(tmp_path), signatures=traced)
 
 
-def test_an_exported_table_restores_into_shards(values, tmp_path):
+def test_an_exported_table_restores_into_a_sharded_table(values, tmp_path):
     tf.saved_model.save(make_model(make_table(values, [4, 6])), str(tmp_path))
     table = make_table(np.zeros_like(values), [3, 3, 4])
     tf.train.Checkpoint(table=table).read(

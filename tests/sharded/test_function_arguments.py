@@ -1,4 +1,4 @@
-"""A table is an argument of a tf.function, wherever its shards are."""
+"""A table on any devices can be an argument of a `tf.function`."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ IDS = [7, 0, 7, 9]
 CUTS = [*PLACEMENTS, "columns"]
 
 
-def make(values, cut, devices):
-    axis = int(cut == "columns")
-    rule = PLACEMENTS["div" if axis else cut]
+def make(values, layout, devices):
+    axis = int(layout == "columns")
+    rule = PLACEMENTS["div" if axis else layout]
     num_shards = 2 if axis else 5
     return ShardedVariable.create(
         values,
@@ -25,7 +25,7 @@ def make(values, cut, devices):
 
 
 def use(table, ids):
-    """Reads, writes and gradients; returns what they give."""
+    """Reads, writes and differentiates the table; returns all results."""
     with tf.GradientTape() as tape:
         rows = tf.gather(table, ids)
         loss = tf.reduce_sum(rows**2)
@@ -38,13 +38,13 @@ def use(table, ids):
     return rows, table[-1], table[1:8:3, 1], table.value()
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("layout", CUTS)
 @pytest.mark.parametrize(
     "devices",
     [["CPU:0"], ["CPU:1"], ["CPU:0", "CPU:1"], ["CPU:1", "CPU:0", "CPU:2"]],
 )
-def test_a_function_does_what_eager_code_does(values, cut, devices):
-    table, ref = make(values, cut, devices), make(values, cut, None)
+def test_a_function_matches_eager_execution(values, layout, devices):
+    table, ref = make(values, layout, devices), make(values, layout, None)
     inner = tf.function(use)
     outer = tf.function(lambda table, ids: inner(table, ids))
     for function in (inner, outer):
@@ -55,7 +55,7 @@ def test_a_function_does_what_eager_code_does(values, cut, devices):
         np.testing.assert_array_equal(table.numpy(), ref.numpy())
 
 
-def test_each_device_is_served_where_it_is(values):
+def test_lookups_run_on_the_devices_of_the_shards(values):
     table = make(values, "div", ["CPU:0", "CPU:1"])
     inside = []
 
@@ -76,7 +76,7 @@ def test_each_device_is_served_where_it_is(values):
     assert sorted(op.device for op in ops) == sorted(set(table.devices))
 
 
-def test_one_trace_serves_tables_of_the_same_devices_only(values):
+def test_only_tables_on_the_same_devices_share_a_trace(values):
     traces = []
 
     @tf.function
@@ -95,7 +95,9 @@ def test_one_trace_serves_tables_of_the_same_devices_only(values):
 
 
 @pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
-def test_a_concrete_function_takes_other_tables_of_the_type(values, devices):
+def test_a_concrete_function_accepts_other_tables_of_the_same_type(
+    values, devices
+):
     lookup = tf.function(
         lambda table, ids: tf.gather(table, ids)
     ).get_concrete_function(
@@ -107,7 +109,7 @@ def test_a_concrete_function_takes_other_tables_of_the_type(values, devices):
     )
 
 
-def test_a_type_made_by_hand_means_one_cpu_or_the_devices_it_names(values):
+def test_a_type_spec_defaults_to_one_cpu_or_uses_its_devices(values):
     tables = [
         make(values, "div", devices) for devices in (None, ["CPU:0", "CPU:1"])
     ]

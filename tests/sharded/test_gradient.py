@@ -1,4 +1,4 @@
-"""A tape gives one gradient for the whole table."""
+"""A gradient tape returns one gradient for the unsharded table."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def dense(gradient):
     ],
     ids=["gather", "lookup", "slice", "reverse", "item", "dense", "mixed"],
 )
-def test_the_gradient_equals_that_of_one_variable(values, sizes, run, loss):
+def test_the_gradient_matches_a_single_variable(values, sizes, run, loss):
     def gradient_of(table):
         with tf.GradientTape() as tape:
             total = tf.reduce_sum(loss(table))
@@ -50,7 +50,7 @@ def test_the_gradient_equals_that_of_one_variable(values, sizes, run, loss):
 
 @pytest.fixture(autouse=True)
 def _one_table(values, sizes):
-    # Variables must not be made inside of a traced function.
+    # Variables must not be created inside a traced function.
     global make_table_once
     table = make_table(values, sizes)
     make_table_once = lambda: table  # noqa: E731
@@ -58,7 +58,9 @@ def _one_table(values, sizes):
 
 
 @both
-def test_a_lookup_gives_indexed_slices_of_global_rows(values, sizes, run):
+def test_the_gradient_of_a_lookup_is_indexed_slices_of_global_rows(
+    values, sizes, run
+):
     table = make_table(values, sizes)
 
     def gradient():
@@ -73,7 +75,7 @@ def test_a_lookup_gives_indexed_slices_of_global_rows(values, sizes, run):
 
 
 @both
-def test_shards_have_gradients_of_their_own(values, run):
+def test_each_shard_has_a_separate_gradient(values, run):
     table = make_table(values, [4, 3, 3])
 
     def gradients():
@@ -86,14 +88,14 @@ def test_shards_have_gradients_of_their_own(values, run):
     assert first.sum() == third.sum() == 2 and second.sum() == 0
 
 
-def test_what_was_not_read_has_no_gradient(values, sizes):
+def test_an_unread_table_has_no_gradient(values, sizes):
     table, other = make_table(values, sizes), tf.Variable(2.0)
     with tf.GradientTape() as tape:
         total = other * 3
     assert tape.gradient(total, [table, other])[0] is None
 
 
-def test_a_table_that_is_not_trainable_is_not_watched(values, sizes):
+def test_a_non_trainable_table_is_not_watched(values, sizes):
     table = make_table(values, sizes, trainable=False)
     with tf.GradientTape(persistent=True) as tape:
         unwatched = tf.reduce_sum(tf.gather(table, [3]))
@@ -103,7 +105,7 @@ def test_a_table_that_is_not_trainable_is_not_watched(values, sizes):
     assert tape.gradient(watched, table).indices.numpy().tolist() == [3]
 
 
-def test_sgd_by_the_gradient_equals_sgd_on_one_variable(values, sizes):
+def test_sgd_with_the_gradient_matches_sgd_on_one_variable(values, sizes):
     table, one = make_table(values, sizes), tf.Variable(values)
     for ids in ([1, 1, 9], [0], [4, 3]):
         for target in (table, one):

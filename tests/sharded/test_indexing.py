@@ -1,4 +1,4 @@
-"""What cannot index a table is refused; the rest is in test_differential."""
+"""Invalid indices raise; test_differential.py covers valid indices."""
 
 import numpy as np
 import pytest
@@ -31,17 +31,17 @@ from tests.sharded.tables import make_table
         ([0, -11], tf.errors.InvalidArgumentError, "outside table 'emb'"),
     ],
 )
-def test_what_cannot_index_is_refused(values, sizes, index, error, words):
+def test_an_invalid_index_raises(values, sizes, index, error, words):
     with pytest.raises(error, match=words):
         make_table(values, sizes)[index]
 
 
-def test_a_mask_of_elements_picks_elements(values, sizes):
+def test_a_boolean_mask_of_elements_selects_elements(values, sizes):
     mask = values % 3 == 0
     np.testing.assert_array_equal(make_table(values, sizes)[mask], values[mask])
 
 
-def test_indices_known_at_run_time_work_in_functions(values, sizes):
+def test_tensor_indices_work_in_functions(values, sizes):
     table = make_table(values, sizes)
     row = tf.function(lambda i: table[i, 1])
     rows = tf.function(lambda i, mask: (table[i:], table[mask], table[mask, 0]))
@@ -54,7 +54,7 @@ def test_indices_known_at_run_time_work_in_functions(values, sizes):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_mask_of_unknown_length_is_checked_when_it_runs(values, sizes):
+def test_a_mask_of_unknown_length_is_checked_at_run_time(values, sizes):
     table = make_table(values, sizes)
     pick = tf.function(
         lambda mask: table[mask],
@@ -65,7 +65,7 @@ def test_a_mask_of_unknown_length_is_checked_when_it_runs(values, sizes):
         pick([True] * 9)
 
 
-def test_one_row_is_read_without_the_others(values):
+def test_reading_one_row_does_not_read_the_others(values):
     table = make_table(values, [4, 6])
     with tf.GradientTape() as tape:
         row = table[5]

@@ -1,4 +1,4 @@
-"""What a table costs when it is large, or used by many threads."""
+"""Memory use of large tables, and updates from many threads."""
 
 import threading
 
@@ -26,24 +26,24 @@ USES = {
 
 
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
-def test_rows_are_used_without_a_copy_of_the_table():
+def test_row_access_does_not_copy_the_table():
     table = ShardedVariable.create(
         tf.zeros_initializer(), [1 << 19, 64], num_shards=8
-    )  # 128 MiB
+    )  # The table has 128 MiB.
     ids = tf.range(100, dtype=tf.int64) * 5000
     for name, use in USES.items():
-        use(table, ids[:100])  # The first call of an op sets it up.
+        use(table, ids[:100])  # The first call of an op initializes it.
         extra = peak_memory.extra_bytes(lambda use=use: use(table, ids))
         assert extra < 8 * MIB, name
-    # What would have been seen: the dense read last, because memory that it
-    # frees may be taken again without being counted.
+    # A dense read shows that the measurement detects a copy. It runs last,
+    # because memory that it frees can be reused without being counted.
     if peak_memory.extra_bytes(lambda: table.value()) < 100 * MIB:
         pytest.skip("memory that earlier tests freed hides what is taken")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["div", "mod"])
-def test_ten_thousand_scatters_of_each_thread_all_count(placement):
+def test_concurrent_scatters_from_threads_are_all_applied(placement):
     table = ShardedVariable.create(
         np.zeros((40, 4), np.float32), num_shards=4, placement=placement
     )

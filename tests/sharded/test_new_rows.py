@@ -1,4 +1,4 @@
-"""First values of large tables are what TensorFlow's initializers give."""
+"""Initial values of large tables match TensorFlow's initializers."""
 
 import numpy as np
 import pytest
@@ -28,13 +28,14 @@ CONSTANTS = [
 
 @pytest.mark.parametrize("seed", [None, 7, 0])
 @pytest.mark.parametrize("name", INITIALIZERS)
-def test_the_same_bits(name, seed, monkeypatch):
+def test_initial_values_are_bitwise_identical(name, seed, monkeypatch):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
     drawn = []
     for ours in (False, True):
         tf.random.set_seed(3)
         initializer = INITIALIZERS[name](seed)
-        # One after the other, for unseeded ones draw others each time.
+        # Unseeded initializers draw different values in each call, so each list
+        # starts again after `set_seed`.
         drawn.append(
             [
                 new_rows.draw(initializer, (1001, 3), tf.float32)
@@ -52,7 +53,7 @@ def test_the_same_bits(name, seed, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 @pytest.mark.parametrize("name", INITIALIZERS)
-def test_the_same_bits_of_other_dtypes(name, dtype, monkeypatch):
+def test_other_dtypes_are_bitwise_identical(name, dtype, monkeypatch):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
     shape = (401, 3)
     initializer = INITIALIZERS[name](4)
@@ -64,7 +65,7 @@ def test_the_same_bits_of_other_dtypes(name, dtype, monkeypatch):
 
 @pytest.mark.parametrize("initializer", CONSTANTS)
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32])
-def test_constants(initializer, dtype, monkeypatch):
+def test_constant_initializers_match(initializer, dtype, monkeypatch):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
     drawn = new_rows.draw(initializer, (5, 3), dtype)
     assert drawn.dtype == dtype
@@ -72,7 +73,7 @@ def test_constants(initializer, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_tables_of_any_shards(num_shards, monkeypatch):
+def test_initial_values_match_for_any_number_of_shards(num_shards, monkeypatch):
     def rows():
         tf.random.set_seed(5)
         embedding = tlm.TPUEmbedding(
@@ -92,7 +93,7 @@ def test_tables_of_any_shards(num_shards, monkeypatch):
     np.testing.assert_array_equal(rows(), wanted)
 
 
-def test_others_are_asked_themselves(monkeypatch):
+def test_other_initializers_are_called_directly(monkeypatch):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", 1)
     for initializer in (
         tf.constant_initializer([[1.0, 2.0]] * 4),
@@ -102,7 +103,7 @@ def test_others_are_asked_themselves(monkeypatch):
         assert new_rows.draw(initializer, (4, 2), tf.float32) is None
     assert new_rows.draw(tf.ones_initializer(), (4, 2), tf.int32) is None
     uniform = tf.random_uniform_initializer()
-    # A server may be TensorFlow's own, without our operations.
+    # The server may run TensorFlow's own binary, without our ops.
     with tf.device("/job:ps/replica:0/task:1/device:CPU:0"):
         assert new_rows.draw(uniform, (4, 2), tf.float32) is None
     traced = tf.function(
@@ -116,7 +117,7 @@ def test_others_are_asked_themselves(monkeypatch):
 @pytest.mark.skipif(
     not peak_memory.is_available(), reason="counts memory as Linux does"
 )
-def test_memory_for_one_table_is_enough():
+def test_drawing_allocates_memory_for_one_table():
     shape = (1 << 18, 64)  # 64 MiB
     extra = peak_memory.extra_bytes(
         lambda: new_rows.draw(
@@ -131,14 +132,12 @@ def test_memory_for_one_table_is_enough():
     ("value", "dtype"),
     [(-(2**63), tf.int64), (5, tf.int64), (0, tf.int32), (-7, tf.int32)],
 )
-def test_integers_are_filled_as_by_tensorflow(
-    value, dtype, least_size, monkeypatch
-):
+def test_integer_fills_match_tensorflow(value, dtype, least_size, monkeypatch):
     monkeypatch.setattr(new_rows, "_LEAST_SIZE", least_size)
     found = new_rows.fill((101, 8), value, dtype)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.full([101, 8], value))
-    # A variable of it is written to in place.
+    # The result can be written in place as a variable.
     variable = tf.Variable(found)
     variable[3, 1].assign(9)
     assert variable.numpy()[3, 1] == 9 and found.numpy()[3, 1] == value

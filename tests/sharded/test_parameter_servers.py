@@ -1,11 +1,11 @@
-"""Tables in the scope of a ParameterServerStrategy that divides variables."""
+"""Tables in the scope of a partitioning `ParameterServerStrategy`."""
 
 import pytest
 
 from tests import processes
 from tests.sharded.server_program import ROWS
 
-pytestmark = pytest.mark.slow  # Two versions of Keras, and a cluster.
+pytestmark = pytest.mark.slow  # Starts a cluster; imports two Keras versions.
 
 _SECONDS = 150
 
@@ -17,13 +17,13 @@ def found():
     )
 
 
-def test_a_table_has_the_shards_that_it_is_asked_for(found):
+def test_a_table_has_the_requested_number_of_shards(found):
     devices, rows = found["table_as_asked"]
     assert devices == ["task:0", "task:1", "task:0"]
     assert rows == ROWS.tolist()
 
 
-def test_otherwise_the_strategy_says_how_many(found):
+def test_the_strategy_sets_the_default_number_of_shards(found):
     ours, other = found["table_as_the_strategy_divides"]
     assert sorted(ours) == sorted(other) == ["task:0", "task:1"]
 
@@ -31,10 +31,10 @@ def test_otherwise_the_strategy_says_how_many(found):
 @pytest.mark.parametrize(
     "case", ["normal", "seeded", "own", "keras", "tf_keras"]
 )
-def test_servers_draw_the_first_values_of_one_process_themselves(found, case):
+def test_servers_draw_initial_values_that_match_one_process(found, case):
     is_same, on_servers = found["first_values"][case]
     assert is_same
-    # What a program has written runs in its own process.
+    # User-defined initializers run in the process of the program.
     assert on_servers == [case != "own"] * 3
 
 
@@ -60,12 +60,12 @@ def test_a_scheduled_step_trains_the_table_of_a_layer(found, kind):
     "case",
     ["keras_layer_that_trains_itself", "tf_keras_layer_that_trains_itself"],
 )
-def test_a_table_that_trains_itself_is_there_too(found, case):
-    # tests/ps/fit trains it.
+def test_a_table_with_a_built_in_optimizer_is_on_the_servers(found, case):
+    # tests/ps/fit tests the training of these tables.
     assert sorted(found[case]) == ["task:0", "task:1"]
 
 
-def test_an_embedding_says_where_its_steps_can_be_taken(found):
+def test_an_embedding_created_outside_the_scope_raises(found):
     message = found["embedding_from_outside"]
     assert "must be created in `strategy.scope()`" in message
     assert "NotFoundError" not in message

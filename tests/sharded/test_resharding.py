@@ -1,4 +1,4 @@
-"""A table is cut anew in place, with one shard of extra memory."""
+"""A table is resharded in place with memory for one extra shard."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tf_layoutmap.sharded import ShardedVariable, resharding
 
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from([(7,), (6, 3), (12, 2, 2)]))
-def test_any_table_becomes_any_other(data, shape):
+def test_any_layout_is_resharded_to_any_other_layout(data, shape):
     values = np.arange(np.prod(shape)).reshape(shape)
     first, second = data.draw(cuts(shape)), data.draw(cuts(shape))
     table = ShardedVariable.create(values, **first)
@@ -32,7 +32,7 @@ def test_any_table_becomes_any_other(data, shape):
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-def test_the_number_may_come_from_anywhere(values):
+def test_reshard_infers_the_number_of_shards_from_any_option(values):
     table = make_table(values, [4, 6], trainable=False)
     assert table.reshard(4).partition.sizes == (3, 3, 2, 2)
     assert table.reshard(
@@ -47,7 +47,7 @@ def test_the_number_may_come_from_anywhere(values):
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
+def test_at_most_one_shard_is_held_twice(monkeypatch, new_objects):
     values = np.arange(64.0 * 8).reshape(64, 8)
     table = placed(values, "div", 8)
     peaks = []
@@ -61,7 +61,7 @@ def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
         tensors = sum(
             t.shape.num_elements() for t in alive if isinstance(t, tf.Tensor)
         )
-        # The shapes of emptied variables are still their first ones.
+        # Emptied variables still report their original shapes.
         shards = sum(
             tf.size(v.read_value()).numpy()
             for v in alive
@@ -84,7 +84,7 @@ def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
     monkeypatch.setattr(resharding, "_assemble", after_assemble)
     table.reshard(placement=backwards(64, 8))
     assert len(peaks) == 16
-    # 16: ids and emptied variables.
+    # The ids and the emptied variables take 16 bytes.
     assert 64 * 8 < max(peaks) <= 64 * 8 + 64 + 16
     np.testing.assert_array_equal(table.numpy(), values)
 
@@ -100,7 +100,7 @@ def test_never_more_than_one_shard_is_there_twice(monkeypatch, new_objects):
     ],
     ids=["read", "write", "dense"],
 )
-def test_a_function_of_the_old_shards_fails(values, use):
+def test_a_function_traced_with_the_old_shards_raises(values, use):
     table = make_table(values, [4, 6])
     step = tf.function(lambda: use(table))
     step()
@@ -122,15 +122,13 @@ def test_a_function_of_the_old_shards_fails(values, use):
         (dict(placement=lambda rows: (rows * 0, rows)), "outside the shards"),
     ],
 )
-def test_what_is_no_partition_is_refused_and_nothing_moves(
-    values, options, words
-):
+def test_an_invalid_partition_raises_and_moves_no_rows(values, options, words):
     table = make_table(values, [4, 6])
     with pytest.raises(ValueError, match=words):
         table.reshard(**options)
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-def test_it_is_for_eager_code(values):
+def test_resharding_in_a_function_raises(values):
     with pytest.raises(RuntimeError, match="outside of tf.function"):
         tf.function(make_table(values, [10]).reshard)(2)

@@ -1,4 +1,4 @@
-"""One table in many shards is used like one tf.Variable."""
+"""A table with many shards is used like one `tf.Variable`."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from tests.sharded.tables import make_table
 from tf_layoutmap.sharded import ShardedVariable
 
 
-def test_it_describes_the_whole_table(values):
+def test_attributes_describe_the_unsharded_table(values):
     table = make_table(values, [4, 6], trainable=False)
     assert table.shape == (10, 2) and table.dtype == tf.float32
     assert table.name == "emb" and not table.trainable
@@ -36,7 +36,7 @@ def test_it_describes_the_whole_table(values):
         ({"partitioner": tlm.partitioners.MaxSizePartitioner(40)}, [5, 5]),
     ],
 )
-def test_create_cuts_an_array(values, options, sizes):
+def test_create_shards_an_array(values, options, sizes):
     table = ShardedVariable.create(values, name="ads", **options)
     assert [shard.shape[0] for shard in table] == sizes
     assert [shard.name for shard in table] == [
@@ -57,16 +57,16 @@ def test_create_cuts_an_array(values, options, sizes):
         tf.complex64,
     ],
 )
-def test_any_dtype_of_a_variable_is_read_back(dtype):
-    whole = tf.cast(tf.reshape(tf.range(12), [6, 2]) % 5, dtype)
-    table = ShardedVariable.create(whole, num_shards=4)
+def test_every_variable_dtype_round_trips(dtype):
+    full = tf.cast(tf.reshape(tf.range(12), [6, 2]) % 5, dtype)
+    table = ShardedVariable.create(full, num_shards=4)
     assert table.dtype == dtype
     for found, wanted in [
         (table.sparse_read([5, 0]), [5, 0]),
         (table[::-2], slice(None, None, -2)),
     ]:
-        np.testing.assert_array_equal(found, whole.numpy()[wanted])
-    np.testing.assert_array_equal(table.numpy(), whole)
+        np.testing.assert_array_equal(found, full.numpy()[wanted])
+    np.testing.assert_array_equal(table.numpy(), full)
 
 
 def test_strings_are_looked_up_and_updated():
@@ -80,14 +80,14 @@ def test_strings_are_looked_up_and_updated():
 
 @pytest.mark.parametrize("placement", ["div", "mod"])
 @pytest.mark.parametrize("takes", ["dtype", "shape", "any keyword"])
-def test_a_callable_that_knows_no_shards_gives_the_rows_of_one_table(
+def test_an_initializer_without_shard_support_matches_one_table(
     takes, placement
 ):
     rows = np.arange(10.0).reshape(5, 2)
-    asked = []
+    shapes = []
 
     def initializer(shape, dtype=tf.float64):
-        asked.append(tuple(shape))
+        shapes.append(tuple(shape))
         return tf.constant(rows[: shape[0]], dtype)
 
     table = ShardedVariable.create(
@@ -102,8 +102,8 @@ def test_a_callable_that_knows_no_shards_gives_the_rows_of_one_table(
         placement=placement,
     )
     np.testing.assert_array_equal(table, rows)
-    assert set(asked) == {(5, 2)}
-    assert takes == "any keyword" or len(asked) == 1
+    assert set(shapes) == {(5, 2)}
+    assert takes == "any keyword" or len(shapes) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_a_callable_that_knows_no_shards_gives_the_rows_of_one_table(
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_initializers_that_depend_on_the_shape_see_the_whole(initializer):
+def test_shape_dependent_initializers_receive_the_full_shape(initializer):
     np.testing.assert_array_equal(
         ShardedVariable.create(initializer, [9, 2], num_shards=3),
         initializer((9, 2), dtype="float32"),
     )
 
 
-def test_random_numbers_that_were_drawn_are_each_used_once():
+def test_each_random_number_is_used_once():
     numbers = np.random.default_rng(3)
     table = ShardedVariable.create(
         lambda shape: numbers.normal(size=shape), [6, 2], num_shards=3
@@ -135,7 +135,7 @@ def test_random_numbers_that_were_drawn_are_each_used_once():
     )
 
 
-def test_a_callable_is_told_its_part_when_it_asks():
+def test_a_callable_with_shard_arguments_receives_its_shard():
     def by_info(shard_info):
         return tf.fill(shard_info.shape, float(shard_info.offset[0]))
 
@@ -158,12 +158,12 @@ def test_a_callable_is_told_its_part_when_it_asks():
     ],
     ids=["keras-seeded", "keras", "tf-seeded", "tf"],
 )
-def test_shards_never_repeat_random_rows(make):
+def test_shards_do_not_repeat_random_rows(make):
     rows = ShardedVariable.create(make(), [64, 3], num_shards=4).numpy()
     assert len(np.unique(rows[:, 0])) == 64
 
 
-def test_a_seeded_initializer_makes_the_same_table_again():
+def test_a_seeded_initializer_is_reproducible():
     def make():
         return ShardedVariable.create(
             tf.keras.initializers.RandomNormal(seed=5), [9, 2], num_shards=3
@@ -181,7 +181,7 @@ def test_one_shard_is_initialized_like_one_variable():
     )
 
 
-def test_operators_and_conversion_see_the_whole_table(values, sizes):
+def test_operators_and_conversions_use_the_full_table(values, sizes):
     table = make_table(values, sizes)
     np.testing.assert_array_equal(table * 2 - 1, values * 2 - 1)
     np.testing.assert_array_equal(1 - table, 1 - values)
@@ -198,7 +198,7 @@ def test_operators_and_conversion_see_the_whole_table(values, sizes):
         )
 
 
-def test_a_module_finds_the_shards(values):
+def test_a_module_tracks_the_shards(values):
     module = tf.Module()
     module.table = make_table(values, [4, 6])
     assert [v.ref() for v in module.trainable_variables] == [
@@ -206,7 +206,7 @@ def test_a_module_finds_the_shards(values):
     ]
 
 
-def test_a_function_takes_tables_as_arguments(values):
+def test_a_function_accepts_tables_as_arguments(values):
     traces = []
 
     @tf.function
@@ -241,7 +241,7 @@ def test_a_function_returns_a_table_as_its_value(values):
     np.testing.assert_array_equal(found[9], values[9] + 1)
 
 
-def test_a_deep_copy_is_another_table(values):
+def test_a_deep_copy_is_a_separate_table(values):
     import copy
 
     table = make_table(values, [4, 6])
@@ -276,7 +276,7 @@ def test_a_deep_copy_is_another_table(values):
         (lambda: [tf.Variable([1.0])] * 2, ValueError, "twice"),
     ],
 )
-def test_variables_that_are_no_table_are_refused(variables, error, words):
+def test_variables_that_do_not_form_a_table_raise(variables, error, words):
     with pytest.raises(error, match=words):
         ShardedVariable(variables() if callable(variables) else variables)
 
@@ -295,7 +295,9 @@ def test_variables_that_are_no_table_are_refused(variables, error, words):
         ),
     ],
 )
-def test_a_value_in_place_of_variables_is_refused_with_create(value, described):
+def test_a_value_in_place_of_variables_raises_and_suggests_create(
+    value, described
+):
     with pytest.raises(
         TypeError,
         match=(
@@ -309,7 +311,7 @@ def test_a_value_in_place_of_variables_is_refused_with_create(value, described):
 @pytest.mark.parametrize(
     "options", [{"shape": [4, 2]}, {"num_shards": 2}, {"partitioner": None}]
 )
-def test_arguments_of_create_are_refused_with_its_name(options):
+def test_arguments_of_create_raise_and_suggest_create(options):
     with pytest.raises(
         TypeError,
         match=(
@@ -366,12 +368,12 @@ def test_arguments_of_create_are_refused_with_its_name(options):
         (dict(initial_value=np.zeros(4), name=3), TypeError, "`name`"),
     ],
 )
-def test_create_refuses_what_cannot_be_a_table(options, error, words):
+def test_create_raises_for_invalid_options(options, error, words):
     with pytest.raises(error, match=words):
         ShardedVariable.create(**{"num_shards": 2, **options})
 
 
-def test_variables_with_copies_on_replicas_are_refused(values):
+def test_mirrored_variables_raise(values):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with (
         strategy.scope(),
@@ -382,14 +384,14 @@ def test_variables_with_copies_on_replicas_are_refused(values):
         ShardedVariable.create(values, num_shards=2, name="emb")
 
 
-def test_create_refuses_to_cut_another_axis(values):
+def test_create_raises_for_an_unsupported_axis(values):
     with pytest.raises(ValueError, match=r"axis 0 only.*\[1, 2\]"):
         ShardedVariable.create(values, partitioner=lambda shape, dtype: [1, 2])
     with pytest.raises(TypeError, match="must return a list.*Received: 3 "):
         ShardedVariable.create(values, partitioner=lambda shape, dtype: 3)
 
 
-def test_only_a_table_of_one_element_is_true_or_false(values):
+def test_only_a_table_of_one_element_converts_to_bool(values):
     for one in (0.0, 3.0):
         table = ShardedVariable.create([[one]])
         assert bool(table) == bool(one) and len(table) == 1
@@ -400,7 +402,9 @@ def test_only_a_table_of_one_element_is_true_or_false(values):
 
 @pytest.mark.parametrize("verb", ["assign", "assign_add", "assign_sub"])
 @pytest.mark.parametrize("shape", [(9, 2), (11, 2), (10,), (10, 3)])
-def test_assign_refuses_another_shape_and_writes_nothing(values, verb, shape):
+def test_assigning_a_mismatched_shape_raises_and_writes_nothing(
+    values, verb, shape
+):
     table = make_table(values, [4, 3, 3])
     with pytest.raises(
         ValueError,
@@ -418,7 +422,7 @@ def test_assign_refuses_another_shape_and_writes_nothing(values, verb, shape):
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-def test_numpy_is_for_eager_code(values):
+def test_numpy_in_a_function_raises(values):
     table = make_table(values, [10])
     with pytest.raises(NotImplementedError, match="outside of tf.function"):
         tf.function(table.numpy)()
@@ -426,6 +430,6 @@ def test_numpy_is_for_eager_code(values):
         table.__array__(copy=False)
 
 
-def test_another_dtype_is_refused_in_conversion(values):
+def test_conversion_to_another_dtype_raises(values):
     with pytest.raises(ValueError, match="must be float32.*float64"):
         tf.convert_to_tensor(make_table(values, [10]), tf.float64)

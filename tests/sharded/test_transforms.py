@@ -1,6 +1,6 @@
 """Tables inside TensorFlow's control flow, transformations and compilers.
 
-Each is compared with one tf.Variable, to the bit.
+Each result must be bitwise identical to the result of one `tf.Variable`.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SCALE = tf.constant([1.0, 2.0])
 
 
 def on_devices(values, sizes=(4, 3, 3)):
-    """A table with its shards on the first two logical CPUs, in turn."""
+    """Returns a table with shards that alternate between two logical CPUs."""
     shards, start = [], 0
     for number, size in enumerate(sizes):
         with tf.device(f"CPU:{number % 2}"):
@@ -97,7 +97,7 @@ CONTROL_FLOW = {
 
 
 @pytest.mark.parametrize("name", CONTROL_FLOW)
-def test_values_and_gradients_are_those_of_one_variable(name, values, table):
+def test_values_and_gradients_match_one_variable(name, values, table):
     @tf.function
     def run(target):
         with tf.GradientTape() as tape:
@@ -109,7 +109,7 @@ def test_values_and_gradients_are_those_of_one_variable(name, values, table):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_vectorized_map_reads_no_rows_of_a_table_without_rows():
+def test_vectorized_map_works_with_a_table_without_rows():
     empty = on_devices(np.zeros([0, 2], np.float32), (0, 0))
     found = tf.vectorized_map(
         lambda ids: tf.gather(empty, ids), tf.zeros([4, 0], tf.int32)
@@ -117,7 +117,7 @@ def test_vectorized_map_reads_no_rows_of_a_table_without_rows():
     assert found.shape == [4, 0, 2]
 
 
-def test_gradients_may_be_taken_inside_of_branches(values, table):
+def test_gradients_can_be_computed_inside_branches(values, table):
     @tf.function
     def run(target):
         def gradient():
@@ -147,10 +147,10 @@ def test_gradients_may_be_taken_inside_of_branches(values, table):
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("only", [None, 0])
-def test_forward_mode_gives_the_rows_of_the_tangents(
+def test_forward_mode_returns_the_rows_of_the_tangents(
     values, table, only, traced
 ):
-    """Watched are the shards; with `only`, one of them."""
+    """Watches all shards, or with `only` one of them."""
     rows = {
         number: index
         for number, index in enumerate(
@@ -163,7 +163,7 @@ def test_forward_mode_gives_the_rows_of_the_tangents(
     if table.axis == 1 or table.partition.placement == "mod":
         rows = None
     watched = range(len(table.variables)) if only is None else [only]
-    whole = np.zeros_like(values)
+    full = np.zeros_like(values)
     tangents = []
     for number in watched:
         part = (
@@ -173,11 +173,11 @@ def test_forward_mode_gives_the_rows_of_the_tangents(
         )
         tangents.append(tf.constant(part))
         if rows is not None:
-            whole[rows[number]] = part
+            full[rows[number]] = part
         elif table.axis == 1:
-            whole[:, number : number + 1] = part
+            full[:, number : number + 1] = part
         else:
-            whole[number :: len(table.variables)] = part
+            full[number :: len(table.variables)] = part
 
     def products():
         with tf.autodiff.ForwardAccumulator(
@@ -197,7 +197,7 @@ def test_forward_mode_gives_the_rows_of_the_tangents(
 
     found = tf.function(products)() if traced else products()
     for one, expected in zip(
-        found, [look_up(tf.constant(whole)), whole[2:9], whole * 3]
+        found, [look_up(tf.constant(full)), full[2:9], full * 3]
     ):
         np.testing.assert_array_equal(one, expected)
 
@@ -206,7 +206,7 @@ SPECS = [tf.TensorSpec(None, tf.int32), tf.TensorSpec(None, tf.float32)]
 
 
 @pytest.mark.parametrize("verb", ["add", "min", "update"])
-def test_scatters_take_tensors_of_unknown_rank(verb, values, table):
+def test_scatters_accept_tensors_of_unknown_rank(verb, values, table):
     one = tf.Variable(values)
     for target in (table, one):
 
@@ -241,14 +241,14 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_xla_refuses_shards_on_several_devices_by_name(name, values):
+def test_xla_with_shards_on_several_devices_raises(name, values):
     table = on_devices(values)
     with pytest.raises(ValueError, match="'emb' must be on one device.*XLA"):
         tf.function(lambda: USES[name](table), jit_compile=True)()
     np.testing.assert_array_equal(table.numpy(), values)
 
 
-def test_xla_serves_shards_on_one_device(values):
+def test_xla_supports_shards_on_one_device(values):
     table = placed(values, "div")
     found = tf.function(lambda: tf.gather(table, IDS), jit_compile=True)()
     np.testing.assert_array_equal(found, values[IDS.numpy()])

@@ -32,7 +32,7 @@ INDICES = {
 
 @everywhere
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
-def test_an_indexed_part_is_assigned(placement, index):
+def test_assigning_to_an_index_writes_the_selected_elements(placement, index):
     ref = np.arange(30, dtype=np.float32).reshape(10, 3)
     table = placed(ref, placement)
     part = (
@@ -64,7 +64,9 @@ def test_an_indexed_part_is_assigned(placement, index):
         ),
     ],
 )
-def test_what_does_not_fit_writes_nothing(values, index, value, error, words):
+def test_a_value_that_does_not_fit_raises_and_writes_nothing(
+    values, index, value, error, words
+):
     table = make_table(values, [4, 6])
     with pytest.raises(error, match=words):
         table[index].assign(value)
@@ -74,7 +76,7 @@ def test_what_does_not_fit_writes_nothing(values, index, value, error, words):
 @everywhere
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("bad", [[1, 4], [10, 0], [-1, 0]])
-def test_a_bad_index_tuple_writes_nothing(placement, depth, bad):
+def test_an_invalid_index_tuple_writes_nothing(placement, depth, bad):
     values = np.arange(80, dtype=np.float32).reshape(10, 4, 2)
     table = placed(values, placement)
     tuples = np.array([[0] * depth, (bad + [0])[:depth]])
@@ -91,13 +93,13 @@ def test_a_bad_index_tuple_writes_nothing(placement, depth, bad):
 
 
 @pytest.mark.parametrize("indices", [[[0, 0, 0]], np.zeros((2, 0), int), 3])
-def test_index_tuples_must_fit_the_rank(values, indices):
+def test_index_tuples_of_the_wrong_rank_raise(values, indices):
     with pytest.raises(ValueError, match="from 1 to 2 for table 'emb'"):
         make_table(values, [4, 6]).gather_nd(indices)
 
 
 @everywhere
-def test_a_batch_is_scattered_as_into_one_variable(placement):
+def test_batch_scatters_match_one_variable(placement):
     values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     for indices, shape in (([3, 0], (2, 3, 2)), ([[2], [0], [1]], (3, 1, 2))):
         table, one = placed(values, placement, 2), tf.Variable(values)
@@ -121,7 +123,7 @@ def test_numpy_reads_in_chunks(placement, chunk_rows):
 
 
 @everywhere
-def test_the_gradient_is_that_of_one_variable(placement):
+def test_the_gradient_matches_one_variable(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
     table, one = placed(values, placement), tf.Variable(values)
     for loss in (
@@ -139,7 +141,7 @@ def test_the_gradient_is_that_of_one_variable(placement):
 
 
 @everywhere
-def test_a_function_takes_any_table(placement):
+def test_a_function_accepts_any_table(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
     table = placed(values, placement)
 
@@ -153,7 +155,7 @@ def test_a_function_takes_any_table(placement):
     )
 
 
-def test_unique_reads_give_summed_gradients(values):
+def test_unique_reads_sum_the_gradients_of_equal_ids(values):
     table = make_table(values, [4, 6])
     with tf.GradientTape() as tape:
         rows = table.gather_rows([[9, 0], [9, 9]], unique=True)
@@ -166,7 +168,7 @@ def test_unique_reads_give_summed_gradients(values):
     )
 
 
-def test_tables_come_from_tensorflows_class_and_go_back(values, tmp_path):
+def test_tables_convert_from_and_to_tensorflows_class(values, tmp_path):
     theirs = TensorFlowsOwn([tf.Variable(values[:5]), tf.Variable(values[5:])])
     ours = ShardedVariable.from_tf(theirs)
     ours.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [7]))
@@ -187,7 +189,7 @@ def test_tables_come_from_tensorflows_class_and_go_back(values, tmp_path):
             table.to_tf()
 
 
-def test_a_summary_says_where_the_rows_are(values):
+def test_a_summary_shows_the_placement_of_the_rows(values):
     table = ShardedVariable.create(
         values, name="ads", devices=["CPU:0", "CPU:1"]
     )
@@ -201,7 +203,7 @@ def test_a_summary_says_where_the_rows_are(values):
         assert words in str(summary)
 
 
-def test_a_class_that_is_no_composite_uses_the_mixin(values):
+def test_a_class_that_is_not_a_composite_tensor_can_use_the_mixin(values):
     class TPUShardedVariable(tlm.ShardedVariableMixin):
         @property
         def _in_graph_mode(self):
@@ -231,7 +233,9 @@ def test_a_class_that_is_no_composite_uses_the_mixin(values):
         (dict(placement="mod"), ValueError, r"requires sizes \[5, 5\]"),
     ],
 )
-def test_a_placement_must_fit_the_shards(values, options, error, words):
+def test_a_placement_that_does_not_fit_the_shards_raises(
+    values, options, error, words
+):
     with pytest.raises(error, match=words):
         ShardedVariable(
             [tf.Variable(values[:4]), tf.Variable(values[4:])],
@@ -239,6 +243,6 @@ def test_a_placement_must_fit_the_shards(values, options, error, words):
         )
 
 
-def test_columns_are_neighbours(values):
+def test_columns_of_a_shard_are_contiguous(values):
     with pytest.raises(ValueError, match="contiguous along axis 1"):
         ShardedVariable.create(values, num_shards=2, axis=1, placement="mod")

@@ -1,4 +1,4 @@
-"""Checkpoints that are written one tensor at a time, and replaced at once."""
+"""Checkpoints are written one tensor at a time and replaced atomically."""
 
 import os
 
@@ -23,7 +23,7 @@ def check(prefix, wanted):
         np.testing.assert_array_equal(reader.get_tensor(name), value)
 
 
-def test_a_checkpoint_has_other_data_files_than_the_one_it_replaces(tmp_path):
+def test_a_new_checkpoint_uses_different_data_file_names(tmp_path):
     target = tmp_path / "ck"
     found = []
     for number in range(4):
@@ -37,7 +37,7 @@ def test_a_checkpoint_has_other_data_files_than_the_one_it_replaces(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2, 130])
-def test_an_index_names_how_many_data_files_there_are(count, tmp_path):
+def test_an_index_stores_the_number_of_data_files(count, tmp_path):
     target = str(tmp_path / "ck")
     checkpoint_files.write_checkpoint(target, tensors(0, count).items())
     assert checkpoint_files._num_data_files(f"{target}.index") == count
@@ -54,7 +54,7 @@ def test_a_checkpoint_of_tensorflow_is_replaced(tmp_path):
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_files_of_another_checkpoint_stay(tmp_path):
+def test_files_of_another_checkpoint_are_kept(tmp_path):
     others = [f"{tmp_path}/ck{one}" for one in ("2", "-1", ".data")]
     for other in others:
         checkpoint_files.write_checkpoint(other, tensors(1, 2).items())
@@ -66,7 +66,7 @@ def test_files_of_another_checkpoint_stay(tmp_path):
         check(other, tensors(1, 2))
 
 
-def test_one_tensor_does_not_replace_another_one(tmp_path):
+def test_a_tensor_does_not_replace_another_tensor(tmp_path):
     target = str(tmp_path / "ck")
     checkpoint_files.write_checkpoint(target, tensors(0, 1).items())
     with pytest.raises(OSError, match="Remove the checkpoint at .*ck' first"):
@@ -75,7 +75,7 @@ def test_one_tensor_does_not_replace_another_one(tmp_path):
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_an_error_of_what_is_written_leaves_nothing(tmp_path):
+def test_an_error_while_writing_leaves_no_files(tmp_path):
     def values():
         yield "one", np.zeros([3])
         raise ZeroDivisionError
@@ -90,7 +90,7 @@ def test_an_error_of_what_is_written_leaves_nothing(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_an_index_in_a_folder_is_that_of_its_newest_checkpoint(tmp_path):
+def test_a_folder_path_uses_the_newest_checkpoint(tmp_path):
     checkpoint = tf.train.Checkpoint(one=tf.Variable(1.0))
     paths = [checkpoint.save(tmp_path / "ck") for _ in range(2)]
     assert checkpoint_files.is_same_checkpoint(str(tmp_path), paths[1])

@@ -1,4 +1,4 @@
-"""Checkpoints of tables with keys, for another capacity."""
+"""Conversion of open-vocabulary checkpoints to another capacity."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ tpu = tf.tpu.experimental.embedding
 NAME = "some/words.1"
 
 
-def made(capacity, evict="lru", num_shards=1, **arguments):
+def built(capacity, evict="lru", num_shards=1, **arguments):
     config = cases.table(capacity, name=NAME)
     found = tlm.TPUEmbedding(
         {"ids": tpu.FeatureConfig(config)},
@@ -33,7 +33,7 @@ def train(embedding, keys):
 
 
 def contents(embedding, config, keys):
-    """Rows and accumulators of keys that have a row, by key."""
+    """Returns rows and accumulators by key, for keys that have a row."""
     rows = embedding.vocabularies[NAME].lookup(keys).numpy()
     table = cases.rows_of(embedding.embedding_tables[config])
     slot = cases.rows_of(embedding.slot_variables[config]["accumulators"])
@@ -50,7 +50,7 @@ def contents(embedding, config, keys):
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     rng = np.random.default_rng(0)
-    old, config = made(300, admission="count", min_count=1, num_shards=2)
+    old, config = built(300, admission="count", min_count=1, num_shards=2)
     for step in range(20):
         train(old, rng.integers(0, 20, 15) + step * 10)
     keys = np.arange(300)
@@ -60,7 +60,7 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     settings = tlm.OpenVocabulary(capacity, admission="count", min_count=1)
     found = tlm.convert_vocabularies(source, target, {NAME: settings})[NAME]
     assert found.num_kept + found.num_dropped == len(expected)
-    new, config = made(
+    new, config = built(
         capacity, admission="count", min_count=1, num_shards=num_shards
     )
     tf.train.Checkpoint(embedding=new).restore(target)
@@ -72,7 +72,7 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     if num_dropped is not None:
         assert found.num_dropped == num_dropped
     else:
-        # Those that were used last are there.
+        # The most recently used keys are kept.
         assert found.num_kept == 64
         assert set(range(195, 210)) & set(expected) <= set(kept)
         assert max(set(expected) - set(kept)) < 160
@@ -80,8 +80,8 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     assert new.vocabularies[NAME].contains(np.arange(1000, 1010)).numpy().all()
 
 
-def test_what_cannot_be_converted(tmp_path):
-    old, _ = made(20)
+def test_unsupported_conversions_raise(tmp_path):
+    old, _ = built(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     with pytest.raises(ValueError, match="another prefix than `source`"):
         tlm.convert_vocabularies(source, source, {})
@@ -94,8 +94,8 @@ def test_what_cannot_be_converted(tmp_path):
     assert not list(tmp_path.glob("new*"))
 
 
-def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
-    old, _ = made(20)
+def test_a_source_is_not_overwritten_through_links(tmp_path, monkeypatch):
+    old, _ = built(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     (tmp_path / "folder").symlink_to(tmp_path)
     for path in list(tmp_path.glob("old-1.*")):
@@ -116,17 +116,17 @@ def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match="another prefix than `source`"):
             tlm.convert_vocabularies(one, other, settings)
-    # The files of another prefix may be links: they are replaced themselves.
+    # Files of the other prefix may be links: the links themselves are replaced.
     other = tf.train.Checkpoint(embedding=old).write(str(tmp_path / "two"))
     tlm.convert_vocabularies(other, "soft-1", settings)
     assert tf.train.list_variables("soft-1") != tf.train.list_variables(other)
     assert before == {path: path.read_bytes() for path in tmp_path.glob("old*")}
 
 
-def test_a_source_that_cannot_be_read(tmp_path):
+def test_an_unreadable_source_raises(tmp_path):
     with pytest.raises(ValueError, match="`source` must be the prefix of a "):
         tlm.convert_vocabularies(tmp_path / "none", tmp_path / "new", {})
-    old, _ = made(20)
+    old, _ = built(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     data = tmp_path / "old-1.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
@@ -141,7 +141,7 @@ def test_a_source_that_cannot_be_read(tmp_path):
 
 
 def test_other_tensors_are_copied(tmp_path):
-    old, _ = made(20)
+    old, _ = built(20)
     other = tf.Variable([1.0, 2.0])
     source = tf.train.Checkpoint(embedding=old, other=other).save(
         tmp_path / "old"

@@ -1,4 +1,4 @@
-"""Keys that go are told with what their rows held."""
+"""Evicted keys are reported with the values of their rows."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def by_key(one, config):
-    """Rows and accumulators of all keys."""
+    """Returns the rows and accumulators of all keys."""
     vocabulary = one.vocabularies["words"]
     keys = vocabulary.keys()
     rows = vocabulary.lookup(keys).numpy()
@@ -31,8 +31,8 @@ def by_key(one, config):
     }
 
 
-def told(found):
-    """The same of what a callback was given."""
+def reported(found):
+    """Returns the same structure from the records of a callback."""
     return {
         key: (*row.tolist(), *slot.tolist())
         for one in found
@@ -54,7 +54,9 @@ def told(found):
     ],
     ids=["eager", "bfloat16", "pipelined", "traced"],
 )
-def test_a_callback_is_given_what_rows_held_before(arguments, is_traced):
+def test_a_callback_receives_the_row_values_before_eviction(
+    arguments, is_traced
+):
     found = []
     one, config = cases.embedding(
         tlm.OpenVocabulary(48, on_evict=found.append),
@@ -78,7 +80,7 @@ def test_a_callback_is_given_what_rows_held_before(arguments, is_traced):
             tf.constant(rng.integers(0, 30, 12) + number * 9),
             tf.constant(rng.uniform(-1, 1, [12, 3]), tf.float32),
         )
-        now = told(found)
+        now = reported(found)
         assert now == {key: before[key] for key in now}
         assert (
             before.keys() - set(one.vocabularies["words"].keys().numpy())
@@ -89,7 +91,7 @@ def test_a_callback_is_given_what_rows_held_before(arguments, is_traced):
     assert num_evicted == one.vocabularies["words"].stats()["num_evicted"] > 20
 
 
-def test_keys_that_are_asked_to_go_are_told():
+def test_explicitly_evicted_keys_are_reported():
     found = []
     one, config = cases.embedding(
         tlm.OpenVocabulary(48, ttl_steps=1, on_evict=found.append),
@@ -102,20 +104,20 @@ def test_keys_that_are_asked_to_go_are_told():
     before = by_key(one, config)
     one.vocabularies["words"].evict([3, 99])
     assert found[0].table == "words"
-    assert told(found) == {3: before[3]}
+    assert reported(found) == {3: before[3]}
     found.clear()
     gone = one.vocabularies["words"].evict_expired().numpy().tolist()
     assert sorted(gone) == [1, 2, 4]
-    assert told(found) == {key: before[key] for key in gone}
+    assert reported(found) == {key: before[key] for key in gone}
     found.clear()
     one.vocabularies["words"].evict([99])
     one.enqueue({"ids": tf.constant([8])}, training=False)
     assert not found
 
 
-def test_a_file_has_a_record_for_each_time(tmp_path):
+def test_a_file_has_one_record_per_eviction(tmp_path):
     path = tmp_path / "some" / "evicted"
-    for number in range(2):  # The second time a program starts anew.
+    for number in range(2):  # The second time, the program restarts.
         one, config = cases.embedding(
             tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
         )
@@ -170,7 +172,7 @@ def test_a_full_disk_leaves_complete_records(tmp_path):
         assert len(list(tf.data.TFRecordDataset(str(tmp_path / file)))) == 1
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_created_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         evicted._as_callback(tmp_path / "file" / "evicted")(
@@ -178,8 +180,8 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         )
 
 
-class Told:
-    """A callback that raises as long as `is_full`."""
+class RecordingCallback:
+    """A callback that raises while `is_full` is set."""
 
     def __init__(self):
         self.is_full = False
@@ -192,7 +194,7 @@ class Told:
 
 
 def all_of(one, config):
-    """All that a step may change."""
+    """Returns all state that a step may change."""
     vocabulary = one.vocabularies["words"]
     return [
         cases.rows_of(one.embedding_tables[config]),
@@ -214,12 +216,12 @@ def all_of(one, config):
     ],
     ids=["one", "bfloat16", "pipelined"],
 )
-def test_an_enqueue_whose_callback_raises_has_not_happened(
-    is_traced, arguments
-):
-    told = Told()
+def test_an_enqueue_whose_callback_raises_is_undone(is_traced, arguments):
+    callback = RecordingCallback()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(8, admission="count", min_count=1, on_evict=told),
+        tlm.OpenVocabulary(
+            8, admission="count", min_count=1, on_evict=callback
+        ),
         tpu.Adagrad(0.25),
         **arguments,
     )
@@ -239,7 +241,7 @@ def test_an_enqueue_whose_callback_raises_has_not_happened(
     run(tf.range(8))
     finish()
     before, stats = all_of(one, config), one.stats()
-    told.is_full = True
+    callback.is_full = True
     error = tf.errors.UnknownError if is_traced else OSError
     for first in (8, 16):
         with pytest.raises(error, match="no room for 8"):
@@ -251,24 +253,24 @@ def test_an_enqueue_whose_callback_raises_has_not_happened(
         tf.errors.FailedPreconditionError, match="needs an enqueued step"
     ):
         one.dequeue()
-    told.is_full = False
-    # A loop that skips the batch trains each gradient on its own batch.
+    callback.is_full = False
+    # A loop that skips the batch applies each gradient to its own batch.
     run(tf.range(4, 12))
     rows = one.vocabularies["words"].lookup(tf.range(4, 12)).numpy()
     table = cases.rows_of(one.embedding_tables[config]).astype(np.float32)
     np.testing.assert_array_equal(finish(), table[rows])
-    assert sorted(told.keys) == [0, 1, 2, 3]
+    assert sorted(callback.keys) == [0, 1, 2, 3]
 
 
-def test_a_table_that_tells_nothing_is_undone_with_the_others():
-    told = Told()
-    told.is_full = True
+def test_a_table_without_a_callback_is_undone_with_the_others():
+    callback = RecordingCallback()
+    callback.is_full = True
     words, names = cases.table(8), cases.table(8, name="names")
     one = tlm.TPUEmbedding(
         {"words": tpu.FeatureConfig(words), "names": tpu.FeatureConfig(names)},
         tpu.Adagrad(0.25),
         vocabularies={
-            "words": tlm.OpenVocabulary(8, on_evict=told),
+            "words": tlm.OpenVocabulary(8, on_evict=callback),
             "names": tlm.OpenVocabulary(8),
         },
     )
@@ -285,9 +287,10 @@ def test_a_table_that_tells_nothing_is_undone_with_the_others():
 
 
 def test_an_eviction_whose_callback_raises_keeps_its_keys():
-    told = Told()
+    callback = RecordingCallback()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=told), tpu.Adagrad(0.25)
+        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=callback),
+        tpu.Adagrad(0.25),
     )
     for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
         one.enqueue({"ids": tf.constant(keys)})
@@ -295,7 +298,7 @@ def test_an_eviction_whose_callback_raises_keeps_its_keys():
         one.apply_gradients({"ids": tf.ones([3, 3])})
     before = all_of(one, config)
     vocabulary = one.vocabularies["words"]
-    told.is_full = True
+    callback.is_full = True
     calls = {
         "evict": lambda: vocabulary.evict([3, 99]),
         "evict_expired": vocabulary.evict_expired,
@@ -308,35 +311,35 @@ def test_an_eviction_whose_callback_raises_keeps_its_keys():
             call()
         for mine, old in zip(all_of(one, config), before):
             np.testing.assert_array_equal(mine, old, err_msg=name)
-    told.is_full = False
-    assert vocabulary.evict([3]).numpy().tolist() == [3] == told.keys
+    callback.is_full = False
+    assert vocabulary.evict([3]).numpy().tolist() == [3] == callback.keys
 
 
-def test_a_resize_whose_callback_raises_has_not_happened():
-    told = Told()
+def test_a_resize_whose_callback_raises_is_undone():
+    callback = RecordingCallback()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, on_evict=told), tpu.Adagrad(0.25)
+        tlm.OpenVocabulary(48, on_evict=callback), tpu.Adagrad(0.25)
     )
     one.enqueue({"ids": tf.range(40)})
     one.dequeue()
     one.apply_gradients({"ids": tf.ones([40, 3])})
     before = by_key(one, config)
-    told.is_full = True
+    callback.is_full = True
     with pytest.raises(OSError, match="no room for"):
         one.vocabularies["words"].resize(8)
     assert by_key(one, config) == before
     assert one.vocabularies["words"].settings.capacity == 48
-    told.is_full = False
-    assert one.vocabularies["words"].resize(8).num_dropped == len(told.keys)
-    assert len(by_key(one, config)) == 40 - len(told.keys)
+    callback.is_full = False
+    assert one.vocabularies["words"].resize(8).num_dropped == len(callback.keys)
+    assert len(by_key(one, config)) == 40 - len(callback.keys)
 
 
 def test_a_layer_whose_callback_raises_opens_no_lookup():
-    told = Told()
+    callback = RecordingCallback()
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(cases.table(8)),
         tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(8, on_evict=told)},
+        vocabularies={"words": tlm.OpenVocabulary(8, on_evict=callback)},
     )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
@@ -348,21 +351,21 @@ def test_a_layer_whose_callback_raises_opens_no_lookup():
         )
 
     train(0)
-    # The rows of lookups that gradients may still follow are not given away.
+    # Rows of lookups whose gradients may still arrive are not evicted.
     layer.embedding.reset()
-    told.is_full = True
+    callback.is_full = True
     for _ in range(2):
         with pytest.raises(tf.errors.UnknownError, match="no room for 8"):
             train(8)
     assert sorted(layer.embedding.vocabularies["words"].keys().numpy()) == list(
         range(8)
     )
-    told.is_full = False
+    callback.is_full = False
     train(8)
-    assert sorted(told.keys) == list(range(8))
+    assert sorted(callback.keys) == list(range(8))
 
 
-def test_a_step_that_was_used_meanwhile_is_not_undone():
+def test_a_step_that_the_callback_used_is_not_undone():
     def use(evicted):
         one.dequeue()
         raise OSError(f"no room for {len(evicted.keys)}")
@@ -381,20 +384,20 @@ def test_a_step_that_was_used_meanwhile_is_not_undone():
 
 
 def test_a_process_of_several_stops_when_its_callback_raises():
-    """The others have the step already: none can be undone here alone."""
-    told = Told()
+    """Other processes ran the step, so one process cannot undo it alone."""
+    callback = RecordingCallback()
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=told), tpu.Adagrad(0.25)
+        tlm.OpenVocabulary(8, on_evict=callback), tpu.Adagrad(0.25)
     )
     one.enqueue({"ids": tf.range(8)})
     one.dequeue()
     one.apply_gradients({"ids": tf.ones([8, 3])})
-    # As the engine of a process of MultiWorkerMirroredStrategy has it.
+    # The engine has this setting in a `MultiWorkerMirroredStrategy` process.
     one._state.backend.engine._keys._in_processes = True
-    told.is_full = True
+    callback.is_full = True
     with pytest.raises(OSError, match="no room for 8"):
         one.enqueue({"ids": tf.range(8, 16)})
-    told.is_full = False
+    callback.is_full = False
     for call in (lambda: one.enqueue({"ids": tf.range(8, 16)}), one.dequeue):
         with pytest.raises(
             tf.errors.FailedPreconditionError,
@@ -408,7 +411,7 @@ def test_a_process_of_several_stops_when_its_callback_raises():
     one.enqueue({"ids": tf.range(8, 16)})
 
 
-def test_a_file_that_is_full_ends_with_its_last_record(tmp_path):
+def test_a_file_at_its_size_limit_ends_with_a_complete_record(tmp_path):
     path = tmp_path / "evicted"
     one, config = cases.embedding(
         tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
@@ -424,7 +427,7 @@ def test_a_file_that_is_full_ends_with_its_last_record(tmp_path):
     size = (tmp_path / "evicted-00000").stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = by_key(one, config)
-    # Python ignores the signal: a write beyond is an error.
+    # Python ignores the signal, so a write beyond the limit is an error.
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
     try:
         with pytest.raises(OSError):
@@ -439,9 +442,9 @@ def test_a_file_that_is_full_ends_with_its_last_record(tmp_path):
     ] == [1, 1]
 
 
-def test_a_layer_tells_while_it_fits():
+def test_a_layer_reports_evictions_during_fit():
     found = []
-    # The rows of the last lookups of a layer stay.
+    # The rows of the most recent lookups of a layer are kept.
     config = cases.table(64)
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(config),
@@ -465,18 +468,18 @@ def test_a_layer_tells_while_it_fits():
     assert again.get_config() == config
 
 
-def test_other_settings_tell_the_same():
+def test_replace_keeps_on_evict_and_repr_shows_it():
     words = tlm.OpenVocabulary(8, on_evict=print)
     assert dataclasses.replace(words, seed=3).on_evict is words.on_evict
     assert "print" in repr(words)
 
 
-def test_what_cannot_be_told_to():
+def test_an_unsupported_on_evict_raises():
     with pytest.raises(TypeError, match="`on_evict` must be a callable, a pat"):
         tlm.OpenVocabulary(8, on_evict=5)
 
 
-def test_replicas_tell_once():
+def test_replicas_report_each_eviction_once():
     found = []
     with strategies.mirrored(2).scope():
         one, _ = cases.embedding(
@@ -505,10 +508,10 @@ def test_replicas_tell_once():
 
 
 @pytest.mark.parametrize("to_file", [False, True])
-def test_layers_are_told_by_their_names(to_file, tmp_path):
-    told = []
+def test_records_contain_the_layer_name(to_file, tmp_path):
+    records = []
     words = tlm.OpenVocabulary(
-        8, on_evict=str(tmp_path / "gone") if to_file else told.append
+        8, on_evict=str(tmp_path / "gone") if to_file else records.append
     )
     for name in ("first", "second"):
         layer = tlm.layers.ShardedEmbedding(
@@ -539,5 +542,5 @@ def test_layers_are_told_by_their_names(to_file, tmp_path):
             for one in records
         ]
     else:
-        names = [one.table for one in told]
+        names = [one.table for one in records]
     assert names == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Initializers of all frameworks, read as distributions."""
+"""Distributions of the initializers of all frameworks."""
 
 import keras
 import pytest
@@ -40,7 +40,9 @@ def read(initializer, **arguments):
         ),
     ],
 )
-def test_the_distribution_is_read(initializer, kind, limits):
+def test_the_distribution_of_an_initializer_is_recognized(
+    initializer, kind, limits
+):
     found = read(initializer)
     assert (found.kind, found.limits) == (kind, limits)
     assert -(2**63) <= found.seed < 2**63
@@ -66,12 +68,12 @@ def test_seeds_depend_on_the_vocabulary_and_the_table():
         keras.initializers.RandomNormal(0.0, float("inf")),
     ],
 )
-def test_initializers_of_a_whole_table_are_refused(initializer):
+def test_initializers_that_depend_on_the_full_table_raise(initializer):
     with pytest.raises(ValueError, match="of a table with an open vocabulary"):
         read(initializer)
 
 
-def test_values_that_16_bits_do_not_hold_are_refused():
+def test_values_outside_the_16_bit_range_raise():
     with pytest.raises(ValueError, match="at most 65504.0 in magnitude"):
         read(tf.constant_initializer(1e5), dtype="float16")
     read(tf.constant_initializer(1e5), dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Checkpoints of tables with ids that are rows, and with keys."""
+"""Conversion of checkpoints between closed and open vocabularies."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ NAME = "some/words.1"
 def embedding(
     size, *, optimizer, keys=None, num_shards=1, dtype="float32", **settings
 ):
-    """One of `size` rows, or with keys."""
+    """Returns an embedding of `size` rows, or one with an open vocabulary."""
     config = cases.table(size, name=NAME)
     found = tlm.TPUEmbedding(
         {"ids": tpu.FeatureConfig(config)},
@@ -38,7 +38,7 @@ def train(one, ids):
 
 
 def contents(one, config, rows):
-    """The table and its slot variables."""
+    """Returns the table and its slot variables."""
     return [
         cases.rows_of(variable)[rows]
         for variable in (
@@ -60,7 +60,7 @@ def contents(one, config, rows):
     ],
     ids=["adam", "rowwise_adagrad"],
 )
-def test_rows_become_keys(optimizer, dtype, settings, tmp_path):
+def test_a_closed_table_converts_to_keys(optimizer, dtype, settings, tmp_path):
     closed, config = embedding(
         300, optimizer=optimizer, num_shards=2, dtype=dtype
     )
@@ -92,16 +92,18 @@ def test_rows_become_keys(optimizer, dtype, settings, tmp_path):
     vocabulary = opened.vocabularies[NAME]
     assert sorted(vocabulary.keys().numpy()) == list(range(300))
     rows = vocabulary.lookup(tf.range(300)).numpy()
-    for mine, theirs in zip(
+    for actual, expected_values in zip(
         contents(opened, open_config, rows),
         contents(closed, config, np.arange(300)),
     ):
-        np.testing.assert_array_equal(mine, theirs)
-    # The row of unknown keys is as in a new table.
-    for mine, theirs in zip(contents(opened, open_config, [-1]), fresh):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(actual, expected_values)
+    # The row of unknown keys has the values of a new table.
+    for actual, expected_values in zip(
+        contents(opened, open_config, [-1]), fresh
+    ):
+        np.testing.assert_array_equal(actual, expected_values)
     assert vocabulary.stats()["step"] == 0
-    if dtype == "float32":  # Else they are rounded by their rows.
+    if dtype == "float32":  # Other dtypes round by row number.
         ids = np.arange(50, 250)
         np.testing.assert_array_equal(train(opened, ids), train(closed, ids))
     train(opened, np.array([7_000_000, 7_000_000]))
@@ -109,7 +111,7 @@ def test_rows_become_keys(optimizer, dtype, settings, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_keys_become_rows(dtype, tmp_path):
+def test_keys_convert_to_rows(dtype, tmp_path):
     optimizer = tpu.Adagrad(0.25, initial_accumulator_value=0.5)
     opened, open_config = embedding(
         300, optimizer=optimizer, keys=True, num_shards=3, dtype=dtype
@@ -133,14 +135,14 @@ def test_keys_become_rows(dtype, tmp_path):
     tf.train.Checkpoint(embedding=closed).restore(target).assert_consumed()
     kept = np.array([3, 99, 50])
     rows = opened.vocabularies[NAME].lookup(kept).numpy()
-    for mine, theirs in zip(
+    for actual, expected_values in zip(
         contents(closed, config, kept), contents(opened, open_config, rows)
     ):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(actual, expected_values)
     others = np.setdiff1d(np.arange(100), kept)
     table, slot = contents(closed, config, others)
     assert (table == 0.25).all() and (slot == 0.5).all()
-    # And back: the keys that stayed, and those of the other rows.
+    # Converts back the keys that were kept and the keys of the other rows.
     again = str(tmp_path / "again")
     back = tlm.convert_vocabularies(
         target, again, {NAME: tlm.OpenVocabulary(300)}, optimizer
@@ -148,13 +150,13 @@ def test_keys_become_rows(dtype, tmp_path):
     assert back.num_kept == 100
     tf.train.Checkpoint(embedding=opened).restore(again)
     rows = opened.vocabularies[NAME].lookup(kept).numpy()
-    for mine, theirs in zip(
+    for actual, expected_values in zip(
         contents(closed, config, kept), contents(opened, open_config, rows)
     ):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(actual, expected_values)
 
 
-def test_the_lowest_keys_stay_where_there_is_not_room(tmp_path):
+def test_the_lowest_keys_are_kept_when_there_are_too_few_rows(tmp_path):
     closed, _ = embedding(300, optimizer=tpu.SGD(0.5))
     source = tf.train.Checkpoint(embedding=closed).save(tmp_path / "closed")
     found = tlm.convert_vocabularies(
@@ -166,7 +168,7 @@ def test_the_lowest_keys_stay_where_there_is_not_room(tmp_path):
     assert sorted(opened.vocabularies[NAME].keys().numpy()) == list(range(8))
 
 
-def test_what_cannot_be_converted(tmp_path):
+def test_unsupported_conversions_raise(tmp_path):
     closed, config = embedding(30, optimizer=tpu.Adagrad(0.5))
     opened, open_config = embedding(30, optimizer=tpu.Adagrad(0.5), keys=True)
     words, _ = embedding(30, optimizer=tpu.SGD(0.5), keys=True)

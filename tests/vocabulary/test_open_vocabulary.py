@@ -1,4 +1,4 @@
-"""The settings of an open vocabulary, and where its keys may be."""
+"""Settings of an open vocabulary, and the placement of its keys."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ from tf_layoutmap.vocabulary import bucket_layout
         ({"seed": 2**63}, "`seed` must be at most"),
     ],
 )
-def test_settings_that_cannot_be(arguments, message):
+def test_invalid_settings_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         tlm.OpenVocabulary(**{"capacity": 100, **arguments})
 
@@ -60,13 +60,13 @@ def test_settings_that_cannot_be(arguments, message):
         {"seed": None},
     ],
 )
-def test_numbers_that_are_none(arguments):
+def test_non_numeric_settings_raise(arguments):
     with pytest.raises(TypeError, match="must be an integer"):
         tlm.OpenVocabulary(**{"capacity": 100, **arguments})
 
 
 @given(capacity=st.one_of(st.integers(1, 3000), st.integers(1, 2**32 - 4096)))
-def test_buckets_are_those_of_the_core(capacity):
+def test_the_number_of_buckets_matches_the_core(capacity):
     num_buckets = bucket_layout.num_buckets_for(capacity)
     assert num_buckets == reference.num_buckets_for(capacity)
     assert bucket_layout.num_segments(num_buckets) == reference.num_segments(
@@ -84,7 +84,7 @@ def test_buckets_are_those_of_the_core(capacity):
 
 
 @given(num_buckets=st.integers(1, 400), num_shards=st.integers(1, 9))
-def test_shards_have_whole_buckets(num_buckets, num_shards):
+def test_shards_do_not_split_buckets(num_buckets, num_shards):
     buckets = bucket_layout.bucket_partition(num_buckets, num_shards)
     rows = bucket_layout.row_partition(
         bucket_layout.bucket_partition(num_buckets, num_shards)
@@ -95,12 +95,15 @@ def test_shards_have_whole_buckets(num_buckets, num_shards):
 
 @pytest.mark.parametrize("capacity", [1, 64, 100, 5000, 100_000])
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 64])
-def test_shards_of_servers_divide_no_segment(capacity, num_shards):
+def test_shards_of_servers_do_not_split_segments(capacity, num_shards):
     num_buckets = bucket_layout.num_buckets_for(capacity)
     segments = bucket_layout.num_segments(num_buckets)
-    cut = bucket_layout.segment_partition(
+    segments_by_shard = bucket_layout.segment_partition(
         num_buckets, min(num_shards, segments)
     )
-    assert sum(cut.sizes) == num_buckets
-    assert min(cut.sizes) > 0
-    assert all(first % (num_buckets // segments) == 0 for first in cut.offsets)
+    assert sum(segments_by_shard.sizes) == num_buckets
+    assert min(segments_by_shard.sizes) > 0
+    assert all(
+        first % (num_buckets // segments) == 0
+        for first in segments_by_shard.offsets
+    )

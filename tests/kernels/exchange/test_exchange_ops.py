@@ -1,4 +1,4 @@
-"""The ops of steps with divided tables against a reference of lists."""
+"""Ops of steps with partitioned tables match a reference made of lists."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ from tf_layoutmap._core import ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
 
-# Owners of the two and three shards, and what each has: table, first row, rows.
+# Owner of each shard of the two tables, and the shards of each owner as tuples
+# (table, first row, number of rows).
 OWNERS = [0, 1, 0, 1, 2]
 OWNED = [[(0, 0, 4), (1, 0, 2)], [(0, 4, 3), (1, 2, 0)], [(1, 2, 3)]]
 
@@ -36,7 +37,7 @@ def plan(batch, id_type=np.int64, training=True, **changes):
 
 
 def parts_of(batch, owner):
-    """By feature, what looks into the shards of an owner."""
+    """Returns, by feature, the samples that use the shards of an owner."""
     found = []
     for feature, samples in zip(FEATURES, batch, strict=True):
         own = [
@@ -49,25 +50,25 @@ def parts_of(batch, owner):
 
 
 @given(batch=batches(), id_type=st.sampled_from(cases.ID_TYPES))
-def test_an_owner_is_told_its_part_of_each_feature(batch, id_type):
+def test_an_owner_receives_its_part_of_each_feature(batch, id_type):
     found = plan(batch, id_type)
     assert found.error.numpy() == b""
     for owner, words in enumerate(found.contributions):
         read = ops.read_contributions(words=words, num_features=len(FEATURES))
         expected = exchange.inputs(parts_of(batch, owner))
         for f, (ids, splits, gains) in enumerate(expected):
-            cases.same_bits(read.ids[f], ids)
-            cases.same_bits(read.splits[f], splits)
+            cases.assert_bitwise_equal(read.ids[f], ids)
+            cases.assert_bitwise_equal(read.splits[f], splits)
             assert read.num_samples[f] == len(splits) - 1
             weights = read.weights[f].numpy()
-            # Not sent where the combiner gives 1 each.
-            cases.same_bits(
+            # Weights are not sent if the combiner sets each of them to 1.
+            cases.assert_bitwise_equal(
                 weights if len(weights) else np.ones_like(gains), gains
             )
 
 
 @given(batch=batches())
-def test_requests_and_sizes_are_those_of_the_rows(batch):
+def test_requests_and_sizes_match_the_rows(batch):
     found = plan(batch)
     for owner, request in enumerate(found.requests):
         shards = [
@@ -79,8 +80,8 @@ def test_requests_and_sizes_are_those_of_the_rows(batch):
         ]
         num_rows = [len(one) for one in rows]
         words = np.array([*num_rows, *sum(rows, [])], np.uint32)
-        cases.same_bits(request, words)
-        cases.same_bits(
+        cases.assert_bitwise_equal(request, words)
+        cases.assert_bitwise_equal(
             ops.write_request(words=request, num_shards=len(shards)),
             servers.fetch(rows),
         )
@@ -101,7 +102,7 @@ def test_requests_and_sizes_are_those_of_the_rows(batch):
 
 
 @given(batch=batches(), seed=st.integers(0, 9))
-def test_an_owner_gets_the_gradients_of_its_outputs(batch, seed):
+def test_an_owner_receives_the_gradients_of_its_outputs(batch, seed):
     found = plan(batch)
     gradients = [
         cases.floats(
@@ -115,7 +116,7 @@ def test_an_owner_gets_the_gradients_of_its_outputs(batch, seed):
         plan=found.plan, gradients=gradients, num_owners=3
     )
     for owner, own in enumerate(values):
-        cases.same_bits(
+        cases.assert_bitwise_equal(
             own, exchange.gradients(parts_of(batch, owner), gradients)
         )
 
@@ -123,7 +124,7 @@ def test_an_owner_gets_the_gradients_of_its_outputs(batch, seed):
 @pytest.mark.parametrize(
     "words", [[], [1], [1, 0], [2, 0, 5], [0, 0, 5], [2**32 - 1, 2**32 - 1, 1]]
 )
-def test_a_request_of_other_shards_is_refused(words):
+def test_a_request_for_other_shards_raises(words):
     with pytest.raises(
         InvalidArgument,
         match=(
@@ -149,7 +150,7 @@ def test_a_forward_only_step_contributes_nothing():
         ({"num_samples": np.array([2, 2, 2], np.int64)}, "num_samples"),
     ],
 )
-def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
+def test_batch_errors_are_returned_and_not_raised(changes, words):
     batch = [[[(0, 1.0)], [(-1, 1.0)]], *([[], []] for _ in FEATURES[1:])]
     attrs = plan_attrs(OWNERS, 3)
     found = ops.plan_exchange(
@@ -169,7 +170,7 @@ def test_what_is_wrong_with_a_batch_is_told_and_not_raised(changes, words):
         )
 
 
-def test_words_that_do_not_fit_are_refused():
+def test_malformed_contributions_raise():
     with pytest.raises(InvalidArgument, match="contributions of 2 features"):
         ops.read_contributions(
             words=np.array([1, 2, 0], np.uint32), num_features=2
@@ -192,7 +193,7 @@ def test_words_that_do_not_fit_are_refused():
         ),
     ],
 )
-def test_gradients_of_another_batch_are_refused(changes, words):
+def test_gradients_of_another_batch_raise(changes, words):
     batch = [[[(1, 1.0)]] for _ in FEATURES]
     found = plan(batch)
     good = {

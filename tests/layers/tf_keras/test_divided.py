@@ -22,8 +22,8 @@ REFUSED = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is sharded over processes, and no process has",
     "set_weights": "tables are not Keras weights",
-    "export": "must have all rows of its tables. Received: 'embedding'",
-    "export of the model": "must have all rows of its tables. Received: ",
+    "export": "must have all rows of its tables in this process",
+    "export of the model": "must have all rows of its tables in this process",
     "saved_model": "is sharded over processes, and no process has",
 }
 

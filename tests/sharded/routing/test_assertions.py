@@ -1,4 +1,4 @@
-"""Checks whose eager errors are plain sentences."""
+"""Assertions whose eager errors contain only the message."""
 
 import pytest
 import tensorflow as tf
@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_layoutmap.sharded.routing import assertions
 
 
-def test_an_eager_error_is_the_sentence():
+def test_an_eager_error_contains_only_the_message():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         assertions.require(
             tf.constant(False),
@@ -20,11 +20,11 @@ def test_an_eager_error_is_the_sentence():
     )
 
 
-def test_nothing_is_raised_or_waited_for_if_it_holds():
+def test_a_satisfied_assertion_neither_raises_nor_adds_control_dependencies():
     assert assertions.require(tf.constant(True), "Ids must be even.") == []
 
 
-def test_a_function_raises_when_it_runs():
+def test_a_traced_assertion_raises_at_run_time():
     @tf.function
     def checked(value):
         with tf.control_dependencies(

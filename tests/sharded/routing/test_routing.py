@@ -1,4 +1,4 @@
-"""Rows come back in the order of the ids, and bad ids write nothing."""
+"""Rows are returned in the order of the ids; invalid ids write nothing."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ outside = pytest.mark.parametrize("bad_id", [-1, 10, -(2**31), 2**31 - 1])
     st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
     st.sampled_from(["mod", "offsets"]),
 )
-def test_tensors_are_assigned_like_arrays(sizes, placement):
+def test_tensors_are_assigned_like_numpy_arrays(sizes, placement):
     partition = (
         RowPartition.from_sizes(sizes)
         if placement == "offsets"
@@ -32,7 +32,7 @@ def test_tensors_are_assigned_like_arrays(sizes, placement):
 
 
 @given(st.lists(st.integers(0, 5), max_size=20))
-def test_the_last_of_equal_ids_is_found(ids):
+def test_the_last_of_equal_ids_is_selected(ids):
     last = {row: place for place, row in enumerate(ids)}
     np.testing.assert_array_equal(
         parts.last_of_equal(tf.constant(ids, tf.int32)),
@@ -40,7 +40,7 @@ def test_the_last_of_equal_ids_is_found(ids):
     )
 
 
-def test_one_op_of_ours_serves_shards_on_this_cpu(values):
+def test_one_native_op_serves_all_shards_on_this_cpu(values):
     shards = make_table(values, [4, 6])._shards()
 
     def are_fused():
@@ -53,7 +53,7 @@ def test_one_op_of_ours_serves_shards_on_this_cpu(values):
     assert seen == [[True], [False, False]]
 
 
-def test_each_device_is_served_by_one_op(values):
+def test_each_device_runs_one_op(values):
     table = ShardedVariable.create(
         values, num_shards=5, devices=["CPU:0", "CPU:1"]
     )
@@ -80,7 +80,7 @@ def test_xla_compiles_lookups_and_scatters(values, sizes):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3), (1, 1, 2)])
-def test_ids_have_any_shape(values, sizes, shape):
+def test_ids_of_any_shape_are_supported(values, sizes, shape):
     table = make_table(values, sizes)
     ids = np.random.default_rng(1).integers(0, 10, shape)
     unknown = tf.function(
@@ -96,7 +96,9 @@ def test_ids_have_any_shape(values, sizes, shape):
 
 
 @outside
-def test_reading_a_row_outside_is_refused_by_name(values, sizes, bad_id):
+def test_reading_an_out_of_range_row_raises_with_the_table_name(
+    values, sizes, bad_id
+):
     table = make_table(values, sizes)
     with pytest.raises(
         tf.errors.InvalidArgumentError,
@@ -112,7 +114,9 @@ def test_reading_a_row_outside_is_refused_by_name(values, sizes, bad_id):
 
 @outside
 @pytest.mark.parametrize("verb", routing.SCATTER_VERBS)
-def test_writing_a_row_outside_writes_nothing(values, sizes, verb, bad_id):
+def test_writing_an_out_of_range_row_writes_nothing(
+    values, sizes, verb, bad_id
+):
     table = make_table(values, sizes)
 
     def write(ids):
@@ -127,7 +131,7 @@ def test_writing_a_row_outside_writes_nothing(values, sizes, verb, bad_id):
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (4, 2), (3,), (3, 3), (3, 1)])
-def test_writing_other_shapes_writes_nothing(values, sizes, shape):
+def test_writing_a_mismatched_shape_writes_nothing(values, sizes, shape):
     table = make_table(values, sizes)
     with pytest.raises(ValueError, match="table 'emb' must have shape"):
         table.scatter_add(tf.IndexedSlices(np.ones(shape), [0, 5, 9]))
@@ -145,24 +149,24 @@ def test_writing_other_shapes_writes_nothing(values, sizes, shape):
 
 
 @pytest.mark.parametrize("ids", [[0.5], np.array([1], np.int16), [True]])
-def test_ids_of_another_dtype_are_refused(values, ids):
+def test_ids_of_an_unsupported_dtype_raise(values, ids):
     with pytest.raises(TypeError, match="int32 or int64.*table 'emb'"):
         make_table(values, [4, 6]).sparse_read(ids)
 
 
-def test_large_int64_ids_are_not_cut_to_int32(values):
+def test_large_int64_ids_are_not_truncated_to_int32(values):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=f"Id {2**32 + 1} .* is outside"
     ):
         make_table(values, [4, 6]).sparse_read(np.array([2**32 + 1]))
 
 
-def test_a_scatter_takes_indexed_slices_only(values):
+def test_a_scatter_requires_indexed_slices(values):
     with pytest.raises(TypeError, match="tf.IndexedSlices.*table 'emb'"):
         make_table(values, [4, 6]).scatter_add(7.0)
 
 
-def test_repeated_ids_all_count(values, sizes):
+def test_every_repeated_id_is_applied(values, sizes):
     table = make_table(values, sizes)
     table.scatter_add(tf.IndexedSlices(tf.ones([5, 2]), [9, 9, 0, 9, 0]))
     np.testing.assert_array_equal(
@@ -183,8 +187,8 @@ def test_repeated_ids_all_count(values, sizes):
     ],
     ids=["gather", "embedding_lookup", "sparse_read", "scatter_add"],
 )
-def test_a_call_is_planned_once(monkeypatch, values, call, axis, num_plans):
-    # With columns in two shards, each is a table of its own.
+def test_each_call_is_planned_once(monkeypatch, values, call, axis, num_plans):
+    # A table with columns in two shards is planned as two tables.
     plans = []
     original = parts.parts_of
     monkeypatch.setattr(
