@@ -186,7 +186,7 @@ def test_fit_accepts_a_dataset_on_the_host():
     training.assert_same(tables_of(layer), tables_of(wanted))
 
 
-def test_a_subclassed_builtrequires_a_built_layer():
+def test_a_subclassed_model_requires_a_built_layer():
     model, layer = make(STRATEGY, "adagrad", Subclassed)
     with pytest.raises(RuntimeError, match="Unable to automatically build"):
         model.fit(batches(), verbose=0)
