@@ -56,7 +56,7 @@ def test_wrong_number_or_names_of_shapes_raise(shapes):
         build_shapes.read(NESTED, FEATURES, shapes)
 
 
-def test_the_last_dimension_is_dropped_as_combined():
+def test_the_combined_last_dimension_is_dropped():
     shapes = [[4], [4, 2, 9], [None, 5, 2, 1]]
     assert build_shapes.read(
         NESTED, FEATURES, [tf.TensorShape(one) for one in shapes]

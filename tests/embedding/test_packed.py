@@ -104,7 +104,7 @@ def test_packed_batches_train_bitwise_like_unpacked(weighted, num_shards):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_distributed_dataset_of_packed_batches():
+def test_packed_batches_of_a_distributed_dataset_train_equally():
     dataset = tf.data.Dataset.from_tensor_slices(
         {
             "title": np.arange(24).reshape(12, 2) % 20,
@@ -153,7 +153,7 @@ def test_processes_gather_each_feature_separately(monkeypatch):
             assert np.all(found.weights.numpy() == 1)
 
 
-def test_enqueue_outside_of_replicas():
+def test_packed_batches_can_be_enqueued_outside_of_replicas():
     strategy = strategies.mirrored(2)
     with strategy.scope():
         embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))

@@ -15,7 +15,7 @@ ROUNDED = 1e-6
 
 
 def two_tables(**options):
-    """Returns four features on two tables: a sequence, one with weights."""
+    """Returns two tables and four features, one weighted, one a sequence."""
     return {
         "tables": {
             "words": Table(7, 3, **options),

@@ -87,7 +87,7 @@ def run_programs(
 
 def _failed(cases, output: str) -> str:
     if not cases:
-        return f"not one test was run:\n{output}"
+        return f"no test was run:\n{output}"
     return "\n".join(
         f"{case.get('name')}:\n{found.text}"
         for case in cases

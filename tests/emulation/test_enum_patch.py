@@ -19,7 +19,9 @@ def write(optimizer):
     return parameters
 
 
-@pytest.mark.skipif(PROTOBUF < (7, 34), reason="this protobuf takes a bool")
+@pytest.mark.skipif(
+    PROTOBUF < (7, 34), reason="this protobuf version accepts a bool"
+)
 def test_without_the_patch_stock_optimizers_raise():
     with pytest.raises(TypeError, match="low_dimensional_packing_status"):
         write(tpu.SGD(0.1))

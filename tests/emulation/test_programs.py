@@ -86,7 +86,7 @@ def test_a_keras_layer_trains_in_fit(two_cores):
 @pytest.mark.parametrize("num_cores", [2, 4])
 def test_unmodified_keras_rs_trains(num_cores, request):
     pytest.importorskip(
-        "keras_rs", reason="keras-rs, which `make` installs, is not there"
+        "keras_rs", reason="requires keras-rs, which `make` installs"
     )
     found = request.getfixturevalue(
         {2: "two_cores", 4: "one_host_of_four"}[num_cores]
@@ -114,16 +114,16 @@ def test_enable_in_an_unsuitable_process_raises():
 import tensorflow as tf
 tf.constant(1.0)
 import tf_layoutmap as tlm
-def refusal():
+def error_of_enable():
     try:
         tlm.emulation.enable(num_cores=2)
     except RuntimeError as error:
         return str(error)
-print(refusal())
-# To TensorFlow this is a runtime that has kernels already.
+print(error_of_enable())
+# TensorFlow treats this library as a runtime that registered kernels.
 from tf_layoutmap import _ops
 tf.load_op_library(str(_ops._EMULATION))
-print(refusal())
+print(error_of_enable())
 try:
     tlm.emulation.report()
 except RuntimeError as error:

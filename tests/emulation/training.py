@@ -12,7 +12,7 @@ tpu = tf.tpu.experimental.embedding
 
 CLASSES = {"stock": tpu.TPUEmbedding, "ours": tlm.TPUEmbedding}
 
-NUM_SAMPLES = 8  # Of a global batch.
+NUM_SAMPLES = 8  # Samples of a global batch.
 LENGTH = 3
 # Values: combiner, number of rows, dim. Tables have more rows than fit in one
 # register, and unevenly many rows per host.

@@ -54,7 +54,7 @@ def tables_in(path):
 
 
 def train_in_one_process(path, num_steps, num_replicas):
-    """Trains equally on replicas of this process."""
+    """Trains the same steps on replicas of this process."""
     strategy = strategies.mirrored(num_replicas)
     with strategy.scope():
         embedding = plan.embedding()

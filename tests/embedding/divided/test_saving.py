@@ -129,7 +129,7 @@ def test_a_large_checkpoint_has_larger_files(tmp_path, monkeypatch):
 @pytest.mark.slow  # Two processes with tables of 410 MB.
 def test_a_save_does_not_increase_memory():
     found = json.loads(divided_tables.run_group("exact", 2, 1))
-    # A regression added 308 MB; half a table and its slots are 205 MB.
+    # An earlier version added 308 MB; half a table and its slots are 205 MB.
     assert found["MB more while it saves"] < 150, found
 
 

@@ -36,7 +36,7 @@ def start(tmp_path):
 
 
 def train_in_one_process(num_steps, random):
-    """Trains equally on two replicas of this process."""
+    """Trains the same steps on two replicas of this process."""
     two = strategies.mirrored(multi_process_program.NUM_WORKERS)
     with two.scope():
         embedding = multi_process_program.embedding()

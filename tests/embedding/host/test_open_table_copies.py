@@ -234,7 +234,7 @@ class Served(tf.Module):
     """Module with one open table and a lookup signature."""
 
     def __init__(self, embedding, dtype):
-        self.made = embedding
+        self.embedding = embedding
         self.serve = tf.function(
             lambda ids: embedding({"ids": ids}),
             input_signature=[tf.TensorSpec([None], dtype)],

@@ -187,7 +187,7 @@ def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
     opened.apply_gradients({"ids": tf.constant([[-3.0], [-6.0]])})
     rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
     assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
-    # Key 2 has 1/3 of the gradient 3, and all of the gradient 6.
+    # The shared row gets 1/3 of the gradient 3 (key 2) and the gradient 6.
     assert rows[-1] == (7.0 if unknown == "row" else 0.0)
     opened.enqueue(batch, training=False)
     for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
@@ -200,7 +200,7 @@ def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
 
 @pytest.mark.parametrize("capacity", [8, 100, 500, 2000])
 def test_frequent_keys_are_admitted_for_any_capacity(capacity):
-    """`min_count` is undercounted by at most one per window of ids."""
+    """The counts of a key are too low by at most one per window of ids."""
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(capacity, admission="count", min_count=200),
         tpu.SGD(0.1),
@@ -224,7 +224,7 @@ def test_frequent_keys_are_admitted_for_any_capacity(capacity):
             assert not len(vocabulary.keys())
     admitted = set(vocabulary.keys().numpy().tolist())
     assert set(frequent.tolist()) <= admitted
-    # A key can share both of its cells with frequent keys.
+    # Up to two other keys share both sketch cells with frequent keys.
     assert len(admitted) <= len(frequent) + 2
 
 
@@ -237,7 +237,8 @@ def test_forward_only_steps_change_nothing():
 
     @tf.function
     def evaluate():
-        opened.enqueue({"ids": tf.constant([4, 5])})  # Never applied.
+        # The gradients of this step are never applied.
+        opened.enqueue({"ids": tf.constant([4, 5])})
         return opened.dequeue()
 
     evaluate()

@@ -58,11 +58,11 @@ def test_a_table_moved_to_large_pages_trains_equally(tmp_path):
     train(restored, 12)
     np.testing.assert_array_equal(table, unmoved)
     if before >= SIZE - 2**22:
-        pytest.skip("This system gives all memory in large pages.")
+        pytest.skip("This system allocates all memory in large pages.")
     until = time.monotonic() + 60
     while large_pages(address) < SIZE - 2**22 and time.monotonic() < until:
         time.sleep(0.01)
     if large_pages(address) == before:
-        pytest.skip("This system does not move memory: Linux 6.1 and later.")
+        pytest.skip("Moving memory to large pages requires Linux 6.1 or later.")
     assert large_pages(address) >= SIZE - 2**22
     np.testing.assert_array_equal(table, unmoved)

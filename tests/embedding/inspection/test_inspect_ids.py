@@ -93,7 +93,7 @@ def test_tables_sum_the_counts_of_their_features():
     assert report.tables["<users>"]["num_slot_bytes"] == 0
 
 
-def test_labels_are_ignored_and_max_batches_limits():
+def test_labels_are_ignored_and_max_batches_is_applied():
     batches = tf.data.Dataset.from_tensors(
         ({"x": tf.constant([1, 2])}, tf.constant([0.0, 1.0]))
     ).repeat()

@@ -53,7 +53,7 @@ class Program:
         self.closure(tf.constant([epoch, number], tf.int64))
 
     def run_on_first_server(self, epoch, number):
-        """Runs a closure whose worker dies before the second server."""
+        """Runs a closure whose worker dies after calling the first server."""
         variables = [self.servers[1].applied, *self.servers[1].shards]
         before = [one.numpy() for one in variables]
         self.run(epoch, number)

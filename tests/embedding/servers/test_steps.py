@@ -47,7 +47,7 @@ def test_quantized_rows_are_bitwise_equal(found):
     assert found["quantized"] == [True, []]
 
 
-def test_bfloat16_transfers_have_its_error_and_are_in_stats(found):
+def test_bfloat16_transfers_have_bounded_errors_and_are_in_stats(found):
     assert found["bfloat16_on_the_wire"] == [
         True,
         True,
@@ -147,7 +147,7 @@ def test_servers_create_the_initial_values_of_one_process(found):
     assert all(one.startswith("job:ps/") for one in where)
 
 
-def test_a_step_calls_each_server_twice_for_any_tables(two_servers):
+def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
     few, many = two_servers[0]["calls_of_a_step"]
     assert (
         few

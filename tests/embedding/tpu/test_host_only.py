@@ -1,4 +1,4 @@
-"""Options of the host engine raise under TPUStrategy, with their name."""
+"""Host-engine options raise an error that names them under TPUStrategy."""
 
 import pytest
 import tensorflow as tf

@@ -4,8 +4,8 @@ Operations are compared by attributes, devices, inputs and control inputs;
 names are ignored. One difference is allowed:
 
 * `id_checks`: outside of strategy.run, `enqueue` checks the ids on the host
-  first. TensorFlow's class passes an out-of-range id to the TPU, where the
-  behavior is undefined.
+  first. TensorFlow's class passes an out-of-range id to the TPU, whose
+  behavior is not documented.
 
 test_refusals.py covers calls that only one of the two classes supports.
 """
@@ -28,12 +28,12 @@ def test_there_are_many_cases():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_graph_and_config_match_tensorflow(case):
     stock = programs.trace(case, tpu.TPUEmbedding)
-    ours = programs.trace(case, tlm.TPUEmbedding)
-    assert ours.embedding._state.backend.config_proto == (
+    traced = programs.trace(case, tlm.TPUEmbedding)
+    assert traced.embedding._state.backend.config_proto == (
         stock.embedding._config_proto.SerializeToString()
     )
     expected = canonical.operations(stock.graph)
-    found = canonical.operations(ours.graph, batches.ID_CHECK_SCOPE)
+    found = canonical.operations(traced.graph, batches.ID_CHECK_SCOPE)
     assert any("EnqueueTPU" in kind for kind, _ in expected) or (
         case.flow in ("loop", "cond")
     )

@@ -89,7 +89,7 @@ OTHER_NAMES = {
 @pytest.mark.parametrize(
     ("kind", "compiled"),
     [
-        ("stock", True),  # TensorFlow's class is graph-only.
+        ("stock", True),  # TensorFlow's class requires a graph.
         ("ours", True),
         ("ours", False),
     ],
@@ -150,7 +150,7 @@ def test_enqueue_per_core_trains(kind):
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("/device:CPU:5", "[Nn]on-TPU"),  # A host.
+        ("/device:CPU:5", "[Nn]on-TPU"),  # The name of a host.
         ("/device:GPU:0", "[Nn]on-TPU"),
         ("/task:2/device:TPU:0", "tasks 0 to 1 with the cores 0 to 1"),
         ("/task:1/device:TPU:2", "tasks 0 to 1 with the cores 0 to 1"),

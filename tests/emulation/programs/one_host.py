@@ -586,7 +586,7 @@ def test_ragged_and_sparse_datasets_with_prefetch_raise():
                     distribute(options)
 
 
-def test_the_mean_of_a_structure_is_the_first_replica_s():
+def test_reduce_mean_of_a_structure_returns_the_first_replica():
     batch = {
         "ids": STRATEGY.experimental_distribute_values_from_function(
             lambda context: tf.constant([context.replica_id_in_sync_group])

@@ -133,7 +133,7 @@ def test_files_of_another_number_of_hosts_restore(kind, wanted):
 
 def test_writes_files_for_another_number_of_hosts(kind):
     if not EXCHANGE.is_dir():
-        pytest.skip("nobody reads them")
+        pytest.skip("no other process reads the files")
     embedding = on_tpu(kind)
     training.train(STRATEGY, embedding, steps=range(3))
     write(embedding, EXCHANGE / f"{kind}_{NUM_HOSTS}")
