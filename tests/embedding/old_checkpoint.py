@@ -1,4 +1,4 @@
-"""Files as TensorFlow's class wrote them before it had a registered saver."""
+"""Checkpoints as TensorFlow's class wrote them without a registered saver."""
 
 import tensorflow as tf
 
@@ -6,13 +6,13 @@ from tf_layoutmap._core import tf_private
 
 
 class OldEmbedding(tf.Module):
-    """Its variables, and beside them an entry that held nothing.
+    """Module with the variables of an embedding, and an empty entry.
 
-    That was a hook by which it knew of saves and restores.
+    TensorFlow's class used the empty entry as a hook for saves and restores.
     """
 
     def __init__(self, values: dict):
-        """Takes arrays by `"table"` and `"table/slot"`."""
+        """Takes arrays keyed by `"table"` and `"table/slot"`."""
         super().__init__()
         by_table = {}
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Reads checkpoints with TensorFlow's own `TPUEmbedding`."""
+"""Reads checkpoints with TensorFlow's `TPUEmbedding` class."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,7 +7,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def features():
-    """Tables of rules that TensorFlow has, too."""
+    """Returns tables whose optimizers TensorFlow has, too."""
     words = tpu.TableConfig(
         20, 5, tf.ones_initializer(), tpu.Adagrad(0.1), "mean", name="words"
     )
@@ -21,10 +21,10 @@ def features():
 
 
 def tables_in(path):
-    """Each variable that TensorFlow's class finds in a checkpoint, by name.
+    """Returns the variables that TensorFlow's class restores, by name.
 
     Raises:
-      AssertionError: There is more in the file, or less, than it has.
+      AssertionError: The checkpoint and the class have different variables.
     """
     embedding = tpu.TPUEmbedding(features(), tpu.SGD(0.1))
     embedding.build()
@@ -39,7 +39,7 @@ def tables_in(path):
 
 
 def train(embedding, num_steps, strategy=None):
-    """Steps on ids that reach the first and last rows."""
+    """Trains on ids that include the first and last rows."""
 
     @tf.function
     def step(number):

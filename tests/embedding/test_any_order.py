@@ -1,4 +1,4 @@
-"""Two replicas calling in any order do what a reference of lists does."""
+"""Two replicas with calls in any order match a reference in plain Python."""
 
 import contextlib
 import faulthandler
@@ -19,7 +19,7 @@ tpu = tf.tpu.experimental.embedding
 NUM_ROWS, DIM, NUM_REPLICAS, MAX_PENDING = 5, 2, 2, 4
 ROWS = np.arange(NUM_ROWS * DIM, dtype=np.float32).reshape(NUM_ROWS, DIM)
 RATE = np.array([0.5], np.float32)
-# A refusal takes milliseconds; a hang never ends.
+# An error takes milliseconds; a hang never ends.
 HANG_SECONDS = 300
 
 replica_ids = st.integers(0, NUM_REPLICAS - 1)
@@ -27,8 +27,8 @@ id_lists = st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=3)
 
 
 @contextlib.contextmanager
-def without_a_hang():
-    """A hang shows where it is, and ends the process."""
+def hang_watchdog():
+    """Ends the process with a traceback if the block hangs."""
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     try:
         yield
@@ -65,7 +65,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.sizes = {}
 
     def on_replica(self, replica, call):
-        """Calls on one of the replicas only; returns what it returns."""
+        """Runs a call on one replica only; returns its result."""
         found = []
 
         def run():
@@ -77,12 +77,12 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         return found[0]
 
     def both(self, real, model):
-        """The same call of embedding and reference; None if it is refused."""
+        """Calls embedding and reference; returns None if both raise."""
         try:
             expected = model()
         except ref.OrderError:
             with (
-                without_a_hang(),
+                hang_watchdog(),
                 pytest.raises(tf.errors.FailedPreconditionError),
             ):
                 real()
@@ -109,12 +109,12 @@ class AnyOrder(stateful.RuleBasedStateMachine):
             self.enqueue(replica, ids[replica], True)
 
     @stateful.rule(replica=replica_ids, bad=st.sampled_from([-1, NUM_ROWS]))
-    def enqueue_an_id_outside(self, replica, bad):
+    def enqueue_an_out_of_range_id(self, replica, bad):
         words = (
             tf.errors.InvalidArgumentError,
             tf.errors.FailedPreconditionError,
         )
-        with without_a_hang(), pytest.raises(words):
+        with hang_watchdog(), pytest.raises(words):
             self.embedding.enqueue(
                 np.array([bad]), device=f"/device:CPU:{replica}"
             )
@@ -148,8 +148,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         )
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
-    def a_whole_step(self, ids):
-        """In order, so that long runs get somewhere."""
+    def full_step(self, ids):
+        """Runs a step in order, so that long runs make progress."""
         self.enqueue_a_training_step(ids)
         for rule in (self.dequeue, lambda r: self.apply(r, 1)):
             for replica in range(NUM_REPLICAS):
@@ -157,7 +157,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
     def evaluate_by_steps(self, ids):
-        """Forward-only steps of both replicas, after whatever there is."""
+        """Runs a forward-only step on both replicas after pending steps."""
         for replica in range(NUM_REPLICAS):
             self.enqueue(replica, ids[replica], False)
         for replica in range(NUM_REPLICAS):
@@ -204,7 +204,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
             checkpoint = tf.train.Checkpoint(embedding=self.embedding)
             if in_flight:
                 with (
-                    without_a_hang(),
+                    hang_watchdog(),
                     pytest.raises(RuntimeError, match="in flight"),
                 ):
                     checkpoint.read(path)
@@ -213,7 +213,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.model.tables[0].rows[:] = self.saved
 
     @stateful.invariant()
-    def nothing_is_lost(self):
+    def state_matches_the_reference(self):
         stats = self.embedding.stats()
         model = self.model
         assert stats["pending"] == [

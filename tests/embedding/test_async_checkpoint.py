@@ -1,4 +1,4 @@
-"""Checkpoints that TensorFlow writes on a thread of its own."""
+"""Checkpoints that TensorFlow writes in a separate thread."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def assert_same(found, wanted):
 
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_each_save_holds_what_was_trained_before_it(
+def test_each_save_contains_the_steps_before_it(
     num_shards, pipelined, tmp_path
 ):
     embedding = embedding_of(num_shards, pipelined=pipelined)
@@ -58,7 +58,7 @@ def test_each_save_holds_what_was_trained_before_it(
     for step in range(3):
         train(embedding)
         path = asynchronous.save(str(tmp_path / "async"), ASYNC)
-        # The next step is under way while that one is written.
+        # The next step runs while the checkpoint is written.
         train(embedding)
         asynchronous.sync()
         saved.append(values_in(path))
@@ -84,7 +84,7 @@ def test_each_save_holds_what_was_trained_before_it(
     )
 
 
-def test_two_replicas_save_too(tmp_path):
+def test_two_replicas_save_asynchronously(tmp_path):
     strategy = strategies.mirrored(2)
     embedding = embedding_of(2, strategy=strategy)
     embedding.build()
@@ -104,7 +104,7 @@ def test_two_replicas_save_too(tmp_path):
         )
 
 
-def test_a_late_build_is_refused_instead_of_saved_in_the_middle_of_a_step(
+def test_saving_a_late_build_raises(
     tmp_path,
 ):
     embedding = embedding_of()
@@ -114,13 +114,13 @@ def test_a_late_build_is_refused_instead_of_saved_in_the_middle_of_a_step(
     train(embedding)
     late = checkpoint.save(str(tmp_path / "async"), ASYNC)
     checkpoint.sync()
-    # TensorFlow tells at the next save what the thread ran into.
+    # TensorFlow raises the thread's error at the next save.
     with pytest.raises(RuntimeError, match="must be built before the first"):
         checkpoint.save(str(tmp_path / "async"), ASYNC)
     assert late.endswith("async-2") and not list(tmp_path.glob("async-2*"))
 
 
-def test_restoring_over_steps_in_flight_is_refused(tmp_path):
+def test_restoring_over_steps_in_flight_raises(tmp_path):
     embedding = embedding_of()
     embedding.build()
     checkpoint = tf.train.Checkpoint(embedding=embedding)

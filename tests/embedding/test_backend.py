@@ -1,4 +1,4 @@
-"""All backends have what an embedding asks of its backend."""
+"""Every backend implements the protocol that an embedding requires."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ from tf_layoutmap.embedding.tpu.backend import TPUBackend
 
 
 def members(protocol):
-    """The members that a protocol itself declares, by name."""
+    """Returns the members that a protocol itself declares, by name."""
     attributes = dict.fromkeys(inspect.get_annotations(protocol))
     methods = {
         name: value
@@ -27,8 +27,8 @@ def members(protocol):
     }
 
 
-def shape_of(member):
-    """What must be equal of a member: its kind and its signature."""
+def kind_and_signature_of(member):
+    """Returns the kind and the signature of a member."""
     if isinstance(member, property):
         return property, inspect.signature(member.fget)
     return "method", inspect.signature(member)
@@ -60,19 +60,19 @@ def test_the_protocols_have_members():
     CASES,
     ids=[f"{kind.__name__}-{name}" for kind, _, name, _ in CASES],
 )
-def test_a_backend_has_each_member_as_its_protocol_says(
+def test_a_backend_implements_each_member_of_its_protocol(
     kind, protocol, name, member
 ):
     found = inspect.getattr_static(kind, name)
     if member is None:
         assert not callable(found)
     else:
-        assert shape_of(found) == shape_of(member)
+        assert kind_and_signature_of(found) == kind_and_signature_of(member)
         assert inspect.getdoc(found)
 
 
 def own_imports(folder):
-    """From each module of a folder to the modules of ours that it imports."""
+    """Maps each module of a folder to the tf_layoutmap modules it imports."""
     return {
         module: {
             test_levels.own_module(name) for name in test_levels.read(module)[1]
@@ -82,7 +82,7 @@ def own_imports(folder):
     }
 
 
-def test_the_api_knows_backends_by_their_protocol_only():
+def test_the_api_does_not_import_backends():
     for module, imported in own_imports("embedding.api.").items():
         assert not [
             name
@@ -91,7 +91,7 @@ def test_the_api_knows_backends_by_their_protocol_only():
         ], module
 
 
-def test_folders_of_the_embedding_import_nothing_that_stands_above_them():
+def test_embedding_packages_do_not_import_public_modules():
     above = {
         "embedding.serving",
         "embedding.optimizers",
@@ -102,7 +102,7 @@ def test_folders_of_the_embedding_import_nothing_that_stands_above_them():
             assert not imported & above, module
 
 
-def test_layers_do_not_reach_into_an_embedding():
+def test_layers_do_not_use_the_embedding_s_state():
     for module in test_levels.modules():
         if module.startswith("layers."):
             tree, _ = test_levels.read(module)
@@ -113,7 +113,7 @@ def test_layers_do_not_reach_into_an_embedding():
             ], module
 
 
-def test_servers_do_not_watch_changes():
+def test_watching_changes_raises_on_servers():
     member = ServersBackend.watch_changes
     arguments = dict.fromkeys(inspect.signature(member).parameters)
     with pytest.raises(

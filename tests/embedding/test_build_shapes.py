@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.build_shapes: the shapes that `build` is told."""
+"""tf_layoutmap.embedding.build_shapes: the shapes passed to `build`."""
 
 import collections
 
@@ -29,11 +29,11 @@ Pair = collections.namedtuple("Pair", "first second")
         ({"x": (1, 9), "y": [2, 9]}, [(3, None)]),
     ],
 )
-def test_lists_of_shapes_are_taken_in_the_order_of_features(shapes):
+def test_lists_of_shapes_follow_the_order_of_features(shapes):
     assert build_shapes.read(NESTED, FEATURES, shapes) == [(1,), (2,), (3,)]
 
 
-def test_a_single_feature_takes_a_shape_or_a_list_of_one():
+def test_a_single_feature_accepts_a_shape_or_a_list_of_one():
     for shapes in (A, [A], (A,), [1, None], (1, 7)):
         assert build_shapes.read("a", FEATURES[:1], shapes) == [(1,)]
 
@@ -49,14 +49,14 @@ def test_a_single_feature_takes_a_shape_or_a_list_of_one():
         Pair({"x": A, "y": B}, [C]),
     ],
 )
-def test_other_numbers_and_names_are_refused(shapes):
+def test_wrong_number_or_names_of_shapes_raise(shapes):
     with pytest.raises(
         (TypeError, ValueError), match="`per_replica_input_shapes` must have"
     ):
         build_shapes.read(NESTED, FEATURES, shapes)
 
 
-def test_the_last_dimension_is_combined():
+def test_the_combined_last_dimension_is_dropped():
     shapes = [[4], [4, 2, 9], [None, 5, 2, 1]]
     assert build_shapes.read(
         NESTED, FEATURES, [tf.TensorShape(one) for one in shapes]
@@ -65,7 +65,7 @@ def test_the_last_dimension_is_combined():
         build_shapes.read(NESTED, FEATURES, [A, tf.TensorShape([]), C])
 
 
-def test_positions_are_those_of_two_dimensions():
+def test_sequence_length_is_appended_to_one_dimension():
     assert build_shapes.with_positions(FEATURES[1], (4,)) == (4, 3)
     assert build_shapes.with_positions(FEATURES[1], (4, 5)) == (4, 5)
     assert build_shapes.with_positions(FEATURES[0], (4,)) == (4,)

@@ -59,7 +59,7 @@ def restore(embedding, path):
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 3, 4])
 @pytest.mark.parametrize("saved_shards", [1, 3])
-def test_restores_into_any_number_of_shards(
+def test_checkpoint_restores_into_any_number_of_shards(
     saved_shards, num_shards, built, tmp_path
 ):
     trained = embedding_of(saved_shards)
@@ -112,7 +112,7 @@ def test_all_slots_are_saved_and_restored(optimizer, tmp_path):
     )
 
 
-def test_restores_while_a_function_builds_it(tmp_path):
+def test_restore_is_applied_when_a_function_builds(tmp_path):
     trained = embedding_of()
     train(trained)
     found = embedding_of(start=0.0)
@@ -122,7 +122,7 @@ def test_restores_while_a_function_builds_it(tmp_path):
     check_same(state_of(found), state_of(trained))
 
 
-def test_tables_without_slots_read_a_training_checkpoint(tmp_path):
+def test_a_training_checkpoint_restores_without_slots(tmp_path):
     trained = embedding_of()
     train(trained)
     served = embedding_of(optimizer=False)
@@ -132,7 +132,7 @@ def test_tables_without_slots_read_a_training_checkpoint(tmp_path):
     )
 
 
-def test_tensorflow_s_own_class_reads_it(tmp_path):
+def test_tensorflow_s_class_reads_a_checkpoint(tmp_path):
     trained = embedding_of(3)
     train(trained)
     path = save(trained, tmp_path)
@@ -148,7 +148,7 @@ def test_tensorflow_s_own_class_reads_it(tmp_path):
     check_same(found, state_of(trained))
 
 
-def test_reads_what_tensorflow_s_own_class_wrote(tmp_path):
+def test_checkpoint_of_tensorflow_s_class_restores(tmp_path):
     table = tpu.TableConfig(10, 2, name="words")
     stock = tpu.TPUEmbeddingForServing(
         tpu.FeatureConfig(table), tpu.Adagrad(0.5)
@@ -164,7 +164,7 @@ def test_reads_what_tensorflow_s_own_class_wrote(tmp_path):
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("built", [False, True])
-def test_reads_files_of_before_there_was_a_registered_saver(
+def test_checkpoint_without_a_registered_saver_restores(
     num_shards, built, tmp_path
 ):
     rng = np.random.default_rng(0)
@@ -193,7 +193,7 @@ def test_reads_files_of_before_there_was_a_registered_saver(
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_another_shape_is_refused_by_table(num_shards, tmp_path):
+def test_another_shape_raises_with_the_table_name(num_shards, tmp_path):
     path = save(built_of(num_rows=8), tmp_path)
     found = embedding_of(num_shards)
     found.build()
@@ -219,7 +219,7 @@ def two_tables(num_rows):
     return embedding
 
 
-def test_no_table_is_written_when_one_has_another_shape(tmp_path):
+def test_no_table_changes_if_one_has_another_shape(tmp_path):
     saved = two_tables(5)
     for table in saved.embedding_tables.values():
         table.assign(table * 7)
@@ -231,7 +231,7 @@ def test_no_table_is_written_when_one_has_another_shape(tmp_path):
         assert np.all(table.numpy() == 1)
 
 
-def test_two_embeddings_may_have_tables_of_equal_names(tmp_path):
+def test_two_embeddings_can_have_equal_table_names(tmp_path):
     saved = [built_of(num_rows=rows, start=5.0) for rows in (8, 10)]
     path = tf.train.Checkpoint(small=saved[0], large=saved[1]).write(
         str(tmp_path / "ckpt")
@@ -244,7 +244,7 @@ def test_two_embeddings_may_have_tables_of_equal_names(tmp_path):
         check_same(state_of(one), state_of(other))
 
 
-def test_an_embedding_may_be_the_root_of_its_checkpoint(tmp_path):
+def test_an_embedding_can_be_the_checkpoint_root(tmp_path):
     path = tf.train.Checkpoint(built_of(num_rows=8)).write(
         str(tmp_path / "ckpt")
     )
@@ -253,7 +253,7 @@ def test_an_embedding_may_be_the_root_of_its_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_truncated_checkpoint_is_refused_whole(num_shards, tmp_path):
+def test_a_truncated_checkpoint_changes_nothing(num_shards, tmp_path):
     trained = embedding_of()
     train(trained)
     path = save(trained, tmp_path)
@@ -269,9 +269,7 @@ def test_a_truncated_checkpoint_is_refused_whole(num_shards, tmp_path):
 
 @pytest.mark.parametrize("damaged", ["parameters", "accumulators"])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_damage_to_one_variable_keeps_all_from_being_restored(
-    num_shards, damaged, tmp_path
-):
+def test_a_damaged_variable_prevents_the_restore(num_shards, damaged, tmp_path):
     trained = embedding_of()
     train(trained)
     path = save(trained, tmp_path)
@@ -288,7 +286,7 @@ def test_damage_to_one_variable_keeps_all_from_being_restored(
 
 @pytest.mark.parametrize("damaged", ["parameters", "accumulators"])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_damage_to_the_last_shard_keeps_all_from_being_restored(
+def test_a_damaged_last_shard_prevents_the_restore(
     num_shards, damaged, tmp_path
 ):
     trained = embedding_of(3)
@@ -312,7 +310,7 @@ def built_of(num_shards=1, **options):
 
 
 @pytest.mark.parametrize("dequeued", [False, True])
-def test_restoring_over_steps_in_flight_is_refused(dequeued, tmp_path):
+def test_restoring_over_steps_in_flight_raises(dequeued, tmp_path):
     trained = embedding_of()
     train(trained)
     path = save(trained, tmp_path)
@@ -340,7 +338,7 @@ def test_saving_while_steps_are_in_flight_is_allowed(tmp_path):
     check_same(state_of(found), state_of(embedding))
 
 
-def test_checkpoint_manager_keeps_the_newest(tmp_path):
+def test_checkpoint_manager_restores_the_newest(tmp_path):
     embedding = embedding_of(3)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(embedding=embedding), str(tmp_path), 1

@@ -1,4 +1,4 @@
-"""An exported embedding serves from a plain TensorFlow."""
+"""Exported embeddings serve with TensorFlow only."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
 
-# Run where this package cannot be imported.
+# This code runs where tf_layoutmap cannot be imported.
 SERVE = """
 import sys
 sys.modules["tf_layoutmap"] = None
@@ -26,7 +26,7 @@ np.save(sys.argv[2], found["activations"].numpy())
 
 
 class Model(tf.Module):
-    """Holds an embedding and looks up in it."""
+    """Module with an embedding and a lookup function."""
 
     def __init__(self, feature, num_shards, optimizer):
         super().__init__()
@@ -57,7 +57,7 @@ class Model(tf.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trained", "num_shards"), [(False, 1), (True, 3)])
-def test_a_process_without_this_package_gives_the_same_answers(
+def test_a_process_without_the_package_serves_equally(
     trained, num_shards, tmp_path
 ):
     table = tpu.TableConfig(
@@ -96,7 +96,7 @@ def test_a_process_without_this_package_gives_the_same_answers(
         capture_output=True,
     )
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), wanted)
-    # Exporting left the model as it was.
+    # The export did not change the model.
     np.testing.assert_array_equal(
         model.serve(*ids)["activations"].numpy(), wanted
     )
@@ -109,7 +109,7 @@ class Trainer(Model):
         self.embedding.apply_gradients(self.embedding.dequeue())
 
 
-def test_a_function_that_trains_is_not_exported(tmp_path):
+def test_exporting_a_training_function_raises(tmp_path):
     model = Trainer(
         tpu.FeatureConfig(tpu.TableConfig(10, 2, name="words")), 1, tpu.SGD(0.5)
     )

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.inputs: what the engine takes."""
+"""tf_layoutmap.embedding.inputs: input types of the engine."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def sparse(indices, values, shape=(2, 3)):
     )
 
 
-def test_dense_vector_is_one_id_per_sample():
+def test_dense_vector_has_one_id_per_sample():
     found = inputs.read_feature(BAG, tf.constant([4, 5]), None)
     assert found.ids.numpy().tolist() == [4, 5]
     assert found.splits.shape == [0]
@@ -25,7 +25,7 @@ def test_dense_vector_is_one_id_per_sample():
     assert found.weights.shape == [0]
 
 
-def test_dense_matrix_is_a_row_of_ids_per_sample():
+def test_dense_matrix_has_a_row_of_ids_per_sample():
     found = inputs.read_feature(BAG, np.array([[4, 5], [6, 7]]), None)
     assert found.ids.numpy().tolist() == [4, 5, 6, 7]
     assert found.num_samples == 2
@@ -56,7 +56,7 @@ def test_weights_become_float32():
     assert found.weights.numpy().tolist() == [1, 2]
 
 
-def test_number_of_samples_unknown_while_tracing_is_a_tensor():
+def test_number_of_samples_is_a_tensor_while_tracing():
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def count(ids):
         found = inputs.read_feature(BAG, ids, None)
@@ -66,7 +66,7 @@ def test_number_of_samples_unknown_while_tracing_is_a_tensor():
     assert int(count(tf.constant([1, 2, 3], tf.int64))) == 3
 
 
-def test_ids_of_all_features_get_one_type():
+def test_ids_of_all_features_have_one_dtype():
     def ids_of(*dtypes):
         features = [
             inputs.read_feature(BAG, tf.constant([1], dtype), None)
@@ -81,35 +81,35 @@ def test_ids_of_all_features_get_one_type():
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.uint64, tf.bool])
-def test_ids_that_int64_cannot_hold_are_refused(dtype):
+def test_ids_not_representable_in_int64_raise(dtype):
     with pytest.raises(TypeError, match=rf"'ads/clicks'.*{dtype.name}"):
         inputs.read_feature(BAG, tf.zeros([2], dtype), None)
 
 
 @pytest.mark.parametrize("value", ["4", 4, None, [4]])
-def test_unknown_input_types_are_refused_with_the_path(value):
+def test_unknown_input_types_raise_with_the_path(value):
     with pytest.raises(ValueError, match="'ads/clicks' is of unknown type"):
         inputs.read_feature(BAG, value, None)
 
 
-def test_dense_input_without_samples_is_refused():
+def test_scalar_input_raises():
     with pytest.raises(ValueError, match="'ads/clicks' must"):
         inputs.read_feature(BAG, tf.zeros([], tf.int32), None)
 
 
-def test_sparse_and_ragged_input_of_another_rank_are_refused():
+def test_sparse_and_ragged_input_of_wrong_rank_raises():
     with pytest.raises(ValueError, match=r"Sparse input 'ads/clicks'.*rank 2"):
         inputs.read_feature(BAG, tf.SparseTensor([[0]], [1], [2]), None)
     with pytest.raises(ValueError, match=r"Ragged input 'ads/clicks'.*rank 2"):
         inputs.read_feature(BAG, tf.ragged.constant([[[1], []]]), None)
 
 
-def test_weight_for_dense_input_is_refused():
+def test_weight_for_dense_input_raises():
     with pytest.raises(ValueError, match="Weight specified for dense input"):
         inputs.read_feature(BAG, tf.constant([1]), tf.constant([1.0]))
 
 
-def test_weight_of_another_kind_than_the_ids_is_refused():
+def test_weight_of_another_type_than_the_ids_raises():
     ragged = tf.ragged.constant([[1], []])
     with pytest.raises(ValueError, match=r"not match type input.*RaggedTensor"):
         inputs.read_feature(BAG, ragged, sparse([[0, 0]], [1.0]))
@@ -117,13 +117,13 @@ def test_weight_of_another_kind_than_the_ids_is_refused():
         inputs.read_feature(BAG, sparse([[0, 0]], [1]), ragged)
 
 
-def test_weight_for_a_sequence_feature_is_refused():
+def test_weight_for_a_sequence_feature_raises():
     ids = tf.ragged.constant([[1], []])
     with pytest.raises(ValueError, match="sequence feature 'ads/history'"):
         inputs.read_feature(SEQUENCE, ids, tf.cast(ids, tf.float32))
 
 
-def test_weights_of_other_places_than_the_ids_are_refused():
+def test_weights_at_other_positions_than_the_ids_raise():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="the same indices as"
     ):
@@ -142,7 +142,7 @@ def test_weights_of_other_places_than_the_ids_are_refused():
         )
 
 
-def test_weights_of_another_number_than_the_ids_are_refused():
+def test_another_number_of_weights_than_ids_raises():
     with pytest.raises(
         ValueError, match=r"one weight for each id.*\(2,\).*\(1,\)"
     ):
@@ -151,12 +151,12 @@ def test_weights_of_another_number_than_the_ids_are_refused():
         )
 
 
-def test_weights_that_are_no_numbers_are_refused():
+def test_non_numeric_weights_raise():
     with pytest.raises(TypeError, match="must be numbers"):
         inputs.read_feature(BAG, sparse([[0, 0]], [1]), sparse([[0, 0]], ["a"]))
 
 
-def test_checks_of_weights_hold_in_a_function():
+def test_weights_are_checked_in_a_function():
     @tf.function
     def places(ids, weights):
         return inputs.read_feature(BAG, ids, weights).splits
@@ -177,6 +177,6 @@ def test_checks_of_weights_hold_in_a_function():
         ),
     ],
 )
-def test_ids_of_another_type_are_refused_with_what_to_do(ids, advice):
+def test_ids_of_wrong_dtype_raise_with_a_remedy(ids, advice):
     with pytest.raises(TypeError, match=advice):
         inputs.read_feature(BAG, tf.constant(ids), None)

@@ -1,4 +1,4 @@
-"""Functions that evaluate without saying so; names that keep steps apart."""
+"""Detection of forward-only functions, and step names."""
 
 import gc
 
@@ -36,7 +36,7 @@ def rows_of(embedding):
 
 
 @pytest.mark.parametrize("training", [True, tf.constant(True)])
-def test_a_function_that_never_applies_is_forward_only(training):
+def test_a_function_without_apply_gradients_is_forward_only(training):
     embedding = embedding_of()
     evaluate = tf.function(
         lambda: step(embedding, apply=False, training=training)
@@ -51,13 +51,13 @@ def test_a_function_that_never_applies_is_forward_only(training):
     assert rows_of(embedding) == [1, -2]
 
 
-def test_outside_of_functions_training_is_what_was_said():
+def test_eager_steps_use_the_passed_training_value():
     embedding = embedding_of()
     step(embedding, apply=False)
     assert embedding.stats()["awaiting"] == [True]
 
 
-def test_a_step_that_another_function_dequeues_trains():
+def test_a_step_dequeued_in_another_function_trains():
     embedding = embedding_of()
     embedding.build()
     enqueue = tf.function(lambda: embedding.enqueue(tf.constant([1, 1])))
@@ -68,7 +68,7 @@ def test_a_step_that_another_function_dequeues_trains():
     assert embedding.stats()["num_updates"] == 2
 
 
-def test_names_tell_the_steps_of_one_function_apart():
+def test_names_separate_the_steps_of_one_function():
     embedding = embedding_of()
 
     @tf.function
@@ -81,7 +81,7 @@ def test_names_tell_the_steps_of_one_function_apart():
     assert embedding.stats()["num_updates"] == 2
 
 
-def test_a_branch_that_applies_counts():
+def test_applying_in_a_branch_makes_a_training_step():
     embedding = embedding_of()
 
     @tf.function
@@ -96,7 +96,7 @@ def test_a_branch_that_applies_counts():
     assert embedding.stats()["num_updates"] == 2
 
 
-def test_replicas_that_never_apply_are_forward_only():
+def test_replicas_without_apply_gradients_are_forward_only():
     two = strategies.mirrored(2)
     embedding = embedding_of(two)
     evaluate = tf.function(
@@ -108,14 +108,14 @@ def test_replicas_that_never_apply_are_forward_only():
     assert embedding.stats()["num_updates"] == 2
 
 
-def test_applying_a_forward_step_is_refused_while_tracing():
+def test_applying_a_forward_step_raises_while_tracing():
     embedding = embedding_of()
     with pytest.raises(RuntimeError, match=r"enqueue\(training=False\).*'a'"):
         tf.function(lambda: step(embedding, training=False, name="a"))()
     assert embedding.stats()["num_updates"] == 0
 
 
-def test_applying_elsewhere_what_a_function_only_looked_up_says_so():
+def test_applying_a_function_s_forward_step_eagerly_raises():
     embedding = embedding_of()
     activations = tf.function(lambda: step(embedding, apply=False))()
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_applying_elsewhere_what_a_function_only_looked_up_says_so():
         embedding.apply_gradients(tf.ones_like(activations))
 
 
-def test_a_function_traced_anew_is_judged_anew():
+def test_each_trace_of_a_function_is_checked_separately():
     embedding = embedding_of()
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Packed batches train as the structures they were packed from, to the bit."""
+"""Packed batches train bitwise like the structures they were packed from."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def tables_of(embedding):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_the_same_bits_as_unpacked(weighted, num_shards):
+def test_packed_batches_train_bitwise_like_unpacked(weighted, num_shards):
     partitioner = tlm.partitioners.FixedShardsPartitioner(num_shards)
     plain, packed = (
         tlm.TPUEmbedding(
@@ -104,7 +104,7 @@ def test_the_same_bits_as_unpacked(weighted, num_shards):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_distributed_dataset_of_packed_batches():
+def test_packed_batches_of_a_distributed_dataset_train_equally():
     dataset = tf.data.Dataset.from_tensor_slices(
         {
             "title": np.arange(24).reshape(12, 2) % 20,
@@ -134,7 +134,7 @@ def test_a_distributed_dataset_of_packed_batches():
             np.testing.assert_array_equal(one, two)
 
 
-def test_processes_gather_feature_by_feature(monkeypatch):
+def test_processes_gather_each_feature_separately(monkeypatch):
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build()
     reader = embedding._state.backend._reader
@@ -153,7 +153,7 @@ def test_processes_gather_feature_by_feature(monkeypatch):
             assert np.all(found.weights.numpy() == 1)
 
 
-def test_outside_of_replicas():
+def test_packed_batches_can_be_enqueued_outside_of_replicas():
     strategy = strategies.mirrored(2)
     with strategy.scope():
         embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
@@ -168,7 +168,7 @@ def test_outside_of_replicas():
     assert embedding.stats()["pending"] == [1, 1]
 
 
-def test_batches_of_other_features_are_refused():
+def test_invalid_packed_batches_raise():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build()
     good = batch(1)
@@ -208,7 +208,7 @@ def test_batches_of_other_features_are_refused():
     assert embedding.stats()["pending"] == [1]
 
 
-def test_weights_of_a_sequence_are_refused():
+def test_weights_of_a_sequence_raise():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build()
     features = batch(1)
@@ -223,7 +223,7 @@ def test_weights_of_a_sequence_are_refused():
         embedding.enqueue(*tlm.pack(features, weights))
 
 
-def test_sizes_that_were_declared_hold():
+def test_packed_batches_must_have_the_built_size():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build(per_replica_batch_size=8)
     with pytest.raises(ValueError, match="must have 8 samples"):
@@ -231,7 +231,7 @@ def test_sizes_that_were_declared_hold():
     embedding.enqueue(tlm.pack(batch(1)))
 
 
-def test_features_of_more_dimensions_are_refused():
+def test_features_with_more_dimensions_raise():
     table = tpu.TableConfig(20, 4, start, name="words")
     embedding = tlm.TPUEmbedding(
         [tpu.FeatureConfig(table, output_shape=[2, 3])], tpu.SGD(0.5)
@@ -241,13 +241,13 @@ def test_features_of_more_dimensions_are_refused():
         embedding.enqueue(tlm.pack([tf.zeros([6], tf.int64)]))
 
 
-def test_activations_that_are_held_stay_as_they_are():
+def test_referenced_activations_do_not_change():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     held = []
     for seed in range(6):
         found = tf.nest.flatten(train(embedding, tlm.pack(batch(seed))))
         held.append([(one, one.numpy()) for one in found])
-        # Others come and go meanwhile, of this size and of another.
+        # Other activations, of this size and another, are created and freed.
         train(embedding, batch(seed))
         train(embedding, batch(seed, 3))
     for step in held:
@@ -255,7 +255,7 @@ def test_activations_that_are_held_stay_as_they_are():
             np.testing.assert_array_equal(one, values)
 
 
-def test_memory_is_taken_again_once_nobody_holds_it():
+def test_memory_of_freed_activations_is_reused():
     embedding = tlm.TPUEmbedding(feature_config(), tpu.SGD(0.5))
     embedding.build()
 
@@ -263,14 +263,14 @@ def test_memory_is_taken_again_once_nobody_holds_it():
         embedding.enqueue(batch(1, num_samples), training=False)
         return [memoryview(one) for one in tf.nest.flatten(embedding.dequeue())]
 
-    def places(views):
+    def addresses(views):
         return [np.asarray(one).ctypes.data for one in views]
 
-    first = places(look_up())
-    assert all(place % 64 == 0 for place in first)
-    assert places(look_up()) == first
+    first = addresses(look_up())
+    assert all(address % 64 == 0 for address in first)
+    assert addresses(look_up()) == first
     held = look_up()
-    assert places(held) == first
-    assert not set(places(look_up())) & set(first)
+    assert addresses(held) == first
+    assert not set(addresses(look_up())) & set(first)
     del held
-    assert places(look_up()) in (first, places(look_up()))
+    assert addresses(look_up()) in (first, addresses(look_up()))

@@ -1,4 +1,4 @@
-"""`tlm.pack` and its op against plain Python, and what they refuse."""
+"""`tlm.pack` and its op, compared with a reference in plain Python."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ PATHS = ["a", "b/0", "b/1"]
 
 @st.composite
 def batches(draw):
-    """Ids of three features by sample, and weights of some of them."""
+    """Draws the ids of three features by sample, and weights for some."""
     num_samples = draw(st.integers(0, 5))
     ids, weights = [], []
     for _ in PATHS:
@@ -56,7 +56,7 @@ def structure(leaves):
 
 
 @given(batch=batches(), weighted=st.booleans(), traced=st.booleans())
-def test_any_batch(batch, weighted, traced):
+def test_pack_and_unpack_match_the_reference(batch, weighted, traced):
     ids, weights = batch
     call = tf.function(tlm.pack) if traced else tlm.pack
     features = structure([ragged(one) for one in ids])
@@ -83,7 +83,7 @@ def test_any_batch(batch, weighted, traced):
     assert_rows(packed, wanted[0])
     if weighted:
         assert_rows(found[1], wanted[1])
-    # And back, by stock operations.
+    # Unpacking uses stock TensorFlow ops.
     specs = [config.FeatureSpec(path, 0, 0) for path in PATHS]
     read = packing.read_packed(
         packed, found[1] if weighted else None, structure([0, 1, 2])
@@ -106,7 +106,7 @@ def assert_rows(found, rows):
 
 
 @given(batch=batches(), data=st.data())
-def test_the_op(batch, data):
+def test_pack_ids_op_matches_the_reference(batch, data):
     ids, weights = batch
     num_samples = len(ids[0])
     dense = data.draw(st.integers(0, 3))
@@ -137,7 +137,7 @@ def test_the_op(batch, data):
         assert one.shape[1] == num_columns or not num_columns
 
 
-def test_forms_of_input():
+def test_all_input_types_pack_to_the_same_tensor():
     dense = tf.constant([[1, 2], [3, 4]], tf.int32)
     wanted = tlm.pack({"x": dense}).numpy()
     np.testing.assert_array_equal(wanted[:, 1:], [[2, 1, 2], [2, 3, 4]])
@@ -152,7 +152,7 @@ def test_forms_of_input():
     )
 
 
-def test_what_is_known_of_shapes_while_tracing():
+def test_static_shapes_while_tracing():
     def packed_of(*specs, **options):
         return (
             tf.function(lambda *ids: tlm.pack(list(ids), **options))
@@ -160,18 +160,18 @@ def test_what_is_known_of_shapes_while_tracing():
             .output_shapes.as_list()
         )
 
-    dense, open_ = (
+    dense, unknown_batch = (
         tf.TensorSpec([4, 2], tf.int64),
         tf.TensorSpec([None, 2], tf.int64),
     )
     some = tf.RaggedTensorSpec([4, None], tf.int64)
     assert packed_of(dense, dense) == [4, 7]
-    assert packed_of(open_, dense) == [4, None]
+    assert packed_of(unknown_batch, dense) == [4, None]
     assert packed_of(some) == [4, None]
     assert packed_of(some, num_columns=9) == [4, 9]
 
 
-def test_datasets_cut_between_samples():
+def test_datasets_can_rebatch_packed_samples():
     ids = {"x": np.arange(12), "y": np.arange(24).reshape(12, 2)}
     dataset = tf.data.Dataset.from_tensor_slices(ids).batch(4).map(tlm.pack)
     small = list(dataset.rebatch(3))
@@ -213,7 +213,7 @@ def test_datasets_cut_between_samples():
             "same number of samples.*'x' with 2, feature 'y' with 3",
         ),
         ({"x": "text"}, None, ValueError, "unknown type"),
-        # The second sample's ids do not begin at the first place.
+        # The first id of the second sample is not in column 0.
         (
             {"x": tf.SparseTensor([[0, 0], [1, 1]], [4, 5], [2, 2])},
             None,
@@ -222,12 +222,12 @@ def test_datasets_cut_between_samples():
         ),
     ],
 )
-def test_what_cannot_be_packed_is_refused(features, weights, error, match):
+def test_invalid_features_raise(features, weights, error, match):
     with pytest.raises(error, match=match):
         tlm.pack(features, weights)
 
 
-def test_row_splits_that_are_none_are_refused():
+def test_invalid_row_splits_raise():
     bad = tf.RaggedTensor.from_row_splits(
         tf.zeros([3], tf.int64), tf.constant([0, 5], tf.int64), validate=False
     )
@@ -235,7 +235,7 @@ def test_row_splits_that_are_none_are_refused():
         tlm.pack({"x": bad})
 
 
-def test_a_sample_that_needs_more_columns_is_refused():
+def test_sample_with_too_many_columns_raises():
     with pytest.raises(InvalidArgument, match="at least .* 4. .*: 3"):
         tlm.pack([ragged([[1], [2, 3]])], num_columns=3)
 
@@ -249,7 +249,7 @@ def test_a_sample_that_needs_more_columns_is_refused():
         (1, 2**62, "inside its columns"),
     ],
 )
-def test_unpacking_refuses_what_was_changed(column, value, match):
+def test_unpacking_a_modified_batch_raises(column, value, match):
     ids = tlm.pack([ragged([[1], [2]]), ragged([[3], []])]).numpy()
     ids[1, column] = value
     specs = [config.FeatureSpec(path, 0, 0) for path in "01"]

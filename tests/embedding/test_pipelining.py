@@ -1,4 +1,4 @@
-"""pipeline_execution_with_tensor_core: lookups are one step old."""
+"""Pipelined execution: lookups miss the update of the previous step."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests import strategies
 tpu = tf.tpu.experimental.embedding
 
 NUM_ROWS = 7
-Refused = tf.errors.FailedPreconditionError
+FailedPrecondition = tf.errors.FailedPreconditionError
 
 
 def embedding_of(strategy=None, *, optimizer=None, pipelined=True):
@@ -28,7 +28,7 @@ def embedding_of(strategy=None, *, optimizer=None, pipelined=True):
 
 
 class Reference:
-    """Lookups see all updates but the last."""
+    """Reference whose lookups see all updates except the last one."""
 
     def __init__(self):
         self.rows = np.ones([NUM_ROWS, 2], np.float32)
@@ -79,7 +79,7 @@ def train(embedding, ids, gradients):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("num_ahead", [0, 2])
-def test_each_step_sees_all_updates_but_the_last(num_ahead, compiled):
+def test_lookups_see_all_updates_except_the_last(num_ahead, compiled):
     embedding, reference = embedding_of(), Reference()
     embedding.build()
 
@@ -103,7 +103,7 @@ def test_each_step_sees_all_updates_but_the_last(num_ahead, compiled):
     np.testing.assert_array_equal(rows_of(embedding), reference.rows)
 
 
-def test_steps_that_share_no_row_are_as_without_it():
+def test_disjoint_steps_match_unpipelined_training():
     tables = []
     for pipelined in (False, True):
         embedding = embedding_of(pipelined=pipelined)
@@ -113,7 +113,7 @@ def test_steps_that_share_no_row_are_as_without_it():
     np.testing.assert_array_equal(*tables)
 
 
-def test_two_replicas_are_one_step_old_together():
+def test_replicas_miss_the_update_of_the_same_step():
     two = strategies.mirrored(2)
     embedding, reference = embedding_of(two), Reference()
 
@@ -138,7 +138,7 @@ def test_two_replicas_are_one_step_old_together():
     np.testing.assert_array_equal(rows_of(embedding), reference.rows)
 
 
-def test_a_forward_step_sees_every_update():
+def test_forward_only_step_sees_every_update():
     embedding, reference = embedding_of(), Reference()
     for ids, gradients in batches(3):
         train(embedding, ids, gradients)
@@ -154,7 +154,7 @@ def test_a_forward_step_sees_every_update():
     assert not embedding.stats()["held"]
 
 
-def test_the_rate_is_that_of_the_step_not_of_the_landing():
+def test_pending_update_uses_the_rate_of_its_step():
     rate = tf.Variable(0.5)
     embedding = embedding_of(optimizer=tpu.SGD(lambda: rate))
     train(embedding, np.array([1]), [[1.0, 1.0]])
@@ -177,7 +177,7 @@ def test_the_rate_is_that_of_the_step_not_of_the_landing():
         lambda embedding, path: tf.saved_model.save(embedding, str(path / "m")),
     ],
 )
-def test_whoever_reads_the_tables_gets_the_last_update(read, tmp_path):
+def test_reading_the_tables_applies_the_pending_update(read, tmp_path):
     embedding = embedding_of()
     train(embedding, np.array([1]), [[1.0, 1.0]])
     assert embedding.stats()["held"]
@@ -186,7 +186,7 @@ def test_whoever_reads_the_tables_gets_the_last_update(read, tmp_path):
     assert (stats["held"], stats["num_updates"]) == (False, 1)
 
 
-def test_a_checkpoint_is_not_overwritten_by_a_late_update(tmp_path):
+def test_restore_is_not_overwritten_by_a_pending_update(tmp_path):
     embedding = embedding_of()
     embedding.build()
     path = tf.train.Checkpoint(embedding=embedding).write(
@@ -198,7 +198,7 @@ def test_a_checkpoint_is_not_overwritten_by_a_late_update(tmp_path):
     assert np.all(rows_of(embedding) == 1)
 
 
-def test_flush_is_for_every_embedding():
+def test_flush_works_without_pipelining():
     embedding = embedding_of(pipelined=False)
     with pytest.raises(RuntimeError, match="call `enqueue` or `build`"):
         embedding.flush()
@@ -207,7 +207,7 @@ def test_flush_is_for_every_embedding():
     assert not embedding.stats()["held"]
 
 
-def test_a_bad_rate_is_refused_when_it_comes_not_when_it_lands():
+def test_invalid_rate_raises_in_apply_gradients():
     embedding = embedding_of(optimizer=tpu.SGD(lambda: np.nan))
     embedding.enqueue(np.array([1]))
     embedding.dequeue()

@@ -8,7 +8,7 @@ import tf_layoutmap as tlm
 from tests import strategies
 
 tpu = tf.tpu.experimental.embedding
-Refused = tf.errors.FailedPreconditionError
+FailedPrecondition = tf.errors.FailedPreconditionError
 
 
 def embedding_under(strategy):
@@ -41,16 +41,16 @@ def two():
     return strategies.mirrored(2)
 
 
-def test_gradients_of_all_replicas_go_into_one_update(two):
+def test_gradients_of_replicas_are_summed_in_one_update(two):
     embedding = embedding_under(two)
     embedding.enqueue(per_replica(two, [[1, 2], [2, 3]]))
     two.run(apply_ones, args=(embedding,))
-    # Not divided by the number of replicas.
+    # The sum is not divided by the number of replicas.
     assert rows_of(embedding)[:5] == [1, 0.5, 0, 0.5, 1]
     assert embedding.stats()["num_updates"] == 1
 
 
-def test_a_distributed_dataset_is_trained_on(two):
+def test_training_on_a_distributed_dataset(two):
     embedding = embedding_under(two)
     dataset = tf.data.Dataset.from_tensor_slices(
         tf.ragged.constant([[1], [2, 2], [3], []], dtype=tf.int64)
@@ -66,7 +66,7 @@ def test_a_distributed_dataset_is_trained_on(two):
     assert rows_of(embedding)[:5] == [1, 0, -1, 0, 1]
 
 
-def test_a_step_may_be_enqueued_device_by_device(two):
+def test_a_step_can_be_enqueued_per_device(two):
     embedding = embedding_under(two)
     for replica in (1, 0):
         embedding.enqueue(
@@ -76,7 +76,7 @@ def test_a_step_may_be_enqueued_device_by_device(two):
     assert rows_of(embedding)[:4] == [1, 0.5, 0.5, 1]
 
 
-def test_another_device_is_refused(two):
+def test_invalid_device_raises(two):
     embedding = embedding_under(two)
     with pytest.raises(ValueError, match="`device` must name one device"):
         embedding.enqueue(tf.constant([1]), device="/device:CPU:3")
@@ -89,21 +89,21 @@ def test_another_device_is_refused(two):
 @pytest.mark.parametrize(
     "strategy", [None, tf.distribute.OneDeviceStrategy("/device:CPU:1")]
 )
-def test_the_one_replica_of_a_strategy_goes_by_its_device(strategy):
+def test_a_single_replica_accepts_its_device_only(strategy):
     embedding = embedding_under(strategy or tf.distribute.get_strategy())
-    mine, other = ("CPU:0", "CPU:1") if strategy is None else ("CPU:1", "CPU:0")
-    embedding.enqueue(tf.constant([1]), device=f"/device:{mine}")
+    own, other = ("CPU:0", "CPU:1") if strategy is None else ("CPU:1", "CPU:0")
+    embedding.enqueue(tf.constant([1]), device=f"/device:{own}")
     assert embedding.dequeue().shape == [1, 2]
-    with pytest.raises(ValueError, match=f"must name one device.*{mine}"):
+    with pytest.raises(ValueError, match=f"must name one device.*{own}"):
         embedding.enqueue(tf.constant([1]), device=f"/device:{other}")
 
 
-def test_values_of_one_replica_are_refused_outside_of_run(two):
+def test_values_of_one_replica_raise_outside_of_run(two):
     with pytest.raises(ValueError, match="each of the 2 replicas"):
         embedding_under(two).enqueue(tf.constant([1]))
 
 
-def test_dequeue_and_apply_outside_of_run_are_refused(two):
+def test_dequeue_and_apply_outside_of_run_raise(two):
     embedding = embedding_under(two)
     embedding.build()
     with pytest.raises(RuntimeError, match="`dequeue` must be called inside"):
@@ -112,13 +112,13 @@ def test_dequeue_and_apply_outside_of_run_are_refused(two):
         embedding.apply_gradients(tf.ones([1, 2]))
 
 
-def test_an_embedding_of_another_scope_is_refused_in_run(two):
+def test_an_embedding_of_another_scope_raises_in_run(two):
     embedding = embedding_under(tf.distribute.get_strategy())
     with pytest.raises(RuntimeError, match=r"create it in `strategy.scope"):
         two.run(lambda: embedding.enqueue(tf.constant([1])))
 
 
-def test_replicas_that_disagree_about_training_must_reset(two):
+def test_different_training_values_poison_until_reset(two):
     embedding = embedding_under(two)
 
     def enqueue():
@@ -128,9 +128,9 @@ def test_replicas_that_disagree_about_training_must_reset(two):
             training=tf.equal(context.replica_id_in_sync_group, 0),
         )
 
-    with pytest.raises(Refused, match="same `training`"):
+    with pytest.raises(FailedPrecondition, match="same `training`"):
         two.run(enqueue)
-    with pytest.raises(Refused, match="Call `reset`"):
+    with pytest.raises(FailedPrecondition, match="Call `reset`"):
         two.run(embedding.dequeue)
     assert "replica 1" in embedding.stats()["poisoned"]
     embedding.reset()
@@ -139,7 +139,7 @@ def test_replicas_that_disagree_about_training_must_reset(two):
     assert rows_of(embedding)[:2] == [1, 0]
 
 
-def test_a_replica_cannot_run_ahead_of_the_update(two):
+def test_a_replica_ahead_of_the_update_raises(two):
     embedding = embedding_under(two)
 
     def two_steps():
@@ -147,7 +147,9 @@ def test_a_replica_cannot_run_ahead_of_the_update(two):
             embedding.enqueue(tf.constant([1]))
             apply_ones(embedding)
 
-    with pytest.raises(Refused, match=r"still waits for .* another replica"):
+    with pytest.raises(
+        FailedPrecondition, match=r"still waits for .* another replica"
+    ):
         two.run(two_steps)
     embedding.reset()
     assert set(rows_of(embedding)) == {1}
@@ -157,7 +159,9 @@ def test_bad_ids_of_one_replica_poison_the_step(two):
     embedding = embedding_under(two)
     with pytest.raises(tf.errors.InvalidArgumentError, match="id 99"):
         embedding.enqueue(per_replica(two, [[1], [99]]))
-    with pytest.raises(Refused, match="replica 1 failed to enqueue step 0"):
+    with pytest.raises(
+        FailedPrecondition, match="replica 1 failed to enqueue step 0"
+    ):
         embedding.enqueue(per_replica(two, [[1], [1]]))
 
 
@@ -202,13 +206,13 @@ def test_one_device_strategy_trains(inside):
     assert rows_of(embedding)[:2] == [1, 0.5]
 
 
-def test_other_strategies_are_refused_by_name():
+def test_unsupported_strategies_raise_with_their_name():
     central = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
     with pytest.raises(NotImplementedError, match=r"Received: .*Strategy"):
         embedding_under(central)
 
 
-def test_losing_the_last_handle_frees_the_engine():
+def test_deleting_the_embedding_frees_the_engine():
     for _ in range(3):
         embedding = embedding_under(tf.distribute.get_strategy())
         embedding.enqueue(np.array([1]))

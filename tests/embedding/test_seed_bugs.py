@@ -1,4 +1,4 @@
-"""The mistakes of earlier implementations, one test each."""
+"""Regression tests, one for each bug of earlier implementations."""
 
 import inspect
 import os
@@ -75,13 +75,13 @@ def test_tables_have_the_same_order_in_every_process():
     assert orders == {str([f"t{i}" for i in range(12)]) + "\n"}
 
 
-def test_ids_beyond_32_bits_are_refused_not_cut():
+def test_ids_beyond_32_bits_raise_instead_of_wrapping():
     for call in (lambda ids: embedding_of().enqueue({"x": ids}), served):
         with pytest.raises(tf.errors.InvalidArgumentError, match="'x'"):
             call(np.array([2**33 + 5]))
 
 
-def test_an_export_holds_the_rows_of_every_shard(tmp_path):
+def test_an_export_contains_the_rows_of_every_shard(tmp_path):
     class Model(tf.Module):
         def __init__(self):
             super().__init__()
@@ -109,7 +109,7 @@ def test_an_export_holds_the_rows_of_every_shard(tmp_path):
     np.testing.assert_array_equal(loaded.serve(ids), wanted)
 
 
-def test_configs_are_left_as_they_were():
+def test_configs_are_not_modified():
     table = tpu.TableConfig(10, 2, combiner="sum")
     feature = tpu.FeatureConfig(table)
     first = tlm.TPUEmbedding(feature, tpu.SGD(0.5))
@@ -119,7 +119,7 @@ def test_configs_are_left_as_they_were():
     assert set(second.slot_variables[table]) == {"momenta", "velocities"}
 
 
-def test_a_dense_column_is_served_as_it_is_trained():
+def test_serving_a_dense_column_matches_training():
     embedding = embedding_of()
     ids = {"x": tf.constant([[1], [2]])}
     embedding.enqueue(ids, training=False)
@@ -127,21 +127,21 @@ def test_a_dense_column_is_served_as_it_is_trained():
     assert trained.shape == embedding(ids)["x"].shape == [2, 2]
 
 
-def test_nothing_that_tensorflow_has_moved_is_imported():
-    # Each private name is asserted at import; that it was imported says it.
+def test_names_that_tensorflow_moved_are_not_imported():
+    # Importing tf_private asserts that each private name exists.
     from tf_layoutmap._core import tf_private
 
     source = inspect.getsource(tf_private)
-    for gone in (
+    for removed in (
         "distribution_strategy_context",
         "saveable_hook",
         "training.tracking",
         'tpu.tpu", "outside_compilation',
     ):
-        assert gone not in source
+        assert removed not in source
 
 
-def test_messages_and_examples_name_arguments_that_exist():
+def test_docstrings_name_existing_arguments():
     for method in (
         tlm.TPUEmbedding,
         tlm.TPUEmbedding.build,
@@ -149,18 +149,18 @@ def test_messages_and_examples_name_arguments_that_exist():
         tlm.TPUEmbedding.dequeue,
         tlm.TPUEmbedding.apply_gradients,
     ):
-        told = inspect.getdoc(
+        doc = inspect.getdoc(
             method.__init__ if inspect.isclass(method) else method
         )
         for name in inspect.signature(method).parameters:
-            assert name == "self" or f"{name}:" in told, (method, name)
+            assert name == "self" or f"{name}:" in doc, (method, name)
     assert "initialize_tpu_embedding" not in tlm.TPUEmbedding.__doc__
     with pytest.raises(ValueError, match="per-replica"):
         embedding_of().build(per_replica_batch_size=0)
 
 
 @pytest.mark.parametrize("bad", [-1, 10])
-def test_bad_ids_are_the_same_error_in_every_form(bad):
+def test_bad_ids_raise_the_same_error_for_every_input_type(bad):
     ragged = tf.ragged.constant([[1, bad]], dtype=tf.int64)
     for value in (ragged, ragged.to_sparse(), ragged.to_tensor()):
         with pytest.raises(tf.errors.InvalidArgumentError, match="'x'"):
@@ -169,7 +169,7 @@ def test_bad_ids_are_the_same_error_in_every_form(bad):
             embedding_of().enqueue({"x": value})
 
 
-def test_serving_may_leave_ids_unchecked():
+def test_serving_can_skip_checks_of_ids():
     table = tpu.TableConfig(10, 2, combiner="sum", name="words")
 
     def ops_of(validate):
@@ -188,7 +188,7 @@ def test_serving_may_leave_ids_unchecked():
             for op in function.get_concrete_function(ids).graph.get_operations()
         }
 
-    # An assertion is an Assert in the branch of an If.
+    # A check is an Assert in the branch of an If.
     checks = {"If", "StatelessIf", "Assert"}
     assert ops_of(True) & checks
     assert not ops_of(False) & checks

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.serving: lookups by stock ops."""
+"""tf_layoutmap.embedding.serving: lookups with stock ops."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ BAGS = [[1, 2, 1], [], [9]]
 WEIGHTS = [[2.0, 3.0, 1.0], [], [4.0]]
 
 
-def in_shards(rows, sizes):
+def sharded(rows, sizes):
     return ShardedVariable(
         [tf.Variable(part) for part in np.split(rows, np.cumsum(sizes)[:-1])],
         name="words",
@@ -38,7 +38,7 @@ def lookup(value, weights=None, *, combiner="sum", length=0, rows=None):
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_bags_equal_the_dense_reference(combiner, weighted, form, sizes):
+def test_lookups_equal_the_dense_reference(combiner, weighted, form, sizes):
     ids = tf.ragged.constant(BAGS, dtype=tf.int32)
     weights = tf.ragged.constant(WEIGHTS)
     if form == "sparse":
@@ -47,7 +47,7 @@ def test_bags_equal_the_dense_reference(combiner, weighted, form, sizes):
         ids,
         weights if weighted else None,
         combiner=combiner,
-        rows=None if sizes is None else in_shards(ROWS, sizes),
+        rows=None if sizes is None else sharded(ROWS, sizes),
     )
     bag = dense_reference.Bag(BAGS, WEIGHTS if weighted else None)
     expected = dense_reference.gain_matrix(bag, 10, combiner) @ ROWS
@@ -68,7 +68,7 @@ def test_ids_of_a_dense_input_are_combined_along_the_last_dimension():
     ]
 
 
-def test_weights_that_sum_to_zero_give_zeros():
+def test_weights_with_sum_zero_give_zeros():
     ids = tf.ragged.constant([[1, 2]])
     weights = tf.ragged.constant([[1.0, -1.0]])
     assert lookup(ids, weights, combiner="mean").numpy().tolist() == [[0, 0]]
@@ -76,12 +76,12 @@ def test_weights_that_sum_to_zero_give_zeros():
 
 @pytest.mark.parametrize("sizes", [None, [4, 3, 3]])
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
-def test_sequences_are_cut_and_filled_with_zeros(form, sizes):
+def test_sequences_are_truncated_and_zero_padded(form, sizes):
     ids = tf.ragged.constant(BAGS, dtype=tf.int64)
     if form == "sparse":
         ids = ids.to_sparse()
     found = lookup(
-        ids, length=2, rows=None if sizes is None else in_shards(ROWS, sizes)
+        ids, length=2, rows=None if sizes is None else sharded(ROWS, sizes)
     )
     matrix = dense_reference.sequence_matrix(dense_reference.Bag(BAGS), 10, 2)
     assert found.numpy().tolist() == (matrix @ ROWS).tolist()
@@ -100,7 +100,7 @@ def test_sparse_sequences_keep_their_gaps():
 @pytest.mark.parametrize(
     "indices", [[[0, 1], [0, 1]], [[0, 1], [0, 0]], [[0, -1], [0, 0]]]
 )
-def test_positions_of_a_sparse_sequence_must_ascend(indices):
+def test_descending_sparse_sequence_positions_raise(indices):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="'x': the positions of a sequence"
     ):
@@ -113,8 +113,8 @@ def test_dense_sequences_keep_their_positions():
 
 
 @pytest.mark.parametrize("sizes", [None, [4, 3, 3]])
-def test_inputs_without_any_id_give_zeros(sizes):
-    rows = None if sizes is None else in_shards(ROWS, sizes)
+def test_inputs_without_ids_give_zeros(sizes):
+    rows = None if sizes is None else sharded(ROWS, sizes)
     empty = tf.ragged.constant([[], []], dtype=tf.int64)
     assert lookup(empty, rows=rows).numpy().tolist() == [[0, 0], [0, 0]]
     none = tf.zeros([0], tf.int32)
@@ -123,23 +123,23 @@ def test_inputs_without_any_id_give_zeros(sizes):
 
 @pytest.mark.parametrize("sizes", [None, [4, 3, 3]])
 @pytest.mark.parametrize("bad", [-1, 10])
-def test_ids_outside_the_table_are_refused_by_name(bad, sizes):
+def test_out_of_range_ids_raise_with_names(bad, sizes):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"Feature 'x'.*\[0, 10\).*'words'"
     ):
         lookup(
             tf.constant([0, bad]),
-            rows=None if sizes is None else in_shards(ROWS, sizes),
+            rows=None if sizes is None else sharded(ROWS, sizes),
         )
 
 
-def test_unsorted_sparse_input_is_refused():
+def test_unsorted_sparse_input_raises():
     ids = tf.SparseTensor([[1, 0], [0, 0]], [1, 2], [2, 1])
     with pytest.raises(tf.errors.InvalidArgumentError, match="row-major"):
         lookup(ids)
 
 
-def test_a_part_of_the_features_may_be_looked_up():
+def test_a_subset_of_the_features_can_be_looked_up():
     table = tpu.TableConfig(10, 2, name="words")
     config = {"a": tpu.FeatureConfig(table), "b": tpu.FeatureConfig(table)}
     found = serving.serving_embedding_lookup(
@@ -148,7 +148,7 @@ def test_a_part_of_the_features_may_be_looked_up():
     assert found["b"].numpy().tolist() == [[2, 3]]
 
 
-def test_inputs_outside_the_config_are_refused():
+def test_inputs_outside_the_config_raise():
     table = tpu.TableConfig(10, 2, name="words")
     with pytest.raises(ValueError, match=r"\['a'\]. Received: 'z'"):
         serving.serving_embedding_lookup(
@@ -159,7 +159,7 @@ def test_inputs_outside_the_config_are_refused():
         )
 
 
-def test_missing_and_misshapen_tables_are_refused():
+def test_missing_and_misshapen_tables_raise():
     table = tpu.TableConfig(10, 2, name="words")
     config = tpu.FeatureConfig(table)
     with pytest.raises(ValueError, match="Missing: 'words'"):
@@ -170,7 +170,7 @@ def test_missing_and_misshapen_tables_are_refused():
         )
 
 
-def test_any_optimizer_may_stand_in_a_served_config():
+def test_a_served_config_can_have_any_optimizer():
     table = tpu.TableConfig(10, 2, optimizer=tpu.Adam(0.1), name="words")
     found = serving.serving_embedding_lookup(
         tf.constant([1]),
@@ -181,7 +181,7 @@ def test_any_optimizer_may_stand_in_a_served_config():
     assert found.numpy().tolist() == [[2, 3]]
 
 
-def test_unknown_batch_sizes_are_served():
+def test_unknown_batch_sizes_are_supported():
     @tf.function(input_signature=[tf.SparseTensorSpec([None, None], tf.int64)])
     def serve(ids):
         found = lookup(ids, rows=tf.constant(ROWS))

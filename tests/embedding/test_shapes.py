@@ -1,4 +1,4 @@
-"""Inputs and activations of more dimensions than one of samples."""
+"""Inputs and activations with several sample dimensions."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def embedding_of(shape=None, *, length=0, combiner="sum"):
 
 
 def look_up(embedding, value, weights=None):
-    """By the engine, and the same by serving."""
+    """Looks up with the engine, and checks that serving equals it."""
     embedding.enqueue(value, weights, training=False)
     found = embedding.dequeue()
     np.testing.assert_array_equal(embedding(value, weights), found)
@@ -72,7 +72,7 @@ def test_sparse_samples_have_weights_in_every_dimension():
     )
 
 
-def test_ragged_samples_fill_the_places_of_an_output_shape():
+def test_ragged_samples_fill_the_output_shape():
     ids = tf.ragged.constant([[1], [2, 3], [], [4]])
     found = look_up(embedding_of([2, 2]), ids)
     np.testing.assert_array_equal(
@@ -80,7 +80,7 @@ def test_ragged_samples_fill_the_places_of_an_output_shape():
     )
 
 
-def test_fewer_ragged_samples_are_sequences():
+def test_with_fewer_ragged_samples_each_is_a_sequence():
     ids = tf.ragged.constant([[1], [2, 3, 4], []])
     found = look_up(embedding_of([3, 2], combiner="mean"), ids)
     np.testing.assert_array_equal(
@@ -88,7 +88,7 @@ def test_fewer_ragged_samples_are_sequences():
     )
 
 
-def test_an_output_shape_of_one_dimension_is_the_number_of_samples():
+def test_a_1d_output_shape_sets_the_number_of_samples():
     embedding = embedding_of([2])
     assert look_up(embedding, tf.constant([1, 2])).shape == (2, 2)
     with pytest.raises(ValueError, match=r"'feature'"):
@@ -112,7 +112,7 @@ def test_gradients_have_the_shape_of_the_activations():
     np.testing.assert_array_equal(table.numpy(), expected)
 
 
-def test_sequences_of_an_output_shape_train_their_places_only():
+def test_truncated_ids_of_an_output_shape_do_not_train():
     embedding = embedding_of([2, 2])
     embedding.enqueue(tf.ragged.constant([[1, 2, 3], []], dtype=tf.int64))
     embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
@@ -129,7 +129,7 @@ def test_a_missing_gradient_has_the_shape_of_the_activations(caplog):
     assert embedding.stats()["num_updates"] == 1
 
 
-def test_build_tells_the_shape_before_the_first_input():
+def test_build_sets_static_shapes():
     embedding = embedding_of()
     embedding.build(tf.TensorShape([2, 3, 1]))
 
@@ -146,13 +146,13 @@ def test_build_tells_the_shape_before_the_first_input():
         step(tf.constant(ids_of(2, 2, 1), tf.int64))
 
 
-def test_sizes_of_the_first_dimension_may_change():
+def test_the_first_dimension_can_change():
     embedding = embedding_of()
     for size in (2, 5, 0):
         assert look_up(embedding, ids_of(size, 3, 1)).shape == (size, 3, 2)
 
 
-def test_other_inner_sizes_are_refused():
+def test_other_inner_sizes_raise():
     embedding = embedding_of()
     embedding.enqueue(ids_of(2, 3, 1), training=False)
     for other in (ids_of(2, 4, 1), ids_of(6), ids_of(2, 3, 2, 1)):
@@ -160,7 +160,7 @@ def test_other_inner_sizes_are_refused():
             embedding.enqueue(other)
 
 
-def test_inner_sizes_that_nobody_knows_are_refused():
+def test_unknown_inner_sizes_raise():
     embedding = embedding_of()
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, 1], tf.int64)])
@@ -182,22 +182,26 @@ def test_inner_sizes_that_nobody_knows_are_refused():
         ([None, 2], tf.ragged.constant([[1], [2]]), "static sizes"),
     ],
 )
-def test_ragged_inputs_that_fit_no_shape_are_refused(shape, value, words):
+def test_ragged_inputs_that_do_not_match_the_shape_raise(shape, value, words):
     with pytest.raises(ValueError, match=words):
         embedding_of(shape).enqueue(value)
 
 
-def test_weights_of_a_spread_sequence_are_refused():
+def test_weights_of_an_output_shape_sequence_raise():
     ids = tf.ragged.constant([[1], [2, 3]])
     with pytest.raises(ValueError, match="no combiner would use it"):
         embedding_of([2, 2]).enqueue(ids, ids.with_values(tf.ones([3])))
 
 
-# What `build` was told.
+# Shapes passed to `build`.
 
 SEQUENCES = [[1, 2, 3], [], [4], [5, 6]]
-CUT = np.zeros([4, 2, 2], np.float32)
-CUT[0], CUT[2, 0], CUT[3] = ROWS[[1, 2]], ROWS[4], ROWS[[5, 6]]
+TRUNCATED = np.zeros([4, 2, 2], np.float32)
+TRUNCATED[0], TRUNCATED[2, 0], TRUNCATED[3] = (
+    ROWS[[1, 2]],
+    ROWS[4],
+    ROWS[[5, 6]],
+)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +210,13 @@ CUT[0], CUT[2, 0], CUT[3] = ROWS[[1, 2]], ROWS[4], ROWS[[5, 6]]
     ids=["ragged", "sparse"],
 )
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
-def test_sequences_fill_the_places_that_build_was_told(wrap, combiner):
+def test_sequences_fill_the_built_shape(wrap, combiner):
     embedding = embedding_of(length=2, combiner=combiner)
     embedding.build([tf.TensorShape([4, 2, None])])
-    np.testing.assert_array_equal(look_up(embedding, wrap(SEQUENCES)), CUT)
-    # The same as without `build`, updates too.
+    np.testing.assert_array_equal(
+        look_up(embedding, wrap(SEQUENCES)), TRUNCATED
+    )
+    # An embedding without `build` trains equally.
     tables = []
     for one in (embedding, embedding_of(length=2, combiner=combiner)):
         one.enqueue(wrap(SEQUENCES))
@@ -220,7 +226,7 @@ def test_sequences_fill_the_places_that_build_was_told(wrap, combiner):
     assert not np.array_equal(tables[0], ROWS)
 
 
-def test_dense_sequences_fill_the_places_that_build_was_told():
+def test_dense_sequences_fill_the_built_shape():
     embedding = embedding_of(length=2)
     embedding.build([tf.TensorShape([3, 2, 4])])
     ids = ids_of(3, 3)
@@ -231,11 +237,11 @@ def test_dense_sequences_fill_the_places_that_build_was_told():
     )
 
 
-def test_ids_of_more_dimensions_are_combined_in_a_sequence_feature():
+def test_3d_ids_of_a_sequence_feature_are_combined():
     ids = ids_of(2, 3, 2)
-    for is_told in (True, False):
+    for is_built in (True, False):
         embedding = embedding_of(length=3)
-        if is_told:
+        if is_built:
             embedding.build([tf.TensorShape([2, 3, 2])])
         np.testing.assert_array_equal(
             look_up(embedding, ids), ROWS[ids].sum(axis=2)
@@ -251,14 +257,14 @@ def test_ids_of_more_dimensions_are_combined_in_a_sequence_feature():
         )
 
 
-def test_sequences_of_another_length_than_build_was_told_are_refused():
+def test_another_sequence_length_than_built_raises():
     embedding = embedding_of(length=2)
     embedding.build([tf.TensorShape([4, 3, None])])
     with pytest.raises(ValueError, match=r"shape \['\?', 3\]"):
         embedding.enqueue(tf.ragged.constant(SEQUENCES))
 
 
-def test_more_dimensions_after_a_sequence_are_refused():
+def test_3d_ids_after_a_2d_sequence_raise():
     embedding = embedding_of(length=2)
     embedding.enqueue(tf.ragged.constant(SEQUENCES), training=False)
     with pytest.raises(ValueError, match="must be of rank 2|of shape"):
@@ -267,7 +273,7 @@ def test_more_dimensions_after_a_sequence_are_refused():
 
 
 @pytest.mark.parametrize("places", [[0, -1], [4, 0], [0, 0]])
-def test_sparse_positions_outside_their_sample_are_refused(places):
+def test_sparse_positions_outside_their_sample_raise(places):
     embedding = embedding_of(length=2)
     embedding.build([tf.TensorShape([4, 2, None])])
     bad = tf.SparseTensor([[0, 0], places], [1, 2], [4, 2])
@@ -276,18 +282,18 @@ def test_sparse_positions_outside_their_sample_are_refused(places):
 
 
 @pytest.mark.parametrize("shape", [[2, 2, None], [4, 2, None]])
-def test_ragged_samples_fill_the_places_that_build_was_told(shape):
+def test_ragged_samples_fill_the_built_shape(shape):
     embedding = embedding_of()
     embedding.build([tf.TensorShape(shape)])
     found = look_up_only(embedding, tf.ragged.constant(SEQUENCES))
     expected = np.zeros([*shape[:2], 2], np.float32)
-    if shape[0] == 2:  # as many samples as places
+    if shape[0] == 2:  # There are as many samples as positions.
         expected[:] = np.reshape(
             [ROWS[ids].sum(axis=0) for ids in ([1, 2, 3], [], [4], [5, 6])],
             [2, 2, 2],
         )
     else:
-        expected[:] = CUT
+        expected[:] = TRUNCATED
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match="divides the"):
         embedding.enqueue(tf.ragged.constant([[1], [2], [3]]))
@@ -299,16 +305,16 @@ def look_up_only(embedding, value):
 
 
 @pytest.mark.parametrize("shape", [[1, 1, 1], [3, 4, 1], [3], [2, 4, 2, 1]])
-def test_build_refuses_shapes_that_contradict_the_feature(shape):
+def test_build_with_shapes_of_another_feature_raises(shape):
     embedding = embedding_of([2, 4])
     with pytest.raises(ValueError, match="Inconsistent shape found"):
         embedding.build([tf.TensorShape(shape)])
-    # Nothing of it stays.
+    # The failed call changed nothing.
     embedding.build([tf.TensorShape([2, None, None])])
     assert look_up(embedding, ids_of(2, 4, 1)).shape == (2, 4, 2)
 
 
-def test_build_tells_the_sizes_that_the_feature_leaves_open():
+def test_build_sets_the_open_sizes_of_the_feature():
     embedding = embedding_of([None, 2])
     embedding.build([tf.TensorShape([3, 2, 1])])
     with pytest.raises(ValueError, match="must have 6 samples"):
@@ -320,7 +326,7 @@ def test_build_tells_the_sizes_that_the_feature_leaves_open():
     )
 
 
-def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
+def test_ragged_serving_uses_a_1d_output_shape():
     table = tpu.TableConfig(10, 2, combiner="sum", name="words")
     serve = lambda ids, shape: tlm.serving_embedding_lookup(  # noqa: E731
         ids,
@@ -333,7 +339,7 @@ def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
         with pytest.raises(ValueError, match="divides the"):
             serve(ids, shape)
     assert serve(ids, [4]).shape == [4, 2]
-    # As TensorFlow's: fewer samples are sequences.
+    # With fewer samples, samples are sequences, like in TensorFlow.
     stock = tpu.serving_embedding_lookup(
         ids,
         None,
@@ -343,15 +349,15 @@ def test_ragged_serving_heeds_an_output_shape_of_one_dimension():
     np.testing.assert_array_equal(serve(ids, [8]), stock)
 
     @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)])
-    def of_any_size(ids):
+    def serve_any_size(ids):
         return serve(ids, [4])
 
-    assert of_any_size(ids).shape == [4, 2]
+    assert serve_any_size(ids).shape == [4, 2]
     with pytest.raises(Invalid):
-        of_any_size(ids[:3])
+        serve_any_size(ids[:3])
 
 
-def test_forms_and_batch_sizes_may_differ_between_features():
+def test_features_can_have_different_types_and_batch_sizes():
     table = tpu.TableConfig(
         10, 2, lambda shape: tf.constant(ROWS), combiner="sum", name="words"
     )
@@ -369,7 +375,7 @@ def test_forms_and_batch_sizes_may_differ_between_features():
     embedding.apply_gradients(found)
 
 
-# What TensorFlow's own class gives, where it takes the same input.
+# Results of TensorFlow's class, for inputs that it supports.
 
 
 @pytest.mark.parametrize(
@@ -380,7 +386,7 @@ def test_forms_and_batch_sizes_may_differ_between_features():
         (None, tf.sparse.from_dense([[[1, 2], [3, 0]], [[0, 0], [4, 4]]])),
     ],
 )
-def test_tensorflow_s_serving_gives_the_same(shape, value):
+def test_lookups_equal_tensorflow_s_serving(shape, value):
     embedding = embedding_of(shape)
     [(config, rows)] = embedding.embedding_tables.items()
     feature = tpu.FeatureConfig(config, output_shape=shape)

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.inputs: nests and their paths."""
+"""tf_layoutmap.embedding.inputs: nested structures and their paths."""
 
 import pytest
 import tensorflow as tf
@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_layoutmap.embedding import inputs
 
 
-def test_paths_stand_in_flatten_order():
+def test_paths_are_in_flatten_order():
     nest = {"b": (1, [2]), "a": 3}
     paths = inputs.flatten_with_paths(nest)
     assert paths == [("a", 3), ("b/0", 1), ("b/1/0", 2)]
@@ -24,7 +24,7 @@ def test_composite_tensors_are_leaves():
     assert leaf is ragged
 
 
-def test_other_structures_are_refused_by_kind_and_by_size():
+def test_structures_of_wrong_type_or_size_raise():
     with pytest.raises(TypeError, match="`features` must have the structure"):
         inputs.check_same_structure(
             [1, 2], "features", (1, 2), "feature_config"

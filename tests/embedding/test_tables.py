@@ -25,16 +25,16 @@ def create(optimizer=None, *, num_shards=None, num_rows=10, **settings):
 
 
 def rows_by_number(shape, shard_info=None, dtype=None):
-    """Row r is [2 r, 2 r + 1], whichever shard it is asked for."""
+    """Initializes row r to [2 r, 2 r + 1], for the requested shard."""
     assert tuple(shape) == (10, 2)
-    whole = tf.reshape(tf.range(20, dtype=dtype), shape)
+    full = tf.reshape(tf.range(20, dtype=dtype), shape)
     if shard_info is None:
-        return whole
+        return full
     start = shard_info.offset[0]
-    return whole[start : start + shard_info.shape[0]]
+    return full[start : start + shard_info.shape[0]]
 
 
-def test_a_table_is_one_variable_of_its_name():
+def test_a_table_is_one_variable_with_its_name():
     found = create(tpu.SGD(0.1))
     assert set(found) == {"parameters"}
     assert isinstance(found["parameters"], tf.Variable)
@@ -42,7 +42,7 @@ def test_a_table_is_one_variable_of_its_name():
     assert found["parameters"].shape == [10, 2]
 
 
-def test_slots_start_with_their_value_and_are_named_after_the_table():
+def test_slots_have_their_initial_value_and_the_table_s_name():
     found = create(tpu.Adagrad(0.1, initial_accumulator_value=0.25))
     assert found["accumulators"].name == "words/accumulators:0"
     assert np.all(found["accumulators"].numpy() == 0.25)
@@ -55,7 +55,7 @@ def test_only_a_table_without_optimizer_is_trainable():
     assert not found["accumulators"].trainable
 
 
-def test_a_partitioner_cuts_table_and_slots_alike():
+def test_a_partitioner_shards_table_and_slots_equally():
     found = create(tpu.Adagrad(0.1), num_shards=3)
     for variable in found.values():
         assert isinstance(variable, ShardedVariable)
@@ -63,34 +63,34 @@ def test_a_partitioner_cuts_table_and_slots_alike():
     assert len(tables.shards_of(found["parameters"])) == 3
 
 
-def test_a_table_in_one_shard_is_a_plain_variable():
+def test_a_table_with_one_shard_is_a_plain_variable():
     assert isinstance(create(num_shards=1)["parameters"], tf.Variable)
 
 
-def test_there_are_never_more_shards_than_rows():
+def test_the_number_of_rows_limits_the_shards():
     found = create(num_shards=5, num_rows=2)
     assert len(tables.shards_of(found["parameters"])) == 2
 
 
 @pytest.mark.parametrize("num_shards", [None, 3])
-def test_an_initializer_that_knows_shards_gives_the_same_rows(num_shards):
+def test_a_shard_aware_initializer_gives_the_same_rows(num_shards):
     found = create(num_shards=num_shards, initializer=rows_by_number)
     assert found["parameters"].numpy().tolist() == (
         np.arange(20).reshape(10, 2).tolist()
     )
 
 
-def test_an_initializer_may_take_the_shape_alone():
+def test_an_initializer_can_take_only_the_shape():
     found = create(num_shards=2, initializer=lambda shape: tf.ones(shape))
     assert np.all(found["parameters"].numpy() == 1)
 
 
-def test_an_initializer_of_another_shape_is_refused_by_table():
+def test_an_initializer_with_a_wrong_shape_raises():
     with pytest.raises(ValueError, match="'words'"):
         create(initializer=lambda shape: tf.ones([3, 2]))
 
 
-def test_a_partitioner_along_columns_is_refused_by_table():
+def test_a_partitioner_of_columns_raises():
     spec, _ = config.read_feature_config(
         [("", tpu.FeatureConfig(tpu.TableConfig(4, 2, name="words")))], None
     )
@@ -125,8 +125,8 @@ def constant_of(value, num_shards):
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_tables_start_with_a_constant(num_shards):
-    # tf.constant_initializer refuses to be asked for a part.
+def test_constant_initializers_are_supported(num_shards):
+    # tf.constant_initializer does not support partitioned initialization.
     assert np.all(constant_of(0.5, num_shards) == 0.5)
     rows = np.arange(10, dtype=np.float32).reshape(5, 2)
     np.testing.assert_array_equal(constant_of(rows, num_shards), rows)

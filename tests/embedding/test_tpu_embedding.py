@@ -1,4 +1,4 @@
-"""tf_layoutmap.TPUEmbedding: what each call takes, gives and refuses."""
+"""tf_layoutmap.TPUEmbedding: arguments, results and errors of each call."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import tf_layoutmap as tlm
 from tf_layoutmap.sharded import ShardedVariable
 
 tpu = tf.tpu.experimental.embedding
-Refused = tf.errors.FailedPreconditionError
+FailedPrecondition = tf.errors.FailedPreconditionError
 Invalid = tf.errors.InvalidArgumentError
 
 
@@ -19,7 +19,7 @@ def words(num_rows=10, dim=2, **settings):
 
 
 def embedding_of(table=None, optimizer="sgd", *, length=0, **options):
-    """One feature, `ads/clicks`, on one table."""
+    """Returns an embedding of one feature, `ads/clicks`, on one table."""
     feature = tpu.FeatureConfig(
         words() if table is None else table, max_sequence_length=length
     )
@@ -78,7 +78,7 @@ def test_activations_have_the_structure_of_the_config(nest):
     assert all(one.shape == [2, 2] for one in tf.nest.flatten(activations))
 
 
-def test_a_dense_column_gives_one_row_per_sample():
+def test_a_dense_column_gives_one_activation_per_sample():
     embedding = embedding_of()
     embedding.enqueue(clicks(tf.constant([[1], [2]])), training=False)
     assert embedding.dequeue()["ads"]["clicks"].shape == [2, 2]
@@ -95,13 +95,13 @@ def test_ids_of_a_dense_matrix_are_combined():
     ]
 
 
-def test_sequence_features_have_an_axis_of_positions():
+def test_sequence_features_have_a_position_axis():
     embedding = embedding_of(length=3)
     embedding.enqueue(clicks(tf.ragged.constant([[1], [1, 2, 3, 4], []])))
     activations = embedding.dequeue()
     assert activations["ads"]["clicks"].shape == [3, 3, 2]
     embedding.apply_gradients(tf.nest.map_structure(tf.ones_like, activations))
-    # Row 4 stood behind the last position.
+    # Row 4 is looked up after the last position, so it is truncated.
     assert rows_of(embedding)[:6] == [1, 0, 0.5, 0.5, 1, 1]
 
 
@@ -124,7 +124,7 @@ def test_a_sparse_sequence_keeps_its_gaps():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "arguments",
     [
         {"per_replica_batch_size": 2},
         {"per_replica_input_shapes": 2},
@@ -132,9 +132,9 @@ def test_a_sparse_sequence_keeps_its_gaps():
         {"per_replica_input_shapes": clicks((2,))},
     ],
 )
-def test_build_with_a_batch_size_makes_static_shapes(told):
+def test_build_with_a_batch_size_gives_static_shapes(arguments):
     embedding = embedding_of()
-    embedding.build(**told)
+    embedding.build(**arguments)
 
     @tf.function(input_signature=[IDS])
     def step(ids):
@@ -150,14 +150,14 @@ def test_build_with_a_batch_size_makes_static_shapes(told):
         embedding.enqueue(BATCH)
 
 
-def test_batches_may_change_when_build_was_told_nothing():
+def test_batch_sizes_can_change_without_build():
     embedding = embedding_of()
     for size in (3, 1, 0):
         embedding.enqueue(clicks(tf.ones([size], tf.int32)), training=False)
         assert embedding.dequeue()["ads"]["clicks"].shape == [size, 2]
 
 
-def test_build_is_idempotent_but_not_about_sizes():
+def test_build_is_idempotent_except_for_other_sizes():
     embedding = embedding_of()
     embedding.build(4)
     [table] = embedding.embedding_tables.values()
@@ -168,7 +168,7 @@ def test_build_is_idempotent_but_not_about_sizes():
         embedding.build(5)
 
 
-def test_build_refuses_shapes_that_are_none():
+def test_build_with_invalid_shapes_raises():
     with pytest.raises(ValueError, match="structure of `feature_config`"):
         embedding_of().build({"ads": {}})
     with pytest.raises(ValueError, match="'ads/clicks'"):
@@ -179,7 +179,7 @@ def test_build_refuses_shapes_that_are_none():
         embedding_of().build(per_replica_batch_size=0)
 
 
-def test_build_happens_once_also_while_functions_are_traced():
+def test_build_runs_once_while_functions_are_traced():
     embedding = embedding_of()
 
     @tf.function
@@ -192,7 +192,7 @@ def test_build_happens_once_also_while_functions_are_traced():
     assert rows_of(embedding)[:3] == [1, 0, 1]
 
 
-def test_graphs_of_tensorflow_1_are_refused():
+def test_tensorflow_1_graphs_raise():
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="eager"):
         embedding_of().build()
 
@@ -200,7 +200,7 @@ def test_graphs_of_tensorflow_1_are_refused():
 # Tables.
 
 
-def test_tables_are_found_by_their_config():
+def test_tables_are_keyed_by_their_config():
     table = words()
     embedding = embedding_of(table)
     assert list(embedding.embedding_tables) == [table]
@@ -211,7 +211,7 @@ def test_tables_are_found_by_their_config():
     assert isinstance(sharded.embedding_tables[table], ShardedVariable)
 
 
-def test_partitioners_of_tensorflow_serve_too():
+def test_partitioners_of_tensorflow_are_supported():
     embedding = embedding_of(
         partitioner=(
             tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
@@ -221,7 +221,7 @@ def test_partitioners_of_tensorflow_serve_too():
     assert rows_of(embedding)[:3] == [1, 0.5, 0]
 
 
-def test_slot_variables_are_found_by_config_and_name():
+def test_slot_variables_are_keyed_by_config_and_name():
     table = words()
     embedding = embedding_of(table, tpu.Adagrad(0.5))
     [(name, slot)] = embedding.slot_variables[table].items()
@@ -230,7 +230,7 @@ def test_slot_variables_are_found_by_config_and_name():
     assert embedding_of(table).slot_variables == {table: {}}
 
 
-def test_two_embeddings_may_share_their_configs():
+def test_two_embeddings_can_share_their_configs():
     table = words()
     first, second = embedding_of(table), embedding_of(table, tpu.SGD(1.0))
     train(first)
@@ -240,7 +240,7 @@ def test_two_embeddings_may_share_their_configs():
     assert table.optimizer is None
 
 
-def test_writing_a_table_is_seen_by_the_next_lookup():
+def test_the_next_lookup_sees_an_assigned_table():
     embedding = embedding_of()
     embedding.build()
     [table] = embedding.embedding_tables.values()
@@ -249,7 +249,7 @@ def test_writing_a_table_is_seen_by_the_next_lookup():
     assert np.all(embedding.dequeue()["ads"]["clicks"].numpy() == 7)
 
 
-def test_a_copy_taken_before_an_update_keeps_its_rows():
+def test_an_update_does_not_change_an_earlier_read():
     embedding = embedding_of()
     embedding.build()
     [table] = embedding.embedding_tables.values()
@@ -258,7 +258,7 @@ def test_a_copy_taken_before_an_update_keeps_its_rows():
     assert np.all(before.numpy() == 1)
 
 
-def test_calling_it_looks_up_outside_of_any_step():
+def test_call_looks_up_outside_of_steps():
     embedding = embedding_of()
     train(embedding)
     found = embedding(clicks(tf.ragged.constant([[1, 2], []])))
@@ -269,7 +269,7 @@ def test_calling_it_looks_up_outside_of_any_step():
 # Learning rates.
 
 
-def test_a_dynamic_rate_is_asked_once_per_update_for_all_tables():
+def test_a_shared_dynamic_rate_is_called_once_per_update():
     calls = []
     value = tf.Variable(0.5)
 
@@ -312,7 +312,7 @@ def test_a_rate_from_a_variable_changes_inside_a_function():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
-def test_a_dynamic_rate_that_is_no_rate_is_refused_by_table(bad):
+def test_an_invalid_dynamic_rate_raises(bad):
     embedding = embedding_of(optimizer=tpu.SGD(lambda: bad))
     embedding.enqueue(BATCH)
     activations = embedding.dequeue()
@@ -321,14 +321,14 @@ def test_a_dynamic_rate_that_is_no_rate_is_refused_by_table(bad):
     assert set(rows_of(embedding)) == {1}
 
 
-def test_a_dynamic_rate_that_is_no_scalar_is_refused_by_table():
+def test_a_dynamic_rate_that_is_not_a_scalar_raises():
     embedding = embedding_of(optimizer=tpu.SGD(lambda: [0.1, 0.2]))
     embedding.enqueue(BATCH)
     with pytest.raises(ValueError, match=r"return a number.*'words'"):
         embedding.apply_gradients(embedding.dequeue())
 
 
-def test_a_rate_that_a_function_would_freeze_is_warned_about(caplog):
+def test_a_rate_that_is_constant_in_a_function_warns(caplog):
     embedding = embedding_of(optimizer=tpu.SGD(lambda: 0.5))
     with caplog.at_level("WARNING", logger="absl"):
         train(embedding)
@@ -340,7 +340,7 @@ def test_a_rate_that_a_function_would_freeze_is_warned_about(caplog):
 # Gradients.
 
 
-def test_a_missing_gradient_counts_as_zeros(caplog):
+def test_a_missing_gradient_is_zeros(caplog):
     config = [tpu.FeatureConfig(words()), tpu.FeatureConfig(words())]
     config[1].table = config[0].table
     embedding = tlm.TPUEmbedding(config, tpu.SGD(0.5))
@@ -352,7 +352,7 @@ def test_a_missing_gradient_counts_as_zeros(caplog):
     assert rows_of(embedding)[:3] == [1, 0.5, 1]
 
 
-def test_a_missing_gradient_of_unknown_size_is_taken_from_its_dequeue():
+def test_a_missing_gradient_has_the_size_of_its_activation():
     embedding = embedding_of()
 
     @tf.function(input_signature=[IDS])
@@ -366,7 +366,7 @@ def test_a_missing_gradient_of_unknown_size_is_taken_from_its_dequeue():
     assert embedding.stats()["num_updates"] == 2
 
 
-def test_a_missing_gradient_of_another_function_is_refused():
+def test_a_missing_gradient_in_another_function_raises():
     embedding = embedding_of()
     embedding.enqueue(BATCH)
     embedding.dequeue()
@@ -402,18 +402,16 @@ def test_indexed_slices_are_summed():
         ),
     ],
 )
-def test_gradients_of_another_kind_or_shape_are_refused(
-    gradient, error, words_
-):
+def test_gradients_of_wrong_type_or_shape_raise(gradient, error, words_):
     embedding = embedding_of()
     embedding.enqueue(BATCH)
     activations = embedding.dequeue()
     with pytest.raises(error, match=words_):
         embedding.apply_gradients(clicks(gradient))
-    embedding.apply_gradients(activations)  # Nothing was lost.
+    embedding.apply_gradients(activations)  # The failed call kept the step.
 
 
-def test_other_structures_are_refused():
+def test_wrong_structures_raise():
     embedding = embedding_of()
     with pytest.raises(ValueError, match="`features` must have the structure"):
         embedding.enqueue({"ads": {}})
@@ -431,22 +429,22 @@ def test_other_structures_are_refused():
         embedding.apply_gradients({"ads": {}})
 
 
-# Order.
+# Order of calls.
 
 
-def test_several_steps_may_be_enqueued_ahead():
+def test_four_steps_can_be_enqueued_ahead():
     embedding = embedding_of()
     for row in range(4):
         embedding.enqueue(clicks(np.array([row])))
     assert embedding.stats()["pending"] == [4]
-    with pytest.raises(Refused, match="call `dequeue` first"):
+    with pytest.raises(FailedPrecondition, match="call `dequeue` first"):
         embedding.enqueue(BATCH)
     for _ in range(4):
         embedding.apply_gradients(embedding.dequeue())
     assert rows_of(embedding)[:5] == [0.5] * 4 + [1]
 
 
-def test_calls_before_build_are_refused():
+def test_calls_before_build_raise():
     for call in (
         embedding_of().dequeue,
         embedding_of().reset,
@@ -457,38 +455,38 @@ def test_calls_before_build_are_refused():
             call()
 
 
-def test_dequeue_and_apply_need_a_step():
+def test_dequeue_and_apply_without_a_step_raise():
     embedding = embedding_of()
     embedding.build()
-    with pytest.raises(Refused, match="call `enqueue` first"):
+    with pytest.raises(FailedPrecondition, match="call `enqueue` first"):
         embedding.dequeue()
-    with pytest.raises(Refused, match="needs a dequeued step"):
+    with pytest.raises(FailedPrecondition, match="needs a dequeued step"):
         embedding.apply_gradients(clicks(tf.ones([3, 2])))
 
 
-def test_a_step_must_be_applied_before_the_next_is_dequeued():
+def test_dequeue_before_the_last_step_is_applied_raises():
     embedding = embedding_of()
     embedding.enqueue(BATCH)
     embedding.enqueue(BATCH)
     activations = embedding.dequeue()
-    with pytest.raises(Refused, match="still awaits its gradients"):
+    with pytest.raises(FailedPrecondition, match="still awaits its gradients"):
         embedding.dequeue()
     assert embedding.stats()["awaiting"] == [True]
     embedding.apply_gradients(activations)
     embedding.apply_gradients(embedding.dequeue())
-    with pytest.raises(Refused, match="needs a dequeued step"):
+    with pytest.raises(FailedPrecondition, match="needs a dequeued step"):
         embedding.apply_gradients(activations)
 
 
-def test_nothing_is_applied_after_a_forward_step():
+def test_applying_after_a_forward_step_raises():
     embedding = embedding_of()
     embedding.enqueue(BATCH, training=False)
     activations = embedding.dequeue()
-    with pytest.raises(Refused, match="training=False"):
+    with pytest.raises(FailedPrecondition, match="training=False"):
         embedding.apply_gradients(activations)
 
 
-def test_training_may_be_a_tensor():
+def test_training_can_be_a_tensor():
     embedding = embedding_of()
 
     @tf.function
@@ -504,12 +502,12 @@ def test_training_may_be_a_tensor():
 
 
 @pytest.mark.parametrize("bad", [None, 1, "yes"])
-def test_training_of_another_kind_is_refused(bad):
+def test_training_of_wrong_type_raises(bad):
     with pytest.raises(TypeError, match="`training` must be a bool"):
         embedding_of().enqueue(BATCH, training=bad)
 
 
-def test_reset_forgets_the_steps_in_flight():
+def test_reset_discards_the_steps_in_flight():
     embedding = embedding_of()
     embedding.enqueue(BATCH)
     embedding.enqueue(BATCH)
@@ -536,19 +534,19 @@ def test_an_embedding_without_optimizer_only_serves():
     activations = embedding.dequeue()
     with pytest.raises(RuntimeError, match="'words' has none"):
         embedding.apply_gradients(activations)
-    with pytest.raises(Refused, match="'words' has no optimizer"):
+    with pytest.raises(FailedPrecondition, match="'words' has no optimizer"):
         embedding.enqueue(BATCH, training=tf.constant(True))
     assert embedding.slot_variables.popitem()[1] == {}
 
 
-def test_stats_are_not_for_functions():
+def test_stats_raises_in_a_function():
     embedding = embedding_of()
     embedding.build()
     with pytest.raises(RuntimeError, match=r"outside tf.function"):
         tf.function(embedding.stats)()
 
 
-# Bad input, by the engine; nothing is enqueued.
+# Invalid inputs, checked by the engine; nothing is enqueued.
 
 
 @pytest.mark.parametrize(
@@ -579,7 +577,7 @@ def test_stats_are_not_for_functions():
         ),
     ],
 )
-def test_bad_ids_are_refused_by_name(value, words_):
+def test_bad_ids_raise_with_names(value, words_):
     embedding = embedding_of()
     with pytest.raises(Invalid, match=words_):
         embedding.enqueue(clicks(value))
@@ -588,14 +586,14 @@ def test_bad_ids_are_refused_by_name(value, words_):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused_by_name(bad):
+def test_weights_that_are_not_finite_raise(bad):
     ids = tf.ragged.constant([[1], [2, 3]])
     weights = ids.with_values(tf.constant([1.0, 1.0, bad]))
     with pytest.raises(Invalid, match="'ads/clicks', sample 1"):
         embedding_of().enqueue(clicks(ids), clicks(weights))
 
 
-def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
+def test_a_failed_check_in_a_function_enqueues_nothing():
     embedding = embedding_of()
     embedding.build()
     enqueue = tf.function(
@@ -628,12 +626,12 @@ def test_a_check_that_fails_in_a_function_leaves_nothing_enqueued():
         ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, error, words_):
+def test_invalid_options_raise(options, error, words_):
     with pytest.raises(error, match=words_):
         embedding_of(**options)
 
 
-def test_configs_that_cannot_be_are_refused():
+def test_invalid_configs_raise():
     with pytest.raises(ValueError, match="at least one FeatureConfig"):
         tlm.TPUEmbedding({}, tpu.SGD(0.1))
     with pytest.raises(ValueError, match="Multiple tables with name 'words'"):
@@ -645,7 +643,7 @@ def test_configs_that_cannot_be_are_refused():
         embedding_of(optimizer=tpu.SGD(np.nan))
 
 
-def test_sparse_cores_are_refused_in_words():
+def test_sparse_core_config_raises():
     with pytest.raises(NotImplementedError, match="not supported yet"):
         tlm.TPUEmbedding(
             tpu.FeatureConfig(tpu.TableConfig(4, 1)),
@@ -654,7 +652,7 @@ def test_sparse_cores_are_refused_in_words():
         )
 
 
-def test_a_lookup_outside_of_a_step_names_the_bad_id_and_the_setting():
+def test_a_bad_id_in_call_names_the_id_and_the_option():
     with pytest.raises(Invalid) as caught:
         embedding_of()(clicks(np.array([0, 10])))
     assert str(caught.value) == (
@@ -663,7 +661,7 @@ def test_a_lookup_outside_of_a_step_names_the_bad_id_and_the_setting():
     )
 
 
-def test_the_class_of_an_optimizer_is_refused_as_such():
+def test_an_optimizer_class_raises():
     with pytest.raises(
         ValueError,
         match=(
@@ -674,7 +672,7 @@ def test_the_class_of_an_optimizer_is_refused_as_such():
         embedding_of(optimizer=tpu.SGD)
 
 
-def test_a_learning_rate_of_none_is_refused_by_table():
+def test_a_learning_rate_of_none_raises():
     embedding = embedding_of(optimizer=tpu.SGD(lambda: None))
     embedding.enqueue(BATCH)
     activations = embedding.dequeue()

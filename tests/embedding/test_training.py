@@ -1,4 +1,4 @@
-"""Training on the host engine equals a dense tape and a plain optimizer."""
+"""Training on the host engine equals dense training."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ from tests.embedding import trainer
 from tests.embedding.trainer import Feature, Plan, Table
 from tests.reference.dense_reference import Bag
 
-# Roots and quotients round once each, in another order in the dense reference.
+# Roots and quotients round once each; the dense reference uses another order.
 ROUNDED = 1e-6
 
 
 def two_tables(**options):
-    """Two features share a table; one is a sequence, one has weights."""
+    """Returns two tables and four features, one weighted, one a sequence."""
     return {
         "tables": {
             "words": Table(7, 3, **options),
@@ -74,7 +74,7 @@ def test_combiners_equal_dense_training(combiner, optimizer):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("enqueue_inside", [False, True])
 @pytest.mark.parametrize("num_replicas", [1, 2])
-def test_where_it_is_enqueued_and_compiled_changes_nothing(
+def test_place_of_enqueue_and_compilation_do_not_matter(
     num_replicas, enqueue_inside, compiled
 ):
     trainer.check_equal(
@@ -88,7 +88,7 @@ def test_where_it_is_enqueued_and_compiled_changes_nothing(
     )
 
 
-def test_repeated_ids_of_features_and_replicas_give_one_update():
+def test_repeated_ids_are_summed_into_one_update():
     tables = {"words": Table(3, 2, optimizer=("adagrad", 1.0, 1.0))}
     features = {"a": Feature("words"), "b": Feature("words")}
     step = [
@@ -98,7 +98,7 @@ def test_repeated_ids_of_features_and_replicas_give_one_update():
     trainer.check_equal(Plan(tables, features, [step]), rtol=ROUNDED)
 
 
-def test_steps_without_any_id_change_nothing():
+def test_steps_without_ids_change_nothing():
     tables = {"words": Table(3, 2)}
     features = {
         "a": Feature("words"),
@@ -109,14 +109,14 @@ def test_steps_without_any_id_change_nothing():
     assert embedding.stats()["num_updates"] == 2
 
 
-def test_features_may_have_batches_of_their_own_size():
+def test_features_can_have_different_batch_sizes():
     tables = {"words": Table(3, 2)}
     features = {"a": Feature("words"), "b": Feature("words", form="sparse")}
     step = {"a": Bag([[1], [2], [0, 0]]), "b": Bag([[1]])}
     trainer.check_equal(Plan(tables, features, [[step]]))
 
 
-# A training run each, so fewer than of what costs nothing.
+# Each example is a training run, so there are fewer examples than usual.
 @settings(max_examples=settings.default.max_examples // 4)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -176,7 +176,7 @@ def test_any_plan_equals_dense_training(
     trainer.check_equal(plan, rtol=0 if exact else ROUNDED)
 
 
-def test_the_same_global_batch_trains_alike_on_one_and_two_replicas():
+def test_one_and_two_replicas_train_equally():
     options = two_tables(optimizer=("adagrad", 0.25, 0.1), combiner="mean")
     two = trainer.random_plan(
         np.random.default_rng(5), num_replicas=2, **options
@@ -220,7 +220,7 @@ def test_the_same_global_batch_trains_alike_on_one_and_two_replicas():
         )
 
 
-def test_a_loop_in_a_function_trains_step_by_step():
+def test_a_loop_in_a_function_trains_each_step():
     table = Table(5, 2)
     config = table.config("words")
     tpu = tf.tpu.experimental.embedding

@@ -1,4 +1,4 @@
-"""A program's `tf.variable_creator_scope` sees and divides the tables."""
+"""`tf.variable_creator_scope` of user code sees and shards the tables."""
 
 import functools
 from typing import NamedTuple
@@ -23,14 +23,14 @@ HOST = "/device:CPU:0"
 
 
 class Part(NamedTuple):
-    """What sharding-aware initializers are told."""
+    """Shard shape and offset, as passed to shard-aware initializers."""
 
     shape: tuple
     offset: tuple
 
 
 def aware(shape, dtype=tf.float32, shard_info=None):
-    """Knows the shape of the whole table, and which part it is asked for."""
+    """Initializer that takes the full shape and the requested shard."""
     assert tuple(shape) == ROWS.shape
     if shard_info is None:
         return tf.constant(ROWS, dtype)
@@ -40,12 +40,12 @@ def aware(shape, dtype=tf.float32, shard_info=None):
 
 
 def strict(shape, dtype=tf.float32, *, shard_info):
-    """Asks for a part always."""
+    """Initializer that requires a shard."""
     return aware(shape, dtype, shard_info)
 
 
-class TensorFlowParts:
-    """As tf.keras' initializers: by partition_shape and partition_offset."""
+class TensorFlowInitializer:
+    """Initializer like tf.keras': partition_shape and partition_offset."""
 
     def __call__(self, shape, dtype=None, **parts):
         first = parts.get("partition_offset", (0, 0))[0]
@@ -53,8 +53,8 @@ class TensorFlowParts:
         return tf.constant(ROWS[first : first + num_rows], dtype)
 
 
-def dividing(num_shards, result=list, device=HOST):
-    """Divides each variable as a program written for a TPU's hosts does."""
+def sharding_creator(num_shards, result=list, device=HOST):
+    """Returns a creator that shards variables, like user code for TPUs."""
 
     def create(next_creator, **keywords):
         value, (num_rows, *rest) = keywords["initial_value"], keywords["shape"]
@@ -136,7 +136,7 @@ def trained(embedding, num_replicas=1, strategy=None):
 
 
 CREATORS = {
-    "own program's": lambda: dividing(3, Shards),
+    "own program's": lambda: sharding_creator(3, Shards),
     "ours": lambda: tables.sharded_variable_creator([HOST] * 3),
     "TensorFlow's": lambda: tpu_embedding_v2.make_sharded_variable_creator(
         [HOST] * 3
@@ -145,7 +145,7 @@ CREATORS = {
 
 
 @pytest.mark.parametrize("creator", CREATORS)
-def test_a_creator_divides_tables_and_slots(creator):
+def test_a_creator_shards_tables_and_slots(creator):
     embedding = make()
     with tf.variable_creator_scope(CREATORS[creator]()):
         embedding.build()
@@ -163,7 +163,7 @@ def test_a_creator_divides_tables_and_slots(creator):
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
-def test_a_strategy_s_own_creator_is_not_asked(num_replicas):
+def test_the_creator_of_a_strategy_is_not_called(num_replicas):
     strategy = strategies.mirrored(num_replicas)
     seen = []
 
@@ -183,7 +183,7 @@ def test_a_strategy_s_own_creator_is_not_asked(num_replicas):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_creators_are_asked_from_the_innermost_and_of_each_shard():
+def test_creators_are_called_per_shard_innermost_first():
     order = []
 
     def named(name):
@@ -208,18 +208,18 @@ def test_creators_are_asked_from_the_innermost_and_of_each_shard():
     np.testing.assert_array_equal(rows_and_slot(embedding)[0], ROWS)
 
 
-def test_creators_around_the_first_step_of_a_function_are_asked():
+def test_creators_around_a_function_s_first_step_are_called():
     embedding = make()
-    with tf.variable_creator_scope(dividing(2, Shards)):
+    with tf.variable_creator_scope(sharding_creator(2, Shards)):
         tf.function(lambda: embedding.enqueue({"x": tf.constant([0])}))()
     assert len(rows_and_slot(embedding)[0].variables) == 2
 
 
-@pytest.mark.parametrize("initializer", [aware, strict, TensorFlowParts()])
+@pytest.mark.parametrize(
+    "initializer", [aware, strict, TensorFlowInitializer()]
+)
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
-def test_an_initializer_that_knows_parts_gives_the_same_rows(
-    initializer, num_shards
-):
+def test_a_shard_aware_initializer_gives_the_same_rows(initializer, num_shards):
     embedding = make(
         initializer,
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
@@ -240,16 +240,16 @@ def test_an_initializer_that_knows_parts_gives_the_same_rows(
     ],
     ids=["fixed", "min", "max"],
 )
-def test_partitioners_of_parameter_servers_cut_what_trains_alike(partitioner):
+def test_partitioners_of_tensorflow_train_equally(partitioner):
     embedding = make(partitioner=partitioner)
     assert len(rows_and_slot(embedding)[0].variables) == 3
     for found, wanted in zip(trained(embedding), trained(make())):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_rows_of_16_bits_pass_through_creators():
+def test_creators_support_16_bit_tables():
     embedding = make(table_dtypes="bfloat16")
-    with tf.variable_creator_scope(dividing(3, Shards)):
+    with tf.variable_creator_scope(sharding_creator(3, Shards)):
         embedding.build()
     rows, slot = rows_and_slot(embedding)
     assert rows.dtype == tf.bfloat16 and slot.dtype == tf.float32
@@ -272,17 +272,17 @@ def only_rows(creator):
     "creator, error, match",
     [
         (
-            dividing(3, lambda shards: shards[0]),
+            sharding_creator(3, lambda shards: shards[0]),
             ValueError,
             r"of total shape \(7, 4\).*'words'",
         ),
         (
-            only_rows(dividing(3, Shards)),
+            only_rows(sharding_creator(3, Shards)),
             ValueError,
             r"shards of \[3, 2, 2\] rows. Received: \[7\] \(table 'words'",
         ),
         (
-            dividing(2, Shards, device="/device:CPU:1"),
+            sharding_creator(2, Shards, device="/device:CPU:1"),
             ValueError,
             "device of the host engine.*'words'",
         ),
@@ -309,13 +309,13 @@ def only_rows(creator):
     ],
     ids=["a part", "slots", "device", "no variable", "dtype", "shape"],
 )
-def test_what_the_engine_cannot_train_is_refused(creator, error, match):
+def test_unsupported_variables_of_creators_raise(creator, error, match):
     embedding = make()
     with tf.variable_creator_scope(creator), pytest.raises(error, match=match):
         embedding.build()
 
 
-def test_a_divided_table_is_not_divided_again():
+def test_partitioner_with_a_sharding_creator_raises():
     embedding = make(partitioner=tlm.partitioners.FixedShardsPartitioner(2))
     with (
         tf.variable_creator_scope(tables.sharded_variable_creator([HOST] * 2)),

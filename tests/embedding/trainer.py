@@ -1,4 +1,4 @@
-"""Trains one plan twice: by the host engine, and densely."""
+"""Trains one plan twice: with the host engine, and densely."""
 
 import dataclasses
 
@@ -18,12 +18,12 @@ class Table:
     num_rows: int = 7
     dim: int = 2
     combiner: str = "sum"
-    # As in DenseTables: ("sgd", rate) or ("adagrad", rate, initial); or the
+    # A rule of DenseTables, ("sgd", rate) or ("adagrad", rate, initial); or the
     # name of a TPU optimizer, its rate and a dict of its other settings.
     optimizer: tuple = ("sgd", 0.5)
 
     def starting_rows(self) -> np.ndarray:
-        """Small whole numbers, all rows different."""
+        """Returns small integers, with all rows different."""
         size = self.num_rows * self.dim
         return (np.arange(size, dtype=np.float32) % 11 - 5).reshape(
             self.num_rows, self.dim
@@ -65,7 +65,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to train. `bags[step][replica][feature]` are the inputs."""
+    """Training data. `bags[step][replica][feature]` are the inputs."""
 
     tables: dict
     features: dict
@@ -89,11 +89,11 @@ def random_plan(
     num_samples=4,
     **options,
 ) -> Plan:
-    """Draws bags of 0 to 4 ids, many of them repeated."""
+    """Draws bags of 0 to 4 ids, many of which are repeated."""
 
     def bag(feature):
         num_rows = tables[feature.table].num_rows
-        # A dense input has as many ids in every sample.
+        # Samples of a dense input have equally many ids.
         sizes = (
             np.full(num_samples, 3)
             if feature.form == "dense"
@@ -122,7 +122,7 @@ def random_plan(
 
 
 def inputs_of(bag: dense_reference.Bag, feature: Feature):
-    """The ids, and the weights or None, in the form of the feature."""
+    """Returns the ids and the weights (or None) in the feature's input type."""
     if feature.form == "dense":
         return tf.constant(bag.ids, tf.int32), None
     ids = tf.ragged.constant(bag.ids, dtype=tf.int64)
@@ -138,7 +138,7 @@ def inputs_of(bag: dense_reference.Bag, feature: Feature):
 
 
 def coefficients(plan: Plan, step: int, replica: int) -> dict:
-    """The gradient of each activation: small whole numbers."""
+    """Returns the gradient of each activation, as small integers."""
     rng = np.random.default_rng([step, replica])
     found = {}
     for name, feature in plan.features.items():
@@ -289,7 +289,7 @@ def _distribute(strategy, parts):
 
 
 def check_equal(plan: Plan, *, rtol: float = 0):
-    """Trains both ways and compares activations, tables and slots."""
+    """Trains both ways and checks activations, tables and slots."""
     dense, expected = train_dense(plan)
     embedding, configs, found = train_on_engine(plan)
     for wanted, got in zip(expected, found, strict=True):

@@ -1,6 +1,6 @@
 """Keeps the programs out of the process of other tests.
 
-Looking into one for doctests would import it, and that enables the emulation.
+Doctest collection would import a program, which enables the emulation.
 """
 
 import os

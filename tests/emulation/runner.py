@@ -1,7 +1,7 @@
-"""Runs test modules in a process of their own.
+"""Runs test modules in separate processes.
 
-Kernels for TensorFlow's ops are registered for good, so the emulation must not
-come into the process of other tests; and a process emulates one TPU.
+The emulation registers kernels for TensorFlow's ops permanently, so it must not
+be enabled in the process of other tests. A process emulates only one TPU.
 """
 
 import os
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
-    """Finds this checkout, from any directory."""
+    """Returns an environment that imports this checkout from any directory."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "TF_LAYOUTMAP_PROGRAM": "1", "PYTHONPATH": path}
 
@@ -32,9 +32,9 @@ def _pytest(*arguments: str, seconds: float, **variables: str):
 def run(
     path: str, *arguments: str, seconds: int = 300, **variables: str
 ) -> None:
-    """Runs a file below tests/ with pytest; an error if not all passed.
+    """Runs a file below tests/ with pytest; raises if a test fails.
 
-    The file finds `variables` in its environment.
+    `variables` are set in the environment of the process.
     """
     done = _pytest(
         "-x",
@@ -49,12 +49,12 @@ def run(
 def run_programs(
     *names: str, seconds: int = 900, **variables: str
 ) -> dict[str, str]:
-    """Runs files of programs/, one after the other, in one process.
+    """Runs several files of programs/ in one process, one after the other.
 
-    All must be for the same TPU: its cores and hosts.
+    All files must require the same TPU: equal numbers of cores and hosts.
 
     Returns:
-      What failed in each of them, by its name; nothing if all passed.
+      The failures of each file, by its name; an empty string if all passed.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.xml")
@@ -67,11 +67,11 @@ def run_programs(
             seconds=seconds,
             **variables,
         )
-        # A process that broke down leaves no report.
+        # A process that crashed does not write a report.
         cases = (
             list(ET.parse(report).iter("testcase")) if (report.exists()) else []
         )
-    said = done.stdout[-4000:] + done.stderr[-2000:]
+    output = done.stdout[-4000:] + done.stderr[-2000:]
     return {
         name: _failed(
             [
@@ -79,15 +79,15 @@ def run_programs(
                 for case in cases
                 if case.get("classname").endswith(f".programs.{name}")
             ],
-            said,
+            output,
         )
         for name in names
     }
 
 
-def _failed(cases, said: str) -> str:
+def _failed(cases, output: str) -> str:
     if not cases:
-        return f"not one test was run:\n{said}"
+        return f"no test was run:\n{output}"
     return "\n".join(
         f"{case.get('name')}:\n{found.text}"
         for case in cases

@@ -1,4 +1,4 @@
-"""The stock optimizers write their config, and are left as they were."""
+"""The patch with which TensorFlow's optimizers write their config."""
 
 import google.protobuf
 import pytest
@@ -19,7 +19,9 @@ def write(optimizer):
     return parameters
 
 
-@pytest.mark.skipif(PROTOBUF < (7, 34), reason="this protobuf takes a bool")
+@pytest.mark.skipif(
+    PROTOBUF < (7, 34), reason="this protobuf version accepts a bool"
+)
 def test_without_the_patch_stock_optimizers_raise():
     with pytest.raises(TypeError, match="low_dimensional_packing_status"):
         write(tpu.SGD(0.1))
@@ -29,9 +31,7 @@ def test_without_the_patch_stock_optimizers_raise():
     "optimizer", [tpu.SGD, tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL]
 )
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_with_the_patch_each_stock_optimizer_writes_all_it_has(
-    optimizer, is_packed
-):
+def test_with_the_patch_stock_optimizers_write_all_fields(optimizer, is_packed):
     one = optimizer(
         0.5,
         clipvalue=2.0,
@@ -47,7 +47,7 @@ def test_with_the_patch_each_stock_optimizer_writes_all_it_has(
     assert one.low_dimensional_packing_status is is_packed
 
 
-def test_the_patch_holds_until_its_last_user_leaves():
+def test_the_patch_is_removed_after_its_last_user():
     before = tpu.SGD._set_optimization_parameters
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
@@ -62,7 +62,7 @@ def test_the_patch_holds_until_its_last_user_leaves():
         engine.uninstall(runtime_rows.ENUM)
 
 
-def test_an_error_inside_the_block_takes_the_patch_back():
+def test_an_error_inside_the_block_removes_the_patch():
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
     with pytest.raises(KeyError), tpu_answers.enum_patch_installed():

@@ -1,6 +1,6 @@
-"""The emulation, in processes of its own: one for each TPU.
+"""Tests of the emulation in separate processes, one for each TPU.
 
-A test is what one program found; see programs/.
+Each test reports the failures of one file of programs/.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ KERAS_RS = ("keras_rs_fit",) if importlib.util.find_spec("keras_rs") else ()
 
 @pytest.fixture(scope="module")
 def two_cores():
-    """What failed in each program for two cores on one host."""
+    """Returns the failures of each program for two cores on one host."""
     return runner.run_programs(
         "one_host",
         "keras_fit",
@@ -28,15 +28,15 @@ def two_cores():
 
 @pytest.fixture(scope="module")
 def two_hosts():
-    """What failed in each program for four cores on two hosts."""
+    """Returns the failures of each program for four cores on two hosts."""
     return runner.run_programs("two_hosts", "three_settings", "names_of_tpus")
 
 
 @pytest.fixture(scope="module")
 def one_host_of_four(tmp_path_factory):
-    """What failed in each program for four cores on one host."""
+    """Returns the failures of each program for four cores on one host."""
     exchange = str(tmp_path_factory.mktemp("exchange"))
-    # Its files are read by those with another number of hosts.
+    # The programs with another number of hosts read these files.
     four_hosts = runner.run_programs(
         "saving", TF_LAYOUTMAP_NUM_HOSTS="4", TF_LAYOUTMAP_EXCHANGE=exchange
     )
@@ -52,41 +52,41 @@ def one_host_of_four(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_cores_on_one_host(two_cores):
+def test_programs_for_two_cores_on_one_host_pass(two_cores):
     assert not two_cores["one_host"], two_cores["one_host"]
 
 
 @pytest.mark.slow
-def test_four_cores_on_two_hosts(two_hosts):
+def test_programs_for_four_cores_on_two_hosts_pass(two_hosts):
     assert not two_hosts["two_hosts"], two_hosts["two_hosts"]
 
 
 @pytest.mark.slow
-def test_one_script_in_three_settings(two_hosts):
+def test_one_script_gives_equal_results_in_three_settings(two_hosts):
     assert not two_hosts["three_settings"], two_hosts["three_settings"]
 
 
 @pytest.mark.slow
-def test_checkpoints_go_between_numbers_of_hosts(one_host_of_four):
+def test_checkpoints_restore_on_other_numbers_of_hosts(one_host_of_four):
     for name in ("saving on four hosts", "saving"):
         assert not one_host_of_four[name], one_host_of_four[name]
 
 
 @pytest.mark.slow
-def test_names_of_devices_and_steps(two_hosts):
+def test_device_names_and_step_names_match_a_tpu(two_hosts):
     assert not two_hosts["names_of_tpus"], two_hosts["names_of_tpus"]
 
 
 @pytest.mark.slow
-def test_a_keras_layer_in_fit(two_cores):
+def test_a_keras_layer_trains_in_fit(two_cores):
     assert not two_cores["keras_fit"], two_cores["keras_fit"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_cores", [2, 4])
-def test_keras_rs_as_it_is(num_cores, request):
+def test_unmodified_keras_rs_trains(num_cores, request):
     pytest.importorskip(
-        "keras_rs", reason="keras-rs, which `make` installs, is not there"
+        "keras_rs", reason="requires keras-rs, which `make` installs"
     )
     found = request.getfixturevalue(
         {2: "two_cores", 4: "one_host_of_four"}[num_cores]
@@ -95,17 +95,17 @@ def test_keras_rs_as_it_is(num_cores, request):
 
 
 @pytest.mark.slow
-def test_calls_in_any_order(two_cores):
+def test_calls_in_any_order_match_the_reference(two_cores):
     assert not two_cores["any_order"], two_cores["any_order"]
 
 
 @pytest.mark.slow
-def test_the_page_about_it_runs():
+def test_the_snippets_of_the_emulation_page_run():
     runner.run("docs/test_snippets.py", "-k", "emulation")
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
+def test_enable_in_an_unsuitable_process_raises():
     done = subprocess.run(
         [
             sys.executable,
@@ -114,16 +114,16 @@ def test_a_process_that_cannot_emulate_is_refused_with_the_reason():
 import tensorflow as tf
 tf.constant(1.0)
 import tf_layoutmap as tlm
-def refusal():
+def error_of_enable():
     try:
         tlm.emulation.enable(num_cores=2)
     except RuntimeError as error:
         return str(error)
-print(refusal())
-# To TensorFlow this is a runtime that has kernels already.
+print(error_of_enable())
+# TensorFlow treats this library as a runtime that registered kernels.
 from tf_layoutmap import _ops
 tf.load_op_library(str(_ops._EMULATION))
-print(refusal())
+print(error_of_enable())
 try:
     tlm.emulation.report()
 except RuntimeError as error:

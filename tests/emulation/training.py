@@ -1,4 +1,4 @@
-"""Trains the same batches by the host engine and on an emulated TPU."""
+"""Trains the same batches on the host engine and on an emulated TPU."""
 
 import dataclasses
 import tempfile
@@ -12,15 +12,16 @@ tpu = tf.tpu.experimental.embedding
 
 CLASSES = {"stock": tpu.TPUEmbedding, "ours": tlm.TPUEmbedding}
 
-NUM_SAMPLES = 8  # of a global batch
+NUM_SAMPLES = 8  # Samples of a global batch.
 LENGTH = 3
-# Name, combiner, rows, dim. More rows than one register, uneven over hosts.
+# Values: combiner, number of rows, dim. Tables have more rows than fit in one
+# register, and unevenly many rows per host.
 TABLES = {
     "ads": ("sum", 23, 5),
     "words": ("mean", 17, 4),
     "few": ("sqrtn", 3, 2),
 }
-# Name: table, form, whether it is weighted, length of the sequence.
+# Values: table, input type, whether weighted, maximum sequence length.
 FEATURES = {
     "clicked": ("ads", "sparse", True, 0),
     "shown": ("ads", "ragged", False, 0),
@@ -34,11 +35,11 @@ FEATURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one replica gets in one step; by feature."""
+    """Inputs of one replica in one step, by feature."""
 
     ids: dict
     weights: dict
-    scale: dict  # the gradient of each activation
+    scale: dict  # Gradient of each activation.
 
 
 def rows_of(name: str) -> np.ndarray:
@@ -58,7 +59,7 @@ def _initializer_of(name: str):
 
 
 def feature_config(optimizer):
-    """The configuration; `optimizer` makes one for each table."""
+    """Returns the configuration; calls `optimizer` once for each table."""
     tables = {}
     for name, (combiner, num_rows, dim) in TABLES.items():
         tables[name] = tpu.TableConfig(
@@ -78,7 +79,7 @@ def feature_config(optimizer):
 
 
 def parts_of(seed: int, step: int, num_parts: int) -> list[Part]:
-    """The global batch of a step, cut over replicas."""
+    """Returns the global batch of a step, split over replicas."""
     rng = np.random.default_rng([seed, step])
     size = NUM_SAMPLES // num_parts
     columns = {name: _column(rng, *one) for name, one in FEATURES.items()}
@@ -122,7 +123,7 @@ def _ids(form, ids, weights, scale, part):
         return tf.constant(np.concatenate(ids[part]), tf.int64)
     ragged = _ragged(ids[part], tf.int64)
     if form == "gappy":
-        # Each sample starts its sequence elsewhere, and leaves holes in it.
+        # The first position and the gaps differ between samples.
         sparse = _to_sparse(ragged)
         sample, position = tf.unstack(sparse.indices, axis=1)
         return tf.SparseTensor(
@@ -142,7 +143,7 @@ def _weights(form, ids, weights, scale, part):
 
 
 def _to_sparse(ragged):
-    # One width for all steps, or each would be traced anew.
+    # All steps have one width, which avoids retracing.
     sparse = ragged.to_sparse()
     return tf.SparseTensor(sparse.indices, sparse.values, [ragged.nrows(), 6])
 
@@ -153,7 +154,7 @@ def _scale(form, ids, weights, scale, part):
 
 
 def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
-    """Runs training steps; returns the activations of each, global order."""
+    """Runs steps; returns the activations of each step, in global order."""
 
     def core(ids, weights, scale):
         if inside:
@@ -215,14 +216,14 @@ def _distribute(strategy, parts):
 
 
 def host_embedding(optimizer, num_replicas=1, **options):
-    """Ours on the host engine, under the strategy in scope."""
+    """Returns tf_layoutmap's class on the host engine, in the current scope."""
     embedding = tlm.TPUEmbedding(feature_config(optimizer), None, **options)
     embedding.build(NUM_SAMPLES // num_replicas)
     return embedding
 
 
 def tpu_embedding(kind, strategy, optimizer, *, is_built=True, **options):
-    """One of CLASSES on an emulated TPU that is as after its start."""
+    """Restarts the emulated TPU and returns an embedding of CLASSES on it."""
     tlm.emulation.initialize_tpu_system()
     with strategy.scope():
         embedding = CLASSES[kind](feature_config(optimizer), None, **options)
@@ -232,14 +233,14 @@ def tpu_embedding(kind, strategy, optimizer, *, is_built=True, **options):
 
 
 def values_of(embedding) -> dict:
-    """Table and slot, as `"ads/accumulators"`, to its rows: by a checkpoint."""
+    """Returns rows by table and slot, such as `"ads/accumulators"`."""
     with tempfile.TemporaryDirectory() as directory:
         path = tf.train.Checkpoint(it=embedding).write(directory + "/it")
         return values_in(path)
 
 
 def values_in(path: str) -> dict:
-    """The same, of the checkpoint of an object `it`."""
+    """Returns the same rows from a checkpoint of an object `it`."""
     reader = tf.train.load_checkpoint(path)
     end = "/.ATTRIBUTES/VARIABLE_VALUE"
     return {
@@ -250,8 +251,8 @@ def values_in(path: str) -> dict:
 
 
 def _table_and_slot(key: str) -> str:
-    # An object has two paths to each variable; a file is named by either, and
-    # restoring goes along both: "ads.Smomenta" or "_variables/ads/momenta".
+    # An object has two paths to each variable, and a file can contain either:
+    # "ads.Smomenta" or "_variables/ads/momenta". A restore follows both.
     return (
         key.replace(".S", "/")
         .removeprefix("_variables/")
@@ -260,14 +261,14 @@ def _table_and_slot(key: str) -> str:
 
 
 def assert_same(got: dict, wanted: dict) -> None:
-    """To the bit."""
+    """Checks that all values are bitwise equal."""
     assert sorted(got) == sorted(wanted)
     for name, value in wanted.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
-    """A MirroredStrategy on the cores' CPUs that sums in their order."""
+    """Returns a MirroredStrategy on CPUs that sums in the order of replicas."""
     return tf.distribute.MirroredStrategy(
         [f"CPU:{replica}" for replica in range(num_replicas)],
         cross_device_ops=tf.distribute.ReductionToOneDevice(),

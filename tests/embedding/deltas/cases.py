@@ -1,4 +1,4 @@
-"""Embeddings whose changes are written, and steps that change them."""
+"""Embeddings for tests of deltas, and training steps that change them."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,12 +8,12 @@ from tests.embedding.host import open_table_cases
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
-# Both admit by a sketch, and evict: 104 rows for 300 keys.
+# The open table admits by a sketch and evicts: 104 rows for 300 keys.
 SETTINGS = {"admission": "count", "min_count": 2, "ttl_steps": 6}
 
 
 def embedding(*, num_shards=1, optimizer=None, capacity=100, **arguments):
-    """An open table `words` and a closed one, `kinds`."""
+    """Returns an embedding with an open table `words` and a closed `kinds`."""
     words = tpu.TableConfig(
         capacity,
         3,
@@ -40,7 +40,7 @@ def embedding(*, num_shards=1, optimizer=None, capacity=100, **arguments):
 
 
 def train(one, step):
-    """A step that depends on its number alone."""
+    """Runs a training step that depends on its number only."""
     rng = np.random.default_rng(step)
     splits = np.concatenate([[0], np.cumsum(rng.integers(0, 9, 8))])
     words = rng.zipf(1.3, splits[-1]) % 300 + step * 3
@@ -60,7 +60,7 @@ def train(one, step):
 
 
 def tensors(path):
-    """All of a checkpoint, as bytes, but what counts its saves."""
+    """Returns all tensors of a checkpoint as bytes, without save counters."""
     reader = tf.train.load_checkpoint(path)
     return {
         key: np.asarray(reader.get_tensor(key)).tobytes()
@@ -70,5 +70,5 @@ def tensors(path):
 
 
 def save(one, path):
-    """A checkpoint; what it would restore."""
+    """Saves a checkpoint and returns its prefix."""
     return tf.train.Checkpoint(embedding=one).save(str(path))

@@ -1,10 +1,10 @@
-"""Applies deltas until it kills itself, and again: a program of its own.
+"""Program that applies deltas until it kills itself, repeatedly.
 
     python killed_apply.py BASE DIRECTORY TARGET
 
-Each line on standard input, a number, starts a copy of the process, which
-kills itself right before its so manieth operation on files; then "killed" is
-printed, or "done" if there were not so many.
+Each line on standard input is a number N and starts a copy of the process. The
+copy kills itself right before its N-th file operation. The program then prints
+"killed", or "done" if the copy made fewer than N operations.
 """
 
 import os
@@ -19,14 +19,17 @@ OPERATIONS = ("fsync", "mkdir", "remove", "replace", "rmdir", "unlink")
 
 
 def kill_before(count):
-    """Counts operations, of Python and of TensorFlow."""
-    left = count
+    """Kills the process before the file operation number `count`.
+
+    Operations of Python and of TensorFlow count.
+    """
+    num_remaining = count
 
     def counting(function):
         def call(*args, **kwargs):
-            nonlocal left
-            left -= 1
-            if not left:
+            nonlocal num_remaining
+            num_remaining -= 1
+            if not num_remaining:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
 

@@ -1,11 +1,11 @@
-"""Writes deltas until it is killed, and again: a program of its own.
+"""Program that writes deltas until it is killed, repeatedly.
 
     python killed_writer.py BASE DIRECTORY
 
-Importing TensorFlow takes seconds, so it is done once: each line on standard
-input starts a copy of the process, whose number is printed, then "ready" when
-it begins to write, "written" after each delta, and "dead" once somebody has
-killed it.
+Importing TensorFlow takes seconds, so the program imports it once and forks:
+each line on standard input starts a copy of the process. The program prints
+the copy's process id, "ready" when the copy begins to write, "written" after
+each delta, and "dead" after the copy was killed.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.embedding.deltas import cases
 
 
 def write_deltas(base, directory):
-    """Goes on where the deltas end; each is a step."""
+    """Continues after the last delta; each step writes one delta."""
     one = cases.embedding()
     full = tlm.apply_deltas(base, directory, f"{directory}-{os.getpid()}/full")
     tf.train.Checkpoint(embedding=one).restore(full)

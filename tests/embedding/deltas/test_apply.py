@@ -1,4 +1,4 @@
-"""Deltas that are not applied."""
+"""Errors and crash safety of `apply_deltas`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Two bases, and three deltas of each."""
+    """Writes two bases, and three deltas for each."""
     where = tmp_path_factory.mktemp("written")
     for name in ("one", "two"):
         one = cases.embedding()
@@ -37,52 +37,52 @@ def data_of(directory, number):
     return directory / number / "delta.data-00000-of-00001"
 
 
-def cut(directory, _):
+def truncate_data(directory, _):
     file = data_of(directory, "00000002")
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def alter(directory, _):
+def modify_data(directory, _):
     file = data_of(directory, "00000002")
     found = bytearray(file.read_bytes())
     found[len(found) // 2] ^= 1
     file.write_bytes(found)
 
 
-def alter_meta(directory, _):
+def modify_meta(directory, _):
     file = directory / "00000003" / "meta.json"
     found = json.loads(file.read_text())
     found["tables"]["words"]["to_step"] += 1
     file.write_text(json.dumps(found))
 
 
-def cut_meta(directory, _):
+def truncate_meta(directory, _):
     file = directory / "00000001" / "meta.json"
     file.write_text(file.read_text()[:40])
 
 
-def other_format(directory, _):
+def unknown_format(directory, _):
     file = directory / "00000001" / "meta.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 3'))
 
 
-def lose_meta(directory, _):
+def remove_meta(directory, _):
     (directory / "00000003" / "meta.json").unlink()
 
 
-def lose_data(directory, _):
+def remove_data(directory, _):
     data_of(directory, "00000003").unlink()
 
 
-def gap(directory, _):
+def remove_second(directory, _):
     shutil.rmtree(directory / "00000002")
 
 
-def no_first(directory, _):
+def remove_first(directory, _):
     shutil.rmtree(directory / "00000001")
 
 
-def repeat(directory, _):
+def repeat_second(directory, _):
     shutil.copytree(directory / "00000002", directory / "00000004")
 
 
@@ -93,7 +93,7 @@ def foreign_base(directory, other):
 
 
 def foreign_delta(directory, other):
-    # Of the same base, written after another first one.
+    # This delta has the same base but another predecessor.
     shutil.rmtree(directory / "00000003")
     shutil.copytree(other / "00000003", directory / "00000003")
 
@@ -101,19 +101,28 @@ def foreign_delta(directory, other):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (cut, "00000002/delta.data.*must have .* bytes.*truncated or modified"),
-        (alter, "00000002/delta.data.*the checksum.*the file was modified"),
-        (alter_meta, "00000003/meta.json.*modified file, whose seal does not"),
-        (cut_meta, "00000001/meta.json.*a truncated or modified file"),
-        (other_format, "must be of format 1 or 2.*Received: format 3"),
         (
-            lose_meta,
+            truncate_data,
+            "00000002/delta.data.*must have .* bytes.*truncated or modified",
+        ),
+        (
+            modify_data,
+            "00000002/delta.data.*the checksum.*the file was modified",
+        ),
+        (modify_meta, "00000003/meta.json.*modified file, whose seal does not"),
+        (truncate_meta, "00000001/meta.json.*a truncated or modified file"),
+        (unknown_format, "must be of format 1 or 2.*Received: format 3"),
+        (
+            remove_meta,
             "00000003' must hold 'meta.json'. Received: .*No such file",
         ),
-        (lose_data, "Delta 3 must have the file .*delta.data.*Received: none"),
-        (gap, "consecutive numbers. Received: delta 3 after 1"),
-        (no_first, "consecutive numbers. Received: delta 2 after 0"),
-        (repeat, "00000004' must hold delta 4. Received: delta 2 again"),
+        (
+            remove_data,
+            "Delta 3 must have the file .*delta.data.*Received: none",
+        ),
+        (remove_second, "consecutive numbers. Received: delta 3 after 1"),
+        (remove_first, "consecutive numbers. Received: delta 2 after 0"),
+        (repeat_second, "00000004' must hold delta 4. Received: delta 2 again"),
         (
             foreign_base,
             "Delta 1 must be of base .*one-1'. Received: a delta of ano",
@@ -121,7 +130,7 @@ def foreign_delta(directory, other):
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_what_is_not_whole_is_refused_by_name(
+def test_incomplete_or_modified_deltas_raise(
     change, message, written, tmp_path
 ):
     directory = tmp_path / "deltas"
@@ -133,7 +142,7 @@ def test_what_is_not_whole_is_refused_by_name(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_delta_that_follows_another_is_refused(written, tmp_path):
+def test_a_delta_with_another_predecessor_raises(written, tmp_path):
     one = cases.embedding()
     cases.train(one, 99)
     writer = tlm.DeltaWriter(one, tmp_path / "other", base=written / "one-1")
@@ -150,7 +159,7 @@ def test_a_delta_that_follows_another_is_refused(written, tmp_path):
         tlm.DeltaWriter(one, directory, base=written / "one-1")
 
 
-def test_where_nothing_can_be_applied(written, tmp_path):
+def test_invalid_paths_raise(written, tmp_path):
     with pytest.raises(ValueError, match="must be a directory with deltas"):
         tlm.apply_deltas(written / "one-1", tmp_path / "nothing")
     with pytest.raises(ValueError, match="must be the prefix of a checkpoint"):
@@ -159,13 +168,13 @@ def test_where_nothing_can_be_applied(written, tmp_path):
         tlm.apply_deltas(
             written / "one-1", written / "one_deltas", written / "one-1"
         )
-    # Without a delta it is the base.
+    # Without deltas the result equals the base.
     assert cases.tensors(
         tlm.apply_deltas(written / "one-1", tmp_path)
     ) == cases.tensors(str(written / "one-1"))
 
 
-def test_a_base_that_was_altered_is_refused(written, tmp_path):
+def test_a_modified_base_raises(written, tmp_path):
     for path in written.glob("one-1.*"):
         shutil.copy(path, tmp_path)
     data = tmp_path / "one-1.data-00000-of-00001"
@@ -180,7 +189,7 @@ def test_a_base_that_was_altered_is_refused(written, tmp_path):
     assert not list(tmp_path.glob("full*"))
 
 
-def test_the_base_and_deltas_are_not_written_over_through_links(
+def test_base_and_deltas_are_not_overwritten_through_links(
     written, tmp_path, monkeypatch
 ):
     for path in written.glob("one-1.*"):
@@ -207,7 +216,7 @@ def test_the_base_and_deltas_are_not_written_over_through_links(
     with pytest.raises(ValueError, match="from all deltas.*00000002"):
         tlm.apply_deltas("one-1", "deltas", "folder/deltas/00000002/delta")
     assert cases.tensors("one-1") == before
-    # Slashes and links in the folder's name are none of another checkpoint.
+    # Slashes and links in the folder's name do not make another checkpoint.
     found = cases.tensors(
         tlm.apply_deltas("folder/one-1", "folder/deltas/", "folder/full")
     )
@@ -218,11 +227,11 @@ def test_the_base_and_deltas_are_not_written_over_through_links(
 
 @pytest.fixture
 def replaced(written, tmp_path):
-    """A checkpoint, and what replaces it: a function, both contents."""
+    """Returns a checkpoint, a function that replaces it, both contents."""
     folder = tmp_path / "all"
     target, other = folder / "full", tmp_path / "other"
     tlm.apply_deltas(written / "one-1", written / "one_deltas", other)
-    # An earlier one, of as many tensors.
+    # An earlier checkpoint with the same number of tensors.
     shutil.copytree(written / "one_deltas", tmp_path / "one_delta")
     for name in ("00000002", "00000003"):
         shutil.rmtree(tmp_path / "one_delta" / name)
@@ -238,29 +247,29 @@ def replaced(written, tmp_path):
     return target, replace, old, new
 
 
-def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
+def test_one_checkpoint_is_complete_after_any_file_operation(
     replaced, tmp_path, monkeypatch
 ):
     target, replace, old, new = replaced
-    taken = snapshots.Snapshots(target.parent, tmp_path / "copies")
-    with taken.of_operations(monkeypatch):
+    recorded = snapshots.Snapshots(target.parent, tmp_path / "copies")
+    with recorded.of_operations(monkeypatch):
         replace(target)
-    found = [cases.tensors(str(one / "full")) for one in taken.folders]
+    found = [cases.tensors(str(one / "full")) for one in recorded.folders]
     is_new = [one == new for one in found]
     assert all(one in (old, new) for one in found)
     assert is_new == sorted(is_new) and not is_new[0] and is_new[-1]
-    # The disk has each file before it gets its name, and the data before the
-    # index.
+    # Each file is synced before it is renamed, and the data is synced before
+    # the index is renamed.
     synced, renamed = set(), []
-    for name, argument in taken.calls:
+    for name, argument in recorded.calls:
         if name == "fsync":
             synced.add(len(renamed))
         elif name == "replace":
             renamed.append(str(argument))
     assert len(renamed) > 5 and renamed[-1].endswith(".index")
     assert {0, len(renamed) - 1, len(renamed)} <= synced
-    # The next writer removes what a killed one has left.
-    for one in taken.folders[::9]:
+    # The next writer removes the files that a killed writer left behind.
+    for one in recorded.folders[::9]:
         replace(one / "full")
         assert cases.tensors(str(one / "full")) == new
         files = {path.name for path in one.iterdir()}
@@ -268,8 +277,8 @@ def test_one_checkpoint_is_complete_wherever_a_process_is_killed(
         assert len({name[-5:] for name in files}) == 2, files
 
 
-@pytest.mark.slow  # A process that starts TensorFlow and is killed often.
-def test_a_process_that_is_killed_leaves_one_checkpoint(
+@pytest.mark.slow  # Starts TensorFlow in a process and kills it often.
+def test_a_killed_process_leaves_one_complete_checkpoint(
     replaced, written, tmp_path
 ):
     target, _, old, new = replaced
@@ -301,8 +310,8 @@ def test_a_process_that_is_killed_leaves_one_checkpoint(
             if line == "done\n":
                 break
             assert line == "killed\n"
-            # What is left is what the next one begins with, but its contents
-            # are the old ones again.
+            # The next process starts from the files that are left, with the old
+            # contents.
             if now == new:
                 for path in target.parent.glob("full.*"):
                     if path.is_file():
@@ -320,7 +329,7 @@ def test_a_process_that_is_killed_leaves_one_checkpoint(
     assert not list(target.parent.glob("*partial*"))
 
 
-def test_a_full_disk_leaves_the_checkpoint_that_was_there(replaced):
+def test_a_full_disk_leaves_the_old_checkpoint(replaced):
     target, replace, old, new = replaced
     before = sorted(target.parent.iterdir())
     with pytest.raises(OSError, match="File too large.*full"):
@@ -332,7 +341,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(replaced):
     assert cases.tensors(str(target)) == new
 
 
-def test_a_target_that_cannot_be_made(written, tmp_path):
+def test_target_below_a_file_raises_and_slashes_are_dropped(written, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         tlm.apply_deltas(
@@ -340,7 +349,7 @@ def test_a_target_that_cannot_be_made(written, tmp_path):
             written / "one_deltas",
             tmp_path / "file" / "full",
         )
-    # A slash at the end of a prefix is none of its files.
+    # A trailing slash is not part of the prefix.
     found = tlm.apply_deltas(
         f"{written}/one-1/", written / "one_deltas", f"{tmp_path}/new/1/"
     )

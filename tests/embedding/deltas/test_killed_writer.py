@@ -1,4 +1,4 @@
-"""A writer that is killed at any moment leaves its last complete delta."""
+"""A writer killed at any time leaves its last complete delta."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ SECONDS = 60
 
 
 class Program:
-    """`killed_writer.py`, which a timer ends if it hangs."""
+    """The program `killed_writer.py`, killed by a timer if it hangs."""
 
     def __init__(self, base, directory, log):
         self.process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Program:
         self.child = int(self.process.stdout.readline())
 
     def wait_for(self, line):
-        """Returns the seconds that it took."""
+        """Waits for a line and returns the waiting time in seconds."""
         start = time.monotonic()
         assert self.process.stdout.readline() == f"{line}\n"
         return time.monotonic() - start
@@ -71,15 +71,15 @@ class Program:
 
 
 @pytest.mark.slow
-def test_a_writer_that_is_killed_thirty_times(tmp_path):
+def test_a_writer_killed_30_times_leaves_complete_deltas(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     directory = tmp_path / "deltas"
     directory.mkdir()
     wait = random.Random(0)
     lengths = []
-    # Whatever the machine does besides: moments are parts of what it took
-    # before, to begin and to write a delta.
+    # Kill times are fractions of the measured times to begin and to write a
+    # delta, so they do not depend on the load of the machine.
     begin, write = 0.5, 0.05
     with (tmp_path / "log").open("w") as log:
         program = Program(base, directory, log)
@@ -90,7 +90,7 @@ def test_a_writer_that_is_killed_thirty_times(tmp_path):
                     begin = program.wait_for("ready")
                     for _ in range(wait.randint(1, 3)):
                         write = program.wait_for("written")
-                # Else while it begins, or soon after.
+                # Every fifth copy is killed while it begins, or soon after.
                 time.sleep(wait.uniform(0, write if kill % 5 else begin))
                 program.kill()
                 full = tlm.apply_deltas(base, directory, tmp_path / "full")
@@ -103,5 +103,5 @@ def test_a_writer_that_is_killed_thirty_times(tmp_path):
         finally:
             program.end()
     assert lengths == sorted(lengths)
-    # One at least each time that it was waited for.
+    # Each copy that printed "written" has written at least one delta.
     assert lengths[-1] >= 24, (tmp_path / "log").read_text()[-3000:]

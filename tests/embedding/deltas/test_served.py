@@ -1,4 +1,4 @@
-"""The functions of the how-to page, which a server has instead of us."""
+"""Functions of the how-to page, which a server runs without tf_layoutmap."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ PAGE = pathlib.Path(__file__).parents[3] / "docs/howto/update_a_served_model.md"
 
 @pytest.fixture(scope="module")
 def server():
-    """What the page says a server needs; none of it is ours."""
+    """Returns the page's functions, which do not use tf_layoutmap."""
     (code,) = re.findall(
         r"^SERVER = '''\n(.*?)^'''", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -29,7 +29,7 @@ def server():
 
 
 class Served(tf.Module):
-    """Both tables of the cases, closed and open."""
+    """Module that serves both tables of `cases`, closed and open."""
 
     def __init__(self, embedding):
         super().__init__()
@@ -41,9 +41,7 @@ class Served(tf.Module):
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_served_model_answers_as_the_one_that_trains(
-    num_shards, server, tmp_path
-):
+def test_a_served_model_matches_the_trained_model(num_shards, server, tmp_path):
     one = cases.embedding(num_shards=num_shards)
     for step in range(6):
         cases.train(one, step)
@@ -54,7 +52,7 @@ def test_a_served_model_answers_as_the_one_that_trains(
     fingerprint = hashlib.sha256(
         pathlib.Path(f"{base}.index").read_bytes()
     ).hexdigest()
-    last, asked = (
+    last, inputs = (
         None,
         (tf.range(300, dtype=tf.int64), tf.range(40, dtype=tf.int64)),
     )
@@ -73,8 +71,8 @@ def test_a_served_model_answers_as_the_one_that_trains(
                 variables["parameters"],
                 variables.get("vocabulary_keys"),
             )
-        wanted = one({"word": asked[0], "kind": asked[1]})
-        found = served.lookup(*asked)
+        wanted = one({"word": inputs[0], "kind": inputs[1]})
+        found = served.lookup(*inputs)
         for name, value in wanted.items():
             np.testing.assert_array_equal(found[name], value)
         assert np.any(found["word"][:, 0] == 0) and np.any(found["word"])
@@ -86,7 +84,7 @@ def test_a_served_model_answers_as_the_one_that_trains(
 
 @pytest.fixture(scope="module")
 def two_deltas(tmp_path_factory):
-    """A folder with two deltas, and the fingerprint of their base."""
+    """Returns a folder with two deltas, and the fingerprint of their base."""
     where = tmp_path_factory.mktemp("deltas")
     one = cases.embedding()
     base = cases.save(one, where / "base")
@@ -100,29 +98,29 @@ def two_deltas(tmp_path_factory):
 
 
 @pytest.fixture
-def ask(server, two_deltas, tmp_path):
-    """Asks for the next delta of a copy, which is `tmp_path / "copy"`."""
+def read_next(server, two_deltas, tmp_path):
+    """Returns a function that reads the next delta of `tmp_path / "copy"`."""
     shutil.copytree(two_deltas[0], tmp_path / "copy")
     return lambda last, base=two_deltas[1]: server["next_delta"](
         str(tmp_path / "copy"), base, last
     )
 
 
-def test_a_server_refuses_what_does_not_follow(ask, tmp_path):
-    _, first = ask(None)
+def test_a_server_rejects_a_delta_out_of_sequence(read_next, tmp_path):
+    _, first = read_next(None)
     with pytest.raises(ValueError, match="00000002 does not follow"):
-        ask({**first, "seal": "another"})
+        read_next({**first, "seal": "another"})
     data = tmp_path / "copy" / "00000002" / "delta.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(ValueError, match="data.* was truncated or altered"):
-        ask(first)
+        read_next(first)
 
 
-def test_a_server_refuses_deltas_of_another_base(ask):
-    _, first = ask(None)
+def test_a_server_rejects_deltas_of_another_base(read_next):
+    _, first = read_next(None)
     for last in (None, first):
         with pytest.raises(ValueError, match="000. belongs to another base"):
-            ask(last, base="0" * 64)
+            read_next(last, base="0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +136,17 @@ def test_a_server_refuses_deltas_of_another_base(ask):
         lambda meta: meta.update(more=1),
     ],
 )
-def test_a_server_refuses_an_altered_meta_file(change, ask, tmp_path):
+def test_a_server_rejects_a_modified_meta_file(change, read_next, tmp_path):
     file = tmp_path / "copy" / "00000001" / "meta.json"
     meta = json.loads(file.read_text())
     change(meta)
     file.write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="00000001/meta.json was altered"):
-        ask(None)
+        read_next(None)
 
 
-def test_a_server_refuses_half_a_meta_file(ask, tmp_path):
+def test_a_server_rejects_a_truncated_meta_file(read_next, tmp_path):
     file = tmp_path / "copy" / "00000001" / "meta.json"
     file.write_text(file.read_text()[:40])
     with pytest.raises(ValueError):
-        ask(None)
+        read_next(None)

@@ -1,4 +1,4 @@
-"""A writer of several embeddings, whose tables have equal names and shapes."""
+"""A delta writer of several embeddings with equal table names and shapes."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ CLASSES = {
 
 
 def two_layers(library="keras3"):
-    """A model, and its two layers with equal vocabularies."""
+    """Returns a model and its two layers with equal vocabularies."""
     which, layer = CLASSES[library]
     layers = [
         layer(tlm.OpenVocabulary(64), 2, optimizer="adagrad", name=name)
@@ -35,7 +35,7 @@ def two_layers(library="keras3"):
 
 
 def fit(model, first):
-    """Three steps, of more keys than one layer has rows for."""
+    """Trains three steps with more keys than one layer has rows."""
     ids = np.stack(
         [
             np.arange(first, first + 24),
@@ -47,7 +47,7 @@ def fit(model, first):
 
 
 def check(checkpoint, layers, base, directory, tmp_path):
-    """Of both layers, base and deltas are what a checkpoint of now is."""
+    """Checks that base and deltas equal a checkpoint, for both layers."""
     wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
     full = tlm.apply_deltas(base, directory, tmp_path / "full")
     found = cases.tensors(full)
@@ -76,7 +76,7 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
         check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
     assert layers[0].vocabulary.stats()["num_evicted"] > 0
     assert layers[1].vocabulary.stats()["num_evicted"] == 0
-    # A process that starts again, and names its layers in another order.
+    # A restarted process passes its layers in another order.
     again, others = two_layers(library)
     copy = tf.train.Checkpoint(model=again)
     copy.restore(tlm.apply_deltas(base, tmp_path / "deltas"))
@@ -91,7 +91,7 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
     check(copy, others, base, tmp_path / "deltas", tmp_path)
 
 
-def test_one_of_two_layers(tmp_path):
+def test_deltas_of_one_of_two_layers_require_root(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
@@ -121,7 +121,7 @@ def test_one_of_two_layers(tmp_path):
         assert value == (wanted if is_own else before)[name], name
 
 
-def test_names_in_a_base_are_read_as_they_were_written(tmp_path):
+def test_escaped_names_in_a_base_are_resolved(tmp_path):
     model, layers = two_layers()
     holder = tf.train.Checkpoint()
     holder.a = tf.train.Checkpoint()
@@ -138,7 +138,7 @@ def test_names_in_a_base_are_read_as_they_were_written(tmp_path):
     assert prefixes == ["a/tables/x.Sy/", "a/tables/a..S/"]
 
 
-def test_what_a_writer_of_several_refuses(tmp_path):
+def test_invalid_lists_of_embeddings_raise(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
@@ -153,9 +153,7 @@ def test_what_a_writer_of_several_refuses(tmp_path):
         tlm.DeltaWriter(layers[0], tmp_path, base=base, root=checkpoint)
 
 
-def test_rows_of_a_delta_that_failed_in_part_are_in_the_next(
-    tmp_path, monkeypatch
-):
+def test_rows_of_a_partly_failed_delta_are_in_the_next(tmp_path, monkeypatch):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
@@ -176,7 +174,7 @@ def test_rows_of_a_delta_that_failed_in_part_are_in_the_next(
     check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
 
 
-def test_readers_of_one_embedding_do_not_take_deltas_of_several():
+def test_deltas_of_several_embeddings_have_another_format():
     table = {"num_rows": 0, "variables": []}
     one = chain.Meta(1, "", "x/", "", {"words": table}, {})
     several = chain.Meta(

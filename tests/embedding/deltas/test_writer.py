@@ -1,4 +1,4 @@
-"""What `DeltaWriter` writes, compared with whole checkpoints."""
+"""Deltas written by `DeltaWriter`, compared with full checkpoints."""
 
 import threading
 
@@ -17,7 +17,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def check(one, base, directory, tmp_path):
-    """Base and deltas are what a checkpoint of now is."""
+    """Checks that base and deltas equal a checkpoint of the current state."""
     wanted = cases.tensors(cases.save(one, tmp_path / "wanted"))
     full = tlm.apply_deltas(base, directory, tmp_path / "full")
     found = cases.tensors(full)
@@ -36,7 +36,7 @@ def check(one, base, directory, tmp_path):
     ],
     ids=["one_shard", "three_shards_of_bfloat16", "pipelined"],
 )
-def test_base_and_deltas_are_a_whole_checkpoint(
+def test_base_and_deltas_equal_a_full_checkpoint(
     num_shards, arguments, tmp_path
 ):
     one = cases.embedding(num_shards=num_shards, **arguments)
@@ -59,19 +59,19 @@ def test_base_and_deltas_are_a_whole_checkpoint(
         assert delta.meta.tables["words"]["to_step"] == last + 1
         check(one, base, tmp_path / "deltas", tmp_path)
     assert vocabulary.stats()["num_evicted"] > vocabulary.stats()["num_expired"]
-    # Nothing has changed since.
+    # Nothing has changed since the last delta.
     assert {
         name: table["num_rows"]
         for name, table in writer.write().meta.tables.items()
     } == {"words": 0, "kinds": 0}
 
 
-def test_only_rows_that_changed_are_written(tmp_path):
+def test_only_changed_rows_are_written(tmp_path):
     one = cases.embedding()
     cases.train(one, 0)
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
-    for _ in range(2):  # The second time the key is admitted.
+    for _ in range(2):  # The key is admitted the second time.
         one.enqueue(
             {"word": tf.constant([1_000_000]), "kind": tf.constant([7])},
             training=True,
@@ -88,14 +88,14 @@ def test_only_rows_that_changed_are_written(tmp_path):
     assert len(delta.get_tensor("words/vocabulary_sketch_rows")) == 2
 
 
-def test_a_process_that_starts_again_goes_on(tmp_path):
+def test_a_restarted_process_continues_the_deltas(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
     for step in range(4):
         cases.train(one, step)
         writer.write()
-    # The staging folder of a writer that was killed.
+    # The staging folder of a killed writer.
     (tmp_path / f".writing-00000005.partial-{'0' * 16}").mkdir()
     again = cases.embedding(num_shards=3)
     full = check(one, base, tmp_path, tmp_path)
@@ -116,11 +116,11 @@ def test_a_process_that_starts_again_goes_on(tmp_path):
     check(one, base, tmp_path, tmp_path)
 
 
-def test_what_no_step_has_written_is_found(tmp_path):
+def test_changes_outside_of_steps_are_written(tmp_path):
     one = cases.embedding(num_shards=2)
     cases.train(one, 0)
     base = cases.save(one, tmp_path / "base")
-    for step in (1, 2):  # Before there is a writer.
+    for step in (1, 2):  # The writer is created after these steps.
         cases.train(one, step)
     other = cases.save(one, tmp_path / "other")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
@@ -136,7 +136,7 @@ def test_what_no_step_has_written_is_found(tmp_path):
     check(one, base, tmp_path, tmp_path)
 
 
-def test_steps_go_on_while_files_are_written(tmp_path, monkeypatch):
+def test_training_continues_while_files_are_written(tmp_path, monkeypatch):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
@@ -155,13 +155,13 @@ def test_steps_go_on_while_files_are_written(tmp_path, monkeypatch):
     assert writer.deltas == []
     may_write.set()
     assert writer.finish().meta.sequence == 1
-    # As it was when `write` was called.
+    # The delta holds the state at the time `write` was called.
     assert cases.tensors(tlm.apply_deltas(base, tmp_path)) == wanted
     writer.write()
     check(one, base, tmp_path, tmp_path)
 
 
-def test_a_delta_is_of_one_moment(tmp_path):
+def test_a_delta_is_a_consistent_snapshot(tmp_path):
     one = tlm.TPUEmbedding(
         {
             "id": tpu.FeatureConfig(
@@ -202,12 +202,13 @@ def test_a_delta_is_of_one_moment(tmp_path):
                 "words/parameters"
             )
         )
-        assert len(found) <= 1  # All rows, or none, of each step.
+        # The delta has each step for all rows or for no row.
+        assert len(found) <= 1
         seen.extend(found)
     assert len(seen) > 1 and seen == sorted(seen)
 
 
-def test_what_could_not_be_written_is_in_the_next_delta(tmp_path):
+def test_changes_of_a_failed_write_are_in_the_next_delta(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
@@ -225,7 +226,7 @@ def test_what_could_not_be_written_is_in_the_next_delta(tmp_path):
     check(one, base, tmp_path / "deltas", tmp_path)
 
 
-def test_an_embedding_has_one_writer(tmp_path):
+def test_only_the_latest_writer_of_an_embedding_writes(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     first = tlm.DeltaWriter(one, tmp_path / "first", base=base)
@@ -233,13 +234,13 @@ def test_an_embedding_has_one_writer(tmp_path):
     with pytest.raises(RuntimeError, match="later watch"):
         first.write()
     second.write()
-    # Two processes on one directory.
+    # Another process writes to the same directory.
     (tmp_path / "second" / "00000002").mkdir()
     with pytest.raises(OSError, match="00000002' already exists"):
         second.write()
 
 
-def test_what_a_writer_cannot_be_made_of(tmp_path):
+def test_invalid_writer_arguments_raise(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     twice = tf.train.Checkpoint(embedding=one, other=cases.embedding()).save(
@@ -263,7 +264,7 @@ def test_what_a_writer_cannot_be_made_of(tmp_path):
         tlm.DeltaWriter(unbuilt, tmp_path, base=base)
 
 
-def test_a_layer_that_fits(tmp_path):
+def test_deltas_of_a_layer_trained_by_fit(tmp_path):
     config = tpu.TableConfig(64, 3, combiner="sum", name="words")
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(config),
@@ -286,7 +287,7 @@ def test_a_layer_that_fits(tmp_path):
         writer.write()
         check(layer.embedding, base, tmp_path, tmp_path)
     assert layer.embedding.vocabularies["words"].stats()["num_evicted"] > 0
-    # Files of weights are read without steps.
+    # Loading weights changes the tables without a step.
     model.save_weights(tmp_path / "some.weights.h5")
     model.fit(
         np.arange(40).reshape(-1, 1), np.ones([40, 1]), batch_size=4, verbose=0

@@ -1,8 +1,9 @@
-"""One process of two with divided tables, of which one does what it must not.
+"""One process of two with sharded tables, where one of them makes a mistake.
 
     python faults.py FOLDER CASE
 
-test_divided.py starts it. Writes the error of the step after it to FOLDER.
+test_divided.py starts the program. It writes the error of the step after the
+mistake to FOLDER.
 """
 
 import json
@@ -19,7 +20,7 @@ from tests import processes
 tpu = tf.tpu.experimental.embedding
 
 
-def good():
+def valid_features():
     return {
         "dense": tf.constant([[0, 1], [2, 3]]),
         "ragged": tf.ragged.constant([[0], [1, 2]]),
@@ -27,21 +28,24 @@ def good():
 
 
 def bad_id(embedding, strategy, worker, folder):
-    """Ids of the second sample of process 1 are no rows."""
-    step(
-        embedding,
-        strategy,
-        {**good(), "dense": tf.constant([[0, 1], [2, 7 if worker else 3]])},
-    )
-
-
-def bad_splits(embedding, strategy, worker, folder):
-    """A ragged tensor of process 1 has row splits that are none."""
+    """Passes an out-of-range id in the second sample of process 1."""
     step(
         embedding,
         strategy,
         {
-            **good(),
+            **valid_features(),
+            "dense": tf.constant([[0, 1], [2, 7 if worker else 3]]),
+        },
+    )
+
+
+def bad_splits(embedding, strategy, worker, folder):
+    """Passes a ragged tensor with invalid row splits in process 1."""
+    step(
+        embedding,
+        strategy,
+        {
+            **valid_features(),
             "ragged": tf.RaggedTensor.from_row_splits(
                 [0, 1, 2], [0, 3, 1 if worker else 3, 3], validate=False
             ),
@@ -51,22 +55,22 @@ def bad_splits(embedding, strategy, worker, folder):
 
 def restore_in_one(embedding, strategy, worker, folder):
     checkpoint = tf.train.Checkpoint(embedding=embedding)
-    # All save together, and the first writes the tables.
+    # All processes take part in the save; process 0 writes the tables.
     checkpoint.write(str(folder / f"table_{worker}"))
     if worker:
-        # The index comes last.
+        # The index file is written last.
         while not (folder / "table_0.index").exists():
             time.sleep(0.05)
         checkpoint.read(str(folder / "table_0"))
-    step(embedding, strategy, good())
+    step(embedding, strategy, valid_features())
 
 
 def lookup_outside_of_a_step(embedding, strategy, worker, folder):
-    embedding(good())
+    embedding(valid_features())
 
 
 def calls_in_two_functions(embedding, strategy, worker, folder):
-    tf.function(lambda: strategy.run(embedding.enqueue, (good(),)))()
+    tf.function(lambda: strategy.run(embedding.enqueue, (valid_features(),)))()
     tf.function(lambda: strategy.run(embedding.dequeue))()
 
 

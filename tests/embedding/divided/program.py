@@ -1,11 +1,11 @@
-"""One process of a group that has divided its tables.
+"""One process of a group with sharded tables.
 
     python program.py FOLDER NUM_STEPS HOW ORDER [DIES_BEFORE]
 
-Trains `multi_process_program.plan()`, HOW as there, and writes to FOLDER the
-checkpoints `start` and `end`, of process 0, and what this process has found.
-Goes on from `restart`, if it is there. DIES_BEFORE is the step before which
-the last process ends itself, without a word to the others.
+Trains `multi_process_program.embedding()`, with HOW as in that program. Writes
+to FOLDER the checkpoints `start` and `end` of process 0, and the activations
+and rows of this process. Continues from the checkpoint `restart` if it exists.
+The last process exits without notice before step DIES_BEFORE.
 """
 
 import json
@@ -21,7 +21,7 @@ from tf_layoutmap.embedding.divided import tables
 
 
 def own_rows(embedding):
-    """By name, the rows that this process has, and their variable's shape."""
+    """Returns, by name, this process's rows and the shape of its block."""
     found = {}
     for one, table in embedding.embedding_tables.items():
         slots = embedding.slot_variables[one]
@@ -42,15 +42,14 @@ def main(folder, num_steps, how, order, dies_before=None):
     with strategy.scope():
         embedding = plan.embedding(over_processes="divided", order=order)
     if how == "by token":
-        # Each table is several blocks on its way to the first process, and in
-        # several files.
+        # Each table is gathered in several blocks and saved in several files.
         tables._CHUNK, tables.PART_BYTES = 8, 64
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     if (folder / "restart.index").exists():
         checkpoint.read(str(folder / "restart")).assert_consumed()
 
     def save(name):
-        # Of the others the files are thrown away.
+        # Files of the other processes are temporary.
         checkpoint.write(
             str(
                 folder / (name if worker == 0 else f"temporary_{worker}/{name}")

@@ -1,8 +1,8 @@
-"""One process of a group whose checkpoint TensorFlow's class is to read.
+"""One process of a group that writes a checkpoint for TensorFlow's class.
 
     python stock_program.py FOLDER
 
-Trains tables that are divided, and writes the checkpoint `end`, of process 0.
+Trains sharded tables, and process 0 writes the checkpoint `end`.
 """
 
 import json

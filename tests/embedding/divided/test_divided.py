@@ -1,4 +1,4 @@
-"""TPUEmbedding with tables divided among processes on this machine."""
+"""TPUEmbedding with tables sharded over processes on this machine."""
 
 import json
 import pathlib
@@ -16,15 +16,15 @@ from tf_layoutmap.embedding.divided import step_exchange
 from tf_layoutmap.embedding.spec import config, optimizer_specs
 
 NUM_STEPS = 5
-# Starting takes most of it.
+# Starting the processes takes most of this time.
 DEADLINE_SECONDS = 180
-# Until a process whose peer is gone has ended.
+# Time limit for a process to end after its peer died.
 DEATH_SECONDS = 60
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts processes, and ends them after the test."""
+    """Starts processes, and kills them after the test."""
     workers = []
 
     def start(count, *arguments, of=program):
@@ -47,14 +47,14 @@ def checkpoint_of(embedding):
 
 
 def tables_in(path):
-    """What a checkpoint holds, by plain variables of one process."""
+    """Restores a checkpoint in one process and returns its tables."""
     embedding = plan.embedding()
     checkpoint_of(embedding).read(str(path)).assert_consumed()
     return plan.tables(embedding)
 
 
 def train_in_one_process(path, num_steps, num_replicas):
-    """The same on replicas of this process."""
+    """Trains the same steps on replicas of this process."""
     strategy = strategies.mirrored(num_replicas)
     with strategy.scope():
         embedding = plan.embedding()
@@ -63,7 +63,7 @@ def train_in_one_process(path, num_steps, num_replicas):
 
 
 def check_same(folder, num_processes, compare=np.testing.assert_array_equal):
-    """Tables and activations are those of one process, to the bit."""
+    """Checks that tables and activations equal one process bitwise."""
     expected, activations = train_in_one_process(
         folder / "start", NUM_STEPS, num_processes
     )
@@ -79,16 +79,16 @@ def check_same(folder, num_processes, compare=np.testing.assert_array_equal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in order", "by token"])
-def test_two_processes_train_as_one_to_the_bit(how, start, tmp_path):
+def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
     for one in start(2, str(NUM_STEPS), how, "exact"):
         one.check(DEADLINE_SECONDS)
     check_same(tmp_path, 2)
-    # Rows without a seed are not the same in both.
+    # Rows without a seed are different in the two processes.
     assert len(np.unique(tables_in(tmp_path / "start")["random"])) == 8
 
 
 def close(found, expected, err_msg):
-    # Sums in another order; rows of 16 bits may be rounded the other way.
+    # Sums have another order, so 16-bit rows can round differently.
     tolerance = 0.02 if err_msg.startswith("user") else 2e-6
     np.testing.assert_allclose(
         found, expected, rtol=tolerance, atol=tolerance, err_msg=err_msg
@@ -97,16 +97,14 @@ def close(found, expected, err_msg):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in order", "by token"])
-def test_folded_gradients_train_the_same_but_for_last_bits(
-    how, start, tmp_path
-):
+def test_folded_gradients_train_equally_up_to_rounding(how, start, tmp_path):
     for one in start(2, str(NUM_STEPS), how, "folded"):
         one.check(DEADLINE_SECONDS)
     check_same(tmp_path, 2, close)
 
 
 @pytest.mark.slow
-def test_three_processes_go_on_from_a_checkpoint_of_one(start, tmp_path):
+def test_three_processes_continue_a_checkpoint_of_one(start, tmp_path):
     embedding = plan.embedding()
     checkpoint = checkpoint_of(embedding)
     checkpoint.write(str(tmp_path / "restart"))
@@ -117,7 +115,7 @@ def test_three_processes_go_on_from_a_checkpoint_of_one(start, tmp_path):
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value, err_msg=name)
     check_same(tmp_path, 3)
-    # Each has a third of the rows of a table and of its slot variables.
+    # Each process has a third of the rows of a table and its slot variables.
     rows = [
         json.loads((tmp_path / f"rows_{worker}.json").read_text())
         for worker in range(3)
@@ -135,7 +133,7 @@ def test_three_processes_go_on_from_a_checkpoint_of_one(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_tensorflows_own_class_reads_what_a_group_has_saved(start, tmp_path):
+def test_tensorflow_s_class_reads_a_group_s_checkpoint(start, tmp_path):
     for one in start(2, of=stock_program):
         one.check(DEADLINE_SECONDS)
     found = stock_class.tables_in(tmp_path / "end")
@@ -151,7 +149,7 @@ def test_tensorflows_own_class_reads_what_a_group_has_saved(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_whose_peer_died_ends_and_a_restart_resumes(start, tmp_path):
+def test_a_process_ends_after_its_peer_and_a_restart_resumes(start, tmp_path):
     survivor, dead = start(2, "5", "in order", "exact", "3")
     dead.wait(DEADLINE_SECONDS)
     assert survivor.wait(DEATH_SECONDS) not in (0, "too late")
@@ -184,7 +182,7 @@ def test_a_process_whose_peer_died_ends_and_a_restart_resumes(start, tmp_path):
         ("calls_in_two_functions", "must be made in one tf.function"),
     ],
 )
-def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):
+def test_an_error_is_raised_in_all_processes(start, tmp_path, case, words):
     for one in start(2, case, of=faults):
         one.check(DEADLINE_SECONDS)
     for worker in range(2):
@@ -203,12 +201,12 @@ def test_an_error_is_told_to_all_processes(start, tmp_path, case, words):
         ({"order": "any"}, "must be one of"),
     ],
 )
-def test_tables_are_divided_among_processes_only(options, words):
+def test_options_that_require_processes_raise(options, words):
     with pytest.raises(ValueError, match=words):
         plan.embedding(**options)
 
 
-def test_folded_gradients_need_rules_that_take_their_sum():
+def test_folded_gradients_require_gradient_accumulation():
     spec = config.EmbeddingSpec(
         (
             config.TableSpec(

@@ -1,4 +1,4 @@
-"""What divided tables cannot do is refused before the processes meet."""
+"""Unsupported options of sharded tables raise before any communication."""
 
 import pytest
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tf_layoutmap.vocabulary import open_vocabulary
 tpu = tf.tpu.experimental.embedding
 
 
-def made(**changed):
+def create_backend(**changed):
     feature = tpu.FeatureConfig(tpu.TableConfig(8, 2, name="words"))
     spec, _ = config.read_feature_config([("word", feature)], tpu.SGD(0.1))
     return backend.DividedBackend(
@@ -30,7 +30,7 @@ def made(**changed):
 
 
 @pytest.mark.parametrize(
-    "changed, kind, said",
+    "changed, kind, message",
     [
         (
             {"is_pipelined": True},
@@ -44,12 +44,12 @@ def made(**changed):
         ),
     ],
 )
-def test_arguments(changed, kind, said):
-    with pytest.raises(kind, match=said):
-        made(**changed)
+def test_unsupported_arguments_raise(changed, kind, message):
+    with pytest.raises(kind, match=message):
+        create_backend(**changed)
 
 
-def test_open_vocabularies():
+def test_open_vocabularies_raise():
     feature = tpu.FeatureConfig(tpu.TableConfig(8, 2, name="words"))
     spec, tables = config.read_feature_config([("word", feature)], tpu.SGD(0.1))
     spec = open_tables.with_vocabularies(
@@ -62,4 +62,4 @@ def test_open_vocabularies():
     with pytest.raises(
         NotImplementedError, match=r"`vocabularies` must be None.*\['words'\]"
     ):
-        made(spec=spec)
+        create_backend(spec=spec)

@@ -1,9 +1,9 @@
-"""One process of two, of which one does what it must not.
+"""One process of two, where one of them makes a mistake.
 
     python multi_process_faults.py OUTPUT CASE
 
-test_multi_process.py starts it. Writes the error of the step after it to
-OUTPUT.
+test_multi_process.py starts the program. It writes the error of the step after
+the mistake to OUTPUT.
 """
 
 import json
@@ -20,7 +20,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def bad_id(embedding, worker, folder):
-    """Ids of the second sample of process 1 are no rows."""
+    """Returns an out-of-range id for the second sample of process 1."""
     return {
         "dense": tf.constant([[0, 1], [2, 7 if worker else 3]]),
         "ragged": tf.ragged.constant([[0], [1, 2]]),

@@ -2,9 +2,9 @@
 
     python multi_process_program.py OUTPUT NUM_STEPS HOW [DIES_BEFORE]
 
-Trains `plan()` and writes the tables to OUTPUT.npz. HOW is "in order" or "by
-token", as a layer finds its steps. DIES_BEFORE is the step before which the
-last process ends itself, without a word to the others.
+Trains `embedding()` and writes the tables to OUTPUT.npz. HOW is "in order" for
+the calls of a TPUEmbedding, or "by token" for the calls of a layer. The last
+process exits without notice before step DIES_BEFORE.
 """
 
 import json
@@ -22,7 +22,7 @@ NUM_WORKERS = 2
 
 
 def embedding(**options):
-    """Tables with rules and dtypes of their own; `random` has no seed."""
+    """Returns tables with different rules and dtypes; `random` has no seed."""
 
     def rows(shape):
         size = shape[0] * shape[1]
@@ -49,7 +49,7 @@ def embedding(**options):
 
 
 def batch(step, replica):
-    """Inputs, weights and gradients of one replica."""
+    """Returns inputs, weights and gradients of one replica."""
     rng = np.random.default_rng([step, replica])
     num_samples = 3 + (step + replica) % 2
 
@@ -84,7 +84,7 @@ def batch(step, replica):
 
 
 def train_step(embedding, strategy, how="in order"):
-    """A compiled step; one trace for batches of any size."""
+    """Returns a compiled step, traced once for all batch sizes."""
 
     def in_order(features, weights, gradients):
         embedding.enqueue(features, weights)
@@ -95,7 +95,7 @@ def train_step(embedding, strategy, how="in order"):
     def by_token(features, weights, gradients):
         backend = embedding._state.backend
         lookup, activations = backend.open(features, weights)
-        # One that nobody follows.
+        # No gradients follow this lookup.
         backend.open(features, weights)
         backend.apply_followed(
             backend.follow(lookup, tf.nest.flatten(gradients))
@@ -159,9 +159,9 @@ def main(output, num_steps, how, dies_before=None):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     with strategy.scope():
-        ours = embedding()
-    step = train_step(ours, strategy, how)
-    start = tables(ours)["random"]
+        trained = embedding()
+    step = train_step(trained, strategy, how)
+    start = tables(trained)["random"]
     for number in range(int(num_steps)):
         if dies_before and int(dies_before) == number:
             if worker == NUM_WORKERS - 1:
@@ -171,7 +171,7 @@ def main(output, num_steps, how, dies_before=None):
     np.savez(
         output,
         start=start,
-        **tables(ours),
+        **tables(trained),
         **{
             f"activation/{name}": one.numpy()
             for name, one in activations.items()

@@ -1,4 +1,4 @@
-"""Tables with keys, and closed ones that are given the rows of these keys."""
+"""Open tables, and closed tables that are trained on the same rows."""
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ def embedding(
     num_shards=1,
     **arguments,
 ):
-    """An embedding of one open table, and its TableConfig."""
+    """Returns an embedding with one open table, and its TableConfig."""
     config = table(
         settings.capacity,
         **{
@@ -59,7 +59,7 @@ def rows_of(variable) -> np.ndarray:
 
 
 class ClosedTwin:
-    """A closed table of as many rows, which is given rows instead of keys."""
+    """A closed table of equal size that takes rows instead of keys."""
 
     def __init__(self, open_embedding, config, optimizer, **arguments):
         self._open = open_embedding
@@ -86,7 +86,7 @@ class ClosedTwin:
         self._row_of: dict[int, int] = {}
 
     def take_new_keys(self):
-        """Gives rows of new keys their first values, as the engine must."""
+        """Initializes the rows of new keys like the engine does."""
         vocabulary = self._open.vocabularies["words"]
         spec = self._open._state.spec.tables[0]
         keys = vocabulary.keys()
@@ -108,13 +108,13 @@ class ClosedTwin:
             dim=spec.dim,
         )
         where = tf.constant([found[key] for key in new], tf.int64)
-        mine = self.embedding._variables["words"]
-        parameters = mine[tables.PARAMETERS]
+        variables = self.embedding._variables["words"]
+        parameters = variables[tables.PARAMETERS]
         parameters.scatter_update(
             tf.IndexedSlices(tf.cast(rows, parameters.dtype), where)
         )
         for slot in spec.optimizer.slots:
-            mine[slot.name].scatter_update(
+            variables[slot.name].scatter_update(
                 tf.IndexedSlices(
                     tf.fill([len(new), slot.dim(spec.dim)], slot.initial_value),
                     where,
@@ -122,9 +122,10 @@ class ClosedTwin:
             )
 
     def rows(self, ragged):
-        """The rows of keys as ids of the closed table.
+        """Returns the rows of keys as ids of the closed table.
 
-        Keys that a sequence cuts off have none; the last row stays zeros.
+        Keys after the end of a sequence have no row; they map to the last row,
+        which stays zeros.
         """
         rows = self._open.vocabularies["words"].lookup(ragged.values)
         last = self.config.vocabulary_size - 1

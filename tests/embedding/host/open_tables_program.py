@@ -1,12 +1,12 @@
-"""One process of a MultiWorkerMirroredStrategy whose tables take any ids.
+"""One process of a MultiWorkerMirroredStrategy with open vocabularies.
 
     python open_tables_program.py OUTPUT NUM_STEPS HOW
 
 Trains `embedding()` and writes its variables to OUTPUT.npz. HOW is "in order"
-or "by token", as a layer finds its steps; "mixed" enqueues a step of training
-in the first process and one without in the other, "evict" takes a key away,
-"layer" makes a layer with an open vocabulary, and the error is written to
-OUTPUT.txt.
+for the calls of a TPUEmbedding, or "by token" for the calls of a layer. Other
+values of HOW fail, and the error is written to OUTPUT.txt: "mixed" enqueues a
+training step in the first process and a forward-only step in the other,
+"evict" evicts a key, and "layer" creates a layer with an open vocabulary.
 """
 
 import json
@@ -26,7 +26,7 @@ NUM_WORKERS = 2
 
 
 def embedding(on_evict=None):
-    """Integers that are counted, and strings in rows of 16 bits."""
+    """Returns tables of counted integers, and of strings with 16-bit rows."""
     first = tf.random_uniform_initializer(-1.0, 1.0)
     items = tpu.TableConfig(
         80, 3, first, tpu.Adagrad(0.1), "mean", name="items"
@@ -55,7 +55,7 @@ def embedding(on_evict=None):
 
 
 def batch(step, replica):
-    """Inputs and gradients of one replica."""
+    """Returns inputs and gradients of one replica."""
     rng = np.random.default_rng([step, replica])
     num_samples = 6 + (step + replica) % 3
 
@@ -80,20 +80,20 @@ def batch(step, replica):
     }
 
 
-def train_step(made, strategy, how="in order"):
-    """A compiled step; one trace for batches of any size."""
+def train_step(tpu_embedding, strategy, how="in order"):
+    """Returns a compiled step, traced once for all batch sizes."""
 
     def in_order(features, gradients):
-        made.enqueue(features)
-        activations = made.dequeue()
-        made.apply_gradients(gradients)
-        # Finds keys, and changes none.
-        made.enqueue(features, training=False)
-        made.dequeue()
+        tpu_embedding.enqueue(features)
+        activations = tpu_embedding.dequeue()
+        tpu_embedding.apply_gradients(gradients)
+        # This step looks up keys and changes nothing.
+        tpu_embedding.enqueue(features, training=False)
+        tpu_embedding.dequeue()
         return activations
 
     def by_token(features, gradients):
-        backend = made._state.backend
+        backend = tpu_embedding._state.backend
         lookup, activations = backend.open(features, None)
         backend.apply_followed(
             backend.follow(lookup, tf.nest.flatten(gradients))
@@ -106,23 +106,23 @@ def train_step(made, strategy, how="in order"):
     )
 
 
-def contents(made):
-    """All variables of all tables, by name."""
+def contents(tpu_embedding):
+    """Returns all variables of all tables, by name."""
     return {
         f"{table}/{name}": tf.cast(
             tf.convert_to_tensor(variable),
             tf.float64 if variable.dtype.is_floating else tf.int64,
         ).numpy()
-        for table, by_name in made._variables.items()
+        for table, by_name in tpu_embedding._variables.items()
         for name, variable in by_name.items()
     }
 
 
-def fail(made, strategy, how, worker):
-    """Returns the error of what one process must not do alone."""
+def fail(tpu_embedding, strategy, how, worker):
+    """Returns the error of a call that one process must not make alone."""
     try:
         if how == "evict":
-            made.vocabularies["items"].evict([1])
+            tpu_embedding.vocabularies["items"].evict([1])
         elif how == "layer":
             with strategy.scope():
                 tlm.layers.ShardedEmbedding(
@@ -132,7 +132,9 @@ def fail(made, strategy, how, worker):
             features, _ = batch(0, worker)
             tf.function(
                 lambda: strategy.run(
-                    lambda: made.enqueue(features, training=worker == 0)
+                    lambda: tpu_embedding.enqueue(
+                        features, training=worker == 0
+                    )
                 )
             )()
     except (NotImplementedError, tf.errors.InvalidArgumentError) as error:
@@ -145,21 +147,21 @@ def main(output, num_steps, how):
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     evicted = []
     with strategy.scope():
-        made = embedding(evicted.append)
+        tpu_embedding = embedding(evicted.append)
     if how in ("mixed", "evict", "layer"):
         pathlib.Path(f"{output}.txt").write_text(
-            fail(made, strategy, how, worker)
+            fail(tpu_embedding, strategy, how, worker)
         )
         output = pathlib.Path(output)
         processes.stay_until_written(output.parent, "[01].txt")
         return
-    step = train_step(made, strategy, how)
+    step = train_step(tpu_embedding, strategy, how)
     for number in range(int(num_steps)):
         activations = step(*batch(number, worker))
     np.savez(
         output,
-        told=np.concatenate([[0], *(one.keys for one in evicted)]),
-        **contents(made),
+        evicted_keys=np.concatenate([[0], *(one.keys for one in evicted)]),
+        **contents(tpu_embedding),
         **{
             f"activation/{name}": one.numpy()
             for name, one in activations.items()

@@ -1,8 +1,9 @@
-"""One process of two that makes embeddings, of which some differ.
+"""One process of two that create embeddings, some with other settings.
 
     python other_settings.py OUTPUT
 
-test_agreed_settings.py starts it. Writes what came of each to OUTPUT, as JSON.
+test_agreed_settings.py starts the program. It writes the result of each case
+to OUTPUT, as JSON.
 """
 
 import json
@@ -52,7 +53,7 @@ def make(
 
 
 def cases(worker):
-    """What each process makes: `(name, function)`."""
+    """Returns the embeddings to create: `{name: function}`."""
     return {
         "rate": lambda: make(tpu.SGD(0.5 + worker)),
         "clip": lambda: make(tpu.SGD(0.5, clipvalue=1.0 + worker)),

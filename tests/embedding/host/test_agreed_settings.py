@@ -1,4 +1,4 @@
-"""Processes that do not make the same embedding are told so."""
+"""Processes that create different embeddings raise an error."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import pytest
 from tests import processes
 from tests.embedding.host import other_settings
 
-# Starting takes most of it.
+# Starting the processes takes most of this time.
 DEADLINE_SECONDS = 180
 
 EXPECTED = {
@@ -37,8 +37,8 @@ EXPECTED = {
     "initializer": "`initializer` of table 'words': Constant",
 }
 
-# What may be another in each process.
-OWN = [
+# Settings that can differ between processes.
+ALLOWED = [
     "first rows of the first process",
     "a seed of each process",
     "functions of each process",
@@ -46,8 +46,8 @@ OWN = [
 
 
 @pytest.mark.slow
-def test_all_processes_are_told_what_differs(tmp_path):
-    """One pair of processes for all cases: starting takes seconds."""
+def test_all_processes_report_what_differs(tmp_path):
+    """Runs one pair of processes for all cases, as starting takes seconds."""
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
     processes.run_workers(
         pathlib.Path(other_settings.__file__),
@@ -57,7 +57,7 @@ def test_all_processes_are_told_what_differs(tmp_path):
     )
     for output in outputs:
         found = json.loads(output.read_text())
-        assert [found.pop(name) for name in OWN] == ["made"] * len(OWN)
+        assert [found.pop(name) for name in ALLOWED] == ["made"] * len(ALLOWED)
         assert found.keys() == EXPECTED.keys()
         for name, words in EXPECTED.items():
             assert found[name].startswith(

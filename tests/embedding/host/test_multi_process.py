@@ -9,15 +9,15 @@ from tests import processes, strategies
 from tests.embedding.host import multi_process_faults, multi_process_program
 
 NUM_STEPS = 6
-# Starting takes most of it.
+# Starting the processes takes most of this time.
 DEADLINE_SECONDS = 180
-# Until a process whose peer is gone has ended.
+# Time limit for a process to end after its peer died.
 DEATH_SECONDS = 60
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a worker for each output, and ends them after the test."""
+    """Starts a worker for each output, and kills them after the test."""
     workers = []
 
     def start(outputs, *arguments, program=multi_process_program):
@@ -36,7 +36,7 @@ def start(tmp_path):
 
 
 def train_in_one_process(num_steps, random):
-    """The same on two replicas of this process."""
+    """Trains the same steps on two replicas of this process."""
     two = strategies.mirrored(multi_process_program.NUM_WORKERS)
     with two.scope():
         embedding = multi_process_program.embedding()
@@ -52,13 +52,13 @@ def train_in_one_process(num_steps, random):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in order", "by token"])
-def test_two_processes_train_as_one_to_the_bit(how, start, tmp_path):
+def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
     outputs = [tmp_path / f"{index}.npz" for index in range(2)]
     for one in start(outputs, str(NUM_STEPS), how):
         one.check(DEADLINE_SECONDS)
     found = [dict(np.load(output)) for output in outputs]
     expected, activations = train_in_one_process(NUM_STEPS, found[0]["start"])
-    # Rows without a seed are those of the first process.
+    # Without a seed, the initial rows are copied from the first process.
     assert len(np.unique(found[0]["start"])) > 1
     for replica, values in enumerate(found):
         np.testing.assert_array_equal(values["start"], found[0]["start"])

@@ -1,4 +1,4 @@
-"""Open tables of several replicas, in checkpoints and exported models."""
+"""Open tables with several replicas, in checkpoints and in exported models."""
 
 import subprocess
 import sys
@@ -37,39 +37,41 @@ def settings():
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
-    per_replica = 6
+def test_replicas_train_the_tables_of_one_replica(
+    num_replicas, inside, pipelined
+):
+    num_per_replica = 6
 
     def train(strategy, in_step):
         rng = np.random.default_rng(3)
         with strategy.scope():
-            made, _ = cases.embedding(
+            embedding, _ = cases.embedding(
                 settings(),
                 tpu.Adagrad(0.1),
                 features=("ids", "others"),
                 num_shards=2,
                 pipeline_execution_with_tensor_core=pipelined,
             )
-        made.build()
+        embedding.build()
         count = strategy.num_replicas_in_sync
-        size = per_replica * num_replicas // count
+        size = num_per_replica * num_replicas // count
 
         @tf.function
         def step(batches):
             def of_replica(batch):
                 if in_step:
-                    made.enqueue(batch)
-                found = made.dequeue()
-                made.apply_gradients(
+                    embedding.enqueue(batch)
+                found = embedding.dequeue()
+                embedding.apply_gradients(
                     {name: value * 0.5 + 0.125 for name, value in found.items()}
                 )
 
             if not in_step:
-                made.enqueue(batches)
+                embedding.enqueue(batches)
             strategy.run(of_replica, (batches,))
 
         for _ in range(12):
-            keys = rng.zipf(1.4, [2, per_replica * num_replicas]) % 300
+            keys = rng.zipf(1.4, [2, num_per_replica * num_replicas]) % 300
             parts = [
                 {
                     "ids": tf.constant(keys[0, i : i + size]),
@@ -84,8 +86,8 @@ def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
                     ]
                 )
             )
-        made.flush()
-        return contents(made)
+        embedding.flush()
+        return contents(embedding)
 
     same(
         train(strategies.mirrored(num_replicas), inside),
@@ -93,51 +95,51 @@ def test_replicas_make_the_tables_of_one(num_replicas, inside, pipelined):
     )
 
 
-def test_one_replica_cannot_enqueue_alone():
+def test_enqueue_for_one_device_raises():
     with strategies.mirrored(2).scope():
-        made, _ = cases.embedding(settings(), tpu.SGD(0.1))
+        embedding, _ = cases.embedding(settings(), tpu.SGD(0.1))
     with pytest.raises(ValueError, match="`device` must be None if tables"):
-        made.enqueue({"ids": tf.constant([1])}, device="/device:CPU:1")
+        embedding.enqueue({"ids": tf.constant([1])}, device="/device:CPU:1")
 
 
 def trained(num_shards, **arguments):
     rng = np.random.default_rng(4)
-    made, config = cases.embedding(
+    embedding, config = cases.embedding(
         settings(), tpu.Adagrad(0.1), num_shards=num_shards, **arguments
     )
-    train(made, rng, 10)
-    return made, config
+    train(embedding, rng, 10)
+    return embedding, config
 
 
-def train(made, rng, num_steps):
+def train(embedding, rng, num_steps):
     for _ in range(num_steps):
-        made.enqueue({"ids": tf.constant(rng.zipf(1.4, 40) % 300)})
-        found = made.dequeue()["ids"]
-        made.apply_gradients({"ids": found * 0.5 + 0.125})
+        embedding.enqueue({"ids": tf.constant(rng.zipf(1.4, 40) % 300)})
+        found = embedding.dequeue()["ids"]
+        embedding.apply_gradients({"ids": found * 0.5 + 0.125})
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
-def test_a_checkpoint_goes_on_in_any_number_of_shards(tmp_path, num_shards):
-    made, _ = trained(3)
-    path = tf.train.Checkpoint(embedding=made).save(tmp_path / "saved")
+def test_a_checkpoint_continues_with_any_number_of_shards(tmp_path, num_shards):
+    embedding, _ = trained(3)
+    path = tf.train.Checkpoint(embedding=embedding).save(tmp_path / "saved")
     restored, _ = cases.embedding(
         settings(), tpu.Adagrad(0.1), num_shards=num_shards
     )
-    if num_shards != 2:  # Else it waits for the variables.
+    if num_shards != 2:  # Without `build`, the restore waits for the variables.
         restored.build()
     tf.train.Checkpoint(embedding=restored).restore(path)
-    for one in (made, restored):
+    for one in (embedding, restored):
         train(one, np.random.default_rng(5), 8)
-    same(contents(restored), contents(made))
+    same(contents(restored), contents(embedding))
     assert (
         restored.vocabularies["words"].stats()
-        == made.vocabularies["words"].stats()
+        == embedding.vocabularies["words"].stats()
     )
 
 
-def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
-    made, config = trained(1)
-    path = tf.train.Checkpoint(embedding=made).save(tmp_path / "open")
+def test_checkpoints_that_do_not_match_raise(tmp_path):
+    embedding, config = trained(1)
+    path = tf.train.Checkpoint(embedding=embedding).save(tmp_path / "open")
     closed = tlm.TPUEmbedding(
         {
             "ids": tpu.FeatureConfig(
@@ -158,13 +160,13 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         tf.train.Checkpoint(embedding=closed).restore(path)
     same(contents(closed), before)
     path = tf.train.Checkpoint(embedding=closed).save(tmp_path / "closed")
-    before = contents(made)
+    before = contents(embedding)
     with pytest.raises(ValueError, match="Received: a table with ids that are"):
-        tf.train.Checkpoint(embedding=made).restore(path)
-    made.enqueue({"ids": tf.constant([1])})
+        tf.train.Checkpoint(embedding=embedding).restore(path)
+    embedding.enqueue({"ids": tf.constant([1])})
     with pytest.raises(RuntimeError, match="while steps are in flight"):
-        tf.train.Checkpoint(embedding=made).restore(path)
-    made.reset()
+        tf.train.Checkpoint(embedding=embedding).restore(path)
+    embedding.reset()
     other, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
     other.build()
     path = tf.train.Checkpoint(embedding=other).save(tmp_path / "other")
@@ -175,10 +177,10 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
             r"with space for \d+ keys .*tlm.convert_vocabularies\("
         ),
     ):
-        tf.train.Checkpoint(embedding=made).restore(path)
+        tf.train.Checkpoint(embedding=embedding).restore(path)
 
 
-def test_a_restore_that_waits_for_the_tables_is_refused_in_the_same_words(
+def test_a_deferred_restore_raises_the_same_error(
     tmp_path,
 ):
     saved, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
@@ -201,16 +203,14 @@ def test_a_restore_that_waits_for_the_tables_is_refused_in_the_same_words(
 
 @pytest.mark.parametrize("capacity", [5, 40, 100, 5000])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_stock_operations_find_the_rows_that_the_core_finds(
-    capacity, num_shards
-):
+def test_stock_ops_find_the_same_rows_as_the_core(capacity, num_shards):
     rng = np.random.default_rng(capacity)
-    made, _ = cases.embedding(
+    embedding, _ = cases.embedding(
         tlm.OpenVocabulary(capacity), tpu.SGD(0.1), num_shards=num_shards
     )
     known = rng.integers(-(2**63) + 1, 2**63 - 1, capacity)
-    made.enqueue({"ids": tf.constant(known)})
-    vocabulary = made.vocabularies["words"]
+    embedding.enqueue({"ids": tf.constant(known)})
+    vocabulary = embedding.vocabularies["words"]
     keys = np.concatenate(
         [known, rng.integers(-(2**63), 2**63 - 1, capacity), [-(2**63), 0, -1]]
     )
@@ -231,12 +231,12 @@ def test_stock_operations_find_the_rows_that_the_core_finds(
 
 
 class Served(tf.Module):
-    """A model of one open table, and its lookup as a signature."""
+    """Module with one open table and a lookup signature."""
 
-    def __init__(self, made, dtype):
-        self.made = made
+    def __init__(self, embedding, dtype):
+        self.embedding = embedding
         self.serve = tf.function(
-            lambda ids: made({"ids": ids}),
+            lambda ids: embedding({"ids": ids}),
             input_signature=[tf.TensorSpec([None], dtype)],
         )
 
@@ -255,16 +255,16 @@ assert "tf_layoutmap" not in sys.modules
 
 @pytest.mark.parametrize("kind", ["integers", "strings"])
 def test_an_exported_model_serves_without_this_package(tmp_path, kind):
-    made, _ = cases.embedding(
+    embedding, _ = cases.embedding(
         tlm.OpenVocabulary(6000), tpu.SGD(0.1), num_shards=2
     )
     ids = np.arange(10_000) * 7919 - 20_000
     if kind == "strings":
         ids = ids.astype(str).astype(object)
-    made.enqueue({"ids": tf.constant(ids[::2].tolist())})
-    made.dequeue()
-    made.apply_gradients({"ids": tf.ones([5000, 3])})
-    model = Served(made, tf.string if kind == "strings" else tf.int64)
+    embedding.enqueue({"ids": tf.constant(ids[::2].tolist())})
+    embedding.dequeue()
+    embedding.apply_gradients({"ids": tf.ones([5000, 3])})
+    model = Served(embedding, tf.string if kind == "strings" else tf.int64)
     path = str(tmp_path / "model")
     tf.saved_model.save(model, path, signatures=model.serve)
     np.save(path + "/ids.npy", ids)
@@ -285,6 +285,6 @@ def test_an_exported_model_serves_without_this_package(tmp_path, kind):
     )
     assert done.returncode == 0, done.stderr
     found = np.load(path + "/found.npy")
-    made.enqueue({"ids": tf.constant(ids.tolist())}, training=False)
-    assert (found == made.dequeue()["ids"].numpy()).all()
+    embedding.enqueue({"ids": tf.constant(ids.tolist())}, training=False)
+    assert (found == embedding.dequeue()["ids"].numpy()).all()
     assert (found[1::2] == 0).all() and (found[::2] != 0).any(1).mean() > 0.98

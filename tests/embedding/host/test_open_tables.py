@@ -1,4 +1,4 @@
-"""Tables that take ids as they come, trained by the host engine."""
+"""Open-vocabulary tables on the host engine."""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ def random_batch(rng, *, num_samples=20, most=60, weights=False):
     ids=lambda one: type(one).__name__,
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_open_table_trains_as_a_closed_one_on_its_rows(optimizer, dtype):
-    """Eviction among it: 128 rows for more keys."""
+def test_an_open_table_trains_like_a_closed_table(optimizer, dtype):
+    """Trains with eviction: 128 rows for more keys."""
     rng = np.random.default_rng(0)
     options = {"table_dtypes": dtype, "rounding_seed": 5}
     opened, config = cases.embedding(
@@ -77,7 +77,7 @@ def test_an_open_table_trains_as_a_closed_one_on_its_rows(optimizer, dtype):
         .lookup(opened.vocabularies["words"].keys())
         .numpy()
     )
-    for mine, theirs in [
+    for open_variable, closed_variable in [
         (
             opened.embedding_tables[config],
             closed.embedding.embedding_tables[closed.config],
@@ -87,7 +87,8 @@ def test_an_open_table_trains_as_a_closed_one_on_its_rows(optimizer, dtype):
         for name, slot in opened.slot_variables[config].items()
     ]:
         np.testing.assert_array_equal(
-            cases.rows_of(mine)[used], cases.rows_of(theirs)[used]
+            cases.rows_of(open_variable)[used],
+            cases.rows_of(closed_variable)[used],
         )
 
 
@@ -97,8 +98,8 @@ def test_an_open_table_trains_as_a_closed_one_on_its_rows(optimizer, dtype):
     [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "none", "ttl_steps": 2}],
     ids=lambda policy: policy["evict"],
 )
-def test_no_update_lands_on_a_foreign_key(pipelined, policy):
-    """Each row sums up the tag of its key, once for each update of it."""
+def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
+    """Each row sums the tag of its key, once per update of the key."""
     rng = np.random.default_rng(1)
     opened, config = cases.embedding(
         tlm.OpenVocabulary(64, **policy),
@@ -116,7 +117,7 @@ def test_no_update_lands_on_a_foreign_key(pipelined, policy):
     def finish():
         keys, known = waiting.pop(0)
         opened.dequeue()
-        # One key a sample, so that each gradient is the tag of its key.
+        # Each sample has one key, so its gradient is the tag of the key.
         opened.apply_gradients(
             {"ids": tf.constant(-(keys % 97 + 1).reshape(-1, 1), tf.float32)}
         )
@@ -129,7 +130,7 @@ def test_no_update_lands_on_a_foreign_key(pipelined, policy):
         rows = vocabulary.lookup(keys).numpy()
         for key, row in zip(keys.tolist(), rows.tolist()):
             if row >= 0 and row_of.get(key) != row:
-                # A row that was given away: its old key is forgotten.
+                # The row was evicted, so the values of its old key are dropped.
                 for old in [k for k, r in row_of.items() if r == row]:
                     del row_of[old], expected[old]
                 row_of[key], expected[key] = row, 0.0
@@ -140,15 +141,16 @@ def test_no_update_lands_on_a_foreign_key(pipelined, policy):
         finish()
     opened.flush()
     values = cases.rows_of(opened.embedding_tables[config])[:, 0]
-    left = vocabulary.keys().numpy().tolist()
-    assert len(left) == 64
-    assert {key: values[row_of[key]] for key in left} == {
-        key: expected[key] for key in left
+    remaining = vocabulary.keys().numpy().tolist()
+    assert len(remaining) == 64
+    assert {key: values[row_of[key]] for key in remaining} == {
+        key: expected[key] for key in remaining
     }
-    assert vocabulary.stats()["num_full"] > 0  # Pins were in the way.
+    # Some keys were not inserted, because all rows were pinned.
+    assert vocabulary.stats()["num_full"] > 0
 
 
-def test_a_step_in_flight_pins_the_rows_that_it_only_reads():
+def test_a_forward_step_in_flight_pins_its_rows():
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(8),
         tpu.SGD(0.5),
@@ -162,14 +164,14 @@ def test_a_step_in_flight_pins_the_rows_that_it_only_reads():
     opened.enqueue({"ids": tf.constant(first)}, training=False)
     opened.enqueue({"ids": tf.constant(first + 100)})
     assert (opened.dequeue()["ids"].numpy() == 2.0).all()
-    assert (opened.dequeue()["ids"].numpy() == 0.0).all()  # No place.
+    assert (opened.dequeue()["ids"].numpy() == 0.0).all()  # No row is free.
     opened.apply_gradients({"ids": tf.ones([8, 1])})
     opened.enqueue({"ids": tf.constant(first + 100)})
     assert (opened.dequeue()["ids"].numpy() == 1.0).all()
 
 
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
-def test_unknown_keys(unknown):
+def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
     opened, config = cases.embedding(
         tlm.OpenVocabulary(8, admission="count", min_count=2, unknown=unknown),
         tpu.SGD(1.0),
@@ -185,7 +187,7 @@ def test_unknown_keys(unknown):
     opened.apply_gradients({"ids": tf.constant([[-3.0], [-6.0]])})
     rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
     assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
-    # Of key 2 a third of 3, and all of 6.
+    # The shared row gets 1/3 of the gradient 3 (key 2) and the gradient 6.
     assert rows[-1] == (7.0 if unknown == "row" else 0.0)
     opened.enqueue(batch, training=False)
     for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
@@ -197,8 +199,8 @@ def test_unknown_keys(unknown):
 
 
 @pytest.mark.parametrize("capacity", [8, 100, 500, 2000])
-def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
-    """The bound of `min_count`: one count less for each window of ids."""
+def test_frequent_keys_are_admitted_for_any_capacity(capacity):
+    """The counts of a key are too low by at most one per window of ids."""
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(capacity, admission="count", min_count=200),
         tpu.SGD(0.1),
@@ -209,7 +211,7 @@ def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
     frequent = np.arange(8) * 1_000_003
     window = vocabulary._variables["vocabulary_sketch"].shape[2] // 2
     for step in range(1, 300):
-        # Twice each, among as many that are seen once.
+        # Each frequent key occurs twice, among equally many unique keys.
         once = 10**9 + 16 * step + np.arange(16)
         opened.enqueue(
             {"ids": tf.constant(np.concatenate([frequent, once, frequent]))}
@@ -222,7 +224,7 @@ def test_keys_that_come_all_the_time_are_admitted_with_any_min_count(capacity):
             assert not len(vocabulary.keys())
     admitted = set(vocabulary.keys().numpy().tolist())
     assert set(frequent.tolist()) <= admitted
-    # Keys that share both of their cells with frequent ones.
+    # Up to two other keys share both sketch cells with frequent keys.
     assert len(admitted) <= len(frequent) + 2
 
 
@@ -235,7 +237,8 @@ def test_forward_only_steps_change_nothing():
 
     @tf.function
     def evaluate():
-        opened.enqueue({"ids": tf.constant([4, 5])})  # Never applied.
+        # The gradients of this step are never applied.
+        opened.enqueue({"ids": tf.constant([4, 5])})
         return opened.dequeue()
 
     evaluate()
@@ -253,7 +256,7 @@ def test_forward_only_steps_change_nothing():
     )
 
 
-def test_a_key_that_comes_back_starts_as_it_first_did():
+def test_a_key_that_returns_is_initialized_again():
     opened, config = cases.embedding(
         tlm.OpenVocabulary(8), tpu.Adagrad(0.1, initial_accumulator_value=0.5)
     )
@@ -293,7 +296,7 @@ def test_keys_of_a_step_in_flight_are_not_evicted():
     ]
 
 
-def test_a_step_that_finds_no_place_changes_none_of_the_tables():
+def test_a_step_without_a_free_row_changes_no_table():
     words = cases.table(100, name="words")
     ads = cases.table(8, name="ads")
     opened = tlm.TPUEmbedding(
@@ -327,7 +330,7 @@ def test_a_step_that_finds_no_place_changes_none_of_the_tables():
     opened.dequeue()
 
 
-def test_a_refused_batch_inserts_no_key():
+def test_a_rejected_batch_inserts_no_key():
     opened, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
     for _ in range(4):
         opened.enqueue({"ids": tf.constant([1])})
@@ -350,7 +353,7 @@ def test_a_refused_batch_inserts_no_key():
     assert opened.vocabularies["words"].keys().numpy().tolist() == [1]
 
 
-def test_strings_and_integers_do_not_mix():
+def test_mixing_strings_and_integers_raises():
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(8), tpu.SGD(0.1), features=("ids", "others")
     )
@@ -379,7 +382,7 @@ def test_strings_and_integers_do_not_mix():
         opened.vocabularies["words"].lookup([1.5])
 
 
-def test_vocabularies_that_no_table_can_have():
+def test_invalid_vocabularies_raise():
     words = tlm.OpenVocabulary(8)
     config = cases.table(8)
     other = cases.table(8, name="other", dim=5)
@@ -404,7 +407,7 @@ def test_vocabularies_that_no_table_can_have():
             make(vocabularies)
 
 
-def test_the_public_lookup_does_not_take_keys_for_rows():
+def test_the_serving_lookup_requires_the_vocabularies():
     opened, config = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
     feature = {"ids": tpu.FeatureConfig(config)}
     opened.build()
@@ -422,7 +425,7 @@ def test_the_public_lookup_does_not_take_keys_for_rows():
     assert (found["ids"].numpy() == 0).all()
 
 
-def test_a_packed_batch_gets_the_rows_of_its_keys():
+def test_a_packed_batch_looks_up_its_keys():
     found = []
     for is_packed in (False, True):
         rng = np.random.default_rng(3)
@@ -455,7 +458,7 @@ def test_a_packed_batch_gets_the_rows_of_its_keys():
             np.testing.assert_array_equal(packed[name], value)
 
 
-def test_an_eviction_under_a_pipelined_update_names_flush():
+def test_evicting_a_key_of_a_pending_update_raises():
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(8),
         tpu.SGD(0.1),

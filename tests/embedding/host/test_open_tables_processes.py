@@ -10,13 +10,13 @@ from tests import processes, strategies
 from tests.embedding.host import open_tables_program as program
 
 NUM_STEPS = 8
-# Starting takes most of it.
+# Starting the processes takes most of this time.
 DEADLINE_SECONDS = 180
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs both workers to their end; returns where each has written."""
+    """Runs both workers until they exit; returns their output paths."""
 
     def run(how):
         outputs = [tmp_path / str(index) for index in range(2)]
@@ -32,13 +32,13 @@ def run(tmp_path):
 
 
 def train_here(num_replicas, how="in order"):
-    """The same steps in this process: variables, activations, evicted keys."""
+    """Trains in this process: variables, activations, evicted keys."""
     strategy = strategies.mirrored(num_replicas)
     evicted = []
     with strategy.scope():
-        made = program.embedding(evicted.append)
-    made.build()
-    step = program.train_step(made, strategy, how)
+        embedding = program.embedding(evicted.append)
+    embedding.build()
+    step = program.train_step(embedding, strategy, how)
     for number in range(NUM_STEPS):
         batches = [
             program.batch(number, replica)
@@ -68,7 +68,7 @@ def train_here(num_replicas, how="in order"):
             ]
         activations = step(*parts)
     return (
-        program.contents(made),
+        program.contents(embedding),
         [
             {
                 name: strategy.experimental_local_results(one)[replica].numpy()
@@ -86,12 +86,12 @@ def check_same(found, expected):
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_tables_of_one_replica_to_the_bit(run):
+def test_two_processes_equal_one_replica_bitwise(run):
     found = [dict(np.load(f"{output}.npz")) for output in run("in order")]
-    expected, _, told = train_here(1)
-    in_two, activations, _ = train_here(2)
-    check_same(in_two, expected)
-    assert len(told) > 10
+    expected, _, evicted_keys = train_here(1)
+    two_replicas, activations, _ = train_here(2)
+    check_same(two_replicas, expected)
+    assert len(evicted_keys) > 10
     for replica, values in enumerate(found):
         check_same(values, expected)
         check_same(
@@ -101,13 +101,13 @@ def test_two_processes_make_the_tables_of_one_replica_to_the_bit(run):
                 for name, value in activations[replica].items()
             },
         )
-    # The first process tells which keys go, and no other.
-    np.testing.assert_array_equal(found[0]["told"], told)
-    assert found[1]["told"].tolist() == [0]
+    # Only the first process reports evicted keys.
+    np.testing.assert_array_equal(found[0]["evicted_keys"], evicted_keys)
+    assert found[1]["evicted_keys"].tolist() == [0]
 
 
 @pytest.mark.slow
-def test_lookups_of_layers_give_both_processes_the_same_tables(run):
+def test_layer_lookups_give_both_processes_equal_tables(run):
     found = [dict(np.load(f"{output}.npz")) for output in run("by token")]
     expected, activations, _ = train_here(2, "by token")
     for replica, values in enumerate(found):
@@ -130,6 +130,6 @@ def test_lookups_of_layers_give_both_processes_the_same_tables(run):
         ("layer", "an open vocabulary is not supported under Multi"),
     ],
 )
-def test_what_one_process_does_alone_is_refused(run, how, words):
+def test_calls_of_a_single_process_raise(run, how, words):
     for output in run(how):
         assert words in pathlib.Path(f"{output}.txt").read_text()

@@ -1,4 +1,4 @@
-"""Vocabularies that get another capacity while a program runs."""
+"""Resizing vocabularies while a program runs."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tf_layoutmap.embedding.host import engine
 tpu = tf.tpu.experimental.embedding
 
 
-def made(capacity=100, *, evict="lru", optimizer=None, **arguments):
+def create(capacity=100, *, evict="lru", optimizer=None, **arguments):
     return cases.embedding(
         tlm.OpenVocabulary(
             capacity, evict=evict, **arguments.pop("settings", {})
@@ -41,10 +41,10 @@ def train(one, number):
         (2, {"pipeline_execution_with_tensor_core": True}),
     ],
 )
-def test_it_is_what_a_converted_checkpoint_is(
+def test_resize_equals_a_converted_checkpoint(
     capacity, num_shards, arguments, tmp_path
 ):
-    one, _ = made(num_shards=num_shards, **arguments)
+    one, _ = create(num_shards=num_shards, **arguments)
     for number in range(8):
         train(one, number)
     before = save(one, tmp_path / "before")
@@ -61,8 +61,8 @@ def test_it_is_what_a_converted_checkpoint_is(
     assert tensors(save(one, tmp_path / "after")) == tensors(
         str(tmp_path / "wanted")
     )
-    # And goes on as one that restores that.
-    other, _ = made(capacity, num_shards=num_shards, **arguments)
+    # Training continues like after a restore of the converted checkpoint.
+    other, _ = create(capacity, num_shards=num_shards, **arguments)
     tf.train.Checkpoint(embedding=other).restore(str(tmp_path / "wanted"))
     for number in range(8, 12):
         for each in (one, other):
@@ -72,8 +72,8 @@ def test_it_is_what_a_converted_checkpoint_is(
     )
 
 
-def test_steps_in_flight_are_not_lost(tmp_path):
-    one, _ = made()
+def test_resize_raises_while_steps_are_in_flight(tmp_path):
+    one, _ = create()
     train(one, 0)
     one.enqueue({"ids": tf.constant([5])})
     before = tensors(save(one, tmp_path / "before"))
@@ -92,8 +92,8 @@ def test_steps_in_flight_are_not_lost(tmp_path):
     train(one, 1)
 
 
-def test_what_is_refused_changes_nothing(tmp_path, monkeypatch):
-    one, config = made()
+def test_a_failed_resize_changes_nothing(tmp_path, monkeypatch):
+    one, config = create()
     train(one, 0)
     before = tensors(save(one, tmp_path / "before"))
     table = one.embedding_tables[config]
@@ -116,8 +116,8 @@ def test_what_is_refused_changes_nothing(tmp_path, monkeypatch):
     train(one, 1)
 
 
-def test_functions_of_before_are_refused():
-    one, config = made(optimizer=tpu.SGD(1.0))
+def test_functions_traced_before_the_resize_raise():
+    one, config = create(optimizer=tpu.SGD(1.0))
     one.build()
     ids = tf.constant([3, 4])
 
@@ -149,9 +149,9 @@ def test_functions_of_before_are_refused():
     )
 
 
-def test_keys_that_find_no_place_are_told(tmp_path):
+def test_dropped_keys_are_passed_to_on_evict(tmp_path):
     found = []
-    one, config = made(settings={"on_evict": found.append})
+    one, config = create(settings={"on_evict": found.append})
     for number in range(6):
         train(one, number)
     vocabulary = one.vocabularies["words"]
@@ -165,21 +165,21 @@ def test_keys_that_find_no_place_are_told(tmp_path):
         )
     )
     num_dropped = vocabulary.resize(32).num_dropped
-    (told,) = found
-    assert num_dropped == len(told.keys) == len(keys) - 32
-    assert dict(zip(told.keys.tolist(), told.rows.tolist())) == {
+    (evicted,) = found
+    assert num_dropped == len(evicted.keys) == len(keys) - 32
+    assert dict(zip(evicted.keys.tolist(), evicted.rows.tolist())) == {
         key: rows[key]
         for key in set(keys.tolist()) - set(vocabulary.keys().numpy().tolist())
     }
-    assert set(told.slots) == {"momenta", "velocities"}
+    assert set(evicted.slots) == {"momenta", "velocities"}
     found.clear()
-    train(one, 9)  # The callback is still asked.
+    train(one, 9)  # The callback is called after the resize, too.
     train(one, 20)
     assert found
 
 
-def test_a_writer_of_deltas_needs_a_new_base(tmp_path):
-    one, _ = made()
+def test_a_delta_writer_requires_a_new_base(tmp_path):
+    one, _ = create()
     one.build()
     base = save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
@@ -197,7 +197,7 @@ def test_a_writer_of_deltas_needs_a_new_base(tmp_path):
     )
 
 
-def test_a_model_goes_on_after_it_is_compiled_anew():
+def test_a_model_trains_after_it_is_compiled_again():
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(cases.table(64)),
         tpu.Adagrad(0.25),
@@ -219,10 +219,10 @@ def test_a_model_goes_on_after_it_is_compiled_anew():
     assert vocabulary.stats()["num_keys"] == 80
 
 
-def test_under_a_strategy_all_replicas_go_on():
+def test_resize_works_under_a_strategy():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
-        one, _ = made()
+        one, _ = create()
     one.build()
     one.vocabularies["words"].resize(300)
 

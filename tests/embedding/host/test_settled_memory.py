@@ -1,4 +1,4 @@
-"""Tables that a checkpoint gave get large pages, while steps go on."""
+"""Restored tables move to large pages while training continues."""
 
 import pathlib
 import time
@@ -16,7 +16,7 @@ IDS = np.arange(0, ROWS, 500)
 
 
 def large_pages(address: int) -> int:
-    """Bytes in pages of 2 MiB of the mapping that holds `address`."""
+    """Returns the bytes in 2 MiB pages of the mapping that holds `address`."""
     inside = False
     for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
@@ -29,12 +29,12 @@ def large_pages(address: int) -> int:
 
 
 def embedding_of(initializer):
-    made = tlm.TPUEmbedding(
+    embedding = tlm.TPUEmbedding(
         [tpu.FeatureConfig(tpu.TableConfig(ROWS, DIM, initializer, name="t"))],
         tpu.SGD(0.5),
     )
-    made.build(per_replica_batch_size=len(IDS))
-    return made
+    embedding.build(per_replica_batch_size=len(IDS))
+    return embedding
 
 
 def train(embedding, num_steps):
@@ -44,25 +44,25 @@ def train(embedding, num_steps):
         embedding.apply_gradients([tf.ones_like(found)])
 
 
-def test_a_restored_table_moves_and_trains_as_one_that_stays(tmp_path):
+def test_a_table_moved_to_large_pages_trains_equally(tmp_path):
     embedding = embedding_of(tf.random_uniform_initializer(seed=1))
     path = tf.train.Checkpoint(embedding=embedding).write(str(tmp_path / "c"))
     restored = embedding_of(tf.zeros_initializer())
     tf.train.Checkpoint(embedding=restored).read(path).assert_consumed()
     [table] = restored.embedding_tables.values()
-    [same] = embedding.embedding_tables.values()
-    # A view of the variable's memory, and no copy of it.
+    [unmoved] = embedding.embedding_tables.values()
+    # This is a view of the variable's memory, not a copy.
     address = np.asarray(memoryview(table.read_value())).ctypes.data
     before = large_pages(address)
     train(embedding, 12)
     train(restored, 12)
-    np.testing.assert_array_equal(table, same)
+    np.testing.assert_array_equal(table, unmoved)
     if before >= SIZE - 2**22:
-        pytest.skip("This system gives all memory in large pages.")
+        pytest.skip("This system allocates all memory in large pages.")
     until = time.monotonic() + 60
     while large_pages(address) < SIZE - 2**22 and time.monotonic() < until:
         time.sleep(0.01)
     if large_pages(address) == before:
-        pytest.skip("This system does not move memory: Linux 6.1 and later.")
+        pytest.skip("Moving memory to large pages requires Linux 6.1 or later.")
     assert large_pages(address) >= SIZE - 2**22
-    np.testing.assert_array_equal(table, same)
+    np.testing.assert_array_equal(table, unmoved)

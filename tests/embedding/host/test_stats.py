@@ -1,4 +1,4 @@
-"""What an embedding counts; ids that are no row of their table."""
+"""Statistics of an embedding, and the handling of out-of-range ids."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def look_up(value, *args, **options):
     return embedding, embedding.dequeue()["x"].numpy()[..., 0].tolist()
 
 
-def test_dropped_ids_are_as_if_they_were_not_there():
+def test_dropped_ids_are_ignored():
     embedding, found = look_up(RAGGED, "drop")
     assert found == [2, 4, 0]
     counts = embedding.stats()["features"]["x"]
@@ -66,7 +66,7 @@ def test_a_dropped_id_leaves_its_position_empty():
     assert embedding.stats()["features"]["x"]["num_truncated"] == 1
 
 
-def test_weights_of_dropped_ids_go_with_them():
+def test_weights_of_dropped_ids_are_dropped():
     embedding = embedding_of("drop", combiner="sum")
     embedding.enqueue(
         {"x": RAGGED},
@@ -80,7 +80,7 @@ def test_weights_of_dropped_ids_go_with_them():
 @pytest.mark.parametrize("length", [0, 2])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("out_of_range", ["drop", "clip"])
-def test_serving_does_the_same_to_such_ids(
+def test_serving_handles_out_of_range_ids_equally(
     out_of_range, combiner, length, weighted, form
 ):
     embedding = embedding_of(out_of_range, combiner=combiner, length=length)
@@ -98,7 +98,7 @@ def test_serving_does_the_same_to_such_ids(
     )
 
 
-def test_serving_refuses_other_words():
+def test_serving_with_an_invalid_option_raises():
     embedding = embedding_of()
     with pytest.raises(ValueError, match="`out_of_range` must be one of"):
         tlm.serving_embedding_lookup(
@@ -106,12 +106,12 @@ def test_serving_refuses_other_words():
         )
 
 
-def test_by_default_such_an_id_is_an_error():
+def test_out_of_range_ids_raise_by_default():
     with pytest.raises(tf.errors.InvalidArgumentError, match="id -1"):
         look_up(RAGGED)
 
 
-def test_bytes_and_unique_rows_are_counted_by_table():
+def test_bytes_and_unique_rows_are_counted_per_table():
     embedding = embedding_of()
     embedding.build()
     assert embedding.stats()["tables"]["words"]["unique_ratio"] is None
@@ -128,7 +128,7 @@ def test_bytes_and_unique_rows_are_counted_by_table():
     assert embedding.stats()["features"]["x"]["num_samples"] == 4
 
 
-def test_a_refused_batch_is_not_counted():
+def test_a_rejected_batch_is_not_counted():
     embedding = embedding_of()
     with pytest.raises(tf.errors.InvalidArgumentError):
         embedding.enqueue({"x": RAGGED})

@@ -1,4 +1,4 @@
-"""Each optimizer trains as its formula does, whoever does the work."""
+"""Each optimizer trains like its formula, for any shards and replicas."""
 
 import functools
 
@@ -17,8 +17,8 @@ from tests.reference import optimizers as reference
 tpu = tf.tpu.experimental.embedding
 
 NUM_ROWS, DIM, NUM_STEPS = 9, 5, 100
-# float32 rounds each of 100 steps, in an order of its own inside a formula:
-# up to some units in the last place (6e-8) of a row's largest values.
+# float32 rounds in each of 100 steps, and the order inside a formula differs:
+# up to a few units in the last place (6e-8) of a row's largest values.
 CLOSE = 1e-6
 
 RULES = {
@@ -83,9 +83,9 @@ strategy_of = functools.cache(strategies.mirrored)
 
 
 def optimizer_of(kind, rate, **settings):
-    """TensorFlow's optimizer of that name, or ours."""
-    home = tpu if hasattr(tpu, kind) else tlm.optimizers
-    return getattr(home, kind)(rate, **settings)
+    """Returns the optimizer of that name, of TensorFlow or tf_layoutmap."""
+    module = tpu if hasattr(tpu, kind) else tlm.optimizers
+    return getattr(module, kind)(rate, **settings)
 
 
 def start_rows():
@@ -121,7 +121,7 @@ def embedding_of(optimizer, *, num_shards=1, num_replicas=1):
 
 
 def batches(num_steps=NUM_STEPS):
-    """Ids, with repetitions, and the gradient of each; the last row never."""
+    """Returns repeated ids and their gradients; the last row is not used."""
     rng = np.random.default_rng(11)
     return (
         rng.integers(0, NUM_ROWS - 1, [num_steps, 8]),
@@ -130,7 +130,7 @@ def batches(num_steps=NUM_STEPS):
 
 
 def train(embedding, num_replicas=1, rate=None):
-    """Trains on `batches`, each divided among the replicas."""
+    """Trains on `batches`, each split evenly among the replicas."""
     strategy = strategy_of(num_replicas)
 
     def replica_step(ids, gradients):
@@ -179,7 +179,7 @@ def check_close(found, expected):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_rule_equals_its_formula(name):
+def test_an_optimizer_equals_its_formula(name):
     kind, settings = RULES[name]
     optimizer = optimizer_of(kind, 0.1, **settings)
     check_close(
@@ -192,7 +192,7 @@ def test_a_rule_equals_its_formula(name):
     "name",
     ["sgd", "decayed momentum", "adam", "ftrl", "rowwise", "lamb with decay"],
 )
-def test_a_modified_rule_equals_its_formula(name, modifier):
+def test_a_modified_optimizer_equals_its_formula(name, modifier):
     kind, settings = RULES[name]
     settings = {**settings, **MODIFIERS[modifier]}
     optimizer = optimizer_of(kind, 0.1, **settings)
@@ -202,7 +202,7 @@ def test_a_modified_rule_equals_its_formula(name, modifier):
 
 
 @pytest.mark.parametrize("name", ["adam of all rows", "ftrl times rate"])
-def test_a_rate_that_changes_reaches_the_rule(name):
+def test_a_dynamic_rate_is_applied(name):
     kind, settings = RULES[name]
     rate = tf.Variable(0.0)
     optimizer = optimizer_of(kind, lambda: rate, **settings)
@@ -213,7 +213,7 @@ def test_a_rate_that_changes_reaches_the_rule(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
+def test_shards_and_replicas_do_not_change_any_bit(name):
     kind, settings = RULES[name]
     settings = {**settings, "weight_decay_factor": 0.01, "clipvalue": 1.5}
 
@@ -230,7 +230,7 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(name):
 
 
 def train_by_formula(plan):
-    """Trained tables in float64, and activations by step and replica."""
+    """Returns float64 tables, and activations by step and replica."""
     tables = {
         name: reference.Table(
             one.starting_rows(),
@@ -263,7 +263,7 @@ def train_by_formula(plan):
     return tables, activations
 
 
-# A training run each, so fewer than of what costs nothing.
+# Each example is a training run, so there are fewer examples than usual.
 @hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 2)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -294,7 +294,7 @@ def train_by_formula(plan):
     num_shards=st.integers(1, 4),
     num_replicas=st.integers(1, 2),
 )
-def test_any_plan_with_any_rule_equals_its_formula(
+def test_any_plan_with_any_optimizer_equals_its_formula(
     seed, rules, combiner, features, num_rows, dim, num_shards, num_replicas
 ):
     tables = {}
@@ -327,7 +327,7 @@ def test_any_plan_with_any_rule_equals_its_formula(
     )
     expected, wanted = train_by_formula(plan)
     embedding, configs, found = trainer.train_on_engine(plan)
-    # Gains are rounded too, and sums of them.
+    # Gains and their sums are rounded, too.
     close = {"rtol": 1e-5, "atol": 1e-5}
     for by_replica, other in zip(found, wanted):
         for one, two in zip(by_replica, other):
@@ -345,7 +345,7 @@ def test_any_plan_with_any_rule_equals_its_formula(
             )
 
 
-# TensorFlow's own kernels, where there is one for the rule.
+# TensorFlow's own kernels, for the rules that have one.
 
 
 def stock_ftrl(rows, slots, ids, gradient, settings):
@@ -357,7 +357,7 @@ def stock_ftrl(rows, slots, ids, gradient, settings):
         indices=ids,
         lr=0.1,
         l1=settings.get("l1_regularization_strength", 0.0),
-        # Keras adds its beta to l2 in the same way.
+        # Keras adds `beta` to l2 in the same way.
         l2=settings.get("l2_regularization_strength", 0.0)
         + settings.get("beta", 0.0) / 0.2,
         l2_shrinkage=0.0,
@@ -378,7 +378,7 @@ def stock_adagrad(rows, slots, ids, gradient, settings):
 
 
 def stock_rms_prop(rows, slots, ids, gradient, settings):
-    # Its momenta hold the learning rate, which stays the same here.
+    # The kernel's momenta include the learning rate, which is constant here.
     tf.raw_ops.ResourceSparseApplyRMSProp(
         var=rows.handle,
         ms=slots["accumulators"].handle,
@@ -394,7 +394,7 @@ def stock_rms_prop(rows, slots, ids, gradient, settings):
 
 def stock_adam(rows, slots, ids, gradient, settings):
     dense = tf.IndexedSlices(gradient, ids, [NUM_ROWS, DIM])
-    # A power of 0 takes the correction of the bias away.
+    # A beta power of 0 disables the bias correction.
     tf.raw_ops.ResourceApplyAdam(
         var=rows.handle,
         m=slots["momenta"].handle,
@@ -419,7 +419,7 @@ def stock_adam(rows, slots, ids, gradient, settings):
         ("ftrl, sparse", {}, stock_ftrl),
     ],
 )
-def test_a_rule_equals_tensorflow_s_kernel(name, settings, kernel):
+def test_an_optimizer_equals_tensorflow_s_kernel(name, settings, kernel):
     kind, own = RULES[name]
     settings = {
         **(reference.RULES[kind].__kwdefaults__ or {}),
@@ -449,7 +449,7 @@ def test_a_rule_equals_tensorflow_s_kernel(name, settings, kernel):
     if "momenta" in found and kernel is stock_rms_prop:
         expected["momenta"] = expected["momenta"] / np.float32(0.1)
     for slot, value in expected.items():
-        # Both round, so twice as far apart as one from the formula.
+        # Both results are rounded, so the tolerance is doubled.
         np.testing.assert_allclose(
             found[slot],
             value,
@@ -459,11 +459,11 @@ def test_a_rule_equals_tensorflow_s_kernel(name, settings, kernel):
         )
 
 
-# Only rows that were looked up move, but for Adam that is not lazy.
+# Rows that are not looked up change only for Adam with lazy_adam=False.
 
 
 @pytest.mark.parametrize("lazy", [True, False])
-def test_rows_not_looked_up_move_only_if_asked_for(lazy):
+def test_rows_not_looked_up_change_only_for_non_lazy_adam(lazy):
     embedding = embedding_of(tpu.Adam(0.1, lazy_adam=lazy))
     embedding.enqueue(np.array([1]))
     embedding.apply_gradients(tf.ones_like(embedding.dequeue()))
@@ -475,7 +475,7 @@ def test_rows_not_looked_up_move_only_if_asked_for(lazy):
     assert np.flatnonzero(moved).tolist() == ([] if lazy else [1])
 
 
-def test_a_row_with_a_gradient_of_zero_is_still_moved_by_its_momentum():
+def test_momentum_moves_a_row_with_a_zero_gradient():
     embedding = embedding_of(tpu.AdagradMomentum(0.1, momentum=0.5))
     [rows] = embedding.embedding_tables.values()
     for gradient in (tf.ones, tf.zeros):
@@ -487,7 +487,7 @@ def test_a_row_with_a_gradient_of_zero_is_still_moved_by_its_momentum():
     assert np.flatnonzero(moved).tolist() == [1, 2]
 
 
-def test_tables_have_optimizers_and_schedules_of_their_own():
+def test_tables_have_separate_optimizers_and_schedules():
     rate = tf.Variable(0.5)
     makers = {
         "a": lambda: tpu.SGD(lambda: rate),

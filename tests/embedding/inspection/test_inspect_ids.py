@@ -1,4 +1,4 @@
-"""tf_layoutmap.inspect_ids: what a dataset asks of its tables."""
+"""tf_layoutmap.inspect_ids: statistics of the ids of a dataset."""
 
 import io
 import json
@@ -54,9 +54,9 @@ def test_features_are_counted():
     assert title["mean_ids_per_sample"] == 1.5
     assert title["max_ids_per_sample"] == 3
     assert title["samples_by_size"] == {0: 1, 1: 1, 2: 1, 3: 1}
-    # Two batches of 2 samples, 3 and 2 places wide.
+    # Two batches of 2 samples, padded to 3 and 2 positions.
     assert title["padding_waste"] == 1 - 6 / 10
-    # 2 distinct of 3 lookups, then 1 of 1.
+    # The batches have 2 distinct ids in 3 lookups, and 1 in 1.
     assert title["unique_ratio"] == 3 / 4
     body = report.features["body"]
     assert body["num_truncated"] == 1
@@ -64,7 +64,7 @@ def test_features_are_counted():
     assert report.features["user"]["padding_waste"] == 0
 
 
-def test_gaps_of_a_sparse_sequence_are_waste_as_in_training():
+def test_gaps_of_a_sparse_sequence_count_as_padding():
     gappy = tf.SparseTensor([[0, 1], [2, 0], [2, 7]], [1, 2, 4], [3, 8])
     feature = config(2)["body"]
     found = tlm.inspect_ids([{"x": gappy}], {"x": feature}).features["x"]
@@ -74,7 +74,7 @@ def test_gaps_of_a_sparse_sequence_are_waste_as_in_training():
     assert embedding.stats()["features"]["x"]["num_truncated"] == 1
 
 
-def test_tables_are_counted_over_their_features():
+def test_tables_sum_the_counts_of_their_features():
     report = tlm.inspect_ids(dataset(), config(), optimizer=tpu.SGD(0.1))
     words = report.tables["words"]
     assert words["num_lookups"] == 4 + 6
@@ -93,7 +93,7 @@ def test_tables_are_counted_over_their_features():
     assert report.tables["<users>"]["num_slot_bytes"] == 0
 
 
-def test_labels_are_left_alone_and_batches_may_be_limited():
+def test_labels_are_ignored_and_max_batches_is_applied():
     batches = tf.data.Dataset.from_tensors(
         ({"x": tf.constant([1, 2])}, tf.constant([0.0, 1.0]))
     ).repeat()
@@ -106,20 +106,20 @@ def test_labels_are_left_alone_and_batches_may_be_limited():
     assert report.features["x"]["num_ids"] == 6
 
 
-def test_a_dataset_without_batches_is_reported_as_such():
+def test_an_empty_dataset_is_reported():
     report = tlm.inspect_ids([], config())
     assert report.tables["words"]["num_lookups"] == 0
     assert report.features["title"]["mean_ids_per_sample"] == 0
     assert "<h1>Ids of 0 batches" in report.html()
 
 
-def test_the_numbers_are_plain_values():
+def test_the_report_is_json_serializable():
     report = tlm.inspect_ids(dataset(), config())
     json.dumps(report.to_dict())
     assert report.to_dict()["tables"]["words"]["num_rows"] == 10
 
 
-def test_two_tables_are_printed():
+def test_features_and_tables_are_printed():
     stream = io.StringIO()
     tlm.inspect_ids(dataset(), config()).print(
         console.Console(file=stream, width=200)
@@ -137,7 +137,7 @@ def test_two_tables_are_printed():
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_narrow_terminal_shows_every_number_in_full(width):
+def test_a_narrow_terminal_shows_full_numbers(width):
     products = tpu.TableConfig(
         1_000_000, 64, name="product_identifiers", optimizer=tpu.Adam(0.1)
     )
@@ -158,7 +158,7 @@ def test_a_narrow_terminal_shows_every_number_in_full(width):
     assert "Features, continued" in shown
 
 
-def test_a_wide_terminal_shows_one_table_each():
+def test_a_wide_terminal_shows_unsplit_tables():
     stream = io.StringIO()
     tlm.inspect_ids(dataset(), config()).print(
         console.Console(file=stream, width=200)
@@ -166,7 +166,7 @@ def test_a_wide_terminal_shows_one_table_each():
     assert "continued" not in stream.getvalue()
 
 
-def test_axes_have_names_and_labels():
+def test_plot_axes_have_names_and_labels():
     users = {"user": tpu.FeatureConfig(tpu.TableConfig(2000, 2, name="users"))}
     ids = np.concatenate([np.zeros(5000, np.int64), np.arange(2000)])
     page = tlm.inspect_ids([{"user": ids}], users).html()
@@ -188,7 +188,7 @@ def test_axes_have_names_and_labels():
 
 
 @pytest.mark.parametrize("high", [1, 2, 9, 10, 99, 100, 12_345, 10**9, 10**12])
-def test_labels_of_a_logarithmic_axis_are_few_and_where_they_belong(high):
+def test_log_axis_has_few_labels_at_their_positions(high):
     ticks = svg_plots.log_ticks(high)
     assert 1 <= len(ticks) <= 7
     assert ticks[0] == (0.0, "1")
@@ -197,7 +197,7 @@ def test_labels_of_a_logarithmic_axis_are_few_and_where_they_belong(high):
     assert places[-1] <= 1
 
 
-def test_the_page_is_whole_and_loads_nothing(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     report = tlm.inspect_ids(dataset(), config(2))
     report.save_html(tmp_path / "ids.html")
     page = (tmp_path / "ids.html").read_text()
@@ -211,7 +211,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
     assert "<td class=bad>2 (-3 to 11)</td>" in page
 
 
-def test_other_structures_and_types_are_refused():
+def test_wrong_structures_and_types_raise():
     with pytest.raises(ValueError, match="`dataset` must have the structure"):
         tlm.inspect_ids([{"title": tf.constant([1])}], config())
     only = {"x": tpu.FeatureConfig(tpu.TableConfig(4, 2, name="t"))}
@@ -219,7 +219,7 @@ def test_other_structures_and_types_are_refused():
         tlm.inspect_ids([{"x": tf.constant([1.0])}], only)
 
 
-def test_counts_equal_those_of_one_long_list():
+def test_batched_counts_equal_the_total_counts():
     rng = np.random.default_rng(4)
     counts, everything = id_counts.RowCounts(), []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""What `inspect_ids` proposes for tables whose ids are keys."""
+"""Proposals of `inspect_ids` for tables with open vocabularies."""
 
 import io
 import xml.dom.minidom
@@ -33,7 +33,7 @@ def batches(num_batches=20, seed=1, dtype=str):
 
 
 class KeyCountsReference:
-    """One key at a time."""
+    """Reference that counts one key at a time."""
 
     def __init__(self, steps):
         self.total = {}
@@ -57,7 +57,7 @@ class KeyCountsReference:
 
 
 @given(st.lists(st.lists(st.integers(-5, 5), max_size=12), max_size=8))
-def test_keys_are_counted_as_one_by_one(steps):
+def test_key_counts_match_the_reference(steps):
     counts, expected = id_counts.KeyCounts(), KeyCountsReference(steps)
     for step in steps:
         counts.add(np.array(step, np.int64))
@@ -70,7 +70,7 @@ def test_keys_are_counted_as_one_by_one(steps):
 
 @pytest.mark.parametrize("dtype", [str, np.int64])
 @pytest.mark.parametrize("min_count", [1, 3])
-def test_shares_are_those_of_a_training_run(min_count, dtype):
+def test_shares_match_a_training_run(min_count, dtype):
     data = batches(dtype=dtype)
     report = tlm.inspect_ids(data, config(), open_tables=[WORDS]).tables[
         "words"
@@ -98,7 +98,7 @@ def test_shares_are_those_of_a_training_run(min_count, dtype):
     assert report["num_lookups"] == stats["num_lookups"]
 
 
-def test_the_proposal_serves_what_was_asked_for():
+def test_the_proposal_serves_the_kept_share():
     report = tlm.inspect_ids(
         batches(),
         config(),
@@ -126,17 +126,17 @@ def test_the_proposal_serves_what_was_asked_for():
     assert report["num_rows"] == num_rows
     assert report["num_key_bytes"] == 16 * num_rows
     assert report["num_slot_bytes"] == 2 * 16 * num_rows
-    all_of_it = tlm.inspect_ids(
+    everything = tlm.inspect_ids(
         batches(), config(), open_tables=["words"], kept_share=1
     )
-    assert all_of_it.tables["words"]["proposal"]["min_count"] == 1
+    assert everything.tables["words"]["proposal"]["min_count"] == 1
     for curve in report["served_by_rows"].values():
         rows, shares = zip(*curve)
         assert rows[0] == 1 and list(rows) == sorted(set(rows))
         assert list(shares) == sorted(shares)
 
 
-def test_closed_tables_are_looked_at_as_before():
+def test_closed_tables_are_inspected_beside_open_tables():
     users = {"user": tpu.FeatureConfig(tpu.TableConfig(5, 2, name="users"))}
     data = [{"user": tf.constant([[0, 7]]), **batch} for batch in batches()]
     report = tlm.inspect_ids(data, {**users, **config()}, open_tables=["words"])
@@ -146,7 +146,7 @@ def test_closed_tables_are_looked_at_as_before():
     assert "proposal" not in report.tables["users"]
 
 
-def test_page_and_terminal_show_the_proposal(tmp_path):
+def test_page_and_terminal_output_show_the_proposal(tmp_path):
     report = tlm.inspect_ids(batches(), config(), open_tables=["words"])
     proposal = report.tables["words"]["proposal"]
     stream = io.StringIO()
@@ -168,13 +168,13 @@ def test_page_and_terminal_show_the_proposal(tmp_path):
         xml.dom.minidom.parseString("<svg" + part.split("</svg>")[0] + "</svg>")
 
 
-def test_nothing_is_proposed_without_keys():
+def test_without_keys_there_is_no_proposal():
     report = tlm.inspect_ids([], config(), open_tables=["words"])
     assert report.tables["words"]["proposal"] is None
     assert "Open vocabularies" not in report.html()
 
 
-def test_what_is_not_inspected():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="`open_tables` must name tables"):
         tlm.inspect_ids([], config(), open_tables=["others"])
     for share in (-0.1, 1.1, "all", float("nan")):

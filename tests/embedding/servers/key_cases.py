@@ -1,4 +1,4 @@
-"""Embeddings with keys over servers and in one process, and what they hold."""
+"""Embeddings with open vocabularies, on servers and in one process."""
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ POLICIES = {
 
 
 def embedding(policy, optimizer=None, *, capacity=64, **options):
-    """A built one: two features of an open table, one of a closed one."""
+    """Returns a built embedding with one open and one closed table."""
     words = tpu.TableConfig(
         capacity,
         3,
@@ -39,7 +39,7 @@ def embedding(policy, optimizer=None, *, capacity=64, **options):
         name="ads",
         initializer=tf.constant_initializer(0.25),
     )
-    made = tlm.TPUEmbedding(
+    built = tlm.TPUEmbedding(
         {
             "bag": tpu.FeatureConfig(words, name="bag"),
             "text": tpu.FeatureConfig(
@@ -52,8 +52,8 @@ def embedding(policy, optimizer=None, *, capacity=64, **options):
         vocabularies={"words": tlm.OpenVocabulary(capacity, **policy)},
         **options,
     )
-    made.build()
-    return made
+    built.build()
+    return built
 
 
 def batch(step, *, most=120, num_samples=6, strings=False):
@@ -67,7 +67,7 @@ def batch(step, *, most=120, num_samples=6, strings=False):
 
     def keys():
         found = ragged(most)
-        # Some often, most seldom.
+        # A few keys are frequent, most are rare.
         values = found.values**2 // most * 1_000_003 - 7
         return found.with_values(
             tf.strings.as_string(values) if strings else values
@@ -84,12 +84,12 @@ def batch(step, *, most=120, num_samples=6, strings=False):
 
 
 def gradients(activations):
-    """Made of the activations, so that they must be right, too."""
+    """Returns gradients that depend on the activations."""
     return {name: tf.sin(7 * one) + 0.1 for name, one in activations.items()}
 
 
 def step_of(one):
-    """A training step as a function; weights are of `bag` alone."""
+    """Returns a training step as a function, with weights for `bag` only."""
 
     @tf.function(reduce_retracing=True)
     def step(ids, weights):
@@ -102,7 +102,7 @@ def step_of(one):
 
 
 def train(one, step, **options):
-    """Takes a step eagerly; returns the activations."""
+    """Runs a step eagerly; returns the activations."""
     one.enqueue(*batch(step, **options))
     activations = one.dequeue()
     one.apply_gradients(gradients(activations))
@@ -110,7 +110,7 @@ def train(one, step, **options):
 
 
 def values(one):
-    """All that a checkpoint would hold, by table and name."""
+    """Returns all variables of a checkpoint as bytes, by table and name."""
     found = {}
     for table, by_name in one._variables.items():
         for name, variable in by_name.items():
@@ -118,21 +118,23 @@ def values(one):
                 np.asarray(shard.numpy())
                 for shard in tables.shards_of(variable)
             ]
-            whole = shards[0] if len(shards) == 1 else np.concatenate(shards)
+            full = shards[0] if len(shards) == 1 else np.concatenate(shards)
             if name == tables.PARAMETERS and table == "words":
-                # Rows of no key are whatever was there before.
+                # Rows without a key are left out: their values are arbitrary.
                 has_key = one._variables[table]["vocabulary_keys"]
                 has_key = np.concatenate(
                     [shard.numpy() for shard in tables.shards_of(has_key)]
                 )
                 keep = np.append(has_key.ravel() != -(2**63), True)
-                whole = whole[keep]
-            found[f"{table}/{name}"] = whole.tobytes()
+                full = full[keep]
+            found[f"{table}/{name}"] = full.tobytes()
     return found
 
 
-def differences(ours, others):
-    """Names of what is not the same to the bit."""
-    mine, theirs = values(ours), values(others)
-    assert set(mine) == set(theirs)
-    return [name for name, one in mine.items() if one != theirs[name]]
+def differences(first, second):
+    """Returns the names of variables that are not bitwise equal."""
+    first_values, second_values = values(first), values(second)
+    assert set(first_values) == set(second_values)
+    return [
+        name for name, one in first_values.items() if one != second_values[name]
+    ]

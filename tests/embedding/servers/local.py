@@ -1,4 +1,4 @@
-"""Servers that are logical CPUs of this process: the ops, without a cluster."""
+"""Logical CPUs of this process that act as servers, without a cluster."""
 
 import contextlib
 from unittest import mock
@@ -11,7 +11,7 @@ from tf_layoutmap.embedding.servers import tables
 
 @contextlib.contextmanager
 def servers(num_servers: int, num_shards: int | None = None):
-    """What is made under it is as under a ParameterServerStrategy."""
+    """Creates embeddings, in a `with` block, as if on parameter servers."""
     assert num_servers <= strategies.NUM_DEVICES
     shards = tlm.partitioners.FixedShardsPartitioner(num_shards or num_servers)
 

@@ -1,9 +1,10 @@
-"""Embeddings over servers beside the host engine; test_steps.py starts it.
+"""Compares embeddings on servers with the host engine, for test_steps.py.
 
     python -m tests.embedding.servers.program NUM_SERVERS FOLDER [FROM]
 
-Prints a line of JSON: what each case gave, or its error. Writes a checkpoint
-to FOLDER; FROM is one that another number of servers has written.
+Prints a line of JSON with the result or the error of each case, and writes
+checkpoints to FOLDER. FROM is a checkpoint that was written with another number
+of servers.
 """
 
 import json
@@ -109,7 +110,7 @@ def batch(step):
 
 
 def gradients(activations):
-    """Made of the activations, so that they must be right, too."""
+    """Returns gradients that depend on the activations."""
     return {name: tf.sin(7 * one) for name, one in activations.items()}
 
 
@@ -136,21 +137,21 @@ def values(one):
     return found
 
 
-def differences(ours, host):
-    return [name for name in ours if ours[name] != host[name]]
+def differences(distributed, host):
+    return [name for name in distributed if distributed[name] != host[name]]
 
 
 def on_host(make):
-    """What is made outside of the strategy."""
+    """Calls `make` outside of the strategy."""
     return make()
 
 
 def trained(strategy, coordinator, optimizer, **options):
-    """The embedding over servers and on the host, after the same steps."""
+    """Trains on servers and on the host; returns both, and the differences."""
     host = embedding(OPTIMIZERS[optimizer](), **options)
     with strategy.scope():
-        ours = embedding(OPTIMIZERS[optimizer](), **options)
-    steps = step_of(ours), step_of(host)
+        distributed = embedding(OPTIMIZERS[optimizer](), **options)
+    steps = step_of(distributed), step_of(host)
     wrong = []
     for number in range(NUM_STEPS):
         future = coordinator.schedule(steps[0], args=batch(number))
@@ -159,7 +160,11 @@ def trained(strategy, coordinator, optimizer, **options):
         for name, one in future.fetch().items():
             if np.asarray(one).tobytes() != expected[name].numpy().tobytes():
                 wrong.append(f"activation {name}, step {number}")
-    return ours, host, wrong + differences(values(ours), values(host))
+    return (
+        distributed,
+        host,
+        wrong + differences(values(distributed), values(host)),
+    )
 
 
 def optimizer_cases():
@@ -179,7 +184,7 @@ def quantized(strategy, coordinator):
 
     host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
     with strategy.scope():
-        ours = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+        distributed = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
 
     def step_with(one):
         @tf.function
@@ -192,37 +197,37 @@ def quantized(strategy, coordinator):
         return step
 
     ids = tf.constant([3, 8, 3])
-    future = coordinator.schedule(step_with(ours), args=(ids,))
+    future = coordinator.schedule(step_with(distributed), args=(ids,))
     coordinator.join()
     expected = step_with(host)(ids)
     same = (future.fetch() == expected).numpy().all()
-    return [bool(same), differences(values(ours), values(host))]
+    return [bool(same), differences(values(distributed), values(host))]
 
 
 def ids_out_of_range(strategy, coordinator):
-    """Dropped, and clipped."""
+    """Trains with dropped and with clipped ids."""
     wrong = []
     for out_of_range in ("drop", "clip"):
         host = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
         with strategy.scope():
-            ours = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
+            distributed = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
         ids, weights = batch(0)
         ids["bag"] = tf.ragged.constant([[9, -1, 3], [2], [7, 7]], tf.int64)
-        coordinator.schedule(step_of(ours), args=(ids, weights))
+        coordinator.schedule(step_of(distributed), args=(ids, weights))
         step_of(host)(ids, weights)
         coordinator.join()
-        wrong += differences(values(ours), values(host))
+        wrong += differences(values(distributed), values(host))
     return wrong
 
 
 def bfloat16_on_the_wire(strategy, coordinator):
-    """Beside the host engine, and what it says and keeps."""
+    """Compares bfloat16 transfers with the host engine, and checks stats."""
     host = embedding(tpu.SGD(0.25))
     with strategy.scope():
-        ours = embedding(tpu.SGD(0.25), wire_dtype="bfloat16")
-    # Rows and gradients are below 1 and off by 2^-8 of themselves; a sample
-    # has up to 4 ids of weights up to 2, a row up to 30 contributions of up to
-    # 2 times a gradient, whose sum is rounded once.
+        distributed = embedding(tpu.SGD(0.25), wire_dtype="bfloat16")
+    # Rows and gradients are below 1 and rounded with a relative error of 2^-8.
+    # A sample has up to 4 ids with weights up to 2. A row gets up to 30
+    # contributions of up to 2 times a gradient; their sum is rounded once.
     ids, weights = batch(0)
     given = {"clicked": weights, "shown": None, "text": None, "bag": None}
 
@@ -241,7 +246,7 @@ def bfloat16_on_the_wire(strategy, coordinator):
 
         return step
 
-    future = coordinator.schedule(step_with(ours), args=(ids,))
+    future = coordinator.schedule(step_with(distributed), args=(ids,))
     coordinator.join()
     expected = step_with(host)(ids)
     activations = max(
@@ -251,7 +256,7 @@ def bfloat16_on_the_wire(strategy, coordinator):
     rows = max(
         abs(one.numpy() - other.numpy()).max()
         for one, other in zip(
-            ours.embedding_tables.values(),
+            distributed.embedding_tables.values(),
             host.embedding_tables.values(),
             strict=True,
         )
@@ -259,8 +264,8 @@ def bfloat16_on_the_wire(strategy, coordinator):
     return [
         bool(0 < activations <= 4 * 2 * 2**-8),
         bool(0 < rows <= 0.25 * 30 * 2 / 3 * 2**-8),
-        ours.stats()["wire_dtype"],
-        [one.dtype.name for one in ours.embedding_tables.values()],
+        distributed.stats()["wire_dtype"],
+        [one.dtype.name for one in distributed.embedding_tables.values()],
     ]
 
 
@@ -278,21 +283,21 @@ def checkpoint_of(one):
 
 
 def checkpoints(strategy, coordinator):
-    """Written here and loaded by the host, and the other way round."""
+    """Restores checkpoints of servers on the host, and the reverse."""
     options = {"table_dtypes": {"words": "bfloat16"}}
-    ours, host, wrong = trained(strategy, coordinator, "adam", **options)
+    distributed, host, wrong = trained(strategy, coordinator, "adam", **options)
     here, there = str(FOLDER / "servers"), str(FOLDER / "host")
-    checkpoint_of(ours).write(here)
+    checkpoint_of(distributed).write(here)
     checkpoint_of(host).write(there)
     fresh = embedding(OPTIMIZERS["adam"](), **options)
     fresh.build()
     checkpoint_of(fresh).read(here).assert_consumed()
-    wrong += differences(values(ours), values(fresh))
+    wrong += differences(values(distributed), values(fresh))
     with strategy.scope():
         again = embedding(OPTIMIZERS["adam"](), **options)
     checkpoint_of(again).read(there).assert_consumed()
     wrong += differences(values(again), values(host))
-    # The rounding goes on where it was.
+    # The rounding continues at the same step.
     coordinator.schedule(step_of(again), args=batch(8))
     step_of(host)(*batch(8))
     coordinator.join()
@@ -302,16 +307,17 @@ def checkpoints(strategy, coordinator):
 def checkpoint_for_tensorflows_class(strategy, coordinator):
     del coordinator
     with strategy.scope():
-        ours = tlm.TPUEmbedding(
+        distributed = tlm.TPUEmbedding(
             stock_class.features(), None, partitioner=PARTITIONER
         )
-    stock_class.train(ours, 2)
-    checkpoint_of(ours).write(str(FOLDER / "stock"))
+    stock_class.train(distributed, 2)
+    checkpoint_of(distributed).write(str(FOLDER / "stock"))
     found = stock_class.tables_in(FOLDER / "stock")
     return [
         sorted(found),
         differences(
-            {name: one.tobytes() for name, one in found.items()}, values(ours)
+            {name: one.tobytes() for name, one in found.items()},
+            values(distributed),
         ),
     ]
 
@@ -322,17 +328,17 @@ def checkpoint_of_another_number_of_servers(strategy, coordinator):
         return []
     options = {"table_dtypes": {"words": "bfloat16"}}
     with strategy.scope():
-        ours = embedding(OPTIMIZERS["adam"](), **options)
-    checkpoint_of(ours).read(sys.argv[3]).assert_consumed()
+        distributed = embedding(OPTIMIZERS["adam"](), **options)
+    checkpoint_of(distributed).read(sys.argv[3]).assert_consumed()
     host = embedding(OPTIMIZERS["adam"](), **options)
     host.build()
     checkpoint_of(host).read(sys.argv[3]).assert_consumed()
-    return differences(values(ours), values(host))
+    return differences(values(distributed), values(host))
 
 
 def stats(strategy, coordinator):
-    ours, _, wrong = trained(strategy, coordinator, "sgd")
-    found = ours.stats()
+    distributed, _, wrong = trained(strategy, coordinator, "sgd")
+    found = distributed.stats()
     return [
         found["num_updates"],
         found["staleness"],
@@ -343,49 +349,49 @@ def stats(strategy, coordinator):
 
 
 def stale_step(strategy, coordinator):
-    """A step whose rows were fetched before another one was applied."""
+    """Applies another step between the fetch and the apply of a step."""
     with strategy.scope():
-        ours = embedding(tpu.SGD(0.5))
+        distributed = embedding(tpu.SGD(0.5))
 
     @tf.function
     def step(ids, weights):
         factors = {"clicked": weights, "shown": None, "text": None, "bag": None}
-        ours.enqueue(ids, factors)
-        activations = ours.dequeue()
-        ours.apply_gradients(gradients(activations))
+        distributed.enqueue(ids, factors)
+        activations = distributed.dequeue()
+        distributed.apply_gradients(gradients(activations))
 
     ids, weights = batch(0)
-    ours.enqueue(ids, None)
-    activations = ours.dequeue()
+    distributed.enqueue(ids, None)
+    activations = distributed.dequeue()
     coordinator.schedule(step, args=(ids, weights))
     coordinator.join()
-    ours.apply_gradients(gradients(activations))
-    return ours.stats()["staleness"]["max"]
+    distributed.apply_gradients(gradients(activations))
+    return distributed.stats()["staleness"]["max"]
 
 
 def bad_id(strategy, coordinator):
     with strategy.scope():
-        ours = embedding(tpu.SGD(0.5))
-    before = values(ours)
+        distributed = embedding(tpu.SGD(0.5))
+    before = values(distributed)
     ids, weights = batch(0)
     bad = {**ids, "shown": tf.constant([0, 11, 1], tf.int64)}
-    step = step_of(ours)
+    step = step_of(distributed)
     try:
         coordinator.schedule(step, args=(bad, weights))
         coordinator.join()
         return ["not refused"]
     except tf.errors.InvalidArgumentError as error:
         message = error.message
-    # Nothing has changed, and training goes on.
-    wrong = differences(values(ours), before)
+    # The failed step changed nothing, and training continues.
+    wrong = differences(values(distributed), before)
     coordinator.schedule(step, args=(ids, weights))
     coordinator.join()
-    return [message, wrong, differences(values(ours), before) != []]
+    return [message, wrong, differences(values(distributed), before) != []]
 
 
 def scheduled(coordinator, closure, *numbers):
-    """Runs closures of these numbers; the messages of those refused."""
-    refused = []
+    """Runs closures with these numbers; returns the messages of errors."""
+    messages = []
     for number in numbers:
         try:
             coordinator.schedule(
@@ -393,37 +399,37 @@ def scheduled(coordinator, closure, *numbers):
             )
             coordinator.join()
         except tf.errors.FailedPreconditionError as error:
-            refused.append(error.message)
-    return refused
+            messages.append(error.message)
+    return messages
 
 
 def closure_run_again(strategy, coordinator):
-    """A closure that comes again, as when its worker has died."""
+    """Runs closures repeatedly, as after the death of a worker."""
     with strategy.scope():
-        ours = embedding(OPTIMIZERS["adam"]())
+        distributed = embedding(OPTIMIZERS["adam"]())
     host = embedding(OPTIMIZERS["adam"]())
-    step = step_of(ours).python_function
+    step = step_of(distributed).python_function
 
     @tf.function
     def closure(numbers):
         closures.begin(numbers)
         strategy.run(step, args=batch(0))
 
-    refused = scheduled(coordinator, closure, 0, 0, 2, 1, 2, 0)
+    messages = scheduled(coordinator, closure, 0, 0, 2, 1, 2, 0)
     for _ in range(3):
         step_of(host)(*batch(0))
     return [
-        refused,
-        differences(values(ours), values(host)),
-        ours.stats()["num_repeated"],
+        messages,
+        differences(values(distributed), values(host)),
+        distributed.stats()["num_repeated"],
     ]
 
 
 def two_steps_in_a_closure(strategy, coordinator):
     with strategy.scope():
-        ours = embedding(OPTIMIZERS["sgd"]())
+        distributed = embedding(OPTIMIZERS["sgd"]())
     host = embedding(OPTIMIZERS["sgd"]())
-    step = step_of(ours)
+    step = step_of(distributed)
 
     @tf.function
     def closure(numbers):
@@ -431,41 +437,41 @@ def two_steps_in_a_closure(strategy, coordinator):
         for _ in tf.range(2):
             step(*batch(0))
 
-    refused = scheduled(coordinator, closure, 0)
+    messages = scheduled(coordinator, closure, 0)
     step_of(host)(*batch(0))
-    return [refused, differences(values(ours), values(host))]
+    return [messages, differences(values(distributed), values(host))]
 
 
 def forward_only(strategy, coordinator):
     with strategy.scope():
-        ours = embedding(tpu.SGD(0.5))
-    before = values(ours)
+        distributed = embedding(tpu.SGD(0.5))
+    before = values(distributed)
     ids, _ = batch(0)
 
     @tf.function
     def look_up():
-        ours.enqueue(ids, training=False)
-        return ours.dequeue()["shown"]
+        distributed.enqueue(ids, training=False)
+        return distributed.dequeue()["shown"]
 
     future = coordinator.schedule(look_up)
     coordinator.join()
     shown = future.fetch()
     (rows,) = (
         rows
-        for config, rows in ours.embedding_tables.items()
+        for config, rows in distributed.embedding_tables.items()
         if config.name == "ads"
     )
     return [
         bool((shown == tf.gather(rows, ids["shown"])).numpy().all()),
-        differences(values(ours), before),
+        differences(values(distributed), before),
     ]
 
 
 def inside_strategy_run(strategy, coordinator):
     with strategy.scope():
-        ours = embedding(OPTIMIZERS["adagrad"]())
+        distributed = embedding(OPTIMIZERS["adagrad"]())
     host = embedding(OPTIMIZERS["adagrad"]())
-    step = step_of(ours)
+    step = step_of(distributed)
 
     @tf.function
     def closure(ids, weights):
@@ -474,7 +480,7 @@ def inside_strategy_run(strategy, coordinator):
     coordinator.schedule(closure, args=batch(0))
     step_of(host)(*batch(0))
     coordinator.join()
-    return differences(values(ours), values(host))
+    return differences(values(distributed), values(host))
 
 
 def packed(strategy, coordinator):
@@ -483,7 +489,7 @@ def packed(strategy, coordinator):
         for name in ("a", "b")
     }
     with strategy.scope():
-        ours = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
+        distributed = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
     host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
     ids = tlm.pack(
         {
@@ -499,19 +505,21 @@ def packed(strategy, coordinator):
 
         return tf.function(step)
 
-    coordinator.schedule(step_with(ours), args=(ids,))
+    coordinator.schedule(step_with(distributed), args=(ids,))
     coordinator.join()
     step_with(host)(ids)
-    return differences(values(ours), values(host))
+    return differences(values(distributed), values(host))
 
 
 def calls_of_a_step(strategy, coordinator):
-    """The ops on servers, and what they take and give, for 2 and 9 tables."""
+    """Lists the ops on servers, and their numbers of tensors, for 2 tables
+    and for 9 tables.
+    """
     del coordinator
     found = []
     for count in (2, 9):
         with strategy.scope():
-            ours = tlm.TPUEmbedding(
+            distributed = tlm.TPUEmbedding(
                 {
                     str(i): tpu.FeatureConfig(table(f"t{i}", 9, 4, "sum"))
                     for i in range(count)
@@ -522,8 +530,10 @@ def calls_of_a_step(strategy, coordinator):
 
         @tf.function
         def step():
-            ours.enqueue({str(i): tf.constant([i]) for i in range(count)})
-            ours.apply_gradients(gradients(ours.dequeue()))
+            distributed.enqueue(
+                {str(i): tf.constant([i]) for i in range(count)}
+            )
+            distributed.apply_gradients(gradients(distributed.dequeue()))
 
         ops = step.get_concrete_function().graph.get_operations()
         found.append(
@@ -542,16 +552,16 @@ def calls_of_a_step(strategy, coordinator):
 
 
 def looked_up_without_a_step(strategy, coordinator):
-    ours, host, _ = trained(strategy, coordinator, "sgd")
+    distributed, host, _ = trained(strategy, coordinator, "sgd")
     ids, _ = batch(5)
-    here, there = ours(ids), host(ids)
+    here, there = distributed(ids), host(ids)
     return [
         name for name in here if not (here[name] == there[name]).numpy().all()
     ]
 
 
-def first_values(strategy, coordinator):
-    """Beside those of one process, and who has drawn them."""
+def initial_values(strategy, coordinator):
+    """Compares initial values, and lists the devices that created them."""
     del coordinator
     rows = np.arange(36, dtype=np.float32).reshape(9, 4)
     initializers = {
@@ -561,7 +571,7 @@ def first_values(strategy, coordinator):
         "own": lambda shape, dtype=None: tf.constant(rows[: shape[0]]),
     }
 
-    def made():
+    def create_values():
         tf.random.set_seed(3)
         one = tlm.TPUEmbedding(
             {
@@ -580,17 +590,17 @@ def first_values(strategy, coordinator):
     devices = []
     draw, least = new_rows._ops.new_rows, new_rows._LEAST_SIZE
 
-    def told(**arguments):
+    def recording_draw(**arguments):
         devices.append(tf_private.current_device().split("/")[1:4:2])
         return draw(**arguments)
 
     new_rows._LEAST_SIZE = 1
-    new_rows._ops.new_rows = told
+    new_rows._ops.new_rows = recording_draw
     try:
-        host = made()
+        host = create_values()
         del devices[:]
         with strategy.scope():
-            wrong = differences(made(), host)
+            wrong = differences(create_values(), host)
     finally:
         new_rows._LEAST_SIZE, new_rows._ops.new_rows = least, draw
     return [wrong, len(devices), sorted({"/".join(one) for one in devices})]
@@ -603,11 +613,13 @@ def pipelined(strategy, coordinator):
 
 
 def open_vocabulary(strategy, coordinator):
-    """Beside the host engine, with keys that give their rows away."""
+    """Compares with the host engine while keys are evicted."""
     host = key_cases.embedding({"evict": "lru"})
     with strategy.scope():
-        ours = key_cases.embedding({"evict": "lru"}, partitioner=PARTITIONER)
-    steps = key_cases.step_of(ours), key_cases.step_of(host)
+        distributed = key_cases.embedding(
+            {"evict": "lru"}, partitioner=PARTITIONER
+        )
+    steps = key_cases.step_of(distributed), key_cases.step_of(host)
     wrong = []
     for number in range(NUM_STEPS):
         ids, weights = key_cases.batch(number, most=400)
@@ -617,24 +629,29 @@ def open_vocabulary(strategy, coordinator):
         for name, one in future.fetch().items():
             if np.asarray(one).tobytes() != expected[name].numpy().tobytes():
                 wrong.append(f"activation {name}, step {number}")
-    path = tf.train.Checkpoint(embedding=ours).write(str(FOLDER / "keys"))
+    path = tf.train.Checkpoint(embedding=distributed).write(
+        str(FOLDER / "keys")
+    )
     fresh = key_cases.embedding({"evict": "lru"})
     tf.train.Checkpoint(embedding=fresh).read(path).assert_consumed()
     keys = host.vocabularies["words"].keys()
     if (
         not (
-            ours.vocabularies["words"].lookup(keys)
+            distributed.vocabularies["words"].lookup(keys)
             == host.vocabularies["words"].lookup(keys)
         )
         .numpy()
         .all()
     ):
         wrong.append("lookup")
-    if ours.vocabularies["words"].stats() != host.vocabularies["words"].stats():
+    if (
+        distributed.vocabularies["words"].stats()
+        != host.vocabularies["words"].stats()
+    ):
         wrong.append("stats")
     tasks = {
         shard.device.split("/")[3]
-        for shard in ours.vocabularies["words"].key_variable.variables
+        for shard in distributed.vocabularies["words"].key_variable.variables
     }
     ops = (
         steps[0]
@@ -653,7 +670,7 @@ def open_vocabulary(strategy, coordinator):
     )
     return [
         wrong,
-        key_cases.differences(ours, host),
+        key_cases.differences(distributed, host),
         key_cases.differences(fresh, host),
         sorted(tasks),
         [name for _, name in calls],
@@ -669,24 +686,24 @@ def host_asked_for(strategy, coordinator):
 def dequeue_elsewhere(strategy, coordinator):
     del coordinator
     with strategy.scope():
-        ours = embedding(tpu.SGD(0.5))
-    ours.enqueue(batch(0)[0])
-    tf.function(lambda: ours.dequeue()["bag"])()
+        distributed = embedding(tpu.SGD(0.5))
+    distributed.enqueue(batch(0)[0])
+    tf.function(lambda: distributed.dequeue()["bag"])()
 
 
 def traced_training(strategy, coordinator):
     del coordinator
     with strategy.scope():
-        ours = embedding(tpu.SGD(0.5))
-    ours.enqueue(batch(0)[0], training=tf.constant(True))
+        distributed = embedding(tpu.SGD(0.5))
+    distributed.enqueue(batch(0)[0], training=tf.constant(True))
 
 
-def places(strategy, coordinator):
-    """The device of each shard, and the default cut."""
+def shard_devices(strategy, coordinator):
+    """Lists the device of each shard, with and without a partitioner."""
     del coordinator
     with strategy.scope():
-        ours = embedding(tpu.Adagrad(0.5))
-        whole = tlm.TPUEmbedding(
+        distributed = embedding(tpu.Adagrad(0.5))
+        unpartitioned = tlm.TPUEmbedding(
             {"a": tpu.FeatureConfig(tpu.TableConfig(1 << 16, 16))}, tpu.SGD(0.5)
         )
 
@@ -699,7 +716,7 @@ def places(strategy, coordinator):
             for rows in one.embedding_tables.values()
         ]
 
-    return [tasks(ours), tasks(whole)]
+    return [tasks(distributed), tasks(unpartitioned)]
 
 
 CASES = {
@@ -724,13 +741,13 @@ CASES = {
             forward_only,
             inside_strategy_run,
             packed,
-            first_values,
+            initial_values,
             pipelined,
             open_vocabulary,
             host_asked_for,
             dequeue_elsewhere,
             traced_training,
-            places,
+            shard_devices,
         ]
     },
 }
@@ -746,7 +763,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
-    # Servers in threads never end.
+    # Servers that run in threads never exit.
     del servers
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What servers have applied, and how it moves to the next epoch."""
+"""Closures that servers have applied, and the move to the next epoch."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def ops_of(embedding):
 
 
 class Program:
-    """One table on two servers, and a step on its first and its last row."""
+    """One table on two servers, and a step on its first and last rows."""
 
     def __init__(self):
         with local.servers(2):
@@ -53,7 +53,7 @@ class Program:
         self.closure(tf.constant([epoch, number], tf.int64))
 
     def run_on_first_server(self, epoch, number):
-        """As a worker that has died before it reached the second one."""
+        """Runs a closure whose worker dies after calling the first server."""
         variables = [self.servers[1].applied, *self.servers[1].shards]
         before = [one.numpy() for one in variables]
         self.run(epoch, number)
@@ -70,7 +70,7 @@ def program():
     return Program()
 
 
-def test_each_server_says_what_it_has_applied(program):
+def test_each_server_reports_its_applied_closures(program):
     program.run(1, 0)
     program.run(1, 2)
     program.run_on_first_server(1, 1)
@@ -78,7 +78,7 @@ def test_each_server_says_what_it_has_applied(program):
     assert program.applied.move_to_epoch(1, 2) == [{0, 1, 2}, {0, 2}]
 
 
-def test_what_is_missing_on_a_server_is_applied_in_the_next_epoch(program):
+def test_a_missing_closure_is_applied_in_the_next_epoch(program):
     program.run(1, 0)
     program.run_on_first_server(1, 1)
     program.applied.move_to_epoch(1, 2)
@@ -88,7 +88,7 @@ def test_what_is_missing_on_a_server_is_applied_in_the_next_epoch(program):
     assert program.applied.move_to_epoch(2, 3) == [{0, 1}] * 2
 
 
-def test_a_closure_that_comes_late_is_refused(program):
+def test_a_late_closure_raises(program):
     program.run(1, 0)
     program.applied.move_to_epoch(1, 2)
     with pytest.raises(tf.errors.FailedPreconditionError, match="discarded"):
@@ -96,7 +96,7 @@ def test_a_closure_that_comes_late_is_refused(program):
     assert program.rows() == [1, 1]
 
 
-def test_what_was_applied_before_the_epoch_is_none_of_it(program):
+def test_closures_of_earlier_epochs_are_not_reported(program):
     program.run(1, 0)
     program.run_on_first_server(3, 1)
     assert program.applied.move_to_epoch(3, 4) == [{1}, set()]
@@ -105,35 +105,36 @@ def test_what_was_applied_before_the_epoch_is_none_of_it(program):
     assert program.rows() == [3, 3]
 
 
-def test_one_that_is_applied_while_the_epoch_ends_is_found(
-    program, monkeypatch
-):
-    """Between the read and the write of the second server."""
+def test_a_closure_applied_during_the_move_is_reported(program, monkeypatch):
+    """Applies it between the read and the write of the second server."""
     program.run(1, 0)
     applied = program.servers[1].applied
     read = applied.numpy
     calls = []
 
-    def read_and_let_one_in():
+    def read_and_apply_one():
         value = read()
         if not calls:
             program.run(3, 0)
         calls.append(value)
         return value
 
-    monkeypatch.setattr(applied, "numpy", read_and_let_one_in)
+    monkeypatch.setattr(applied, "numpy", read_and_apply_one)
     monkeypatch.setattr(program.applied, "_applied", [applied])
     assert program.applied.move_to_epoch(3, 4) == [{0}]
 
 
-def test_a_step_whose_keys_were_sent_is_awaited_in_the_next_epoch():
-    """Its keys count once, as where it comes again in the same epoch."""
+def test_a_step_with_sent_keys_can_finish_in_the_next_epoch():
+    """Its keys count once, as when it runs again in the same epoch."""
     with local.servers(2):
-        ours = key_cases.embedding({"evict": "lru"})
+        distributed = key_cases.embedding({"evict": "lru"})
     host = key_cases.embedding({"evict": "lru"})
-    run = closure_of(ours)
+    run = closure_of(distributed)
     run(0, 0, dies=True)
-    assert ops_of(ours).applied_closures.move_to_epoch(1, 2) == [set(), set()]
+    assert ops_of(distributed).applied_closures.move_to_epoch(1, 2) == [
+        set(),
+        set(),
+    ]
     run(0, 0, epoch=2)
     key_cases.train(host, 0)
-    assert key_cases.differences(ours, host) == []
+    assert key_cases.differences(distributed, host) == []

@@ -1,4 +1,4 @@
-"""Steps over servers with keys, beside those of one process."""
+"""Steps with keys on servers, compared with the same steps in one process."""
 
 import contextlib
 
@@ -18,34 +18,34 @@ tpu = tf.tpu.experimental.embedding
 
 
 def both(policy, *arguments, num_servers=2, num_shards=None, **options):
-    """The same over servers and in one process."""
+    """Returns equal embeddings on servers and in one process."""
     with local.servers(num_servers, num_shards):
-        ours = cases.embedding(policy, *arguments, **options)
-    return ours, cases.embedding(policy, *arguments, **options)
+        distributed = cases.embedding(policy, *arguments, **options)
+    return distributed, cases.embedding(policy, *arguments, **options)
 
 
-def same_steps(ours, host, steps, **options):
+def same_steps(distributed, host, steps, **options):
     for step in steps:
-        found = cases.train(ours, step, **options)
+        found = cases.train(distributed, step, **options)
         expected = cases.train(host, step, **options)
         for name, one in found.items():
             np.testing.assert_array_equal(one, expected[name])
-    assert cases.differences(ours, host) == []
+    assert cases.differences(distributed, host) == []
 
 
 @pytest.mark.parametrize("num_servers, num_shards", [(1, 1), (2, 3), (3, 8)])
 @pytest.mark.parametrize(
     "policy", cases.POLICIES.values(), ids=cases.POLICIES.keys()
 )
-def test_all_is_that_of_one_process_to_the_bit(policy, num_servers, num_shards):
-    ours, host = both(
+def test_steps_equal_one_process_bitwise(policy, num_servers, num_shards):
+    distributed, host = both(
         policy,
         capacity=512 if num_shards == 8 else 64,
         num_servers=num_servers,
         num_shards=num_shards,
     )
-    same_steps(ours, host, range(5))
-    found = ours.vocabularies["words"].stats()
+    same_steps(distributed, host, range(5))
+    found = distributed.vocabularies["words"].stats()
     assert found == host.vocabularies["words"].stats()
     assert found["num_known"] > 0
 
@@ -60,24 +60,28 @@ def test_all_is_that_of_one_process_to_the_bit(policy, num_servers, num_shards):
     most=st.integers(1, 900),
     num_samples=st.integers(0, 20),
 )
-def test_so_it_is_for_any_batches_sizes_and_cuts(
+def test_steps_equal_one_process_for_any_settings(
     policy, num_servers, num_shards, capacity, seed, most, num_samples
 ):
-    ours, host = both(
+    distributed, host = both(
         cases.POLICIES[policy],
         capacity=capacity,
         num_servers=num_servers,
         num_shards=num_shards,
     )
     same_steps(
-        ours, host, range(seed, seed + 3), most=most, num_samples=num_samples
+        distributed,
+        host,
+        range(seed, seed + 3),
+        most=most,
+        num_samples=num_samples,
     )
 
 
-def test_keys_give_their_rows_away_as_there():
-    ours, host = both({"evict": "lru"}, num_servers=3)
-    same_steps(ours, host, range(8), most=400, num_samples=12)
-    assert ours.vocabularies["words"].stats()["num_evicted"] > 20
+def test_evictions_equal_one_process():
+    distributed, host = both({"evict": "lru"}, num_servers=3)
+    same_steps(distributed, host, range(8), most=400, num_samples=12)
+    assert distributed.vocabularies["words"].stats()["num_evicted"] > 20
 
 
 @pytest.mark.parametrize(
@@ -90,19 +94,19 @@ def test_keys_give_their_rows_away_as_there():
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_so_it_is_for_other_rules_and_rows_of_16_bits(optimizer):
-    ours, host = both(
+def test_other_optimizers_and_16_bit_tables_equal_one_process(optimizer):
+    distributed, host = both(
         {"evict": "lru"},
         optimizer,
         table_dtypes={"words": "bfloat16", "ads": "float16"},
     )
-    same_steps(ours, host, range(4))
+    same_steps(distributed, host, range(4))
 
 
-def test_strings_are_keys():
-    ours, host = both({"evict": "lfu"})
-    same_steps(ours, host, range(3), strings=True)
-    vocabulary = ours.vocabularies["words"]
+def test_string_keys_equal_one_process():
+    distributed, host = both({"evict": "lfu"})
+    same_steps(distributed, host, range(3), strings=True)
+    vocabulary = distributed.vocabularies["words"]
     assert vocabulary.stats()["keys_are"] == "strings"
     keys = cases.batch(1, strings=True)[0]["bag"].values
     np.testing.assert_array_equal(
@@ -111,115 +115,115 @@ def test_strings_are_keys():
     assert vocabulary.contains(keys).numpy().all()
 
 
-def test_integers_after_strings_are_refused_and_change_nothing():
-    ours, _ = both({})
-    cases.train(ours, 0, strings=True)
-    before = cases.values(ours)
-    ours.enqueue(*cases.batch(1))
+def test_integers_after_strings_raise_and_change_nothing():
+    distributed, _ = both({})
+    cases.train(distributed, 0, strings=True)
+    before = cases.values(distributed)
+    distributed.enqueue(*cases.batch(1))
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be strings"):
-        ours.dequeue()
-    assert cases.values(ours) == before
+        distributed.dequeue()
+    assert cases.values(distributed) == before
 
 
-def test_a_forward_only_step_changes_nothing_and_finds_what_there_is():
-    ours, host = both({"unknown": "row"})
-    same_steps(ours, host, range(2))
-    before = cases.values(ours)
+def test_a_forward_only_step_looks_up_and_changes_nothing():
+    distributed, host = both({"unknown": "row"})
+    same_steps(distributed, host, range(2))
+    before = cases.values(distributed)
     ids, weights = cases.batch(9)
     found, expected = [], []
-    for one, activations in [(ours, found), (host, expected)]:
+    for one, activations in [(distributed, found), (host, expected)]:
         one.enqueue(ids, weights, training=False)
         activations.append(one.dequeue())
     for name, one in found[0].items():
         np.testing.assert_array_equal(one, expected[0][name])
-    assert cases.values(ours) == before
+    assert cases.values(distributed) == before
     expected = host(ids, weights)
-    for name, one in ours(ids, weights).items():
+    for name, one in distributed(ids, weights).items():
         np.testing.assert_array_equal(one, expected[name])
 
 
-def test_a_traced_step_that_nothing_applies_is_forward_only():
-    ours, host = both({"evict": "lru"})
-    same_steps(ours, host, range(2))
-    before = cases.values(ours)
+def test_a_traced_step_without_apply_is_forward_only():
+    distributed, host = both({"evict": "lru"})
+    same_steps(distributed, host, range(2))
+    before = cases.values(distributed)
 
     @tf.function
     def look_up(ids):
-        ours.enqueue(ids)
-        return ours.dequeue()
+        distributed.enqueue(ids)
+        return distributed.dequeue()
 
     look_up(cases.batch(9)[0])
-    assert cases.values(ours) == before
+    assert cases.values(distributed) == before
 
 
-def test_a_full_vocabulary_refuses_a_step_that_then_is_none():
+def test_a_full_vocabulary_raises_and_changes_nothing():
     policy = {"evict": "none", "on_full": "error"}
-    ours, _ = both(policy, capacity=8, num_servers=1)
-    before = cases.values(ours)
-    ours.enqueue(*cases.batch(0))
+    distributed, _ = both(policy, capacity=8, num_servers=1)
+    before = cases.values(distributed)
+    distributed.enqueue(*cases.batch(0))
     with pytest.raises(
         tf.errors.FailedPreconditionError,
         match="has no free row.*table 'words'",
     ):
-        ours.dequeue()
-    assert cases.values(ours) == before
+        distributed.dequeue()
+    assert cases.values(distributed) == before
 
 
-def test_of_several_servers_training_and_saving_go_on_after_it(tmp_path):
-    """The other servers have counted the step that one has refused."""
+def test_training_and_saving_continue_after_a_full_server(tmp_path):
+    """The other servers have counted the step that failed on one server."""
     with local.servers(2):
-        ours = cases.embedding({"evict": "none", "on_full": "error"})
-    vocabulary = ours.vocabularies["words"]
+        distributed = cases.embedding({"evict": "none", "on_full": "error"})
+    vocabulary = distributed.vocabularies["words"]
     keys = np.arange(2000)
-    # All of one shard's, more than it has room for; and one of the other's.
+    # Keys of the first shard, more than it has rows for, and one other key.
     first = vocabulary.key_variable.variables[0].shape[0]
     mixed = keys[[bucket_of(key) < first for key in keys]]
     other = next(key for key in keys if key not in mixed)
 
     def enqueue(found):
-        ours.enqueue(
+        distributed.enqueue(
             {
                 "bag": tf.constant(found, tf.int64)[:, tf.newaxis],
                 "text": tf.zeros([len(found), 0], tf.int64),
                 "ads": tf.zeros([len(found), 1], tf.int64),
             }
         )
-        return ours.dequeue()
+        return distributed.dequeue()
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="no free row"):
         enqueue([*mixed[:100], other])
-    ours.reset()
+    distributed.reset()
     assert not vocabulary.contains(mixed).numpy().any()
-    tf.train.Checkpoint(embedding=ours).write(str(tmp_path / "saved"))
-    ours.apply_gradients(cases.gradients(enqueue([*mixed[:3], other])))
+    tf.train.Checkpoint(embedding=distributed).write(str(tmp_path / "saved"))
+    distributed.apply_gradients(cases.gradients(enqueue([*mixed[:3], other])))
     assert vocabulary.contains([*mixed[:3], other]).numpy().all()
 
 
 def bucket_of(key):
-    """Of 8 buckets."""
+    """Returns the key's bucket among 8 buckets."""
     return (reference.mix(int(key)) >> 32) * 8 >> 32
 
 
 def test_an_update_between_fetch_and_apply_is_counted():
     with local.servers(2):
-        ours = cases.embedding({})
-    ours.enqueue(*cases.batch(0))
-    activations = ours.dequeue()
-    closure_of(ours)(0, 1)
-    ours.apply_gradients(cases.gradients(activations))
-    assert ours.stats()["staleness"]["max"] == 1
+        distributed = cases.embedding({})
+    distributed.enqueue(*cases.batch(0))
+    activations = distributed.dequeue()
+    closure_of(distributed)(0, 1)
+    distributed.apply_gradients(cases.gradients(activations))
+    assert distributed.stats()["staleness"]["max"] == 1
 
 
-def closure_of(ours):
-    """What a worker runs: of numbers and a batch."""
+def closure_of(distributed):
+    """Returns a function that runs a worker's closure on a batch."""
 
     @tf.function(reduce_retracing=True)
     def closure(numbers, ids, weights, dies):
         closures.begin(numbers)
-        ours.enqueue(ids, {"bag": weights, "text": None, "ads": None})
-        activations = ours.dequeue()
+        distributed.enqueue(ids, {"bag": weights, "text": None, "ads": None})
+        activations = distributed.dequeue()
         with tf.control_dependencies(dying(activations, dies)):
-            ours.apply_gradients(cases.gradients(activations))
+            distributed.apply_gradients(cases.gradients(activations))
 
     def run(number, step, *, dies=False, epoch=1):
         ids, weights = cases.batch(step)
@@ -239,136 +243,144 @@ def closure_of(ours):
 
 
 def dying(activations, dies):
-    """What comes between the two calls of a worker that dies there."""
+    """Returns the failure between the two calls of a dying worker."""
     with tf.control_dependencies(list(activations.values())):
         return [tf.debugging.Assert(False, ["dies"])] if dies else []
 
 
-def test_a_closure_that_comes_again_counts_its_keys_once():
-    """As when its worker has died before it sent the gradients."""
-    ours, host = both({"evict": "lru"})
-    run = closure_of(ours)
+def test_a_repeated_closure_counts_its_keys_once():
+    """The worker dies before it sends the gradients."""
+    distributed, host = both({"evict": "lru"})
+    run = closure_of(distributed)
     run(0, 0, dies=True)
     run(0, 0)
     run(1, 1)
     run(1, 1)
     cases.train(host, 0)
     cases.train(host, 1)
-    assert cases.differences(ours, host) == []
-    assert ours.stats()["num_repeated"] == 1
+    assert cases.differences(distributed, host) == []
+    assert distributed.stats()["num_repeated"] == 1
 
 
-def test_with_another_batch_it_finds_keys_and_gives_none_a_row():
-    ours, host = both({"evict": "lru"})
-    run = closure_of(ours)
+def test_a_repeated_closure_with_other_keys_inserts_none():
+    distributed, host = both({"evict": "lru"})
+    run = closure_of(distributed)
     run(0, 0, dies=True)
-    before = ours.vocabularies["words"].stats()
+    before = distributed.vocabularies["words"].stats()
     run(0, 5)
-    assert ours.vocabularies["words"].stats() == before
+    assert distributed.vocabularies["words"].stats() == before
     cases.train(host, 0)
     np.testing.assert_array_equal(
-        ours.vocabularies["words"].keys(), host.vocabularies["words"].keys()
+        distributed.vocabularies["words"].keys(),
+        host.vocabularies["words"].keys(),
     )
 
 
-def test_gradients_of_a_run_that_another_has_replaced_are_refused():
-    ours, _ = both({"evict": "lru"})
+def test_gradients_of_a_replaced_run_raise():
+    distributed, _ = both({"evict": "lru"})
     ids, weights = cases.batch(0)
 
     @tf.function
     def closure(ids, weights):
         closures.begin(tf.constant([1, 0], tf.int64))
-        ours.enqueue(ids, {"bag": weights, "text": None, "ads": None})
-        activations = ours.dequeue()
-        # The same closure elsewhere, meanwhile.
+        distributed.enqueue(ids, {"bag": weights, "text": None, "ads": None})
+        activations = distributed.dequeue()
+        # Meanwhile, another worker runs the same closure.
         with tf.control_dependencies(list(activations.values())):
             done = tf.py_function(
-                lambda: closure_of(ours)(0, 0, dies=True) or 0, [], tf.int64
+                lambda: closure_of(distributed)(0, 0, dies=True) or 0,
+                [],
+                tf.int64,
             )
         with tf.control_dependencies([done]):
-            ours.apply_gradients(cases.gradients(activations))
+            distributed.apply_gradients(cases.gradients(activations))
 
-    before = ours.stats()["num_updates"]
+    before = distributed.stats()["num_updates"]
     with pytest.raises(tf.errors.FailedPreconditionError, match="too late"):
         closure(ids, weights["bag"])
-    assert ours.stats()["num_updates"] == before
+    assert distributed.stats()["num_updates"] == before
 
 
-def test_rows_of_a_step_that_is_awaited_stay():
-    """16 rows, and a closure whose gradients never come."""
+def test_rows_of_a_pending_step_are_not_evicted():
+    """There are 16 rows, and a closure whose gradients never arrive."""
     with local.servers(1):
-        ours = one_table()
-    step = one_table_step(ours)
+        distributed = one_table()
+    step = one_table_step(distributed)
     step(0, range(16), dies=True)
     step(1, range(100, 116))
-    vocabulary = ours.vocabularies["words"]
+    vocabulary = distributed.vocabularies["words"]
     assert sorted(vocabulary.keys().numpy()) == list(range(16))
     assert vocabulary.stats()["num_full"] == 16
     with pytest.raises(
         tf.errors.FailedPreconditionError, match="step in flight"
     ):
         vocabulary.evict([3])
-    # It is run again, as a coordinator does: then its rows may go.
+    # A coordinator runs the closure again; then its rows can be evicted.
     step(0, range(16))
     assert vocabulary.evict([3, 99, 3]).numpy().tolist() == [3]
     step(2, range(200, 216))
     assert not vocabulary.contains(range(16)).numpy().any()
 
 
-def test_a_new_epoch_frees_the_rows_of_closures_that_were_given_up():
+def test_a_new_epoch_frees_the_rows_of_lost_closures():
     with local.servers(1):
-        ours = one_table()
-    step = one_table_step(ours)
+        distributed = one_table()
+    step = one_table_step(distributed)
     step(0, range(16), dies=True)
     step(0, range(100, 116), epoch=2)
-    assert ours.vocabularies["words"].contains(range(100, 116)).numpy().all()
+    assert (
+        distributed.vocabularies["words"]
+        .contains(range(100, 116))
+        .numpy()
+        .all()
+    )
 
 
-def test_steps_without_a_closure_do_not_pin_rows_for_ever():
+def test_lookups_without_a_closure_pin_rows_for_a_limited_time():
     with local.servers(1):
-        ours = one_table()
+        distributed = one_table()
 
-    # A lookup of a layer under a tape, whose gradients never come.
-    fetch = ours._state.backend.open
+    # A layer's lookup under a tape whose gradients never arrive.
+    fetch = distributed._state.backend.open
     fetch({"word": tf.range(16, dtype=tf.int64)}, None)
     for _ in range(256):
         fetch({"word": tf.constant([5], tf.int64)}, None)
     fetch({"word": tf.range(100, 116, dtype=tf.int64)}, None)
-    vocabulary = ours.vocabularies["words"]
+    vocabulary = distributed.vocabularies["words"]
     assert vocabulary.contains([5]).numpy().all()
     assert vocabulary.contains(range(100, 115)).numpy().sum() == 15
 
 
-def test_reset_frees_the_rows_of_the_step_that_it_forgets():
+def test_reset_frees_the_rows_of_the_discarded_step():
     with local.servers(2):
-        ours = one_table()
-    ours.enqueue({"word": tf.range(16, dtype=tf.int64)})
-    ours.dequeue()
-    ours.reset()
-    assert len(ours.vocabularies["words"].evict(range(16))) == 16
+        distributed = one_table()
+    distributed.enqueue({"word": tf.range(16, dtype=tf.int64)})
+    distributed.dequeue()
+    distributed.reset()
+    assert len(distributed.vocabularies["words"].evict(range(16))) == 16
 
 
 def one_table():
     table = tpu.TableConfig(
         16, 1, name="words", initializer=tf.zeros_initializer()
     )
-    made = tlm.TPUEmbedding(
+    built = tlm.TPUEmbedding(
         {"word": tpu.FeatureConfig(table)},
         tpu.SGD(1.0),
         vocabularies={"words": tlm.OpenVocabulary(16)},
     )
-    made.build()
-    return made
+    built.build()
+    return built
 
 
-def one_table_step(ours):
+def one_table_step(distributed):
     @tf.function(reduce_retracing=True)
     def closure(numbers, keys, dies):
         closures.begin(numbers)
-        ours.enqueue({"word": keys})
-        activations = ours.dequeue()
+        distributed.enqueue({"word": keys})
+        activations = distributed.dequeue()
         with tf.control_dependencies(dying(activations, dies)):
-            ours.apply_gradients(
+            distributed.apply_gradients(
                 tf.nest.map_structure(tf.ones_like, activations)
             )
 
@@ -387,53 +399,51 @@ def one_table_step(ours):
     return step
 
 
-def test_a_closure_that_looks_keys_up_twice_is_refused():
+def test_a_closure_with_two_lookups_of_keys_raises():
     with local.servers(1):
-        ours = one_table()
+        distributed = one_table()
 
     @tf.function
     def closure(keys):
         closures.begin(tf.constant([1, 0], tf.int64))
         for _ in tf.range(2):
-            ours.enqueue({"word": keys})
-            ours.apply_gradients(ours.dequeue())
+            distributed.enqueue({"word": keys})
+            distributed.apply_gradients(distributed.dequeue())
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="only once"):
         closure(tf.constant([1, 2], tf.int64))
 
 
-def test_keys_that_expire_leave_when_they_are_told_to():
-    ours, host = both({"evict": "none", "ttl_steps": 2}, num_servers=3)
-    same_steps(ours, host, range(6))
-    found = ours.vocabularies["words"].evict_expired()
+def test_evict_expired_equals_one_process():
+    distributed, host = both({"evict": "none", "ttl_steps": 2}, num_servers=3)
+    same_steps(distributed, host, range(6))
+    found = distributed.vocabularies["words"].evict_expired()
     expected = host.vocabularies["words"].evict_expired()
     np.testing.assert_array_equal(found, expected)
     assert len(found) > 0
-    some = ours.vocabularies["words"].keys()[::2]
+    some = distributed.vocabularies["words"].keys()[::2]
     np.testing.assert_array_equal(
-        ours.vocabularies["words"].evict(some),
+        distributed.vocabularies["words"].evict(some),
         host.vocabularies["words"].evict(some),
     )
-    assert cases.differences(ours, host) == []
+    assert cases.differences(distributed, host) == []
 
 
-def test_what_workers_cannot_do_is_refused():
+def test_unsupported_vocabulary_calls_raise():
     with local.servers(1):
         with pytest.raises(NotImplementedError, match="on_evict.*'words'"):
             cases.embedding({"on_evict": print})
-        ours = cases.embedding({})
+        distributed = cases.embedding({})
     with pytest.raises(NotImplementedError, match="convert_vocabularies"):
-        ours.vocabularies["words"].resize(128)
+        distributed.vocabularies["words"].resize(128)
 
 
 @pytest.mark.parametrize("policy", ["lru", "count"])
-def test_checkpoints_go_to_one_process_and_other_servers_and_back(
-    policy, tmp_path
-):
+def test_checkpoints_restore_in_one_process_and_on_servers(policy, tmp_path):
     policy = cases.POLICIES[policy]
-    ours, host = both(policy, num_servers=3)
-    same_steps(ours, host, range(3))
-    for name, source in [("servers", ours), ("host", host)]:
+    distributed, host = both(policy, num_servers=3)
+    same_steps(distributed, host, range(3))
+    for name, source in [("servers", distributed), ("host", host)]:
         path = tf.train.Checkpoint(embedding=source).write(str(tmp_path / name))
         fresh, alone = both(policy, num_servers=2)
         for one in (fresh, alone):

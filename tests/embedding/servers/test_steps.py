@@ -1,11 +1,11 @@
-"""Embeddings over two and over three servers, beside the host engine."""
+"""Embeddings on two and on three servers, compared with the host engine."""
 
 import pytest
 
 from tests import processes
 from tests.embedding.servers import program
 
-pytestmark = pytest.mark.slow  # Two clusters.
+pytestmark = pytest.mark.slow  # The module starts two clusters.
 
 _SECONDS = 240
 
@@ -19,35 +19,35 @@ def run(*arguments) -> dict:
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory):
+def two_servers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     return run(2, folder), folder
 
 
 @pytest.fixture(scope="module")
-def by_three(by_two, tmp_path_factory):
-    return run(3, tmp_path_factory.mktemp("three"), by_two[1] / "servers")
+def three_servers(two_servers, tmp_path_factory):
+    return run(3, tmp_path_factory.mktemp("three"), two_servers[1] / "servers")
 
 
 @pytest.fixture(params=[2, 3])
-def found(request, by_two, by_three):
-    return by_two[0] if request.param == 2 else by_three
+def found(request, two_servers, three_servers):
+    return two_servers[0] if request.param == 2 else three_servers
 
 
 @pytest.mark.parametrize("name", program.OPTIMIZERS)
-def test_tables_are_those_of_the_host_engine_to_the_bit(found, name):
+def test_tables_are_bitwise_equal_to_the_host_engine(found, name):
     assert found[f"optimizer {name}"] == []
 
 
-def test_so_are_tables_of_16_bits(found):
+def test_16_bit_tables_are_bitwise_equal(found):
     assert found["half_tables"] == []
 
 
-def test_so_are_rows_that_are_quantized(found):
+def test_quantized_rows_are_bitwise_equal(found):
     assert found["quantized"] == [True, []]
 
 
-def test_bfloat16_on_the_wire_is_off_by_its_error_and_said_in_stats(found):
+def test_bfloat16_transfers_have_bounded_errors_and_are_in_stats(found):
     assert found["bfloat16_on_the_wire"] == [
         True,
         True,
@@ -56,15 +56,15 @@ def test_bfloat16_on_the_wire_is_off_by_its_error_and_said_in_stats(found):
     ]
 
 
-def test_ids_out_of_range_are_dropped_or_clipped_as_there(found):
+def test_out_of_range_ids_are_dropped_or_clipped_equally(found):
     assert found["ids_out_of_range"] == []
 
 
-def test_checkpoints_go_both_ways(found):
+def test_checkpoints_restore_on_host_and_on_servers(found):
     assert found["checkpoints"] == []
 
 
-def test_tensorflows_own_class_reads_a_checkpoint_of_servers(found):
+def test_tensorflow_s_class_reads_a_checkpoint_of_servers(found):
     assert found["checkpoint_for_tensorflows_class"] == [
         [
             "users",
@@ -77,11 +77,11 @@ def test_tensorflows_own_class_reads_a_checkpoint_of_servers(found):
     ]
 
 
-def test_another_number_of_servers_reads_a_checkpoint(by_three):
-    assert by_three["checkpoint_of_another_number_of_servers"] == []
+def test_a_checkpoint_restores_on_another_number_of_servers(three_servers):
+    assert three_servers["checkpoint_of_another_number_of_servers"] == []
 
 
-def test_stats_count_updates_and_no_staleness_of_one_worker(found):
+def test_stats_of_one_worker_have_no_staleness(found):
     num_updates, staleness, num_repeated, num_servers, wrong = found["stats"]
     assert num_updates == program.NUM_STEPS
     assert staleness == {"mean": 0, "max": 0}
@@ -94,7 +94,7 @@ def test_an_update_between_fetch_and_apply_is_counted(found):
     assert found["stale_step"] == 1
 
 
-def test_a_bad_id_is_an_error_there_and_changes_nothing(found):
+def test_a_bad_id_raises_and_changes_nothing(found):
     message, changed, trains_on = found["bad_id"]
     assert (
         "Feature 'shown', sample 1: id 11 is outside table 'ads' with 11 rows"
@@ -103,16 +103,16 @@ def test_a_bad_id_is_an_error_there_and_changes_nothing(found):
     assert trains_on
 
 
-def test_a_closure_that_comes_again_changes_nothing(found):
-    refused, wrong, num_repeated = found["closure_run_again"]
-    assert refused == []
+def test_a_repeated_closure_changes_nothing(found):
+    messages, wrong, num_repeated = found["closure_run_again"]
+    assert messages == []
     assert wrong == []
     assert num_repeated == 3
 
 
-def test_a_second_step_in_a_closure_is_refused(found):
-    (refused,), wrong = found["two_steps_in_a_closure"]
-    assert "has already applied gradients of this embedding" in refused
+def test_a_second_step_in_a_closure_raises(found):
+    (messages,), wrong = found["two_steps_in_a_closure"]
+    assert "has already applied gradients of this embedding" in messages
     assert wrong == []
 
 
@@ -120,35 +120,35 @@ def test_a_forward_only_step_changes_nothing(found):
     assert found["forward_only"] == [True, []]
 
 
-def test_a_step_may_be_inside_of_strategy_run(found):
+def test_a_step_can_be_inside_of_strategy_run(found):
     assert found["inside_strategy_run"] == []
 
 
-def test_a_batch_may_be_packed(found):
+def test_packed_batches_are_supported(found):
     assert found["packed"] == []
 
 
-def test_shards_are_where_the_fewest_bytes_are(by_two):
-    ours, whole = by_two[0]["places"]
-    # Of `words` 72, 48 and 48 bytes, then of `ads` 128, 128 and 96.
-    assert ours == [
+def test_shards_are_placed_on_the_server_with_fewest_bytes(two_servers):
+    distributed, unpartitioned = two_servers[0]["shard_devices"]
+    # `words` has shards of 72, 48 and 48 bytes; `ads` of 128, 128 and 96.
+    assert distributed == [
         ["task:0", "task:1", "task:1"],
         ["task:0", "task:1", "task:0"],
     ]
-    assert whole == [["task:0", "task:1"]]
+    assert unpartitioned == [["task:0", "task:1"]]
 
 
-def test_servers_draw_the_first_values_of_one_process_themselves(found):
-    wrong, num_drawn, where = found["first_values"]
+def test_servers_create_the_initial_values_of_one_process(found):
+    wrong, num_drawn, where = found["initial_values"]
     assert wrong == []
-    # Three shards of three tables, and of the slot variables of all four.
+    # There are 3 shards of 3 tables, and of the slot variables of all 4 tables.
     assert num_drawn == 3 * (3 + 4)
     assert where[:2] == ["job:ps/task:0", "job:ps/task:1"]
     assert all(one.startswith("job:ps/") for one in where)
 
 
-def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):
-    few, many = by_two[0]["calls_of_a_step"]
+def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
+    few, many = two_servers[0]["calls_of_a_step"]
     assert (
         few
         == many
@@ -165,9 +165,9 @@ def test_a_step_is_two_calls_of_each_server_for_any_number_of_tables(by_two):
     )
 
 
-def test_so_it_is_with_keys_whose_tables_are_those_of_one_process(found):
-    wrong, ours, restored, tasks, calls = found["open_vocabulary"]
-    assert [wrong, ours, restored] == [[], [], []]
+def test_open_tables_equal_one_process_with_two_calls(found):
+    wrong, distributed, restored, tasks, calls = found["open_vocabulary"]
+    assert [wrong, distributed, restored] == [[], [], []]
     assert len(tasks) == 2
     num_servers = found["stats"][3]
     assert sorted(calls) == ["ApplyRows"] * num_servers + (
@@ -175,7 +175,7 @@ def test_so_it_is_with_keys_whose_tables_are_those_of_one_process(found):
     )
 
 
-def test_tables_on_servers_are_looked_up_without_a_step(found):
+def test_lookups_without_a_step_equal_the_host(found):
     assert found["looked_up_without_a_step"] == []
 
 
@@ -188,5 +188,5 @@ def test_tables_on_servers_are_looked_up_without_a_step(found):
         ("traced_training", "must be a Python bool"),
     ],
 )
-def test_what_is_not_done_over_servers_is_refused(by_two, case, words):
-    assert words in by_two[0][case]
+def test_unsupported_calls_on_servers_raise(two_servers, case, words):
+    assert words in two_servers[0][case]

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.spec.config: TF's configs become frozen specs."""
+"""tf_layoutmap.embedding.spec.config: frozen specs of TF's configs."""
 
 import pytest
 import tensorflow as tf
@@ -19,7 +19,7 @@ def table(name=None, **settings):
     return tpu.TableConfig(10, 4, name=name, **settings)
 
 
-def test_tables_come_in_the_order_features_first_name_them():
+def test_tables_are_ordered_by_their_first_feature():
     ads, words = table("ads"), table("words")
     spec, configs = read(
         {
@@ -35,7 +35,7 @@ def test_tables_come_in_the_order_features_first_name_them():
     assert configs == [words, ads]
 
 
-def test_tables_without_a_name_are_called_by_their_place():
+def test_unnamed_tables_are_named_by_their_index():
     spec, _ = read(
         [
             tpu.FeatureConfig(table()),
@@ -46,7 +46,7 @@ def test_tables_without_a_name_are_called_by_their_place():
     assert [one.name for one in spec.tables] == ["table_0", "x", "table_2"]
 
 
-def test_features_are_called_by_their_path():
+def test_features_are_named_by_their_path():
     one = tpu.FeatureConfig(table("t"), name="own")
     spec, _ = read({"ads": [one, (one,)]})
     assert [f.name for f in spec.features] == ["ads/0", "ads/1/0"]
@@ -54,7 +54,7 @@ def test_features_are_called_by_their_path():
     assert read(tpu.FeatureConfig(table("t")))[0].features[0].name == "feature"
 
 
-def test_the_config_objects_are_never_written_to():
+def test_config_objects_are_not_modified():
     nameless = table()
     feature = tpu.FeatureConfig(nameless)
     before = dict(vars(nameless)), dict(vars(feature))
@@ -65,7 +65,7 @@ def test_the_config_objects_are_never_written_to():
     assert second.tables[0].optimizer.name == "adagrad"
 
 
-def test_optimizer_of_a_table_comes_before_the_default():
+def test_optimizer_of_a_table_overrides_the_default():
     spec, _ = read(
         [
             tpu.FeatureConfig(table(optimizer=tpu.SGD(0.5))),
@@ -76,23 +76,23 @@ def test_optimizer_of_a_table_comes_before_the_default():
     assert [one.optimizer.name for one in spec.tables] == ["sgd", "adagrad"]
 
 
-def test_two_tables_of_one_name_are_refused():
+def test_duplicate_table_names_raise():
     with pytest.raises(ValueError, match="Multiple tables with name 'x'"):
         read([tpu.FeatureConfig(table("x")), tpu.FeatureConfig(table("x"))])
 
 
-def test_default_name_that_a_table_has_is_refused():
+def test_default_name_used_by_another_table_raises():
     with pytest.raises(ValueError, match="Multiple tables with name 'table_0'"):
         read([tpu.FeatureConfig(table()), tpu.FeatureConfig(table("table_0"))])
 
 
 @pytest.mark.parametrize("empty", [[], {}, (), {"a": []}])
-def test_config_without_features_is_refused(empty):
+def test_config_without_features_raises(empty):
     with pytest.raises(ValueError, match="at least one FeatureConfig"):
         read(empty)
 
 
-def test_table_in_place_of_a_feature_is_refused_with_its_path():
+def test_table_in_place_of_a_feature_raises_with_its_path():
     with pytest.raises(TypeError, match=r"TableConfig.*path 'a/0'"):
         read({"a": [table("x")]})
 
@@ -104,19 +104,19 @@ def test_table_in_place_of_a_feature_is_refused_with_its_path():
         ({"dtype": tf.int32}, "float32"),
     ],
 )
-def test_table_settings_not_carried_out_are_refused(setting, words):
+def test_unsupported_table_settings_raise(setting, words):
     with pytest.raises(ValueError, match=rf"{words}.*\(table 'x'\)"):
         read(tpu.FeatureConfig(table("x", **setting)))
 
 
-def test_custom_combiner_is_refused():
+def test_custom_combiner_raises():
     one = table("x")
     one.combiner = object()
     with pytest.raises(ValueError, match="combiner"):
         read(tpu.FeatureConfig(one))
 
 
-def test_output_shape_takes_the_place_of_a_sequence_length():
+def test_output_shape_overrides_max_sequence_length():
     spec, _ = read(
         tpu.FeatureConfig(
             table("x"),
@@ -131,7 +131,7 @@ def test_output_shape_takes_the_place_of_a_sequence_length():
 
 
 @pytest.mark.parametrize("shape", [[], [2, None], [2, 0]])
-def test_output_shape_that_says_too_little_is_refused(shape):
+def test_incomplete_output_shape_raises(shape):
     with pytest.raises(ValueError, match="output_shape"):
         read(tpu.FeatureConfig(table("x"), output_shape=shape))
 
@@ -156,7 +156,7 @@ def test_quantization_is_read():
         (256, 0.0, 1e-37),
     ],
 )
-def test_quantization_that_makes_no_sense_is_refused(settings):
+def test_invalid_quantization_raises(settings):
     with pytest.raises(ValueError, match=r"QuantizationConfig.*'x'"):
         read(
             tpu.FeatureConfig(

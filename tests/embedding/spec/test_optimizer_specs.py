@@ -1,4 +1,4 @@
-"""embedding.spec.optimizer_specs: TPU optimizer objects become specs."""
+"""embedding.spec.optimizer_specs: specs of TPU optimizer objects."""
 
 import functools
 import math
@@ -16,29 +16,29 @@ def read(optimizer):
     return optimizer_specs.read_optimizer(optimizer, table="words")
 
 
-def test_sgd_has_a_learning_rate_and_no_slot():
+def test_sgd_has_a_learning_rate_and_no_slots():
     assert read(tpu.SGD(0.25)) == optimizer_specs.OptimizerSpec("sgd", 0.25)
 
 
-def test_adagrad_has_accumulators_with_its_initial_value():
+def test_adagrad_has_accumulators_with_an_initial_value():
     spec = read(tpu.Adagrad(0.5, initial_accumulator_value=0.25))
     assert spec.name == "adagrad"
     assert spec.learning_rate == 0.5
     assert spec.slots == (optimizer_specs.SlotSpec("accumulators", 0.25),)
 
 
-def test_no_optimizer_stays_none():
+def test_none_is_returned_for_no_optimizer():
     assert read(None) is None
 
 
-def test_dynamic_learning_rate_is_kept_as_the_callable():
+def test_dynamic_learning_rate_is_stored_as_the_callable():
     rate = functools.partial(max, 0.1, 0.2)
     spec = read(tpu.SGD(rate))
     assert spec.has_dynamic_rate
     assert spec.learning_rate is rate
 
 
-def test_memory_packing_of_the_tpu_changes_nothing():
+def test_memory_packing_option_is_ignored():
     assert read(tpu.SGD(0.5, low_dimensional_packing_status=True)) == (
         read(tpu.SGD(0.5))
     )
@@ -47,18 +47,18 @@ def test_memory_packing_of_the_tpu_changes_nothing():
 @pytest.mark.parametrize(
     "rate", [math.nan, math.inf, -math.inf, -0.1, True, "0.1", None]
 )
-def test_learning_rate_that_is_no_finite_number_is_refused(rate):
+def test_invalid_learning_rate_raises(rate):
     with pytest.raises(ValueError, match=r"learning rate must be .*'words'"):
         read(tpu.SGD(rate))
 
 
-def test_schedule_that_wants_a_step_is_refused_with_the_remedy():
+def test_schedule_with_a_step_argument_raises():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     with pytest.raises(ValueError, match="without arguments; wrap"):
         read(tpu.SGD(schedule))
 
 
-def test_constants_stand_in_the_order_of_the_engine():
+def test_constants_are_in_the_order_of_the_engine():
     spec = read(
         tpu.Adam(0.1, beta_1=0.5, beta_2=0.75, epsilon=0.25, lazy_adam=False)
     )
@@ -97,10 +97,10 @@ def test_constants_stand_in_the_order_of_the_engine():
 
 
 class MySGD(tpu.SGD):
-    """A subclass may mean another rule."""
+    """A subclass, which may implement another update rule."""
 
 
-def test_subclass_is_refused():
+def test_optimizer_subclass_raises():
     with pytest.raises(ValueError, match="MySGD"):
         read(MySGD(0.1))
 
@@ -114,7 +114,7 @@ def test_subclass_is_refused():
         lambda: keras.optimizers.Adagrad(0.1),
     ],
 )
-def test_other_objects_are_unsupported_optimizer_classes(make):
+def test_other_objects_raise(make):
     with pytest.raises(ValueError, match="unsupported optimizer class"):
         read(make())
 
@@ -155,7 +155,7 @@ def test_modifiers_follow_the_constants_of_the_rule(kind, setting, modifiers):
 
 
 def changed(optimizer, **attributes):
-    """An optimizer whose settings were changed after it was made."""
+    """Sets attributes of an optimizer after its construction."""
     vars(optimizer).update(attributes)
     return optimizer
 
@@ -198,17 +198,17 @@ def changed(optimizer, **attributes):
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(optimizer, words):
+def test_invalid_settings_raise_with_their_name(optimizer, words):
     with pytest.raises(ValueError, match=rf"{words}.*\(table 'words'\)"):
         read(optimizer)
 
 
-def test_ftrl_may_have_a_rate_of_zero_where_it_does_not_divide_by_it():
+def test_ftrl_allows_a_zero_rate_if_it_does_not_divide_by_it():
     optimizer = tpu.FTRL(0.0, multiply_linear_by_learning_rate=True)
     assert read(optimizer).learning_rate == 0
 
 
-def test_ftrl_may_start_with_empty_accumulators_if_it_says_so():
+def test_ftrl_allows_zero_accumulators_if_configured():
     optimizer = changed(
         tpu.FTRL(0.1, allow_zero_accumulator=True),
         initial_accumulator_value=0.0,
@@ -216,7 +216,7 @@ def test_ftrl_may_start_with_empty_accumulators_if_it_says_so():
     assert read(optimizer).slots[0].initial_value == 0
 
 
-def test_custom_slot_creation_is_refused():
+def test_custom_slot_creation_raises():
     with pytest.raises(ValueError, match="slot_variable_creation_fn"):
         read(tpu.Adagrad(0.1, slot_variable_creation_fn=lambda *_: {}))
 
@@ -226,6 +226,6 @@ class CustomOptimizer:
     clip_gradient_min = weight_decay_factor = None
 
 
-def test_optimizers_not_carried_out_are_refused_by_name():
+def test_custom_optimizer_raises_with_its_class_name():
     with pytest.raises(ValueError, match=r"'FTRL'.*CustomOptimizer"):
         read(CustomOptimizer())

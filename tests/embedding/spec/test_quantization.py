@@ -1,4 +1,4 @@
-"""Rows are rounded when they are looked up, and nowhere else."""
+"""Quantization rounds rows in lookups only."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LIMITS = (17, -0.7, 1.1)
 
 
 def quantized(rows, num_buckets, lower, upper):
-    """The formula of the documentation, in float32."""
+    """Computes the formula of TensorFlow's documentation in float32."""
     lower, upper = np.float32(lower), np.float32(upper)
     quantum = (upper - lower) / np.float32(num_buckets - 1)
     bucket = np.floor(
@@ -59,7 +59,7 @@ def ids():
 
 
 def in_float32(rows, combiner):
-    """Sums in the order of ids, as the engine does it."""
+    """Sums rows in the order of ids, like the engine."""
     out = np.zeros([len(IDS), rows.shape[1]], np.float32)
     for sample, ids_of in enumerate(IDS):
         gain = {
@@ -84,7 +84,7 @@ def test_rows_are_rounded_before_they_are_combined(combiner, num_shards):
     np.testing.assert_array_equal(found["plain"], in_float32(ROWS, combiner))
 
 
-def test_the_rounded_values_are_the_buckets():
+def test_rounded_values_are_the_buckets():
     embedding = embedding_of()
     embedding.enqueue(
         {"q": np.arange(9), "plain": np.arange(9)}, training=False
@@ -95,7 +95,7 @@ def test_the_rounded_values_are_the_buckets():
     np.testing.assert_allclose(found.max(), LIMITS[2], rtol=1e-6)
 
 
-def test_positions_of_a_sequence_are_rounded_and_padding_stays_zero():
+def test_sequence_positions_are_rounded_and_padding_is_zero():
     embedding = embedding_of(length=2)
     embedding.enqueue(ids(), training=False)
     found = embedding.dequeue()["q"].numpy()
@@ -105,7 +105,7 @@ def test_positions_of_a_sequence_are_rounded_and_padding_stays_zero():
 
 
 @pytest.mark.parametrize("length", [0, 2])
-def test_serving_rounds_to_the_same_bits(length):
+def test_serving_rounds_bitwise_identically(length):
     embedding = embedding_of(length=length)
     embedding.enqueue(ids(), training=False)
     wanted, found = embedding.dequeue(), embedding(ids())
@@ -113,7 +113,7 @@ def test_serving_rounds_to_the_same_bits(length):
         np.testing.assert_array_equal(found[name], wanted[name])
 
 
-def test_updates_work_on_the_rows_as_they_are_stored():
+def test_updates_apply_to_the_unrounded_rows():
     embedding = embedding_of()
     embedding.enqueue(ids())
     embedding.apply_gradients(
@@ -127,7 +127,7 @@ def test_updates_work_on_the_rows_as_they_are_stored():
         )
 
 
-def test_a_row_that_is_no_number_stays_visible():
+def test_nan_is_not_rounded():
     rows = ROWS.copy()
     rows[1, 0] = np.nan
     embedding = embedding_of(rows=rows)

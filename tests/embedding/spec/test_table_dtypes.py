@@ -1,4 +1,4 @@
-"""Tables whose rows take 16 bits."""
+"""Tables with 16-bit rows."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def embedding_of(
     strategy=None,
     **options,
 ):
-    """One table called words, of zeros unless rows are given."""
+    """Returns an embedding with one table `words`; rows default to zeros."""
     rows = np.zeros([NUM_ROWS, DIM], np.float32) if rows is None else rows
 
     def initializer(shape, shard_info=None, dtype=None):
@@ -60,7 +60,7 @@ def train(embedding, ids, gradient):
 
 def special_values():
     rng = np.random.default_rng(1)
-    # No float32 that is subnormal: TensorFlow's threads take it for 0.
+    # Subnormal float32 values are excluded: TensorFlow flushes them to 0.
     spread = rng.normal(size=9 * DIM) * 10.0 ** rng.integers(-30, 30, 9 * DIM)
     known = [
         0.0,
@@ -87,23 +87,23 @@ def special_values():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_value_is_rounded_as_the_ref_rounds_it(dtype):
+def test_rounding_matches_the_reference(dtype):
     values = special_values()
     embedding = embedding_of(dtype, rows=np.zeros_like(values))
-    # From 0, a step of minus the value.
+    # The rows are zeros, so the gradient is the negative value.
     train(embedding, np.arange(10), -values)
     found = bits_of(embedding)
     for row, value in enumerate(values):
         wanted = rounding.round_by(
             value, rounding.noise(5, 0, 0, row, DIM), dtype
         )
-        # A NaN has the sign that the processor gives it.
+        # The sign of a NaN depends on the processor.
         sign = np.where(np.isnan(value), 0x7FFF, 0xFFFF)
         np.testing.assert_array_equal(found[row] & sign, wanted & sign)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_that_fit_are_not_changed(dtype):
+def test_representable_values_are_not_changed(dtype):
     rng = np.random.default_rng(2)
     values = rounding.expand(
         rng.integers(0, 0x7800, [10, DIM]).astype(np.uint16), dtype
@@ -118,7 +118,7 @@ def test_values_that_fit_are_not_changed(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [1 / 3, 1 + 2.0**-12, 1e-6])
-def test_the_mean_of_many_roundings_is_the_value(dtype, value):
+def test_rounding_is_unbiased(dtype, value):
     values = np.full([500, 64], value, np.float32)
     embedding = embedding_of(dtype, rows=np.zeros_like(values))
     train(embedding, np.arange(500), -values)
@@ -127,22 +127,22 @@ def test_the_mean_of_many_roundings_is_the_value(dtype, value):
     assert below < values[0, 0] < above
     share = (found == above).mean()
     wanted = (values[0, 0] - below) / (above - below)
-    # Five standard deviations of that many draws.
+    # The bound is five standard deviations of the binomial distribution.
     error = 5 * np.sqrt(wanted * (1 - wanted) / values.size)
     assert abs(share - wanted) < error
-    # Nor does it depend on the place.
+    # The share does not depend on the row or the column.
     for axis in (0, 1):
-        of_place = (found == above).mean(axis=axis)
-        assert of_place.std() < 1.5 * np.sqrt(
+        means = (found == above).mean(axis=axis)
+        assert means.std() < 1.5 * np.sqrt(
             wanted * (1 - wanted) / values.shape[axis]
         )
 
 
-def test_updates_too_small_for_the_dtype_are_not_lost_on_average():
+def test_updates_below_the_precision_accumulate_on_average():
     rows = np.ones([50, 64], np.float32)
     embedding = embedding_of("bfloat16", rows=rows)
     for _ in range(64):
-        # A 32nd of the distance to the next value.
+        # The update is 1/32 of the distance to the next smaller bfloat16.
         train(embedding, np.arange(50), np.full([50, 64], 2.0**-13))
     found = rounding.expand(bits_of(embedding), "bfloat16")
     assert abs(found.mean() - (1 - 64 * 2.0**-13)) < 2e-4
@@ -166,7 +166,7 @@ RULES = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_step_is_that_of_a_float32_table_rounded_once(rule, dtype):
+def test_a_step_equals_a_float32_step_rounded_once(rule, dtype):
     rng = np.random.default_rng(3)
     start = rounding.expand(
         tf.cast(rng.normal(size=[NUM_ROWS, DIM]), dtype)
@@ -175,13 +175,13 @@ def test_a_step_is_that_of_a_float32_table_rounded_once(rule, dtype):
         dtype,
     )
     half = embedding_of(dtype, rows=start, optimizer=RULES[rule])
-    whole = embedding_of(None, rows=start, optimizer=RULES[rule])
+    full = embedding_of(None, rows=start, optimizer=RULES[rule])
     half.build()
-    [rows] = whole.embedding_tables.values()
+    [rows] = full.embedding_tables.values()
     for step in range(3):
         ids = rng.integers(0, NUM_ROWS, 4)
         gradient = rng.normal(size=[4, DIM])
-        for embedding in (half, whole):
+        for embedding in (half, full):
             train(embedding, ids, gradient)
         moved = (
             range(NUM_ROWS) if rule == "Adam of all rows" else set(ids.tolist())
@@ -196,7 +196,7 @@ def test_a_step_is_that_of_a_float32_table_rounded_once(rule, dtype):
     for one, two in zip(
         *(
             next(iter(embedding.slot_variables.values())).values()
-            for embedding in (half, whole)
+            for embedding in (half, full)
         )
     ):
         assert one.dtype == tf.float32
@@ -214,7 +214,7 @@ def trained_bits(dtype, num_steps=4, **options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_shards_and_replicas_leave_no_trace_in_the_bits(dtype):
+def test_shards_and_replicas_do_not_change_any_bit(dtype):
     expected = trained_bits(dtype)
     np.testing.assert_array_equal(trained_bits(dtype, num_shards=3), expected)
     two = strategies.mirrored(2)
@@ -237,7 +237,7 @@ def test_shards_and_replicas_leave_no_trace_in_the_bits(dtype):
     np.testing.assert_array_equal(bits_of(embedding), expected)
 
 
-def test_the_seed_decides_the_rounding():
+def test_the_seed_determines_the_rounding():
     one, same, other = (
         trained_bits("bfloat16", seed=seed) for seed in (1, 1, 2)
     )
@@ -246,7 +246,7 @@ def test_the_seed_decides_the_rounding():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_checkpoint_goes_on_with_the_same_bits(dtype, tmp_path):
+def test_training_from_a_checkpoint_is_bitwise_equal(dtype, tmp_path):
     rng = np.random.default_rng(6)
     steps = [
         (rng.integers(0, NUM_ROWS, 4), rng.normal(size=[4, DIM]))
@@ -267,10 +267,10 @@ def test_a_checkpoint_goes_on_with_the_same_bits(dtype, tmp_path):
     np.testing.assert_array_equal(bits_of(first), bits_of(second))
 
 
-def test_a_checkpoint_of_another_dtype_is_refused(tmp_path):
-    whole = embedding_of(None)
-    whole.build()
-    path = tf.train.Checkpoint(embedding=whole).save(tmp_path / "ckpt")
+def test_a_checkpoint_of_another_dtype_raises(tmp_path):
+    full = embedding_of(None)
+    full.build()
+    path = tf.train.Checkpoint(embedding=full).save(tmp_path / "ckpt")
     half = embedding_of("bfloat16")
     half.build()
     with pytest.raises(ValueError, match="'words'.*of dtype bfloat16.*float32"):
@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_dtype_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_serving_and_export_give_what_dequeue_gives(dtype, tmp_path):
+def test_serving_and_export_equal_dequeue(dtype, tmp_path):
     rows = (
         np.random.default_rng(7).normal(size=[NUM_ROWS, DIM]).astype(np.float32)
     )
@@ -303,7 +303,7 @@ def test_serving_and_export_give_what_dequeue_gives(dtype, tmp_path):
     np.testing.assert_array_equal(loaded.serve(ids), wanted)
 
 
-def test_tables_have_dtypes_of_their_own_and_half_the_bytes():
+def test_dtypes_are_per_table_and_halve_the_bytes():
     configs = {
         name: tpu.FeatureConfig(
             tpu.TableConfig(10, 4, tf.ones, combiner="sum", name=name)
@@ -327,7 +327,7 @@ def test_tables_have_dtypes_of_their_own_and_half_the_bytes():
     ]
 
 
-def test_pipelined_updates_round_as_others_do():
+def test_pipelined_updates_round_like_others():
     plain = trained_bits("bfloat16", num_steps=1)
     pipelined = trained_bits(
         "bfloat16", num_steps=1, pipeline_execution_with_tensor_core=True
@@ -344,12 +344,12 @@ def test_pipelined_updates_round_as_others_do():
         (3, "Received: 3"),
     ],
 )
-def test_what_is_no_dtype_of_a_table_is_refused(dtypes, words):
+def test_invalid_table_dtypes_raise(dtypes, words):
     with pytest.raises(ValueError, match=words):
         embedding_of(dtypes)
 
 
-def test_first_rows_that_do_not_fit_are_refused():
+def test_initial_values_out_of_range_raise():
     rows = np.full([NUM_ROWS, DIM], 1e5, np.float32)
     with pytest.raises(ValueError, match="65504.0 in magnitude.*100000.*words"):
         embedding_of("float16", rows=rows).build()
@@ -357,6 +357,6 @@ def test_first_rows_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("seed", [1.0, "1", 2**63])
-def test_what_is_no_seed_is_refused(seed):
+def test_invalid_rounding_seed_raises(seed):
     with pytest.raises(ValueError, match="`rounding_seed`"):
         embedding_of("bfloat16", seed=seed)

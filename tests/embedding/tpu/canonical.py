@@ -1,9 +1,9 @@
-"""A form of a graph in which names do not matter.
+"""A canonical form of graphs that does not depend on names.
 
-Each operation is a hash of its type, attributes, device and the hashes of
-what it reads and waits for. Two graphs are the same when they hold the same
-hashes as often. Branches and loop bodies are graphs whose arguments are what
-they are called with; in which order they captured it does not matter.
+Each operation becomes a hash of its type, attributes, device, and the hashes
+of its inputs and control inputs. Two graphs are equal if they contain the same
+hashes equally often. Branches and loop bodies are graphs whose arguments are
+the hashes passed by the caller; the order of captured arguments is ignored.
 """
 
 import collections
@@ -12,12 +12,12 @@ import re
 
 from tensorflow.python.framework import function_def_to_graph
 
-# A TPU's program is called after the function around it, which is numbered.
+# TPU programs are named after their function, with a number appended.
 _FUNCTION_NUMBER = re.compile(
     rb"((?:while_(?:body|cond)|cond_(?:true|false)))_[0-9]+"
 )
 
-# They list the captured arguments in their order.
+# These attributes list the captured arguments in order.
 _ORDERS_OF_CAPTURES = (
     "T",
     "Tin",
@@ -27,19 +27,20 @@ _ORDERS_OF_CAPTURES = (
 
 
 def operations(graph, ignored_scope=None, arguments=None):
-    """Counts the operations of a function's graph by what they are.
+    """Counts the operations of a function's graph by type and hash.
 
     Args:
       graph: A FuncGraph.
-      ignored_scope: Operations below this name scope are left out, and nobody
-        waits for them.
-      arguments: What stands for each input of the graph; None for its number.
+      ignored_scope: Name scope whose operations are left out, also as control
+        inputs of other operations.
+      arguments: Value that represents each input of the graph; None for the
+        index of the input.
 
     Returns:
       Counter of `(type, hash)`.
     """
     hashes = {}
-    standing_for = {
+    represented_by = {
         tensor.op.name: index if arguments is None else arguments[index]
         for index, tensor in enumerate(graph.inputs)
     }
@@ -55,7 +56,7 @@ def operations(graph, ignored_scope=None, arguments=None):
         return _digest(
             op.type,
             op.device,
-            standing_for.get(op.name),
+            represented_by.get(op.name),
             attributes,
             sorted(read) if is_call else read,
             sorted(
@@ -65,7 +66,7 @@ def operations(graph, ignored_scope=None, arguments=None):
             ),
         )
 
-    def of(op):
+    def hash_of(op):
         pending = [op]
         while pending:
             parents = [t.op for t in pending[-1].inputs] + [
@@ -82,10 +83,13 @@ def operations(graph, ignored_scope=None, arguments=None):
         return hashes[op.name]
 
     found = collections.Counter(
-        (op.type, of(op)) for op in graph.get_operations() if not is_ignored(op)
+        (op.type, hash_of(op))
+        for op in graph.get_operations()
+        if not is_ignored(op)
     )
     found[
-        "returned", _digest([(of(t.op), t.value_index) for t in graph.outputs])
+        "returned",
+        _digest([(hash_of(t.op), t.value_index) for t in graph.outputs]),
     ] += 1
     return found
 
@@ -95,7 +99,7 @@ def _digest(*parts):
 
 
 def _attributes(graph, op, ignored_scope, read):
-    """The attributes, sorted, and whether there are functions among them."""
+    """Returns the sorted attributes, and whether any is a function."""
     attributes = op.node_def.attr
     calls = {
         key: [
@@ -107,7 +111,7 @@ def _attributes(graph, op, ignored_scope, read):
         for key, value in attributes.items()
     }
     is_call = any(calls.values())
-    # The first input of a conditional is the condition.
+    # The first input of a conditional operation is the condition.
     arguments = read[1:] if op.type in ("If", "StatelessIf", "Case") else read
     found = []
     for key, value in attributes.items():

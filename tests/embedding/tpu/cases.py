@@ -1,4 +1,4 @@
-"""The configurations for which our graphs are compared with TensorFlow's."""
+"""Configurations whose graphs are compared with TensorFlow's."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,7 @@ Dense, Sparse, Ragged = tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One form of input: its spec, the feature's settings, the outputs."""
+    """An input: its spec, the feature's settings, and the output shape."""
 
     spec: Any
     output_shape: tuple
@@ -143,7 +143,7 @@ OPTIMIZERS = {
     ),
 }
 
-# Dynamic learning rates of the two tables, by number: equal numbers share one.
+# Dynamic learning rates of the two tables: equal numbers share one callable.
 RATES = {
     "constant": (None, None),
     "first": (0, None),
@@ -160,15 +160,15 @@ class Case:
     """One program.
 
     Attributes:
-      inputs: Names of `INPUTS`, one per feature; they alternate between two
+      inputs: Names of `INPUTS`, one per feature. Features alternate between two
         tables.
-      place: Where it enqueues: `"inside"` or `"outside"` of strategy.run, or
-        by `"device"`.
-      build: How sizes become known: `"inputs"`, or `build` with `"shapes"` or
-        a `"batch"` size.
-      flow: `"once"`, `"loop"`, `"cond"`, or `"twice"` under two names.
+      place: Place of `enqueue`: `"inside"` or `"outside"` of strategy.run, or
+        `"device"` for one call per device.
+      build: How `build` gets the sizes: `"inputs"` for no call of `build`;
+        `"shapes"` or `"batch"` for the argument that is passed.
+      flow: `"once"`, `"loop"`, `"cond"`, or `"twice"` for two step names.
       training: True, False, or `"tensor"`.
-      gradients: `"all"`, or `"none"` where the first is missing.
+      gradients: `"all"`, or `"none"` if the first gradient is missing.
     """
 
     inputs: tuple = ("dense", "sparse", "ragged")
@@ -192,16 +192,16 @@ class Case:
 
     def __str__(self):
         default = Case()
-        told = [
+        changed = [
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != getattr(default, field.name)
         ]
-        return ",".join(told).replace(" ", "") or "default"
+        return ",".join(changed).replace(" ", "") or "default"
 
 
 def named_cases():
-    """Every value of every setting, inside and outside of strategy.run."""
+    """Yields every value of every setting, inside and outside of run."""
     for place in ("inside", "outside", "device"):
         for name in INPUTS:
             yield Case(inputs=(name,), place=place)
@@ -254,12 +254,12 @@ def named_cases():
     for structure in ("list", "nested", "single", "named"):
         yield Case(structure=structure)
     yield Case(quantized=True)
-    # Fewer rows than hosts, and as many on some as on none.
+    # One table has fewer rows than hosts, the other unevenly many per host.
     yield Case(num_cores=4, num_hosts=4, num_rows=(1, 6))
 
 
 def drawn_cases(number, seed=20):
-    """Settings drawn together."""
+    """Yields randomly combined settings."""
     source = random.Random(seed)
     optimizers = sorted(OPTIMIZERS)
     for _ in range(number):

@@ -1,4 +1,4 @@
-"""Traces one program with TensorFlow's class or with ours."""
+"""Traces one program with TensorFlow's class or with tf_layoutmap's."""
 
 import dataclasses
 from typing import Any
@@ -12,25 +12,25 @@ tpu = tf.tpu.experimental.embedding
 
 @dataclasses.dataclass
 class Traced:
-    """What a program became."""
+    """An embedding and the graph of a program that uses it."""
 
     embedding: Any
     graph: Any
 
 
 def _rates(kind):
-    made = {}
+    created = {}
 
     def rate(which):
         if which is None:
             return None
-        if which not in made:
+        if which not in created:
             if isinstance(which, str):
                 variable = tf.Variable(0.5, trainable=False, name=which)
-                made[which] = lambda: variable * 2.0
+                created[which] = lambda: variable * 2.0
             else:
-                made[which] = lambda: tf.constant(0.25 + which)
-        return made[which]
+                created[which] = lambda: tf.constant(0.25 + which)
+        return created[which]
 
     return [rate(which) for which in cases.RATES[kind]]
 
@@ -48,7 +48,7 @@ def feature_config_of(case):
         tpu.QuantizationConfig(4, -1.0, 0.5) if case.quantized else None
     )
     tables = [
-        # The first takes the default optimizer.
+        # The first table uses the default optimizer.
         tpu.TableConfig(
             case.num_rows[i],
             dim,
@@ -90,7 +90,7 @@ def trace(case, cls):
     strategy = traced_tpu.strategy_of(
         case.num_cores, case.num_hosts, case.num_cores_per_replica
     )
-    # Variables of learning rates have no copy on cores that are not there.
+    # Learning rate variables must not be copied to the missing cores.
     feature_config, optimizer = feature_config_of(case)
     with traced_tpu.replaced(), strategy.scope():
         embedding = cls(feature_config, optimizer, case.is_pipelined)
@@ -236,7 +236,7 @@ def _forward_and_back(case, embedding, name):
 
 
 def _in_order(case, found):
-    """Activations by the order of `case.inputs`, not that of tf.nest."""
+    """Returns activations in the order of `case.inputs`, not of tf.nest."""
     places = structured(case, list(range(len(case.inputs))))
     by_place = dict(zip(tf.nest.flatten(places), tf.nest.flatten(found)))
     return [by_place[i] for i in sorted(by_place)]

@@ -1,4 +1,4 @@
-"""The form in which graphs are compared sees what a graph does."""
+"""The canonical form of graphs reflects every difference except names."""
 
 import tensorflow as tf
 
@@ -35,7 +35,7 @@ def test_attributes_and_constants_matter():
     assert not same(lambda a, b: a + 1.0, lambda a, b: a + 2.0)
 
 
-def test_how_often_matters():
+def test_the_number_of_operations_matters():
     def twice(a, b):
         tf.print(a)
         tf.print(a)
@@ -62,11 +62,11 @@ def test_devices_and_order_matter():
         tf.print(a)
         tf.print(b)
 
-    def in_other_order(a, b):
+    def in_reverse_order(a, b):
         tf.print(b)
         tf.print(a)
 
-    assert not same(in_order, in_other_order)
+    assert not same(in_order, in_reverse_order)
 
 
 def test_bodies_of_loops_and_branches_matter():
@@ -85,7 +85,7 @@ def test_bodies_of_loops_and_branches_matter():
     assert not same(loop(1.0), loop(2.0))
 
 
-def test_an_ignored_scope_is_not_seen():
+def test_operations_of_an_ignored_scope_are_left_out():
     def checked(a, b):
         with tf.name_scope("check"):
             check = tf.raw_ops.Assert(condition=True, data=[a])

@@ -1,4 +1,4 @@
-"""What only the host engine has is refused under TPUStrategy, by name."""
+"""Host-engine options raise an error that names them under TPUStrategy."""
 
 import pytest
 import tensorflow as tf
@@ -19,11 +19,11 @@ def embedding_of(optimizer, **options):
 
 
 @pytest.mark.parametrize("kind", ["RowwiseAdagrad", "LAMB"])
-def test_a_rule_of_the_host_engine_is_refused(kind):
+def test_an_optimizer_of_the_host_engine_raises(kind):
     with pytest.raises(ValueError, match=f"{kind} is an optimizer of the host"):
         embedding_of(getattr(tlm.optimizers, kind)(0.1))
 
 
-def test_rows_of_16_bits_are_refused():
+def test_16_bit_tables_raise():
     with pytest.raises(ValueError, match="float32 under TPUStrategy.*'words'"):
         embedding_of(tpu.SGD(0.1), table_dtypes="bfloat16")

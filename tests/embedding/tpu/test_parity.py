@@ -1,14 +1,13 @@
-"""Our graphs under TPUStrategy are those of TensorFlow's class.
+"""Graphs under TPUStrategy match the graphs of TensorFlow's class.
 
-Names aside, operation by operation: attributes, devices, what each reads and
-what it waits for. One thing is tolerated:
+Operations are compared by attributes, devices, inputs and control inputs;
+names are ignored. One difference is allowed:
 
-* `id_checks`: outside of strategy.run our `enqueue` waits for a check of the
-  ids on the host. TensorFlow's leaves a bad id to the TPU, which does not say
-  what it does with it.
+* `id_checks`: outside of strategy.run, `enqueue` checks the ids on the host
+  first. TensorFlow's class passes an out-of-range id to the TPU, whose
+  behavior is not documented.
 
-What TensorFlow's class takes and ours refuses, or the other way, is in
-test_refusals.py.
+test_refusals.py covers calls that only one of the two classes supports.
 """
 
 import pytest
@@ -27,14 +26,14 @@ def test_there_are_many_cases():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_graph_and_config_are_those_of_tensorflow(case):
+def test_graph_and_config_match_tensorflow(case):
     stock = programs.trace(case, tpu.TPUEmbedding)
-    ours = programs.trace(case, tlm.TPUEmbedding)
-    assert ours.embedding._state.backend.config_proto == (
+    traced = programs.trace(case, tlm.TPUEmbedding)
+    assert traced.embedding._state.backend.config_proto == (
         stock.embedding._config_proto.SerializeToString()
     )
     expected = canonical.operations(stock.graph)
-    found = canonical.operations(ours.graph, batches.ID_CHECK_SCOPE)
+    found = canonical.operations(traced.graph, batches.ID_CHECK_SCOPE)
     assert any("EnqueueTPU" in kind for kind, _ in expected) or (
         case.flow in ("loop", "cond")
     )

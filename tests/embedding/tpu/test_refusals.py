@@ -1,4 +1,4 @@
-"""What is refused under TPUStrategy, and where we differ from TensorFlow."""
+"""Calls that raise under TPUStrategy, and differences from TensorFlow."""
 
 import pytest
 import tensorflow as tf
@@ -48,7 +48,7 @@ def feature_of(num_rows=10, table=None, **settings):
 
 
 def traced(function, *specs):
-    # A lambda's name is none for the scope of a TPU's program.
+    # The name of a lambda is not a valid scope name for a TPU program.
     def program(*values):
         return function(*values)
 
@@ -84,19 +84,19 @@ def enqueue(value_or_spec, weights=None, **settings):
         (tf.RaggedTensorSpec([6, None, None], tf.int64), "known rank of 2"),
     ],
 )
-def test_an_input_of_another_form_is_refused(spec, message):
+def test_unsupported_inputs_raise(spec, message):
     with pytest.raises(ValueError, match=message):
         enqueue(spec)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.uint64, tf.string])
-def test_ids_that_int64_does_not_hold_are_refused(dtype):
-    # TensorFlow's class casts them, and wraps or rounds what does not fit.
+def test_ids_not_representable_in_int64_raise(dtype):
+    # TensorFlow's class casts such ids, which wraps or rounds large values.
     with pytest.raises(TypeError, match="must be integers .* int64 holds"):
         enqueue(tf.TensorSpec([6], dtype))
 
 
-def test_weights_that_do_not_go_with_their_ids_are_refused():
+def test_weights_that_do_not_match_their_ids_raise():
     ragged = tf.RaggedTensorSpec([6, None], tf.int64)
     with pytest.raises(ValueError, match="Weight specified for dense input"):
         enqueue(tf.TensorSpec([6], tf.int32), tf.TensorSpec([6]))
@@ -104,7 +104,7 @@ def test_weights_that_do_not_go_with_their_ids_are_refused():
         enqueue(ragged, tf.SparseTensorSpec([6, 4], tf.float32))
     with pytest.raises(TypeError, match="must be numbers"):
         enqueue(ragged, tf.RaggedTensorSpec([6, None], tf.string))
-    # TensorFlow's class sends weights that nothing would use.
+    # TensorFlow's class sends weights that are not used.
     with pytest.raises(ValueError, match="sequence feature 'a'"):
         enqueue(
             ragged,
@@ -113,13 +113,13 @@ def test_weights_that_do_not_go_with_their_ids_are_refused():
         )
 
 
-def test_a_dense_input_of_a_sequence_feature_is_refused():
-    # TensorFlow's class leaves the sequence out.
+def test_a_dense_input_of_a_sequence_feature_raises():
+    # TensorFlow's class ignores `max_sequence_length` here.
     with pytest.raises(ValueError, match="must be a tf.RaggedTensor"):
         enqueue(tf.TensorSpec([6], tf.int32), max_sequence_length=2)
 
 
-def test_other_shapes_than_before_are_refused():
+def test_inconsistent_shapes_raise():
     strategy, embedding = embedding_of()
     embedding.build(per_replica_batch_size=6)
     with pytest.raises(ValueError, match="Inconsistent shape found"):
@@ -140,7 +140,7 @@ def test_other_shapes_than_before_are_refused():
         embedding_of()[1].build()
 
 
-def test_an_unchecked_enqueue_needs_a_built_embedding():
+def test_unverified_enqueue_requires_a_built_embedding():
     strategy, embedding = embedding_of()
     embedding._verify_output_shapes_on_enqueue = False
     with pytest.raises(ValueError, match="call `build`"):
@@ -152,7 +152,7 @@ def test_an_unchecked_enqueue_needs_a_built_embedding():
         )
 
 
-def test_control_flow_inside_a_program_is_refused():
+def test_control_flow_inside_a_program_raises():
     strategy, embedding = embedding_of()
 
     def step(x):
@@ -165,7 +165,7 @@ def test_control_flow_inside_a_program_is_refused():
         )
 
 
-def test_what_is_no_argument_of_a_program_is_refused():
+def test_inputs_computed_inside_a_program_raise():
     strategy, embedding = embedding_of()
     with pytest.raises(ValueError, match="_tpu_input_identity"):
         traced(
@@ -176,7 +176,7 @@ def test_what_is_no_argument_of_a_program_is_refused():
         )
 
 
-def test_inputs_on_a_tpu_are_refused():
+def test_inputs_on_a_tpu_device_raise():
     strategy, embedding = embedding_of(num_cores=1)
 
     def program(x):
@@ -188,8 +188,8 @@ def test_inputs_on_a_tpu_are_refused():
         traced(program, tf.TensorSpec([6], tf.int32))
 
 
-def test_one_value_for_several_replicas_is_refused():
-    # TensorFlow's class enqueues it once for each of them.
+def test_one_value_for_several_replicas_raises():
+    # TensorFlow's class enqueues the value once per replica.
     _, embedding = embedding_of()
     with pytest.raises(ValueError, match="each of the 2 replicas"):
         traced(
@@ -197,7 +197,7 @@ def test_one_value_for_several_replicas_is_refused():
         )
 
 
-def test_a_device_that_is_no_tpu_or_inside_a_program_is_refused():
+def test_invalid_device_raises():
     strategy, embedding = embedding_of()
     spec = tf.TensorSpec([6], tf.int32)
     with pytest.raises(ValueError, match="Non-TPU device"):
@@ -214,7 +214,7 @@ def test_a_device_that_is_no_tpu_or_inside_a_program_is_refused():
         )
 
 
-def test_calls_before_build_are_refused():
+def test_calls_before_build_raise():
     _, embedding = embedding_of()
     for call in (
         embedding.dequeue,
@@ -224,7 +224,7 @@ def test_calls_before_build_are_refused():
             call()
 
 
-def test_gradients_are_checked():
+def test_invalid_gradients_raise():
     _, embedding = embedding_of()
     embedding.build(per_replica_batch_size=6)
     with pytest.raises(ValueError, match="Found gradient of shape"):
@@ -235,8 +235,8 @@ def test_gradients_are_checked():
         traced(lambda: embedding.apply_gradients({"b": tf.ones([6, 2])}))
 
 
-def test_a_step_that_would_wait_forever_is_refused():
-    # TensorFlow's class traces it, and the TPU waits.
+def test_applying_after_a_forward_step_raises():
+    # TensorFlow's class traces this program, and the TPU waits forever.
     _, embedding = embedding_of(num_cores=1)
 
     def program(x):
@@ -248,7 +248,7 @@ def test_a_step_that_would_wait_forever_is_refused():
         traced(program, tf.TensorSpec([6], tf.int32))
 
 
-def test_an_initialized_tpu_is_refused(monkeypatch):
+def test_build_on_an_initialized_tpu_raises(monkeypatch):
     _, embedding = embedding_of()
     monkeypatch.setattr(tpu_ops, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="already initialized"):
@@ -265,18 +265,18 @@ def test_an_initialized_tpu_is_refused(monkeypatch):
         ({"optimizer": None}, "unsupported optimizer class"),
     ],
 )
-def test_an_option_that_a_tpu_does_not_have_is_refused(options, message):
+def test_options_not_supported_on_tpu_raise(options, message):
     with pytest.raises(ValueError, match=message):
         embedding_of(**options)
 
 
-def test_a_table_whose_ids_do_not_fit_is_refused():
+def test_a_table_with_more_than_32_bit_ids_raises():
     with pytest.raises(ValueError, match="ids in 32 bits"):
         embedding_of(feature_of(config_proto.MAX_NUM_ROWS + 1))
     embedding_of(feature_of(config_proto.MAX_NUM_ROWS))
 
 
-def test_tables_and_the_engine_s_methods_are_not_on_a_tpu():
+def test_tables_and_host_engine_methods_raise_on_tpu():
     _, embedding = embedding_of()
     embedding.build(per_replica_batch_size=6)
     for name in ("embedding_tables", "slot_variables"):
@@ -287,7 +287,7 @@ def test_tables_and_the_engine_s_methods_are_not_on_a_tpu():
             call()
 
 
-def test_the_tpu_engine_without_a_tpu_serves_and_does_not_step():
+def test_the_tpu_engine_without_a_tpu_only_serves():
     table = tpu.TableConfig(10, 2, tf.ones, name="words")
     embedding = tlm.TPUEmbedding(
         {"a": tpu.FeatureConfig(table)}, tpu.SGD(0.1), engine="tpu"
@@ -302,7 +302,7 @@ def test_the_tpu_engine_without_a_tpu_serves_and_does_not_step():
             call()
 
 
-def test_ids_are_checked_outside_of_programs_and_only_there():
+def test_ids_are_checked_only_outside_of_programs():
     for place, expected in (
         ("outside", True),
         ("device", True),
@@ -334,7 +334,7 @@ def test_ids_are_checked_outside_of_programs_and_only_there():
         ([2**33 + 5], False),
     ],
 )
-def test_an_id_that_is_no_row_is_named(ids, is_fine):
+def test_out_of_range_ids_raise(ids, is_fine):
     _, embedding = embedding_of()
     ids = [tf.constant(ids, tf.int64)]
     if is_fine:
@@ -349,7 +349,7 @@ def test_an_id_that_is_no_row_is_named(ids, is_fine):
     )
 
 
-def test_spmd_gradients_are_larger_in_the_batch_alone():
+def test_spmd_multiplies_only_the_batch_of_gradients():
     # TensorFlow's class multiplies all dimensions.
     _, embedding = embedding_of(
         feature_of(max_sequence_length=3), num_cores=4, num_cores_per_replica=2
@@ -361,7 +361,7 @@ def test_spmd_gradients_are_larger_in_the_batch_alone():
     assert any(op.type.startswith("Send") for op in graph.get_operations())
 
 
-def test_spmd_refuses_ragged_and_uneven_batches():
+def test_spmd_ragged_and_uneven_batches_raise():
     strategy, embedding = embedding_of(num_cores=4, num_cores_per_replica=2)
     for spec, message in (
         (tf.RaggedTensorSpec([6, None], tf.int64), "does not support "),
@@ -376,8 +376,8 @@ def test_spmd_refuses_ragged_and_uneven_batches():
             )
 
 
-def test_a_mode_that_is_a_tensor_is_taken_outside_of_programs_too():
-    # TensorFlow's class takes a Python bool there.
+def test_training_tensor_is_supported_outside_of_programs():
+    # TensorFlow's class requires a Python bool here.
     _, embedding = embedding_of(num_cores=1)
     graph = traced(
         lambda x, training: embedding.enqueue({"a": x}, training=training),
@@ -390,14 +390,14 @@ def test_a_mode_that_is_a_tensor_is_taken_outside_of_programs_too():
     assert op.inputs[-1].op.type == "SelectV2"
 
 
-def test_configs_are_left_as_they_were():
+def test_configs_are_not_modified():
     table = tpu.TableConfig(10, 2, tf.ones)
     _, embedding = embedding_of(tpu.FeatureConfig(table))
     embedding.build(per_replica_batch_size=6)
     assert table.name is None and table.optimizer is None
 
 
-def test_two_programs_are_the_same_in_any_order_of_objects():
+def test_tracing_twice_gives_the_same_graph():
     case = cases.Case(inputs=("dense", "ragged"), rates="own")
     first, second = (programs.trace(case, tlm.TPUEmbedding) for _ in range(2))
     assert canonical.operations(first.graph) == (
@@ -421,7 +421,7 @@ def rows_of(shard_info=None, shape=None, dtype=None):
     "num_rows, sizes",
     [(7, [2, 2, 2, 1]), (8, [2, 2, 2, 2]), (2, [1, 1]), (1, [1])],
 )
-def test_tables_are_divided_over_hosts(num_rows, sizes):
+def test_tables_are_sharded_over_hosts(num_rows, sizes):
     hosts = [f"/device:CPU:{host}" for host in range(4)]
 
     def initializer(shape, dtype=None, shard_info=None):
@@ -453,7 +453,7 @@ def test_tables_are_divided_over_hosts(num_rows, sizes):
     ] == [f"words_{i}:0" for i in range(len(sizes))]
 
 
-def test_a_slot_of_another_form_is_refused():
+def test_a_slot_that_is_not_a_sharded_variable_raises():
     def wrong(table, names, initializers):
         del table, initializers
         return {name: tf.zeros([10, 2]) for name in names}
@@ -466,7 +466,7 @@ def test_a_slot_of_another_form_is_refused():
 
 
 @pytest.mark.parametrize("value", [1.0, tf.constant([1.0]), lambda: 1.0])
-def test_a_creator_says_what_it_needs(value):
+def test_creator_without_an_initial_value_callable_raises(value):
     with (
         tf.variable_creator_scope(tables.sharded_variable_creator(["/cpu:0"])),
         pytest.raises(ValueError, match="Unable to extract"),

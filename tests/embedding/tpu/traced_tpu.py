@@ -1,9 +1,10 @@
 """A TPUStrategy without a TPU, whose programs can be traced but not run.
 
-The strategy is TensorFlow's own, over a resolver that names cores which are
-not there. What would ask the TPU is replaced, in TensorFlow's `TPUEmbedding`
-and in ours: whether it is initialized, its initialization, and the transfer of
-tables. Hosts are the logical CPUs of `tests.strategies`.
+The strategy is TensorFlow's, with a resolver that reports cores that do not
+exist. The functions that would contact the TPU are replaced, in TensorFlow's
+`TPUEmbedding` and in tf_layoutmap: the check whether the TPU is initialized,
+its initialization, and the transfer of tables. Hosts are the logical CPUs of
+`tests.strategies`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ _DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"
 
 
 def strategy_of(num_cores=1, num_hosts=1, num_cores_per_replica=None):
-    """A TPUStrategy of that many cores in all, evenly on the hosts."""
+    """Returns a TPUStrategy of `num_cores` cores, evenly spread over hosts."""
     cores_per_host = num_cores // num_hosts
     devices = [
         session._DeviceAttributes(_DEVICE.format(host, core), "TPU", 1, 0)
@@ -51,7 +52,7 @@ def _assignment(num_cores, num_hosts, num_cores_per_replica):
     if num_cores_per_replica is None:
         return None
     cores_per_host = num_cores // num_hosts
-    # Coordinates: chip on its host, and host.
+    # The coordinates are the chip's index on its host, and the host.
     coordinates = np.array(
         [
             [[core, host, 0, 0] for core in range(cores_per_host)]
@@ -69,14 +70,14 @@ def _assignment(num_cores, num_hosts, num_cores_per_replica):
 
 @contextlib.contextmanager
 def replaced():
-    """Replaces, in a `with` block, all that would ask a TPU."""
+    """Replaces, in a `with` block, every function that would contact a TPU."""
 
     def nothing(*arguments, **keywords):
         del arguments, keywords
 
     def host_of(device, device_index=0):
         del device_index
-        # One process has no tasks: host number `n` is CPU number `n`.
+        # There is one process, so host `n` is CPU `n`.
         task = tf.DeviceSpec.from_string(device).task or 0
         return f"/job:localhost/replica:0/task:0/device:CPU:{task}"
 

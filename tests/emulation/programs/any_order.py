@@ -1,6 +1,6 @@
-"""Two emulated cores called in any order do what a reference of lists does.
+"""Two emulated cores with calls in any order match a Python reference.
 
-In a process for this TPU (tests/emulation).
+Runs in a separate process (tests/emulation).
 """
 
 import tempfile
@@ -15,7 +15,7 @@ import tf_layoutmap as tlm
 from tests.emulation import training
 from tests.reference import host_engine as ref
 
-# What waits for a call that does not come is an error after this time.
+# A call that waits longer than this time raises an error.
 PATIENCE_SECONDS = 0.1
 SETTING = dict(num_cores=2, deadline=PATIENCE_SECONDS)
 STRATEGY = tlm.emulation.enable(**SETTING)
@@ -36,7 +36,7 @@ ids_of_a_core = st.lists(
 
 
 class Calls:
-    """The calls of one core, traced once for all examples."""
+    """Calls of one core, traced once for all examples."""
 
     def __init__(self, kind):
         tlm.emulation.initialize_tpu_system()
@@ -80,7 +80,7 @@ class Calls:
             ),
         )
 
-    def start_anew(self):
+    def restart(self):
         tlm.emulation.reset()
         self.rows = self.embedding._variables["words"]["parameters"]
         self.rows.assign(ROWS)
@@ -111,7 +111,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.calls.start_anew()
+        self.calls.restart()
         self.updates_before = _num_updates()
         self.model = ref.HostEngine(
             [ref.Table(ROWS.copy(), "sgd", [])],
@@ -126,7 +126,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.folder.cleanup()
 
     def both(self, real, model):
-        """The same call of TPU and reference; None if it is refused."""
+        """Calls TPU and reference; returns None if both raise."""
         try:
             expected = model()
         except ref.OrderError:
@@ -147,8 +147,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         )
 
     @stateful.rule(core=cores, bad=st.sampled_from([-1, NUM_ROWS]))
-    def enqueue_an_id_outside(self, core, bad):
-        # Our class looks at ids before the TPU sees them, so nothing happens.
+    def enqueue_an_out_of_range_id(self, core, bad):
+        # tf_layoutmap's class checks ids before it calls the TPU.
         is_ours = isinstance(self.calls.embedding, tlm.TPUEmbedding)
         with pytest.raises(
             (tf.errors.InvalidArgumentError, *(() if is_ours else WRONG_ORDER))
@@ -178,8 +178,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
     @stateful.rule(
         ids=st.tuples(ids_of_a_core, ids_of_a_core), training=st.booleans()
     )
-    def a_whole_step(self, ids, training):
-        """In order, so that long runs get somewhere; or an evaluation."""
+    def full_step(self, ids, training):
+        """Runs a step or an evaluation in order, for progress in long runs."""
         for core in range(NUM_CORES):
             self.enqueue(core, ids[core], training)
         for core in range(NUM_CORES):
@@ -217,7 +217,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.model.tables[0].rows[:] = self.saved
 
     @stateful.invariant()
-    def nothing_is_lost(self):
+    def state_matches_the_reference(self):
         lines = tlm.emulation.report().splitlines()
         for core in range(NUM_CORES):
             assert lines[core] == (
@@ -245,7 +245,7 @@ def _num_updates():
 
 
 @pytest.mark.parametrize("kind", training.CLASSES)
-def test_any_order(kind):
+def test_calls_in_any_order_match_the_reference(kind):
     AnyOrder.calls = Calls(kind)
     stateful.run_state_machine_as_test(
         AnyOrder,

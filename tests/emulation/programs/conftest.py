@@ -1,4 +1,4 @@
-"""What several programs in one process need of each other."""
+"""Emulation settings of each program in a shared process."""
 
 import pytest
 
@@ -7,9 +7,9 @@ import tf_layoutmap as tlm
 
 @pytest.fixture(autouse=True, scope="module")
 def setting_of_this_program(request):
-    """A TPU as after its start, with the deadline of this program.
+    """Restarts the TPU with the deadline of this program.
 
-    The programs of a process emulate one TPU, but wait for different times.
+    The programs of a process emulate one TPU, but have different deadlines.
     """
     tlm.emulation.enable(**request.module.SETTING)
     tlm.emulation.initialize_tpu_system()

@@ -1,6 +1,6 @@
 """`tlm.layers.TPUEmbedding` in `fit`, on two emulated cores.
 
-In a process for this TPU (tests/emulation).
+Runs in a separate process (tests/emulation).
 """
 
 import keras
@@ -45,7 +45,7 @@ def make_layer(**options):
 
 
 class Product(keras.Model):
-    """Elementwise: of no sum over samples but those in the tables."""
+    """Elementwise model, in which only the tables sum over samples."""
 
     def __init__(self):
         super().__init__()
@@ -119,11 +119,11 @@ def fixture_of_one_replica():
     return wanted
 
 
-def test_the_tables_become_those_of_one_replica_to_the_bit(of_one_replica):
+def test_tables_are_bitwise_equal_to_one_replica(of_one_replica):
     training.assert_same(tables_of(fit(STRATEGY)), of_one_replica)
 
 
-def test_packed_batches_train_the_same_tables(of_one_replica):
+def test_packed_batches_train_equally(of_one_replica):
     packed = batches().map(lambda x, y: (tlm.pack(x), y))
     model = compiled(STRATEGY)
     model.fit(packed, epochs=2, verbose=0)
@@ -136,13 +136,13 @@ def test_packed_batches_train_the_same_tables(of_one_replica):
 
 
 class WithoutTraining(Product):
-    """Whose layer is not told that it trains."""
+    """Model that does not pass `training` to its layer."""
 
     def call(self, inputs):
         return super().call(inputs)
 
 
-def test_a_model_without_training_trains_on_a_tpu_too(of_one_replica):
+def test_a_model_without_training_argument_trains(of_one_replica):
     one = fit(tf.distribute.get_strategy(), WithoutTraining)
     model = fit(STRATEGY, WithoutTraining)
     for found in (one, model):
@@ -157,13 +157,13 @@ class Twice(Product):
         return super().call(inputs) * super().call(inputs)
 
 
-def test_two_calls_in_a_step_are_refused_on_a_tpu():
+def test_two_calls_in_a_step_raise():
     with pytest.raises(RuntimeError, match="comes twice|called once"):
         fit(STRATEGY, Twice)
 
 
-def test_several_steps_per_execution_need_sizes_first(of_one_replica):
-    # Keras' loop hides the sizes of a batch from what it traces.
+def test_several_steps_per_execution_require_build(of_one_replica):
+    # The batch size is not static inside Keras' loop.
     model = compiled(STRATEGY, steps_per_execution=3)
     with pytest.raises(ValueError, match="known batch size .* call `build`"):
         model.fit(batches(), verbose=0)
@@ -176,7 +176,7 @@ def test_several_steps_per_execution_need_sizes_first(of_one_replica):
 def test_a_functional_model_with_dense_weights_trains_and_evaluates():
     model = fit(STRATEGY, functional)
     one = fit(tf.distribute.get_strategy(), functional)
-    # The dense gradient is the sum of two sums.
+    # The dense gradient is summed in another order.
     for name, rows in tables_of(one).items():
         np.testing.assert_allclose(tables_of(model)[name], rows, atol=1e-6)
     before = tables_of(model)
@@ -194,7 +194,7 @@ def test_a_functional_model_with_dense_weights_trains_and_evaluates():
     training.assert_same(tables_of(model), before)
 
 
-def test_training_goes_on_from_weights_and_checkpoints(tmp_path):
+def test_training_continues_from_weights_and_checkpoints(tmp_path):
     model = fit(STRATEGY)
     model.save_weights(tmp_path / "it.weights.h5")
     tf.train.Checkpoint(model=model).write(str(tmp_path / "it"))
@@ -227,7 +227,7 @@ def test_weights_of_the_tpu_serve_on_the_host(tmp_path):
     training.assert_same(tables_of(found), wanted)
 
 
-def test_what_a_tpu_cannot_do_is_refused_in_clear_words(tmp_path):
+def test_calls_not_supported_on_tpu_raise(tmp_path):
     model = compiled(STRATEGY)
     ids = {"title": np.zeros([2, 1], int), "user": np.zeros([2], int)}
     with pytest.raises(RuntimeError, match="inside `strategy.run`"):
@@ -241,7 +241,7 @@ def test_what_a_tpu_cannot_do_is_refused_in_clear_words(tmp_path):
         model.fit(ragged_end, verbose=0)
 
 
-def test_a_loss_scale_is_refused():
+def test_a_loss_scale_raises():
     model = compiled(
         STRATEGY,
         optimizer=keras.optimizers.LossScaleOptimizer(
@@ -252,7 +252,7 @@ def test_a_loss_scale_is_refused():
         model.fit(batches(), verbose=0)
 
 
-def test_the_layer_of_tf_keras_is_refused():
+def test_the_layer_of_tf_keras_raises():
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         layer = tlm.layers.tf_keras.TPUEmbedding(

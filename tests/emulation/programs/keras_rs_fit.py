@@ -1,7 +1,8 @@
-"""keras-rs as it is, with `placement="sparsecore"`, on an emulated TPU.
+"""Unmodified keras-rs with `placement="sparsecore"` on an emulated TPU.
 
-As many cores as the environment says; a process for this TPU (tests/emulation).
-The same model with our layer on the host says what is right.
+Runs in a separate process with the number of cores that the environment sets
+(tests/emulation). Expected values come from the same model with tf_layoutmap's
+layer on the host.
 """
 
 import os
@@ -77,7 +78,7 @@ def layer_of(strategy, optimizer, columns=1):
 
 
 def head(found):
-    """Elementwise: no sum over samples but those in the tables."""
+    """Combines features elementwise; only the tables sum over samples."""
     return found["title"] * found["user"] + found["body"]
 
 
@@ -110,18 +111,18 @@ def make(strategy, optimizer, model=functional, **options):
     if strategy is STRATEGY:
         tlm.emulation.initialize_tpu_system()
     with strategy.scope():
-        of_tables = OPTIMIZERS[optimizer]()
-        layer = layer_of(strategy, lambda: of_tables)
-        made = model(layer)
-        # keras-rs asks a schedule at the step that its optimizer counts, which
-        # one that a model is compiled with does.
-        made.compile(
-            of_tables if optimizer == "schedule" else "sgd",
+        table_optimizer = OPTIMIZERS[optimizer]()
+        layer = layer_of(strategy, lambda: table_optimizer)
+        built = model(layer)
+        # keras-rs evaluates a schedule at the iterations of its optimizer,
+        # which are counted if the model is compiled with that optimizer.
+        built.compile(
+            table_optimizer if optimizer == "schedule" else "sgd",
             weighted_sum,
             metrics=["mae"],
             **options,
         )
-    return made, layer
+    return built, layer
 
 
 def batches(num_steps=NUM_STEPS):
@@ -144,7 +145,7 @@ def tables_of(layer):
     found = training.values_of(
         layer.embedding if is_ours else layer._tpu_embedding
     )
-    # keras-rs' is the `iterations` of the optimizer, in no table's file.
+    # keras-rs saves the optimizer's `iterations`, which belongs to no table.
     found.pop("schedule_updates", None)
     return found
 
@@ -157,7 +158,7 @@ def on_host(dataset):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_fit_trains_as_the_host_engine_to_the_bit(optimizer):
+def test_fit_is_bitwise_equal_to_the_host_engine(optimizer):
     host, wanted = make(ONE, optimizer)
     start = tables_of(wanted)
     host.fit(batches(), verbose=0)
@@ -177,7 +178,7 @@ def test_fit_trains_as_the_host_engine_to_the_bit(optimizer):
     training.assert_same(tables_of(layer), tables_of(wanted))
 
 
-def test_a_dataset_that_stays_on_the_host_may_be_given_to_fit():
+def test_fit_accepts_a_dataset_on_the_host():
     host, wanted = make(ONE, "adagrad")
     host.fit(batches(), verbose=0)
     model, layer = make(STRATEGY, "adagrad")
@@ -185,7 +186,7 @@ def test_a_dataset_that_stays_on_the_host_may_be_given_to_fit():
     training.assert_same(tables_of(layer), tables_of(wanted))
 
 
-def test_a_subclassed_model_needs_a_built_layer_as_on_a_tpu():
+def test_a_subclassed_model_requires_a_built_layer():
     model, layer = make(STRATEGY, "adagrad", Subclassed)
     with pytest.raises(RuntimeError, match="Unable to automatically build"):
         model.fit(batches(), verbose=0)
@@ -205,7 +206,7 @@ def test_a_subclassed_model_needs_a_built_layer_as_on_a_tpu():
 
 def ragged_batches():
     def make_ragged(x, y):
-        # Zero to two ids of a sample.
+        # Each sample has zero to two ids.
         return {
             name: tf.RaggedTensor.from_tensor(
                 tf.concat([ids, ids // 2], axis=1), lengths=tf.range(BATCH) % 3
@@ -216,7 +217,7 @@ def ragged_batches():
     return batches().map(make_ragged)
 
 
-def own_loop(strategy, layer):
+def custom_loop(strategy, layer):
     optimizer = keras.optimizers.SGD(0.0)
 
     @tf.function
@@ -228,7 +229,7 @@ def own_loop(strategy, layer):
             weights = layer.trainable_variables
             gradients = tape.gradient(loss, weights)
             if strategy is ONE:
-                # Our layer trains its tables as it gets their gradient.
+                # tf_layoutmap's layer trains its tables with these gradients.
                 optimizer.apply(gradients, weights)
 
         for x, y in batches:
@@ -237,7 +238,7 @@ def own_loop(strategy, layer):
     epoch(ragged_batches() if strategy is ONE else on_host(ragged_batches()))
 
 
-def test_an_own_loop_takes_ragged_inputs():
+def test_a_custom_loop_supports_ragged_inputs():
     tables = []
     for strategy in (ONE, STRATEGY):
         if strategy is STRATEGY:
@@ -251,12 +252,12 @@ def test_an_own_loop_takes_ragged_inputs():
                         for name in ("title", "body", "user")
                     }
                 )
-        own_loop(strategy, layer)
+        custom_loop(strategy, layer)
         tables.append(tables_of(layer))
     training.assert_same(tables[1], tables[0])
 
 
-def test_fit_refuses_ragged_inputs_as_for_a_tpu():
+def test_fit_with_ragged_inputs_raises():
     model, _ = make(STRATEGY, "adagrad")
     with pytest.raises(
         ValueError,
@@ -266,7 +267,7 @@ def test_fit_refuses_ragged_inputs_as_for_a_tpu():
         model.fit(ragged_batches(), verbose=0)
 
 
-def test_a_checkpoint_of_the_embedding_has_the_tables(tmp_path):
+def test_a_checkpoint_of_the_embedding_contains_the_tables(tmp_path):
     model, layer = make(STRATEGY, "adagrad")
     model.fit(batches(), verbose=0)
     path = tf.train.Checkpoint(e=layer._tpu_embedding).write(
@@ -278,8 +279,8 @@ def test_a_checkpoint_of_the_embedding_has_the_tables(tmp_path):
     training.assert_same(tables_of(layer), wanted)
 
 
-def test_files_of_keras_do_not_have_the_tables(tmp_path):
-    # A limit of keras-rs, which the page tells; it may go with a version.
+def test_keras_files_do_not_contain_the_tables(tmp_path):
+    # This limit of keras-rs is documented, and a later version may remove it.
     model, layer = make(STRATEGY, "adagrad")
     model.fit(batches(2), verbose=0)
     model.save_weights(tmp_path / "it.weights.h5")
@@ -293,7 +294,7 @@ def test_files_of_keras_do_not_have_the_tables(tmp_path):
     )
 
 
-def test_a_step_that_is_compiled_for_one_cpu_is_refused():
+def test_fit_with_jit_compile_raises():
     model, _ = make(STRATEGY, "adagrad", jit_compile=True)
     with pytest.raises(RuntimeError, match="Leave jit_compile out"):
         model.fit(batches(), verbose=0)

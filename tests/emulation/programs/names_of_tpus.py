@@ -1,6 +1,6 @@
-"""Names of devices and of steps, as programs for a TPU write them.
+"""Device names and step names, as user code for a TPU writes them.
 
-Four cores on two hosts; a process for this TPU (tests/emulation).
+Runs in a separate process with four cores on two hosts (tests/emulation).
 """
 
 import gc
@@ -18,7 +18,7 @@ STRATEGY = tlm.emulation.enable(**SETTING)
 
 tpu = tf.tpu.experimental.embedding
 NUM_ROWS = 6
-Refused = tf.errors.FailedPreconditionError
+FailedPrecondition = tf.errors.FailedPreconditionError
 
 
 @pytest.fixture(name="kind", params=training.CLASSES)
@@ -27,7 +27,7 @@ def fixture_kind(request):
 
 
 def embedding_of(kind, **options):
-    """One table of zeros; a gradient of 1 takes 0.5 from a row."""
+    """Returns a table of zeros; a gradient of 1 decreases a row by 0.5."""
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = training.CLASSES[kind](
@@ -48,7 +48,7 @@ def embedding_of(kind, **options):
     return embedding
 
 
-def row_of(embedding):
+def first_column_of(embedding):
     return training.values_of(embedding)["ads"][:, 0].tolist()
 
 
@@ -89,14 +89,14 @@ OTHER_NAMES = {
 @pytest.mark.parametrize(
     ("kind", "compiled"),
     [
-        ("stock", True),  # TensorFlow's takes nothing eagerly
+        ("stock", True),  # TensorFlow's class requires a graph.
         ("ours", True),
         ("ours", False),
     ],
 )
-def test_each_name_of_a_core_enqueues_on_that_core(kind, names, compiled):
+def test_each_device_name_enqueues_on_its_core(kind, names, compiled):
     embedding = embedding_of(kind)
-    # The gradients of a core are its number, to tell whose ids they reach.
+    # Each core has another gradient, which shows which ids it reaches.
     scales = STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.fill(
             [1, 2], float(context.replica_id_in_sync_group + 1)
@@ -105,7 +105,7 @@ def test_each_name_of_a_core_enqueues_on_that_core(kind, names, compiled):
     ids = [5, 3, 2, 0]
 
     def enqueue():
-        # In another order than that of the cores.
+        # The order differs from the order of the cores.
         for core in (2, 0, 3, 1):
             embedding.enqueue(
                 tf.constant([ids[core]], tf.int64),
@@ -123,10 +123,10 @@ def test_each_name_of_a_core_enqueues_on_that_core(kind, names, compiled):
         STRATEGY.run(core, args=(scales,))
 
     backward(scales)
-    assert row_of(embedding) == [-2, 0, -1.5, -1, 0, -0.5]
+    assert first_column_of(embedding) == [-2, 0, -1.5, -1, 0, -0.5]
 
 
-def test_a_program_that_enqueues_by_core_trains(kind):
+def test_enqueue_per_core_trains(kind):
     embedding = embedding_of(kind)
 
     def per_core(context):
@@ -144,19 +144,19 @@ def test_a_program_that_enqueues_by_core_trains(kind):
 
     for _ in range(2):
         step()
-    assert row_of(embedding) == [-1, -1, -1, -1, 0, 0]
+    assert first_column_of(embedding) == [-1, -1, -1, -1, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("/device:CPU:5", "[Nn]on-TPU"),  # a host
+        ("/device:CPU:5", "[Nn]on-TPU"),  # The name of a host.
         ("/device:GPU:0", "[Nn]on-TPU"),
         ("/task:2/device:TPU:0", "tasks 0 to 1 with the cores 0 to 1"),
         ("/task:1/device:TPU:2", "tasks 0 to 1 with the cores 0 to 1"),
     ],
 )
-def test_what_is_no_core_is_refused(kind, device, words):
+def test_devices_that_are_not_cores_raise(kind, device, words):
     embedding = embedding_of(kind)
 
     @tf.function
@@ -183,7 +183,7 @@ def step_of(embedding, *, training, applies, name="title", enqueues=1):
     return step
 
 
-def test_a_named_step_without_gradients_looks_up_only(kind):
+def test_a_named_step_without_gradients_is_forward_only(kind):
     embedding = embedding_of(kind)
     evaluate = step_of(embedding, training=True, applies=False)
     for _ in range(3):
@@ -192,31 +192,31 @@ def test_a_named_step_without_gradients_looks_up_only(kind):
         ):
             np.testing.assert_array_equal(value, np.zeros([1, 2]))
     step_of(embedding, training=True, applies=True)(ids_of(0, 0, 2, 3))
-    assert row_of(embedding) == [-1, 0, -0.5, -0.5, 0, 0]
+    assert first_column_of(embedding) == [-1, 0, -0.5, -0.5, 0, 0]
 
 
-def test_without_a_name_it_waits_for_its_gradients(kind):
+def test_an_unnamed_step_requires_its_gradients(kind):
     embedding = embedding_of(kind)
     evaluate = step_of(embedding, training=True, applies=False, name=None)
     evaluate(ids_of(0, 1, 2, 3))
-    with pytest.raises(Refused, match="gradients"):
+    with pytest.raises(FailedPrecondition, match="gradients"):
         evaluate(ids_of(0, 1, 2, 3))
     tlm.emulation.reset()
 
 
-def test_a_named_step_with_gradients_trains_whatever_it_says():
+def test_a_named_step_with_gradients_ignores_training():
     embedding = embedding_of("stock")
     step_of(embedding, training=False, applies=True)(ids_of(0, 1, 2, 3))
-    assert row_of(embedding) == [-0.5, -0.5, -0.5, -0.5, 0, 0]
+    assert first_column_of(embedding) == [-0.5, -0.5, -0.5, -0.5, 0, 0]
 
 
-def test_ours_says_that_a_forward_step_has_gradients():
+def test_gradients_of_a_forward_step_raise():
     embedding = embedding_of("ours")
     with pytest.raises(RuntimeError, match="training=False"):
         step_of(embedding, training=False, applies=True)(ids_of(0, 1, 2, 3))
 
 
-def test_a_step_may_be_spread_over_programs_of_one_function(kind):
+def test_a_step_can_span_programs_of_one_function(kind):
     embedding = embedding_of(kind)
 
     @tf.function
@@ -233,10 +233,10 @@ def test_a_step_may_be_spread_over_programs_of_one_function(kind):
         return found
 
     step(ids_of(0, 1, 2, 3))
-    assert row_of(embedding) == [-0.5, -0.5, -0.5, -0.5, 0, 0]
+    assert first_column_of(embedding) == [-0.5, -0.5, -0.5, -0.5, 0, 0]
 
 
-def test_a_name_twice_is_refused_as_by_the_compiler(kind):
+def test_a_repeated_step_name_raises(kind):
     embedding = embedding_of(kind)
     with pytest.raises(RuntimeError, match=r"one `enqueue` .*name='title'"):
         step_of(embedding, training=True, applies=True, enqueues=2)(
@@ -266,7 +266,7 @@ def test_named_steps_of_a_loop_train_and_evaluate(kind):
     assert [float(one) for one in found] == [-3, -3, -6, -6]
 
 
-def test_the_graph_of_a_named_step_is_let_go():
+def test_the_graph_of_a_named_step_is_freed():
     embedding = embedding_of("ours")
     step = step_of(embedding, training=True, applies=True)
     graph = weakref.ref(step.get_concrete_function(ids_of(0, 1, 2, 3)).graph)

@@ -1,4 +1,4 @@
-"""Two cores on one host; a process for this TPU (tests/emulation)."""
+"""Two cores on one host, in a separate process (tests/emulation)."""
 
 import os
 import threading
@@ -54,7 +54,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_emulated_tpu_trains_as_the_host_engine_to_the_bit(name):
+def test_training_is_bitwise_equal_to_the_host_engine(name):
     host = training.host_embedding(OPTIMIZERS[name])
     wanted = training.train(tf.distribute.get_strategy(), host)
     expected = training.values_of(host)
@@ -130,7 +130,7 @@ def test_cores_are_a_tpu_strategy():
     assert tlm.emulation.enable(num_cores=2, deadline=2.0) is STRATEGY
 
 
-def test_another_tpu_in_one_process_is_refused():
+def test_another_tpu_in_one_process_raises():
     with pytest.raises(RuntimeError, match="enabled with num_cores=2"):
         tlm.emulation.enable(num_cores=4)
 
@@ -148,12 +148,12 @@ def test_another_tpu_in_one_process_is_refused():
         ({"deadline": "1"}, TypeError, "number of seconds"),
     ],
 )
-def test_wrong_numbers_are_refused(options, error, words):
+def test_invalid_options_raise(options, error, words):
     with pytest.raises(error, match=words):
         tlm.emulation.enable(**options)
 
 
-def test_dynamic_learning_rate_is_asked_for_at_each_step():
+def test_dynamic_learning_rate_is_evaluated_at_each_step():
     rate = tf.Variable(1.0)
     embedding = one_table(rate=lambda: rate / 2)
     enqueue = enqueue_of(embedding)
@@ -173,7 +173,7 @@ def test_dynamic_learning_rate_is_asked_for_at_each_step():
     )
 
 
-def test_two_dynamic_rates_reach_their_tables():
+def test_two_dynamic_rates_are_applied_to_their_tables():
     fast, slow = (lambda: tf.constant(1.0)), (lambda: tf.constant(0.25))
     tables = [
         tpu.TableConfig(
@@ -210,8 +210,8 @@ def test_two_dynamic_rates_reach_their_tables():
     assert [values[name][1, 0] for name in "abc"] == [-0.5, -2, -0.5]
 
 
-def test_steps_in_a_loop_and_behind_it_stay_apart():
-    # From an iterator: it orders what TensorFlow enqueues in a loop and behind.
+def test_steps_in_a_loop_and_after_it_are_separate():
+    # The iterator orders the `enqueue` ops of TensorFlow in and after the loop.
     embedding = one_table()
     dataset = (
         tf.data.Dataset.from_tensor_slices(
@@ -244,11 +244,11 @@ def test_steps_in_a_loop_and_behind_it_stay_apart():
 
     for epochs in range(1, 4):
         sums = epoch(iterator)
-        # 3 steps of -0.5 each time, on 2 columns; id 0 stands there twice.
+        # Each epoch has 3 steps of -0.5, on 2 columns; id 0 occurs twice.
         assert [one.numpy() for one in sums] == [-6.0 * epochs, -6.0 * epochs]
 
 
-def test_gradients_that_are_missing_are_zeros():
+def test_missing_gradients_are_zeros():
     embedding = one_table()
     enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
     forward_of(embedding)()
@@ -262,7 +262,7 @@ def test_gradients_that_are_missing_are_zeros():
     assert "1 updates" in tlm.emulation.report()
 
 
-def test_dequeue_without_enqueue_ends_with_a_report_of_the_queues():
+def test_dequeue_without_enqueue_raises_with_a_report():
     embedding = one_table()
     embedding.build(2)
     start = time.monotonic()
@@ -275,7 +275,7 @@ def test_dequeue_without_enqueue_ends_with_a_report_of_the_queues():
     assert "core 1: 0 batches wait for `dequeue`" in str(error.value)
 
 
-def test_one_core_without_a_batch_is_named():
+def test_a_core_without_a_batch_raises_with_its_number():
     embedding = one_table()
     embedding.build(2)
 
@@ -303,14 +303,14 @@ def test_one_core_without_a_batch_is_named():
 
 @pytest.fixture
 def far_deadline():
-    """What waits for another op, instead of raising an error, never ends."""
+    """Sets a long deadline, so that a test hangs if a call waits."""
     tlm.emulation.enable(num_cores=2, deadline=600.0)
     yield
     tlm.emulation.enable(num_cores=2, deadline=2.0)
 
 
 @pytest.mark.usefixtures("far_deadline")
-def test_gradients_after_a_forward_only_step_are_refused_at_once():
+def test_gradients_after_a_forward_step_raise_immediately():
     embedding = one_table()
     enqueue_of(embedding, training=False)(ids_of([0, 1], [2, 3]))
     forward_of(embedding)()
@@ -322,7 +322,7 @@ def test_gradients_after_a_forward_only_step_are_refused_at_once():
 
 @pytest.mark.usefixtures("far_deadline")
 @pytest.mark.parametrize("inside", [False, True])
-def test_an_id_outside_of_its_table_is_named(inside):
+def test_out_of_range_ids_raise_with_names(inside):
     embedding = one_table()
     embedding.build(2)
 
@@ -343,7 +343,7 @@ def test_an_id_outside_of_its_table_is_named(inside):
         "with 4 rows",
     ):
         step(ids_of([0, 1], [2, 9]))
-    # The other core's batch would meet the wrong partner.
+    # The other core's batch would be combined with a wrong batch.
     with pytest.raises(
         tf.errors.FailedPreconditionError,
         match="no longer agree.*sample 1: id 9",
@@ -354,7 +354,7 @@ def test_an_id_outside_of_its_table_is_named(inside):
     forward_of(embedding)()
 
 
-def test_a_full_queue_waits_for_room():
+def test_enqueue_to_a_full_queue_waits():
     embedding = one_table()
     enqueue = enqueue_of(embedding, training=False)
     for _ in range(32):
@@ -366,7 +366,7 @@ def test_a_full_queue_waits_for_room():
         enqueue(ids_of([0, 1], [2, 3]))
 
 
-def test_a_second_embedding_is_refused_until_the_system_starts_anew():
+def test_a_second_embedding_raises_until_a_restart():
     embedding = one_table()
     embedding.build(2)
     with STRATEGY.scope():
@@ -384,7 +384,7 @@ def test_a_second_embedding_is_refused_until_the_system_starts_anew():
         forward_of(embedding)()
 
 
-def test_enqueue_in_control_flow_inside_of_run_is_refused_as_on_a_tpu():
+def test_enqueue_in_control_flow_inside_run_raises():
     embedding = one_table()
     embedding.build(2)
 
@@ -400,7 +400,7 @@ def test_enqueue_in_control_flow_inside_of_run_is_refused_as_on_a_tpu():
         step(ids_of([0, 1], [2, 3]))
 
 
-def test_inputs_of_a_core_must_be_its_arguments_as_on_a_tpu():
+def test_inputs_computed_on_a_core_raise():
     embedding = one_table()
     embedding.build(2)
 
@@ -415,7 +415,7 @@ def test_inputs_of_a_core_must_be_its_arguments_as_on_a_tpu():
         step(ids_of([0, 1], [1, 2]))
 
 
-def test_run_outside_of_a_function_makes_one():
+def test_eager_run_is_supported():
     embedding = one_table()
     embedding.build(2)
 
@@ -446,14 +446,14 @@ def test_pipelined_lookups_are_one_step_old():
     assert training.values_of(embedding)["ads"][0, 0] == -3
 
 
-def test_pipelined_training_is_that_of_the_host_engine_to_the_bit():
+def test_pipelined_training_is_bitwise_equal_to_the_host():
     pipelined = {"pipeline_execution_with_tensor_core": True}
     host = training.host_embedding(OPTIMIZERS["adagrad"], **pipelined)
     wanted = training.train(tf.distribute.get_strategy(), host, steps=range(6))
     expected = training.values_of(host)
     other = training.host_embedding(OPTIMIZERS["adagrad"])
     training.train(tf.distribute.get_strategy(), other, steps=range(6))
-    # Gradients do not depend on activations here, so the tables agree.
+    # Gradients do not depend on activations here, so the tables are equal.
     training.assert_same(training.values_of(other), expected)
     for kind in training.CLASSES:
         embedding = training.tpu_embedding(
@@ -465,7 +465,7 @@ def test_pipelined_training_is_that_of_the_host_engine_to_the_bit():
         training.assert_same(training.values_of(embedding), expected)
 
 
-def test_loading_while_steps_are_in_flight_is_refused():
+def test_loading_while_steps_are_in_flight_raises():
     embedding = one_table()
     enqueue_of(embedding)(ids_of([0, 1], [2, 3]))
     with pytest.raises(
@@ -480,8 +480,8 @@ def num_threads():
 
 
 @pytest.mark.usefixtures("far_deadline")
-def test_a_system_that_starts_anew_leaves_no_thread_behind():
-    # Each leaves a step that was waited for with a deadline far away.
+def test_a_restart_leaves_no_threads():
+    # Each call has a step that waits with a long deadline.
     def train():
         embedding = one_table()
         embedding.build(2)
@@ -523,7 +523,7 @@ ON_HOST = tf.distribute.InputOptions(experimental_fetch_to_device=False)
 @pytest.mark.parametrize("kind", training.CLASSES)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("is_on_host", [False, True])
-def test_inputs_must_stay_on_the_host_as_on_a_tpu(kind, inside, is_on_host):
+def test_inputs_on_the_tpu_raise(kind, inside, is_on_host):
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = training.CLASSES[kind](
@@ -561,7 +561,7 @@ def test_inputs_must_stay_on_the_host_as_on_a_tpu(kind, inside, is_on_host):
         step()
 
 
-def test_ragged_and_sparse_datasets_must_stay_on_the_host_as_on_a_tpu():
+def test_ragged_and_sparse_datasets_with_prefetch_raise():
     ragged = tf.data.Dataset.from_tensor_slices(
         tf.ragged.constant([[1, 2], [3]])
     ).batch(2, drop_remainder=True)
@@ -586,14 +586,14 @@ def test_ragged_and_sparse_datasets_must_stay_on_the_host_as_on_a_tpu():
                     distribute(options)
 
 
-def test_the_mean_of_a_structure_is_the_structure_as_of_a_tpu_strategy():
+def test_reduce_mean_of_a_structure_returns_the_first_replica():
     batch = {
         "ids": STRATEGY.experimental_distribute_values_from_function(
             lambda context: tf.constant([context.replica_id_in_sync_group])
         )
     }
     found = STRATEGY.reduce("MEAN", batch, axis=None)["ids"]
-    # Ids of the first replica, where a mean of them would be 0.5.
+    # The result is the ids of the first replica; their mean would be 0.5.
     assert found.dtype == tf.int32
     assert found.numpy() == [0]
     with pytest.raises(ValueError, match="cannot be reduced"):
@@ -601,7 +601,7 @@ def test_the_mean_of_a_structure_is_the_structure_as_of_a_tpu_strategy():
     assert STRATEGY.reduce("SUM", batch["ids"], axis=None).numpy() == [1]
 
 
-def test_a_program_for_one_cpu_is_refused_with_the_reason():
+def test_jit_compile_raises():
     @tf.function(jit_compile=True)
     def program():
         return STRATEGY.run(lambda: tf.constant(1.0))
@@ -610,7 +610,7 @@ def test_a_program_for_one_cpu_is_refused_with_the_reason():
         program()
 
 
-def test_disabled_emulation_leaves_kernels_that_refuse():
+def test_disabled_emulation_raises():
     embedding = one_table()
     embedding.build(2)
     tlm.emulation.disable()

@@ -1,7 +1,8 @@
-"""Who reads what an emulated TPU saves, and how it saves.
+"""Checkpoints that an emulated TPU writes and restores.
 
-Four cores, on as many hosts as the environment says; a process for this TPU
-(tests/emulation), which meets the files of the one before it.
+Runs in a separate process with four cores, on the number of hosts that the
+environment sets (tests/emulation). It restores the files of the previous
+process.
 """
 
 import os
@@ -40,9 +41,9 @@ def train_host(embedding, **options):
 
 
 def on_tpu(kind, path=None):
-    """A built embedding, with the values of a file."""
-    # TensorFlow's class creates what it restores; once built, it reads into
-    # its TPU only files of its own kind.
+    """Returns a built embedding, restored from a file if given."""
+    # TensorFlow's class restores other classes' files only before it is built:
+    # a built embedding loads only its own files into the TPU.
     is_late = path is not None and kind == "stock"
     embedding = training.tpu_embedding(
         kind, STRATEGY, optimizer, is_built=not is_late
@@ -61,7 +62,7 @@ def fixture_kind(request):
 
 @pytest.fixture(scope="module", name="wanted")
 def fixture_wanted():
-    """After three steps, and after two more."""
+    """Returns the values after three steps, and after two more steps."""
     embedding = host(1)
     train_host(embedding, steps=range(3))
     before = training.values_of(embedding)
@@ -73,8 +74,8 @@ def write(embedding, path):
     return tf.train.Checkpoint(it=embedding).write(str(path))
 
 
-def test_a_damaged_file_leaves_host_copies_and_tpu_as_they_are(tmp_path):
-    # TensorFlow's class makes no promise of the kind.
+def test_a_damaged_file_changes_nothing(tmp_path):
+    # TensorFlow's class does not guarantee this.
     path = write(host(5), tmp_path / "it")
     [data] = tmp_path.glob("it.data-*")
     content = bytearray(data.read_bytes())
@@ -93,7 +94,7 @@ def test_a_damaged_file_leaves_host_copies_and_tpu_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
-def test_shards_of_the_host_engine_go_on_on_the_tpu(
+def test_a_checkpoint_of_the_host_continues_on_the_tpu(
     kind, num_shards, wanted, tmp_path
 ):
     embedding = host(num_shards)
@@ -103,9 +104,7 @@ def test_shards_of_the_host_engine_go_on_on_the_tpu(
     training.assert_same(training.values_of(found), wanted[1])
 
 
-def test_what_the_tpu_saves_goes_on_in_shards_and_serves(
-    kind, wanted, tmp_path
-):
+def test_a_checkpoint_of_the_tpu_continues_on_the_host(kind, wanted, tmp_path):
     embedding = on_tpu(kind)
     training.train(STRATEGY, embedding, steps=range(3))
     path = write(embedding, tmp_path / "it")
@@ -125,7 +124,7 @@ def test_what_the_tpu_saves_goes_on_in_shards_and_serves(
     training.assert_same(training.values_of(served), wanted[0])
 
 
-def test_files_of_another_number_of_hosts_go_on(kind, wanted):
+def test_files_of_another_number_of_hosts_restore(kind, wanted):
     for path in EXCHANGE.glob("*.index"):
         found = on_tpu(kind, str(path).removesuffix(".index"))
         training.train(STRATEGY, found, seed=1, steps=range(2))
@@ -134,13 +133,13 @@ def test_files_of_another_number_of_hosts_go_on(kind, wanted):
 
 def test_writes_files_for_another_number_of_hosts(kind):
     if not EXCHANGE.is_dir():
-        pytest.skip("nobody reads them")
+        pytest.skip("no other process reads the files")
     embedding = on_tpu(kind)
     training.train(STRATEGY, embedding, steps=range(3))
     write(embedding, EXCHANGE / f"{kind}_{NUM_HOSTS}")
 
 
-def test_an_asynchronous_save_holds_what_was_trained_before_it(kind, tmp_path):
+def test_an_async_save_contains_the_steps_before_it(kind, tmp_path):
     embedding, ref = on_tpu(kind), host(1)
     checkpoint = tf.train.Checkpoint(it=embedding)
     for step in range(3):
@@ -148,16 +147,14 @@ def test_an_asynchronous_save_holds_what_was_trained_before_it(kind, tmp_path):
         path = checkpoint.save(str(tmp_path / "it"), ASYNC)
         train_host(ref, steps=[step])
         wanted = training.values_of(ref)
-        # The next step is under way while that one is written.
+        # The next step runs while the checkpoint is written.
         training.train(STRATEGY, embedding, steps=[step], seed=1)
         train_host(ref, steps=[step], seed=1)
         checkpoint.sync()
         training.assert_same(training.values_in(path), wanted)
 
 
-def test_files_of_before_there_was_a_registered_saver_go_on(
-    kind, wanted, tmp_path
-):
+def test_files_without_a_registered_saver_restore(kind, wanted, tmp_path):
     path = write(old_checkpoint.OldEmbedding(wanted[0]), tmp_path / "it")
     found = on_tpu(kind, path)
     training.train(STRATEGY, found, seed=1, steps=range(2))

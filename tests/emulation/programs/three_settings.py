@@ -1,6 +1,6 @@
 """One script, unchanged: on the host, on two replicas, on an emulated TPU.
 
-Four cores on two hosts; a process for this TPU (tests/emulation).
+Runs in a separate process with four cores on two hosts (tests/emulation).
 """
 
 import numpy as np
@@ -17,11 +17,11 @@ tpu = tf.tpu.experimental.embedding
 
 
 def script(strategy, *, sums=None):
-    """A program that does not know where it runs; its tables after 200 steps.
+    """Trains without strategy-specific code; returns tables after 200 steps.
 
-    Its dense part is elementwise. Its weight, if trained, sums over samples:
-    as `sums` says in float32 or float64, replica by replica, or "in order" of
-    the samples of all replicas.
+    The dense part is elementwise. `sums` sets whether and how the gradient of a
+    weight is summed over samples: in float32 or float64, replica by replica, or
+    "in order" of the samples of all replicas.
     """
     tables = {
         "ads": tpu.TableConfig(
@@ -67,25 +67,27 @@ def script(strategy, *, sums=None):
     def core():
         with tf.GradientTape() as tape:
             activations = embedding.dequeue()
-            # A row for each sample, so that their gradients stay apart.
+            # The weight is repeated per sample to get a gradient per sample.
             weights = tf.repeat(weight[tf.newaxis], len(activations["ad"]), 0)
             tape.watch((activations, weights))
             hidden = tf.cast(activations["ad"] * activations["title"], dtype)
             loss = tf.reduce_sum((hidden * weights - 0.25) ** 2)
-        gradients, of_weights = tape.gradient(loss, (activations, weights))
+        gradients, weight_gradients = tape.gradient(
+            loss, (activations, weights)
+        )
         embedding.apply_gradients(gradients)
         if sums:
-            train_weight(of_weights)
+            train_weight(weight_gradients)
 
-    def train_weight(of_weights):
+    def train_weight(weight_gradients):
         context = tf.distribute.get_replica_context()
         if sums == "in order":
-            total = tf.reduce_sum(context.all_gather(of_weights, 0), 0)
+            total = tf.reduce_sum(context.all_gather(weight_gradients, 0), 0)
         else:
             total = context.all_reduce(
-                tf.distribute.ReduceOp.SUM, tf.reduce_sum(of_weights, 0)
+                tf.distribute.ReduceOp.SUM, tf.reduce_sum(weight_gradients, 0)
             )
-        # Every replica has the sum; the mean of equal values is the same.
+        # Every replica has the sum, and the mean of equal values is the same.
         optimizer.apply([total / strategy.num_replicas_in_sync], [weight])
 
     @tf.function
@@ -100,7 +102,7 @@ def script(strategy, *, sums=None):
     return values
 
 
-def test_one_script_in_three_settings_gives_the_same_bits_after_200_steps():
+def test_three_settings_are_bitwise_equal_after_200_steps():
     wanted = script(tf.distribute.get_strategy())
     assert np.abs(wanted["ads"] - 1).min() > 0
     training.assert_same(script(training.mirrored(2)), wanted)
@@ -110,15 +112,15 @@ def test_one_script_in_three_settings_gives_the_same_bits_after_200_steps():
 
 
 @pytest.mark.parametrize("sums", ["float32", "float64", "in order"])
-def test_a_trained_weight_moves_no_value_by_more_than_a_millionth(sums):
+def test_a_trained_weight_changes_values_by_at_most_1e_6(sums):
     wanted = script(tf.distribute.get_strategy(), sums=sums)
     assert np.abs(wanted["weight"] - 1).min() > 1e-3
     for strategy in (training.mirrored(2), STRATEGY):
         tlm.emulation.initialize_tpu_system()
         found = script(strategy, sums=sums)
         if sums != "float32":
-            # Beyond float64, what differs is rounded away; in order, nothing
-            # differs.
+            # Differences of float64 sums are rounded away in the tables, and
+            # sums in order do not differ.
             weight = found.pop("weight")
             np.testing.assert_allclose(
                 weight, wanted["weight"], rtol=1e-13, atol=0
@@ -134,7 +136,7 @@ def test_a_trained_weight_moves_no_value_by_more_than_a_millionth(sums):
             continue
         assert sorted(found) == sorted(wanted)
         for name, value in wanted.items():
-            # The sums of squares grow to 17, where a float32 is 2e-6 from the
-            # next one.
+            # The sums of squares grow to 17, where adjacent float32 values are
+            # 2e-6 apart.
             limit = 1e-6 * np.maximum(np.abs(value), 1)
             assert np.all(np.abs(found[name] - value) <= limit), name

@@ -1,4 +1,4 @@
-"""Four cores on two hosts; a process for this TPU (tests/emulation)."""
+"""Four cores on two hosts, in a separate process (tests/emulation)."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def optimizer():
 
 
 def kinds():
-    """Each way to train: its strategy, and how its embedding is made."""
+    """Returns each kind of training: a strategy, and an embedding factory."""
     one = tf.distribute.get_strategy()
     two = training.mirrored(2)
 
@@ -46,7 +46,7 @@ KINDS = kinds()
 
 
 def serving_values(path):
-    """What TensorFlow's class for CPUs restores, tables and slots."""
+    """Returns what TensorFlow's CPU class restores: tables and slots."""
     embedding = tpu.TPUEmbeddingForServing(
         training.feature_config(optimizer), None
     )
@@ -57,7 +57,7 @@ def serving_values(path):
 
 @pytest.fixture(scope="module", name="trained")
 def fixture_trained(tmp_path_factory):
-    """A checkpoint of each after the same three steps."""
+    """Returns a checkpoint of each kind after the same three steps."""
     paths = {}
     for kind, (strategy, make) in KINDS.items():
         embedding = make()
@@ -68,15 +68,15 @@ def fixture_trained(tmp_path_factory):
     return paths
 
 
-def test_all_train_to_the_same_bits(trained):
+def test_all_kinds_train_bitwise_equally(trained):
     wanted = training.values_in(trained["host"])
-    assert len(wanted) == 9  # three tables with two slots
+    assert len(wanted) == 9  # Three tables with two slots each.
     for path in trained.values():
         training.assert_same(training.values_in(path), wanted)
 
 
 @pytest.mark.parametrize("writer", KINDS)
-def test_every_checkpoint_is_restored_by_all_and_trained_on(writer, trained):
+def test_each_kind_continues_every_checkpoint(writer, trained):
     host_strategy, make = KINDS["host"]
     host = make()
     tf.train.Checkpoint(it=host).read(trained[writer]).assert_consumed()
@@ -86,8 +86,8 @@ def test_every_checkpoint_is_restored_by_all_and_trained_on(writer, trained):
         if kind == "host":
             continue
         if kind == "stock" and writer != "stock":
-            # Once built, TensorFlow's class sends to its TPU only what its own
-            # kind has written; before that, it creates what was restored.
+            # TensorFlow's class restores other classes' files only before it is
+            # built: a built embedding loads only its own files into the TPU.
             embedding = training.tpu_embedding(
                 kind, strategy, optimizer, is_built=False
             )
@@ -102,13 +102,13 @@ def test_every_checkpoint_is_restored_by_all_and_trained_on(writer, trained):
         training.assert_same(training.values_of(embedding), wanted)
 
 
-def test_stock_class_for_cpus_restores_what_the_tpu_wrote(trained):
+def test_tensorflow_s_cpu_class_restores_the_checkpoints(trained):
     wanted = training.values_in(trained["host"])
     for kind in ("stock", "ours", "host"):
         training.assert_same(serving_values(trained[kind]), wanted)
 
 
-def test_shards_lie_on_their_hosts():
+def test_shards_are_placed_on_their_hosts():
     embedding = training.tpu_embedding("stock", STRATEGY, optimizer)
     shards = embedding._variables["ads"]["parameters"].variables
     assert [shard.shape[0] for shard in shards] == [12, 11]
@@ -116,7 +116,7 @@ def test_shards_lie_on_their_hosts():
 
 
 @pytest.mark.parametrize("kind", training.CLASSES)
-def test_fewer_rows_than_hosts_are_fine(kind):
+def test_fewer_rows_than_hosts_are_supported(kind):
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
         embedding = training.CLASSES[kind](
