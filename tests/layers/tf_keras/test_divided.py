@@ -1,4 +1,4 @@
-"""`fit` of tf_keras with the tables of a layer divided among processes."""
+"""Tests `fit` of tf_keras with layer tables sharded over processes."""
 
 import json
 import pathlib
@@ -17,7 +17,8 @@ from tests.layers.tf_keras import divided_program
 
 DEADLINE_SECONDS = 180
 
-# What needs all rows of a table, and what is said where no process has them.
+# Calls that require all rows of a table, and part of the error that each
+# raises if no process has all rows.
 REFUSED = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is divided among processes, and none has all of its rows",
@@ -30,7 +31,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["divided", "copied"])
-def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
+def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     processes.run_workers(
         pathlib.Path(divided_program.__file__),
         [[str(tmp_path), how]] * 2,
@@ -59,7 +60,7 @@ def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
 
 
 def check_refused(folder):
-    """Nothing is left out of a file without a word."""
+    """Checks that no call omits rows silently."""
     for worker in range(2):
         found = json.loads((folder / f"refused_{worker}.json").read_text())
         assert found.keys() == REFUSED.keys()
