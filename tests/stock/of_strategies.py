@@ -1,4 +1,4 @@
-"""Programs of distribution strategies, and of the TPU API's configuration."""
+"""Programs with distribution strategies and the configuration of the TPU API."""
 
 import keras
 import numpy as np
