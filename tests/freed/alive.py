@@ -1,4 +1,4 @@
-"""Counts the objects that a program leaves alive: graphs and variable memory."""
+"""Counts graphs and variable memory that remain after a program."""
 
 import collections
 import gc

@@ -25,7 +25,7 @@ def table(values):
 
 
 def read_table(rows):
-    """Reads a table, so that the traced graph uses a variable of this package."""
+    """Reads a table, so that the traced graph uses a sharded variable."""
     return tf.stop_gradient(tf.reduce_sum(tf.convert_to_tensor(rows))) * 0.0
 
 
@@ -246,9 +246,7 @@ def test_ragged_and_python_results_are_supported(kind):
 
 
 def test_tensorflow_without_the_patch_does_not_free_them():
-    """If this test fails, TensorFlow frees them; remove the patch row
-    completely.
-    """
+    """If this test fails, TensorFlow frees them: remove the patch row."""
     engine.ensure("memory")
     installed = engine._counts["memory"]
     for _ in range(installed):

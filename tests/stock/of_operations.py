@@ -1,4 +1,4 @@
-"""Programs with operations, variables, lookups and checkpoints on one device."""
+"""Programs with ops, variables, lookups and checkpoints on one device."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Programs with distribution strategies and the configuration of the TPU API."""
+"""Programs with distribution strategies and configurations of the TPU API."""
 
 import keras
 import numpy as np

@@ -16,9 +16,7 @@ import tensorflow as tf
 
 
 def use_everything():
-    """Trains models on a mesh and reads tables, so that all patches are
-    installed.
-    """
+    """Trains models on a mesh, reads tables and installs all patches."""
     import keras
     import numpy as np
     import tf_keras

@@ -34,7 +34,7 @@ SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Returns the outcomes of all programs: plain, and patched with warnings."""
+    """Returns the outcomes of all programs, without and with patches."""
     folder = tmp_path_factory.mktemp("stock")
     env = {**os.environ, **dtensor_switches.SAFE}
     logs = [folder / kind for kind in ("plain", "patched")]

@@ -1,4 +1,4 @@
-"""Programs that make images with two models: VAE, DCGAN, WGAN-GP."""
+"""Programs that generate images with two models: VAE, DCGAN, WGAN-GP."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ LATENT = 4
 
 
 class Sampling(layers.Layer):
-    """Draws from a normal distribution, by the trick that lets it learn."""
+    """Layer that draws from a normal distribution by reparameterization."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -25,7 +25,7 @@ class Sampling(layers.Layer):
 
 
 class VAE(keras.Model):
-    """An encoder and a decoder with a training step of their own."""
+    """Encoder and decoder with a custom training step."""
 
     def __init__(self, encoder, decoder, **kwargs):
         super().__init__(**kwargs)
@@ -39,10 +39,11 @@ class VAE(keras.Model):
     def train_step(self, data):
         with tf.GradientTape() as tape:
             mean, log_var, z = self.encoder(data)
-            made = self.decoder(z)
+            generated = self.decoder(z)
             far = ops.mean(
                 ops.sum(
-                    keras.losses.binary_crossentropy(data, made), axis=(1, 2)
+                    keras.losses.binary_crossentropy(data, generated),
+                    axis=(1, 2),
                 )
             )
             spread = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
@@ -81,15 +82,15 @@ def vae():
 
 
 def discriminator(normalized: bool):
-    made = [
+    generated = [
         keras.Input((16, 16, 1)),
         layers.Conv2D(8, 4, strides=2, padding="same"),
         layers.LeakyReLU(negative_slope=0.2),
         layers.Conv2D(16, 4, strides=2, padding="same"),
     ]
     if normalized:
-        made.append(layers.LayerNormalization())
-    return keras.Sequential([*made, layers.Flatten(), layers.Dense(1)])
+        generated.append(layers.LayerNormalization())
+    return keras.Sequential([*generated, layers.Flatten(), layers.Dense(1)])
 
 
 def generator():
@@ -169,13 +170,13 @@ def dcgan():
 
 
 class WGAN(GAN):
-    """The loss is a distance; the gradient of the judge is kept near 1."""
+    """GAN with a distance as loss; the critic's gradient norm is near 1."""
 
-    def penalty(self, real, made):
+    def penalty(self, real, generated):
         share = tf.random.uniform(
             (tf.shape(real)[0], 1, 1, 1), seed=5, dtype=keras.config.floatx()
         )
-        mixed = real + share * (made - real)
+        mixed = real + share * (generated - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
             judged = self.judge(mixed, training=True)
@@ -190,11 +191,11 @@ class WGAN(GAN):
                 (count, LATENT), seed=turn, dtype=keras.config.floatx()
             )
             with tf.GradientTape() as tape:
-                made = self.maker(codes, training=True)
+                generated = self.maker(codes, training=True)
                 judged = (
-                    tf.reduce_mean(self.judge(made, training=True))
+                    tf.reduce_mean(self.judge(generated, training=True))
                     - tf.reduce_mean(self.judge(real, training=True))
-                    + 10.0 * self.penalty(real, made)
+                    + 10.0 * self.penalty(real, generated)
                 )
             gradients = tape.gradient(judged, self.judge.trainable_variables)
             self.judge_optimizer.apply_gradients(
