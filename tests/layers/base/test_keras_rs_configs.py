@@ -70,7 +70,7 @@ def test_a_table_keeps_the_fields_of_its_config():
 
 
 @pytest.mark.parametrize(
-    "theirs, ours",
+    "keras_optimizer, expected",
     [
         ("sgd", tpu.SGD()),
         ("adagrad", tpu.Adagrad()),
@@ -106,10 +106,16 @@ def test_a_table_keeps_the_fields_of_its_config():
         (lambda: tpu.Adagrad(0.5), tpu.Adagrad(0.5)),
     ],
 )
-def test_keras_optimizers_map_to_equal_embedding_optimizers(theirs, ours):
-    found = optimizer_of(make_layer(theirs() if callable(theirs) else theirs))
-    assert type(found) is type(ours)
-    for name, value in vars(ours).items():
+def test_keras_optimizers_map_to_equal_embedding_optimizers(
+    keras_optimizer, expected
+):
+    found = optimizer_of(
+        make_layer(
+            keras_optimizer() if callable(keras_optimizer) else keras_optimizer
+        )
+    )
+    assert type(found) is type(expected)
+    for name, value in vars(expected).items():
         # Keras stores learning rates in float32.
         assert getattr(found, name) == (
             pytest.approx(value, rel=1e-7)
@@ -152,10 +158,10 @@ def test_training_equals_a_layer_with_tensorflow_configs():
     table = tpu.TableConfig(
         10, 2, tf.ones_initializer(), tpu.Adagrad(0.5), "mean", "words"
     )
-    ours = tlm.layers.TPUEmbedding(
+    tensorflow_layer = tlm.layers.TPUEmbedding(
         {"title": tpu.FeatureConfig(table), "topic": tpu.FeatureConfig(table)}
     )
-    theirs = make_layer(keras.optimizers.Adagrad(0.5))
+    keras_rs_layer = make_layer(keras.optimizers.Adagrad(0.5))
     draw = np.random.default_rng(1)
     x = {
         "title": draw.integers(0, 10, (8, 3)),
@@ -163,7 +169,7 @@ def test_training_equals_a_layer_with_tensorflow_configs():
     }
     y = draw.standard_normal((8, 2)).astype(np.float32)
     rows = []
-    for layer in (ours, theirs):
+    for layer in (tensorflow_layer, keras_rs_layer):
         inputs = {
             "title": keras.Input([3], dtype="int64", name="title"),
             "topic": keras.Input([], dtype="int64", name="topic"),
@@ -430,9 +436,9 @@ def test_one_keras_optimizer_trains_all_tables_of_the_layer():
 def test_options_without_a_counterpart_raise_with_their_name(options, words):
     optimizer = options.pop("optimizer", "sgd")
     options["optimizer"] = optimizer() if callable(optimizer) else optimizer
-    with pytest.raises((TypeError, ValueError), match=words) as refused:
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
         make_layer(**options)
-    assert "(table 'words')" in str(refused.value)
+    assert "(table 'words')" in str(caught.value)
 
 
 @pytest.mark.parametrize(

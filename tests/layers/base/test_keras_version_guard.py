@@ -103,11 +103,11 @@ def test_tf_keras_is_imported_only_on_request():
         "try:\n    tlm.layers.tf_keras\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    said = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert "pip install --no-deps" in said
+    assert "pip install --no-deps" in printed
     assert "tf_keras" in dir(tlm.layers)

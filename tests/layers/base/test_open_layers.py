@@ -190,8 +190,8 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
     saved = tf.train.Checkpoint(model=model).save(str(tmp_path / "model"))
-    whole = version.models.load_model(tmp_path / "model.keras")
-    assert whole.get_layer("words").num_shards == 3
+    loaded = version.models.load_model(tmp_path / "model.keras")
+    assert loaded.get_layer("words").num_shards == 3
     weights, _ = model_of(version, layers, num_shards=1)
     weights.load_weights(tmp_path / "model.weights.h5")
     restored, _ = model_of(version, layers, num_shards=5, name="others")
@@ -199,14 +199,14 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
     tf.train.Checkpoint(model=restored).restore(
         saved
     ).assert_existing_objects_matched()
-    for one in (whole, weights, restored):
+    for one in (loaded, weights, restored):
         np.testing.assert_array_equal(one.predict(inputs, verbose=0), found)
     # All models continue training like the saved one. A layer with another
     # name would initialize new keys differently.
     more = data(seed=7, most=60)
-    for one in (model, whole, weights):
+    for one in (model, loaded, weights):
         one.fit(*more, batch_size=16, verbose=0, shuffle=False)
-    for one in (whole, weights):
+    for one in (loaded, weights):
         np.testing.assert_array_equal(
             one.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
         )

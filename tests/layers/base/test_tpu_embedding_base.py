@@ -12,7 +12,7 @@ tpu = tf.tpu.experimental.embedding
 
 # Options that a layer does not have: the strategy selects the engine, a step
 # reads the updates of the previous step, and there are no SparseCores.
-NOT_OF_A_LAYER = {
+EMBEDDING_ONLY_OPTIONS = {
     "engine",
     "pipeline_execution_with_tensor_core",
     "sparse_core_embedding_config",
@@ -28,11 +28,11 @@ def options_of(made_by):
 
 
 def test_a_layer_has_the_options_and_defaults_of_the_embedding():
-    ours = options_of(TPUEmbeddingCore.__init__)
-    theirs = options_of(tlm.TPUEmbedding.__init__)
-    assert set(theirs) - set(ours) == NOT_OF_A_LAYER
-    for name in set(theirs) - NOT_OF_A_LAYER:
-        assert ours[name] == theirs[name], name
+    layer_options = options_of(TPUEmbeddingCore.__init__)
+    embedding_options = options_of(tlm.TPUEmbedding.__init__)
+    assert set(embedding_options) - set(layer_options) == EMBEDDING_ONLY_OPTIONS
+    for name in set(embedding_options) - EMBEDDING_ONLY_OPTIONS:
+        assert layer_options[name] == embedding_options[name], name
 
 
 @pytest.mark.parametrize(

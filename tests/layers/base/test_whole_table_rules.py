@@ -85,10 +85,10 @@ def test_shards_are_initialized_without_the_full_table(
     library, sharded = keras_version
     kind = type(library.initializers.get(INITIALIZERS[name](library)))
 
-    def refuse(self, shape, dtype=None, **kwargs):
+    def fail(self, shape, dtype=None, **kwargs):
         raise AssertionError(f"asked for {shape}")
 
-    monkeypatch.setattr(kind, "__call__", refuse)
+    monkeypatch.setattr(kind, "__call__", fail)
     seeded_table(library, sharded, INITIALIZERS[name], num_shards=4)
 
 
@@ -208,10 +208,10 @@ def test_rules_apply_under_legacy_optimizers():
 
 def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
     options = rule(library)
-    whole = library.layers.Embedding(
+    unsharded = library.layers.Embedding(
         ROWS, DIM, embeddings_initializer=values_of(library), **options
     )
-    expected = trained(library, whole, make_optimizer(library))
+    expected = trained(library, unsharded, make_optimizer(library))
     layer = sharded(
         ROWS,
         DIM,
@@ -223,7 +223,7 @@ def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
     # Sums over shards and rows are computed in a different order.
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), np.asarray(whole.weights[0]), atol=2e-6
+        layer.embeddings.numpy(), np.asarray(unsharded.weights[0]), atol=2e-6
     )
     assert not np.allclose(layer.embeddings.numpy(), VALUES)
 

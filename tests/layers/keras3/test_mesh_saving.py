@@ -129,22 +129,22 @@ def trainer(request):
 
 
 @pytest.fixture(scope="module")
-def written(trainer):
+def trained_models(trainer):
     """Returns a trained model per layout, its state and further results."""
-    made = {}
+    trained = {}
     for place in {writer for writer, _ in WAYS}:
         model = model_at(place, trainer, seed=4)
         fit(model)
-        made[place] = model, state(model)
-    return made
+        trained[place] = model, state(model)
+    return trained
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("save", [keras_format, weights_h5, checkpoint])
 def test_all_state_is_loaded_bitwise_equal(
-    written, trainer, writer, reader, save, tmp_path
+    trained_models, trainer, writer, reader, save, tmp_path
 ):
-    source, expected = written[writer]
+    source, expected = trained_models[writer]
     model = save(source, tmp_path)(reader, trainer)
     assert_equal_bits(expected, state(model))
     assert_equal_bits(expected, state(source))
@@ -167,8 +167,8 @@ def test_a_loaded_model_continues_training_like_the_saved_one(
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_an_export_serves_without_a_mesh(written, tmp_path):
-    source, expected = written["2x2"]
+def test_an_export_serves_without_a_mesh(trained_models, tmp_path):
+    source, expected = trained_models["2x2"]
     source.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(

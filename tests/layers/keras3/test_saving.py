@@ -235,16 +235,16 @@ def test_slots_of_another_shape_raise_before_any_are_loaded():
 
 def test_files_are_written_and_read_shard_by_shard(tmp_path, monkeypatch):
     model, layer = trained("adagrad", 3)
-    whole = type(layer.embeddings).numpy
+    read_table = type(layer.embeddings).numpy
 
-    def refuse(table):
+    def fail(table):
         raise AssertionError(f"{table.name} was joined")
 
-    monkeypatch.setattr(type(layer.embeddings), "numpy", refuse)
+    monkeypatch.setattr(type(layer.embeddings), "numpy", fail)
     model.save_weights(tmp_path / "model.weights.h5")
     resumed, other = models.make_model(models.settings("adagrad"), 2)
     resumed.load_weights(tmp_path / "model.weights.h5")
-    monkeypatch.setattr(type(layer.embeddings), "numpy", whole)
+    monkeypatch.setattr(type(layer.embeddings), "numpy", read_table)
     assert_same_state(other, layer)
 
 

@@ -158,8 +158,8 @@ def test_weight_files_load_into_any_number_of_shards(
     by_model = make(more, OPTIMIZERS[optimizer])
     by_model.optimizer.build(by_model.trainable_variables)
     by_model.load_weights(tmp_path / "m.keras")
-    whole = keras.models.load_model(tmp_path / "m.keras")
-    resumed = (by_weights, by_model, whole)
+    by_file = keras.models.load_model(tmp_path / "m.keras")
+    resumed = (by_weights, by_model, by_file)
     for other in resumed:
         assert_same_state(other, model)
     train(model, 2)

@@ -27,7 +27,7 @@ def start(shape, shard_info=None, dtype=None):
     return tf.constant(START)
 
 
-def ours(trainable=True):
+def tpu_layer(trainable=True):
     table = tpu.TableConfig(NUM_ROWS, DIM, start, combiner="sum", name="words")
     return tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(table),
@@ -37,7 +37,7 @@ def ours(trainable=True):
     )
 
 
-def stock(trainable=True):
+def stock_layer(trainable=True):
     return keras.layers.Embedding(
         NUM_ROWS,
         DIM,
@@ -192,8 +192,8 @@ def fit(make, layer, **options):
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("make", MODELS)
 def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
-    expected, losses = fit(make, stock(), run_eagerly=run_eagerly)
-    model, found = fit(make, ours(), run_eagerly=run_eagerly)
+    expected, losses = fit(make, stock_layer(), run_eagerly=run_eagerly)
+    model, found = fit(make, tpu_layer(), run_eagerly=run_eagerly)
     np.testing.assert_allclose(found, losses, **CLOSE)
     layer = model.get_layer("embedding")
     assert np.any(rows_of(layer) != START)
@@ -211,8 +211,8 @@ def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
 
 
 def test_a_recomputed_lookup_trains():
-    expected, losses = fit(Recomputed, stock(), run_eagerly=True)
-    model, found = fit(Recomputed, ours(), run_eagerly=True)
+    expected, losses = fit(Recomputed, stock_layer(), run_eagerly=True)
+    model, found = fit(Recomputed, tpu_layer(), run_eagerly=True)
     np.testing.assert_allclose(found, losses, **CLOSE)
     np.testing.assert_allclose(
         rows_of(model.embedding), rows_of(expected.embedding), **CLOSE
@@ -226,7 +226,7 @@ def open_lookups(layer):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_evaluation_and_prediction_enqueue_nothing(make):
-    layer = ours()
+    layer = tpu_layer()
     model = make(layer)
     model.compile(keras.optimizers.SGD(0.5), "mse")
     x, y = batches()
@@ -269,7 +269,7 @@ def own_loop(layer, as_function, **call):
 @pytest.mark.parametrize("as_function", [False, True])
 @pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
 def test_a_custom_loop_trains_for_any_training_argument(call, as_function):
-    expected, layer = stock(), ours()
+    expected, layer = stock_layer(), tpu_layer()
     losses = own_loop(expected, as_function)
     np.testing.assert_allclose(
         own_loop(layer, as_function, **call), losses, **CLOSE
@@ -300,7 +300,7 @@ def accumulate(layer, clip):
 
 @pytest.mark.parametrize("leaves_out", [False, True])
 def test_manually_summed_gradients_are_applied_in_one_step(leaves_out):
-    expected, layer = stock(), ours()
+    expected, layer = stock_layer(), tpu_layer()
     accumulate(expected, leaves_out)
     accumulate(layer, leaves_out)
     np.testing.assert_allclose(rows_of(layer), rows_of(expected), **CLOSE)
@@ -308,7 +308,7 @@ def test_manually_summed_gradients_are_applied_in_one_step(leaves_out):
 
 
 def test_a_global_gradient_norm_is_not_affected_by_the_table():
-    layer, weight = ours(), tf.Variable([3.0, 4.0])
+    layer, weight = tpu_layer(), tf.Variable([3.0, 4.0])
     with tf.GradientTape() as tape:
         loss = (
             tf.reduce_sum(layer(tf.constant([1, 2])))
@@ -321,7 +321,7 @@ def test_a_global_gradient_norm_is_not_affected_by_the_table():
 
 
 def test_applying_twice_or_differentiating_an_expired_lookup_raises():
-    layer, optimizer = ours(), keras.optimizers.SGD(0.5)
+    layer, optimizer = tpu_layer(), keras.optimizers.SGD(0.5)
     x = tf.constant([1, 2])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(x))
@@ -380,7 +380,7 @@ def sharded():
     )
 
 
-@pytest.mark.parametrize("layer", [ours, sharded])
+@pytest.mark.parametrize("layer", [tpu_layer, sharded])
 @pytest.mark.parametrize("make", [Unused, Stopped, OutsideOfTheTape])
 def test_a_table_without_a_gradient_raises(make, layer):
     layer = layer()
@@ -394,10 +394,10 @@ def test_a_table_without_a_gradient_raises(make, layer):
         "trainable = False",
     ):
         assert words in str(error.value)
-    assert layer is not ours or "'words'" in str(error.value)
+    assert layer is not tpu_layer or "'words'" in str(error.value)
 
 
-@pytest.mark.parametrize("layer", [ours, sharded])
+@pytest.mark.parametrize("layer", [tpu_layer, sharded])
 def test_a_layer_that_is_not_trainable_requires_no_gradient(layer):
     layer = layer()
     layer.trainable = False
@@ -406,7 +406,7 @@ def test_a_layer_that_is_not_trainable_requires_no_gradient(layer):
 
 
 def test_a_step_may_skip_a_table():
-    layer, top = ours(), dense()
+    layer, top = tpu_layer(), dense()
     optimizer = keras.optimizers.SGD(0.5)
     x, y = batches(1)
     layer(x)

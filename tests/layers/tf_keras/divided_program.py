@@ -92,10 +92,10 @@ def main(folder, how):
     )
     (folder / f"losses_{worker}.json").write_text(json.dumps(losses))
     if how == "divided":
-        own = folder / f"own_{worker}"
-        own.mkdir()
+        own_folder = folder / f"own_{worker}"
+        own_folder.mkdir()
         (folder / f"refused_{worker}.json").write_text(
-            json.dumps(refusals(model, own))
+            json.dumps(refusals(model, own_folder))
         )
 
 

@@ -19,7 +19,7 @@ DEADLINE_SECONDS = 180
 
 # Calls that require all rows of a table, and part of the error that each
 # raises if no process has all rows.
-REFUSED = {
+ERRORS = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is divided among processes, and none has all of its rows",
     "set_weights": "tables are not Keras weights",
@@ -39,7 +39,7 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
         DEADLINE_SECONDS,
     )
     if how == "divided":
-        check_refused(tmp_path)
+        check_errors(tmp_path)
     model, losses = divided_program.fit(strategies.mirrored(2))
     for worker in range(2):
         np.testing.assert_allclose(
@@ -59,10 +59,10 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
         np.testing.assert_array_equal(one.numpy(), rows)
 
 
-def check_refused(folder):
+def check_errors(folder):
     """Checks that no call omits rows silently."""
     for worker in range(2):
         found = json.loads((folder / f"refused_{worker}.json").read_text())
-        assert found.keys() == REFUSED.keys()
-        for name, words in REFUSED.items():
+        assert found.keys() == ERRORS.keys()
+        for name, words in ERRORS.items():
             assert words in found[name], f"{name}: {found[name]}"

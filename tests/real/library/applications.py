@@ -40,18 +40,18 @@ def make(family, side: int, rate: float):
 
     def model() -> keras.Model:
         body = family(input_shape=(side, side, 3), **SETTINGS)
-        made = keras.Sequential(
+        classifier = keras.Sequential(
             [
                 keras.Input((side, side, 3)),
                 body,
                 keras.layers.Dense(CLASSES, name="head"),
             ]
         )
-        made.compile(
+        classifier.compile(
             keras.optimizers.SGD(rate),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-        return made
+        return classifier
 
     return model
 

@@ -82,15 +82,15 @@ def vae():
 
 
 def discriminator(normalized: bool):
-    generated = [
+    stack = [
         keras.Input((16, 16, 1)),
         layers.Conv2D(8, 4, strides=2, padding="same"),
         layers.LeakyReLU(negative_slope=0.2),
         layers.Conv2D(16, 4, strides=2, padding="same"),
     ]
     if normalized:
-        generated.append(layers.LayerNormalization())
-    return keras.Sequential([*generated, layers.Flatten(), layers.Dense(1)])
+        stack.append(layers.LayerNormalization())
+    return keras.Sequential([*stack, layers.Flatten(), layers.Dense(1)])
 
 
 def generator():
@@ -111,9 +111,9 @@ def generator():
 class GAN(keras.Model):
     """Two models that train against each other in one step."""
 
-    def __init__(self, judge, maker):
+    def __init__(self, critic, maker):
         super().__init__()
-        self.judge, self.maker = judge, maker
+        self.critic, self.maker = critic, maker
         self.seed_generator = keras.random.SeedGenerator(11)
         self.judge_loss = keras.metrics.Mean(name="judge_loss")
         self.maker_loss = keras.metrics.Mean(name="maker_loss")
@@ -134,16 +134,16 @@ class GAN(keras.Model):
         both = tf.concat([self.maker(codes), real], axis=0)
         labels = tf.concat([tf.ones((count, 1)), tf.zeros((count, 1))], axis=0)
         with tf.GradientTape() as tape:
-            judged = self.loss(labels, self.judge(both))
-        gradients = tape.gradient(judged, self.judge.trainable_weights)
+            judged = self.loss(labels, self.critic(both))
+        gradients = tape.gradient(judged, self.critic.trainable_weights)
         self.judge_optimizer.apply_gradients(
-            zip(gradients, self.judge.trainable_weights)
+            zip(gradients, self.critic.trainable_weights)
         )
 
         codes = keras.random.normal((count, LATENT), seed=self.seed_generator)
         with tf.GradientTape() as tape:
             fooled = self.loss(
-                tf.zeros((count, 1)), self.judge(self.maker(codes))
+                tf.zeros((count, 1)), self.critic(self.maker(codes))
             )
         gradients = tape.gradient(fooled, self.maker.trainable_weights)
         self.maker_optimizer.apply_gradients(
@@ -165,7 +165,7 @@ def dcgan():
     history = model.fit(dataset, epochs=3, verbose=0).history
     return (
         history["judge_loss"] + history["maker_loss"],
-        [model.judge, model.maker],
+        [model.critic, model.maker],
     )
 
 
@@ -179,7 +179,7 @@ class WGAN(GAN):
         mixed = real + share * (generated - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
-            judged = self.judge(mixed, training=True)
+            judged = self.critic(mixed, training=True)
         (slope,) = tape.gradient(judged, [mixed])
         norm = tf.sqrt(tf.reduce_sum(tf.square(slope), axis=[1, 2, 3]) + 1e-12)
         return tf.reduce_mean((norm - 1.0) ** 2)
@@ -193,19 +193,19 @@ class WGAN(GAN):
             with tf.GradientTape() as tape:
                 generated = self.maker(codes, training=True)
                 judged = (
-                    tf.reduce_mean(self.judge(generated, training=True))
-                    - tf.reduce_mean(self.judge(real, training=True))
+                    tf.reduce_mean(self.critic(generated, training=True))
+                    - tf.reduce_mean(self.critic(real, training=True))
                     + 10.0 * self.penalty(real, generated)
                 )
-            gradients = tape.gradient(judged, self.judge.trainable_variables)
+            gradients = tape.gradient(judged, self.critic.trainable_variables)
             self.judge_optimizer.apply_gradients(
-                zip(gradients, self.judge.trainable_variables)
+                zip(gradients, self.critic.trainable_variables)
             )
         codes = tf.random.normal(
             (count, LATENT), seed=9, dtype=keras.config.floatx()
         )
         with tf.GradientTape() as tape:
-            fooled = -tf.reduce_mean(self.judge(self.maker(codes)))
+            fooled = -tf.reduce_mean(self.critic(self.maker(codes)))
         gradients = tape.gradient(fooled, self.maker.trainable_variables)
         self.maker_optimizer.apply_gradients(
             zip(gradients, self.maker.trainable_variables)
@@ -227,7 +227,7 @@ def wgan_gp():
     ).history
     return (
         history["judge_loss"] + history["maker_loss"],
-        [model.judge, model.maker],
+        [model.critic, model.maker],
     )
 
 
