@@ -1,4 +1,4 @@
-"""Tests failures in a cluster of real processes."""
+"""Tests how a cluster of real processes handles failures."""
 
 import json
 import random

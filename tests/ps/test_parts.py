@@ -562,7 +562,7 @@ def without_level(monkeypatch):
             "CANCELLED\nAdditional GRPC error information from x:\n:UNKNOWN:no",
             "CANCELLED",
         ),
-        # Without a sentence, the message is kept.
+        # A message without a sentence is kept.
         ("Graph execution error:", "Graph execution error:"),
         ("", ""),
     ],

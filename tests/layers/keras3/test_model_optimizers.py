@@ -70,7 +70,7 @@ def by_embedding(make, ids, y, batch_size):
 
 
 def by_dense_gradients(make, ids, y, batch_size):
-    """Trains one-hot rows times one matrix, so that all gradients are dense."""
+    """Trains one matrix by products with one-hot rows; gradients are dense."""
     inputs = keras.Input([models.LENGTH, models.NUM_ROWS])
     dense = keras.layers.Dense(models.DIM, use_bias=False, name="embedding")
     model = keras.Model(inputs, dense(inputs))

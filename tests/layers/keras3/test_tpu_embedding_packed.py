@@ -1,4 +1,4 @@
-"""Tests that packed batches train equal `tlm.layers.TPUEmbedding` tables."""
+"""Tests `tlm.layers.TPUEmbedding` with packed batches of `tlm.pack`."""
 
 import keras
 import numpy as np

@@ -155,7 +155,7 @@ def trains_bitwise_equal(strategy):
 def bfloat16_on_the_wire(strategy):
     built = model(strategy, wire_dtype="bfloat16")
     built.fit(datasets(), epochs=2, verbose=0)
-    # Each of 6 steps has an error of 2^-8, relative to values of up to 3.
+    # Each of 6 steps has a relative error of 2^-8; values are at most 3.
     return [
         built.embedding_layer.embedding.stats()["wire_dtype"],
         same(values(built), HOST[1]),
@@ -598,7 +598,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
-    # Servers in threads never end.
+    # Servers in threads never exit.
     del servers
     os._exit(0)
 
