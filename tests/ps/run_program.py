@@ -1,4 +1,4 @@
-"""Uses of `tlm.ps.Run` without process failures; test_run.py starts it.
+"""Uses `tlm.ps.Run` without process failures; test_run.py starts it.
 
 python -m tests.ps.run_program FOLDER
 
