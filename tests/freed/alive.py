@@ -1,4 +1,4 @@
-"""What a program leaves alive: graphs, and the memory of variables."""
+"""Counts graphs and variable memory that remain after a program."""
 
 import collections
 import gc
@@ -8,10 +8,10 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 
 
-def left_by(program, times=2):
-    """Runs a program again, and returns what there is more of afterwards.
+def remaining_after(program, times=2):
+    """Runs a program again, and returns the additional objects that remain.
 
-    The first time, which may make what is kept on purpose, does not count.
+    The first run is not counted, because it may create permanent objects.
     """
     program()
     before = _alive()
@@ -21,7 +21,7 @@ def left_by(program, times=2):
 
 
 def _alive():
-    # What is freed can have a finalizer that frees more.
+    # Freed objects can have finalizers that free more objects.
     for _ in range(3):
         gc.collect()
     return collections.Counter(
@@ -29,7 +29,8 @@ def _alive():
         for one in gc.get_objects()
         if isinstance(one, (tf_private.FuncGraph, tf.Variable))
         or
-        # A handle: the memory of a variable is freed with the last one.
+        # Counts handles, because the last handle frees the memory of a
+        # variable.
         (
             isinstance(one, tf.Tensor)
             and not tf.is_symbolic_tensor(one)

@@ -1,6 +1,7 @@
-"""Gradients of `tf.custom_gradient` are TensorFlow's, and freed with tables.
+"""Tests that gradients of `tf.custom_gradient` are unchanged and are freed.
 
-In graphs that use no variable of ours they stay, as TensorFlow keeps them.
+In graphs that use no variable of this package, the gradients remain registered,
+as in TensorFlow.
 """
 
 import gc
@@ -13,18 +14,18 @@ from tensorflow.python.framework.convert_to_constants import (
 )
 
 import tf_layoutmap as tlm
-from tests.freed.alive import left_by
+from tests.freed.alive import remaining_after
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import engine
 
 
 def table(values):
-    """A table of ours, by which graphs that read it are freed."""
+    """Returns a table of this package; graphs that read it are freed."""
     return tlm.ShardedVariable([tf.Variable([value]) for value in values])
 
 
-def used(rows):
-    """Reads a table, so that the graph that is traced is one of ours."""
+def read_table(rows):
+    """Reads a table, so that the traced graph uses a sharded variable."""
     return tf.stop_gradient(tf.reduce_sum(tf.convert_to_tensor(rows))) * 0.0
 
 
@@ -58,7 +59,7 @@ def loop(x):
         (lambda: tf.recompute_grad(tripled_gradient), 6),
     ],
 )
-def test_gradients_are_those_of_tensorflow_and_freed(make, expected):
+def test_gradients_equal_those_of_tensorflow_and_are_freed(make, expected):
     gradients = []
 
     def program():
@@ -74,11 +75,11 @@ def test_gradients_are_those_of_tensorflow_and_freed(make, expected):
 
         gradients.append(gradient().numpy())
 
-    assert not left_by(program)
+    assert not remaining_after(program)
     np.testing.assert_array_equal(gradients, [[expected, 0]] * 3)
 
 
-def test_gradients_of_gradients():
+def test_second_order_gradients_are_computed():
     @tf.custom_gradient
     def cube(x):
         return x**3, lambda dy: dy * 3 * x**2
@@ -97,8 +98,8 @@ def test_gradients_of_gradients():
     assert (float(first), float(then)) == (12, 12)
 
 
-def test_a_gradient_is_found_by_its_name_while_its_graph_is_there(tmp_path):
-    """So a SavedModel has it."""
+def test_a_gradient_is_found_by_name_while_its_graph_exists(tmp_path):
+    """A SavedModel looks gradients up by name."""
 
     def save():
         module = tf.Module()
@@ -123,10 +124,10 @@ def test_a_gradient_is_found_by_its_name_while_its_graph_is_there(tmp_path):
     np.testing.assert_array_equal(tape.gradient(y, x), [6, 6])
 
 
-def test_nothing_stays_registered():
+def test_no_gradient_remains_registered():
     def program():
         rows = table([1.0])
-        tf.function(lambda x: tripled_gradient(x) + used(rows))(
+        tf.function(lambda x: tripled_gradient(x) + read_table(rows))(
             tf.constant([1.0])
         )
 
@@ -198,7 +199,7 @@ def from_meta_graph(graph_def, x, output):
         (lambda: imported(from_meta_graph), -1),
     ],
 )
-def test_copies_of_a_graph_that_was_freed_have_its_gradients(make, expected):
+def test_copies_of_a_freed_graph_keep_its_gradients(make, expected):
     table([1.0])
     function = make()
     gc.collect()
@@ -209,19 +210,19 @@ def test_copies_of_a_graph_that_was_freed_have_its_gradients(make, expected):
     np.testing.assert_array_equal(tape.gradient(y, x), [expected, expected])
 
 
-def test_a_graph_that_uses_nothing_of_ours_keeps_its_gradients():
+def test_a_graph_without_tables_keeps_its_gradients():
     table([1.0])
     before = set(tf_private._gradients.list())
     traced()
     gc.collect()
-    (left,) = set(tf_private._gradients.list()) - before
-    assert left.startswith("CustomGradient-")
+    (remaining,) = set(tf_private._gradients.list()) - before
+    assert remaining.startswith("CustomGradient-")
 
 
 @pytest.mark.parametrize("kind", ["ragged", "number"])
-def test_results_of_other_kinds(kind):
+def test_ragged_and_python_results_are_supported(kind):
     @tf.custom_gradient
-    def made(x):
+    def custom(x):
         if kind == "ragged":
             result = tf.RaggedTensor.from_row_lengths(tf.identity(x), [1, 1])
             return result, lambda dy: dy.flat_values * 5
@@ -235,26 +236,26 @@ def test_results_of_other_kinds(kind):
             x = tf.convert_to_tensor(rows)
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                y = tf.nest.flatten(made(x), expand_composites=True)
+                y = tf.nest.flatten(custom(x), expand_composites=True)
                 y = next(one for one in y if one.dtype == tf.float32)
             return tape.gradient(y, x)
 
         np.testing.assert_array_equal(gradient(), [5, 5])
 
-    assert not left_by(program)
+    assert not remaining_after(program)
 
 
-def test_tensorflow_itself_still_keeps_them():
-    """When this fails, TensorFlow is mended: remove the row, and all of it."""
+def test_tensorflow_without_the_patch_does_not_free_them():
+    """If this test fails, TensorFlow frees them: remove the patch row."""
     engine.ensure("memory")
     installed = engine._counts["memory"]
     for _ in range(installed):
         engine.uninstall("memory")
     try:
-        left = left_by(
+        remaining = remaining_after(
             lambda: tf.function(tripled_gradient)(tf.constant([1.0]))
         )
     finally:
         for _ in range(installed):
             engine.install("memory")
-    assert left["FuncGraph"] == 2
+    assert remaining["FuncGraph"] == 2

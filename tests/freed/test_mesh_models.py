@@ -1,4 +1,4 @@
-"""Models on a mesh are freed, and the memory of their weights with them."""
+"""Tests that models on a mesh and the memory of their weights are freed."""
 
 import keras
 import numpy as np
@@ -6,12 +6,12 @@ import pytest
 import tf_keras
 
 import tf_layoutmap as tlm
-from tests.freed.alive import left_by
+from tests.freed.alive import remaining_after
 from tests.layout.meshes import layout_of, mesh_of
 
 
 @pytest.mark.parametrize("package", [keras, tf_keras])
-def test_a_model_that_fit_has_trained_is_freed(package):
+def test_a_model_trained_by_fit_is_freed(package):
     mesh = mesh_of(batch=1, model=2)
 
     def program():
@@ -27,4 +27,4 @@ def test_a_model_that_fit_has_trained_is_freed(package):
         model.compile("adam", "mse")
         model.fit(np.array([[1], [2]]), np.ones([2, 2]), verbose=0)
 
-    assert not left_by(program)
+    assert not remaining_after(program)

@@ -1,4 +1,4 @@
-"""Models and functions with tables of ours are freed, and the tables."""
+"""Tests that models and functions with tables of this package are freed."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
-from tests.freed.alive import left_by
+from tests.freed.alive import remaining_after
 
 tpu = tf.tpu.experimental.embedding
 IDS, Y = np.array([[1], [2]]), np.ones([2, 1], np.float32)
@@ -64,9 +64,9 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_model_that_fit_has_trained_is_freed(name):
+def test_a_model_trained_by_fit_is_freed(name):
     package, layer = LAYERS[name]
-    assert not left_by(lambda: fit(package, layer))
+    assert not remaining_after(lambda: fit(package, layer))
 
 
 def test_an_embedding_in_a_function_is_freed():
@@ -81,10 +81,10 @@ def test_an_embedding_in_a_function_is_freed():
 
         step()
 
-    assert not left_by(program)
+    assert not remaining_after(program)
 
 
-def test_a_table_in_a_function_that_sums_over_replicas_is_freed():
+def test_a_table_in_a_function_with_all_reduce_is_freed():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
 
     def program():
@@ -106,4 +106,4 @@ def test_a_table_in_a_function_that_sums_over_replicas_is_freed():
 
         step()
 
-    assert not left_by(program)
+    assert not remaining_after(program)

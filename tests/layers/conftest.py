@@ -1,3 +1,3 @@
-"""Splits the CPU before a test of this folder runs TensorFlow's first op."""
+"""Configures logical CPU devices before these tests run a TensorFlow op."""
 
 from tests import strategies  # noqa: F401

@@ -1,7 +1,8 @@
-"""Small models whose gradients are known, and their dense reference in numpy.
+"""Small models with known gradients, and their dense reference in NumPy.
 
-The loss of a sample is the sum of its rows, each times a row of `y`: so the
-gradient of a row is `y / num_samples`, summed over the places of its id.
+The loss of a sample is the sum of its rows, each multiplied by a row of `y`.
+The gradient of a row is therefore `y / num_samples`, summed over the positions
+of its id.
 """
 
 import keras
@@ -26,7 +27,7 @@ def start_rows():
 
 @keras.saving.register_keras_serializable("tests")
 def initializer(shape, dtype=None, partition_shape=None, partition_offset=None):
-    """`start_rows`, as a table asks for them shard by shard."""
+    """Returns the slice of `start_rows` that one shard initializes."""
     del dtype
     rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     start = partition_offset[0]
@@ -34,7 +35,7 @@ def initializer(shape, dtype=None, partition_shape=None, partition_offset=None):
 
 
 def assert_same_tables(first, second):
-    """Rows, slot variables and step counts of two layers, to the bit."""
+    """Checks that two layers have bitwise equal rows, slots and step counts."""
     np.testing.assert_array_equal(
         first.embeddings.numpy(), second.embeddings.numpy()
     )
@@ -47,7 +48,7 @@ def assert_same_tables(first, second):
 
 
 def settings(rule):
-    """The optimizer settings of a rule, with round numbers."""
+    """Returns the settings of an optimizer, with values exact in binary."""
     config = tf.tpu.experimental.embedding
     return {
         "sgd": config.SGD(LEARNING_RATE),
@@ -67,14 +68,14 @@ def make_layer(optimizer, num_shards=3, **kwargs):
 
 
 def make_model(optimizer, num_shards=3, **kwargs):
-    """A model of one layer, and the layer."""
+    """Returns a model with one layer, and the layer."""
     ids = keras.Input([LENGTH], dtype="int64")
     layer = make_layer(optimizer, num_shards, **kwargs)
     return keras.Model(ids, layer(ids)), layer
 
 
 def batches(num_batches, seed=1):
-    """Ids with repetitions, and whole numbers as gradients of their rows."""
+    """Returns ids with repetitions and integer gradients of their rows."""
     rng = np.random.default_rng(seed)
     num_samples = num_batches * NUM_SAMPLES
     ids = rng.integers(0, NUM_ROWS, (num_samples, LENGTH))
@@ -84,7 +85,7 @@ def batches(num_batches, seed=1):
 
 
 class DenseReference:
-    """One table trained with the gradient of all of its rows."""
+    """One table that is trained with dense gradients."""
 
     def __init__(self, rule, rows=None, initial_accumulator=0.25):
         self.rule = rule
@@ -107,10 +108,11 @@ class DenseReference:
 
 def assert_trained(layer, ref):
     rows = layer.embeddings.numpy()
-    if ref.rule == "sgd":  # Whole numbers over powers of two: exact.
+    if ref.rule == "sgd":  # Integers divided by powers of two are exact.
         np.testing.assert_array_equal(rows, ref.rows)
         return
-    # A root and a quotient, each rounded once, in another order.
+    # The square root and the quotient are each rounded once, in a different
+    # order.
     np.testing.assert_allclose(rows, ref.rows, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(
         layer.optimizer.accumulators.numpy(), ref.accumulators, rtol=2e-6

@@ -1,4 +1,4 @@
-"""A cluster on this machine: its processes, what they print, and their end."""
+"""Tests processes, output and shutdown of a cluster on this machine."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from tests.processes import ROOT
 from tf_layoutmap import local_cluster
 
-# Starts a process of its own, says which, and waits.
+# Starts a child process, prints its process id, and waits.
 SLEEPER = textwrap.dedent("""
     import subprocess, sys, time
     child = subprocess.Popen(
@@ -30,11 +30,11 @@ def is_running(pid):
         state = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie waits for its parent only.
+    # A zombie only waits for its parent.
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
-def gone(pids, seconds=20.0):
+def all_ended(pids, seconds=20.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(map(is_running, pids)):
@@ -43,9 +43,9 @@ def gone(pids, seconds=20.0):
     return False
 
 
-def started(*arguments):
-    # A shell that runs the tests in the background has SIGINT ignored, and all
-    # processes inherit that.
+def start_cluster(*arguments):
+    # A shell that runs the tests in the background ignores SIGINT, and all
+    # child processes inherit this setting.
     return subprocess.Popen(
         [sys.executable, "-m", "tf_layoutmap.local_cluster", *arguments],
         stdout=subprocess.PIPE,
@@ -56,8 +56,8 @@ def started(*arguments):
     )
 
 
-def ended(*arguments, seconds=100):
-    process = started(*arguments)
+def run_cluster(*arguments, seconds=100):
+    process = start_cluster(*arguments)
     try:
         printed, _ = process.communicate(timeout=seconds)
     finally:
@@ -74,7 +74,7 @@ def pids_in(printed):
     ]
 
 
-def test_addresses_and_tasks(monkeypatch):
+def test_addresses_and_environment_of_a_task(monkeypatch):
     cluster = local_cluster.addresses_of(
         {"chief": 1, "ps": 0, "worker": 2}, [1, 2, 3]
     )
@@ -89,7 +89,7 @@ def test_addresses_and_tasks(monkeypatch):
         "cluster": cluster,
         "task": {"type": "worker", "index": 1},
     }
-    # What is set already stays.
+    # An existing environment variable is kept.
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     assert (
         local_cluster.environment_of(cluster, "chief", 0)[
@@ -107,15 +107,15 @@ def test_addresses_and_tasks(monkeypatch):
     assert len(set(local_cluster.free_ports(5))) == 5
 
 
-def test_a_program_is_refused_that_is_not_there():
-    code, printed = ended("--ps", "1")
+def test_a_missing_program_ends_with_an_error():
+    code, printed = run_cluster("--ps", "1")
     assert code and "A program must follow" in printed
-    code, printed = ended("--ps", "0", "--", "no-such-program")
+    code, printed = run_cluster("--ps", "0", "--", "no-such-program")
     assert code and "no-such-program" in printed
 
 
-# Runs as every worker. The one that fails ends the other, which has to be
-# through.
+# Runs as every worker. The worker that fails ends the other worker, which must
+# have created the file before.
 WORKER = textwrap.dedent("""
     import json, os, pathlib, sys, time
     task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -129,8 +129,8 @@ WORKER = textwrap.dedent("""
 """)
 
 
-def test_without_servers_each_worker_is_the_program(tmp_path):
-    code, printed = ended(
+def test_each_worker_runs_the_program_if_there_are_no_servers(tmp_path):
+    code, printed = run_cluster(
         "--ps",
         "0",
         "--workers",
@@ -146,10 +146,10 @@ def test_without_servers_each_worker_is_the_program(tmp_path):
     assert "[worker:0] I am worker 0 with --its_own_flag\n" in printed
     assert "[worker:1] I am worker 1 with --its_own_flag\n" in printed
     assert "[local_cluster] worker:1 has ended with exit code 3\n" in printed
-    assert len(pids_in(printed)) == 2 and gone(pids_in(printed))
+    assert len(pids_in(printed)) == 2 and all_ended(pids_in(printed))
 
 
-# Runs as the coordinator of a real cluster.
+# Runs as the coordinator of a cluster.
 CHIEF = textwrap.dedent("""
     import sys
     import tensorflow as tf
@@ -166,18 +166,18 @@ CHIEF = textwrap.dedent("""
 @pytest.mark.slow
 def test_a_program_trains_on_parameter_servers(monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    code, printed = ended(
+    code, printed = run_cluster(
         "--ps", "2", "--workers", "1", "--", sys.executable, "-c", CHIEF
     )
     assert code == 0, printed
-    # TensorFlow's own log does not hide the lines of the program.
+    # TensorFlow's log does not hide the lines of the program.
     assert not re.findall(
         r"(?m)^\[\S+\] (?:[IWE]\d{4} |WARNING: All).*", printed
     )
     assert "[chief:0] the answer is 42.0 from /job:ps/" in printed
     assert re.search(r"\[ps:1\] ps:1 serves grpc://", printed)
     pids = pids_in(printed)
-    assert len(pids) == 4 and gone(pids)
+    assert len(pids) == 4 and all_ended(pids)
 
 
 def lines_until(process, words):
@@ -192,8 +192,8 @@ def lines_until(process, words):
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 )
-def test_however_it_ends_nothing_is_left(number):
-    process = started(
+def test_no_process_remains_after_a_signal(number):
+    process = start_cluster(
         "--ps", "0", "--workers", "2", "--", sys.executable, "-c", SLEEPER
     )
     try:
@@ -204,16 +204,17 @@ def test_however_it_ends_nothing_is_left(number):
         assert all(map(is_running, pids))
         process.send_signal(number)
         code = process.wait(30)
-        assert gone(pids)
-        # As in a shell: what was passed on has ended the programs.
+        assert all_ended(pids)
+        # The exit code is the same as in a shell, because the signal was
+        # forwarded to the programs.
         assert code == (-9 if number == signal.SIGKILL else 128 + number)
     finally:
         process.kill()
         process.stdout.close()
 
 
-def test_who_has_ended_is_started_again(capfd, monkeypatch):
-    """However early it ends, and later each time."""
+def test_an_ended_process_is_restarted(capfd, monkeypatch):
+    """The process restarts also after an early end, with increasing delays."""
     monkeypatch.setattr(local_cluster, "DELAYS", (0.0, 0.25, 0.5))
     printed = ""
     with local_cluster.Group() as group:
@@ -240,7 +241,7 @@ def test_who_has_ended_is_started_again(capfd, monkeypatch):
     assert printed.count("two is process") == 1
 
 
-def test_lines_that_are_hidden_are_not_shown(capfd):
+def test_hidden_lines_are_not_printed(capfd):
     with local_cluster.Group(re.compile("I0|WARNING: All")) as group:
         group.start(
             "one",
@@ -261,7 +262,7 @@ def test_lines_that_are_hidden_are_not_shown(capfd):
     assert "WARNING" not in printed
 
 
-def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
+def test_a_longer_run_time_resets_the_delays(capfd, monkeypatch):
     monkeypatch.setattr(local_cluster, "DELAYS", (0.0, 999.0))
     monkeypatch.setattr(local_cluster, "SHORTEST_LIFE", 0.0)
     printed = ""
@@ -280,7 +281,7 @@ def test_a_longer_life_ends_the_delays(capfd, monkeypatch):
     assert "999" not in printed
 
 
-def test_the_end_does_not_wait_for_a_delay(capfd, monkeypatch):
+def test_shutdown_does_not_wait_for_a_restart_delay(capfd, monkeypatch):
     monkeypatch.setattr(local_cluster, "DELAYS", (999.0,))
     with local_cluster.Group() as group:
         group.start(

@@ -1,4 +1,4 @@
-"""A cluster of real processes on loopback, which a test kills as it likes."""
+"""Cluster of processes on the loopback interface that a test can kill."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _SERVER = ["-m", "tf_layoutmap.server"]
 
 
 class Cluster:
-    """Servers, workers and a coordinator; all end with the `with` block."""
+    """Servers, workers and a coordinator, which end with the `with` block."""
 
     def __init__(
         self, folder: pathlib.Path, num_servers: int = 2, num_workers: int = 2
@@ -42,7 +42,7 @@ class Cluster:
             process.wait()
 
     def start(self, job: str, index: int = 0, command=None, **environment):
-        """Starts a process; the one of this name before has ended."""
+        """Starts a process; a previous one with its name must have ended."""
         self.num_started += 1
         log = self.log(job, index)
         self.processes[job, index] = ForkedProcess(
@@ -54,7 +54,7 @@ class Cluster:
         )
 
     def environment(self, job: str, index: int = 0) -> dict[str, str]:
-        """The environment of a process."""
+        """Returns the environment variables of a process."""
         return {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -82,7 +82,7 @@ class Cluster:
     def wait_for(
         self, words: str, seconds: float, job: str = "chief", index: int = 0
     ) -> str:
-        """Returns the first line with these words."""
+        """Returns the first line that contains `words`."""
         deadline = time.monotonic() + seconds
         while True:
             text = self.log(job, index).read_text(errors="replace")
@@ -97,19 +97,19 @@ class Cluster:
             time.sleep(0.05)
 
     def restart(self, job: str, index: int, seconds: float = 60):
-        """Kills a server or worker, and waits until it serves again."""
+        """Restarts a server or worker, and waits until it serves again."""
         self.send(job, index)
         self.start(job, index)
         self.wait_for("serves grpc", seconds, job, index)
 
     def finish(self, seconds: float) -> dict:
-        """Lets the training end; returns what it found."""
+        """Ends the training, and returns the coordinator's results."""
         (self.folder / "stop").touch()
         found = self.wait_for("FOUND ", seconds)
         return json.loads(found.partition("FOUND ")[2])
 
     def code(self, seconds: float) -> int:
-        """The coordinator's exit code; it ends by itself."""
+        """Waits until the coordinator exits, and returns its exit code."""
         return self.processes["chief", 0].wait(seconds)
 
     def checkpoints(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""What two workers count in variables of Keras 3, in the steps of a run.
+"""Counts steps in variables of Keras 3, in a run with two workers.
 
-    python -m tests.ps.keras3_counts_program FOLDER
+python -m tests.ps.keras3_counts_program FOLDER
 
-Prints a line of JSON: the counts after `NUM_STEPS` closures.
+Prints a line of JSON with the counts after `NUM_STEPS` closures.
 """
 
 import json

@@ -1,11 +1,11 @@
 """A program whose cluster does not answer; test_faults.py starts it.
 
-    python -m tests.ps.no_answer_program FOLDER [OPTION]
+python -m tests.ps.no_answer_program FOLDER [OPTION]
 
-Trains until a step is late, then exits with code 3. With `--before-first-step`
-it first waits for a file FOLDER/stopped. With `--before-save` it waits for the
-file after its first steps, and then saves. With `--only-connect` it connects
-within a second, or fails.
+Trains until a step misses its deadline, then exits with code 3. With
+`--before-first-step`, the program first waits for the file FOLDER/stopped. With
+`--before-save`, it waits for the file after its first steps, and then saves.
+With `--only-connect`, it only connects, and fails after one second.
 """
 
 import pathlib
@@ -25,15 +25,15 @@ def main():
         return
     strategy = tlm.ps.connect(timeout_seconds=60)
     with strategy.scope():
-        ours = embedding()
-    # It is freed when this function ends, before the interpreter's shutdown.
+        embeddings = embedding()
+    # Is freed when this function returns, before the interpreter shuts down.
     traced = tf.function(lambda value: value + 1)
     traced(tf.constant(1))
 
     def step(ids):
-        ours.enqueue({"a": ids, "b": ids})
-        activations = ours.dequeue()
-        ours.apply_gradients(
+        embeddings.enqueue({"a": ids, "b": ids})
+        activations = embeddings.dequeue()
+        embeddings.apply_gradients(
             {name: tf.ones_like(one) for name, one in activations.items()}
         )
 
@@ -42,7 +42,7 @@ def main():
         step,
         lambda: tf.data.Dataset.from_tensors([ROW]).repeat(),
         folder / "checkpoints",
-        objects={"embedding": ours},
+        objects={"embedding": embeddings},
         step_deadline="3s",
     )
     print("READY", flush=True)

@@ -1,8 +1,8 @@
-"""What a run does and refuses where nothing dies; test_run.py starts it.
+"""Uses `tlm.ps.Run` without process failures; test_run.py starts it.
 
-    python -m tests.ps.run_program FOLDER
+python -m tests.ps.run_program FOLDER
 
-Prints a line of JSON: what each case gave, or its error.
+Prints a line of JSON with the result or the error of each case.
 """
 
 import json
@@ -17,7 +17,7 @@ import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW, embedding, rows
 from tf_layoutmap.ps import rounds
 
-# What it is given; a test run that collects this file gives none.
+# Test runs that collect this file do not pass a folder.
 tpu = tf.tpu.experimental.embedding
 FOLDER = pathlib.Path(sys.argv[-1])
 
@@ -38,7 +38,7 @@ def step_of(one):
     return step
 
 
-def made(strategy):
+def make_embedding(strategy):
     with strategy.scope():
         return embedding()
 
@@ -53,17 +53,18 @@ def run(strategy, one, folder, step=None, dataset_fn=endless, **options):
     )
 
 
-def right(one, num_done):
+def is_exact(one, num_done):
     return rows(one) == [[-RATE * num_done] * 4] * 2
 
 
 def calls_add_up(strategy):
-    one = made(strategy)
+    one = make_embedding(strategy)
     first = run(strategy, one, "calls")
     results = [first.steps(3), first.steps(0), first.steps(4)]
-    # As the same program, started again: it asks for 3, 0, 4 and 2.
-    again = made(strategy)
-    second = run(strategy, again, "calls")
+    # Simulates a restart of the same program, which calls `steps` with 3, 0, 4
+    # and 2.
+    restored = make_embedding(strategy)
+    second = run(strategy, restored, "calls")
     passed = [
         second.num_done,
         second.steps(3),
@@ -75,29 +76,29 @@ def calls_add_up(strategy):
         [None if one is None else float(one) for one in results],
         passed,
         second.num_done,
-        right(one, 7),
-        right(again, 9),
+        is_exact(one, 7),
+        is_exact(restored, 9),
     ]
 
 
 def a_step_that_is_a_tf_function(strategy):
-    one = made(strategy)
+    one = make_embedding(strategy)
     step = tf.function(step_of(one))
-    step(tf.constant([ROW]))  # A trace that knows of no closure.
+    step(tf.constant([ROW]))  # Creates a trace that has no closure.
     run(strategy, one, "function", step).steps(3)
-    return right(one, 4)
+    return is_exact(one, 4)
 
 
 def a_function_that_was_traced_before(strategy):
-    one = made(strategy)
+    one = make_embedding(strategy)
     inner = tf.function(step_of(one))
     inner(tf.constant([ROW]))
     run(strategy, one, "traced", lambda ids: inner(ids)).steps(3)
 
 
 def some_steps_apply_nothing(strategy):
-    """More closures than a server's window, most of them without gradients."""
-    one = made(strategy)
+    """Runs more closures than a server's window; most apply no gradients."""
+    one = make_embedding(strategy)
     step = step_of(one)
 
     def sometimes(number):
@@ -110,12 +111,15 @@ def some_steps_apply_nothing(strategy):
     run(
         strategy, one, "some", sometimes, lambda: tf.data.Dataset.range(1 << 40)
     ).steps(1200)
-    return right(one, 24)
+    return is_exact(one, 24)
 
 
-def a_step_that_forgets_its_gradients(strategy):
-    """It is told so, once; one that only looks up is not."""
-    one = made(strategy)
+def a_step_without_gradients(strategy):
+    """Checks that a training step without gradients is warned about once.
+
+    A step that only looks rows up causes no warning.
+    """
+    one = make_embedding(strategy)
     warnings = []
 
     def look_up(training):
@@ -128,32 +132,32 @@ def a_step_that_forgets_its_gradients(strategy):
     with unittest.mock.patch.object(rounds.logging, "warning", warnings.append):
         run(strategy, one, "reads", look_up(False)).steps(2)
         run(strategy, one, "forgets", look_up(True)).steps(2)
-    return [warnings, right(one, 0)]
+    return [warnings, is_exact(one, 0)]
 
 
 def a_dataset_that_ends(strategy):
-    one = made(strategy)
+    one = make_embedding(strategy)
     run(strategy, one, "ends", dataset_fn=lambda: endless().take(2)).steps(9)
 
 
-def a_dataset_of_a_worker(strategy):
-    """A dataset function may ask which worker it is for."""
-    one = made(strategy)
+def a_dataset_with_input_context(strategy):
+    """Passes a dataset function that uses its input context."""
+    one = make_embedding(strategy)
     seen = []
 
     def dataset_fn(context):
         seen.append(context.num_input_pipelines)
-        # Of the first worker of one: the ids themselves.
+        # The first worker's pipeline id is 0, so its ids are unchanged.
         return endless().map(
             lambda ids: ids + tf.cast(context.input_pipeline_id, ids.dtype)
         )
 
     run(strategy, one, "context", dataset_fn=dataset_fn).steps(2)
-    return [seen[0], right(one, 2)]
+    return [seen[0], is_exact(one, 2)]
 
 
 def another_embedding(strategy):
-    one = made(strategy)
+    one = make_embedding(strategy)
     run(strategy, one, "other").steps(1)
     with strategy.scope():
         other = tf.Variable(1.0)
@@ -161,7 +165,7 @@ def another_embedding(strategy):
 
 
 def run_of_two(strategy, folder, value, **options):
-    one = made(strategy)
+    one = make_embedding(strategy)
     with strategy.scope():
         dense = tf.Variable(value)
     objects = {"embedding": one, "dense": dense}
@@ -171,30 +175,30 @@ def run_of_two(strategy, folder, value, **options):
 def a_variable_of_another_shape(strategy):
     _, _, first = run_of_two(strategy, "shape", 5.0)
     first.steps(1)
-    one = made(strategy)
+    one = make_embedding(strategy)
     with strategy.scope():
         other = tf.Variable([1.0, 2.0])
     try:
         run(strategy, one, "shape", objects={"embedding": one, "dense": other})
     except ValueError as error:
-        return [str(error), other.numpy().tolist(), right(one, 0)]
+        return [str(error), other.numpy().tolist(), is_exact(one, 0)]
     return None
 
 
-def an_object_less(strategy):
+def a_missing_object(strategy):
     _, _, first = run_of_two(strategy, "less", 5.0)
     first.steps(1)
-    one = made(strategy)
+    one = make_embedding(strategy)
     try:
         run(strategy, one, "less")
     except ValueError as error:
         message = str(error)
     second = run(strategy, one, "less", allow_missing=["dense"])
-    return [message, second.num_done, right(one, 1)]
+    return [message, second.num_done, is_exact(one, 1)]
 
 
-def keys_and_halves_are_restored(strategy):
-    """Their shards are several variables, and one of the checkpoint."""
+def keys_and_16_bit_rows_are_restored(strategy):
+    """The checkpoint stores as one variable what shards hold as several."""
 
     def keyed():
         with strategy.scope():
@@ -217,21 +221,21 @@ def keys_and_halves_are_restored(strategy):
 
     one, other = keyed(), keyed()
     run(strategy, one, "keyed", step_on(one)).steps(5)
-    again = run(strategy, other, "keyed", step_on(other))
-    return [again.num_done, other.vocabularies["t"].keys().numpy().tolist()]
+    restored = run(strategy, other, "keyed", step_on(other))
+    return [restored.num_done, other.vocabularies["t"].keys().numpy().tolist()]
 
 
-def what_changes_between_steps_is_saved(strategy):
+def changes_between_steps_are_saved(strategy):
     one, dense, first = run_of_two(strategy, "between", 5.0)
     first.steps(1)
     dense.assign(7.0)
     first.save()
-    again, found, second = run_of_two(strategy, "between", 0.0)
-    return [second.num_done, float(found.numpy()), right(again, 1)]
+    restored, found, second = run_of_two(strategy, "between", 0.0)
+    return [second.num_done, float(found.numpy()), is_exact(restored, 1)]
 
 
-def no_batch_no_step(strategy):
-    """The step has operations that do not use its batch."""
+def a_step_without_a_batch(strategy):
+    """Runs a step with operations that do not use its batch."""
     with strategy.scope():
         count = tf.Variable(0)
         nested = tf.Variable(0)
@@ -244,7 +248,7 @@ def no_batch_no_step(strategy):
         count.assign_add(1)
         add()
 
-    ours = run(
+    tested = run(
         strategy,
         None,
         "nothing",
@@ -255,13 +259,13 @@ def no_batch_no_step(strategy):
     errors = []
     for _ in range(3):
         try:
-            ours.steps(9)
+            tested.steps(9)
         except ValueError as error:
             errors.append(str(error))
-    return [ours.num_done, int(count.numpy()), int(nested.numpy()), errors]
+    return [tested.num_done, int(count.numpy()), int(nested.numpy()), errors]
 
 
-def a_dataset_of_elsewhere(strategy):
+def a_dataset_created_outside(strategy):
     outside = endless()
     errors = []
     for dataset_fn in (
@@ -272,13 +276,13 @@ def a_dataset_of_elsewhere(strategy):
             .concatenate(outside.map(lambda ids: ids[0]))
         ),
     ):
-        one = made(strategy)
+        one = make_embedding(strategy)
         try:
             run(strategy, one, "elsewhere", dataset_fn=dataset_fn).steps(1)
         except ValueError as error:
             errors.append(str(error))
     run(strategy, one, "elsewhere").steps(3)
-    return [errors, right(one, 3)]
+    return [errors, is_exact(one, 3)]
 
 
 def folder_that_is_a_file(strategy):
@@ -288,7 +292,7 @@ def folder_that_is_a_file(strategy):
 
 def refusal(**arguments):
     return lambda strategy: run(
-        strategy, made(strategy), "refused", **arguments
+        strategy, make_embedding(strategy), "refused", **arguments
     )
 
 
@@ -300,17 +304,17 @@ CASES = {
             a_step_that_is_a_tf_function,
             a_function_that_was_traced_before,
             some_steps_apply_nothing,
-            a_step_that_forgets_its_gradients,
+            a_step_without_gradients,
             a_dataset_that_ends,
-            a_dataset_of_a_worker,
+            a_dataset_with_input_context,
             another_embedding,
             folder_that_is_a_file,
             a_variable_of_another_shape,
-            an_object_less,
-            keys_and_halves_are_restored,
-            what_changes_between_steps_is_saved,
-            no_batch_no_step,
-            a_dataset_of_elsewhere,
+            a_missing_object,
+            keys_and_16_bit_rows_are_restored,
+            changes_between_steps_are_saved,
+            a_step_without_a_batch,
+            a_dataset_created_outside,
         ]
     },
     "no_objects": refusal(objects={}),
@@ -321,7 +325,7 @@ CASES = {
     "nothing_kept": refusal(max_to_keep=0),
     "a_name": refusal(allow_missing="dense"),
     "fewer_steps": lambda strategy: run(
-        strategy, made(strategy), "fewer"
+        strategy, make_embedding(strategy), "fewer"
     ).steps(-1),
 }
 
@@ -335,7 +339,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-2000:]
     print("FOUND " + json.dumps(found), flush=True)
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

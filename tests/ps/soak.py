@@ -1,11 +1,11 @@
-"""Trains for long over servers while workers die; no part of `make test`.
+"""Trains for a long time while workers are killed; not part of `make test`.
 
-    python -m tests.ps.soak --minutes=30 --kill_every=60
+python -m tests.ps.soak --minutes=30 --kill_every=60
 
-Two servers, two workers, and a Keras model that learns planted clicks by `fit`.
-A worker is killed and started again every so often. Prints the memory of each
-process over time; then the held-out figures, beside those of a quiet run of as
-many steps.
+The cluster has two servers and two workers. A Keras model learns synthetic
+clicks by `fit`. The program kills and restarts a worker at regular intervals.
+It prints the memory of each process over time, and then the held-out metrics
+next to a run of equally many steps without failures.
 """
 
 import collections
@@ -34,7 +34,7 @@ _SAMPLE_SECONDS = 10
 
 
 class Memory:
-    """The resident memory of each process over time, in MB."""
+    """Resident memory of each process over time, in MB."""
 
     def __init__(self):
         self.samples = collections.defaultdict(list)
@@ -65,10 +65,10 @@ class Memory:
         )
 
     def report(self):
-        for (job, index), taken in self.samples.items():
-            quarter = max(1, len(taken) // 4)
-            early = statistics.median(taken[quarter : 2 * quarter] or taken)
-            late = statistics.median(taken[-quarter:])
+        for (job, index), samples in self.samples.items():
+            quarter = max(1, len(samples) // 4)
+            early = statistics.median(samples[quarter : 2 * quarter] or samples)
+            late = statistics.median(samples[-quarter:])
             print(
                 f"{job} {index}: {early:.0f} MB in the second quarter, "
                 f"{late:.0f} in the last ({late / early - 1:+.1%})"
@@ -76,7 +76,7 @@ class Memory:
 
 
 def run(num_steps: int | None) -> dict:
-    """One training; workers die if there is no number of steps."""
+    """Runs one training; workers are killed if `num_steps` is None."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Cluster(pathlib.Path(folder)) as cluster,

@@ -1,7 +1,7 @@
-"""The coordinator of `soak.py`: a model that learns planted clicks by `fit`.
+"""Coordinator of `soak.py`: a model that learns synthetic clicks by `fit`.
 
-Run with a folder, a number of steps (0: until there is FOLDER/stop), and
-seconds of rest after each epoch.
+The arguments are a folder, the number of steps (0: until FOLDER/stop exists),
+and the seconds of rest after each epoch.
 """
 
 import json
@@ -16,7 +16,7 @@ _STEPS_AN_EPOCH = 200
 
 
 def batch_of(seed):
-    """Skewed ids, and clicks that depend on each of them."""
+    """Returns skewed ids, and clicks that depend on each id."""
     import tensorflow as tf
 
     draws = tf.random.stateless_uniform([_BATCH, _FEATURES + 1], seed)
@@ -34,7 +34,7 @@ def batch_of(seed):
 def training(context):
     import tensorflow as tf
 
-    # A worker that comes back takes other batches than before.
+    # A restarted worker gets other batches than before.
     began = tf.cast(tf.timestamp() * 1000, tf.int64)
     return tf.data.Dataset.counter(dtype=tf.int64).map(
         lambda number: batch_of(
@@ -58,7 +58,7 @@ def held_out(context):
 
 
 def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
-    """The coordinator: so many steps, or until there is FOLDER/stop."""
+    """Trains for a number of steps, or until FOLDER/stop exists."""
     import keras
     import tensorflow as tf
 
@@ -97,7 +97,7 @@ def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
             metrics=[keras.metrics.AUC(from_logits=True, name="auc")],
         )
 
-    class Told(keras.callbacks.Callback):
+    class Progress(keras.callbacks.Callback):
         done = 0
 
         def on_epoch_end(self, epoch, logs=None):
@@ -106,21 +106,22 @@ def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
             self.model.stop_training = (folder / "stop").exists()
             time.sleep(rest_seconds)
 
-    told = Told()
+    progress = Progress()
     model.fit(
         tlm.ps.Datasets(training),
         steps_per_epoch=_STEPS_AN_EPOCH,
         epochs=(num_steps // _STEPS_AN_EPOCH) or 1 << 30,
         verbose=0,
-        callbacks=[told],
+        callbacks=[progress],
     )
     figures = model.evaluate(
         tlm.ps.Datasets(held_out), verbose=0, return_dict=True
     )
     print(
-        "FOUND " + json.dumps({"num_steps": told.done, **figures}), flush=True
+        "FOUND " + json.dumps({"num_steps": progress.done, **figures}),
+        flush=True,
     )
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

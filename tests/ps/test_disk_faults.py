@@ -1,4 +1,7 @@
-"""Checkpoints that cannot be written: the last one stays, training goes on."""
+"""Tests that training continues if a checkpoint cannot be written.
+
+The last complete checkpoint must remain.
+"""
 
 import json
 import resource
@@ -9,14 +12,14 @@ import pytest
 from tests.ps.cluster import Cluster
 from tests.ps.test_faults import check
 
-pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 _START = 90
 _OPTIONS = json.dumps({"survives": True, "save_every": "1s"})
 
 
 def saved(cluster) -> list[int]:
-    """Closures of each checkpoint that is no longer being written."""
+    """Returns the closure counts of all checkpoints that are complete."""
     return [
         int(one.removeprefix("closure-"))
         for one in cluster.checkpoints()
@@ -25,7 +28,10 @@ def saved(cluster) -> list[int]:
 
 
 def newest(cluster) -> int:
-    """Closures of the newest checkpoint; all of them are complete."""
+    """Returns the closure count of the newest checkpoint.
+
+    Checks that all checkpoints are complete.
+    """
     found = cluster.checkpoints()
     assert all(one.startswith("closure-") for one in found), found
     for one in found:
@@ -34,7 +40,7 @@ def newest(cluster) -> int:
 
 
 def wait_for_newer(cluster, than: int, seconds: float):
-    """Waits until there is a checkpoint of more closures."""
+    """Waits for a checkpoint with more than `than` closures."""
     deadline = time.monotonic() + seconds
     while max(saved(cluster), default=0) <= than:
         assert time.monotonic() < deadline, cluster.checkpoints()
@@ -42,8 +48,8 @@ def wait_for_newer(cluster, than: int, seconds: float):
 
 
 def check_goes_on(cluster, at_least: int):
-    """Started again, the run goes on from its newest checkpoint."""
-    # Asked to end before it has saved again, it would not.
+    """Checks that a restarted run continues from its newest checkpoint."""
+    # Waits for the next checkpoint before the run is asked to end.
     wait_for_newer(cluster, at_least, 60)
     found = cluster.finish(60)
     check(found)
@@ -55,7 +61,7 @@ def check_goes_on(cluster, at_least: int):
     assert int(line.split()[1]) == found["num_done"]
 
 
-def test_a_server_whose_disk_is_full(tmp_path):
+def test_training_continues_if_a_servers_disk_is_full(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(_OPTIONS)
         cluster.wait_for("DONE", _START)
@@ -70,7 +76,7 @@ def test_a_server_whose_disk_is_full(tmp_path):
         check_goes_on(cluster, before)
 
 
-def test_a_folder_that_is_read_only(tmp_path):
+def test_training_continues_if_the_folder_becomes_read_only(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(_OPTIONS)
         cluster.wait_for("DONE", _START)
@@ -86,7 +92,7 @@ def test_a_folder_that_is_read_only(tmp_path):
         check_goes_on(cluster, before)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+def test_an_unwritable_checkpoint_folder_raises_at_once(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir(mode=0o555)
     with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:

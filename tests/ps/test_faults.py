@@ -1,4 +1,4 @@
-"""What dies in a cluster of real processes, and what must come of it."""
+"""Tests how a cluster of real processes handles failures."""
 
 import json
 import random
@@ -13,22 +13,22 @@ from tests.processes import ROOT
 from tests.ps.cluster import Cluster
 from tests.ps.train import CHUNK, RATE
 
-pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 _START = 90
 _LOSS_SECONDS = 30
 
 
 def check(found, *, first=0):
-    """Every closure counts once in every table."""
+    """Checks that every closure counts once in every table."""
     expected = -RATE * (found["num_done"] - first)
     assert found["rows"] == [[expected] * 4] * 2, found
 
 
-def test_each_closure_counts_once_however_often_workers_die(tmp_path):
+def test_each_closure_counts_once_if_workers_restart(tmp_path):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
-        # Most of a closure's time is after its updates have reached servers.
+        # Most of a closure's time is after its updates reach the servers.
         cluster.train(json.dumps({"work": 30000, "chunk": 4}))
         cluster.wait_for("DONE", _START)
         for _ in range(20):
@@ -38,11 +38,11 @@ def test_each_closure_counts_once_however_often_workers_die(tmp_path):
         found = cluster.finish(60)
     assert found["num_updates"] == found["num_done"] >= 12
     check(found)
-    # Without tokens these would have counted twice.
+    # Without tokens, these updates would have counted twice.
     assert found["num_repeated"] > 0
 
 
-def test_a_server_that_dies_is_an_error_with_its_address(tmp_path):
+def test_a_lost_server_raises_with_its_address(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()
         cluster.wait_for("DONE", _START)
@@ -56,7 +56,7 @@ def test_a_server_that_dies_is_an_error_with_its_address(tmp_path):
         assert cluster.checkpoints()
 
 
-def test_or_the_program_starts_anew_from_the_newest_checkpoint(tmp_path):
+def test_a_program_restarts_from_the_newest_checkpoint(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(json.dumps({"on_server_loss": "restart"}))
         cluster.wait_for("DONE", _START)
@@ -72,7 +72,7 @@ def test_or_the_program_starts_anew_from_the_newest_checkpoint(tmp_path):
     check(found)
 
 
-def test_a_coordinator_that_dies_goes_on_when_it_is_started_again(tmp_path):
+def test_a_restarted_coordinator_resumes(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()
         cluster.wait_for("DONE", _START)
@@ -88,7 +88,7 @@ def test_a_coordinator_that_dies_goes_on_when_it_is_started_again(tmp_path):
     check(found)
 
 
-def test_a_checkpoint_that_was_being_written_is_never_chosen(tmp_path):
+def test_an_incomplete_checkpoint_is_never_restored(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()
         cluster.wait_for("DONE", _START)
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_was_being_written_is_never_chosen(tmp_path):
     check(found)
 
 
-def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
+def test_a_stopped_server_ends_the_step_at_its_deadline(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(json.dumps({"step_deadline": "5s"}))
         cluster.wait_for("DONE", _START)
@@ -124,18 +124,18 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
     [
         ("worker", "DONE", ""),
         ("ps", "DONE", ""),
-        # TensorFlow would block in the registration of the traced functions.
+        # TensorFlow would block while it registers the traced functions.
         ("worker", "READY", "--before-first-step"),
         ("worker", "DONE", "--before-save"),
         ("ps", "DONE", "--before-save"),
     ],
 )
-def test_a_program_whose_step_is_late_ends_with_its_exit_code(
+def test_a_program_exits_with_its_code_after_a_missed_deadline(
     tmp_path, job, words, option
 ):
     with Cluster(tmp_path) as cluster:
         log = tmp_path / "program.log"
-        # No fork: those end without the interpreter's shutdown.
+        # Forked processes would skip the interpreter's shutdown.
         with open(log, "w") as file:
             program = subprocess.Popen(
                 [
@@ -169,7 +169,7 @@ def test_a_program_whose_step_is_late_ends_with_its_exit_code(
         )
 
 
-def test_a_bad_id_is_an_error_and_training_goes_on(tmp_path):
+def test_a_bad_id_raises_and_training_continues(tmp_path):
     with Cluster(tmp_path) as cluster:
         cluster.train(json.dumps({"bad_closure": 30}))
         line = cluster.wait_for("REFUSED", _START)
@@ -202,7 +202,7 @@ os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
         (OLD, "and tf_layoutmap 0.0.1. Start it with"),
     ],
 )
-def test_another_kind_of_server_is_refused(tmp_path, before, words):
+def test_an_incompatible_server_raises(tmp_path, before, words):
     cluster = Cluster(tmp_path, num_servers=1, num_workers=1)
     with cluster:
         cluster.send("ps", 0)
@@ -217,7 +217,7 @@ def test_another_kind_of_server_is_refused(tmp_path, before, words):
         assert cluster.code(30) != 0
 
 
-def test_a_server_that_is_not_there_is_refused(tmp_path):
+def test_connecting_to_a_missing_server_raises(tmp_path):
     with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
         cluster.wait_for("serves grpc", _START, "worker", 0)
         cluster.send("ps", 0)
@@ -227,8 +227,8 @@ def test_a_server_that_is_not_there_is_refused(tmp_path):
         assert cluster.code(30) != 0
 
 
-def test_a_server_that_is_stopped_is_refused_within_the_deadline(tmp_path):
-    """TensorFlow connects without a deadline."""
+def test_connecting_to_a_stopped_server_raises_within_the_deadline(tmp_path):
+    """TensorFlow itself connects without a deadline."""
     with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
         cluster.wait_for("serves grpc", _START, "ps", 0)
         cluster.wait_for("serves grpc", _START, "worker", 0)

@@ -1,4 +1,4 @@
-"""What several workers add to a variable of Keras 3 is all in it."""
+"""Tests that a variable of Keras 3 contains the additions of all workers."""
 
 import json
 
@@ -7,10 +7,10 @@ import pytest
 from tests.ps.cluster import Cluster
 from tests.ps.keras3_counts_program import NUM_STEPS
 
-pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
-def test_no_count_of_two_workers_is_lost(tmp_path):
+def test_counts_of_two_workers_are_complete(tmp_path):
     with Cluster(tmp_path) as cluster:
         cluster.train(module="tests.ps.keras3_counts_program")
         line = cluster.wait_for("FOUND ", 150)

@@ -1,4 +1,4 @@
-"""Workers that die while keys are counted, get rows and give them away."""
+"""Tests restarts of workers while keys are counted, inserted and evicted."""
 
 import json
 import random
@@ -9,25 +9,26 @@ import pytest
 from tests.ps.cluster import Cluster
 from tests.ps.train_keys import RATE
 
-pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
-def test_keys_counts_and_rows_are_exact_however_often_workers_die(tmp_path):
+def test_keys_counts_and_rows_are_exact_if_workers_restart(tmp_path):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
-        # Most of a closure's time is after its updates have reached servers.
+        # Most of a closure's time is after its updates reach the servers.
         cluster.train(
             json.dumps({"work": 20000, "chunk": 4}),
             module="tests.ps.train_keys",
         )
         cluster.wait_for("DONE", 90)
-        # Until a worker died after its updates had reached servers.
+        # Restarts workers until one died after its updates had reached
+        # servers.
         for deaths in range(1, 31):
             time.sleep(dice.uniform(0.1, 1))
             cluster.restart("worker", dice.randrange(2))
             if deaths >= 5 and "REPEATED" in cluster.log("chief").read_text():
                 break
-        # More keys than there is room for: 24 in each closure.
+        # Each closure inserts 24 keys, so that the table becomes full.
         cluster.wait_for("DONE 8", 60)
         found = cluster.finish(60)
     done = found["num_done"]
@@ -46,5 +47,5 @@ def test_keys_counts_and_rows_are_exact_however_often_workers_die(tmp_path):
         == (stream["num_admitted"] - stream["num_keys"])
         > 0
     )
-    # No row had the gradient of a key that was there before, or after, it.
+    # No row contains a gradient of a key that used the row before or after.
     assert set(found["stream_rows"]) <= {0.0, -RATE}

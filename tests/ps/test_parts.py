@@ -1,4 +1,4 @@
-"""The parts of runs over parameter servers, each alone."""
+"""Tests the parts of runs on parameter servers separately."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ OWN = {"tensorflow": tf.__version__, "tf_layoutmap": tlm.__version__}
     "value, seconds",
     [("5min", 300), ("0.5 h", 1800), ("30s", 30), (2, 2), (0.25, 0.25)],
 )
-def test_a_length_of_time_is_read(value, seconds):
+def test_durations_are_parsed(value, seconds):
     assert waiting.read_seconds(value, "save_every") == seconds
 
 
@@ -54,7 +54,7 @@ def test_a_length_of_time_is_read(value, seconds):
         "5 days",
     ],
 )
-def test_what_is_no_length_of_time_is_refused(value):
+def test_invalid_durations_raise(value):
     with pytest.raises(ValueError, match="`save_every` must be like"):
         waiting.read_seconds(value, "save_every")
 
@@ -72,7 +72,7 @@ def test_what_is_no_length_of_time_is_refused(value):
         json.dumps({"cluster": {"ps": [7], "worker": ["b:1"]}}),
     ],
 )
-def test_a_cluster_without_servers_and_workers_is_refused(text):
+def test_a_cluster_without_servers_or_workers_raises(text):
     with pytest.raises(ValueError, match="TF_CONFIG must have a cluster"):
         connection.read_cluster(text)
 
@@ -97,7 +97,7 @@ def test_a_cluster_without_servers_and_workers_is_refused(text):
         (["a:1"], "A cluster must be"),
     ],
 )
-def test_a_malformed_address_is_refused_at_once(jobs, words):
+def test_a_malformed_address_raises_at_once(jobs, words):
     if isinstance(jobs, dict):
         jobs = {"ps": ["s:1"], "worker": ["w:1"], **jobs}
     with pytest.raises(ValueError, match=words):
@@ -107,7 +107,7 @@ def test_a_malformed_address_is_refused_at_once(jobs, words):
 
 
 @pytest.mark.parametrize("job", ["ps", "worker"])
-def test_the_task_of_another_process_is_refused(job, monkeypatch):
+def test_the_task_of_another_process_raises(job, monkeypatch):
     monkeypatch.setenv(
         "TF_CONFIG",
         json.dumps(
@@ -151,17 +151,17 @@ def not_found():
         ({}, "has TensorFlow None"),
     ],
 )
-def test_a_process_that_cannot_take_part_is_refused(answer, words):
+def test_an_incompatible_process_raises(answer, words):
     with pytest.raises(RuntimeError, match=words):
         connection.check_answers({PROCESS: answer})
 
 
-def test_another_patch_of_tensorflow_is_taken():
+def test_another_patch_version_of_tensorflow_is_supported():
     minor = tf.__version__.rpartition(".")[0]
     connection.check_answers({PROCESS: {**OWN, "tensorflow": f"{minor}.99"}})
 
 
-def test_a_port_that_is_closed_is_named():
+def test_a_closed_port_is_reported():
     (port,) = free_ports(1)
     process = processes.Process("ps", 0, f"127.0.0.1:{port}")
     assert processes.wait_until_all_serve([process], 0) == [
@@ -174,7 +174,7 @@ def test_a_port_that_is_closed_is_named():
 
 @contextlib.contextmanager
 def listener(answer: bytes):
-    """The port of a process that accepts connections and sends `answer`."""
+    """Yields a port that accepts connections and sends `answer`."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         connections = []
 
@@ -184,7 +184,7 @@ def listener(answer: bytes):
                     connections.append(listening.accept()[0])
                     connections[-1].sendall(answer)
                 except OSError:
-                    return  # The test has ended, or the other side.
+                    return  # The test or the other side closed the connection.
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
@@ -203,17 +203,19 @@ def listener(answer: bytes):
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "{name} is not a TensorFlow"),
     ],
 )
-def test_a_port_of_another_program_is_named_within_the_deadline(answer, words):
+def test_a_port_of_another_program_is_reported_within_the_deadline(
+    answer, words
+):
     with listener(answer) as port:
         process = processes.Process("ps", 0, f"127.0.0.1:{port}")
         began = time.monotonic()
         (fault,) = processes.wait_until_all_serve([process], 0.5)
         assert words.format(name=process.name) in fault
-        # It is 0.5 s, and what a busy machine adds.
+        # The limit is 0.5 s plus a margin for a busy machine.
         assert time.monotonic() - began < 30
 
 
-def test_another_grpc_server_is_named():
+def test_another_grpc_server_is_reported():
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -227,7 +229,7 @@ def test_another_grpc_server_is_named():
         server.stop(None).wait()
 
 
-def test_a_server_of_tensorflow_is_known_by_its_task():
+def test_a_tensorflow_server_is_identified_by_its_task():
     (port,) = free_ports(1)
     address = f"localhost:{port}"
     server = tf.distribute.Server(
@@ -244,38 +246,38 @@ def test_a_server_of_tensorflow_is_known_by_its_task():
 
 
 class Folder:
-    """A folder of checkpoints with one file each."""
+    """Folder of checkpoints with one file each."""
 
     def __init__(self, path, max_to_keep=2):
         self.path = path
-        self.folder = checkpoints.CheckpointFolder(path, max_to_keep)
+        self.checkpoints = checkpoints.CheckpointFolder(path, max_to_keep)
 
     def save(self, num_done):
         def write(prefix):
             with open(prefix, "w") as file:
                 file.write(str(num_done))
 
-        self.folder.save(num_done, write)
+        self.checkpoints.save(num_done, write)
 
     def names(self):
         return sorted(one.name for one in self.path.iterdir())
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path):
-    made = Folder(tmp_path / "new")
-    assert made.folder.newest() is None
+    folder = Folder(tmp_path / "new")
+    assert folder.checkpoints.newest() is None
     for num_done in (8, 9, 10):
-        made.save(num_done)
-    assert made.names() == ["closure-10", "closure-9"]
-    prefix, num_done = made.folder.newest()
+        folder.save(num_done)
+    assert folder.names() == ["closure-10", "closure-9"]
+    prefix, num_done = folder.checkpoints.newest()
     assert num_done == 10
     with open(prefix) as file:
         assert file.read() == "10"
 
 
-def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
-    made = Folder(tmp_path)
-    made.save(1)
+def test_a_failed_checkpoint_leaves_no_files(tmp_path):
+    folder = Folder(tmp_path)
+    folder.save(1)
 
     def fail(prefix):
         with open(prefix, "w") as file:
@@ -283,9 +285,9 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        made.folder.save(2, fail)
-    assert made.names() == ["closure-1"]
-    assert made.folder.newest().num_done == 1
+        folder.checkpoints.save(2, fail)
+    assert folder.names() == ["closure-1"]
+    assert folder.checkpoints.newest().num_done == 1
 
 
 @pytest.mark.parametrize(
@@ -297,89 +299,90 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
         (lambda *args: tf.errors.UnknownError(*args), errno.EIO),
     ],
 )
-def test_what_a_server_cannot_write_is_an_os_error(tmp_path, raised, number):
-    made = Folder(tmp_path)
-    made.save(1)
+def test_a_write_error_of_a_server_raises_os_error(tmp_path, raised, number):
+    folder = Folder(tmp_path)
+    folder.save(1)
 
     def fail(prefix):
         raise raised(None, None, "/d/x; No space left on device [Op:SaveV2]")
 
     with pytest.raises(OSError, match="No space left on device") as caught:
-        made.folder.save(2, fail)
+        folder.checkpoints.save(2, fail)
     assert caught.value.errno == number
     assert "being-written" in caught.value.filename
-    assert made.names() == ["closure-1"]
+    assert folder.names() == ["closure-1"]
 
 
-def test_the_loss_of_a_server_is_no_os_error(tmp_path):
-    made = Folder(tmp_path)
+def test_a_lost_server_does_not_raise_os_error(tmp_path):
+    folder = Folder(tmp_path)
 
     def fail(prefix):
         raise tf.errors.UnavailableError(None, None, "Connection reset")
 
     with pytest.raises(tf.errors.UnavailableError):
-        made.folder.save(2, fail)
-    assert made.names() == []
+        folder.checkpoints.save(2, fail)
+    assert folder.names() == []
 
 
-def test_one_that_was_being_written_is_never_chosen(tmp_path):
-    made = Folder(tmp_path)
-    made.save(1)
+def test_an_incomplete_checkpoint_is_never_restored(tmp_path):
+    folder = Folder(tmp_path)
+    folder.save(1)
     (tmp_path / ".being-written-closure-7").mkdir()
-    (tmp_path / "closure-8").mkdir()  # Somebody's, without a state.
+    # Another program's folder, which has no `run.json`.
+    (tmp_path / "closure-8").mkdir()
     again = Folder(tmp_path)
-    assert again.folder.newest().num_done == 1
+    assert again.checkpoints.newest().num_done == 1
     assert ".being-written-closure-7" not in again.names()
 
 
-def test_a_checkpoint_of_as_many_closures_is_replaced(tmp_path):
-    """A program changes variables between closures, too."""
-    made = Folder(tmp_path)
-    made.save(1)
+def test_a_checkpoint_of_the_same_closure_is_replaced(tmp_path):
+    """A program may change variables between closures."""
+    folder = Folder(tmp_path)
+    folder.save(1)
     for text in ("changed", "again"):
-        made.folder.save(
+        folder.checkpoints.save(
             2, lambda prefix, text=text: pathlib.Path(prefix).write_text(text)
         )
-    assert made.names() == ["closure-1", "closure-2.1"]
-    prefix, num_done = made.folder.newest()
+    assert folder.names() == ["closure-1", "closure-2.1"]
+    prefix, num_done = folder.checkpoints.newest()
     assert num_done == 2
     assert pathlib.Path(prefix).read_text() == "again"
 
 
-def test_one_that_replaces_another_and_fails_leaves_that(tmp_path):
-    made = Folder(tmp_path)
-    made.save(2)
+def test_a_failed_replacement_keeps_the_previous_checkpoint(tmp_path):
+    folder = Folder(tmp_path)
+    folder.save(2)
 
     def fail(prefix):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        made.folder.save(2, fail)
-    assert made.names() == ["closure-2"]
-    assert pathlib.Path(made.folder.newest().prefix).read_text() == "2"
+        folder.checkpoints.save(2, fail)
+    assert folder.names() == ["closure-2"]
+    assert pathlib.Path(folder.checkpoints.newest().prefix).read_text() == "2"
 
 
-def test_the_newest_of_as_many_closures_is_chosen(tmp_path):
-    """The program ended before the others were removed."""
-    made = Folder(tmp_path)
+def test_the_newest_checkpoint_of_the_same_closure_is_restored(tmp_path):
+    """Simulates a program that ended before it removed older checkpoints."""
+    folder = Folder(tmp_path)
     for name in ("closure-2", "closure-2.9", "closure-2.10", "closure-1.20"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").touch()
         (tmp_path / name / "variables").write_text(name)
-    prefix, num_done = made.folder.newest()
+    prefix, num_done = folder.checkpoints.newest()
     assert num_done == 2
     assert pathlib.Path(prefix).read_text() == "closure-2.10"
-    made.save(3)
-    assert made.names() == ["closure-2.10", "closure-3"]
+    folder.save(3)
+    assert folder.names() == ["closure-2.10", "closure-3"]
 
 
-def test_what_was_being_removed_is_removed(tmp_path):
+def test_interrupted_removals_are_completed(tmp_path):
     (tmp_path / ".being-removed-closure-1").mkdir(parents=True)
     assert Folder(tmp_path).names() == []
 
 
 class TestCheckObjects:
-    """Objects that a checkpoint was not written of."""
+    """Tests objects that differ from the objects of the checkpoint."""
 
     @pytest.fixture
     def prefix(self, tmp_path):
@@ -391,14 +394,14 @@ class TestCheckObjects:
 
     @staticmethod
     def objects(**changes):
-        made = {
+        objects = {
             "dense": tf.Variable(0.0),
             "pair": [tf.Variable([0.0, 0.0])],
             "more": {"x": tf.Variable(0)},
             **changes,
         }
         return tf.train.Checkpoint(
-            **{name: one for name, one in made.items() if one is not None}
+            **{name: one for name, one in objects.items() if one is not None}
         )
 
     @pytest.mark.parametrize(
@@ -418,13 +421,13 @@ class TestCheckObjects:
             ({"new": tf.Variable(0)}, r"the checkpoint lacks \['new'\]"),
         ],
     )
-    def test_are_refused_by_name(self, prefix, changes, words):
+    def test_differences_raise_with_the_name(self, prefix, changes, words):
         with pytest.raises(ValueError, match=words) as raised:
             checkpoints.check_objects(prefix, self.objects(**changes), False)
         assert repr(prefix) in str(raised.value)
 
     @pytest.mark.parametrize("allowed", [True, ["more", "dense", "none"]])
-    def test_may_lack_what_is_allowed(self, prefix, allowed):
+    def test_allowed_objects_may_be_missing(self, prefix, allowed):
         checkpoints.check_objects(
             prefix, self.objects(dense=None, more={}), allowed
         )
@@ -433,28 +436,28 @@ class TestCheckObjects:
                 prefix, self.objects(pair=[tf.Variable(0)]), allowed
             )
 
-    def test_and_nothing_else(self, prefix):
+    def test_objects_that_are_not_allowed_to_be_missing_raise(self, prefix):
         with pytest.raises(ValueError, match=r"objects lack \['dense'\]"):
             checkpoints.check_objects(
                 prefix, self.objects(dense=None, more={}), ["more"]
             )
 
     @pytest.mark.parametrize("keras_version", ["keras", "tf_keras"])
-    def test_are_taken_if_they_are_built_later(self, tmp_path, keras_version):
+    def test_objects_may_be_built_later(self, tmp_path, keras_version):
         keras = importlib.import_module(keras_version)
 
-        def made():
+        def make_objects():
             layer = keras.layers.Dense(2)
             return layer, keras.optimizers.Adam(0.5)
 
-        layer, optimizer = made()
+        layer, optimizer = make_objects()
         layer.build([None, 3])
         optimizer.build(layer.trainable_variables)
         prefix = tf.train.Checkpoint(layer=layer, optimizer=optimizer).write(
             str(tmp_path / "variables")
         )
         for build in (False, True):
-            layer, optimizer = made()
+            layer, optimizer = make_objects()
             if build:
                 layer.build([None, 3])
                 optimizer.build(layer.trainable_variables)
@@ -465,20 +468,20 @@ class TestCheckObjects:
             )
 
 
-def test_waiting_returns_and_raises_what_the_call_does():
+def test_call_with_deadline_returns_and_raises_like_the_call():
     assert waiting.call_with_deadline(lambda: 3, 5) == 3
     with pytest.raises(KeyError):
         waiting.call_with_deadline(lambda: {}["a"], 5)
 
 
-def test_waiting_ends_at_its_deadline():
+def test_call_with_deadline_raises_at_the_deadline():
     never = threading.Event()
     with pytest.raises(waiting.LateError):
         waiting.call_with_deadline(never.wait, 0.1)
     never.set()
 
 
-def test_what_is_watched_moves_the_deadline(monkeypatch):
+def test_watched_closures_extend_the_deadline(monkeypatch):
     monkeypatch.setattr(
         "tf_layoutmap._core.tf_private.wait_for_closure", time.sleep
     )
@@ -489,7 +492,7 @@ def test_what_is_watched_moves_the_deadline(monkeypatch):
     )
 
 
-def test_a_program_that_gets_nowhere_stops_starting_anew():
+def test_restarts_without_progress_are_limited():
     environment = {}
     assert [restarts.may_restart(0, environment) for _ in range(5)] == [
         True,
@@ -512,7 +515,7 @@ def test_a_program_that_gets_nowhere_stops_starting_anew():
         ({"strategy": None}, TypeError, "`strategy` must be"),
     ],
 )
-def test_a_run_needs_a_strategy_of_connect(changes, error, words, tmp_path):
+def test_a_run_requires_a_strategy_of_connect(changes, error, words, tmp_path):
     with pytest.raises(error, match=words):
         tlm.ps.Run(
             **{
@@ -526,7 +529,7 @@ def test_a_run_needs_a_strategy_of_connect(changes, error, words, tmp_path):
 
 
 BAD_ID = "Feature 'a', sample 0: id 9 is outside table 'a' with 8 rows"
-# As a cluster raises it, where a server and a worker have met the error.
+# Error of a cluster in which a server and a worker reported it.
 LONG = f"""Graph execution error:
 
 2 root error(s) found.
@@ -543,7 +546,7 @@ task:0 while calling /tensorflow.WorkerService/RecvTensor:
 
 @pytest.fixture
 def without_level(monkeypatch):
-    """Whoever runs the tests may have set TensorFlow's level of logging."""
+    """The environment of the tests may set TensorFlow's log level."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
@@ -559,17 +562,17 @@ def without_level(monkeypatch):
             "CANCELLED\nAdditional GRPC error information from x:\n:UNKNOWN:no",
             "CANCELLED",
         ),
-        # Nothing but what is around a sentence: nothing is lost.
+        # A message without a sentence is kept.
         ("Graph execution error:", "Graph execution error:"),
         ("", ""),
     ],
 )
-def test_the_sentence_of_a_message(message, sentence):
+def test_sentence_of_removes_the_surrounding_text(message, sentence):
     assert messages.sentence_of(message) == sentence
 
 
 @pytest.mark.usefixtures("without_level")
-def test_an_error_keeps_its_class_and_says_its_sentence():
+def test_a_shortened_error_keeps_its_class():
     error = tf.errors.InvalidArgumentError(None, None, LONG)
     found = messages.shorten_error(error)
     assert type(found) is tf.errors.InvalidArgumentError
@@ -577,7 +580,7 @@ def test_an_error_keeps_its_class_and_says_its_sentence():
     assert str(found) == BAD_ID
 
 
-def test_all_is_said_at_level_0(monkeypatch):
+def test_log_level_0_keeps_full_messages(monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     error = tf.errors.InvalidArgumentError(None, None, LONG)
     assert messages.shorten_error(error) is error
@@ -593,8 +596,8 @@ def test_all_is_said_at_level_0(monkeypatch):
     assert messages.CoordinatorLogFilter().filter(record)
 
 
-def shown(monkeypatch, lines):
-    """What is logged of lines of TensorFlow's coordinator."""
+def logged_lines(monkeypatch, lines):
+    """Returns the log records for lines of TensorFlow's coordinator."""
     found = []
     monkeypatch.setattr(
         messages.absl_logging,
@@ -610,9 +613,9 @@ def shown(monkeypatch, lines):
 
 
 @pytest.mark.usefixtures("without_level")
-def test_each_event_is_one_line(monkeypatch):
+def test_each_event_is_logged_in_one_line(monkeypatch):
     where = "/job:worker/replica:0/task:1"
-    assert shown(
+    assert logged_lines(
         monkeypatch,
         [
             " /job:worker/task:0 encountered the following error when "
@@ -638,21 +641,21 @@ def test_each_event_is_one_line(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_level")
-def test_a_line_that_comes_again_is_counted(monkeypatch):
+def test_repeated_lines_are_counted(monkeypatch):
     line = (
         " /job:worker/task:0 encountered the following error when "
         "processing closure: OutOfRangeError():End of sequence"
     )
     short = "A closure failed on /job:worker/task:0: End of sequence"
-    assert shown(monkeypatch, [line] * 120) == [
+    assert logged_lines(monkeypatch, [line] * 120) == [
         short,
         f"{short} (10 times)",
         f"{short} (100 times)",
     ]
 
 
-def test_the_coordinator_of_tensorflow_logs_what_is_cut_down():
-    """Its messages are recognized by their words."""
+def test_tensorflows_coordinator_logs_the_filtered_messages():
+    """The filter recognizes messages by their words."""
     names = tf.distribute.coordinator.ClusterCoordinator.__init__.__globals__
     source = pathlib.Path(names["__file__"]).read_text(encoding="utf-8")
     for words in (

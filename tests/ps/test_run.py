@@ -1,4 +1,4 @@
-"""What a run does and refuses where nothing dies."""
+"""Tests `tlm.ps.Run` without process failures."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from tests.ps.cluster import Cluster
 from tests.ps.train import ROW
 
-pytestmark = pytest.mark.slow  # Processes that start TensorFlow.
+pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def found(tmp_path_factory):
     return json.loads(line.partition("FOUND ")[2])
 
 
-def test_calls_add_up_also_of_a_program_started_again(found):
+def test_calls_accumulate_steps_also_after_a_restart(found):
     results, passed, num_done, is_right, is_right_again = found["calls_add_up"]
     # The sum of the row before the last closure: 4 values of -1 / 2 each.
     assert results == [-4.0, None, -12.0]
@@ -33,30 +33,30 @@ def test_a_step_may_be_a_tf_function(found):
     assert found["a_step_that_is_a_tf_function"] is True
 
 
-def test_a_step_that_forgets_its_gradients_is_told_so(found):
-    warnings, is_right = found["a_step_that_forgets_its_gradients"]
+def test_a_training_step_without_gradients_warns(found):
+    warnings, is_right = found["a_step_without_gradients"]
     assert len(warnings) == 1
     assert "applies no gradients" in warnings[0]
     assert is_right
 
 
-def test_a_dataset_may_be_of_one_worker(found):
-    assert found["a_dataset_of_a_worker"] == [1, True]
+def test_a_dataset_function_may_use_its_input_context(found):
+    assert found["a_dataset_with_input_context"] == [1, True]
 
 
 def test_closures_may_apply_nothing(found):
     assert found["some_steps_apply_nothing"] is True
 
 
-def test_a_variable_of_another_shape_is_refused_before_anything_is_read(found):
+def test_a_variable_of_another_shape_raises_before_anything_is_restored(found):
     message, value, is_untouched = found["a_variable_of_another_shape"]
     assert "'dense' has shape [2], and [] in the checkpoint" in message
     assert value == [1.0, 2.0]
     assert is_untouched
 
 
-def test_a_checkpoint_loses_nothing_unless_it_may(found):
-    message, num_done, is_right = found["an_object_less"]
+def test_a_missing_object_raises_unless_allowed(found):
+    message, num_done, is_right = found["a_missing_object"]
     assert "the objects lack ['dense']" in message
     assert "allow_missing=['dense']" in message
     assert num_done == 1
@@ -64,22 +64,22 @@ def test_a_checkpoint_loses_nothing_unless_it_may(found):
 
 
 def test_keys_and_16_bit_rows_are_restored(found):
-    assert found["keys_and_halves_are_restored"] == [5, [ROW]]
+    assert found["keys_and_16_bit_rows_are_restored"] == [5, [ROW]]
 
 
-def test_what_changes_between_steps_is_saved(found):
-    assert found["what_changes_between_steps_is_saved"] == [1, 7.0, True]
+def test_changes_between_steps_are_saved(found):
+    assert found["changes_between_steps_are_saved"] == [1, 7.0, True]
 
 
 def test_a_step_without_a_batch_does_nothing(found):
-    num_done, count, nested, errors = found["no_batch_no_step"]
+    num_done, count, nested, errors = found["a_step_without_a_batch"]
     assert num_done == count == nested == 3
     assert len(errors) == 3
     assert all("an infinite dataset" in one for one in errors)
 
 
-def test_a_dataset_of_elsewhere_is_refused_and_a_run_after_it_works(found):
-    errors, is_right = found["a_dataset_of_elsewhere"]
+def test_a_dataset_created_outside_raises_and_later_runs_work(found):
+    errors, is_right = found["a_dataset_created_outside"]
     assert len(errors) == 2
     assert all(
         "must not use a tf.data.Dataset that was created outside" in one
@@ -105,5 +105,5 @@ def test_a_dataset_of_elsewhere_is_refused_and_a_run_after_it_works(found):
         ("fewer_steps", "`count` must be at least 0"),
     ],
 )
-def test_what_cannot_be_is_refused(found, case, words):
+def test_invalid_arguments_raise(found, case, words):
     assert words in found[case]

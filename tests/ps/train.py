@@ -1,10 +1,10 @@
-"""A program that trains one row over servers; tests of faults start it.
+"""Trains one row on parameter servers; tests of failures start this program.
 
-    python -m tests.ps.train FOLDER [OPTIONS AS JSON]
+python -m tests.ps.train FOLDER [OPTIONS AS JSON]
 
-Each closure gives one row of two tables the gradient 1, so that with SGD the
-row is `-RATE * closures`. Trains until there is a file FOLDER/stop; prints what
-the tables are then. What ends it otherwise is an uncaught error.
+Each closure applies the gradient 1 to one row of two tables, so that with SGD
+the row is `-RATE * closures`. The program trains until the file FOLDER/stop
+exists, and then prints the tables. Other errors are not caught.
 """
 
 import json
@@ -20,7 +20,7 @@ import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
 RATE = 0.5
 ROW = 3
-CHUNK = 40  # Closures between two lines that say DONE.
+CHUNK = 40  # Number of closures between two DONE lines.
 
 
 def embedding():
@@ -45,7 +45,7 @@ def rows(one):
 
 
 def worked(times: int) -> tf.Tensor:
-    """Takes its time, beside the step."""
+    """Returns a tensor that takes time to compute."""
     matrix = tf.random.uniform([64, 64])
     for _ in tf.range(times):
         matrix = tf.linalg.l2_normalize(matrix @ matrix)
@@ -62,20 +62,20 @@ def main():
     survives = options.pop("survives", False)
     strategy = tlm.ps.connect(timeout_seconds=60)
     with strategy.scope():
-        ours = embedding()
+        embeddings = embedding()
 
     def dataset_fn():
         ids = tf.data.Dataset.from_tensors([ROW]).repeat()
         if bad is not None:
-            # The number of the batch in its worker, not of the closure.
+            # `bad` is the batch number in its worker, not the closure number.
             wrong = tf.data.Dataset.from_tensors([9])
             ids = ids.take(bad).concatenate(wrong).concatenate(ids)
         return ids
 
     def step(ids):
-        ours.enqueue({"a": ids, "b": ids})
-        activations = ours.dequeue()
-        ours.apply_gradients(
+        embeddings.enqueue({"a": ids, "b": ids})
+        activations = embeddings.dequeue()
+        embeddings.apply_gradients(
             {name: tf.ones_like(one) for name, one in activations.items()}
         )
         return worked(work)
@@ -85,7 +85,7 @@ def main():
         step,
         dataset_fn,
         folder / "checkpoints",
-        objects={"embedding": ours},
+        objects={"embedding": embeddings},
         **options,
     )
     if slow:
@@ -97,7 +97,7 @@ def main():
             time.sleep(slow)
 
         run._checkpoint.write = slowly
-    print(f"BEGIN {run.num_done} {rows(ours)}", flush=True)
+    print(f"BEGIN {run.num_done} {rows(embeddings)}", flush=True)
     while not (folder / "stop").exists():
         try:
             run.steps(chunk)
@@ -111,12 +111,12 @@ def main():
                 flush=True,
             )
         print(f"DONE {run.num_done}", flush=True)
-    stats = ours.stats()
+    stats = embeddings.stats()
     print(
         "FOUND "
         + json.dumps(
             {
-                "rows": rows(ours),
+                "rows": rows(embeddings),
                 "num_done": run.num_done,
                 "num_repeated": stats["num_repeated"],
                 "num_updates": stats["num_updates"],
@@ -125,7 +125,7 @@ def main():
         ),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

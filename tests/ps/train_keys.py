@@ -1,10 +1,10 @@
-"""A program that trains keys over servers; test_key_faults.py starts it.
+"""Trains keys on parameter servers; test_key_faults.py starts this program.
 
-    python -m tests.ps.train_keys FOLDER [OPTIONS AS JSON]
+python -m tests.ps.train_keys FOLDER [OPTIONS AS JSON]
 
-Each closure gives the rows of two keys of `words` the gradient 1 for each use,
-and takes keys of `stream` that nobody has seen, more than there is room for.
-Trains until there is a file FOLDER/stop; prints what the tables are then.
+Each closure applies the gradient 1 to the rows of two keys of `words` for each
+use. It also looks up new keys of `stream`, more than its table can hold. The
+program trains until the file FOLDER/stop exists, and then prints the tables.
 """
 
 import json
@@ -41,12 +41,14 @@ def embedding():
     )
 
 
-def found_in(ours):
+def found_in(embeddings):
     rows = {
         config.name: tf.convert_to_tensor(table).numpy()
-        for config, table in ours.embedding_tables.items()
+        for config, table in embeddings.embedding_tables.items()
     }
-    words, stream = (ours.vocabularies[one] for one in ("words", "stream"))
+    words, stream = (
+        embeddings.vocabularies[one] for one in ("words", "stream")
+    )
     keys = words.keys().numpy()
     places = words.lookup(keys).numpy()
     counts = tf.convert_to_tensor(words.count_variable).numpy().ravel()
@@ -61,7 +63,7 @@ def found_in(ours):
         },
         "words": words.stats(),
         "stream": stream.stats(),
-        # Of a key that is there: a gradient of 1 for each time it was seen.
+        # Each occurrence of a present key applied a gradient of 1.
         "stream_rows": np.unique(
             rows["stream"][stream.lookup(stream.keys()).numpy()]
         ).tolist(),
@@ -69,7 +71,7 @@ def found_in(ours):
             sorted(
                 {
                     int(copy[0])
-                    for copy in ours._variables[name][
+                    for copy in embeddings._variables[name][
                         "vocabulary_numbers"
                     ].copies
                 }
@@ -86,16 +88,18 @@ def main():
     work = options.pop("work", 0)
     strategy = tlm.ps.connect(timeout_seconds=60)
     with strategy.scope():
-        ours = embedding()
+        embeddings = embedding()
 
     def dataset_fn():
-        # No two workers, and no dataset made anew, have the same.
+        # All workers and all datasets produce different keys.
         return tf.data.Dataset.random(rerandomize_each_iteration=True).batch(24)
 
     def step(fresh):
-        ours.enqueue({"words": tf.constant(KEYS, tf.int64), "stream": fresh})
-        activations = ours.dequeue()
-        ours.apply_gradients(
+        embeddings.enqueue(
+            {"words": tf.constant(KEYS, tf.int64), "stream": fresh}
+        )
+        activations = embeddings.dequeue()
+        embeddings.apply_gradients(
             {name: tf.ones_like(one) for name, one in activations.items()}
         )
         return worked(work)
@@ -105,26 +109,26 @@ def main():
         step,
         dataset_fn,
         folder / "checkpoints",
-        objects={"embedding": ours},
+        objects={"embedding": embeddings},
         **options,
     )
     while not (folder / "stop").exists():
         run.steps(chunk)
         print(f"DONE {run.num_done}", flush=True)
-        if ours.stats()["num_repeated"]:
+        if embeddings.stats()["num_repeated"]:
             print("REPEATED", flush=True)
     print(
         "FOUND "
         + json.dumps(
             {
-                **found_in(ours),
+                **found_in(embeddings),
                 "num_done": run.num_done,
-                "num_repeated": ours.stats()["num_repeated"],
+                "num_repeated": embeddings.stats()["num_repeated"],
             }
         ),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
-"""What is no test here, and needs packages or seconds to be imported."""
+"""Excludes modules without tests, which are slow or need other packages."""
 
 collect_ignore_glob = ["hub/*", "library/*", "programs/*"]

@@ -1,4 +1,4 @@
-"""A Keras 3 model with and without a mesh: `fit`, files, `generate`."""
+"""Runs a Keras 3 model with and without a mesh: `fit`, files, `generate`."""
 
 import dataclasses
 import itertools
@@ -28,13 +28,14 @@ STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class ModelCase:
-    """A model, and how it is fed.
+    """Case of a model with its data.
 
     Attributes:
-      make: Makes the model, compiled.
-      data: Of a model: its inputs and labels.
-      backbone: The class whose own layout map is used; None for the generic.
-      generate: Of a model: the tokens it writes; None if it writes none.
+      make: Function that returns the compiled model.
+      data: Function that returns inputs and labels for a model.
+      backbone: Class whose layout map is used; None for the generic map.
+      generate: Function that returns the tokens that a model generates; None if
+        the model generates no tokens.
     """
 
     make: Callable[[], keras.Model]
@@ -43,13 +44,13 @@ class ModelCase:
     generate: Callable[[keras.Model], Any] | None = None
 
     def run(self) -> None:
-        """Reports each check as it ends."""
+        """Runs the case and prints each check when it ends."""
         with warnings_reported():
             _run(self)
 
 
 def _fresh(case: ModelCase) -> keras.Model:
-    """The model, with the same weights each time."""
+    """Returns the model, with the same weights each time."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     return case.make()
@@ -121,14 +122,15 @@ def _run(case: ModelCase) -> None:
 
     def rounding_of_outputs() -> float:
         def moved() -> float:
-            _seed_anew(plain)
+            _reset_seeds(plain)
             return _largest(zip(predicted, _predict(plain, x)))
 
         return allowed_of_outputs(plain, moved)
 
-    _seed_anew(model)
+    _reset_seeds(model)
     with check("predict", CLOSE, rounding_of_outputs) as found:
-        # Both have the weights of the model without a mesh by now.
+        # Both models have the weights of the model without a mesh at this
+        # point.
         found.difference = _largest(zip(predicted, _predict(model, x)))
     if case.generate:
         with check("generate") as found:
@@ -136,11 +138,11 @@ def _run(case: ModelCase) -> None:
 
 
 def _through_a_file(case: ModelCase, plain: keras.Model, x):
-    """What comes back from a file without a mesh.
+    """Returns which weights a file restores without a mesh, and predictions.
 
     Returns:
-      For each weight whether it comes back as it was (some models keep what
-      they compute from others), and what the model predicts then.
+      One bool per weight: whether loading restores the saved value (some models
+      compute a weight from others); and the predictions after loading.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "plain.weights.h5"
@@ -150,12 +152,12 @@ def _through_a_file(case: ModelCase, plain: keras.Model, x):
     kept = [
         np.array_equal(a, b) for a, b in zip(_values(plain), _values(other))
     ]
-    _seed_anew(other)
+    _reset_seeds(other)
     return kept, _predict(other, x)
 
 
-def _seed_anew(model: keras.Model) -> None:
-    """Sets what some models draw from when they predict; no file has it."""
+def _reset_seeds(model: keras.Model) -> None:
+    """Sets the seeds that some models use in `predict`; files have none."""
     for variable in model.non_trainable_variables:
         if variable.name == "seed_generator_state":
             variable.assign(np.arange(2))
@@ -168,7 +170,7 @@ def _files(
     model: keras.Model,
     kept: list[bool],
 ) -> None:
-    """Weights from the mesh to a plain model, and the other way."""
+    """Checks weight files from the mesh to a plain model, and back."""
 
     def largest(first: keras.Model, second: keras.Model) -> float:
         return _largest(

@@ -1,4 +1,4 @@
-"""Runs one case; `sweep.py` reads what it prints."""
+"""Runs one case; `sweep.py` reads the output."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The mesh of all cases, and a layout map for models that bring none."""
+"""Mesh of all cases, and a layout map for models without a layout map."""
 
 import re
 
@@ -12,32 +12,34 @@ AXES = {"batch": 2, "model": 2}
 
 
 def mesh():
-    """Two by two logical CPUs."""
+    """Returns a mesh of two by two logical CPUs."""
     return mesh_of(**AXES)
 
 
 def generic_axes(path: str, shape: tuple[int, ...]) -> tuple | None:
-    """The axes of a weight in a map that knows no model.
+    """Returns the axes of a weight in a generic layout map.
 
-    Rows of embedding tables, heads, and the larger of a matrix' dimensions
-    are divided over "model", as far as it divides them: columns of the first
-    matrix of a pair that widens and narrows again, rows of the second.
+    Embedding tables are sharded by rows, and projections of attention by heads.
+    Other matrices are sharded over "model" along their larger dimension, if it
+    is divisible: the first matrix of a pair that widens and narrows is sharded
+    by columns, and the second by rows.
 
     Returns:
-      An axis, or None, per dimension; None for a weight that is to be whole.
+      One axis or None per dimension; None if the weight is replicated.
     """
     if len(shape) < 2:
         return None
     last = len(shape) - 1
     if path.endswith("embeddings"):
-        wanted = [0, last]
-    elif len(shape) == 3:  # EinsumDense with heads.
-        wanted = [0, 1] if "output" in path else [1, 2]
+        dimensions = [0, last]
+    # Kernel of an EinsumDense layer with attention heads.
+    elif len(shape) == 3:
+        dimensions = [0, 1] if "output" in path else [1, 2]
     elif shape[0] > shape[last]:
-        wanted = [0, last]
+        dimensions = [0, last]
     else:
-        wanted = [last]
-    for dimension in wanted:
+        dimensions = [last]
+    for dimension in dimensions:
         if shape[dimension] > 1 and shape[dimension] % AXES["model"] == 0:
             return tuple(
                 "model" if i == dimension else None for i in range(len(shape))
@@ -53,7 +55,8 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
             shapes.setdefault(weight.path, set()).add(tuple(weight.shape))
     layout_map = tlm.LayoutMap(mesh)
     for path, found in shapes.items():
-        # Layers with one name have one key, which cannot fit all of them.
+        # Layers with equal names share one key, which cannot match every
+        # shape.
         if len(found) > 1:
             continue
         axes = generic_axes(path, found.pop())
@@ -63,33 +66,33 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
 
 
 def key_of(path: str) -> str:
-    """The key for one weight and for none whose path goes on from there."""
+    """Returns a key that matches one weight and no longer path."""
     return re.escape(path) + "$"
 
 
 def own_map(backbone) -> tuple[tlm.LayoutMap, str]:
-    """Returns the map that a backbone of keras-hub ships, and a remark.
+    """Returns the layout map of a keras-hub backbone, and a remark.
 
     Args:
-      backbone: The class.
+      backbone: Class of the backbone.
     """
-    ours = tlm.distribution.DeviceMesh(
+    mesh_of_package = tlm.distribution.DeviceMesh(
         tuple(AXES.values()), tuple(AXES), [f"cpu:{i}" for i in range(4)]
     )
     try:
-        theirs = backbone.get_layout_map(ours)
-        return theirs, ""
+        layout_map = backbone.get_layout_map(mesh_of_package)
+        return layout_map, ""
     except ValueError as error:
         if "device_mesh" not in str(error):
             raise
-    theirs = backbone.get_layout_map(
+    layout_map = backbone.get_layout_map(
         keras.distribution.DeviceMesh(
             tuple(AXES.values()),
             tuple(AXES),
             np.array([f"cpu:{i}" for i in range(4)]),
         )
     )
-    copy = tlm.distribution.LayoutMap(ours)
-    for key, layout in theirs.items():
+    copy = tlm.distribution.LayoutMap(mesh_of_package)
+    for key, layout in layout_map.items():
         copy[key] = tuple(layout.axes)
-    return copy, "its map was copied into one of ours"
+    return copy, "the map was copied into a `tlm.distribution.LayoutMap`"

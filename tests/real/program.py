@@ -1,4 +1,4 @@
-"""A program that trains by itself, run once without and once with a mesh."""
+"""Runs a training program once without and once with a mesh."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,31 +15,32 @@ from tests.real.compare import (
     without_mesh,
 )
 
-# What a program returns: its losses, and its models.
+# Result of a program: its losses and its models.
 Trained = tuple[Sequence[float], Sequence[keras.layers.Layer]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCase:
-    """A program.
+    """Case of a program.
 
     Attributes:
-      program: Makes data and models, trains, and returns losses and models.
-      scope: Whether it runs under `tlm.layout_map_scope` instead of after
-        `tlm.distribution.set_distribution`.
+      program: Function that creates data and models, trains the models, and
+        returns losses and models.
+      scope: Whether the program runs under `tlm.layout_map_scope` instead of
+        after `tlm.distribution.set_distribution`.
     """
 
     program: Callable[[], Trained]
     scope: bool = False
 
     def run(self) -> None:
-        """Reports each check as it ends."""
+        """Runs the case and prints each check when it ends."""
         with warnings_reported():
             _run(self)
 
 
 def _from_start(program: Callable[[], Trained]) -> Trained:
-    """Runs it with the names and random numbers of a new process."""
+    """Runs a program with the names and random numbers of a new process."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     return program()
@@ -52,7 +53,7 @@ def _run(case: ProgramCase) -> None:
             raise ValueError(f"the losses do not change: {expected}")
         layouts = placement.generic_map(models, placement.mesh())
         if not len(layouts):
-            raise ValueError("no weight of the program is divided")
+            raise ValueError("no weight of the program is sharded")
     with check(
         "train",
         CLOSE,
@@ -67,8 +68,8 @@ def _run(case: ProgramCase) -> None:
         found.difference = losses_differ_by(expected, losses)
     if found.status not in ("trained", "differs"):
         return
-    # Training on no mesh at all would agree best.
-    with check("divided"):
+    # A program that trains without a mesh by mistake would have equal losses.
+    with check("sharded"):
         missing = [
             weight.path
             for model in models
@@ -77,11 +78,11 @@ def _run(case: ProgramCase) -> None:
             and getattr(weight, "layout", None) is None
         ]
         if missing:
-            raise ValueError(f"these are on no mesh: {missing}")
+            raise ValueError(f"weights without a layout: {missing}")
 
 
 def losses_move(losses: Sequence[float]) -> bool:
-    """Whether a program has trained anything at all."""
+    """Returns whether the losses change, so that the program trains."""
     return len({float(loss) for loss in losses}) > 1
 
 

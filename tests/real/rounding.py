@@ -1,9 +1,9 @@
-"""How much of a difference rounding makes, measured without a mesh.
+"""Measures the differences that rounding errors cause, without a mesh.
 
-Devices add up in another order, so the last bits of sums differ. What a model
-makes of that is its own affair: one that divides by the deviation of a few
-numbers makes much of it. The same model, its first weights changed by their
-last bit, shows how much.
+Devices add in a different order, so that the last bits of sums differ. Some
+models amplify these differences, for example models that divide by the standard
+deviation of few numbers. To measure the amplification, the same model is
+trained with initial weights that differ in their last bit.
 """
 
 import contextlib
@@ -17,15 +17,16 @@ import tf_keras
 from tests.real.compare import losses_differ_by
 
 LAST_BIT = 2.0**-24
-# Beyond this, no amount of rounding is an excuse.
+# Larger differences are never accepted as rounding errors.
 MOST = 1e-4
-# Several sums of a step are rounded, not only the first weights.
+# A step rounds several sums, in addition to the initial weights.
 FACTOR = 10
-# Where the last bits happen to fall matters as well.
+# The result also depends on which last bits change, so several draws are used.
 TIMES = 3
-# Steps of some models make a hundred times as much of a last bit as the one
-# before. What differs so much less in float64 is rounding alone in float32: a
-# wrong number would be as wrong in both.
+# In some models, each step amplifies a rounding error by a factor of 100. A
+# difference that is smaller by the factor `IN_FLOAT64` in float64 is caused by
+# rounding in float32, because a wrong result would be equally wrong in both
+# dtypes.
 IN_FLOAT64 = 1e-4
 ROUNDING_ALONE = float("inf")
 
@@ -54,7 +55,7 @@ def _changed(original: Callable, signs: np.random.Generator) -> Callable:
 
 @contextlib.contextmanager
 def last_bits_changed(seed: int = 0):
-    """Weights that are drawn in here differ in their last bit."""
+    """Changes the last bit of weights that are initialized in this context."""
     signs = np.random.default_rng(seed)
     with contextlib.ExitStack() as stack:
         for kind in _RANDOM:
@@ -68,9 +69,9 @@ def last_bits_changed(seed: int = 0):
 
 @contextlib.contextmanager
 def in_float64():
-    """Models that are made in here compute in float64.
+    """Makes models in this context compute in float64.
 
-    What differs by rounding alone hardly differs there.
+    Differences that rounding causes are much smaller in float64.
     """
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
@@ -81,11 +82,11 @@ def in_float64():
 
 
 def allowed(expected, train: Callable[[], list[float]]) -> float:
-    """Returns by how much losses may differ, at most `MOST`.
+    """Returns the accepted difference of losses, at most `MOST`.
 
     Args:
-      expected: The losses without a mesh.
-      train: Trains once more without one, and returns the losses.
+      expected: Losses without a mesh.
+      train: Function that trains again without a mesh and returns the losses.
     """
     moved = 0.0
     for seed in range(TIMES):
@@ -100,16 +101,17 @@ def of_losses(
     train: Callable[[], list[float]],
     train_on_mesh: Callable[[], list[float]],
 ) -> float:
-    """Returns by how much losses on a mesh may differ.
+    """Returns the accepted difference of losses on a mesh.
 
     Args:
-      difference: By how much they do.
-      expected: The losses without a mesh.
-      train: Trains once more without one, and returns the losses.
-      train_on_mesh: Trains once more on it, and returns the losses.
+      difference: Measured difference.
+      expected: Losses without a mesh.
+      train: Function that trains again without a mesh and returns the losses.
+      train_on_mesh: Function that trains again on the mesh and returns the
+        losses.
 
     Returns:
-      At most `MOST`, or `ROUNDING_ALONE`.
+      A difference of at most `MOST`, or `ROUNDING_ALONE`.
     """
     most = allowed(expected, train)
     if difference <= most:
@@ -122,11 +124,11 @@ def of_losses(
 def allowed_of_outputs(
     model: keras.Model, differ_by: Callable[[], float]
 ) -> float:
-    """Returns by how much outputs may differ, at most `MOST`.
+    """Returns the accepted difference of outputs, at most `MOST`.
 
     Args:
-      model: Without a mesh; its weights are changed, and back again.
-      differ_by: The difference of its outputs to those it had.
+      model: Model without a mesh. The weights are changed and restored.
+      differ_by: Function that returns the difference from the original outputs.
     """
     values = [keras.ops.convert_to_numpy(w) for w in model.weights]
     moved = 0.0

@@ -22,7 +22,7 @@ def trains() -> None:
         found.difference = 1e-7
 
 
-def computes_whole() -> None:
+def replicates_an_op() -> None:
     with warnings_reported(), check("fit"):
         warnings.warn(
             "Layer 'd' is replicated.", LayoutMapWarning, stacklevel=1
@@ -51,7 +51,7 @@ def differs_in_shape() -> None:
         raise DifferentError("shape (2,) instead of (3,)")
 
 
-def says_nothing() -> None:
+def raises_without_a_message() -> None:
     with check("fit"):
         raise AttributeError("'NoneType' object has no attribute 'op'")
 
@@ -82,12 +82,12 @@ CASES = {
     function.__name__: Case(function)
     for function in (
         trains,
-        computes_whole,
+        replicates_an_op,
         is_unsupported,
         is_rounded,
         differs,
         differs_in_shape,
-        says_nothing,
+        raises_without_a_message,
         ends_the_process,
         hangs,
         fails_without_a_mesh,

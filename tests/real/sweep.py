@@ -1,4 +1,4 @@
-"""Cases in processes of their own, each with a deadline."""
+"""Runs cases in separate processes, each with a deadline."""
 
 import collections
 import json
@@ -17,15 +17,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(kind: str, name: str, *, seconds: float) -> Result:
-    """Runs one case to its end.
+    """Runs one case in a process.
 
     Args:
-      kind: Of the case, a key of `kinds.KINDS`.
-      name: Of the case.
-      seconds: After which it counts as a crash.
+      kind: Kind of the case, a key of `kinds.KINDS`.
+      name: Name of the case.
+      seconds: Deadline, after which the case counts as a crash.
 
     Returns:
-      What it came to. A process that ends early or too late is a result.
+      The result of the case, also if the process ends early or too late.
     """
     start = time.monotonic()
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
@@ -58,7 +58,7 @@ def run(kind: str, name: str, *, seconds: float) -> Result:
 
 
 def read(kind: str, name: str, lines: list[str], code: int | str) -> Result:
-    """Returns what a process has reported that ended with `code`."""
+    """Returns the result that a process with exit code `code` has printed."""
     result = Result(kind, name)
     running = "start"
     last = collections.deque(maxlen=8)

@@ -1,4 +1,4 @@
-"""A few of other people's models and programs; `make real` has all."""
+"""Runs a few third-party models and programs; `make real` runs all."""
 
 import importlib.util
 
@@ -24,7 +24,7 @@ PACKAGES = {"tfrs": ["tensorflow_recommenders"], "deepctr": ["deepctr"]}
 
 
 @pytest.mark.parametrize("kind, name", FEW)
-def test_it_trains_on_a_mesh_as_without_one(kind, name):
+def test_a_case_trains_on_a_mesh_as_without_a_mesh(kind, name):
     if "hub" in kind and importlib.util.find_spec("keras_hub") is None:
         pytest.skip("keras-hub is not installed; `make real` does that")
     for package in PACKAGES.get(name.partition(",")[0], ()):
@@ -40,7 +40,7 @@ def test_it_trains_on_a_mesh_as_without_one(kind, name):
     importlib.util.find_spec("keras_hub") is None,
     reason="keras-hub is not installed",
 )
-def test_no_backbone_with_a_layout_map_is_left_out():
+def test_all_backbones_with_a_layout_map_have_a_case():
     from tests.real.hub import own_maps
 
     assert own_maps.missing() == []

@@ -1,4 +1,4 @@
-"""The sweep reports the status of a case, even if its process dies."""
+"""Tests that the sweep reports each status, even if a process dies."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ from tests.real.results import Check, Result
 
 STATUSES = {
     "trains": "trained",
-    "computes_whole": "trained",
+    "replicates_an_op": "trained",
     "is_unsupported": "unsupported",
     "is_rounded": "trained",
     "differs": "differs",
     "differs_in_shape": "differs",
-    "says_nothing": "crashed",
+    "raises_without_a_message": "crashed",
     "ends_the_process": "crashed",
     "hangs": "crashed",
     "fails_without_a_mesh": "broken",
@@ -54,7 +54,7 @@ def test_a_result_contains_the_reason(found):
     ]
     assert "rounding errors explain 1.0e-05" in found["differs"].sentence
     assert found["is_rounded"].reason.startswith("rounding errors, which")
-    assert found["computes_whole"].whole == ["Layer 'd' is replicated."]
+    assert found["replicates_an_op"].whole == ["Layer 'd' is replicated."]
 
 
 def test_a_process_that_ends_without_done_is_a_crash():

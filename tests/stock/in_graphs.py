@@ -1,4 +1,4 @@
-"""Programs that make, copy, save and load graphs, custom gradients in them."""
+"""Programs that create, copy, save and load graphs and custom gradients."""
 
 import gc
 import inspect
@@ -29,7 +29,7 @@ def scaled_gradient(x):
 
 
 def gradient_of(function, x=X):
-    # The graph that was copied is freed first.
+    # Frees the graph that was copied.
     gc.collect()
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -272,7 +272,7 @@ PUBLIC = (
 
 @program
 def signatures():
-    """What editors and other libraries read of functions."""
+    """Returns what editors and other libraries read from functions."""
     return [
         [
             one.__name__,

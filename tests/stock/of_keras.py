@@ -1,4 +1,4 @@
-"""Programs of Keras and tf_keras: models, optimizers, files, mistakes."""
+"""Programs with Keras and tf_keras: models, optimizers, files and errors."""
 
 import os
 import tempfile
@@ -206,7 +206,7 @@ OPTIMIZERS = (
 
 
 def stepped(package, optimizer):
-    """One dense and one sparse gradient."""
+    """Applies one dense and one sparse gradient."""
     one = (
         tf.Variable(numbers(4, 2))
         if package is tf_keras

@@ -1,4 +1,4 @@
-"""Programs of operations, variables, lookups and checkpoints, on one device."""
+"""Programs with ops, variables, lookups and checkpoints on one device."""
 
 import os
 import tempfile
@@ -90,7 +90,8 @@ def differentiated(call):
     ]
 
 
-# In a function, the operation or its gradient fails, whichever runs first.
+# In a function, either the operation or its gradient fails, depending on which
+# runs first.
 EAGERLY = ("scatter, outside", "gather, outside", "no such class")
 
 

@@ -1,4 +1,4 @@
-"""Programs of distribution strategies, and of the TPU API's configuration."""
+"""Programs with distribution strategies and configurations of the TPU API."""
 
 import keras
 import numpy as np
@@ -138,7 +138,7 @@ def tpu_configuration():
 
 @program
 def tpu_embeddings():
-    def made():
+    def make_embedding():
         return tpu.TPUEmbedding(config(), tpu.SGD(0.1))
 
     def served():
@@ -159,12 +159,12 @@ def tpu_embeddings():
 
     def under(strategy):
         with strategy.scope():
-            embedding = made()
+            embedding = make_embedding()
             embedding.build(tf.TensorShape([2]))
             return embedding.enqueue(np.array([1, 2], np.int32))
 
     return attempts(
-        default=made,
+        default=make_embedding,
         served=served,
         looked_up=looked_up,
         mirrored=lambda: under(mirrored()),

@@ -1,4 +1,4 @@
-"""Programs that use DTensor, on a mesh that is none of `tf_layoutmap`'s."""
+"""Programs that use DTensor, on a mesh that `tf_layoutmap` did not create."""
 
 import os
 import tempfile
@@ -29,10 +29,10 @@ def numbers(*shape):
 
 def put(value, *axes):
     value = tf.convert_to_tensor(value)
-    whole = dtensor.copy_to_mesh(
+    replicated = dtensor.copy_to_mesh(
         value, dtensor.Layout.replicated(mesh(), value.shape.rank)
     )
-    return dtensor.relayout(whole, layout(*axes))
+    return dtensor.relayout(replicated, layout(*axes))
 
 
 @program
@@ -95,7 +95,7 @@ def copies():
 
 @program
 def values():
-    """Values of sharded and replicated tensors and variables."""
+    """Returns values of sharded and replicated tensors and variables."""
     sharded, full = put(numbers(4, 4), "x", U), put(numbers(4, 4), U, U)
     found = {}
     for name, x in (
@@ -159,7 +159,8 @@ OPERATIONS = {
     ),
     "host tensor": lambda x: x + numbers(4, 4),
 }
-# Where DTensor lacks a rule, `enable_missing_ops` adds one for the process.
+# DTensor lacks rules for these operations; `enable_missing_ops` adds them for
+# the process.
 ADDED = ("reverse", "where", "top")
 
 

@@ -1,6 +1,6 @@
-"""What a program gives, as JSON: values, layouts, or the error that it raises.
+"""Returns the outcome of a program as JSON: values, layouts or its error.
 
-This module and the programs beside it use nothing of `tf_layoutmap`.
+This module and the programs in this package do not use `tf_layoutmap`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ PROGRAMS: dict[str, Any] = {}
 
 
 def program(function):
-    """Registers a program: a function without arguments that returns values."""
+    """Registers a program, which is a function without arguments."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
     assert name not in PROGRAMS
     PROGRAMS[name] = function
@@ -25,7 +25,7 @@ def program(function):
 
 
 def outcome_of(function) -> Any:
-    """Runs a program from the same start; returns what it gives."""
+    """Resets the global state, runs a program and returns its outcome."""
     keras.backend.clear_session()
     tf_keras.backend.clear_session()
     keras.utils.set_random_seed(7)
@@ -34,12 +34,13 @@ def outcome_of(function) -> Any:
 
 
 def attempt(function) -> Any:
-    """Returns the value of a function as JSON, or its error."""
+    """Returns the result of a function as JSON, or its error."""
     try:
         return as_json(function())
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        # Numbers of functions, too, differ from run to run.
+        # Numbers in names of functions differ between runs, so they are
+        # removed.
         return {
             "error": type(error).__name__,
             "line": re.sub(
@@ -49,20 +50,20 @@ def attempt(function) -> Any:
 
 
 def attempts(**functions) -> dict[str, Any]:
-    """Returns the outcome of each of several functions."""
+    """Returns the outcome of each function."""
     return {name: attempt(function) for name, function in functions.items()}
 
 
 def _same_in_all_runs(text: str) -> str:
-    """Returns a text without addresses, and without names of temporary folders.
+    """Removes addresses and temporary folder names from a text.
 
-    A prefix of links to the types of TensorFlow's messages is random, too.
+    A prefix of links to message types of TensorFlow is random and removed too.
     """
     return re.sub(r"0x[0-9a-f]+|/\S*/tmp\w+|goo\.gle/debug\w+", "X", text)
 
 
 def as_json(value: Any) -> Any:
-    """Returns a value as JSON; numbers so that they are equal bit by bit."""
+    """Returns a value as JSON; equal texts mean bitwise equal numbers."""
     if isinstance(value, str):
         return _same_in_all_runs(value)
     if value is None or isinstance(value, (bool, int)):

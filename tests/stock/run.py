@@ -1,11 +1,11 @@
-"""Runs all programs, with the patches of `tf_layoutmap` or without them.
+"""Runs all programs, with or without the patches of `tf_layoutmap`.
 
     python -m tests.stock.run plain
     python -m tests.stock.run patched [name of a program]
 
-Prints a line for each program, with its name and what it gave. For the first,
-set the variables of `tf_layoutmap.layout.dtensor_switches.SAFE`, as importing
-this package does.
+Prints a line with the name and the outcome of each program. For `plain`, set
+the environment variables of `tf_layoutmap.layout.dtensor_switches.SAFE`, as
+importing this package does.
 """
 
 import json
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 
 def use_everything():
-    """Lets a process have had tables and models on a mesh of ours."""
+    """Trains models on a mesh, reads tables and installs all patches."""
     import keras
     import numpy as np
     import tf_keras
@@ -25,7 +25,7 @@ def use_everything():
     from tf_layoutmap._patches import engine, runtime_rows
 
     dtensor = tf.experimental.dtensor
-    # Of other axes than the meshes of the programs.
+    # The axes differ from the axes of the meshes of the programs.
     mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
     for package in (keras, tf_keras):
         layout_map = tlm.LayoutMap(mesh=mesh)
@@ -41,7 +41,7 @@ def use_everything():
     rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
     tf.function(lambda: tf.nn.embedding_lookup(rows, [1, 3]))()
     for group in engine.GROUPS:
-        # Those of an emulated TPU are in force while there is one only.
+        # This group is only installed while an emulated TPU exists.
         if group != runtime_rows.EMULATION_GROUP:
             engine.ensure(group)
 
@@ -69,12 +69,14 @@ def main():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = outcome.outcome_of(function)
-        ours = [
+        warnings_of_package = [
             str(one.message)
             for one in caught
             if "tf_layoutmap" in one.category.__module__
         ]
-        print("FOUND", json.dumps([name, found, ours]), flush=True)
+        print(
+            "FOUND", json.dumps([name, found, warnings_of_package]), flush=True
+        )
 
 
 if __name__ == "__main__":

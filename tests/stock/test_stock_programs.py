@@ -1,11 +1,11 @@
-"""Programs that use nothing of ours give the same in a process that has us.
+"""Tests that `tf_layoutmap` does not change programs that do not use it.
 
-Each runs in a process that never imports this package, and in one that has
-trained models on a mesh and read tables, with all names replaced. Two things
-hold for a whole process and are not compared: `enable_missing_ops` adds rules
-to DTensor, so that operations that it lacks are computed instead of refused;
-and importing this package switches off passes of DTensor that give wrong
-numbers. Both processes run without these passes.
+Each program runs in a process that never imports this package, and in a process
+that has trained models on a mesh, has read tables and has installed all
+patches. Two process-wide effects are not compared. `enable_missing_ops` adds
+rules to DTensor, so that operations without rules run instead of raising.
+Importing this package disables passes of DTensor that compute wrong numbers;
+both processes run without these passes.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.stock import (  # noqa: F401 - they register their programs.
 )
 from tf_layoutmap.layout import dtensor_switches
 
-# Two processes train a hundred small models: a minute of processor time each.
+# Two processes train a hundred small models, in one minute of CPU time each.
 pytestmark = pytest.mark.slow
 
 SECONDS = 1200
@@ -34,7 +34,7 @@ SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each program gave: plain, patched, and warnings of ours."""
+    """Returns the outcomes of all programs, without and with patches."""
     folder = tmp_path_factory.mktemp("stock")
     env = {**os.environ, **dtensor_switches.SAFE}
     logs = [folder / kind for kind in ("plain", "patched")]
@@ -76,7 +76,7 @@ def found(tmp_path_factory):
 
 
 def differences(plain, patched, where=""):
-    """Returns where two outcomes differ, and what each of them has there."""
+    """Returns the paths and values at which two outcomes differ."""
     if (
         isinstance(plain, dict)
         and isinstance(patched, dict)
@@ -103,7 +103,7 @@ def differences(plain, patched, where=""):
 
 
 @pytest.mark.parametrize("name", outcome.PROGRAMS)
-def test_a_program_gives_the_same(name, found):
+def test_a_program_has_the_same_outcome_with_patches(name, found):
     plain, patched = (outcomes[name] for outcomes in found)
     assert not differences(plain[0], patched[0])
     assert patched[1] == []

@@ -1,7 +1,7 @@
-"""keras-rs' configs in `tlm.layers.TPUEmbedding`.
+"""Tests keras-rs configs in `tlm.layers.TPUEmbedding`.
 
-keras_rs is not needed: where it is missing, dataclasses with the fields of
-its version 0.4 stand in for its configs.
+If keras_rs is not installed, dataclasses with the fields of its version 0.4
+replace its configs.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def optimizer_of(layer):
     return table.optimizer
 
 
-def test_a_table_is_shared_and_named_as_it_was():
+def test_a_table_keeps_the_fields_of_its_config():
     layer = make_layer(combiner="sum")
     [table] = layer.embedding_tables
     assert (table.name, table.vocabulary_size, table.dim, table.combiner) == (
@@ -70,7 +70,7 @@ def test_a_table_is_shared_and_named_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "theirs, ours",
+    "keras_optimizer, expected",
     [
         ("sgd", tpu.SGD()),
         ("adagrad", tpu.Adagrad()),
@@ -106,11 +106,17 @@ def test_a_table_is_shared_and_named_as_it_was():
         (lambda: tpu.Adagrad(0.5), tpu.Adagrad(0.5)),
     ],
 )
-def test_an_optimizer_says_the_same(theirs, ours):
-    found = optimizer_of(make_layer(theirs() if callable(theirs) else theirs))
-    assert type(found) is type(ours)
-    for name, value in vars(ours).items():
-        # Keras keeps its learning rates in float32.
+def test_keras_optimizers_map_to_equal_embedding_optimizers(
+    keras_optimizer, expected
+):
+    found = optimizer_of(
+        make_layer(
+            keras_optimizer() if callable(keras_optimizer) else keras_optimizer
+        )
+    )
+    assert type(found) is type(expected)
+    for name, value in vars(expected).items():
+        # Keras stores learning rates in float32.
         assert getattr(found, name) == (
             pytest.approx(value, rel=1e-7)
             if isinstance(value, float)
@@ -118,7 +124,7 @@ def test_an_optimizer_says_the_same(theirs, ours):
         ), name
 
 
-def test_an_optimizer_with_a_schedule_may_train_the_model_too():
+def test_an_optimizer_with_a_schedule_can_also_train_the_model():
     optimizer = keras.optimizers.SGD(
         keras.optimizers.schedules.PiecewiseConstantDecay(
             [0, 1], [1.0, 2.0, 4.0]
@@ -143,19 +149,19 @@ def test_an_optimizer_with_a_schedule_may_train_the_model_too():
     assert found == [0, -2, -6]
 
 
-def test_a_callable_is_asked_at_each_step():
+def test_a_callable_learning_rate_is_called_at_each_step():
     optimizer = keras.optimizers.SGD(lambda: 0.5)
     assert optimizer_of(make_layer(optimizer)).learning_rate() == 0.5
 
 
-def test_it_trains_as_a_layer_of_tensorflows_configs():
+def test_training_equals_a_layer_with_tensorflow_configs():
     table = tpu.TableConfig(
         10, 2, tf.ones_initializer(), tpu.Adagrad(0.5), "mean", "words"
     )
-    ours = tlm.layers.TPUEmbedding(
+    tensorflow_layer = tlm.layers.TPUEmbedding(
         {"title": tpu.FeatureConfig(table), "topic": tpu.FeatureConfig(table)}
     )
-    theirs = make_layer(keras.optimizers.Adagrad(0.5))
+    keras_rs_layer = make_layer(keras.optimizers.Adagrad(0.5))
     draw = np.random.default_rng(1)
     x = {
         "title": draw.integers(0, 10, (8, 3)),
@@ -163,7 +169,7 @@ def test_it_trains_as_a_layer_of_tensorflows_configs():
     }
     y = draw.standard_normal((8, 2)).astype(np.float32)
     rows = []
-    for layer in (ours, theirs):
+    for layer in (tensorflow_layer, keras_rs_layer):
         inputs = {
             "title": keras.Input([3], dtype="int64", name="title"),
             "topic": keras.Input([], dtype="int64", name="topic"),
@@ -177,7 +183,7 @@ def test_it_trains_as_a_layer_of_tensorflows_configs():
     np.testing.assert_array_equal(*rows)
 
 
-def test_ragged_samples_are_cut_as_the_input_shape_says():
+def test_ragged_samples_are_truncated_to_the_input_shape():
     layer = make_layer("sgd", combiner="sum")
     x = {
         "title": tf.ragged.constant([[1, 2, 3, 4, 5], [6], []]),
@@ -195,7 +201,7 @@ def test_ragged_samples_are_cut_as_the_input_shape_says():
     assert again(x)["title"][:, 0].numpy().tolist() == [3, 1, 0]
 
 
-def test_inputs_of_another_shape_are_refused():
+def test_inputs_of_another_shape_raise():
     topic = tf.constant([1, 2])
     with pytest.raises(ValueError, match="must have 3 ids per sample"):
         make_layer()({"title": tf.zeros([2, 4], tf.int64), "topic": topic})
@@ -239,7 +245,7 @@ FORMS = {
     "dense": tf.constant,
     "ragged": tf.ragged.constant,
     "sparse": tf.sparse.from_dense,
-    # Two more than `input_shape` says, which are left out.
+    # Each sample has two ids more than `input_shape` allows; they are dropped.
     "ragged, cut": lambda rows: tf.ragged.constant(
         [[*row, 6, 6] for row in rows]
     ),
@@ -252,7 +258,9 @@ FORMS = {
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("use_weights", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_single_feature_of_any_form_with_weights(form, use_weights, training):
+def test_a_single_feature_of_any_input_type_accepts_weights(
+    form, use_weights, training
+):
     layer = single()
     ids, weights = FORMS[form](IDS), FORMS[form](WEIGHTS)
     gains = WEIGHTS if use_weights else np.ones([2, 3])
@@ -278,7 +286,7 @@ def test_a_single_feature_of_any_form_with_weights(form, use_weights, training):
     )
 
 
-def test_weights_of_dense_ids_may_be_one_per_sample():
+def test_dense_ids_accept_one_weight_per_sample():
     table = TableConfig("words", 10, 2, "ones", "sgd", "sum")
     layer = tlm.layers.TPUEmbedding(
         FeatureConfig("topic", table, (4,), (4, 2)), table_stacking="auto"
@@ -288,7 +296,7 @@ def test_weights_of_dense_ids_may_be_one_per_sample():
 
 
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
-def test_fit_with_weights_in_any_form(form):
+def test_fit_accepts_weights_of_any_input_type(form):
     kind = {} if form == "dense" else {form: True}
     ids = keras.Input([3], dtype="int32", **kind)
     weights = keras.Input([3], dtype="float32", **kind)
@@ -304,7 +312,7 @@ def test_fit_with_weights_in_any_form(form):
 
 
 @pytest.mark.parametrize("has_weights", [False, True])
-def test_dense_ids_are_looked_up_in_functions_that_xla_compiles(has_weights):
+def test_dense_lookups_compile_with_xla(has_weights):
     layer = make_layer()
     ids = {"title": tf.constant([[1, 2, 3]] * 4), "topic": tf.range(4)}
     weights = (
@@ -318,7 +326,7 @@ def test_dense_ids_are_looked_up_in_functions_that_xla_compiles(has_weights):
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
 
-def test_one_name_or_the_other():
+def test_exactly_one_config_argument_is_required():
     feature = FeatureConfig(
         "title", TableConfig("words", 10, 2), (4, 3), (4, 2)
     )
@@ -352,15 +360,15 @@ def train(layer, num_steps):
 
 
 @pytest.mark.parametrize("schedule", [Halving, decay])
-def test_a_schedule_goes_on_with_each_update(schedule):
+def test_a_schedule_advances_with_each_update(schedule):
     layer = single(optimizer=keras.optimizers.SGD(schedule()))
     assert train(layer, 1) == 0
-    layer(tf.constant([[1, 2, 3]]), training=True)  # no update
+    layer(tf.constant([[1, 2, 3]]), training=True)  # Does not update the table.
     assert train(layer, 2) == -0.75
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", "checkpoint"])
-def test_a_schedule_goes_on_after_a_restore(suffix, tmp_path):
+def test_a_schedule_continues_after_a_restore(suffix, tmp_path):
     def make():
         ids = keras.Input([3], dtype="int64")
         layer = single(optimizer=keras.optimizers.SGD(decay()), name="e")
@@ -384,7 +392,7 @@ def test_a_schedule_goes_on_after_a_restore(suffix, tmp_path):
     assert train(again.get_layer("e"), 1) == -0.75
 
 
-def test_an_optimizer_of_keras_serves_all_tables_of_the_layer():
+def test_one_keras_optimizer_trains_all_tables_of_the_layer():
     table = tpu.TableConfig(10, 2, tf.ones_initializer(), name="words")
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(table), optimizer=keras.optimizers.SGD(0.5)
@@ -425,19 +433,19 @@ def test_an_optimizer_of_keras_serves_all_tables_of_the_layer():
         ),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_its_name(options, words):
+def test_options_without_a_counterpart_raise_with_their_name(options, words):
     optimizer = options.pop("optimizer", "sgd")
     options["optimizer"] = optimizer() if callable(optimizer) else optimizer
-    with pytest.raises((TypeError, ValueError), match=words) as refused:
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
         make_layer(**options)
-    assert "(table 'words')" in str(refused.value)
+    assert "(table 'words')" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "shapes",
     [((4, 3), (4, 3)), ((4, 3), (4, 3, 2)), ((4, 3), (8, 2)), ((4,), (4,))],
 )
-def test_shapes_that_do_not_go_together_are_refused(shapes):
+def test_incompatible_shapes_raise(shapes):
     table = TableConfig("words", 10, 2)
     with pytest.raises(ValueError, match="feature 'title'"):
         tlm.layers.TPUEmbedding(FeatureConfig("title", table, *shapes))

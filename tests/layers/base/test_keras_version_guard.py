@@ -1,4 +1,4 @@
-"""Keras 3 and tf_keras are not mixed in one model without a word."""
+"""Tests that mixing Keras 3 and tf_keras in one model raises."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def tf_keras():
     return pytest.importorskip("tf_keras")
 
 
-def test_a_keras_3_layer_is_refused_in_a_tf_keras_model(tf_keras):
+def test_a_keras_3_layer_in_a_tf_keras_model_raises(tf_keras):
     words = models.make_layer("sgd")
     with pytest.raises(
         RuntimeError, match=r"layers\.tf_keras\.ShardedEmbedding.*words"
@@ -34,10 +34,10 @@ def test_a_keras_3_layer_is_refused_in_a_tf_keras_model(tf_keras):
 
     with pytest.raises(RuntimeError, match="inside tf_keras layer 'model"):
         Model()(np.array([[1, 2, 3]]))
-    words(np.array([[1, 2, 3]]))  # By itself it works.
+    words(np.array([[1, 2, 3]]))  # Outside of a model, the layer works.
 
 
-def test_a_tf_keras_layer_is_refused_in_a_keras_3_model(tf_keras):
+def test_a_tf_keras_layer_in_a_keras_3_model_raises(tf_keras):
     from tests.layers.tf_keras import models as tf_keras_models
 
     words = tf_keras_models.make_layer("sgd")
@@ -57,7 +57,7 @@ def test_a_tf_keras_layer_is_refused_in_a_keras_3_model(tf_keras):
     words(np.array([[1, 2, 3]]))
 
 
-def test_optimizers_and_schedules_of_the_other_version_are_refused(tf_keras):
+def test_optimizers_and_schedules_of_the_other_version_raise(tf_keras):
     from tests.layers.tf_keras import models as tf_keras_models
 
     config = tf.tpu.experimental.embedding
@@ -74,7 +74,7 @@ def test_optimizers_and_schedules_of_the_other_version_are_refused(tf_keras):
         models.make_layer(tf_keras_models.make_layer("sgd").optimizer)
 
 
-def test_the_same_numbers_in_both(tf_keras):
+def test_both_keras_versions_give_the_same_results(tf_keras):
     from tests.layers.tf_keras import models as tf_keras_models
 
     ids, y = models.batches(3)
@@ -93,7 +93,7 @@ def test_the_same_numbers_in_both(tf_keras):
 
 
 @pytest.mark.slow
-def test_tf_keras_is_imported_by_who_asks_for_it_only():
+def test_tf_keras_is_imported_only_on_request():
     program = (
         "import sys\nimport tf_layoutmap as tlm\n"
         "import numpy\n"
@@ -103,11 +103,11 @@ def test_tf_keras_is_imported_by_who_asks_for_it_only():
         "try:\n    tlm.layers.tf_keras\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    said = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert "pip install --no-deps" in said
+    assert "pip install --no-deps" in printed
     assert "tf_keras" in dir(tlm.layers)

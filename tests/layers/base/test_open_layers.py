@@ -1,4 +1,4 @@
-"""`ShardedEmbedding` with an open vocabulary, in both Keras."""
+"""Tests `ShardedEmbedding` with an open vocabulary, in both Keras versions."""
 
 import pathlib
 
@@ -69,7 +69,7 @@ def rows_by_key(layer):
 def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
     version, layers, kind, tmp_path
 ):
-    """Keras builds the model that it loads with floats in place of ids."""
+    """Keras builds a loaded model by calling it with floats instead of ids."""
 
     def table(name):
         if kind == "tpu":
@@ -79,7 +79,8 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
                 name=name,
                 vocabularies={name: tlm.OpenVocabulary(100)},
             )
-        # More rows than float32 has whole numbers.
+        # The number of rows exceeds the integers that float32 represents
+        # exactly.
         rows = tlm.OpenVocabulary(100) if kind == "open" else 2**24 + 3
         return layers.ShardedEmbedding(
             rows,
@@ -119,7 +120,7 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
 
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])
-def test_fit_inserts_and_nothing_else_does(version, layers, dtype):
+def test_only_fit_inserts_keys(version, layers, dtype):
     model, layer = model_of(
         version, layers, "string" if dtype is str else "int64"
     )
@@ -144,8 +145,8 @@ def test_fit_inserts_and_nothing_else_does(version, layers, dtype):
 
 
 @both
-def test_steps_are_those_of_a_tpu_embedding(version, layers):
-    """Whole numbers: the same sums in any order."""
+def test_steps_equal_those_of_a_tpu_embedding(version, layers):
+    """The values are integers, so sums do not depend on their order."""
     layer = layer_of(layers, optimizer=tpu.SGD(0.5), initializer="zeros")
     layer.build(None)
     table = tpu.TableConfig(100, 4, tf.zeros_initializer(), combiner="sum")
@@ -160,7 +161,7 @@ def test_steps_are_those_of_a_tpu_embedding(version, layers):
         keys = rng.integers(-50, 50, [8, LENGTH])
         gradient = rng.integers(-4, 5, [8, LENGTH, 4]).astype(np.float32)
         with tf.GradientTape() as tape:
-            # Called twice in a step, with all ids in one and some in another.
+            # Calls the layer twice per step: with all ids, and with some ids.
             loss = tf.reduce_sum(layer(keys) * gradient) + tf.reduce_sum(
                 layer(keys[:2]) * gradient[:2]
             )
@@ -181,7 +182,7 @@ def test_steps_are_those_of_a_tpu_embedding(version, layers):
 
 
 @both
-def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
+def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
     model, layer = model_of(version, layers, num_shards=3)
     inputs, labels = data()
     model.fit(inputs, labels, batch_size=16, verbose=0, shuffle=False)
@@ -189,8 +190,8 @@ def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
     saved = tf.train.Checkpoint(model=model).save(str(tmp_path / "model"))
-    whole = version.models.load_model(tmp_path / "model.keras")
-    assert whole.get_layer("words").num_shards == 3
+    loaded = version.models.load_model(tmp_path / "model.keras")
+    assert loaded.get_layer("words").num_shards == 3
     weights, _ = model_of(version, layers, num_shards=1)
     weights.load_weights(tmp_path / "model.weights.h5")
     restored, _ = model_of(version, layers, num_shards=5, name="others")
@@ -198,14 +199,14 @@ def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
     tf.train.Checkpoint(model=restored).restore(
         saved
     ).assert_existing_objects_matched()
-    for one in (whole, weights, restored):
+    for one in (loaded, weights, restored):
         np.testing.assert_array_equal(one.predict(inputs, verbose=0), found)
-    # All go on as the one that was saved; new keys of another layer's name
-    # start with other values.
+    # All models continue training like the saved one. A layer with another
+    # name would initialize new keys differently.
     more = data(seed=7, most=60)
-    for one in (model, whole, weights):
+    for one in (model, loaded, weights):
         one.fit(*more, batch_size=16, verbose=0, shuffle=False)
-    for one in (whole, weights):
+    for one in (loaded, weights):
         np.testing.assert_array_equal(
             one.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
         )
@@ -219,7 +220,7 @@ def test_files_hold_keys_for_any_number_of_shards(tmp_path, version, layers):
 
 
 @both
-def test_a_table_of_the_other_kind_is_not_loaded(tmp_path, version, layers):
+def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
     def save(input_dim, name):
         layer = layers.ShardedEmbedding(
             input_dim, 4, optimizer="sgd", name="words"
@@ -237,7 +238,7 @@ def test_a_table_of_the_other_kind_is_not_loaded(tmp_path, version, layers):
 
 
 @both
-def test_exports_find_keys_by_stock_ops(tmp_path, version, layers):
+def test_exported_models_look_keys_up_with_stock_ops(tmp_path, version, layers):
     model, _ = model_of(version, layers, unknown="row", num_shards=3)
     model.fit(*data(), batch_size=16, verbose=0)
     asked, _ = data(seed=5, most=90)
@@ -258,7 +259,7 @@ def test_exports_find_keys_by_stock_ops(tmp_path, version, layers):
 
 
 @both
-def test_padding_is_no_key(version, layers):
+def test_the_padding_value_is_not_a_key(version, layers):
     layer = layer_of(layers, mask=True, optimizer=tpu.SGD(1.0))
     inputs = version.Input([LENGTH], dtype="string")
     outputs = version.layers.LSTM(2)(layer(inputs))
@@ -270,7 +271,7 @@ def test_padding_is_no_key(version, layers):
     assert (stats["num_keys"], stats["num_lookups"]) == (3, 3)
     assert not layer.vocabulary.contains("").numpy()
     assert not layer(words).numpy()[1, 1:].any()
-    # What is masked does not matter.
+    # Masked positions are not compared.
     np.testing.assert_array_equal(
         model.predict(words, verbose=0)[1:],
         model.predict(tf.constant([["c", "", ""]]), verbose=0),
@@ -282,7 +283,7 @@ def test_padding_is_no_key(version, layers):
 
 
 @both
-def test_ragged_ids_of_two_tables(version, layers):
+def test_two_tables_look_ragged_ids_up(version, layers):
     first = layer_of(layers, name="first")
     second = layer_of(layers, name="second")
     words = tf.ragged.constant([["a", "b"], [], ["b"]])
@@ -308,7 +309,7 @@ def test_ragged_ids_of_two_tables(version, layers):
 
 
 @both
-def test_two_layers_start_with_other_values(version, layers):
+def test_two_layers_have_different_initial_values(version, layers):
     del version
     found = []
     for name in ("first", "second", "first"):
@@ -322,7 +323,7 @@ def test_two_layers_start_with_other_values(version, layers):
 @both
 def test_the_learning_rate_can_be_set_and_scheduled(version, layers):
     def step(layer, optimizer):
-        """By how much a step with the gradient 1 has moved a row."""
+        """Returns the change of a row after one step with gradient 1."""
         before = layer(tf.constant([5])).numpy()
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(tf.constant([5])))
@@ -347,7 +348,7 @@ def test_the_learning_rate_can_be_set_and_scheduled(version, layers):
 
 
 @both
-def test_frozen_layers_insert_nothing(version, layers):
+def test_frozen_layers_insert_no_keys(version, layers):
     model, layer = model_of(version, layers)
     layer.trainable = False
     model.compile("sgd", "mse")
@@ -356,7 +357,7 @@ def test_frozen_layers_insert_nothing(version, layers):
 
 
 @both
-def test_arguments_that_a_layer_with_keys_refuses(version, layers):
+def test_unsupported_arguments_raise_with_an_open_vocabulary(version, layers):
     words = tlm.OpenVocabulary(100)
     with pytest.raises(ValueError, match="`optimizer` must be given: if a row"):
         layers.ShardedEmbedding(words, 4)
@@ -381,7 +382,7 @@ def test_arguments_that_a_layer_with_keys_refuses(version, layers):
 
 
 @both
-def test_inputs_that_a_layer_with_keys_refuses(version, layers):
+def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
     del version
     layer = layer_of(layers)
     for read in ("embeddings", "vocabulary"):
@@ -407,7 +408,7 @@ def test_inputs_that_a_layer_with_keys_refuses(version, layers):
     assert layer.vocabulary.stats() == stats
 
 
-def test_a_mesh_is_refused():
+def test_a_mesh_raises():
     layout_map = tlm.LayoutMap(mesh_of(batch=2))
     with (
         tlm.layout_map_scope(layout_map),
@@ -417,8 +418,8 @@ def test_a_mesh_is_refused():
 
 
 @both
-def test_weights_without_the_table_are_not_set(version, layers):
-    """Else the best weights would be restored without it, in silence."""
+def test_setting_weights_without_the_vocabulary_raises(version, layers):
+    """A callback would otherwise restore the best weights without the table."""
     model, _ = model_of(version, layers)
     with pytest.raises(
         RuntimeError, match="'words', whose tables are not Keras weights"
@@ -432,7 +433,7 @@ def test_weights_without_the_table_are_not_set(version, layers):
 
 
 @both
-def test_replicas_are_refused(version, layers):
+def test_several_replicas_raise(version, layers):
     del version
     with (
         mirrored(2).scope(),
@@ -441,7 +442,7 @@ def test_replicas_are_refused(version, layers):
         layer_of(layers).build(None)
 
 
-def test_gradients_that_are_accumulated_are_refused():
+def test_gradient_accumulation_raises():
     model, layer = model_of(keras, tlm.layers)
     model.compile(
         keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse"

@@ -1,4 +1,4 @@
-"""Layers whose tables take ids as they come, in both Keras."""
+"""Tests layers with open-vocabulary tables, in both Keras versions."""
 
 import keras
 import numpy as np
@@ -50,7 +50,7 @@ def data(most=40, seed=0, dtype=str):
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
-def test_fit_takes_strings_as_they_come(tmp_path, version, layer_class):
+def test_fit_accepts_string_ids(tmp_path, version, layer_class):
     model, layer = model_of(version, layer_class)
     inputs, labels = data()
     before = model.evaluate(inputs, labels, verbose=0)
@@ -75,7 +75,7 @@ def test_fit_takes_strings_as_they_come(tmp_path, version, layer_class):
     again.load_weights(tmp_path / "model.weights.h5")
     assert (again.predict(inputs, verbose=0) == found).all()
     assert other.embedding.vocabularies["words"].stats() == stats
-    # A table that goes on as the one that was saved.
+    # The loaded table continues training like the saved one.
     for one in (model, again):
         one.fit(*data(seed=7, most=60), batch_size=16, verbose=0, shuffle=False)
     assert (
@@ -84,7 +84,7 @@ def test_fit_takes_strings_as_they_come(tmp_path, version, layer_class):
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
-def test_a_file_with_ids_is_not_loaded_into_keys(
+def test_loading_a_table_with_ids_into_an_open_vocabulary_raises(
     tmp_path, version, layer_class
 ):
     model, _ = model_of(version, layer_class)
@@ -94,12 +94,12 @@ def test_a_file_with_ids_is_not_loaded_into_keys(
         counted.load_weights(tmp_path / "model.weights.h5")
 
 
-def test_replicas_train_the_keys_of_one():
-    """All keys find a place here, so that only the order of rows differs."""
+def test_replicas_train_the_same_keys_as_one_device():
+    """The table holds all keys, so only the order of rows differs."""
 
     def train(num_replicas):
         with strategies.mirrored(num_replicas).scope():
-            # Keras cannot divide strings among replicas.
+            # Keras cannot split string batches among replicas.
             model, layer = model_of(keras, tlm.layers.TPUEmbedding, "int64")
         inputs, labels = data(dtype=np.int64)
         model.fit(
@@ -112,12 +112,14 @@ def test_replicas_train_the_keys_of_one():
 
     (keys, rows), (expected_keys, expected) = train(2), train(1)
     assert (keys == expected_keys).all()
-    # Means over two halves of a batch round otherwise.
+    # Means over two halves of a batch are rounded differently.
     np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
-def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
+def test_a_resized_table_is_saved_with_its_new_size(
+    tmp_path, version, layer_class
+):
     model, layer = model_of(version, layer_class)
     inputs, labels = data()
     model.fit(inputs, labels, batch_size=16, verbose=0)
@@ -139,7 +141,7 @@ def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
 
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
-def test_a_checkpoint_goes_on_with_replicas(
+def test_a_checkpoint_continues_training_with_replicas(
     tmp_path, version, layer_class, is_half
 ):
     inputs, labels = data(dtype=np.int64)

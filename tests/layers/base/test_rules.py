@@ -1,4 +1,4 @@
-"""The layer takes the steps that `TPUEmbedding` takes, whatever the rule."""
+"""Tests that the layer and `TPUEmbedding` apply the same optimizer steps."""
 
 import keras
 import numpy as np
@@ -54,7 +54,7 @@ def by_layer(optimizer, ids, row_gradients):
     ],
     ids=["sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "modified"],
 )
-def test_a_rule_gives_the_same_bits_in_both(optimizer):
+def test_the_layer_and_tpu_embedding_are_bitwise_equal(optimizer):
     ids, y = models.batches(1)
     np.testing.assert_array_equal(
         by_layer(optimizer, ids, y), by_tpu_embedding(optimizer, ids, y)

@@ -1,4 +1,4 @@
-"""What both Keras' `TPUEmbedding` layers take, beside `tlm.TPUEmbedding`."""
+"""Tests the `TPUEmbedding` layers' options in both Keras versions."""
 
 import inspect
 
@@ -10,9 +10,9 @@ from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 tpu = tf.tpu.experimental.embedding
 
-# What is not for a layer: the strategy chooses the engine, a step of a model
-# sees what the one before has written, and there are no SparseCores.
-NOT_OF_A_LAYER = {
+# Options that a layer does not have: the strategy selects the engine, a step
+# reads the updates of the previous step, and there are no SparseCores.
+EMBEDDING_ONLY_OPTIONS = {
     "engine",
     "pipeline_execution_with_tensor_core",
     "sparse_core_embedding_config",
@@ -27,12 +27,12 @@ def options_of(made_by):
     }
 
 
-def test_a_layer_has_each_option_of_the_embedding_with_its_default():
-    ours = options_of(TPUEmbeddingCore.__init__)
-    theirs = options_of(tlm.TPUEmbedding.__init__)
-    assert set(theirs) - set(ours) == NOT_OF_A_LAYER
-    for name in set(theirs) - NOT_OF_A_LAYER:
-        assert ours[name] == theirs[name], name
+def test_a_layer_has_the_options_and_defaults_of_the_embedding():
+    layer_options = options_of(TPUEmbeddingCore.__init__)
+    embedding_options = options_of(tlm.TPUEmbedding.__init__)
+    assert set(embedding_options) - set(layer_options) == EMBEDDING_ONLY_OPTIONS
+    for name in set(embedding_options) - EMBEDDING_ONLY_OPTIONS:
+        assert layer_options[name] == embedding_options[name], name
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_layer_has_each_option_of_the_embedding_with_its_default():
     ],
 )
 @pytest.mark.parametrize("layers", [tlm.layers, tlm.layers.tf_keras])
-def test_what_goes_to_the_embedding_is_checked_there(layers, options, words):
+def test_options_are_validated_by_the_embedding(layers, options, words):
     table = tpu.TableConfig(4, 2, tf.ones, name="words")
     with pytest.raises(ValueError, match=words):
         layers.TPUEmbedding(tpu.FeatureConfig(table), tpu.SGD(1.0), **options)

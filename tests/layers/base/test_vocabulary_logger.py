@@ -1,4 +1,4 @@
-"""What happens to vocabularies, among the logs of both Keras."""
+"""Tests `VocabularyLogger` in both Keras versions."""
 
 import keras
 import numpy as np
@@ -29,7 +29,9 @@ def model_of(version, layers):
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
-def test_epochs_tell_what_happened_in_them(tmp_path, version, layers, capsys):
+def test_epoch_logs_contain_vocabulary_counts(
+    tmp_path, version, layers, capsys
+):
     model, layer = model_of(version, layers)
     names = ("load", "num_keys", "share_known", "num_admitted", "num_lookups")
     logger = layers.VocabularyLogger(layer, str(tmp_path), names)
@@ -61,7 +63,7 @@ def test_epochs_tell_what_happened_in_them(tmp_path, version, layers, capsys):
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
-def test_the_table_of_a_sharded_embedding_has_the_name_of_the_layer(
+def test_the_logged_name_of_a_sharded_embedding_is_its_layer_name(
     version, layers
 ):
     layer = layers.ShardedEmbedding(
@@ -79,7 +81,7 @@ def test_the_table_of_a_sharded_embedding_has_the_name_of_the_layer(
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
-def test_the_progress_bar_shows_all_tables_together(
+def test_the_progress_bar_shows_totals_over_all_tables(
     version, layers, tmp_path, capsys
 ):
     names = [f"table{number}" for number in range(6)]
@@ -149,7 +151,7 @@ def test_the_progress_bar_shows_all_tables_together(
 
 @pytest.mark.parametrize("kind", ["sharded", "tpu"])
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
-def test_a_model_that_is_built_by_fit_is_logged_from_its_first_epoch(
+def test_a_model_built_by_fit_is_logged_from_its_first_epoch(
     version, layers, kind
 ):
     layer = (
@@ -192,7 +194,7 @@ def test_a_model_that_is_built_by_fit_is_logged_from_its_first_epoch(
 
 
 @pytest.mark.parametrize(("version", "layers"), VERSIONS)
-def test_what_no_logger_can_tell(version, layers):
+def test_invalid_logger_arguments_raise(version, layers):
     _, layer = model_of(version, layers)
     with pytest.raises(ValueError, match="`names` must be one of"):
         layers.VocabularyLogger(layer, names=["size"])

@@ -1,4 +1,4 @@
-"""First values, regularizers and constraints, compared with `Embedding`."""
+"""Compares initializers, regularizers and constraints with `Embedding`."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ KERAS = {
 ROWS, DIM = 11, 3
 VALUES = np.random.default_rng(3).normal(size=[ROWS, DIM]).astype(np.float32)
 IDS = np.array([[0, 3], [3, 10], [3, 7], [0, 0]])
-# Optimizers of Keras square each gradient of a row that comes twice.
+# Keras optimizers square each gradient of a repeated row separately.
 DISTINCT = np.array([[0, 3], [5, 10], [3, 7], [0, 1]])
 
 
@@ -51,7 +51,7 @@ INITIALIZERS = {
 
 
 @pytest.mark.parametrize("name", INITIALIZERS)
-def test_first_values_are_those_of_embedding_for_any_number_of_shards(
+def test_initial_values_equal_embedding_for_any_number_of_shards(
     keras_version, name
 ):
     library, sharded = keras_version
@@ -79,19 +79,21 @@ def test_first_values_are_those_of_embedding_for_any_number_of_shards(
 
 
 @pytest.mark.parametrize("name", ["uniform", "normal", "truncated"])
-def test_shards_draw_no_whole_table(keras_version, name, monkeypatch):
+def test_shards_are_initialized_without_the_full_table(
+    keras_version, name, monkeypatch
+):
     library, sharded = keras_version
     kind = type(library.initializers.get(INITIALIZERS[name](library)))
 
-    def refuse(self, shape, dtype=None, **kwargs):
+    def fail(self, shape, dtype=None, **kwargs):
         raise AssertionError(f"asked for {shape}")
 
-    monkeypatch.setattr(kind, "__call__", refuse)
+    monkeypatch.setattr(kind, "__call__", fail)
     seeded_table(library, sharded, INITIALIZERS[name], num_shards=4)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_other_dtypes_begin_as_embedding_too(keras_version, dtype):
+def test_initial_values_of_other_dtypes_equal_embedding(keras_version, dtype):
     library, sharded = keras_version
     expected, layer = (
         seeded_table(library, one, INITIALIZERS["uniform"], dtype=dtype, **more)
@@ -105,7 +107,7 @@ def test_other_dtypes_begin_as_embedding_too(keras_version, dtype):
     )
 
 
-def test_a_seed_generator_moves_on_once_for_each_table():
+def test_a_seed_generator_advances_once_per_table():
     tables = []
     for make in (
         keras.layers.Embedding,
@@ -129,7 +131,7 @@ def test_a_seed_generator_moves_on_once_for_each_table():
     assert not np.array_equal(tables[0], tables[1])
 
 
-# Where the model's optimizer trains the table: as `Embedding`.
+# Tables that the model's optimizer trains behave like `Embedding`.
 
 
 def values_of(library):
@@ -181,24 +183,24 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_are_those_of_embedding_for_any_number_of_shards(
+def test_rules_equal_embedding_for_any_number_of_shards(
     keras_version, rule, optimizer
 ):
     assert_as_embedding(*keras_version, RULES[rule], OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize("rule", ["rows", "own"])
-def test_rules_of_one_shard_are_those_of_embedding(keras_version, rule):
+def test_rules_of_one_shard_equal_embedding(keras_version, rule):
     assert_as_embedding(
         *keras_version, RULES[rule], OPTIMIZERS["adam"], num_shards=1
     )
 
 
-def test_rules_hold_under_legacy_optimizers_too():
+def test_rules_apply_under_legacy_optimizers():
     sharded = tlm.layers.tf_keras.ShardedEmbedding
     make = lambda k: k.optimizers.legacy.Adam(0.125)  # noqa: E731
     assert_as_embedding(tf_keras, sharded, RULES["l2"], make)
-    # As TensorFlow's own, for a sparse gradient.
+    # A constraint on a sparse gradient raises, as in TensorFlow's own layer.
     layer = sharded(ROWS, DIM, num_shards=3, embeddings_constraint="non_neg")
     with pytest.raises(RuntimeError, match="constraint function on a sparse"):
         trained(tf_keras, layer, make(tf_keras))
@@ -206,10 +208,10 @@ def test_rules_hold_under_legacy_optimizers_too():
 
 def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
     options = rule(library)
-    whole = library.layers.Embedding(
+    unsharded = library.layers.Embedding(
         ROWS, DIM, embeddings_initializer=values_of(library), **options
     )
-    expected = trained(library, whole, make_optimizer(library))
+    expected = trained(library, unsharded, make_optimizer(library))
     layer = sharded(
         ROWS,
         DIM,
@@ -218,18 +220,18 @@ def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
         **options,
     )
     found = trained(library, layer, make_optimizer(library))
-    # Sums over shards and rows come in other orders.
+    # Sums over shards and rows are computed in a different order.
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(
-        layer.embeddings.numpy(), np.asarray(whole.weights[0]), atol=2e-6
+        layer.embeddings.numpy(), np.asarray(unsharded.weights[0]), atol=2e-6
     )
     assert not np.allclose(layer.embeddings.numpy(), VALUES)
 
 
-# Where the table trains itself: the rows of the batch.
+# Tables that train themselves apply rules to the rows of the batch.
 
 
-def test_a_self_trained_table_regularizes_each_row_of_a_call_once(
+def test_a_self_trained_table_regularizes_each_row_once_per_call(
     keras_version,
 ):
     library, sharded = keras_version
@@ -252,12 +254,12 @@ def test_a_self_trained_table_regularizes_each_row_of_a_call_once(
     )
     model.fit(IDS, y, batch_size=4, verbose=0)
     expected = VALUES.copy()
-    # Half of the gradient, 2 * 0.25 * row.
+    # Subtracts half of the gradient, which is 2 * 0.25 * row.
     expected[distinct] *= 0.75
     np.testing.assert_allclose(layer.embeddings.numpy(), expected, rtol=1e-6)
 
 
-def test_a_self_trained_table_constrains_the_rows_of_the_step(keras_version):
+def test_a_self_trained_table_constrains_only_rows_of_the_step(keras_version):
     library, sharded = keras_version
     layer = sharded(
         ROWS,
@@ -278,7 +280,7 @@ def test_a_self_trained_table_constrains_the_rows_of_the_step(keras_version):
 
 
 @pytest.mark.parametrize("axis", [0, [0, 1], -2])
-def test_constraints_that_mix_rows_are_refused_where_a_table_trains_itself(
+def test_constraints_across_rows_raise_if_a_table_trains_itself(
     keras_version, axis
 ):
     library, sharded = keras_version
@@ -294,7 +296,7 @@ def test_constraints_that_mix_rows_are_refused_where_a_table_trains_itself(
 @pytest.mark.parametrize(
     "argument", ["embeddings_regularizer", "embeddings_constraint"]
 )
-def test_what_is_no_rule_is_refused(keras_version, argument):
+def test_an_invalid_rule_raises(keras_version, argument):
     library, sharded = keras_version
     with pytest.raises((TypeError, ValueError), match="3|nonsense"):
         sharded(ROWS, DIM, **{argument: 3})
@@ -325,5 +327,5 @@ def test_rules_are_saved_with_the_layer(keras_version, optimizer, tmp_path):
         for name, value in layer.get_config().items()
         if name not in ("embeddings_regularizer", "embeddings_constraint")
     }
-    # As files of before say it.
+    # Configs written by earlier versions omit these entries.
     assert sharded.from_config(plain).embeddings_regularizer is None

@@ -1,4 +1,4 @@
-"""`fit` and loops of one's own train a table as dense formulas do."""
+"""Compares training by `fit` and by custom loops with dense formulas."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ def test_fit_takes_one_step_per_batch_and_distinct_row(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_an_id_three_times_is_squared_after_it_is_summed(rule):
+def test_gradients_of_a_repeated_id_are_summed_before_squaring(rule):
     model, layer = models.make_model(models.settings(rule))
     ids = np.full([models.NUM_SAMPLES, models.LENGTH], 7)
     y = np.ones([*ids.shape, models.DIM], np.float32)
@@ -48,7 +48,7 @@ def test_an_id_three_times_is_squared_after_it_is_summed(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_several_steps_in_one_execution_are_several_steps(rule):
+def test_steps_per_execution_applies_each_step(rule):
     model, layer = models.make_model(models.settings(rule))
     ids, y = models.batches(4)
     compiled(model, steps_per_execution=2).fit(
@@ -73,7 +73,7 @@ def test_evaluate_and_predict_change_nothing():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_shared_layer_takes_one_step_with_the_sum_of_its_calls(rule):
+def test_a_shared_layer_applies_the_sum_of_its_calls_in_one_step(rule):
     first, second = (
         keras.Input([models.LENGTH], dtype="int64") for _ in range(2)
     )
@@ -91,7 +91,7 @@ def test_a_shared_layer_takes_one_step_with_the_sum_of_its_calls(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("is_function", [False, True])
-def test_a_loop_of_ones_own_trains_by_apply_gradients(rule, is_function):
+def test_a_custom_loop_trains_with_apply_gradients(rule, is_function):
     model, layer = models.make_model(models.settings(rule))
     optimizer = keras.optimizers.SGD()
 
@@ -125,7 +125,7 @@ def test_gradients_that_are_not_applied_change_nothing():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
+def test_manually_summed_gradients_are_applied_in_one_step(rule):
     model, layer = models.make_model(models.settings(rule))
     (weight,) = model.trainable_variables
     ids, y = models.batches(2)
@@ -155,7 +155,7 @@ def test_gradients_summed_over_batches_by_hand_are_one_step(rule):
     ],
     ids=["plain", "loss_scale_factor", "LossScaleOptimizer"],
 )
-def test_accumulated_gradients_are_one_step_with_their_mean(
+def test_accumulated_gradients_are_applied_as_their_mean_in_one_step(
     rule, run_eagerly, wrap
 ):
     model, layer = models.make_model(models.settings(rule))
@@ -167,12 +167,12 @@ def test_accumulated_gradients_are_one_step_with_their_mean(
     ids, y = models.batches(11)
     model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
     ref = models.DenseReference(rule)
-    for start in (0, 16):  # Eight of the eleven batches.
+    for start in (0, 16):  # Trains on eight of the eleven batches.
         batch = slice(start, start + 4 * models.NUM_SAMPLES)
         ref.step(ids[batch], y[batch] / models.NUM_SAMPLES / 4)
     models.assert_trained(layer, ref)
     assert int(layer.optimizer.iterations) == 2
-    # And what waits for the next step is as large as its batches.
+    # The size of the accumulated ids depends on the batches.
     assert layer.optimizer._accumulated_ids.shape[0] is None
     assert int(tf.size(layer.optimizer._accumulated_ids)) == (
         3 * models.NUM_SAMPLES * models.LENGTH
@@ -193,7 +193,7 @@ def test_accumulated_gradients_are_one_step_with_their_mean(
     ids=["loss_scale_factor", "LossScaleOptimizer"],
 )
 @pytest.mark.parametrize("rule", RULES)
-def test_a_loss_scale_is_taken_out_again(rule, optimizer):
+def test_gradients_are_unscaled_by_the_loss_scale(rule, optimizer):
     optimizer = type(optimizer).from_config(optimizer.get_config())
     model, layer = models.make_model(
         models.settings(rule), dtype="mixed_float16"
@@ -207,7 +207,7 @@ def test_a_loss_scale_is_taken_out_again(rule, optimizer):
     models.assert_trained(layer, ref)
 
 
-def test_a_step_whose_scaled_gradients_overflow_is_skipped():
+def test_a_step_with_overflowing_scaled_gradients_is_skipped():
     model, layer = models.make_model("sgd", dtype="mixed_float16")
     ids, y = models.batches(1)
     y[2, 1, 0] = np.inf
@@ -222,7 +222,7 @@ def test_a_step_whose_scaled_gradients_overflow_is_skipped():
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
-def test_a_frozen_layer_stays_as_it_is(optimizer):
+def test_a_frozen_layer_does_not_change(optimizer):
     ids = keras.Input([models.LENGTH], dtype="int64")
     layer = models.make_layer(optimizer)
     layer.trainable = False
@@ -237,7 +237,7 @@ def test_a_frozen_layer_stays_as_it_is(optimizer):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_table_that_is_also_the_output_gets_both_gradients(rule):
+def test_a_table_that_is_also_the_output_layer_gets_both_gradients(rule):
     ids, y = models.batches(1)
     layer = models.make_layer(models.settings(rule))
     layer.build()
@@ -256,7 +256,8 @@ def test_a_table_that_is_also_the_output_gets_both_gradients(rule):
     start = models.start_rows()
     hidden = np.sum(start[ids] * y, axis=1)
     ref = models.DenseReference(rule)
-    # As output: each row gets the sum of `hidden`; as input: the sum of rows.
+    # As output weights, each row gets the sum of `hidden`. As embeddings, it
+    # gets the sum of the rows.
     ref.step(
         np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
         np.concatenate(
@@ -269,7 +270,7 @@ def test_a_table_that_is_also_the_output_gets_both_gradients(rule):
     np.testing.assert_allclose(layer.embeddings.numpy(), ref.rows, rtol=2e-6)
 
 
-def test_clipped_gradients_train_as_clipped():
+def test_clipped_gradients_are_applied_clipped():
     model, layer = models.make_model(models.settings("sgd"))
     ids, y = models.batches(1)
     with tf.GradientTape() as tape:
@@ -282,7 +283,7 @@ def test_clipped_gradients_train_as_clipped():
     np.testing.assert_allclose(layer.embeddings.numpy(), ref.rows, rtol=1e-6)
 
 
-def test_the_models_optimizer_keeps_nothing_of_the_table():
+def test_the_models_optimizer_has_no_variables_of_the_table():
     model, _ = models.make_model("adagrad")
     compiled(
         model,
@@ -305,9 +306,10 @@ def test_the_models_optimizer_keeps_nothing_of_the_table():
         lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
     ],
 )
-def test_without_its_own_the_models_optimizer_trains_it_as_one_weight(make):
+def test_the_models_optimizer_trains_a_table_without_an_optimizer(make):
     model, layer = models.make_model(None, num_shards=4)
-    # The dense reference: one-hot rows times one matrix, so no slices anywhere.
+    # The dense reference multiplies one-hot rows by one matrix, so that no
+    # gradient is an `IndexedSlices`.
     one_hot = keras.Input([models.LENGTH, models.NUM_ROWS])
     dense = keras.layers.Dense(models.DIM, use_bias=False)
     ref = keras.Model(one_hot, dense(one_hot))
@@ -326,7 +328,7 @@ def test_without_its_own_the_models_optimizer_trains_it_as_one_weight(make):
     )
 
 
-def test_without_its_own_a_shared_layer_sums_its_calls():
+def test_a_shared_layer_without_an_optimizer_sums_its_calls():
     layer = models.make_layer(None, num_shards=2)
     layer.build()
     ids, y = models.batches(1)

@@ -1,4 +1,4 @@
-"""`ShardedEmbedding` on a mesh, beside the same layer on the host."""
+"""Compares `ShardedEmbedding` on a mesh with the same layer on the host."""
 
 import contextlib
 
@@ -35,7 +35,7 @@ def mesh(request):
 
 
 def batches():
-    """Ids with repetitions, in a sample and in a batch, and whole numbers."""
+    """Returns integers, and ids that repeat in samples and batches."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, NUM_ROWS, (NUM_SAMPLES, LENGTH))
     ids[:, 1] = ids[:, 0]
@@ -85,10 +85,10 @@ def assert_same_tables(first, second):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_fit_equals_the_table_on_the_host_to_the_bit(mesh, rule):
+def test_fit_is_bitwise_equal_to_a_table_on_the_host(mesh, rule):
     host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
     assert_same_tables(host, meshed)
-    # The mean of a batch is summed in another order.
+    # The mean of a batch is summed in a different order.
     np.testing.assert_allclose(fit(meshed), fit(host), rtol=1e-5, atol=1e-5)
     assert int(table_of(host).optimizer.iterations) == 20
     assert_same_tables(host, meshed)
@@ -99,7 +99,7 @@ def test_fit_equals_the_table_on_the_host_to_the_bit(mesh, rule):
         assert axes_of(variable) == ROWS
 
 
-def test_a_dense_layer_behind_the_table_trains_as_without_a_mesh(mesh):
+def test_a_dense_layer_after_the_table_trains_as_without_a_mesh(mesh):
     def make():
         keras.utils.set_random_seed(2)
         return keras.Sequential(
@@ -129,7 +129,7 @@ def test_a_dense_layer_behind_the_table_trains_as_without_a_mesh(mesh):
                 validation_data=(IDS[:16], Y[:16, 0]),
             ).history
         )
-    # Sums over devices come in another order.
+    # Sums over devices are computed in a different order.
     for name in losses[0]:
         np.testing.assert_allclose(losses[0][name], losses[1][name], rtol=1e-5)
     np.testing.assert_allclose(
@@ -149,13 +149,13 @@ def test_a_layer_called_twice_takes_one_step(mesh):
     assert int(table_of(meshed).optimizer.iterations) == 2
 
 
-def test_train_on_batch_and_a_batch_that_does_not_divide(mesh):
+def test_train_on_batch_accepts_a_batch_size_not_divisible_by_the_mesh(mesh):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
     for model in (host, meshed):
         model.compile("sgd", loss=weighted_sum)
         model.train_on_batch(IDS[:8], Y[:8])
         model.train_on_batch(IDS[:4], Y[:4])
-        # One sample: the mean is exact.
+        # The mean over one sample is exact.
         model.train_on_batch(IDS[:1], Y[:1])
     assert_same_tables(host, meshed)
 
@@ -173,7 +173,7 @@ def test_only_rows_of_the_batch_change(mesh):
 
 
 @pytest.mark.parametrize("in_a_function", [True, False])
-def test_a_custom_loop(mesh, in_a_function):
+def test_a_custom_loop_trains_the_table(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
     for model in (host, meshed):
         is_meshed = model is meshed
@@ -208,7 +208,7 @@ def test_a_custom_loop(mesh, in_a_function):
     assert_same_tables(host, meshed)
 
 
-def test_gradients_that_nobody_applies_train_nothing(mesh):
+def test_gradients_that_are_not_applied_change_nothing(mesh):
     meshed = on_mesh(mesh, RULES["sgd"]())
     before = table_of(meshed).embeddings.numpy()
     meshed.compile("sgd", loss=weighted_sum)
@@ -218,7 +218,7 @@ def test_gradients_that_nobody_applies_train_nothing(mesh):
     assert int(table_of(meshed).optimizer.iterations) == 0
 
 
-def test_learning_rate_schedules_and_loss_scale(mesh):
+def test_learning_rate_schedules_and_loss_scale_are_applied(mesh):
     def optimizer():
         return rules.SGD(
             keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
@@ -233,7 +233,7 @@ def test_learning_rate_schedules_and_loss_scale(mesh):
     assert_same_tables(host, meshed)
 
 
-def test_an_optimizer_made_outside_the_scope_follows_the_table(mesh):
+def test_an_optimizer_made_outside_the_scope_moves_to_the_mesh(mesh):
     host = model_of(RULES["adagrad"]())
     layer = tlm.layers.ShardedEmbedding(
         NUM_ROWS, DIM, optimizer=RULES["adagrad"]()
@@ -244,7 +244,7 @@ def test_an_optimizer_made_outside_the_scope_follows_the_table(mesh):
     assert_same_tables(host, meshed)
 
 
-def test_each_device_holds_its_rows_and_no_more(mesh):
+def test_each_device_holds_only_its_rows(mesh):
     meshed = on_mesh(mesh, RULES["adam"](), init="sharded")
     fit(meshed, 1)
     num_parts = mesh.dim_size("model")
@@ -258,13 +258,14 @@ def test_each_device_holds_its_rows_and_no_more(mesh):
 
 @pytest.mark.parametrize("verb", ["fit", "predict", "call"])
 @pytest.mark.parametrize("bad", [NUM_ROWS, -1])
-def test_an_id_outside_the_table_is_an_error(mesh, verb, bad):
+def test_an_out_of_range_id_raises(mesh, verb, bad):
     meshed = on_mesh(mesh, RULES["sgd"]())
     before = table_of(meshed).embeddings.numpy()
     ids = IDS[:8].copy()
     ids[2, 1] = bad
     meshed.compile("sgd", loss=weighted_sum)
-    # Some device tells of the id, another that its peer has stopped.
+    # One device reports the id; another may report first that its peer
+    # stopped.
     with pytest.raises(
         (tf.errors.InvalidArgumentError, tf.errors.CancelledError)
     ):
@@ -274,7 +275,7 @@ def test_an_id_outside_the_table_is_an_error(mesh, verb, bad):
             meshed.predict(ids, verbose=0)
         else:
             np.asarray(meshed(ids))
-        # Errors of a function arrive with the next read.
+        # Errors of a function are raised by the next read.
         table_of(meshed).embeddings.numpy()
     with contextlib.suppress(tf.errors.OpError):
         table_of(meshed).embeddings.numpy()
@@ -306,7 +307,9 @@ def load_checkpoint(model, path):
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")]
 )
-def test_saved_anywhere_and_loaded_anywhere(save, load, start, end, tmp_path):
+def test_files_are_loaded_with_and_without_a_mesh(
+    save, load, start, end, tmp_path
+):
     def make(where):
         if where == "host":
             return model_of(RULES["adam"](), num_shards=3)
@@ -323,7 +326,7 @@ def test_saved_anywhere_and_loaded_anywhere(save, load, start, end, tmp_path):
     assert_same_tables(first, second)
 
 
-def test_a_whole_model_is_loaded_under_another_roof(mesh, tmp_path):
+def test_a_full_model_is_loaded_under_another_layout(mesh, tmp_path):
     host = model_of(RULES["adagrad"](), num_shards=3)
     fit(host, 2)
     host.save(tmp_path / "host.keras")
@@ -336,7 +339,9 @@ def test_a_whole_model_is_loaded_under_another_roof(mesh, tmp_path):
     assert_same_tables(host, again)
 
 
-def test_weights_without_an_optimizer_start_it_anew(mesh, tmp_path):
+def test_weights_without_an_optimizer_reset_the_tables_optimizer(
+    mesh, tmp_path
+):
     plain = model_of(None)
     plain.save_weights(tmp_path / "plain.weights.h5")
     meshed = on_mesh(mesh, RULES["adagrad"]())
@@ -366,7 +371,7 @@ def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
 
 
 @pytest.mark.parametrize("axes", [None, (None, "model")])
-def test_without_an_optimizer_the_models_own_trains_the_table(mesh, axes):
+def test_the_models_optimizer_trains_a_table_without_an_optimizer(mesh, axes):
     host, meshed = model_of(None), on_mesh(mesh, None, axes)
     for model in (host, meshed):
         model.compile(keras.optimizers.Adagrad(0.5), loss=weighted_sum)
@@ -380,7 +385,7 @@ def test_without_an_optimizer_the_models_own_trains_the_table(mesh, axes):
 
 
 @pytest.mark.parametrize("axes", [None, (None, "model"), ("batch", "model")])
-def test_a_layout_that_does_not_divide_the_rows_alone_is_refused(axes):
+def test_a_layout_that_shards_more_than_the_rows_raises(axes):
     with pytest.raises(
         ValueError,
         match=(
@@ -391,7 +396,7 @@ def test_a_layout_that_does_not_divide_the_rows_alone_is_refused(axes):
         on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), axes)
 
 
-def test_divided_rows_without_an_optimizer_are_refused():
+def test_sharded_rows_without_an_optimizer_raise():
     with pytest.raises(
         ValueError,
         match="layer 'words' .*optimizer=None "
@@ -407,12 +412,12 @@ def test_divided_rows_without_an_optimizer_are_refused():
         dict(partitioner=tlm.partitioners.FixedShardsPartitioner(2)),
     ],
 )
-def test_shards_cut_by_hand_are_refused_on_a_mesh(options):
+def test_num_shards_raises_on_a_mesh(options):
     with pytest.raises(ValueError, match="must be None on a mesh"):
         on_mesh(mesh_of(batch=2, model=2), RULES["sgd"](), **options)
 
 
-def test_ids_that_are_floats_are_refused_on_a_mesh():
+def test_float_ids_raise_on_a_mesh():
     meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
     with pytest.raises(
         TypeError, match="ids must be a dense tensor of integers.*float32"
@@ -420,7 +425,7 @@ def test_ids_that_are_floats_are_refused_on_a_mesh():
         table_of(meshed)(np.zeros([2, 3], np.float32))
 
 
-def test_accumulated_gradients_are_refused():
+def test_accumulated_gradients_raise():
     meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
     meshed.compile(
         keras.optimizers.SGD(gradient_accumulation_steps=2), loss=weighted_sum
@@ -429,7 +434,7 @@ def test_accumulated_gradients_are_refused():
         meshed.fit(IDS[:8], Y[:8], verbose=0)
 
 
-def test_explain_shows_the_table_and_what_is_wrong_with_it():
+def test_explain_shows_the_table_and_its_problems():
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     layout_map["words.embeddings"] = layout_of(mesh, None, "model")
@@ -443,7 +448,7 @@ RULES_OF_ROWS = {
 }
 
 
-def test_rules_hold_on_a_mesh_where_the_models_optimizer_trains():
+def test_rules_apply_on_a_mesh_if_the_models_optimizer_trains():
     tables = []
     for place in (
         contextlib.nullcontext(),
@@ -459,7 +464,7 @@ def test_rules_hold_on_a_mesh_where_the_models_optimizer_trains():
 
 
 @pytest.mark.parametrize("rule", RULES_OF_ROWS)
-def test_rules_are_refused_on_a_mesh_where_the_table_trains_itself(rule):
+def test_rules_raise_on_a_mesh_if_the_table_trains_itself(rule):
     with (
         scope(mesh_of(batch=2, model=2)),
         pytest.raises(ValueError, match="must be None on a mesh"),
@@ -468,7 +473,7 @@ def test_rules_are_refused_on_a_mesh_where_the_table_trains_itself(rule):
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
-def test_a_table_on_a_mesh_begins_as_keras_embedding(optimizer):
+def test_initial_values_on_a_mesh_equal_keras_embedding(optimizer):
     keras.utils.set_random_seed(5)
     expected = keras.layers.Embedding(NUM_ROWS, DIM)
     expected.build()

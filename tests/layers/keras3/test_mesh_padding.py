@@ -1,4 +1,4 @@
-"""`ShardedEmbedding` on a mesh that does not divide its rows."""
+"""Tests `ShardedEmbedding` on a mesh whose size does not divide the rows."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ RULES = {
     "ftrl": lambda: rules.FTRL(0.05),
 }
 MESHES = {"2x2": dict(batch=2, model=2), "1x4": dict(batch=1, model=4)}
-# Of four devices, the last has no row of the 5, and 3 of the 21.
+# On four devices, the last device holds none of 5 rows and 3 of 21 rows.
 SIZES = [5, 21]
 
 
@@ -75,7 +75,7 @@ def assert_same_tables(first, second):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_rows", SIZES)
-def test_it_trains_as_the_table_on_the_host_to_the_bit(mesh, num_rows, rule):
+def test_training_is_bitwise_equal_to_a_table_on_the_host(mesh, num_rows, rule):
     host, meshed = (model_of(num_rows, rule), on_mesh(mesh, num_rows, rule))
     assert_same_tables(host, meshed)
     for model in (host, meshed):
@@ -88,7 +88,7 @@ def test_it_trains_as_the_table_on_the_host_to_the_bit(mesh, num_rows, rule):
 
 
 @pytest.mark.parametrize("num_rows", SIZES)
-def test_everything_shows_the_rows_there_are(mesh, num_rows, capsys):
+def test_public_values_exclude_the_padding(mesh, num_rows, capsys):
     meshed = on_mesh(mesh, num_rows)
     layer = table_of(meshed)
     shape = (num_rows, DIM)
@@ -111,7 +111,7 @@ def test_everything_shows_the_rows_there_are(mesh, num_rows, capsys):
     assert f":{num_rows}, " in drawn
 
 
-def test_explain_shows_the_rows_there_are_before_anything_is_made(mesh):
+def test_explain_excludes_the_padding_before_variables_exist(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["words.embeddings"] = layout_of(mesh, "model", None)
     for model in (model_of(21), on_mesh(mesh, 21)):
@@ -123,7 +123,7 @@ def test_explain_shows_the_rows_there_are_before_anything_is_made(mesh):
 
 
 @pytest.mark.parametrize("bad", [-1, 21, 22, 23])
-def test_an_id_of_the_padding_is_refused(mesh, bad):
+def test_an_id_in_the_padding_raises(mesh, bad):
     meshed = on_mesh(mesh, 21)
     ids = np.full([BATCH, LENGTH], bad)
     with pytest.raises(tf.errors.OpError, match=r"words|21"):
@@ -153,7 +153,7 @@ def test_weights_are_set_and_assigned(mesh, num_rows):
 
 @pytest.mark.parametrize("way", ["checkpoint", "weights.h5", "keras"])
 @pytest.mark.parametrize("num_rows", SIZES)
-def test_files_hold_the_rows_there_are(mesh, num_rows, way, tmp_path):
+def test_files_exclude_the_padding(mesh, num_rows, way, tmp_path):
     meshed = on_mesh(mesh, num_rows)
     fit(meshed, num_rows)
     host, again = (model_of(num_rows, seed=1), on_mesh(mesh, num_rows, seed=2))
@@ -195,7 +195,7 @@ def test_files_hold_the_rows_there_are(mesh, num_rows, way, tmp_path):
 
 @pytest.mark.parametrize("init", ["sharded", "host"])
 @pytest.mark.parametrize("initializer", ["uniform", "zeros", "glorot_uniform"])
-def test_first_values_are_those_of_the_true_shape(mesh, initializer, init):
+def test_initial_values_depend_on_the_unpadded_shape(mesh, initializer, init):
     meshed = on_mesh(mesh, 21, init=init, embeddings_initializer=initializer)
     found = table_of(meshed).embeddings.numpy()
     host = table_of(model_of(21, embeddings_initializer=initializer))
@@ -206,7 +206,7 @@ def test_first_values_are_those_of_the_true_shape(mesh, initializer, init):
         assert len(np.unique(found)) > 80
 
 
-def test_a_table_too_small_for_its_mesh_is_refused():
+def test_a_table_too_small_for_its_mesh_raises():
     with pytest.raises(
         ValueError, match="has size 2, which is too small to shard"
     ):
@@ -214,7 +214,7 @@ def test_a_table_too_small_for_its_mesh_is_refused():
 
 
 @pytest.mark.parametrize("export", ["keras", "tlm"])
-def test_exports_hold_the_rows_there_are(mesh, export, tmp_path):
+def test_exports_exclude_the_padding(mesh, export, tmp_path):
     meshed = on_mesh(mesh, 21)
     ids, _ = data(21)
     wanted = meshed.predict(ids, verbose=0)

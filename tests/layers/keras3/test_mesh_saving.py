@@ -1,4 +1,7 @@
-"""A model with a table and a Dense layer is saved here and loaded there."""
+"""Tests saving and loading a model on different meshes.
+
+The model has a table and a Dense layer.
+"""
 
 import keras
 import numpy as np
@@ -16,14 +19,14 @@ NUM_ROWS, DIM, LENGTH = 16, 8, 3
 RNG = np.random.default_rng(2)
 IDS = RNG.integers(0, NUM_ROWS, (32, LENGTH))
 Y = RNG.normal(size=(32, 4)).astype(np.float32)
-# Where it is written and where it is read: no mesh, or the axes of one.
+# Layouts under which a model is saved and loaded: no mesh, or mesh axes.
 PLACES = {
     "none": None,
     "2x2": dict(batch=2, model=2),
     "1x4": dict(batch=1, model=4),
 }
 WAYS = [("2x2", "1x4"), ("2x2", "none"), ("none", "2x2")]
-# Who trains the table, and how the table lies then.
+# Optimizer that trains the table, and the resulting layout of the table.
 TRAINERS = {
     "its own": (lambda: rules.Adagrad(0.1), ("model", None)),
     "the model's": (lambda: None, (None, "model")),
@@ -31,7 +34,7 @@ TRAINERS = {
 
 
 def at(place, trainer, build):
-    """`build()` where a user would call it."""
+    """Builds the model by `build()`, as user code does."""
     if PLACES[place] is None:
         return build()
     mesh = mesh_of(**PLACES[place])
@@ -71,7 +74,7 @@ def fit(model):
 
 
 def state(model):
-    """All that training leaves behind, on the host."""
+    """Returns all state that training changes, on the host."""
     layer = model.get_layer("words")
     found = [*model.weights, *model.optimizer.variables]
     if layer.optimizer is not None:
@@ -126,22 +129,22 @@ def trainer(request):
 
 
 @pytest.fixture(scope="module")
-def written(trainer):
-    """A trained model of each place, what it holds and how it goes on."""
-    made = {}
+def trained_models(trainer):
+    """Returns a trained model per layout, its state and further results."""
+    trained = {}
     for place in {writer for writer, _ in WAYS}:
         model = model_at(place, trainer, seed=4)
         fit(model)
-        made[place] = model, state(model)
-    return made
+        trained[place] = model, state(model)
+    return trained
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("save", [keras_format, weights_h5, checkpoint])
-def test_all_state_is_read_to_the_bit(
-    written, trainer, writer, reader, save, tmp_path
+def test_all_state_is_loaded_bitwise_equal(
+    trained_models, trainer, writer, reader, save, tmp_path
 ):
-    source, expected = written[writer]
+    source, expected = trained_models[writer]
     model = save(source, tmp_path)(reader, trainer)
     assert_equal_bits(expected, state(model))
     assert_equal_bits(expected, state(source))
@@ -152,20 +155,20 @@ def test_all_state_is_read_to_the_bit(
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
-def test_what_was_read_goes_on_as_what_was_written(
+def test_a_loaded_model_continues_training_like_the_saved_one(
     trainer, writer, reader, tmp_path
 ):
     source = model_at(writer, trainer, seed=4)
     fit(source)
     resumed = keras_format(source, tmp_path)(reader, trainer)
-    # Sums over devices come in another order.
+    # Sums over devices are computed in a different order.
     np.testing.assert_allclose(fit(resumed), fit(source), rtol=1e-5)
     for a, b in zip(state(source), state(resumed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_an_export_serves_without_a_mesh(written, tmp_path):
-    source, expected = written["2x2"]
+def test_an_export_serves_without_a_mesh(trained_models, tmp_path):
+    source, expected = trained_models["2x2"]
     source.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(

@@ -1,4 +1,7 @@
-"""Without an optimizer of its own, a table is trained as one of Keras' is."""
+"""Tests that the model's optimizer trains a table as it trains `Embedding`.
+
+The layers in these tests have no optimizer.
+"""
 
 import keras
 import numpy as np
@@ -40,7 +43,7 @@ WHOLE = {
 
 
 def distinct_batches(num_batches):
-    """Ids that come once in a batch: no squares of duplicates."""
+    """Returns batches without repeated ids, so no duplicates are squared."""
     rng = np.random.default_rng(3)
     ids = np.concatenate(
         [
@@ -67,7 +70,7 @@ def by_embedding(make, ids, y, batch_size):
 
 
 def by_dense_gradients(make, ids, y, batch_size):
-    """One-hot rows times one matrix: nothing of Keras sees slices."""
+    """Trains one matrix by products with one-hot rows; gradients are dense."""
     inputs = keras.Input([models.LENGTH, models.NUM_ROWS])
     dense = keras.layers.Dense(models.DIM, use_bias=False, name="embedding")
     model = keras.Model(inputs, dense(inputs))
@@ -77,7 +80,7 @@ def by_dense_gradients(make, ids, y, batch_size):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_is_trained_as_keras_own_embedding(name):
+def test_training_equals_keras_own_embedding(name):
     model, layer = models.make_model(None, num_shards=4)
     ids, y = distinct_batches(4)
     fit(model, OPTIMIZERS[name], ids, y, 3)
@@ -91,7 +94,7 @@ def test_it_is_trained_as_keras_own_embedding(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equal_ids_train_as_their_sum(name):
+def test_gradients_of_equal_ids_are_summed(name):
     model, layer = models.make_model(None, num_shards=4)
     ids, y = models.batches(4)
     fit(model, OPTIMIZERS[name], ids, y, models.NUM_SAMPLES)
@@ -104,7 +107,7 @@ def test_equal_ids_train_as_their_sum(name):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_looks_at_a_whole_weight_is_refused_for_several_shards(name):
+def test_options_that_need_the_full_weight_raise_for_several_shards(name):
     model, layer = models.make_model(None, num_shards=2)
     ids, y = distinct_batches(2)
     with pytest.raises(ValueError, match=f"num_shards=1.*{name}.*words"):
@@ -112,7 +115,8 @@ def test_what_looks_at_a_whole_weight_is_refused_for_several_shards(name):
     np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     model, layer = models.make_model(None, num_shards=1)
     fit(model, WHOLE[name], ids, y, 3)
-    # Through one-hot rows: Keras' clipnorm knows no slices of duplicates.
+    # Uses one-hot rows, because Keras' `clipnorm` does not sum slices of
+    # duplicate ids.
     np.testing.assert_allclose(
         layer.embeddings.numpy(),
         by_dense_gradients(WHOLE[name], ids, y, 3),

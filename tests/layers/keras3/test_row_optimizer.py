@@ -1,4 +1,4 @@
-"""What `ShardedEmbedding(optimizer=...)` takes, and how it counts steps."""
+"""Tests `ShardedEmbedding(optimizer=...)` and its step count."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ def moved(layer):
         (CONFIG.Adagrad(0.5, initial_accumulator_value=2.0), 0.5, 2.0),
     ],
 )
-def test_settings_are_those_of_the_tpu_embedding(given, rate, accumulator):
+def test_settings_equal_those_of_the_tpu_embedding(given, rate, accumulator):
     layer = models.make_layer(given)
     layer.build()
     assert float(layer.optimizer.learning_rate) == pytest.approx(rate)
@@ -45,7 +45,7 @@ def test_settings_are_those_of_the_tpu_embedding(given, rate, accumulator):
         assert np.all(slot == np.float32(accumulator))
 
 
-def test_the_learning_rate_can_be_set_while_training():
+def test_the_learning_rate_can_be_set_during_training():
     layer = models.make_layer(CONFIG.SGD(0.5))
     train(layer, [7], [[2.0, 4.0]])
     assert moved(layer).tolist() == [1.0, 2.0]
@@ -54,7 +54,7 @@ def test_the_learning_rate_can_be_set_while_training():
     assert moved(layer).tolist() == [1.5, 3.0]
 
 
-def test_a_schedule_is_asked_with_the_number_of_the_step():
+def test_a_schedule_is_called_with_the_step_number():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [1.0, 0.5, 0.25]
     )
@@ -64,7 +64,7 @@ def test_a_schedule_is_asked_with_the_number_of_the_step():
         assert moved(layer).tolist() == [total, total]
 
 
-def test_a_callable_is_asked_at_each_step():
+def test_a_callable_learning_rate_is_called_at_each_step():
     rate = tf.Variable(1.0)
     layer = models.make_layer(CONFIG.SGD(lambda: rate))
     train(layer, [7], [[1.0, 1.0]])
@@ -75,7 +75,7 @@ def test_a_callable_is_asked_at_each_step():
 
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
-def test_a_learning_rate_that_is_no_number_is_refused_early_and_late(
+def test_an_invalid_learning_rate_raises_at_creation_and_in_training(
     rule, rate
 ):
     kind = {"sgd": CONFIG.SGD, "adagrad": CONFIG.Adagrad}[rule]
@@ -106,7 +106,7 @@ def test_a_learning_rate_that_is_no_number_is_refused_early_and_late(
         ),
     ],
 )
-def test_what_is_not_carried_out_is_refused_by_name(given, error, words):
+def test_unsupported_optimizers_raise_with_the_layer_name(given, error, words):
     with pytest.raises(error, match=words) as caught:
         models.make_layer(given)
     assert "'words'" in str(caught.value)
@@ -119,14 +119,14 @@ def test_the_settings_object_is_not_changed():
     assert given.learning_rate is schedule
 
 
-def test_two_layers_do_not_share_slot_variables():
+def test_sharing_an_optimizer_between_layers_raises():
     layer = models.make_layer("adagrad")
     layer.build()
     with pytest.raises(ValueError, match="optimizer of another layer"):
         models.make_layer(layer.optimizer)
 
 
-def test_compile_does_not_take_it():
+def test_compile_rejects_a_row_optimizer():
     model, layer = models.make_model("sgd")
     model.compile(layer.optimizer, models.weighted_sum)
     with pytest.raises(RuntimeError, match="of its layer only"):
@@ -141,13 +141,13 @@ def test_compile_does_not_take_it():
         CONFIG.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
     ],
 )
-def test_its_config_makes_an_equal_one(given):
+def test_its_config_creates_an_equal_optimizer(given):
     optimizer = models.make_layer(given).optimizer
     again = tlm.layers.RowOptimizer.from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
 
 
-def test_it_counts_steps_and_not_batches_without_its_gradient():
+def test_steps_without_a_gradient_of_the_table_are_not_counted():
     layer = models.make_layer("sgd")
     train(layer, [7], [[1.0, 1.0]])
     (weight,) = layer.trainable_variables

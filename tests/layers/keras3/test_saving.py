@@ -1,4 +1,4 @@
-"""In every format the table is one array, whatever the shards."""
+"""Tests that files hold a table as one array, for any number of shards."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def assert_same_state(layer, other):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
+def test_a_saved_model_resumes_bitwise_equal(optimizer, tmp_path):
     model, layer = trained(optimizer, 3)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -84,7 +84,7 @@ def test_weights_load_into_any_number_of_shards(
         assert_same_state(other, layer)
 
 
-def test_weights_in_several_files_load_too(tmp_path):
+def test_sharded_weight_files_load(tmp_path):
     path = tmp_path / "model.weights.json"
     model, layer = trained("adagrad", 3)
     model.save_weights(path, max_shard_size=0.001)
@@ -94,7 +94,7 @@ def test_weights_in_several_files_load_too(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["weights", "keras", "checkpoint"])
-def test_gradients_between_two_steps_are_saved(kind, tmp_path):
+def test_gradients_accumulated_between_steps_are_saved(kind, tmp_path):
     def make():
         model, layer = models.make_model(models.settings("adagrad"))
         model.compile(
@@ -104,12 +104,12 @@ def test_gradients_between_two_steps_are_saved(kind, tmp_path):
         return model, layer
 
     model, layer = make()
-    train(model, 1)  # Two of four.
+    train(model, 1)  # Accumulates two of four batches.
     resumed, other = make()
     if kind == "weights":
         model.save_weights(tmp_path / "model.weights.h5")
         resumed.load_weights(tmp_path / "model.weights.h5")
-        # Where the model's optimizer stands is in the other kinds of files.
+        # Weight files do not hold the state of the model's optimizer.
         resumed.optimizer.build(resumed.trainable_variables)
         resumed.optimizer._iterations.assign(2)
     elif kind == "keras":
@@ -138,7 +138,7 @@ def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
     assert [shape for key, shape in keys.items() if "_embeddings" in key] == [
         [models.NUM_ROWS, models.DIM]
     ]
-    if optimizer:  # And nothing else of its size, but for the slot variable.
+    if optimizer:  # No other array has this size, except the slot variable.
         tables = 2 if optimizer == "adagrad" else 1
         assert sum(np.prod(shape) for shape in keys.values() if shape) == (
             tables * models.NUM_ROWS * models.DIM
@@ -146,7 +146,7 @@ def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
-def test_checkpoints_go_from_and_into_an_unsharded_embedding(
+def test_checkpoints_convert_from_and_to_an_unsharded_embedding(
     optimizer, tmp_path
 ):
     ids = keras.Input([models.LENGTH], dtype="int64")
@@ -165,7 +165,7 @@ def test_checkpoints_go_from_and_into_an_unsharded_embedding(
     np.testing.assert_array_equal(plain.embeddings.numpy(), models.start_rows())
 
 
-def test_weights_without_an_optimizer_start_it_anew(tmp_path):
+def test_weights_without_an_optimizer_reset_the_tables_optimizer(tmp_path):
     model, layer = models.make_model(None)
     model.save_weights(tmp_path / "model.weights.h5")
     resumed, other = trained("adagrad", 2)
@@ -177,7 +177,7 @@ def test_weights_without_an_optimizer_start_it_anew(tmp_path):
     assert int(other.optimizer.iterations) == 0
 
 
-def test_weights_of_another_optimizer_are_refused(tmp_path):
+def test_weights_of_another_optimizer_raise(tmp_path):
     model, _ = trained("sgd", 2)
     model.save_weights(tmp_path / "model.weights.h5")
     other, _ = models.make_model(models.settings("adagrad"))
@@ -185,7 +185,7 @@ def test_weights_of_another_optimizer_are_refused(tmp_path):
         other.load_weights(tmp_path / "model.weights.h5")
 
 
-def test_a_table_of_another_shape_is_refused(tmp_path):
+def test_a_table_of_another_shape_raises(tmp_path):
     path = tmp_path / "model.weights.h5"
     ids = keras.Input([models.LENGTH], dtype="int64")
     wider = tlm.layers.ShardedEmbedding(11, 2)
@@ -198,9 +198,7 @@ def test_a_table_of_another_shape_is_refused(tmp_path):
 
 @pytest.mark.parametrize("damaged", ["rows", "accumulators"])
 @pytest.mark.parametrize("num_shards", [1, 4])
-def test_nothing_is_restored_from_a_damaged_checkpoint(
-    damaged, num_shards, tmp_path
-):
+def test_a_damaged_checkpoint_restores_nothing(damaged, num_shards, tmp_path):
     model, layer = trained("adagrad", 3)
     layer.embeddings.assign(
         np.random.default_rng(0).standard_normal([models.NUM_ROWS, models.DIM])
@@ -218,7 +216,7 @@ def test_nothing_is_restored_from_a_damaged_checkpoint(
         np.testing.assert_array_equal(state(other)[name], value)
 
 
-def test_slots_of_another_shape_are_refused_before_any_is_loaded():
+def test_slots_of_another_shape_raise_before_any_are_loaded():
     model, layer = models.make_model(tf.tpu.experimental.embedding.Adam(0.1), 2)
     model.compile("sgd", models.weighted_sum)
     train(model, 1)
@@ -237,16 +235,16 @@ def test_slots_of_another_shape_are_refused_before_any_is_loaded():
 
 def test_files_are_written_and_read_shard_by_shard(tmp_path, monkeypatch):
     model, layer = trained("adagrad", 3)
-    whole = type(layer.embeddings).numpy
+    read_table = type(layer.embeddings).numpy
 
-    def refuse(table):
+    def fail(table):
         raise AssertionError(f"{table.name} was joined")
 
-    monkeypatch.setattr(type(layer.embeddings), "numpy", refuse)
+    monkeypatch.setattr(type(layer.embeddings), "numpy", fail)
     model.save_weights(tmp_path / "model.weights.h5")
     resumed, other = models.make_model(models.settings("adagrad"), 2)
     resumed.load_weights(tmp_path / "model.weights.h5")
-    monkeypatch.setattr(type(layer.embeddings), "numpy", whole)
+    monkeypatch.setattr(type(layer.embeddings), "numpy", read_table)
     assert_same_state(other, layer)
 
 
@@ -289,7 +287,7 @@ def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
         cwd=tmp_path,
     ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
-    # The model goes on where it was.
+    # The model continues training from the saved state.
     np.testing.assert_array_equal(
         model.predict(ids, verbose=0), layer.embeddings.numpy()[ids]
     )
@@ -297,7 +295,7 @@ def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_saved_model_save_keeps_what_predict_says(optimizer, tmp_path):
+def test_saved_model_save_keeps_the_results_of_predict(optimizer, tmp_path):
     model, layer = trained(optimizer, 3)
     ids, _ = models.batches(1)
     tf.saved_model.save(model, str(tmp_path))

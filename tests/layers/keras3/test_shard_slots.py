@@ -1,4 +1,4 @@
-"""Slot variables of shards are one table in every file of a Keras 3 model."""
+"""Tests that Keras 3 files hold slot variables of shards as one array."""
 
 import re
 
@@ -28,7 +28,10 @@ UNSHARDED = [(2, 0), (0, 4), (1, 0)]
 
 
 class Listing(o.Optimizer):
-    """Momentum as users write it: lists and dictionaries filled one by one."""
+    """Momentum optimizer that fills lists and dictionaries one by one.
+
+    User-defined optimizers are often written in this way.
+    """
 
     def build(self, variables):
         super().build(variables)
@@ -46,7 +49,7 @@ class Listing(o.Optimizer):
 
 
 def make(num_shards, make_optimizer, num_tables=2):
-    """Tables in shards, or in Keras' own layers for 0, and a dense layer."""
+    """Returns sharded tables and a dense layer; 0 selects Keras' own layers."""
     ids = keras.Input([models.LENGTH], dtype="int64")
     tables = [
         models.make_layer(None, num_shards, name=f"words_{table}")
@@ -56,7 +59,7 @@ def make(num_shards, make_optimizer, num_tables=2):
         )
         for table in range(num_tables)
     ]
-    # The shape of a shard's slot variable, when shards have two rows.
+    # With two rows per shard, the slot variable of a shard has this shape too.
     dense = keras.layers.Dense(models.DIM)
     model = keras.Model(
         ids, dense(keras.layers.add([table(ids) for table in tables]))
@@ -84,7 +87,7 @@ def trained(*args, **kwargs):
 
 
 def state(model):
-    """Each variable by its name, those of shards joined."""
+    """Returns each variable by its name, with shards concatenated."""
     found = {}
     for layer in model.layers:
         for number, one in enumerate(
@@ -136,13 +139,14 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
     train(model, 2)
     for resumed in (built, built_later):
         train(resumed, 2)
-        if num_shards and more:  # Keras' own layer squares duplicates singly.
+        # Keras' own layer squares duplicates separately.
+        if num_shards and more:
             assert_same_state(resumed, model)
 
 
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS)
-def test_files_of_weights_load_into_any_number_of_shards(
+def test_weight_files_load_into_any_number_of_shards(
     optimizer, num_shards, more, tmp_path
 ):
     model = trained(num_shards, OPTIMIZERS[optimizer])
@@ -154,8 +158,8 @@ def test_files_of_weights_load_into_any_number_of_shards(
     by_model = make(more, OPTIMIZERS[optimizer])
     by_model.optimizer.build(by_model.trainable_variables)
     by_model.load_weights(tmp_path / "m.keras")
-    whole = keras.models.load_model(tmp_path / "m.keras")
-    resumed = (by_weights, by_model, whole)
+    by_file = keras.models.load_model(tmp_path / "m.keras")
+    resumed = (by_weights, by_model, by_file)
     for other in resumed:
         assert_same_state(other, model)
     train(model, 2)
@@ -177,7 +181,7 @@ def test_a_checkpoint_has_the_tensors_of_an_unsharded_model(
     assert listed[0] == listed[1]
 
 
-def test_an_optimizer_alone_brings_its_tables(tmp_path):
+def test_a_checkpoint_of_only_the_optimizer_includes_its_tables(tmp_path):
     model, other = trained(3, OPTIMIZERS["adam"]), make(2, OPTIMIZERS["adam"])
     path = tf.train.Checkpoint(optimizer=model.optimizer).write(
         str(tmp_path / "c")
@@ -187,7 +191,7 @@ def test_an_optimizer_alone_brings_its_tables(tmp_path):
     assert_same_state(other, model)
 
 
-def test_asynchronous_checkpoints(tmp_path):
+def test_asynchronous_checkpoints_restore(tmp_path):
     model, other = trained(3, OPTIMIZERS["adam"]), make(2, OPTIMIZERS["adam"])
     checkpoint = tf.train.Checkpoint(model=model)
     path = checkpoint.save(
@@ -205,7 +209,7 @@ def test_asynchronous_checkpoints(tmp_path):
         np.testing.assert_array_equal(after[name], value, str(name))
 
 
-def test_a_model_is_restored_again_and_again(tmp_path):
+def test_a_model_can_be_restored_repeatedly(tmp_path):
     model, other = trained(3, OPTIMIZERS["adam"]), make(2, OPTIMIZERS["adam"])
     for seed in (2, 3):
         train(model, seed)
@@ -216,7 +220,9 @@ def test_a_model_is_restored_again_and_again(tmp_path):
 
 
 @pytest.mark.parametrize("num_shards", [2, 5])
-def test_an_optimizer_that_fills_lists_one_by_one(num_shards, tmp_path):
+def test_an_optimizer_that_fills_lists_one_by_one_is_restored(
+    num_shards, tmp_path
+):
     model = trained(3, lambda: Listing(0.1))
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
     other = make(num_shards, lambda: Listing(0.1))
@@ -230,7 +236,7 @@ def test_an_optimizer_that_fills_lists_one_by_one(num_shards, tmp_path):
     status.assert_consumed()
 
 
-def test_a_table_in_part_stays_as_keras_has_it(tmp_path):
+def test_slots_of_only_one_shard_are_saved_as_keras_saves_them(tmp_path):
     model = make(2, OPTIMIZERS["adam"], num_tables=1)
     first, second, *_ = model.trainable_variables
     optimizer = o.Adam()
@@ -243,7 +249,7 @@ def test_a_table_in_part_stays_as_keras_has_it(tmp_path):
     np.testing.assert_array_equal(other.variables[2], np.full((5, 2), 3.0))
 
 
-def test_another_table_or_optimizer_is_not_taken_for_this_one(tmp_path):
+def test_state_of_another_table_or_optimizer_is_not_loaded(tmp_path):
     model = trained(3, OPTIMIZERS["adam"])
     model.save_weights(tmp_path / "m.weights.h5")
     path = tf.train.Checkpoint(optimizer=model.optimizer).write(

@@ -1,4 +1,4 @@
-"""The layer beside `keras.layers.Embedding`."""
+"""Compares the layer with `keras.layers.Embedding`."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ OPTIMIZERS = (None, "adagrad")
 @pytest.mark.parametrize(
     "dtype", [np.int8, np.uint16, np.int32, np.int64, np.uint32, np.float32]
 )
-def test_rows_come_in_the_order_of_the_ids(optimizer, num_shards, dtype):
+def test_rows_are_in_the_order_of_the_ids(optimizer, num_shards, dtype):
     layer = models.make_layer(optimizer, num_shards)
     for ids in ([[7, 0, 9], [4, 4, 1]], [], 3):
         ids = np.array(ids, dtype)
@@ -29,7 +29,7 @@ def test_rows_come_in_the_order_of_the_ids(optimizer, num_shards, dtype):
     assert len(layer.embeddings.variables) == num_shards
 
 
-def test_ragged_ids_give_ragged_rows():
+def test_ragged_ids_return_ragged_rows():
     ids = tf.ragged.constant([[7, 0], [], [9]], dtype=tf.int64)
     rows = models.make_layer("sgd")(ids)
     assert rows.to_list() == [
@@ -40,7 +40,7 @@ def test_ragged_ids_give_ragged_rows():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("bad", [10, -1, 2**31 - 1])
 @pytest.mark.parametrize("is_function", [False, True])
-def test_an_id_outside_is_refused_with_layer_and_id(
+def test_an_out_of_range_id_raises_with_layer_and_id(
     optimizer, bad, is_function
 ):
     layer = models.make_layer(optimizer)
@@ -67,13 +67,13 @@ def test_an_id_outside_is_refused_with_layer_and_id(
         (tf.sparse.from_dense([[1]]), TypeError, "SparseTensor"),
     ],
 )
-def test_what_is_no_id_is_refused(ids, error, words):
+def test_invalid_ids_raise(ids, error, words):
     with pytest.raises(error, match=words) as caught:
         models.make_layer("sgd")(ids)
     assert "'words'" in str(caught.value)
 
 
-def test_floats_that_cannot_tell_all_ids_apart_are_refused():
+def test_floats_that_cannot_represent_all_ids_raise():
     layer = tlm.layers.ShardedEmbedding(
         2**11 + 1, 1, embeddings_initializer="zeros"
     )
@@ -83,7 +83,7 @@ def test_floats_that_cannot_tell_all_ids_apart_are_refused():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_masked_ids_do_not_train_what_follows_the_mask(optimizer):
+def test_masked_ids_do_not_train_layers_after_the_mask(optimizer):
     ids = keras.Input([models.LENGTH], dtype="int64")
     layer = models.make_layer(optimizer, mask_zero=True)
     pooled = keras.layers.GlobalAveragePooling1D()(layer(ids))
@@ -122,7 +122,7 @@ def test_keras_counts_and_lists_the_table(optimizer, capsys):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_weights_are_got_and_set(optimizer):
+def test_get_weights_and_set_weights_use_the_full_table(optimizer):
     model, layer = models.make_model(optimizer)
     weights = model.get_weights()
     np.testing.assert_array_equal(np.concatenate(weights), models.start_rows())
@@ -135,7 +135,7 @@ def test_weights_are_got_and_set(optimizer):
 @pytest.mark.parametrize(
     "optimizer", [None, "sgd", tf.tpu.experimental.embedding.Adagrad(0.5, 2.0)]
 )
-def test_its_config_makes_an_equal_layer(optimizer):
+def test_its_config_creates_an_equal_layer(optimizer):
     layer = models.make_layer(optimizer, 4, mask_zero=True, trainable=False)
     again = tlm.layers.ShardedEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
@@ -147,7 +147,7 @@ def test_its_config_makes_an_equal_layer(optimizer):
     assert type(again.optimizer) is type(layer.optimizer)
 
 
-def test_a_cloned_model_has_a_table_and_an_optimizer_of_its_own():
+def test_a_cloned_model_has_a_separate_table_and_optimizer():
     model, layer = models.make_model("adagrad")
     clone = keras.models.clone_model(model)
     other = clone.get_layer("words")
@@ -156,7 +156,7 @@ def test_a_cloned_model_has_a_table_and_an_optimizer_of_its_own():
     np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
 
 
-def test_shards_are_initialised_one_by_one():
+def test_shards_are_initialized_one_by_one():
     asked = []
 
     def initializer(
@@ -171,7 +171,7 @@ def test_shards_are_initialised_one_by_one():
     assert asked == [((3, 2), (0, 0)), ((2, 2), (3, 0)), ((2, 2), (5, 0))]
 
 
-def test_the_default_rows_are_keras_uniform_and_differ_between_shards():
+def test_default_initial_values_are_uniform_and_differ_between_shards():
     def rows_with(seed):
         keras.utils.set_random_seed(seed)
         layer = tlm.layers.ShardedEmbedding(1000, 4, num_shards=2)
@@ -185,7 +185,7 @@ def test_the_default_rows_are_keras_uniform_and_differ_between_shards():
     assert np.any(rows_with(4) != rows)
 
 
-def test_a_partitioner_decides_how_many_shards():
+def test_a_partitioner_sets_the_number_of_shards():
     layer = tlm.layers.ShardedEmbedding(
         10, 2, partitioner=tlm.partitioners.MaxSizePartitioner(32)
     )
@@ -211,7 +211,7 @@ def test_a_partitioner_decides_how_many_shards():
         ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, error, words):
+def test_invalid_arguments_raise(arguments, error, words):
     with pytest.raises(error, match=words):
         tlm.layers.ShardedEmbedding(
             **{"input_dim": 10, "output_dim": 2, **arguments}
@@ -219,7 +219,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, error, words):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "mixed_bfloat16"])
-def test_other_dtypes_work_as_kerass_own(dtype):
+def test_other_dtypes_equal_keras_embedding(dtype):
     layer = models.make_layer(None, dtype=dtype)
     rows = layer(np.array([7, 0]))
     assert rows.dtype == layer.compute_dtype
@@ -230,7 +230,7 @@ def test_other_dtypes_work_as_kerass_own(dtype):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_subclassed_model_builds_it_when_it_is_called(optimizer):
+def test_a_subclassed_model_builds_the_layer_when_called(optimizer):
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
@@ -247,7 +247,7 @@ def test_a_subclassed_model_builds_it_when_it_is_called(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_symbolic_call_before_the_table_is_made_gives_the_shape(optimizer):
+def test_a_symbolic_call_before_build_returns_the_shape(optimizer):
     class Outer(keras.layers.Layer):
         def __init__(self):
             super().__init__()
@@ -263,7 +263,7 @@ def test_a_symbolic_call_before_the_table_is_made_gives_the_shape(optimizer):
     np.testing.assert_array_equal(model(batch), models.start_rows()[batch])
 
 
-def test_several_replicas_are_refused():
+def test_several_replicas_raise():
     layer = models.make_layer("sgd")
     with (
         strategies.mirrored(2).scope(),
@@ -272,12 +272,12 @@ def test_several_replicas_are_refused():
         layer.build()
 
 
-def test_the_table_cannot_be_used_before_it_is_made():
+def test_reading_the_table_before_build_raises():
     with pytest.raises(AttributeError, match="no table before it is built"):
         models.make_layer("sgd").embeddings  # noqa: B018
 
 
-def test_a_training_step_reads_no_shard_as_a_whole():
+def test_a_training_step_reads_no_full_shard():
     model, layer = models.make_model("adagrad")
     model.compile("sgd", models.weighted_sum)
     ids, y = map(tf.constant, models.batches(1))
@@ -310,8 +310,9 @@ def test_a_training_step_reads_no_shard_as_a_whole():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_bad_id_in_fit_is_refused_with_the_name_of_the_layer(optimizer):
-    # With an optimizer the gradient routes the ids, too, maybe first.
+def test_an_out_of_range_id_in_fit_raises_with_the_layer_name(optimizer):
+    # With an optimizer, the gradient also routes the ids, possibly before the
+    # lookup.
     model = keras.Sequential(
         [
             keras.Input([2], dtype="int64"),
@@ -334,7 +335,7 @@ def test_a_bad_id_in_fit_is_refused_with_the_name_of_the_layer(optimizer):
 
 
 @pytest.mark.parametrize("value", [1.5, 1, True, "a", [1, 2], ["a"]])
-def test_python_values_are_refused_with_what_to_write(value):
+def test_python_values_raise_with_the_supported_form(value):
     layer = tlm.layers.ShardedEmbedding(10, 4, name="users")
     with pytest.raises(
         TypeError,
@@ -349,7 +350,7 @@ def test_python_values_are_refused_with_what_to_write(value):
     assert layer([tf.constant([1]), tf.constant([2])]).shape == (2, 1, 4)
 
 
-def test_strings_are_refused_with_the_vocabulary_that_takes_them():
+def test_strings_raise_with_the_vocabulary_that_supports_them():
     layer = tlm.layers.ShardedEmbedding(10, 4, name="users")
     with pytest.raises(
         TypeError,
@@ -361,7 +362,7 @@ def test_strings_are_refused_with_the_vocabulary_that_takes_them():
         layer(tf.constant(["ann"]))
 
 
-def test_ids_that_are_not_whole_are_shown():
+def test_fractional_ids_are_shown_in_the_error():
     with pytest.raises(
         tf.errors.InvalidArgumentError,
         match=(r"Ids of layer 'users' must be integers. Received: \[1.5\]"),

@@ -1,4 +1,4 @@
-"""`tlm.layers.TPUEmbedding` inside Keras models."""
+"""Tests `tlm.layers.TPUEmbedding` in Keras models."""
 
 import keras
 import numpy as np
@@ -88,7 +88,7 @@ def batches(num_batches):
 
 
 def refs(x, y):
-    """Both tables, trained batch by batch in float64."""
+    """Returns both tables, trained batch by batch in float64."""
     words = reference.Table(WORDS, "SGD", 0.5)
     users = reference.Table(
         USERS, "Adagrad", 0.25, initial_accumulator_value=0.5
@@ -168,7 +168,7 @@ def test_evaluation_and_prediction_change_nothing():
         np.testing.assert_array_equal(rows, before[name])
 
 
-def test_a_loop_of_ones_own_trains():
+def test_a_custom_loop_trains_the_tables():
     layer, optimizer = make_layer(), keras.optimizers.SGD(0.1)
     x, y = batches(1)
     with tf.GradientTape() as tape:
@@ -197,7 +197,7 @@ def test_a_loop_of_ones_own_trains():
 
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
-def test_ragged_and_sparse_features_with_weights(form):
+def test_ragged_and_sparse_features_with_weights_train(form):
     table = tpu.TableConfig(
         10, 2, constant(WORDS), combiner="sum", name="words"
     )
@@ -220,7 +220,7 @@ def test_ragged_and_sparse_features_with_weights(form):
     np.testing.assert_array_equal(rows_of(layer)["words"], expected)
 
 
-def test_a_layer_that_is_not_trainable_stays_as_it_is():
+def test_a_layer_that_is_not_trainable_does_not_change():
     layer = make_layer()
     model = make_model(layer)
     layer.trainable = False
@@ -235,7 +235,7 @@ def test_a_layer_that_is_not_trainable_stays_as_it_is():
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_saved_model_goes_on_where_it_was(num_shards, suffix, tmp_path):
+def test_a_saved_model_resumes_training(num_shards, suffix, tmp_path):
     trained = compiled(
         make_model(
             make_layer(
@@ -262,7 +262,7 @@ def test_a_saved_model_goes_on_where_it_was(num_shards, suffix, tmp_path):
         np.testing.assert_array_equal(rows, rows_of(wanted)[name])
 
 
-def test_a_checkpoint_holds_tables_and_slots(tmp_path):
+def test_a_checkpoint_contains_tables_and_slots(tmp_path):
     trained = compiled(make_model())
     x, y = batches(2)
     fit(trained, x, y)
@@ -275,7 +275,7 @@ def test_a_checkpoint_holds_tables_and_slots(tmp_path):
         )
 
 
-def test_an_exported_model_uses_stock_ops_only(tmp_path):
+def test_an_exported_model_uses_only_stock_ops(tmp_path):
     model = compiled(make_model())
     x, y = batches(1)
     fit(model, x, y)
@@ -289,7 +289,7 @@ def test_an_exported_model_uses_stock_ops_only(tmp_path):
     assert b"LayoutMap>" not in saved
 
 
-def test_output_shapes_are_known_before_anything_is_built():
+def test_output_shapes_are_known_before_the_layer_is_built():
     model = make_model()
     assert model.output.shape == (None, 9)
     assert make_layer().compute_output_spec(
@@ -303,7 +303,7 @@ def test_output_shapes_are_known_before_anything_is_built():
     )["text"]["body"].shape == (5, 2, 2)
 
 
-def test_accumulated_gradients_are_refused():
+def test_accumulated_gradients_raise():
     model = compiled(
         make_model(),
         optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
@@ -323,7 +323,7 @@ def test_accumulated_gradients_are_refused():
         lambda: keras.optimizers.SGD(0.1, clipnorm=1e-3),
     ],
 )
-def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(make, run_eagerly):
+def test_loss_scaling_and_clipping_do_not_affect_the_tables(make, run_eagerly):
     model = compiled(make_model(), optimizer=make(), run_eagerly=run_eagerly)
     x, y = batches(2)
     fit(model, x, y)
@@ -333,7 +333,7 @@ def test_what_an_optimizer_does_to_the_loss_leaves_no_trace(make, run_eagerly):
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_scaled_loss_that_overflows_skips_the_step(run_eagerly):
+def test_an_overflowing_scaled_loss_skips_the_step(run_eagerly):
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=8.0
     )
@@ -355,7 +355,7 @@ def test_a_scaled_loss_that_overflows_skips_the_step(run_eagerly):
         )
 
 
-def test_a_step_that_is_not_applied_is_forgotten():
+def test_a_step_that_is_not_applied_is_discarded():
     layer = make_layer()
     x, y = batches(1)
     layer(x, training=True)
@@ -367,13 +367,13 @@ def test_a_step_that_is_not_applied_is_forgotten():
         )
 
 
-def test_a_dynamic_rate_cannot_be_saved_in_a_config():
+def test_a_callable_learning_rate_in_get_config_raises():
     layer = make_layer(tpu.SGD(lambda: 0.5))
     with pytest.raises(ValueError, match="save_weights"):
         layer.get_config()
 
 
-def test_a_config_is_read_back_in_full():
+def test_a_config_is_restored_completely():
     table = tpu.TableConfig(
         10,
         2,
@@ -409,7 +409,7 @@ def test_a_config_is_read_back_in_full():
     assert found.get_config()["out_of_range"] == "drop"
 
 
-def test_training_without_an_optimizer_says_where_it_belongs():
+def test_training_without_an_optimizer_raises_with_the_argument_to_pass():
     layer = make_layer(optimizer=None)
     x, _ = batches(1)
     with (
@@ -427,7 +427,7 @@ def test_training_without_an_optimizer_says_where_it_belongs():
     assert "enqueue" not in str(caught.value)
 
 
-def test_python_values_are_refused_with_what_to_write():
+def test_python_values_raise_with_the_supported_form():
     x, _ = batches(1)
     with pytest.raises(
         TypeError,

@@ -1,4 +1,4 @@
-"""`tlm.layers.TPUEmbedding` with tables of 16-bit rows."""
+"""Tests `tlm.layers.TPUEmbedding` with tables of 16-bit rows."""
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ def one_replica():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_replicas_and_shards_leave_no_trace_in_the_bits(dtype):
+def test_any_number_of_replicas_and_shards_is_bitwise_equal(dtype):
     expected = models.embedding_of(models.fit(one_replica(), make(dtype)))
     for num_replicas, num_shards in [(2, 1), (1, 3)]:
         found = models.embedding_of(
@@ -62,20 +62,21 @@ def test_replicas_and_shards_leave_no_trace_in_the_bits(dtype):
         assert rows.dtype == tf.as_dtype(dtype)
 
 
-def test_they_train_close_to_rows_of_32_bits():
+def test_training_is_close_to_tables_of_32_bit_rows():
     found = models.values_of(
         models.embedding_of(models.fit(one_replica(), make("bfloat16")))
     )
     expected = models.values_of(models.with_one_replica())
     for name in ("words", "users"):
-        # bfloat16 has 8 bits of precision; 6 steps, each rounded once.
+        # bfloat16 has 8 bits of precision, and each of the 6 steps rounds
+        # once.
         np.testing.assert_allclose(
             found[name].astype(np.float32), expected[name], atol=0.05
         )
         assert np.any(found[name].astype(np.float32) != expected[name])
 
 
-def test_a_table_has_a_dtype_of_its_own():
+def test_each_table_can_have_a_different_dtype():
     layer = models.make_layer(table_dtypes={"users": "float16"})
     assert {
         table.name: rows.dtype.name
@@ -90,7 +91,7 @@ def test_a_table_has_a_dtype_of_its_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_a_saved_model_goes_on_with_the_same_bits(dtype, suffix, tmp_path):
+def test_a_saved_model_resumes_bitwise_equal(dtype, suffix, tmp_path):
     model = models.compiled(
         one_replica(), lambda: functional(dtype, num_shards=3)
     )
@@ -117,7 +118,7 @@ def test_a_saved_model_goes_on_with_the_same_bits(dtype, suffix, tmp_path):
     "saved, found",
     [("bfloat16", "float16"), ("bfloat16", None), (None, "float16")],
 )
-def test_a_file_of_another_dtype_is_refused(saved, found, tmp_path):
+def test_a_file_of_another_dtype_raises(saved, found, tmp_path):
     path = str(tmp_path / "model.weights.h5")
     functional(saved).save_weights(path)
     model = functional(found)
@@ -152,7 +153,7 @@ def test_a_saved_model_keeps_the_rules_of_the_host_engine(optimizer, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exported_model_gives_what_predict_gives(tmp_path):
+def test_an_exported_model_returns_the_results_of_predict(tmp_path):
     model = models.fit(one_replica(), lambda: functional("bfloat16"))
     x, _ = models.batches(1)
     model.export(str(tmp_path / "m"), verbose=False)
@@ -163,6 +164,6 @@ def test_an_exported_model_gives_what_predict_gives(tmp_path):
     )
 
 
-def test_what_is_no_dtype_of_a_table_is_refused():
+def test_an_invalid_table_dtype_raises():
     with pytest.raises(ValueError, match="`table_dtypes`.*'users'"):
         models.make_layer(table_dtypes={"users": "int8"})

@@ -1,4 +1,4 @@
-"""`tlm.layers.TPUEmbedding` takes batches of `tlm.pack`: the same tables."""
+"""Tests `tlm.layers.TPUEmbedding` with packed batches of `tlm.pack`."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def dataset(packed=False):
 
 
 def packed_input():
-    """A functional model whose input is a packed batch."""
+    """Returns a functional model whose input is a packed batch."""
     ids = keras.Input([WIDTH], dtype="int64", name="ids")
     found = replicas.make_layer()(ids)
     return keras.Model(
@@ -40,14 +40,14 @@ def trained(strategy, make=replicas.Product, packed=True):
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("make", [replicas.Product, packed_input])
-def test_fit_trains_the_same_tables(make, num_replicas):
+def test_fit_with_packed_batches_trains_equal_tables(make, num_replicas):
     model = trained(strategies.mirrored(num_replicas), make)
     replicas.assert_same(
         replicas.embedding_of(model), replicas.with_one_replica()
     )
 
 
-def test_evaluation_prediction_and_export_look_the_same_rows_up(tmp_path):
+def test_evaluation_prediction_and_export_look_up_the_same_rows(tmp_path):
     packed, plain = (
         trained(strategies.mirrored(1)),
         trained(strategies.mirrored(1), packed=False),
@@ -64,7 +64,7 @@ def test_evaluation_prediction_and_export_look_the_same_rows_up(tmp_path):
     served = tf.saved_model.load(str(tmp_path / "served"))
     x, _ = next(iter(dataset(True)))
     np.testing.assert_array_equal(served.serve(x), model(x))
-    # Nothing of ours is in what is served.
+    # The served graph contains no op of this package.
     assert not [
         op
         for op in served.serve.concrete_functions[0].graph.get_operations()
@@ -110,7 +110,7 @@ def test_weights_are_packed_with_their_ids():
         np.testing.assert_allclose(found[name], rows, rtol=1e-6)
 
 
-def test_batches_of_other_features_are_refused():
+def test_batches_of_other_features_raise():
     layer = replicas.make_layer()
     x, _ = replicas.batches(1)
     other = tlm.pack({name * 2: one for name, one in x.items()})

@@ -1,8 +1,8 @@
-"""`tlm.layers.TPUEmbedding` in `fit` under the strategies of tf.distribute.
+"""Tests `fit` of `tlm.layers.TPUEmbedding` under `tf.distribute` strategies.
 
-The same global batches give the same tables, to the bit, since gradients are
-summed in the order of the global batch: numbers are drawn so that any other
-order would show.
+The same global batches produce bitwise equal tables, because gradients are
+summed in the order of the global batch. The test data would expose any other
+order.
 """
 
 import functools
@@ -56,7 +56,7 @@ def make_layer(optimizer=None, **options):
 
 
 class Product(keras.Model):
-    """Elementwise: of no sum over samples but those in the tables."""
+    """Elementwise model, in which only the tables sum over samples."""
 
     def __init__(self, layer=None):
         super().__init__()
@@ -120,7 +120,7 @@ def train(model, x, y, epochs=1):
 
 
 def fit(strategy, make=Product, **options):
-    """Trains two epochs in a strategy; returns the model."""
+    """Trains a model for two epochs under a strategy, and returns the model."""
     model = compiled(strategy, make, **options)
     train(model, *batches(), epochs=2)
     return model
@@ -131,7 +131,7 @@ def embedding_of(model):
 
 
 def values_of(embedding):
-    """Rows and slot variables."""
+    """Returns rows and slot variables."""
     found = {
         config.name: rows.numpy()
         for config, rows in embedding.embedding_tables.items()
@@ -159,7 +159,7 @@ def with_one_replica():
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_tables_equal_those_of_one_replica_to_the_bit(scope):
+def test_tables_are_bitwise_equal_to_those_of_one_replica(scope):
     found = embedding_of(fit(SCOPES[scope]()))
     assert_same(found, with_one_replica())
     assert found.stats()["num_updates"] == 6
@@ -180,12 +180,12 @@ def test_tables_equal_those_of_one_replica_to_the_bit(scope):
     ],
     ids=["eager", "three steps at once", "scaled", "scaled by need"],
 )
-def test_so_they_do_however_the_steps_are_taken(options):
+def test_tables_are_bitwise_equal_for_all_compile_options(options):
     model = fit(strategies.mirrored(2), **options)
     assert_same(embedding_of(model), with_one_replica())
 
 
-def test_tables_in_shards_are_one_table_to_all_replicas():
+def test_sharded_tables_are_bitwise_equal_with_replicas():
     model = fit(
         strategies.mirrored(2),
         lambda: Product(
@@ -197,11 +197,14 @@ def test_tables_in_shards_are_one_table_to_all_replicas():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [2, 4])
-def test_below_a_dense_layer_tables_agree_to_float32(num_replicas):
+def test_tables_before_a_dense_layer_are_equal_within_float32_rounding(
+    num_replicas,
+):
     one = fit(tf.distribute.get_strategy(), functional, optimizer="adam")
     found = fit(strategies.mirrored(num_replicas), functional, optimizer="adam")
-    # The dense weights' gradients are summed by replicas first. Adam divides
-    # by their roots, where last bits of small ones grow.
+    # The gradients of dense weights are summed per replica first. Adam divides
+    # by the square root of second moments, which amplifies rounding errors of
+    # small values.
     assert_same(embedding_of(found), embedding_of(one), rtol=1e-5, atol=1e-6)
     x, y = batches()
     np.testing.assert_allclose(
@@ -217,8 +220,9 @@ def test_below_a_dense_layer_tables_agree_to_float32(num_replicas):
     )
 
 
-def test_ids_padded_with_minus_one_are_ragged_ones():
-    # Keras cannot give ragged batches to several replicas; see the next test.
+def test_ids_padded_with_minus_one_equal_ragged_ids():
+    # Keras does not distribute ragged batches over several replicas. The next
+    # test uses a custom loop for them.
     rng = np.random.default_rng(3)
     lengths = np.array([1, 5, 0, 2, 4, 0, 3, 1] * 6)
     ragged = {
@@ -250,7 +254,7 @@ def test_ids_padded_with_minus_one_are_ragged_ones():
 
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
-def test_ragged_and_sparse_batches_are_divided_in_a_loop_of_ones_own(form):
+def test_ragged_and_sparse_batches_are_distributed_in_a_custom_loop(form):
     ids = tf.RaggedTensor.from_row_lengths(
         np.random.default_rng(3).integers(0, 12, 30),
         [1, 5, 0, 2, 4, 0, 3, 0] * 2,
@@ -310,7 +314,7 @@ def test_an_overflow_in_one_replica_skips_the_step_of_all():
     assert_same(embedding_of(model), embedding_of(one))
 
 
-def test_a_step_that_failed_in_one_replica_is_forgotten():
+def test_a_step_that_failed_in_one_replica_is_discarded():
     x, y = batches(1)
     model = fit(strategies.mirrored(2))
     bad = {**x, "user": np.where(np.arange(BATCH) == BATCH - 1, 9, x["user"])}
@@ -326,7 +330,7 @@ def test_a_step_that_failed_in_one_replica_is_forgotten():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
+def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
     path = str(tmp_path / f"model{suffix}")
     two = fit(strategies.mirrored(2), functional, optimizer="adam")
     if suffix == ".keras":
@@ -353,7 +357,7 @@ def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints_and_exports_leave_the_strategy_behind(tmp_path):
+def test_checkpoints_and_exports_do_not_depend_on_the_strategy(tmp_path):
     two = fit(strategies.mirrored(2), functional)
     path = tf.train.Checkpoint(model=two).write(str(tmp_path / "ckpt"))
     one = functional()
@@ -368,7 +372,7 @@ def test_checkpoints_and_exports_leave_the_strategy_behind(tmp_path):
     )
 
 
-def test_a_loop_of_ones_own_trains_in_run():
+def test_a_custom_loop_trains_in_strategy_run():
     strategy = strategies.mirrored(2)
     x, y = batches()
     with strategy.scope():
@@ -403,14 +407,14 @@ def test_a_loop_of_ones_own_trains_in_run():
     assert_same(layer.embedding, with_one_replica())
 
 
-def test_a_layer_of_another_strategy_is_refused():
+def test_a_layer_of_another_strategy_raises():
     layer = make_layer()
     model = compiled(strategies.mirrored(2), lambda: Product(layer))
     with pytest.raises(RuntimeError, match=r"create it in `strategy.scope"):
         train(model, *batches(1))
 
 
-def test_a_step_outside_of_run_is_refused():
+def test_a_step_outside_of_strategy_run_raises():
     with strategies.mirrored(2).scope():
         layer = make_layer()
     x, _ = batches(1)
@@ -419,7 +423,7 @@ def test_a_step_outside_of_run_is_refused():
 
 
 class Siamese(keras.Model):
-    """A model without `training`, whose layer is called twice."""
+    """Model without a `training` argument, whose layer is called twice."""
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,7 @@
-"""`tlm.layers.TPUEmbedding` trains whenever `keras.layers.Embedding` would.
+"""Compares training of `tlm.layers.TPUEmbedding` with `keras.layers.Embedding`.
 
-Programs as people write them, compared with the same program over stock
-layers. Ids of a batch are drawn so that rows repeat.
+The tests run typical user programs with both layers. Rows repeat in the ids of
+a batch.
 """
 
 import keras
@@ -18,7 +18,7 @@ START = (
     np.random.default_rng(1).standard_normal((NUM_ROWS, DIM)).astype(np.float32)
 )
 
-# Stock layers add gradients of a row up in another order.
+# Stock layers sum the gradients of a row in a different order.
 CLOSE = dict(rtol=1e-5, atol=1e-6)
 
 
@@ -27,7 +27,7 @@ def start(shape, shard_info=None, dtype=None):
     return tf.constant(START)
 
 
-def ours(trainable=True):
+def tpu_layer(trainable=True):
     table = tpu.TableConfig(NUM_ROWS, DIM, start, combiner="sum", name="words")
     return tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(table),
@@ -37,7 +37,7 @@ def ours(trainable=True):
     )
 
 
-def stock(trainable=True):
+def stock_layer(trainable=True):
     return keras.layers.Embedding(
         NUM_ROWS,
         DIM,
@@ -74,7 +74,7 @@ class WithTraining(WithoutTraining):
 
 
 class FineTuned(WithoutTraining):
-    """Its batch norms would be frozen so; an embedding trains."""
+    """Model that passes `training=False` to the layer, which still trains."""
 
     def call(self, x):
         return self.top(self.embedding(x, training=False))
@@ -108,7 +108,7 @@ class OwnStep(WithoutTraining):
 
 
 class Twice(WithoutTraining):
-    """Two losses of one lookup, by one persistent tape."""
+    """Model with two losses of one lookup and one persistent tape."""
 
     def train_step(self, data):
         x, y = data
@@ -131,7 +131,7 @@ class Twice(WithoutTraining):
 
 
 class Branched(WithoutTraining):
-    """Looks up in one of the branches of a `tf.cond`."""
+    """Model that looks rows up in one branch of a `tf.cond`."""
 
     def call(self, x):
         return self.top(
@@ -192,15 +192,15 @@ def fit(make, layer, **options):
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("make", MODELS)
 def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
-    expected, losses = fit(make, stock(), run_eagerly=run_eagerly)
-    model, found = fit(make, ours(), run_eagerly=run_eagerly)
+    expected, losses = fit(make, stock_layer(), run_eagerly=run_eagerly)
+    model, found = fit(make, tpu_layer(), run_eagerly=run_eagerly)
     np.testing.assert_allclose(found, losses, **CLOSE)
     layer = model.get_layer("embedding")
     assert np.any(rows_of(layer) != START)
     np.testing.assert_allclose(
         rows_of(layer), rows_of(expected.get_layer("embedding")), **CLOSE
     )
-    # Several calls of a step are one update.
+    # Several calls in one step are one update.
     assert layer.embedding.stats()["num_updates"] == 6
     x, y = batches()
     np.testing.assert_allclose(
@@ -211,8 +211,8 @@ def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
 
 
 def test_a_recomputed_lookup_trains():
-    expected, losses = fit(Recomputed, stock(), run_eagerly=True)
-    model, found = fit(Recomputed, ours(), run_eagerly=True)
+    expected, losses = fit(Recomputed, stock_layer(), run_eagerly=True)
+    model, found = fit(Recomputed, tpu_layer(), run_eagerly=True)
     np.testing.assert_allclose(found, losses, **CLOSE)
     np.testing.assert_allclose(
         rows_of(model.embedding), rows_of(expected.embedding), **CLOSE
@@ -226,7 +226,7 @@ def open_lookups(layer):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_evaluation_and_prediction_enqueue_nothing(make):
-    layer = ours()
+    layer = tpu_layer()
     model = make(layer)
     model.compile(keras.optimizers.SGD(0.5), "mse")
     x, y = batches()
@@ -268,8 +268,8 @@ def own_loop(layer, as_function, **call):
 
 @pytest.mark.parametrize("as_function", [False, True])
 @pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
-def test_a_loop_of_ones_own_trains_whatever_it_says(call, as_function):
-    expected, layer = stock(), ours()
+def test_a_custom_loop_trains_for_any_training_argument(call, as_function):
+    expected, layer = stock_layer(), tpu_layer()
     losses = own_loop(expected, as_function)
     np.testing.assert_allclose(
         own_loop(layer, as_function, **call), losses, **CLOSE
@@ -278,7 +278,7 @@ def test_a_loop_of_ones_own_trains_whatever_it_says(call, as_function):
 
 
 def accumulate(layer, clip):
-    """Gradients of three batches, by hand, then one step; twice."""
+    """Applies manually summed gradients of three batches in one step, twice."""
     optimizer = keras.optimizers.SGD(0.5)
     x, y = batches(6)
     layer(x[:1])
@@ -299,16 +299,16 @@ def accumulate(layer, clip):
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])
-def test_gradients_added_up_by_hand_are_one_step(leaves_out):
-    expected, layer = stock(), ours()
+def test_manually_summed_gradients_are_applied_in_one_step(leaves_out):
+    expected, layer = stock_layer(), tpu_layer()
     accumulate(expected, leaves_out)
     accumulate(layer, leaves_out)
     np.testing.assert_allclose(rows_of(layer), rows_of(expected), **CLOSE)
     assert layer.embedding.stats()["num_updates"] == 2
 
 
-def test_a_norm_of_all_gradients_does_not_see_the_table():
-    layer, weight = ours(), tf.Variable([3.0, 4.0])
+def test_a_global_gradient_norm_is_not_affected_by_the_table():
+    layer, weight = tpu_layer(), tf.Variable([3.0, 4.0])
     with tf.GradientTape() as tape:
         loss = (
             tf.reduce_sum(layer(tf.constant([1, 2])))
@@ -320,8 +320,8 @@ def test_a_norm_of_all_gradients_does_not_see_the_table():
     assert float(tf.linalg.global_norm(gradients)) == 5.0
 
 
-def test_what_is_applied_twice_or_too_late_is_an_error():
-    layer, optimizer = ours(), keras.optimizers.SGD(0.5)
+def test_applying_twice_or_differentiating_an_expired_lookup_raises():
+    layer, optimizer = tpu_layer(), keras.optimizers.SGD(0.5)
     x = tf.constant([1, 2])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(x))
@@ -345,7 +345,7 @@ def test_what_is_applied_twice_or_too_late_is_an_error():
 
 
 class Unused(WithoutTraining):
-    """Looks up, and does not use what it found."""
+    """Model that looks rows up and ignores the result."""
 
     def call(self, x):
         self.embedding(x)
@@ -380,9 +380,9 @@ def sharded():
     )
 
 
-@pytest.mark.parametrize("layer", [ours, sharded])
+@pytest.mark.parametrize("layer", [tpu_layer, sharded])
 @pytest.mark.parametrize("make", [Unused, Stopped, OutsideOfTheTape])
-def test_a_table_without_a_gradient_is_an_error(make, layer):
+def test_a_table_without_a_gradient_raises(make, layer):
     layer = layer()
     layer.build()
     with pytest.raises(ValueError, match="'embedding|/embedding") as error:
@@ -394,19 +394,19 @@ def test_a_table_without_a_gradient_is_an_error(make, layer):
         "trainable = False",
     ):
         assert words in str(error.value)
-    assert layer is not ours or "'words'" in str(error.value)
+    assert layer is not tpu_layer or "'words'" in str(error.value)
 
 
-@pytest.mark.parametrize("layer", [ours, sharded])
-def test_a_layer_that_is_not_trainable_needs_no_gradient(layer):
+@pytest.mark.parametrize("layer", [tpu_layer, sharded])
+def test_a_layer_that_is_not_trainable_requires_no_gradient(layer):
     layer = layer()
     layer.trainable = False
     layer.build()
     fit(Unused, layer)
 
 
-def test_a_step_may_leave_a_table_out():
-    layer, top = ours(), dense()
+def test_a_step_may_skip_a_table():
+    layer, top = tpu_layer(), dense()
     optimizer = keras.optimizers.SGD(0.5)
     x, y = batches(1)
     layer(x)

@@ -1,9 +1,10 @@
-"""One process that fits a tf_keras model with divided tables.
+"""One process that fits a tf_keras model with tables sharded over processes.
 
-    python divided_program.py FOLDER HOW
+python divided_program.py FOLDER HOW
 
-test_divided.py starts two. HOW is a value of `over_processes`. Writes a
-checkpoint, of process 0, what `fit` and `evaluate` gave, and what is refused.
+test_divided.py starts two of these processes. HOW is a value of
+`over_processes`. Each process writes the results of `fit` and `evaluate` and
+the errors of unsupported calls; process 0 writes a checkpoint.
 """
 
 import json
@@ -44,7 +45,7 @@ def data():
 
 
 def fit(strategy, **options):
-    """A model, trained, and what it told."""
+    """Returns a trained model and its losses."""
 
     def make():
         return plan.make_model(**options)
@@ -55,7 +56,7 @@ def fit(strategy, **options):
 
 
 def refusals(model, folder):
-    """What came of each use that needs all rows of a table."""
+    """Returns the outcome of each call that requires all rows of a table."""
     embedding = plan.embedding_of(model)
     uses = {
         "h5": lambda: model.save_weights(str(folder / "model.h5")),
@@ -91,10 +92,10 @@ def main(folder, how):
     )
     (folder / f"losses_{worker}.json").write_text(json.dumps(losses))
     if how == "divided":
-        own = folder / f"own_{worker}"
-        own.mkdir()
+        own_folder = folder / f"own_{worker}"
+        own_folder.mkdir()
         (folder / f"refused_{worker}.json").write_text(
-            json.dumps(refusals(model, own))
+            json.dumps(refusals(model, own_folder))
         )
 
 

@@ -1,4 +1,4 @@
-"""`models`, for tf_keras: the same numbers, and the same reference."""
+"""The `models` module for tf_keras, with the same values and reference."""
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +29,7 @@ def make_layer(optimizer, num_shards=3, **kwargs):
 
 
 def make_model(optimizer, num_shards=3, **kwargs):
-    """A model of one layer, and the layer."""
+    """Returns a model with one layer, and the layer."""
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
     layer = make_layer(optimizer, num_shards, **kwargs)
     return tf_keras.Model(ids, layer(ids)), layer
@@ -40,7 +40,7 @@ def fit(model, ids, y):
 
 
 def unsharded(layer, make_optimizer, ids, y, run_eagerly=False):
-    """The rows of `tf_keras.layers.Embedding`, trained alike."""
+    """Returns rows of `tf_keras.layers.Embedding` after equal training."""
     inputs = tf_keras.Input([models.LENGTH], dtype="int64")
     stock = tf_keras.layers.Embedding(models.NUM_ROWS, models.DIM)
     model = tf_keras.Model(inputs, stock(inputs))

@@ -1,4 +1,4 @@
-"""`fit` of tf_keras with the tables of a layer divided among processes."""
+"""Tests `fit` of tf_keras with layer tables sharded over processes."""
 
 import json
 import pathlib
@@ -17,8 +17,9 @@ from tests.layers.tf_keras import divided_program
 
 DEADLINE_SECONDS = 180
 
-# What needs all rows of a table, and what is said where no process has them.
-REFUSED = {
+# Calls that require all rows of a table, and part of the error that each
+# raises if no process has all rows.
+ERRORS = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is sharded over processes, and no process has",
     "set_weights": "tables are not Keras weights",
@@ -30,7 +31,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["divided", "copied"])
-def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
+def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     processes.run_workers(
         pathlib.Path(divided_program.__file__),
         [[str(tmp_path), how]] * 2,
@@ -38,7 +39,7 @@ def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
         DEADLINE_SECONDS,
     )
     if how == "divided":
-        check_refused(tmp_path)
+        check_errors(tmp_path)
     model, losses = divided_program.fit(strategies.mirrored(2))
     for worker in range(2):
         np.testing.assert_allclose(
@@ -58,10 +59,10 @@ def test_fit_in_two_processes_is_that_of_two_replicas(how, tmp_path):
         np.testing.assert_array_equal(one.numpy(), rows)
 
 
-def check_refused(folder):
-    """Nothing is left out of a file without a word."""
+def check_errors(folder):
+    """Checks that no call omits rows silently."""
     for worker in range(2):
         found = json.loads((folder / f"refused_{worker}.json").read_text())
-        assert found.keys() == REFUSED.keys()
-        for name, words in REFUSED.items():
+        assert found.keys() == ERRORS.keys()
+        for name, words in ERRORS.items():
             assert words in found[name], f"{name}: {found[name]}"

@@ -1,4 +1,4 @@
-"""tf_keras' files hold a table as one array, whatever the shards."""
+"""Tests that tf_keras files hold a table as one array, for any shards."""
 
 import json
 import subprocess
@@ -55,9 +55,9 @@ def test_weights_load_into_any_number_of_shards(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
+def test_a_saved_model_resumes_bitwise_equal(optimizer, tmp_path):
     path = str(tmp_path / "model.keras")
-    # Adam's slot variables of the table, where it trains it, are saved too.
+    # If Adam trains the table, its slot variables of the table are saved too.
     model, layer = trained(optimizer, model_optimizer="adam")
     model.save(path)
     loaded = tf_keras.models.load_model(path)
@@ -68,7 +68,7 @@ def test_a_saved_model_resumes_to_the_bit(optimizer, tmp_path):
     assert other.num_shards == 3
 
 
-def test_a_schedule_is_saved_and_goes_on(tmp_path):
+def test_a_schedule_is_saved_and_continues(tmp_path):
     rate = tf_keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
     model, layer = tfk.make_model(tf.tpu.experimental.embedding.Adagrad(rate))
     model.compile("sgd", tfk.weighted_sum)
@@ -94,7 +94,8 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
     assert_same_state(other, layer)
     keys = dict(tf.train.list_variables(path))
     tables = [key for key, shape in keys.items() if len(shape) == 2]
-    # Rows and slot variables; with Adam two of those, each one array.
+    # The checkpoint has one array for the rows and one per slot variable. Adam
+    # has two slot variables.
     assert len(tables) == {None: 3, "sgd": 1, "adagrad": 2}[optimizer]
     if optimizer is None and not is_built:
         with pytest.raises(RuntimeError, match=r"optimizer\.build\("):
@@ -107,7 +108,7 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
     assert_same_state(other, layer)
 
 
-def test_a_checkpoint_before_the_first_call_has_the_later_slots(tmp_path):
+def test_a_checkpoint_made_before_build_later_includes_slots(tmp_path):
     layer = tfk.make_layer(models.settings("adagrad"))
     checkpoint = tf.train.Checkpoint(layer=layer)
     checkpoint.write(str(tmp_path / "empty"))
@@ -120,7 +121,7 @@ def test_a_checkpoint_before_the_first_call_has_the_later_slots(tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
-def test_checkpoints_go_from_and_into_an_unsharded_embedding(
+def test_checkpoints_convert_from_and_to_an_unsharded_embedding(
     optimizer, tmp_path
 ):
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
@@ -138,7 +139,7 @@ def test_checkpoints_go_from_and_into_an_unsharded_embedding(
     np.testing.assert_array_equal(plain.embeddings.numpy(), models.start_rows())
 
 
-def test_other_optimizers_and_shapes_are_refused(tmp_path):
+def test_weights_of_other_optimizers_and_shapes_raise(tmp_path):
     path = str(tmp_path / "model.weights.h5")
     model, _ = trained("sgd")
     model.save_weights(path)
@@ -153,7 +154,7 @@ def test_other_optimizers_and_shapes_are_refused(tmp_path):
         other.load_weights(path)
 
 
-def test_bfloat16_rows_come_back(tmp_path):
+def test_bfloat16_rows_are_restored(tmp_path):
     path = str(tmp_path / "model.weights.h5")
     model, layer = tfk.make_model(None, 3, dtype="bfloat16")
     model.save_weights(path)
@@ -217,14 +218,14 @@ def test_an_exported_model_serves_without_this_package(
         cwd=tmp_path,
     ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
-    # The model goes on where it was.
+    # The model continues training from the saved state.
     np.testing.assert_array_equal(
         model.predict(ids, verbose=0), layer.embeddings.numpy()[ids]
     )
     train(model, 2)
 
 
-def test_a_table_that_trains_itself_is_refused_by_the_old_h5_format(tmp_path):
+def test_the_legacy_h5_format_raises_for_a_self_trained_table(tmp_path):
     model, _ = trained("adagrad")
     with pytest.raises(NotImplementedError, match="not supported in h5"):
         model.save_weights(str(tmp_path / "model.h5"))

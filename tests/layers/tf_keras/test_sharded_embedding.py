@@ -1,4 +1,4 @@
-"""`tlm.layers.tf_keras.ShardedEmbedding`, and a table as attribute."""
+"""Tests `tlm.layers.tf_keras.ShardedEmbedding`, and a table as an attribute."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_fit_takes_one_step_per_batch_and_distinct_row(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_an_id_three_times_is_squared_after_it_is_summed(rule):
+def test_gradients_of_a_repeated_id_are_summed_before_squaring(rule):
     model, layer = tfk.make_model(models.settings(rule))
     ids = np.full([models.NUM_SAMPLES, models.LENGTH], 7)
     y = np.ones([*ids.shape, models.DIM], np.float32)
@@ -63,10 +63,11 @@ def test_an_id_three_times_is_squared_after_it_is_summed(rule):
     ],
     ids=["adam", "sgd", "adafactor", "legacy adam", "legacy sgd"],
 )
-def test_the_models_optimizer_keeps_and_does_nothing_of_the_table(make):
+def test_the_models_optimizer_does_not_affect_the_table(make):
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
     layer = tfk.make_layer(models.settings("adagrad"))
-    # The other weights get no gradient that the table's could be clipped by.
+    # The gradients of the other weights are zero, so clipping does not change
+    # the gradient of the table.
     bias = tf_keras.layers.Dense(models.DIM)
     model = tf_keras.Model(ids, layer(ids) + 0 * bias(tf.ones([1, 1])))
     batch, y = models.batches(3)
@@ -84,7 +85,7 @@ def test_the_models_optimizer_keeps_and_does_nothing_of_the_table(make):
     "kind", [tf_keras.optimizers.SGD, legacy.SGD], ids=["new", "legacy"]
 )
 @pytest.mark.parametrize("is_function", [False, True])
-def test_a_loop_of_ones_own_trains_by_apply_gradients(kind, is_function):
+def test_a_custom_loop_trains_with_apply_gradients(kind, is_function):
     model, layer = tfk.make_model(models.settings("adagrad"))
     optimizer = kind()
 
@@ -104,7 +105,7 @@ def test_a_loop_of_ones_own_trains_by_apply_gradients(kind, is_function):
     models.assert_trained(layer, ref)
 
 
-def test_nothing_trains_while_one_predicts_or_looks_at_gradients():
+def test_evaluation_prediction_and_gradients_alone_change_nothing():
     model, layer = tfk.make_model("sgd")
     model.compile("sgd", tfk.weighted_sum)
     ids, y = models.batches(1)
@@ -130,7 +131,7 @@ def test_nothing_trains_while_one_predicts_or_looks_at_gradients():
     ],
     ids=["new", "legacy"],
 )
-def test_a_loss_scale_is_taken_out_and_an_overflow_skips_the_step(wrap):
+def test_gradients_are_unscaled_and_an_overflow_skips_the_step(wrap):
     model, layer = tfk.make_model(models.settings("sgd"), dtype="mixed_float16")
     model.compile(wrap(), tfk.weighted_sum)
     ids, y = models.batches(1)
@@ -144,7 +145,7 @@ def test_a_loss_scale_is_taken_out_and_an_overflow_skips_the_step(wrap):
     assert int(layer.optimizer.iterations) == 1
 
 
-def test_a_frozen_layer_stays_as_it_is():
+def test_a_frozen_layer_does_not_change():
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
     layer = tfk.make_layer("sgd", trainable=False)
     model = tf_keras.Model(ids, tf_keras.layers.Dense(2)(layer(ids)))
@@ -155,7 +156,7 @@ def test_a_frozen_layer_stays_as_it_is():
     assert len(model.non_trainable_variables) == 1
 
 
-def test_a_schedule_is_asked_with_the_number_of_the_step():
+def test_a_schedule_is_called_with_the_step_number():
     schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [1.0, 0.5, 0.25]
     )
@@ -168,7 +169,7 @@ def test_a_schedule_is_asked_with_the_number_of_the_step():
         )
 
 
-def test_the_learning_rate_is_set_read_and_refused_when_it_is_a_schedule():
+def test_the_learning_rate_is_set_and_read_and_setting_a_schedule_raises():
     layer = tfk.make_layer("adagrad")
     layer.optimizer.learning_rate = 0.5
     assert float(layer.optimizer.learning_rate) == 0.5
@@ -198,7 +199,7 @@ def test_ragged_and_masked_ids_are_looked_up():
 
 
 @pytest.mark.parametrize("optimizer", [None, "adagrad"])
-def test_an_id_outside_is_refused_and_nothing_is_written(optimizer):
+def test_an_out_of_range_id_raises_and_nothing_is_written(optimizer):
     model, layer = tfk.make_model(optimizer)
     model.compile("sgd", tfk.weighted_sum)
     ids, y = models.batches(1)
@@ -229,7 +230,7 @@ def test_tf_keras_counts_lists_gets_and_sets_the_table(optimizer):
     )
 
 
-def test_an_initializer_of_tf_keras_fills_shards_with_different_rows():
+def test_a_tf_keras_initializer_creates_different_rows_per_shard():
     def rows(num_shards):
         layer = tfk.make_layer(
             None,
@@ -245,7 +246,7 @@ def test_an_initializer_of_tf_keras_fills_shards_with_different_rows():
     assert len(np.unique(rows(2), axis=0)) == models.NUM_ROWS
 
 
-def test_xla_and_several_replicas_are_refused():
+def test_xla_and_several_replicas_raise():
     model, layer = tfk.make_model("sgd")
     model.compile("sgd", tfk.weighted_sum, jit_compile=True)
     with pytest.raises(RuntimeError, match="jit_compile=False"):
@@ -257,7 +258,7 @@ def test_xla_and_several_replicas_are_refused():
         tfk.make_layer("sgd").build()
 
 
-def test_a_training_step_reads_no_shard_as_a_whole():
+def test_a_training_step_reads_no_full_shard():
     model, layer = tfk.make_model("adagrad")
     model.compile("adam", tfk.weighted_sum)
     ids, y = map(tf.constant, models.batches(1))
@@ -283,7 +284,7 @@ def test_a_training_step_reads_no_shard_as_a_whole():
     assert used_by == {"LayoutMap>ApplyRowGradients", "LayoutMap>GatherRows"}
 
 
-# The model's own optimizer.
+# Training by the model's optimizer.
 
 OPTIMIZERS = {
     "sgd": tf_keras.optimizers.SGD,
@@ -317,10 +318,11 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_without_its_own_it_trains_as_tf_keras_trains_one_table(name):
+def test_the_models_optimizer_trains_shards_as_one_unsharded_table(name):
     model, layer = tfk.make_model(None, num_shards=4)
     ids, y = models.batches(3)
-    # In a function tf_keras' Nadam counts steps by weights: NaN with one.
+    # In a function, Nadam of tf_keras counts a step per weight, so one weight
+    # results in NaN.
     run_eagerly = name == "nadam"
     model.compile(OPTIMIZERS[name](), tfk.weighted_sum, run_eagerly=run_eagerly)
     tfk.fit(model, ids, y)
@@ -340,7 +342,7 @@ def test_without_its_own_it_trains_as_tf_keras_trains_one_table(name):
         (tf_keras.optimizers.Adafactor, "Adafactor"),
     ],
 )
-def test_what_looks_at_a_whole_weight_is_refused_for_several_shards(
+def test_options_that_need_the_full_weight_raise_for_several_shards(
     make, words
 ):
     model, layer = tfk.make_model(None, num_shards=2)
@@ -372,7 +374,7 @@ class Lookup(tf_keras.layers.Layer):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_layer_with_a_table_is_trained_by_fit(rule):
+def test_fit_trains_a_layer_with_a_table_attribute(rule):
     layer = Lookup()
     model = tf_keras.Sequential([layer])
     model.compile(
@@ -394,8 +396,8 @@ def test_a_layer_with_a_table_is_trained_by_fit(rule):
     )
 
 
-def test_old_h5_files_are_refused_for_tables_with_keys(tmp_path):
-    """They hold the weights of a layer, of which keys are none."""
+def test_legacy_h5_files_raise_for_open_vocabulary_tables(tmp_path):
+    """Legacy files contain only weights; keys are not weights."""
     layer = tlm.layers.tf_keras.ShardedEmbedding(
         tlm.OpenVocabulary(8), 2, optimizer="sgd", name="words"
     )

@@ -1,7 +1,7 @@
-"""`tlm.layers.tf_keras.TPUEmbedding` is the Keras 3 layer for tf_keras.
+"""Tests that `TPUEmbedding` for tf_keras equals the Keras 3 layer.
 
-Models of both Keras, of the same elementwise formula, are given the same
-batches: their tables must be equal to the bit.
+Models in both Keras versions compute the same elementwise formula on the same
+batches. Their tables must be bitwise equal.
 """
 
 import functools
@@ -93,7 +93,7 @@ STEPS = {
 }
 
 
-def test_tables_equal_those_of_keras_3_to_the_bit():
+def test_tables_are_bitwise_equal_to_those_of_keras_3():
     model = compiled()
     train(model, *keras3.batches(), epochs=2)
     keras3.assert_same(embedding_of(model), of_keras_3())
@@ -103,7 +103,7 @@ def test_tables_equal_those_of_keras_3_to_the_bit():
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_replicas", [1, 2])
-def test_so_they_do_however_the_steps_are_taken(steps, num_replicas):
+def test_tables_are_bitwise_equal_for_all_compile_options(steps, num_replicas):
     model = compiled(strategies.mirrored(num_replicas), **STEPS[steps])
     train(model, *keras3.batches(), epochs=2)
     keras3.assert_same(embedding_of(model), of_keras_3())
@@ -118,7 +118,7 @@ def test_so_they_do_however_the_steps_are_taken(steps, num_replicas):
     ],
     ids=["one device", "4 replicas"],
 )
-def test_so_they_do_under_other_strategies(make_strategy):
+def test_tables_are_bitwise_equal_under_other_strategies(make_strategy):
     model = compiled(
         make_strategy(),
         make=functools.partial(
@@ -139,13 +139,13 @@ def with_dense():
     )
 
 
-def test_dense_weights_of_replicas_train_beside_the_tables():
+def test_dense_weights_of_replicas_train_with_the_tables():
     models = [compiled(strategies.mirrored(n), make=with_dense) for n in (1, 2)]
     x, y = keras3.batches()
     for model in models:
         train(model, x, y, epochs=2)
     one, two = models
-    # Gradients of dense weights are summed by replicas first.
+    # The gradients of dense weights are summed per replica first.
     keras3.assert_same(
         embedding_of(two), embedding_of(one), rtol=1e-5, atol=1e-6
     )
@@ -166,7 +166,7 @@ def test_dense_weights_of_replicas_train_beside_the_tables():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
-def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
+def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
     two = compiled(strategies.mirrored(2))
     train(two, *keras3.batches())
     path = str(tmp_path / f"model{suffix}")
@@ -201,7 +201,7 @@ def test_an_overflow_in_one_replica_skips_the_step_of_all():
 
 
 def own_loop(strategy, model, optimizer, aggregate=None, **options):
-    """Trains two epochs in `strategy.run`, a function for each batch."""
+    """Trains two epochs in `strategy.run`, with one function call per batch."""
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -225,7 +225,7 @@ def own_loop(strategy, model, optimizer, aggregate=None, **options):
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("optimizers", ["optimizers", "optimizers.legacy"])
-def test_a_loop_of_ones_own_trains_in_run(num_replicas, optimizers):
+def test_a_custom_loop_trains_in_strategy_run(num_replicas, optimizers):
     strategy = strategies.mirrored(num_replicas)
     with strategy.scope():
         model = make_model()
@@ -248,7 +248,7 @@ def test_a_loop_of_ones_own_trains_in_run(num_replicas, optimizers):
     ],
     ids=["new", "old"],
 )
-def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
+def test_gradients_aggregated_by_the_caller_raise(aggregate, option):
     strategy = strategies.mirrored(2)
     with strategy.scope():
         model = make_model()
@@ -260,7 +260,7 @@ def test_gradients_aggregated_by_the_caller_are_refused(aggregate, option):
     )
 
 
-def test_a_step_that_failed_in_one_replica_is_forgotten():
+def test_a_step_that_failed_in_one_replica_is_discarded():
     x, y = keras3.batches(1)
     model = compiled(strategies.mirrored(2))
     train(model, *keras3.batches(), epochs=2)
@@ -275,7 +275,7 @@ def test_a_step_that_failed_in_one_replica_is_forgotten():
     assert embedding_of(model).stats()["num_updates"] == 7
 
 
-def test_a_layer_of_another_strategy_is_refused():
+def test_a_layer_of_another_strategy_raises():
     layer = make_layer()
     layer.build()
 
@@ -291,7 +291,7 @@ def test_a_layer_of_another_strategy_is_refused():
         compiled(strategies.mirrored(2), make=make)
 
 
-def test_dense_weights_train_beside_the_tables():
+def test_dense_weights_train_with_the_tables():
     def make():
         below = make_model()
         return tf_keras.Model(
@@ -327,7 +327,7 @@ def test_evaluation_and_gradients_alone_change_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_saved_model_goes_on_where_it_was(suffix, num_shards, tmp_path):
+def test_a_saved_model_resumes_training(suffix, num_shards, tmp_path):
     make = functools.partial(
         make_model,
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
@@ -351,7 +351,7 @@ def test_a_saved_model_goes_on_where_it_was(suffix, num_shards, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_rows_of_16_bits_are_those_of_keras_3_and_are_saved(suffix, tmp_path):
+def test_16_bit_rows_equal_those_of_keras_3_and_are_saved(suffix, tmp_path):
     expected = keras3.compiled(
         tf.distribute.get_strategy(),
         lambda: keras3.Product(
@@ -381,7 +381,7 @@ def test_rows_of_16_bits_are_those_of_keras_3_and_are_saved(suffix, tmp_path):
     assert rows.dtype == tf.bfloat16
 
 
-def test_an_exported_model_uses_stock_ops_only(tmp_path):
+def test_an_exported_model_uses_only_stock_ops(tmp_path):
     model = compiled()
     x, y = keras3.batches(1)
     train(model, x, y)
@@ -396,7 +396,7 @@ def test_an_exported_model_uses_stock_ops_only(tmp_path):
     assert b"LayoutMap>" not in (tmp_path / "m/saved_model.pb").read_bytes()
 
 
-def test_a_model_of_the_other_keras_is_refused():
+def test_a_model_of_the_other_keras_version_raises():
     inputs = {
         "title": keras.Input([3], dtype="int64"),
         "body": keras.Input([2], dtype="int64"),
@@ -416,7 +416,7 @@ def test_a_model_of_the_other_keras_is_refused():
 
 
 class Siamese(tf_keras.Model):
-    """A model without `training`, whose layer is called twice."""
+    """Model without a `training` argument, whose layer is called twice."""
 
     def __init__(self, layer):
         super().__init__()
@@ -432,7 +432,7 @@ def single():
 
 
 def siamese_loop(layer, **call):
-    """A tape in a loop, as with any other layer."""
+    """Trains in a custom loop with a gradient tape, as with any other layer."""
     optimizer = tf_keras.optimizers.SGD(0.5)
     x, y = keras3.batches()
     for ids, labels in tf.data.Dataset.from_tensor_slices((x["user"], y)).batch(
@@ -446,7 +446,7 @@ def siamese_loop(layer, **call):
 
 
 def assert_rows_of_stock(layer, expected):
-    # Stock layers add gradients of a row up in another order.
+    # Stock layers sum the gradients of a row in a different order.
     np.testing.assert_allclose(
         layer.get_embedding_tables()["words"],
         expected.embeddings,
@@ -462,7 +462,7 @@ def stock():
 
 
 @pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
-def test_a_loop_of_ones_own_trains_whatever_it_says(call):
+def test_a_custom_loop_trains_for_any_training_argument(call):
     layer, expected = single(), stock()
     siamese_loop(layer, **call)
     siamese_loop(expected)
@@ -470,7 +470,7 @@ def test_a_loop_of_ones_own_trains_whatever_it_says(call):
     assert layer.embedding.stats()["num_updates"] == 3
 
 
-def test_fit_trains_a_model_without_training_as_a_stock_layer():
+def test_fit_without_a_training_argument_trains_as_a_stock_layer():
     x, y = keras3.batches()
     models = [Siamese(make()) for make in (single, stock)]
     for model in models:
@@ -493,7 +493,7 @@ def sharded():
 @pytest.mark.parametrize(
     "optimizer", [tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
 )
-def test_a_table_without_a_gradient_is_an_error(optimizer, make):
+def test_a_table_without_a_gradient_raises(optimizer, make):
     x, y = keras3.batches()
     ids = tf_keras.Input([], dtype="int64")
     layer, dense = make(), tf_keras.layers.Dense(4)
@@ -506,7 +506,7 @@ def test_a_table_without_a_gradient_is_an_error(optimizer, make):
     model.fit(x["user"], y, verbose=0)
 
 
-def test_packed_batches_train_the_same_tables():
+def test_packed_batches_train_equal_tables():
     def make():
         ids = tf_keras.Input([10], dtype="int64")
         found = make_layer()(ids)

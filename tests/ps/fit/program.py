@@ -1,9 +1,9 @@
-"""What `fit` over parameter servers does; test_fit.py starts it.
+"""Runs `fit` on parameter servers; test_fit.py starts this program.
 
-    python -m tests.ps.fit.program keras|tf_keras FOLDER
+python -m tests.ps.fit.program keras|tf_keras FOLDER
 
-Two servers and one worker, in this process. Prints a line of JSON: what each
-case gave, or its error.
+Runs two servers and one worker in this process. Prints a line of JSON with the
+result or the error of each case.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
-# What it is given; a test run that collects this file gives something else.
+# Test runs that collect this file pass other arguments.
 KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
 FOLDER = pathlib.Path(sys.argv[-1])
 keras = importlib.import_module(KERAS)
@@ -77,33 +77,33 @@ def model(strategy=None, twice=False, wire_dtype="float32", **options):
         both = [found["a"], found["b"]]
         if twice:
             both.append(layer(inputs)["a"])
-        made = keras.Model(
+        built = keras.Model(
             inputs,
             keras.layers.Dense(1, kernel_initializer="ones")(
                 keras.layers.Concatenate()(both)
             ),
         )
-        made.compile(
+        built.compile(
             keras.optimizers.SGD(0.1), "mse", **{"metrics": ["mae"], **options}
         )
-    made.embedding_layer = layer
-    return made
+    built.embedding_layer = layer
+    return built
 
 
 def calling_in_a_function(strategy):
-    """A model whose call is a tf.function of its own."""
-    made = model(strategy)
-    made.call = tf.function(made.call)
-    return made
+    """Returns a model whose `call` runs in a separate `tf.function`."""
+    built = model(strategy)
+    built.call = tf.function(built.call)
+    return built
 
 
-def values(made):
+def values(built):
     return [
         *(
             one.numpy()
-            for one in made.embedding_layer.embedding_tables.values()
+            for one in built.embedding_layer.embedding_tables.values()
         ),
-        *(one.numpy() for one in made.trainable_variables),
+        *(one.numpy() for one in built.trainable_variables),
     ]
 
 
@@ -120,16 +120,16 @@ def numbers(history):
 
 
 def one_process():
-    """What a model does that is on this process alone."""
-    made = model()
-    history = made.fit(
+    """Returns the results of training on this process alone."""
+    built = model()
+    history = built.fit(
         batches(), epochs=2, verbose=0, validation_data=batches()
     )
-    made.save_weights(FOLDER / "host.weights.h5")
+    built.save_weights(FOLDER / "host.weights.h5")
     return (
         numbers(history),
-        values(made),
-        made.predict(IDS, verbose=0),
+        values(built),
+        built.predict(IDS, verbose=0),
         one_process_with_tables(),
         one_process_with_keys(),
     )
@@ -138,65 +138,69 @@ def one_process():
 HOST: tuple = ()
 
 
-def trains_to_the_bit(strategy):
-    made = model(strategy)
-    history = made.fit(
+def trains_bitwise_equal(strategy):
+    built = model(strategy)
+    history = built.fit(
         datasets(), epochs=2, verbose=0, validation_data=datasets()
     )
-    stats = made.embedding_layer.embedding.stats()
+    stats = built.embedding_layer.embedding.stats()
     return [
         numbers(history) == HOST[0],
-        same(values(made), HOST[1]),
+        same(values(built), HOST[1]),
         stats["num_updates"],
-        int(made.optimizer.iterations.numpy()),
+        int(built.optimizer.iterations.numpy()),
     ]
 
 
 def bfloat16_on_the_wire(strategy):
-    made = model(strategy, wire_dtype="bfloat16")
-    made.fit(datasets(), epochs=2, verbose=0)
-    # Each of 6 steps is off by 2^-8 of some values, of up to 3.
+    built = model(strategy, wire_dtype="bfloat16")
+    built.fit(datasets(), epochs=2, verbose=0)
+    # Each of 6 steps has a relative error of 2^-8; values are at most 3.
     return [
-        made.embedding_layer.embedding.stats()["wire_dtype"],
-        same(values(made), HOST[1]),
+        built.embedding_layer.embedding.stats()["wire_dtype"],
+        same(values(built), HOST[1]),
         bool(
             all(
                 np.allclose(*both, atol=6 * 3 * 2**-8)
-                for both in zip(values(made), HOST[1])
+                for both in zip(values(built), HOST[1])
             )
         ),
     ]
 
 
-def files_go_both_ways(strategy):
-    made = model(strategy)
-    made.load_weights(FOLDER / "host.weights.h5")
-    read = same(values(made), HOST[1])
-    made.save_weights(FOLDER / "servers.weights.h5")
-    made.save(FOLDER / "servers.keras")
+def files_are_exchanged(strategy):
+    built = model(strategy)
+    built.load_weights(FOLDER / "host.weights.h5")
+    read = same(values(built), HOST[1])
+    built.save_weights(FOLDER / "servers.weights.h5")
+    built.save(FOLDER / "servers.keras")
     alone = model()
     alone.load_weights(FOLDER / "servers.weights.h5")
-    whole = keras.models.load_model(FOLDER / "servers.keras")
+    loaded_model = keras.models.load_model(FOLDER / "servers.keras")
     return [
         read,
         same(values(alone), HOST[1]),
-        bool(np.allclose(whole.predict(IDS, verbose=0), HOST[2], rtol=1e-5)),
+        bool(
+            np.allclose(
+                loaded_model.predict(IDS, verbose=0), HOST[2], rtol=1e-5
+            )
+        ),
     ]
 
 
 def predicts_evaluates_and_exports(strategy):
-    made = model(strategy)
-    made.load_weights(FOLDER / "host.weights.h5")
-    close = [np.allclose(made.predict(IDS, verbose=0), HOST[2], rtol=1e-5)]
+    built = model(strategy)
+    built.load_weights(FOLDER / "host.weights.h5")
+    close = [np.allclose(built.predict(IDS, verbose=0), HOST[2], rtol=1e-5)]
     last = [HOST[0]["val_loss"][-1], HOST[0]["val_mae"][-1]]
-    close.append(np.allclose(made.evaluate(datasets(), verbose=0), last))
+    close.append(np.allclose(built.evaluate(datasets(), verbose=0), last))
     if KERAS == "keras":
         close.append(
             np.allclose(
-                made.evaluate(IDS, LABELS, verbose=0, batch_size=8), last
+                built.evaluate(IDS, LABELS, verbose=0, batch_size=8), last
             )
         )
-        made.export(FOLDER / "served", verbose=False)
+        built.export(FOLDER / "served", verbose=False)
         loaded = tf.saved_model.load(FOLDER / "served")
         close.append(
             np.allclose(
@@ -211,7 +215,7 @@ def predicts_evaluates_and_exports(strategy):
 
 
 def table_model(strategy=None, **options):
-    """A table that trains itself, and one that the model's optimizer trains."""
+    """Returns a model with a self-trained table and a model-trained table."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
             "a": keras.Input([2], dtype="int64", name="a"),
@@ -234,44 +238,44 @@ def table_model(strategy=None, **options):
                 ("b", 20, None),
             ]
         ]
-        made = keras.Model(
+        built = keras.Model(
             inputs,
             keras.layers.Dense(1, kernel_initializer="ones")(
                 keras.layers.Flatten()(keras.layers.Concatenate(axis=1)(rows))
             ),
         )
-        made.compile(keras.optimizers.SGD(0.1), "mse")
-    return made
+        built.compile(keras.optimizers.SGD(0.1), "mse")
+    return built
 
 
-def parts(made):
-    """Tables, slot variable and steps of its layers, and the dense weights."""
-    own = made.get_layer("table_a")
+def parts(built):
+    """Returns tables, slot variables, step counts and dense weights."""
+    layer = built.get_layer("table_a")
     return [
-        own.embeddings.numpy(),
-        own.optimizer.slots["accumulators"].numpy(),
-        np.asarray(own.optimizer.iterations),
-        made.get_layer("table_b").embeddings.numpy(),
-        *(one.numpy() for one in made.layers[-1].trainable_weights),
+        layer.embeddings.numpy(),
+        layer.optimizer.slots["accumulators"].numpy(),
+        np.asarray(layer.optimizer.iterations),
+        built.get_layer("table_b").embeddings.numpy(),
+        *(one.numpy() for one in built.layers[-1].trainable_weights),
     ]
 
 
 def one_process_with_tables():
-    made = table_model()
-    made.fit(batches(), epochs=2, verbose=0)
-    made.save_weights(FOLDER / "tables.weights.h5")
-    return parts(made)
+    built = table_model()
+    built.fit(batches(), epochs=2, verbose=0)
+    built.save_weights(FOLDER / "tables.weights.h5")
+    return parts(built)
 
 
 def tables_in_layers(strategy):
-    made = table_model(strategy)
-    made.fit(datasets(), epochs=2, verbose=0)
-    trained = same(parts(made), HOST[3])
+    built = table_model(strategy)
+    built.fit(datasets(), epochs=2, verbose=0)
+    trained = same(parts(built), HOST[3])
     devices = {
         one.device.split("/")[1]
-        for one in made.get_layer("table_a").embeddings.variables
+        for one in built.get_layer("table_a").embeddings.variables
     }
-    made.save_weights(FOLDER / "from_servers.weights.h5")
+    built.save_weights(FOLDER / "from_servers.weights.h5")
     alone, again = table_model(), table_model(strategy)
     alone.load_weights(FOLDER / "from_servers.weights.h5")
     again.load_weights(FOLDER / "tables.weights.h5")
@@ -284,7 +288,7 @@ def tables_in_layers(strategy):
 
 
 def key_model(strategy=None):
-    """Keys in both layers: of a table of ads, and words as strings."""
+    """Returns a model with open vocabularies in both kinds of layers."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
             "a": keras.Input([2], dtype="int64", name="a"),
@@ -310,7 +314,7 @@ def key_model(strategy=None):
             optimizer=tpu.Adagrad(0.3),
         )
         rows = keras.layers.Flatten()(words(inputs["b"]))
-        made = keras.Model(
+        built = keras.Model(
             inputs,
             keras.layers.Dense(1, kernel_initializer="ones")(
                 keras.layers.Concatenate()(
@@ -318,20 +322,20 @@ def key_model(strategy=None):
                 )
             ),
         )
-        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    made.key_layers = layer, words
-    return made
+        built.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    built.key_layers = layer, words
+    return built
 
 
-def key_parts(made):
-    """Keys and their rows, by key, of both layers; and the dense weights."""
+def key_parts(built):
+    """Returns the keys of both layers, rows by key, and the dense weights."""
     found = []
     for vocabulary, rows in [
         (
-            made.key_layers[0].embedding.vocabularies["t"],
-            next(iter(made.key_layers[0].embedding_tables.values())),
+            built.key_layers[0].embedding.vocabularies["t"],
+            next(iter(built.key_layers[0].embedding_tables.values())),
         ),
-        (made.key_layers[1].vocabulary, made.key_layers[1].embeddings),
+        (built.key_layers[1].vocabulary, built.key_layers[1].embeddings),
     ]:
         keys = np.sort(vocabulary.keys().numpy())
         found += [
@@ -339,35 +343,38 @@ def key_parts(made):
             tf.convert_to_tensor(rows).numpy()[vocabulary.lookup(keys).numpy()],
             np.array(list(vocabulary.stats().values())[:-1]),
         ]
-    return [*found, *(one.numpy() for one in made.layers[-1].trainable_weights)]
+    return [
+        *found,
+        *(one.numpy() for one in built.layers[-1].trainable_weights),
+    ]
 
 
 def one_process_with_keys():
-    made = key_model()
-    history = made.fit(
+    built = key_model()
+    history = built.fit(
         batches(), epochs=2, verbose=0, validation_data=batches()
     )
-    made.save_weights(FOLDER / "keys.weights.h5")
-    return (key_parts(made), numbers(history), made.predict(IDS, verbose=0))
+    built.save_weights(FOLDER / "keys.weights.h5")
+    return (key_parts(built), numbers(history), built.predict(IDS, verbose=0))
 
 
 def keys_in_layers(strategy):
-    made = key_model(strategy)
-    history = made.fit(
+    built = key_model(strategy)
+    history = built.fit(
         datasets(), epochs=2, verbose=0, validation_data=datasets()
     )
     expected, logs, predicted = HOST[4]
-    trained = same(key_parts(made), expected)
-    made.save_weights(FOLDER / "keys_of_servers.weights.h5")
+    trained = same(key_parts(built), expected)
+    built.save_weights(FOLDER / "keys_of_servers.weights.h5")
     alone, again = key_model(), key_model(strategy)
     alone.load_weights(FOLDER / "keys_of_servers.weights.h5")
     again.load_weights(FOLDER / "keys.weights.h5")
     close = [
         np.allclose(one.predict(IDS, verbose=0), predicted, rtol=1e-5)
-        for one in (made, alone, again)
+        for one in (built, alone, again)
     ]
     if KERAS == "keras":
-        made.export(FOLDER / "served_keys", verbose=False)
+        built.export(FOLDER / "served_keys", verbose=False)
         loaded = tf.saved_model.load(FOLDER / "served_keys")
         close.append(
             np.allclose(
@@ -388,7 +395,7 @@ def keys_in_layers(strategy):
 
 
 class Ends(keras.callbacks.Callback):
-    """Ends a `fit` after its first epoch, and counts batches."""
+    """Callback that interrupts `fit` after an epoch and counts batches."""
 
     def __init__(self, after=None):
         super().__init__()
@@ -406,11 +413,11 @@ class Ends(keras.callbacks.Callback):
 
 def callbacks_work(strategy):
     folder = FOLDER / "backup"
-    made = model(strategy)
+    built = model(strategy)
     best = FOLDER / "best.weights.h5"
     interrupted = False
     try:
-        made.fit(
+        built.fit(
             datasets(),
             epochs=3,
             verbose=0,
@@ -450,21 +457,21 @@ def callbacks_work(strategy):
 
 
 def steps_of_an_epoch(strategy):
-    made = model(strategy)
+    built = model(strategy)
     counts = Ends()
-    made.fit(
+    built.fit(
         tlm.ps.Datasets(lambda: batches().repeat()),
         epochs=2,
         steps_per_epoch=5,
         verbose=0,
         callbacks=[counts],
     )
-    after = int(made.optimizer.iterations.numpy())
-    short = made.fit(datasets(), epochs=2, steps_per_epoch=5, verbose=0)
+    after = int(built.optimizer.iterations.numpy())
+    short = built.fit(datasets(), epochs=2, steps_per_epoch=5, verbose=0)
     return [
         after,
         counts.batches[-1],
-        int(made.optimizer.iterations.numpy()) - after,
+        int(built.optimizer.iterations.numpy()) - after,
         len(short.epoch),
     ]
 
@@ -491,9 +498,9 @@ class OtherLogs(keras.Model):
 
 def other_logs(strategy):
     with strategy.scope():
-        made = OtherLogs()
-        made.compile("sgd", "mse")
-    made.fit(datasets(), verbose=0)
+        built = OtherLogs()
+        built.compile("sgd", "mse")
+    built.fit(datasets(), verbose=0)
 
 
 def bad_id(strategy):
@@ -508,9 +515,9 @@ CASES = {
     **{
         case.__name__: case
         for case in [
-            trains_to_the_bit,
+            trains_bitwise_equal,
             bfloat16_on_the_wire,
-            files_go_both_ways,
+            files_are_exchanged,
             predicts_evaluates_and_exports,
             tables_in_layers,
             keys_in_layers,
@@ -581,9 +588,9 @@ CASES = {
 
 def main():
     global HOST
-    HOST = one_process()  # Before devices have the names of a cluster.
+    HOST = one_process()  # Runs before the cluster renames the devices.
     servers, strategy = cluster.start(2)
-    datasets()  # From here on `fit` knows them, as after `connect`.
+    datasets()  # From here on, `fit` is patched, as after `connect`.
     found = {}
     for name, case in CASES.items():
         try:
@@ -591,7 +598,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
-    # Servers in threads never end.
+    # Servers in threads never exit.
     del servers
     os._exit(0)
 

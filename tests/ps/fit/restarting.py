@@ -1,10 +1,10 @@
-"""`fit` of a program that starts anew; test_fit.py starts it.
+"""Runs a `fit` that restarts its program; test_fit.py starts it.
 
-    python -m tests.ps.fit.restarting FOLDER keras|tf_keras
+python -m tests.ps.fit.restarting FOLDER keras|tf_keras
 
-Each step gives one row of a table the gradient 1. Says at the begin of each
-epoch what the row is. With Keras 3 the first life waits in the middle of its
-second backup. Ends after an epoch when a file `stop` is in FOLDER.
+Each step applies the gradient 1 to one row of a table. The program prints the
+row at the beginning of each epoch. With Keras 3, it pauses in its second backup
+before the first restart. It ends after an epoch if the file FOLDER/stop exists.
 """
 
 import importlib
@@ -20,7 +20,7 @@ import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW
 
 tpu = tf.tpu.experimental.embedding
-# What it is given; a test run that collects this file gives something else.
+# Test runs that collect this file pass other arguments.
 KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
 keras = importlib.import_module(KERAS)
 layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
@@ -30,7 +30,7 @@ HALF_WRITTEN = 2
 
 
 class Layer(layers.TPUEmbedding):
-    """Waits while it is saved for the second time."""
+    """Layer that pauses when it is saved for the second time."""
 
     num_saved = 0
 
@@ -40,7 +40,7 @@ class Layer(layers.TPUEmbedding):
         if IS_FIRST_LIFE and self.num_saved == HALF_WRITTEN:
             print("WRITING", flush=True)
             time.sleep(8)
-            # As if there were more of it: it is on both servers.
+            # Simulates a longer save, which reads from both servers.
             print("READS", row_of(self), flush=True)
 
 
@@ -64,9 +64,9 @@ def model(strategy):
             tpu.SGD(RATE),
             partitioner=tlm.partitioners.FixedShardsPartitioner(2),
         )
-        made = keras.Model(inputs, layer(inputs)["a"])
-        made.compile("sgd", loss=lambda y, x: tf.reduce_sum(x, axis=1))
-    return made, layer
+        built = keras.Model(inputs, layer(inputs)["a"])
+        built.compile("sgd", loss=lambda y, x: tf.reduce_sum(x, axis=1))
+    return built, layer
 
 
 def endless():
@@ -75,8 +75,8 @@ def endless():
     ).repeat()
 
 
-class Tells(keras.callbacks.Callback):
-    """Says what the row is, and ends when it is told to."""
+class PrintRow(keras.callbacks.Callback):
+    """Callback that prints the row, and ends training on a stop file."""
 
     def __init__(self, folder, layer):
         super().__init__()
@@ -95,21 +95,26 @@ class Tells(keras.callbacks.Callback):
 
 def main(folder: pathlib.Path):
     strategy = tlm.ps.connect()
-    made, layer = model(strategy)
-    tells = Tells(folder, layer)
-    made.fit(
+    built, layer = model(strategy)
+    print_row = PrintRow(folder, layer)
+    built.fit(
         tlm.ps.Datasets(endless, on_server_loss="restart"),
         epochs=10_000,
         steps_per_epoch=NUM_STEPS,
         verbose=0,
-        callbacks=[tells, keras.callbacks.BackupAndRestore(folder / "backup")],
+        callbacks=[
+            print_row,
+            keras.callbacks.BackupAndRestore(folder / "backup"),
+        ],
     )
     print(
         "FOUND "
-        + json.dumps({"num_epochs": tells.num_epochs, "row": row_of(layer)}),
+        + json.dumps(
+            {"num_epochs": print_row.num_epochs, "row": row_of(layer)}
+        ),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`fit` of both Keras over parameter servers."""
+"""Tests `fit` of both Keras versions on parameter servers."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from tests.ps.cluster import Cluster
 from tests.ps.fit import restarting, two_workers
 from tests.ps.train import RATE
 
-pytestmark = pytest.mark.slow  # Clusters.
+pytestmark = pytest.mark.slow  # Starts clusters.
 
 _SECONDS = 400
 
@@ -26,30 +26,32 @@ def found(request, tmp_path_factory):
     )
 
 
-def test_one_worker_trains_tables_weights_and_metrics_to_the_bit(found):
+def test_one_worker_trains_bitwise_equal_tables_weights_and_metrics(found):
     is_same_history, are_same, num_updates, iterations = found[
-        "trains_to_the_bit"
+        "trains_bitwise_equal"
     ]
     assert is_same_history
     assert all(are_same)
     assert num_updates == iterations == 6
 
 
-def test_rows_of_a_layer_may_travel_as_bfloat16(found):
+def test_a_layer_can_transfer_rows_as_bfloat16(found):
     wire, are_same, is_close = found["bfloat16_on_the_wire"]
     assert wire == "bfloat16"
-    assert not any(are_same[:2])  # The tables; weights that take marks stay 0.
+    # The first two values are tables. Weights that only receive markers stay
+    # 0.
+    assert not any(are_same[:2])
     assert is_close
 
 
-def test_files_go_between_servers_and_one_process(found):
-    read, written, whole = found["files_go_both_ways"]
+def test_files_are_exchanged_between_servers_and_one_process(found):
+    read, written, is_loaded = found["files_are_exchanged"]
     assert all(read)
     assert all(written)
-    assert whole
+    assert is_loaded
 
 
-def test_tables_in_layers_are_those_of_one_process_to_the_bit(found):
+def test_tables_in_layers_are_bitwise_equal_to_one_process(found):
     trained, saved, loaded, jobs = found["tables_in_layers"]
     assert all(trained)
     assert all(saved)
@@ -57,15 +59,15 @@ def test_tables_in_layers_are_those_of_one_process_to_the_bit(found):
     assert jobs == ["job:ps"]
 
 
-def test_so_are_keys_in_layers_their_rows_counts_and_files(found):
+def test_open_vocabularies_in_layers_equal_one_process(found):
     assert found["keys_in_layers"] == [True] * 5
 
 
-def test_predicts_evaluates_and_exports(found):
+def test_predict_evaluate_and_export_equal_one_process(found):
     assert found["predicts_evaluates_and_exports"] is True
 
 
-def test_callbacks_are_told_and_a_backup_goes_on(found):
+def test_callbacks_are_called_and_a_backup_resumes(found):
     interrupted, has_best, epochs, last_batch, are_same, has_val, stopped = (
         found["callbacks_work"]
     )
@@ -78,7 +80,7 @@ def test_callbacks_are_told_and_a_backup_goes_on(found):
     assert stopped == 2
 
 
-def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
+def test_an_epoch_ends_after_its_steps_or_with_its_dataset(found):
     steps, last_batch, short, num_epochs = found["steps_of_an_epoch"]
     assert steps == 10
     assert last_batch == 4
@@ -114,24 +116,24 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
         ("no_batches", "must return datasets with batches"),
     ],
 )
-def test_what_cannot_train_is_refused(found, case, words):
+def test_unsupported_models_and_arguments_raise(found, case, words):
     assert words in found[case].replace("\\", "")
 
 
-def test_keras_3_says_what_it_wants_instead_of_arrays(found):
-    # tf_keras makes datasets of arrays itself.
+def test_arrays_raise_with_the_supported_argument_in_keras_3(found):
+    # tf_keras creates datasets from arrays itself.
     assert "must be tlm.ps.Datasets" in found.get(
         "arrays", "must be tlm.ps.Datasets"
     )
 
 
-def test_backups_that_tf_keras_would_not_write_are_refused(found):
+def test_unsupported_backup_frequency_raises_in_tf_keras(found):
     assert 'must be "epoch" on' in found.get(
         "backups_of_batches", 'must be "epoch" on'
     )
 
 
-def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
+def test_two_workers_train_uneven_datasets_while_workers_restart(tmp_path):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
         cluster.train(module="tests.ps.fit.two_workers")
@@ -139,7 +141,8 @@ def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
         for _ in range(3):
             time.sleep(dice.uniform(0.2, 1))
             cluster.restart("worker", dice.randrange(2))
-        # The first eight steps are one round, which may outlast all deaths.
+        # The first eight steps are one round, which may continue until after
+        # the last restart.
         cluster.wait_for("TRAINED 9", 90)
         found = cluster.finish(90)
     num_steps = sum(two_workers.SIZES)
@@ -148,12 +151,12 @@ def test_two_workers_with_uneven_datasets_and_one_that_dies(tmp_path):
     assert found["iterations"] == total
     assert found["uneven_row"] == -RATE * total
     assert found["mean"] == pytest.approx(found["expected_mean"], rel=1e-6)
-    # However often workers died, each step counts once.
+    # Each step counts once, for any number of worker restarts.
     assert found["num_steps"] >= 9
     assert found["row"] == [-RATE * found["num_steps"]] * 4
 
 
-def test_a_server_that_dies_ends_fit_with_its_address(tmp_path):
+def test_a_lost_server_ends_fit_with_its_address(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(module="tests.ps.fit.two_workers")
         cluster.wait_for("UNEVEN", 120)
@@ -167,12 +170,15 @@ def test_a_server_that_dies_ends_fit_with_its_address(tmp_path):
 @pytest.mark.parametrize(
     "keras, when",
     [
-        # In the middle of a backup, which is not to be gone on from.
+        # Kills the server during a backup, from which training must not
+        # resume.
         ("keras", "WRITING"),
         ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}"),
     ],
 )
-def test_or_the_program_starts_anew_from_its_backup(tmp_path, keras, when):
+def test_a_program_restarts_from_its_backup_after_a_lost_server(
+    tmp_path, keras, when
+):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(keras, module="tests.ps.fit.restarting")
         cluster.wait_for(when, 150)
@@ -182,11 +188,11 @@ def test_or_the_program_starts_anew_from_its_backup(tmp_path, keras, when):
         began = cluster.wait_for("LATER", 150)
         found = cluster.finish(60)
         assert cluster.processes["chief", 0].pid == process
-        told = cluster.log("chief").read_text().splitlines()
+        lines = cluster.log("chief").read_text().splitlines()
     epoch, _ = json.loads(began.removeprefix("LATER "))
     assert epoch >= restarting.HALF_WRITTEN - 1
     assert found["num_epochs"] > epoch
-    for line in told:
+    for line in lines:
         if line.startswith(("FIRST", "LATER")):
             epoch, row = json.loads(line.split(" ", 1)[1])
             assert row == [-RATE * restarting.NUM_STEPS * epoch] * 4

@@ -1,4 +1,4 @@
-"""What the loss of a server means for `fit`."""
+"""Tests how `fit` handles the loss of a server."""
 
 import os
 
@@ -23,7 +23,7 @@ def connected(monkeypatch):
 
 
 @pytest.mark.parametrize("num_backups", [0, 2])
-def test_a_program_without_a_backup_does_not_start_anew(
+def test_restart_without_a_backup_callback_raises(
     connected, num_backups, tmp_path
 ):
     with pytest.raises(ValueError, match="must have one BackupAndRestore"):
@@ -32,7 +32,7 @@ def test_a_program_without_a_backup_does_not_start_anew(
         )
 
 
-def test_what_is_told_of_a_loss_grows_with_each_backup(connected, tmp_path):
+def test_checkpoint_status_increases_with_each_backup(connected, tmp_path):
     found = fit_loop.server_loss_handler(
         None, restarting(), [Backup(tmp_path / "backup")]
     )
@@ -45,7 +45,7 @@ def test_what_is_told_of_a_loss_grows_with_each_backup(connected, tmp_path):
         assert found._checkpoint_status()[0] == number * 10**9
 
 
-def test_callbacks_of_a_class_are_found_in_whatever_fit_takes():
+def test_callbacks_of_a_class_are_found_in_all_argument_types():
     one = Backup("")
 
     class Listed:

@@ -1,8 +1,8 @@
-"""`fit` with two workers, one of which dies at times; test_fit.py starts it.
+"""Runs `fit` with two workers; test_fit.py starts and restarts them.
 
-    python -m tests.ps.fit.two_workers FOLDER
+python -m tests.ps.fit.two_workers FOLDER
 
-Prints a line of JSON when a file `stop` is in FOLDER.
+Prints a line of JSON when the file FOLDER/stop exists.
 """
 
 import json
@@ -36,14 +36,14 @@ def model(strategy):
             },
             tpu.SGD(RATE),
         )
-        made = Slow(inputs, layer(inputs)["a"])
+        built = Slow(inputs, layer(inputs)["a"])
         # The gradient of a row is 1 for each sample.
-        made.compile(
+        built.compile(
             "sgd",
             loss=lambda y, x: keras.ops.sum(x, axis=1),
             metrics=[keras.metrics.MeanSquaredError()],
         )
-    return made, layer
+    return built, layer
 
 
 def uneven(context):
@@ -62,7 +62,7 @@ def endless():
 
 
 class Slow(keras.Model):
-    """Most of a step's time is after its updates have reached servers."""
+    """Model that spends most of a step after its updates reach the servers."""
 
     is_slow = False
 
@@ -75,7 +75,7 @@ class Slow(keras.Model):
 
 
 class Counts(keras.callbacks.Callback):
-    """Counts steps, and ends when it is told to."""
+    """Callback that counts steps and ends training if the stop file exists."""
 
     def __init__(self, folder=None):
         super().__init__()
@@ -94,9 +94,9 @@ class Counts(keras.callbacks.Callback):
 
 def main(folder: pathlib.Path):
     strategy = tlm.ps.connect()
-    made, layer = model(strategy)
+    built, layer = model(strategy)
     counts = Counts()
-    made.fit(
+    built.fit(
         tlm.ps.Datasets(uneven),
         epochs=NUM_EPOCHS,
         verbose=0,
@@ -106,15 +106,15 @@ def main(folder: pathlib.Path):
     expected = rows[0, 0] - np.repeat([1.0, 3.0], SIZES)
     found = {
         "ends": counts.ends,
-        "iterations": int(made.optimizer.iterations.numpy()),
+        "iterations": int(built.optimizer.iterations.numpy()),
         "uneven_row": float(rows[0, 0]),
-        "mean": made.evaluate(tlm.ps.Datasets(uneven), verbose=0)[1],
+        "mean": built.evaluate(tlm.ps.Datasets(uneven), verbose=0)[1],
         "expected_mean": float(np.mean(expected**2)),
     }
     print("UNEVEN", flush=True)
-    made.is_slow = True
+    built.is_slow = True
     counts = Counts(folder)
-    made.fit(
+    built.fit(
         tlm.ps.Datasets(endless),
         epochs=1000,
         steps_per_epoch=100,
@@ -128,7 +128,7 @@ def main(folder: pathlib.Path):
         row=next(iter(layer.embedding_tables.values())).numpy()[ROW].tolist(),
     )
     print("FOUND " + json.dumps(found), flush=True)
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

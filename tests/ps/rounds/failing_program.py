@@ -1,12 +1,13 @@
-"""Rounds that keep failing in one worker; test_failing_rounds.py starts it.
+"""Runs rounds that fail in one worker; test_failing_rounds.py starts it.
 
-    python -m tests.ps.rounds.failing_program FOLDER [OPTIONS AS JSON]
+python -m tests.ps.rounds.failing_program FOLDER [OPTIONS AS JSON]
 
-A table of which each server has one half, and steps that give its first and
-its last row the gradient 1. In each of several runs the batches of the second
-worker end, or have bad ids from some number on; or one of them has, and
-workers wait for each batch. Prints a line of JSON: of each
-run `num_done`, both rows, and both rows of the newest checkpoint.
+Each of two servers holds one half of a table. Each step applies the gradient 1
+to the first and the last row. There are several runs. In a run, either the
+dataset of the second worker ends, or its batches contain bad ids from some
+number on, or exactly one batch has a bad id and workers wait for each batch.
+Prints a line of JSON with `num_done`, both rows, and both rows of the newest
+checkpoint for each run.
 """
 
 import json
@@ -42,7 +43,7 @@ def both_rows(one):
 
 
 def sleeping(dataset, microseconds):
-    """As an input pipeline that takes some time for a batch."""
+    """Returns a dataset that takes the given time for each batch."""
     return tf.data.experimental.from_variant(
         tf.raw_ops.SleepDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -56,7 +57,7 @@ def sleeping(dataset, microseconds):
 
 def run_once(strategy, folder, num_good, kind):
     with strategy.scope():
-        ours = embedding()
+        embeddings = embedding()
 
     def batch(number):
         last = tf.where(number < num_good, NUM_ROWS - 1, NUM_ROWS)
@@ -82,11 +83,11 @@ def run_once(strategy, folder, num_good, kind):
         )
 
     def step(ids):
-        ours.enqueue(ids)
-        ours.apply_gradients(tf.ones_like(ours.dequeue()))
+        embeddings.enqueue(ids)
+        embeddings.apply_gradients(tf.ones_like(embeddings.dequeue()))
 
     run = tlm.ps.Run(
-        strategy, step, dataset_fn, folder, objects={"embedding": ours}
+        strategy, step, dataset_fn, folder, objects={"embedding": embeddings}
     )
     num_errors = 0
     for _ in range(NUM_CALLS):
@@ -94,19 +95,19 @@ def run_once(strategy, folder, num_good, kind):
             run.steps(NUM_STEPS)
         except (ValueError, tf.errors.InvalidArgumentError):
             num_errors += 1
-    rows = both_rows(ours)
+    rows = both_rows(embeddings)
     run.save()
     with strategy.scope():
-        again = embedding()
+        restored = embedding()
     read = tlm.ps.Run(
-        strategy, step, dataset_fn, folder, objects={"embedding": again}
+        strategy, step, dataset_fn, folder, objects={"embedding": restored}
     )
     return {
         "num_done": run.num_done,
         "rows": rows,
         "num_errors": num_errors,
         "num_saved": read.num_done,
-        "saved_rows": both_rows(again),
+        "saved_rows": both_rows(restored),
     }
 
 
@@ -127,7 +128,7 @@ def main():
         )
         print(f"RUN {number} {found[-1]}", flush=True)
     print("FOUND " + json.dumps(found, default=float), flush=True)
-    os._exit(0)  # Coordinators do not end while their workers live.
+    os._exit(0)  # Coordinators do not exit while their workers run.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a coordinator gets of a closure, without a cluster."""
+"""Tests the results and errors of one closure, without a cluster."""
 
 import pytest
 import tensorflow as tf
@@ -8,7 +8,7 @@ from tf_layoutmap.ps import rounds
 
 
 class Traced:
-    """Raises what it is given, one error for each call."""
+    """Function that raises one of the given errors per call."""
 
     def __init__(self, *errors):
         self.errors = list(errors)
@@ -24,7 +24,7 @@ def cancelled(words):
 
 
 @pytest.fixture
-def made(monkeypatch):
+def make_call(monkeypatch):
     has_failed = []
     monkeypatch.setattr(
         tf_private, "has_failed_closure", lambda coordinator: bool(has_failed)
@@ -38,8 +38,10 @@ def made(monkeypatch):
     return make
 
 
-def test_a_lost_connection_is_left_to_the_coordinator_but_not_without_end(made):
-    call, _ = made(*[cancelled("of /job:ps/task:0")] * 4)
+def test_a_lost_connection_is_retried_a_limited_number_of_times(
+    make_call,
+):
+    call, _ = make_call(*[cancelled("of /job:ps/task:0")] * 4)
     for _ in range(3):
         with pytest.raises(tf.errors.CancelledError):
             call(1, 2)
@@ -48,14 +50,14 @@ def test_a_lost_connection_is_left_to_the_coordinator_but_not_without_end(made):
     assert call(1, 2) == (1, 2)
 
 
-def test_another_cancellation_is_that_of_an_iterator(made):
-    call, _ = made(cancelled("GetNext"))
+def test_other_cancellations_are_attributed_to_the_iterator(make_call):
+    call, _ = make_call(cancelled("GetNext"))
     with pytest.raises(rounds.InputCancelledError, match="GetNext"):
         call(1, 2)
 
 
-def test_a_closure_does_not_start_after_another_has_failed(made):
-    call, has_failed = made(ValueError("started"))
+def test_a_closure_does_not_start_after_another_has_failed(make_call):
+    call, has_failed = make_call(ValueError("started"))
     has_failed.append(True)
     with pytest.raises(tf.errors.CancelledError, match="Not started"):
         call(1, 2)

@@ -1,4 +1,4 @@
-"""Rounds that keep failing in one worker, over real processes."""
+"""Tests rounds that repeatedly fail in one worker, with real processes."""
 
 import json
 
@@ -6,12 +6,12 @@ import pytest
 
 from tests.ps.cluster import Cluster
 
-pytestmark = pytest.mark.slow  # Processes that start TensorFlow, and 20 runs.
+pytestmark = pytest.mark.slow  # Starts TensorFlow processes, and makes 20 runs.
 
 _RUNS = 20
 
 
-def test_what_a_run_counts_is_in_the_tables_however_often_rounds_fail(tmp_path):
+def test_a_run_counts_exactly_the_steps_in_its_tables_if_rounds_fail(tmp_path):
     with Cluster(tmp_path) as cluster:
         cluster.train(
             json.dumps({"num_runs": _RUNS}),
@@ -24,5 +24,5 @@ def test_what_a_run_counts_is_in_the_tables_however_often_rounds_fail(tmp_path):
         assert one["rows"] == [one["num_done"]] * 2, one
         assert one["saved_rows"] == [one["num_saved"]] * 2, one
         assert one["num_saved"] == one["num_done"], one
-    # The second worker's batches did end, or get bad.
+    # The second worker's dataset ended or returned bad batches.
     assert all(one["num_errors"] for one in found)

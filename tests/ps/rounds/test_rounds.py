@@ -1,4 +1,4 @@
-"""Closures of a round, by a coordinator that fails and cancels at random."""
+"""Tests rounds with a coordinator that fails and cancels randomly."""
 
 import gc
 import time
@@ -26,12 +26,13 @@ GOOD = (False, False, True, True)
 
 
 class Coordinator:
-    """Runs what is scheduled in `join`; two servers count a number once.
+    """Coordinator that runs scheduled closures in `join`.
 
-    `draw()` returns what comes of a closure: before an error, whether it
-    fails; after one, whether it is cancelled; and which of the servers have
-    applied it anyway, as of a worker that has died. Closures that neither fail
-    nor are cancelled are applied by both.
+    Two servers count each closure number once. `draw()` returns the outcome of
+    a closure: whether it fails (before the first error), whether it is
+    cancelled (after an error), and which servers have applied it anyway, as if
+    its worker had died afterwards. Both servers apply closures that neither
+    fail nor are cancelled.
     """
 
     def __init__(self, draw):
@@ -79,7 +80,7 @@ class Coordinator:
 
 
 class Closure:
-    """A StepClosure that uses the servers of the coordinator."""
+    """StepClosure that uses the servers of the coordinator."""
 
     def __init__(self, coordinator, body):
         del body
@@ -100,7 +101,7 @@ class Closure:
 
 
 @pytest.fixture
-def made(monkeypatch):
+def make_rounds(monkeypatch):
     def make(draw):
         coordinator = Coordinator(draw)
         monkeypatch.setattr(
@@ -134,8 +135,8 @@ def made(monkeypatch):
 
 
 def drawn_from(outcomes):
-    left = list(outcomes)
-    return lambda: left.pop(0) if left else GOOD
+    remaining = list(outcomes)
+    return lambda: remaining.pop(0) if remaining else GOOD
 
 
 @hypothesis.settings(
@@ -144,9 +145,11 @@ def drawn_from(outcomes):
 @hypothesis.given(
     st.lists(st.tuples(*[st.booleans()] * 4), max_size=40), st.integers(1, 12)
 )
-def test_what_is_done_is_what_all_servers_have_applied(made, drawn, most):
-    coordinator, ours = made(drawn_from(drawn))
-    ended = ours.run(most)
+def test_exactly_the_done_steps_are_applied_by_all_servers(
+    make_rounds, drawn, most
+):
+    coordinator, tested = make_rounds(drawn_from(drawn))
+    ended = tested.run(most)
     assert (ended.error is not None) == (coordinator.num_failed > 0)
     first, second = coordinator.applied
     assert first == second
@@ -155,32 +158,37 @@ def test_what_is_done_is_what_all_servers_have_applied(made, drawn, most):
         assert ended.num_done == min(most, 8)
 
 
-def test_a_closure_that_was_cancelled_counts_though_its_next_batch_is_bad(made):
-    """It had reached the servers with another batch."""
-    coordinator, ours = made(
+def test_a_cancelled_closure_counts_if_it_was_applied_and_its_next_batch_is_bad(
+    make_rounds,
+):
+    """The closure had reached the servers with another batch."""
+    coordinator, tested = make_rounds(
         drawn_from(
             [
                 (True, False, False, False),  # Closure 0 has a bad batch.
-                (False, True, True, True),  # 1 is cancelled, but was applied.
-                (True, False, False, False),  # 0 again, and another bad batch.
+                # Closure 1 is cancelled, but was applied.
+                (False, True, True, True),
+                # Closure 0 runs again, with another bad batch.
+                (True, False, False, False),
             ]
         )
     )
-    ended = ours.run(2)
+    ended = tested.run(2)
     assert isinstance(ended.error, tf.errors.InvalidArgumentError)
     assert coordinator.applied == [{0, 1}, {0, 1}]
     assert ended.num_done == 2
 
 
-def test_one_that_a_server_has_applied_is_completed_after_too_many_failures(
-    made,
+def test_a_partially_applied_closure_is_completed_after_too_many_failures(
+    make_rounds,
 ):
     bad = (True, False, False, False)
-    coordinator, ours = made(
+    coordinator, tested = make_rounds(
         drawn_from(
             [
                 bad,
-                (False, True, True, False),  # 1 has reached the first server.
+                # Closure 1 has reached the first server.
+                (False, True, True, False),
                 *[bad, (False, True, False, False)]
                 * (rounds._MAX_FAILURES - 1),
                 bad,
@@ -191,22 +199,22 @@ def test_one_that_a_server_has_applied_is_completed_after_too_many_failures(
             ]
         )
     )
-    ended = ours.run(2)
+    ended = tested.run(2)
     assert isinstance(ended.error, tf.errors.InvalidArgumentError)
     assert coordinator.applied == [{1}, {1}]
     assert ended.num_done == 1
 
 
-def test_a_dataset_that_has_ended_begins_again_to_complete_a_step(made):
+def test_an_ended_dataset_restarts_to_complete_a_step(make_rounds):
     end = tf.errors.OutOfRangeError(None, None, "End of sequence")
     outcomes = [(end, False, True, False)]
 
     def draw():
-        # Until workers have other iterators.
+        # The closure fails until workers have other iterators.
         return outcomes[0] if coordinator.num_datasets == 1 else GOOD
 
-    coordinator, ours = made(draw)
-    ended = ours.run(1)
+    coordinator, tested = make_rounds(draw)
+    ended = tested.run(1)
     assert coordinator.num_datasets == 2
     assert isinstance(ended.error, ValueError)
     assert "`dataset_fn` must return an infinite dataset" in str(ended.error)
@@ -214,57 +222,59 @@ def test_a_dataset_that_has_ended_begins_again_to_complete_a_step(made):
     assert ended.num_done == 1
 
 
-def test_a_step_that_cannot_be_completed_ends_the_run(made):
-    coordinator, ours = made(lambda: (True, True, True, False))
+def test_a_step_that_cannot_be_completed_ends_the_run(make_rounds):
+    coordinator, tested = make_rounds(lambda: (True, True, True, False))
     with pytest.raises(RuntimeError, match="1 steps were applied by some"):
-        ours.run(1)
+        tested.run(1)
     assert coordinator.num_failed < 30
-    for call in (ours.check_settled, lambda: ours.run(1)):
+    for call in (tested.check_settled, lambda: tested.run(1)):
         with pytest.raises(RuntimeError, match="neither saved nor trained"):
             call()
 
 
-def test_a_run_that_was_interrupted_is_not_saved(made):
-    coordinator, ours = made(None)
-    ours.check_settled()
+def test_saving_an_interrupted_run_raises(make_rounds):
+    coordinator, tested = make_rounds(None)
+    tested.check_settled()
 
     def join():
         raise KeyboardInterrupt
 
     coordinator.join = join
     with pytest.raises(KeyboardInterrupt):
-        ours.run(3)
+        tested.run(3)
     with pytest.raises(RuntimeError, match="Steps of this run were inter"):
-        ours.check_settled()
+        tested.check_settled()
 
 
-def test_iterators_that_were_cancelled_are_made_again(made):
+def test_cancelled_iterators_are_created_again(make_rounds):
     cancelled = rounds.InputCancelledError("its iterator was cancelled")
-    coordinator, ours = made(drawn_from([(cancelled, False, False, False)]))
-    ended = ours.run(3)
+    coordinator, tested = make_rounds(
+        drawn_from([(cancelled, False, False, False)])
+    )
+    ended = tested.run(3)
     assert (ended.num_done, ended.error) == (3, None)
     assert len(ended.values) == 3
     assert coordinator.num_datasets == 2
 
 
-def test_but_not_without_end(made):
+def test_cancelled_iterators_are_created_a_limited_number_of_times(make_rounds):
     cancelled = rounds.InputCancelledError("its iterator was cancelled")
-    coordinator, ours = made(lambda: (cancelled, True, False, False))
-    ended = ours.run(3)
+    coordinator, tested = make_rounds(lambda: (cancelled, True, False, False))
+    ended = tested.run(3)
     assert ended.error is cancelled
     assert coordinator.num_failed <= rounds._MAX_FAILURES + 1
 
 
-def test_a_step_that_always_fails_ends(made):
-    coordinator, ours = made(lambda: (True, True, False, False))
-    ended = ours.run(5)
+def test_a_step_that_always_fails_ends_the_round(make_rounds):
+    coordinator, tested = make_rounds(lambda: (True, True, False, False))
+    ended = tested.run(5)
     assert isinstance(ended.error, tf.errors.InvalidArgumentError)
     assert ended.num_done == 0
     assert coordinator.num_failed <= rounds._MAX_FAILURES + 1
 
 
-def test_an_error_of_no_closure_ends_the_round(made):
-    coordinator, ours = made(None)
+def test_an_error_without_a_closure_ends_the_round(make_rounds):
+    coordinator, tested = make_rounds(None)
 
     def join():
         for server in coordinator.applied:
@@ -275,46 +285,47 @@ def test_an_error_of_no_closure_ends_the_round(made):
         raise BAD
 
     coordinator.join = join
-    ended = ours.run(3)
+    ended = tested.run(3)
     assert type(ended.error) is type(BAD)
     assert ended.error.message == BAD.message
     assert ended.num_done == 1
 
 
-def test_an_error_keeps_no_closure_alive(made):
+def test_an_error_keeps_no_closure_alive(make_rounds):
     """Objects on workers are freed without a garbage collection."""
-    coordinator, ours = made(
+    coordinator, tested = make_rounds(
         drawn_from([(True, False, False, False), (False, True, True, True)])
     )
     alive = weakref.WeakSet()
     schedule = coordinator.schedule
 
-    def note(epoch, number):
+    def record(epoch, number):
         future = schedule(epoch, number)
         alive.add(future)
         return future
 
-    coordinator.schedule = note
+    coordinator.schedule = record
     gc.disable()
     try:
-        ended = ours.run(8)
+        ended = tested.run(8)
         assert isinstance(ended.error, tf.errors.InvalidArgumentError)
         deadline = time.monotonic() + 20
         while alive and time.monotonic() < deadline:
-            time.sleep(0.01)  # Until the thread that watched them has ended.
+            # Waits until the thread that watched the closures has ended.
+            time.sleep(0.01)
         assert not alive
     finally:
         gc.enable()
 
 
-@pytest.mark.parametrize("asked", [None, True, False])
-def test_datasets_of_workers_autotune_only_if_asked_to(made, asked):
-    """A worker that deletes an iterator which does can stand still by it."""
-    _, ours = made(None)
+@pytest.mark.parametrize("is_enabled", [None, True, False])
+def test_worker_datasets_autotune_only_if_enabled(make_rounds, is_enabled):
+    """Deleting an iterator that autotunes can block a worker."""
+    _, tested = make_rounds(None)
     options = tf.data.Options()
-    if asked is not None:
-        options.autotune.enabled = asked
-    ours._dataset_fn = lambda: tf.data.Dataset.range(3).with_options(options)
-    (dataset,) = ours.dataset
-    assert dataset.options().autotune.enabled is bool(asked)
+    if is_enabled is not None:
+        options.autotune.enabled = is_enabled
+    tested._dataset_fn = lambda: tf.data.Dataset.range(3).with_options(options)
+    (dataset,) = tested.dataset
+    assert dataset.options().autotune.enabled is bool(is_enabled)
     assert list(dataset.as_numpy_iterator()) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What models of keras-hub are fed with, and the heads they are given."""
+"""Inputs and heads for models of keras-hub."""
 
 import math
 from collections.abc import Callable
@@ -13,17 +13,17 @@ SAMPLES, LENGTH, CLASSES = 8, 8, 4
 
 
 def inputs_of(backbone: keras.Model, **lengths: int):
-    """A batch for a model, made from the names and types of its inputs.
+    """Returns a batch that matches the names and dtypes of a model's inputs.
 
     Args:
-      backbone: The model.
-      **lengths: Of inputs, by name, that need more than `LENGTH`.
+      backbone: Model for which the batch is created.
+      **lengths: Lengths of inputs, by name, that differ from `LENGTH`.
     """
     rng = np.random.default_rng(0)
     inputs = backbone.input
     if not isinstance(inputs, dict):
         inputs = {"images": inputs}
-    made = {}
+    inputs_by_name = {}
     for name, tensor in inputs.items():
         length = lengths.get(name, LENGTH)
         shape = (
@@ -34,16 +34,20 @@ def inputs_of(backbone: keras.Model, **lengths: int):
             mask = np.ones(shape, tensor.dtype)
             if len(shape) == 2:
                 mask[::2, -2:] = 0  # Half of the samples are shorter.
-            made[name] = mask
+            inputs_by_name[name] = mask
         elif "segment" in name:
-            made[name] = rng.integers(0, 2, shape).astype(tensor.dtype)
+            inputs_by_name[name] = rng.integers(0, 2, shape).astype(
+                tensor.dtype
+            )
         elif "int" in tensor.dtype:
-            made[name] = rng.integers(1, VOCABULARY, shape).astype(tensor.dtype)
+            inputs_by_name[name] = rng.integers(1, VOCABULARY, shape).astype(
+                tensor.dtype
+            )
         else:
-            made[name] = rng.normal(size=shape).astype(tensor.dtype)
+            inputs_by_name[name] = rng.normal(size=shape).astype(tensor.dtype)
     if not isinstance(backbone.input, dict):
-        return made["images"]
-    return made
+        return inputs_by_name["images"]
+    return inputs_by_name
 
 
 def _inputs_like(backbone: keras.Model):
@@ -56,12 +60,12 @@ def _inputs_like(backbone: keras.Model):
 def classifier(
     backbone: keras.Model, outputs=(), rate: float = 1e-3
 ) -> keras.Model:
-    """Four logits from what a backbone returns, compiled.
+    """Returns a compiled classifier with four logits on the backbone's outputs.
 
     Args:
-      backbone: The model.
-      outputs: Which of its outputs; all of them if none are named.
-      rate: The learning rate.
+      backbone: Model below the classifier.
+      outputs: Names of the backbone's outputs to use; all outputs by default.
+      rate: Learning rate.
     """
     inputs = _inputs_like(backbone)
     found = backbone(inputs)
@@ -85,21 +89,21 @@ def classifier(
 
 
 def data_of_classifier(model: keras.Model):
-    """Inputs and classes."""
+    """Returns inputs and class labels."""
     return inputs_of(model), np.arange(SAMPLES) % CLASSES
 
 
 def backbone_case(
     make: Callable[[], keras.Model], outputs=(), rate: float = 1e-3, **options
 ) -> ModelCase:
-    """A backbone under a head, trained as a classifier."""
+    """Returns the case of a backbone that is trained as a classifier."""
     return ModelCase(
         lambda: classifier(make(), outputs, rate), data_of_classifier, **options
     )
 
 
 def contrastive(backbone: keras.Model) -> keras.Model:
-    """A model that finds out which text goes with which image, compiled."""
+    """Returns a compiled model that matches texts with images."""
     inputs = _inputs_like(backbone)
     model = keras.Model(
         inputs,
@@ -119,19 +123,19 @@ def contrastive(backbone: keras.Model) -> keras.Model:
 
 
 def data_of_contrastive(model: keras.Model):
-    """Images and texts, each the pair of the other with its number."""
+    """Returns images and texts; each image matches the text at its index."""
     return inputs_of(model), {name: np.arange(SAMPLES) for name in model.output}
 
 
 def contrastive_case(make: Callable[[], keras.Model], **options) -> ModelCase:
-    """A model of images and texts, trained to tell the pairs."""
+    """Returns the case of a model that learns to match texts with images."""
     return ModelCase(
         lambda: contrastive(make()), data_of_contrastive, **options
     )
 
 
 def language_model(task: type, backbone: keras.Model) -> keras.Model:
-    """A model that writes text, without a tokenizer, compiled."""
+    """Returns a compiled language model without a tokenizer."""
     model = task(backbone=backbone, preprocessor=None)
     model.compile(
         optimizer=keras.optimizers.Adam(1e-3),
@@ -142,7 +146,7 @@ def language_model(task: type, backbone: keras.Model) -> keras.Model:
 
 
 def data_of_language_model(model: keras.Model):
-    """Tokens, and the next one of each."""
+    """Returns tokens, and the next token at each position."""
     x = inputs_of(model)
     name = next(
         name for name in ("decoder_token_ids", "token_ids") if name in x
@@ -151,7 +155,7 @@ def data_of_language_model(model: keras.Model):
 
 
 def prompt_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """Three tokens to go on from, in each sample."""
+    """Returns a prompt of three tokens per sample."""
     prompt = inputs_of(model)
     for name in prompt:
         if name.endswith("padding_mask") and not name.startswith("encoder"):
@@ -161,8 +165,8 @@ def prompt_of(model: keras.Model) -> dict[str, np.ndarray]:
     return prompt
 
 
-def written(model: keras.Model) -> np.ndarray:
-    """The tokens that a model writes after three given ones."""
+def generated(model: keras.Model) -> np.ndarray:
+    """Returns the tokens that a model generates from a short prompt."""
     prompt = prompt_of(model)
     return model.generate(prompt, stop_token_ids=None)[
         "decoder_token_ids" if "decoder_token_ids" in prompt else "token_ids"
@@ -172,10 +176,10 @@ def written(model: keras.Model) -> np.ndarray:
 def language_case(
     task: type, make: Callable[[], keras.Model], **options
 ) -> ModelCase:
-    """A model of text that is trained, and writes."""
+    """Returns the case of a language model that trains and generates text."""
     return ModelCase(
         lambda: language_model(task, make()),
         data_of_language_model,
-        generate=written,
+        generate=generated,
         **options,
     )

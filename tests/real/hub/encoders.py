@@ -1,4 +1,4 @@
-"""Encoders of text of keras-hub from small configs, under a generic map."""
+"""Text encoders of keras-hub with small configs and a generic map."""
 
 import keras_hub
 

@@ -1,4 +1,4 @@
-"""Backbones of keras-hub for images from small configs, under a generic map."""
+"""Backbones of keras-hub for images, with small configs and a generic map."""
 
 import keras_hub
 
@@ -216,7 +216,7 @@ BACKBONES = {
     "Depth Anything": depth_anything,
 }
 
-# Statistics of few numbers make most of a last bit.
+# Statistics of few numbers amplify rounding errors.
 RATES = {"DenseNet": 1e-5, "DeepLab 3": 1e-5}
 CASES = {
     name: backbone_case(make, rate=RATES.get(name, 1e-3))

@@ -1,4 +1,4 @@
-"""Language models of keras-hub from small configs, under a generic map."""
+"""Language models of keras-hub with small configs and a generic map."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from tests.real.hub.common import VOCABULARY, language_case, prompt_of
 
 models = keras_hub.models
 
-# Of one family of arguments each.
+# Arguments of the model families.
 HEADS = dict(
     vocabulary_size=VOCABULARY,
     num_layers=2,
@@ -181,7 +181,7 @@ BACKBONES = {
 
 
 def step_of_gemma3(model):
-    """What Gemma 3 writes, which `generate` of one without images refuses."""
+    """Generates tokens of Gemma 3 without images, which `generate` rejects."""
     prompt = prompt_of(model)
     return model.make_generate_function()(prompt, stop_token_ids=None)[
         "token_ids"
@@ -194,5 +194,5 @@ CASES = {
 CASES["Gemma 3"] = dataclasses.replace(
     CASES["Gemma 3"], generate=step_of_gemma3
 )
-# It writes what its own tokenizer prepares, only.
+# The model only generates from prompts of its own tokenizer.
 CASES["RWKV 7"] = dataclasses.replace(CASES["RWKV 7"], generate=None)

@@ -1,4 +1,4 @@
-"""Backbones of keras-hub for several kinds of data, under a generic map."""
+"""Backbones of keras-hub for several data types, with a generic map."""
 
 import keras_hub
 import numpy as np
@@ -92,25 +92,25 @@ def sam():
     )
 
 
-# Those that have a sample in each row.
+# Outputs with one row per sample.
 SAM_OUTPUTS = ["image_embeddings", "prompt_sparse_embeddings"]
 
 
 def inputs_of_sam(model):
-    """One point, one box and no mask for each image."""
-    made = {
+    """Returns inputs with one point, one box and no mask per image."""
+    inputs = {
         **inputs_of(model),
         "labels": np.ones((SAMPLES, 1), np.float32),
         "masks": np.zeros((SAMPLES, 0, 64, 64, 1), np.float32),
     }
     rng = np.random.default_rng(1)
-    made["points"] = rng.uniform(0, 64, (SAMPLES, 1, 2)).astype(np.float32)
-    made["boxes"] = rng.uniform(0, 64, (SAMPLES, 1, 2, 2)).astype(np.float32)
-    return made, np.arange(SAMPLES) % CLASSES
+    inputs["points"] = rng.uniform(0, 64, (SAMPLES, 1, 2)).astype(np.float32)
+    inputs["boxes"] = rng.uniform(0, 64, (SAMPLES, 1, 2, 2)).astype(np.float32)
+    return inputs, np.arange(SAMPLES) % CLASSES
 
 
 def vae():
-    # Only whole image generators are public.
+    # Only complete image generators are public.
     from keras_hub.src.models.vae.vae_backbone import VAEBackbone
 
     return VAEBackbone(
@@ -119,7 +119,7 @@ def vae():
 
 
 def stable_diffusion():
-    """What of it is trained: the rest has weights of others."""
+    """Returns the trainable part; other parts have pretrained weights."""
     return models.StableDiffusion3Backbone(
         mmdit_patch_size=2,
         mmdit_hidden_dim=16,
@@ -191,7 +191,7 @@ def moonshine():
 
 
 def inputs_of_moonshine(model):
-    """As many samples of sound as its strides need."""
+    """Returns inputs with the audio length that the strides require."""
     return inputs_of(
         model, encoder_input_values=2000, encoder_padding_mask=2000
     ), np.arange(SAMPLES) % CLASSES

@@ -1,4 +1,4 @@
-"""Every backbone of keras-hub that ships a layout map, under that map."""
+"""Every backbone of keras-hub that has a layout map, under that map."""
 
 import keras_hub
 
@@ -7,7 +7,7 @@ from tests.real.hub.common import language_case
 
 models = keras_hub.models
 
-# Their names among the language models, in which most ship none.
+# Backbones with a layout map, by their names among the language models.
 CASES = {
     name: language_case(*language.BACKBONES[name], backbone=backbone)
     for name, backbone in {
@@ -22,7 +22,7 @@ CASES = {
 
 
 def missing() -> list[str]:
-    """Backbones with a map that no case has."""
+    """Returns the backbones with a layout map that have no case."""
     known = {case.backbone for case in CASES.values()}
     return [
         name

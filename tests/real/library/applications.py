@@ -9,11 +9,11 @@ A = keras.applications
 
 CLASSES = 10
 
-# Its batch statistics are those of a few numbers: with a step of 1e-5 it makes
-# 2e-3 of a last bit, on a mesh or not.
+# The batch statistics use few numbers. With a learning rate of 1e-5, they
+# amplify a rounding error to 2e-3, with and without a mesh.
 RATES = {"ResNet50V2": 1e-6}
 
-# The smallest member, and the smallest side that it takes.
+# Smallest model of each family, and its minimum image size.
 FAMILIES = {
     "ConvNeXtTiny": (A.ConvNeXtTiny, 32),
     "DenseNet121": (A.DenseNet121, 32),
@@ -31,33 +31,33 @@ FAMILIES = {
     "Xception": (A.Xception, 71),
 }
 
-# Without their head, which has dropout.
+# Omits the head, which has dropout.
 SETTINGS = dict(weights=None, include_top=False, pooling="avg")
 
 
 def make(family, side: int, rate: float):
-    """The family's smallest model as a classifier of small images."""
+    """Returns a function that creates a classifier of the family."""
 
     def model() -> keras.Model:
         body = family(input_shape=(side, side, 3), **SETTINGS)
-        made = keras.Sequential(
+        classifier = keras.Sequential(
             [
                 keras.Input((side, side, 3)),
                 body,
                 keras.layers.Dense(CLASSES, name="head"),
             ]
         )
-        made.compile(
+        classifier.compile(
             keras.optimizers.SGD(rate),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-        return made
+        return classifier
 
     return model
 
 
 def data(model: keras.Model):
-    """Eight images and classes."""
+    """Returns eight images and their classes."""
     rng = np.random.default_rng(0)
     shape = (8, *model.input_shape[1:])
     return (

@@ -1,7 +1,7 @@
-"""Models of TensorFlow Recommenders and of deepctr, which need tf_keras.
+"""Models of TensorFlow Recommenders and deepctr, which require tf_keras.
 
-Both use `tf.keras` and are imported in the process of a case, which
-`kinds.ENVIRONMENT` starts with TF_USE_LEGACY_KERAS=1.
+Both packages use `tf.keras`. They are imported in the process of a case, for
+which `kinds.ENVIRONMENT` sets TF_USE_LEGACY_KERAS=1.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ LABELS = (np.arange(SAMPLES) % 2).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class RecommenderCase:
-    """A model of another package.
+    """Case of a model of another package.
 
     Attributes:
-      make: Makes the model, compiled.
-      data: What `fit` takes for it, as a dictionary.
-      predicts: Whether the model has a `call`.
+      make: Function that returns the compiled model.
+      data: Arguments of `fit`, as a dictionary.
+      predicts: Whether the model has a `call` method.
     """
 
     make: Callable[[], Any]
@@ -46,7 +46,7 @@ class RecommenderCase:
     predicts: bool = True
 
     def run(self) -> None:
-        """Reports each check as it ends."""
+        """Runs the case and prints each check when it ends."""
         with warnings_reported():
             _run(self)
 
@@ -66,7 +66,7 @@ def _fit(case: RecommenderCase, model: Any) -> list[float]:
 
 
 def _layouts(model: Any) -> tlm.LayoutMap:
-    """A key for each weight that is large enough, by its path."""
+    """Returns a layout map with a key for each weight that is large enough."""
     mesh = placement.mesh()
     layout_map = tlm.LayoutMap(mesh)
     for weight in model.weights:
@@ -95,7 +95,7 @@ def _run(case: RecommenderCase) -> None:
         losses = _fit(case, plain)
         layouts = _layouts(plain)
         if not len(layouts):
-            raise ValueError("no weight of the model is divided")
+            raise ValueError("no weight of the model is sharded")
     with check("make") as made, tlm.layout_map_scope(layouts, init="host"):
         model = _model(case)
     if made.status != "trained":
@@ -108,7 +108,8 @@ def _run(case: RecommenderCase) -> None:
     with check("fit", CLOSE, rounding) as found:
         found.difference = losses_differ_by(losses, _fit(case, model))
     with check("weights", 1e-5) as found:
-        # All together: the gradient of a bias may be rounding and no more.
+        # Compares all weights at once, because the gradient of a bias may
+        # consist of rounding errors only.
         found.difference = difference(_values(plain), _values(model))
     if case.predicts:
         with check("predict", CLOSE) as found:
@@ -139,7 +140,7 @@ def _tower() -> Any:
 
 
 def retrieval() -> Any:
-    """Two towers, as in the first tutorial of TensorFlow Recommenders."""
+    """Returns two towers as in the first TensorFlow Recommenders tutorial."""
     import tensorflow_recommenders as tfrs
     import tf_keras
 
@@ -162,7 +163,7 @@ def retrieval() -> Any:
 
 
 def ranking() -> Any:
-    """A rating from two ids, with a metric that the model makes."""
+    """Returns a model that predicts ratings from two ids and has a metric."""
     import tensorflow_recommenders as tfrs
     import tf_keras
 
@@ -195,7 +196,7 @@ def ranking() -> Any:
 
 
 def cross() -> Any:
-    """A deep and cross network with a `call`."""
+    """Returns a deep and cross network with a `call` method."""
     import tensorflow_recommenders as tfrs
     import tf_keras
 

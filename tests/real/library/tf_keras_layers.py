@@ -1,4 +1,4 @@
-"""The layers of tf_keras, one by one, each before a head that is divided."""
+"""Layers of tf_keras, one at a time, each before a sharded head."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from tests.real.compare import (
 )
 from tests.real.rounding import allowed
 
-# The scope looks for tf_keras among what a program has imported.
+# The scope looks for tf_keras among the imported modules.
 import tf_keras  # isort: skip
 
 L = tf_keras.layers
@@ -42,16 +42,19 @@ INPUTS = {
     "images": floats(2, 8, 8, 4),
     "tokens": RNG.integers(0, 16, (SAMPLES, 8)),
     "planes": floats(2, 8, 8),
-    # For layers that stand in front of all weights.
+    # Inputs of layers that are placed before all weights.
     "pixels": RNG.uniform(0, 1, (SAMPLES, 8, 8, 4)).astype(np.float32),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerCase:
-    """A layer, and the input it takes: a key of `INPUTS`.
+    """Case of a layer.
 
-    `twice` gives it the input two times, as merging layers want it.
+    Attributes:
+      make: Function that returns the layer.
+      takes: Input of the layer, a key of `INPUTS`.
+      twice: Whether the input is passed two times, as merging layers require.
     """
 
     make: Callable[[], Any]
@@ -59,7 +62,7 @@ class LayerCase:
     twice: bool = False
 
     def run(self) -> None:
-        """Reports each check as it ends."""
+        """Runs the case and prints each check when it ends."""
         with warnings_reported():
             _run(self)
 
@@ -111,7 +114,7 @@ def _layouts(model: Any) -> tlm.LayoutMap:
 
 @contextlib.contextmanager
 def _drawing_as_on_a_mesh() -> Iterator[None]:
-    """While open, models without a mesh draw the numbers of those on one."""
+    """Draws the same random numbers without a mesh as on a mesh."""
     experimental = tf_keras.backend.experimental
     experimental.enable_tf_random_generator()
     try:
@@ -173,7 +176,7 @@ def _largest(first: Any, second: Any) -> float:
 
 
 def layer(name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
-    """Makes a layer of this name when it is called."""
+    """Returns a function that creates the layer `name`."""
     return lambda: getattr(L, name)(*arguments, name="tested", **options)
 
 

@@ -1,8 +1,8 @@
-"""Short programs of the kinds that tutorials have, each trained a few steps.
+"""Short programs, as in tutorials, each trained for a few steps.
 
-Every function makes its own data and models, as a program of its own would,
-and knows nothing of a mesh. It returns its losses, and the models whose
-weights are to be divided.
+Every function creates its data and models, like a separate program, and does
+not use a mesh. It returns its losses and the models whose weights the case
+shards.
 """
 
 from tests.real.program import ProgramCase
@@ -34,7 +34,8 @@ MODULES = [
 
 PROGRAMS = [program for module in MODULES for program in module.PROGRAMS]
 
-# Every other one under the scope, instead of after `set_distribution`.
+# Every second program runs under the scope, the others after
+# `set_distribution`.
 CASES = {
     program.__name__: ProgramCase(program, scope=number % 2 == 0)
     for number, program in enumerate(PROGRAMS)

@@ -15,7 +15,7 @@ TOKENS = RNG.integers(0, 32, (32, 8))
 
 
 def transfer():
-    """A frozen body under a new head, then some of it with a small rate."""
+    """Trains a new head on a frozen body, then fine-tunes part of the body."""
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     options = dict(batch_size=8, shuffle=False, verbose=0)
     body = keras.Sequential(
@@ -81,7 +81,7 @@ def fitted(model, epochs: int = 2) -> list[float]:
 
 
 def lora():
-    """A few weights beside those of a trained model."""
+    """Trains low-rank weights of a trained model."""
     model = text_model()
     losses = fitted(model)
     for layer in model.layers:
@@ -94,7 +94,7 @@ def lora():
 
 
 def quantization():
-    """Eight-bit weights after training."""
+    """Quantizes the weights to eight bits after training."""
     model = text_model()
     losses = fitted(model)
     model.quantize("int8")
@@ -104,7 +104,7 @@ def quantization():
 
 
 def saved_and_gone_on_with():
-    """The best weights so far in a file, and a whole model in another."""
+    """Saves the best weights in one file and the full model in another."""
     model = text_model()
     with tempfile.TemporaryDirectory() as folder:
         best = os.path.join(folder, "best.weights.h5")
@@ -133,7 +133,7 @@ def saved_and_gone_on_with():
 
 
 def style():
-    """An image that is trained itself, by what a network sees in it."""
+    """Trains an image by the features that a network computes from it."""
     body = keras.applications.VGG16(
         input_shape=(SIDE, SIDE, 3), include_top=False, weights=None
     )

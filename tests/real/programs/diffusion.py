@@ -1,4 +1,4 @@
-"""A program that learns to remove noise, and makes images out of noise."""
+"""Program that learns to remove noise and generates images from noise."""
 
 import math
 
@@ -13,7 +13,7 @@ IMAGES = (
 
 @keras.saving.register_keras_serializable(package="tests")
 def sinusoids(x):
-    """Waves of several lengths, as a network's view of a number."""
+    """Returns sine waves of several frequencies, which encode a number."""
     frequencies = ops.exp(ops.linspace(math.log(1.0), math.log(100.0), 4))
     speeds = ops.cast(2.0 * math.pi * frequencies, "float32")
     return ops.concatenate([ops.sin(speeds * x), ops.cos(speeds * x)], axis=3)
@@ -42,7 +42,7 @@ def network():
 
 
 class Diffusion(keras.Model):
-    """A network, and a slower copy of it that makes the images."""
+    """Network, and a moving average of the network that generates images."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class Diffusion(keras.Model):
         angles = start + ops.cast(times, "float32") * (end - start)
         return ops.sin(angles), ops.cos(angles)
 
-    def parted(self, noisy, noise_share, image_share, training):
+    def split_noise(self, noisy, noise_share, image_share, training):
         model = self.network if training else self.slow
         noise = model([noisy, noise_share**2], training=training)
         return noise, (noisy - noise_share * noise) / image_share
@@ -78,7 +78,7 @@ class Diffusion(keras.Model):
         noise_share, image_share = self.schedule(times)
         noisy = image_share * images + noise_share * noises
         with tf.GradientTape() as tape:
-            found, _ = self.parted(noisy, noise_share, image_share, True)
+            found, _ = self.split_noise(noisy, noise_share, image_share, True)
             loss = self.loss(noises, found)
         gradients = tape.gradient(loss, self.network.trainable_weights)
         self.optimizer.apply_gradients(
@@ -89,12 +89,12 @@ class Diffusion(keras.Model):
             slow.assign(0.9 * slow + (1 - 0.9) * weight)
         return {"n_loss": self.tracker.result()}
 
-    def made(self, noise, steps: int):
+    def generated(self, noise, steps: int):
         images = noise
         for step in range(steps):
             times = ops.ones((noise.shape[0], 1, 1, 1)) - step / steps
             shares = self.schedule(times)
-            found, clean = self.parted(images, *shares, False)
+            found, clean = self.split_noise(images, *shares, False)
             shares = self.schedule(times - 1 / steps)
             images = shares[1] * clean + shares[0] * found
         return images
@@ -111,8 +111,10 @@ def diffusion():
         IMAGES, batch_size=8, epochs=3, shuffle=False, verbose=0
     ).history["n_loss"]
     noise = np.random.default_rng(1).normal(size=(4, 16, 16, 3))
-    made = model.made(ops.convert_to_tensor(noise.astype(np.float32)), 3)
-    return losses + [float(ops.mean(ops.abs(made)))], [model]
+    generated = model.generated(
+        ops.convert_to_tensor(noise.astype(np.float32)), 3
+    )
+    return losses + [float(ops.mean(ops.abs(generated)))], [model]
 
 
 PROGRAMS = [diffusion]

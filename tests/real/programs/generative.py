@@ -1,4 +1,4 @@
-"""Programs that make images with two models: VAE, DCGAN, WGAN-GP."""
+"""Programs that generate images with two models: VAE, DCGAN, WGAN-GP."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ LATENT = 4
 
 
 class Sampling(layers.Layer):
-    """Draws from a normal distribution, by the trick that lets it learn."""
+    """Layer that draws from a normal distribution by reparameterization."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -25,7 +25,7 @@ class Sampling(layers.Layer):
 
 
 class VAE(keras.Model):
-    """An encoder and a decoder with a training step of their own."""
+    """Encoder and decoder with a custom training step."""
 
     def __init__(self, encoder, decoder, **kwargs):
         super().__init__(**kwargs)
@@ -39,10 +39,11 @@ class VAE(keras.Model):
     def train_step(self, data):
         with tf.GradientTape() as tape:
             mean, log_var, z = self.encoder(data)
-            made = self.decoder(z)
+            generated = self.decoder(z)
             far = ops.mean(
                 ops.sum(
-                    keras.losses.binary_crossentropy(data, made), axis=(1, 2)
+                    keras.losses.binary_crossentropy(data, generated),
+                    axis=(1, 2),
                 )
             )
             spread = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
@@ -81,15 +82,15 @@ def vae():
 
 
 def discriminator(normalized: bool):
-    made = [
+    stack = [
         keras.Input((16, 16, 1)),
         layers.Conv2D(8, 4, strides=2, padding="same"),
         layers.LeakyReLU(negative_slope=0.2),
         layers.Conv2D(16, 4, strides=2, padding="same"),
     ]
     if normalized:
-        made.append(layers.LayerNormalization())
-    return keras.Sequential([*made, layers.Flatten(), layers.Dense(1)])
+        stack.append(layers.LayerNormalization())
+    return keras.Sequential([*stack, layers.Flatten(), layers.Dense(1)])
 
 
 def generator():
@@ -110,9 +111,9 @@ def generator():
 class GAN(keras.Model):
     """Two models that train against each other in one step."""
 
-    def __init__(self, judge, maker):
+    def __init__(self, critic, maker):
         super().__init__()
-        self.judge, self.maker = judge, maker
+        self.critic, self.maker = critic, maker
         self.seed_generator = keras.random.SeedGenerator(11)
         self.judge_loss = keras.metrics.Mean(name="judge_loss")
         self.maker_loss = keras.metrics.Mean(name="maker_loss")
@@ -133,16 +134,16 @@ class GAN(keras.Model):
         both = tf.concat([self.maker(codes), real], axis=0)
         labels = tf.concat([tf.ones((count, 1)), tf.zeros((count, 1))], axis=0)
         with tf.GradientTape() as tape:
-            judged = self.loss(labels, self.judge(both))
-        gradients = tape.gradient(judged, self.judge.trainable_weights)
+            judged = self.loss(labels, self.critic(both))
+        gradients = tape.gradient(judged, self.critic.trainable_weights)
         self.judge_optimizer.apply_gradients(
-            zip(gradients, self.judge.trainable_weights)
+            zip(gradients, self.critic.trainable_weights)
         )
 
         codes = keras.random.normal((count, LATENT), seed=self.seed_generator)
         with tf.GradientTape() as tape:
             fooled = self.loss(
-                tf.zeros((count, 1)), self.judge(self.maker(codes))
+                tf.zeros((count, 1)), self.critic(self.maker(codes))
             )
         gradients = tape.gradient(fooled, self.maker.trainable_weights)
         self.maker_optimizer.apply_gradients(
@@ -164,21 +165,21 @@ def dcgan():
     history = model.fit(dataset, epochs=3, verbose=0).history
     return (
         history["judge_loss"] + history["maker_loss"],
-        [model.judge, model.maker],
+        [model.critic, model.maker],
     )
 
 
 class WGAN(GAN):
-    """The loss is a distance; the gradient of the judge is kept near 1."""
+    """GAN with a distance as loss; the critic's gradient norm is near 1."""
 
-    def penalty(self, real, made):
+    def penalty(self, real, generated):
         share = tf.random.uniform(
             (tf.shape(real)[0], 1, 1, 1), seed=5, dtype=keras.config.floatx()
         )
-        mixed = real + share * (made - real)
+        mixed = real + share * (generated - real)
         with tf.GradientTape() as tape:
             tape.watch(mixed)
-            judged = self.judge(mixed, training=True)
+            judged = self.critic(mixed, training=True)
         (slope,) = tape.gradient(judged, [mixed])
         norm = tf.sqrt(tf.reduce_sum(tf.square(slope), axis=[1, 2, 3]) + 1e-12)
         return tf.reduce_mean((norm - 1.0) ** 2)
@@ -190,21 +191,21 @@ class WGAN(GAN):
                 (count, LATENT), seed=turn, dtype=keras.config.floatx()
             )
             with tf.GradientTape() as tape:
-                made = self.maker(codes, training=True)
+                generated = self.maker(codes, training=True)
                 judged = (
-                    tf.reduce_mean(self.judge(made, training=True))
-                    - tf.reduce_mean(self.judge(real, training=True))
-                    + 10.0 * self.penalty(real, made)
+                    tf.reduce_mean(self.critic(generated, training=True))
+                    - tf.reduce_mean(self.critic(real, training=True))
+                    + 10.0 * self.penalty(real, generated)
                 )
-            gradients = tape.gradient(judged, self.judge.trainable_variables)
+            gradients = tape.gradient(judged, self.critic.trainable_variables)
             self.judge_optimizer.apply_gradients(
-                zip(gradients, self.judge.trainable_variables)
+                zip(gradients, self.critic.trainable_variables)
             )
         codes = tf.random.normal(
             (count, LATENT), seed=9, dtype=keras.config.floatx()
         )
         with tf.GradientTape() as tape:
-            fooled = -tf.reduce_mean(self.judge(self.maker(codes)))
+            fooled = -tf.reduce_mean(self.critic(self.maker(codes)))
         gradients = tape.gradient(fooled, self.maker.trainable_variables)
         self.maker_optimizer.apply_gradients(
             zip(gradients, self.maker.trainable_variables)
@@ -226,7 +227,7 @@ def wgan_gp():
     ).history
     return (
         history["judge_loss"] + history["maker_loss"],
-        [model.judge, model.maker],
+        [model.critic, model.maker],
     )
 
 

@@ -1,4 +1,4 @@
-"""Programs on images: segmentation, classification, enlarging, mixing."""
+"""Programs on images: segmentation, classification, upscaling, mixup."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def trained(model, x, y, epochs: int = 3) -> list[float]:
 
 
 def autoencoder():
-    """Removes noise from images."""
+    """Trains an autoencoder that removes noise from images."""
     inputs = keras.Input((SIDE, SIDE, 3))
     x = layers.Conv2D(8, 3, activation="relu", padding="same")(inputs)
     x = layers.MaxPooling2D(2, padding="same")(x)
@@ -36,7 +36,7 @@ def autoencoder():
 
 
 def u_net():
-    """A class for each pixel."""
+    """Trains a model that predicts a class for each pixel."""
     inputs = keras.Input((SIDE, SIDE, 3))
     x = layers.Conv2D(8, 3, strides=2, padding="same")(inputs)
     x = before = layers.Activation("relu")(layers.BatchNormalization()(x))
@@ -65,7 +65,7 @@ def u_net():
 
 
 def resnet():
-    """Residual blocks, data augmentation in the model."""
+    """Trains residual blocks, with data augmentation in the model."""
     inputs = keras.Input((SIDE, SIDE, 3))
     x = layers.RandomFlip("horizontal", seed=2)(inputs)
     x = layers.Rescaling(2.0, offset=-1.0)(x)
@@ -102,7 +102,7 @@ def resnet():
 
 
 class Patches(layers.Layer):
-    """Cuts images into squares."""
+    """Layer that splits images into square patches."""
 
     def call(self, images):
         patches = ops.image.extract_patches(images, size=4)
@@ -110,7 +110,7 @@ class Patches(layers.Layer):
 
 
 class PatchEncoder(layers.Layer):
-    """Puts patches into the model's width, and adds their positions."""
+    """Layer that projects patches and adds position embeddings."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ def vision_transformer():
 
 
 def super_resolution():
-    """Images of twice the side, from channels that become pixels."""
+    """Trains a model that doubles the image size by rearranging channels."""
     inputs = keras.Input((SIDE // 2, SIDE // 2, 3))
     x = layers.Conv2D(8, 5, activation="tanh", padding="same")(inputs)
     x = layers.Dense(12)(x)
@@ -153,7 +153,7 @@ def super_resolution():
 
 
 def mixup():
-    """Two images and their labels in one, as the dataset mixes them."""
+    """Trains on mixtures of two images and their labels."""
     model = keras.Sequential(
         [
             keras.Input((SIDE, SIDE, 3)),

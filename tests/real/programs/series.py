@@ -1,4 +1,4 @@
-"""Programs on series: forecasts, anomalies, reading text from images."""
+"""Programs on time series: forecasts, anomalies, text recognition."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ WORDS = RNG.integers(0, 10, (16, 3)).astype(np.float32)
 
 
 def forecasting():
-    """The next value, from windows that a dataset cuts."""
+    """Predicts the next value from windows of a dataset."""
     dataset = keras.utils.timeseries_dataset_from_array(
         SERIES[:-8], SERIES[8:, :1], sequence_length=8, batch_size=16
     )
@@ -27,7 +27,7 @@ def forecasting():
 
 
 def transformer_of_series():
-    """A class for each series: attention, then convolutions of width 1."""
+    """Classifies series by attention and convolutions of width 1."""
     x = inputs = keras.Input((16, 3))
     for _ in range(2):
         y = layers.MultiHeadAttention(2, 8)(x, x)
@@ -51,7 +51,7 @@ def transformer_of_series():
 
 
 def anomalies():
-    """What an autoencoder cannot make again is unusual."""
+    """Detects anomalies by the reconstruction error of an autoencoder."""
     model = keras.Sequential(
         [
             keras.Input((16, 3)),
@@ -74,7 +74,7 @@ def anomalies():
 
 
 class CTCLayer(layers.Layer):
-    """Adds the loss of letters whose places are not known."""
+    """Layer that adds the CTC loss of letters at unknown positions."""
 
     def call(self, y_true, y_pred):
         count = ops.shape(y_pred)[0]
@@ -88,7 +88,7 @@ class CTCLayer(layers.Layer):
 
 
 def reading_images():
-    """Letters of an image, by convolutions, LSTMs and CTC."""
+    """Reads letters in an image with convolutions, LSTMs and CTC."""
     images = keras.Input((32, 8, 1), name="image")
     labels = keras.Input((3,), name="label")
     x = layers.Conv2D(8, 3, activation="relu", padding="same")(images)

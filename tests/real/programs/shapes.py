@@ -1,4 +1,4 @@
-"""Programs on graphs and points, whose layers gather and scatter."""
+"""Programs on graphs and point clouds, whose layers gather and scatter."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ POINTS = RNG.normal(size=(16, 32, 3)).astype(np.float32)
 
 
 class GraphConvolution(layers.Layer):
-    """Each node takes the mean of messages of its neighbours."""
+    """Layer in which each node averages the messages of its neighbors."""
 
     def __init__(self, units, links, nodes):
         super().__init__()
@@ -33,7 +33,7 @@ class GraphConvolution(layers.Layer):
 
 
 class GraphNetwork(keras.Model):
-    """Classes of nodes of one graph, which it holds itself."""
+    """Model that classifies the nodes of one graph, which the model stores."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def graph_network():
 
 
 class OrthogonalRegularizer(keras.regularizers.Regularizer):
-    """Keeps a transformation near a rotation."""
+    """Regularizer that keeps a transformation close to a rotation."""
 
     def __init__(self, size, weight=0.001):
         self.size, self.weight = size, weight
@@ -80,8 +80,8 @@ class OrthogonalRegularizer(keras.regularizers.Regularizer):
         return ops.sum(self.weight * ops.square(xxt - self.eye))
 
 
-def turned(inputs, size):
-    """Points after a transformation that is learned."""
+def transformed(inputs, size):
+    """Returns points after a learned transformation."""
     x = layers.Conv1D(8, 1, activation="relu")(inputs)
     x = layers.GlobalMaxPooling1D()(x)
     x = layers.Dense(16, activation="relu")(x)
@@ -96,11 +96,11 @@ def turned(inputs, size):
 
 
 def point_cloud():
-    """Points as a set: what they are, whatever their order."""
+    """Classifies point clouds independently of the order of points."""
     inputs = keras.Input((32, 3))
-    x = layers.Conv1D(8, 1)(turned(inputs, 3))
+    x = layers.Conv1D(8, 1)(transformed(inputs, 3))
     x = layers.Activation("relu")(layers.BatchNormalization(momentum=0.0)(x))
-    x = layers.GlobalMaxPooling1D()(turned(x, 8))
+    x = layers.GlobalMaxPooling1D()(transformed(x, 8))
     x = layers.Dropout(0.3, seed=8)(layers.Dense(16, activation="relu")(x))
     model = keras.Model(inputs, layers.Dense(4, activation="softmax")(x))
     model.compile(

@@ -1,4 +1,4 @@
-"""Programs that learn what belongs together: pairs, triplets, towers."""
+"""Programs that learn similarity: pairs, triplets, two towers."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def encoder():
 
 
 def siamese():
-    """Two images: of one class or not, by the distance of their codes."""
+    """Predicts from encodings whether two images have the same class."""
     tower = encoder()
     first, second = keras.Input((SIDE, SIDE, 1)), keras.Input((SIDE, SIDE, 1))
 
@@ -61,7 +61,7 @@ def siamese():
 
 
 class Triplets(keras.Model):
-    """A network that is trained by anchors, positives and negatives."""
+    """Model that is trained on anchors, positives and negatives."""
 
     def __init__(self, tower, margin=0.5):
         super().__init__()
@@ -114,7 +114,7 @@ def triplets():
 
 
 class MetricLearning(keras.Model):
-    """Anchors and positives of all classes in one batch."""
+    """Model that trains on anchors and positives of all classes per batch."""
 
     def train_step(self, data):
         if isinstance(data, tuple):
@@ -152,7 +152,7 @@ def metric_learning():
 
 
 class TwoTowers(keras.Model):
-    """Users and items; the other items of a batch are the wrong ones."""
+    """Users and items; other items of the batch are the negatives."""
 
     def __init__(self):
         super().__init__()
@@ -176,7 +176,7 @@ class TwoTowers(keras.Model):
 
 
 def two_towers():
-    """Retrieval: which item goes with which user."""
+    """Trains retrieval of items for users."""
     model = TwoTowers()
     model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
     dataset = tf.data.Dataset.from_tensor_slices(

@@ -1,4 +1,4 @@
-"""Programs with training loops and steps of their own."""
+"""Programs with custom training loops and steps."""
 
 import keras
 import numpy as np
@@ -23,7 +23,7 @@ def classifier(width: int) -> keras.Model:
 
 
 class Distiller(keras.Model):
-    """A student that learns from labels and from a teacher."""
+    """Student model that learns from labels and from a teacher."""
 
     def __init__(self, student, teacher):
         super().__init__()
@@ -36,10 +36,10 @@ class Distiller(keras.Model):
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False
     ):
-        taught = self.teacher(x, training=False)
+        teacher_logits = self.teacher(x, training=False)
         soft = (
             self.teacher_loss(
-                ops.softmax(taught / 3.0, axis=1),
+                ops.softmax(teacher_logits / 3.0, axis=1),
                 ops.softmax(y_pred / 3.0, axis=1),
             )
             * 9.0
@@ -77,7 +77,7 @@ def distillation():
 
 
 def loop_with_a_tape():
-    """A loop over batches, a compiled step, metrics by hand."""
+    """Trains in a custom loop with a compiled step and manual metrics."""
     model = classifier(16)
     optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -104,7 +104,7 @@ def loop_with_a_tape():
 
 
 def loop_without_a_graph():
-    """The same, each operation when Python comes to it."""
+    """Trains in a loop with eager execution."""
     model = classifier(16)
     optimizer = keras.optimizers.Adam(1e-2)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -121,7 +121,7 @@ def loop_without_a_graph():
 
 
 class TrainAndTest(keras.Model):
-    """`train_step` and `test_step` with metrics of the model's own."""
+    """Model with `train_step`, `test_step` and its own metrics."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -168,7 +168,7 @@ def own_steps():
 
 
 def gradients_of_several_batches():
-    """An optimizer that applies the mean of several gradients."""
+    """Trains with an optimizer that accumulates gradients."""
     model = classifier(16)
     model.compile(
         keras.optimizers.Adam(
@@ -193,7 +193,7 @@ def gradients_of_several_batches():
 
 
 def actor_critic():
-    """A walk on a line: moves are drawn, rewards judged by a critic."""
+    """Trains a walk on a line with sampled actions and a critic for rewards."""
     inputs = keras.Input((4,))
     common = layers.Dense(16, activation="relu")(inputs)
     model = keras.Model(

@@ -1,4 +1,4 @@
-"""Programs on columns: preprocessing layers, wide and deep, DLRM."""
+"""Programs on tabular data: preprocessing layers, wide and deep, DLRM."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ LABEL = (AGE + HOURS > 70).astype(np.float32)
 
 
 def preprocessing():
-    """Numbers and words, prepared in front of the model."""
+    """Preprocesses numbers and words before the model."""
     normalization = layers.Normalization(axis=None)
     normalization.adapt(AGE)
     lookup = layers.StringLookup(output_mode="one_hot")
@@ -53,7 +53,7 @@ def preprocessing():
 
 
 def normalization_in_the_model():
-    """Means and variances that a layer of the model has learned before."""
+    """Uses a layer with means and variances that were adapted before."""
     normalization = layers.Normalization()
     data = np.stack([AGE, HOURS], 1)
     normalization.adapt(data)
@@ -83,7 +83,7 @@ def normalization_in_the_model():
 
 
 def wide_and_deep():
-    """A linear part on crossed columns, beside a deep one."""
+    """Trains a linear model on crossed features with a deep model."""
     age, city = keras.Input((1,)), keras.Input((1,), dtype="int64")
     hours = keras.Input((1,))
     wide = layers.concatenate(
@@ -122,7 +122,7 @@ def wide_and_deep():
 
 
 class DotInteraction(layers.Layer):
-    """The products of all pairs of features."""
+    """Layer that returns the dot products of all pairs of features."""
 
     def call(self, features):
         x = ops.stack(features, axis=1)
@@ -133,7 +133,7 @@ class DotInteraction(layers.Layer):
 
 
 class DLRM(keras.Model):
-    """Tables for ids, layers for numbers, products of all of them."""
+    """Model with embeddings, layers for numbers, and pairwise products."""
 
     def __init__(self):
         super().__init__()

@@ -12,7 +12,7 @@ MASKED = RNG.uniform(size=TOKENS.shape) < 0.3
 
 
 class TokenAndPosition(layers.Layer):
-    """A table of tokens, and one of positions."""
+    """Layer with an embedding of tokens and an embedding of positions."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class TokenAndPosition(layers.Layer):
 
 
 class Block(layers.Layer):
-    """Attention and two dense layers, each behind a normalization."""
+    """Layer with attention and two dense layers, each after a normalization."""
 
     def __init__(self, causal=False):
         super().__init__()
@@ -50,7 +50,7 @@ class Block(layers.Layer):
 
 
 def text_classification():
-    """Reviews: good or bad."""
+    """Classifies reviews as good or bad."""
     inputs = keras.Input((LENGTH,))
     x = Block()(TokenAndPosition()(inputs))
     x = layers.Dropout(0.1, seed=1)(layers.GlobalAveragePooling1D()(x))
@@ -71,7 +71,7 @@ def text_classification():
 
 
 def mini_gpt():
-    """A model of the next word, and text that it writes in a loop."""
+    """Trains a model of the next word, and generates text in a loop."""
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = Block(causal=True)(TokenAndPosition()(inputs))
     outputs = layers.Dense(WORDS)(x)
@@ -99,7 +99,7 @@ def mini_gpt():
 
 
 class MaskedLanguageModel(keras.Model):
-    """Only masked words count, by weights that the dataset gives."""
+    """Model whose loss counts masked words only, by weights of the dataset."""
 
     def compile(self, optimizer, loss):
         super().compile(optimizer=optimizer)
@@ -136,7 +136,7 @@ def masked_language_model():
 
 
 def translation_with_lstm():
-    """A sequence-to-sequence model that generates one letter at a time."""
+    """Trains a sequence-to-sequence model, and generates letter by letter."""
     source = keras.Input((6, WORDS))
     _, hidden, cell = layers.LSTM(DIM, return_state=True)(source)
     target = keras.Input((6, WORDS))
