@@ -22,8 +22,8 @@ import tempfile
 
 WAYS = {
     "copied": {},
-    "exact": {"over_processes": "divided"},
-    "folded": {"over_processes": "divided", "order": "folded"},
+    "exact": {"over_processes": "sharded"},
+    "folded": {"over_processes": "sharded", "order": "folded"},
 }
 
 NUM_TABLES = 8

@@ -105,6 +105,16 @@ def _warn(owner: Any, old: str, new: str) -> None:
     )
 
 
+def warn_of_old_value(argument: str, old: str, new: str) -> None:
+    """Warns that a value of an argument has a new name."""
+    warnings.warn(
+        f"`{argument}={old!r}` is now `{argument}={new!r}`; the old value is "
+        f"removed in {_REMOVED_IN}.",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+
+
 def renamed_property(old: str, new: str) -> property:
     """Returns a property `old` that warns and returns the attribute `new`."""
 

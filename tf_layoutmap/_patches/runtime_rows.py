@@ -117,7 +117,7 @@ def exit_rows() -> list[Patch]:
     ]
 
 
-SHARDED_TABLES_GROUP = "divided"
+SHARDED_TABLES_GROUP = "sharded_tables"
 
 
 def sharded_tables_rows() -> list[Patch]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import strategies
+from tf_layoutmap._core import lazy, strategies
 
 
 class Backend(Protocol):
@@ -273,8 +273,8 @@ class EngineBackend(Backend, Protocol):
 ENGINES = ("auto", "tpu", "host")
 
 # Placement of tables over several processes.
-OVER_PROCESSES = ("copied", "divided")
-# Summation of a row's gradients if tables are divided over processes.
+OVER_PROCESSES = ("copied", "sharded")
+# Summation of a row's gradients if tables are sharded over processes.
 ORDERS = ("exact", "folded")
 
 
@@ -315,13 +315,21 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
     return engine
 
 
-def check_over_processes(over_processes: str, order: str, has_processes: bool):
+def read_over_processes(
+    over_processes: str, order: str, has_processes: bool
+) -> str:
     """Checks the arguments `over_processes` and `order` of `TPUEmbedding`.
+
+    Returns:
+      One of `OVER_PROCESSES`; `"sharded"` for its deprecated name `"divided"`.
 
     Raises:
       ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or is not
         supported without several processes.
     """
+    if over_processes == "divided":
+        lazy.warn_of_old_value("over_processes", "divided", "sharded")
+        over_processes = "sharded"
     if over_processes not in OVER_PROCESSES:
         raise ValueError(
             f"Argument `over_processes` must be one of {OVER_PROCESSES}. "
@@ -332,10 +340,10 @@ def check_over_processes(over_processes: str, order: str, has_processes: bool):
             f"Argument `order` must be one of {ORDERS}. "
             f"Received: order={order!r}."
         )
-    if order != "exact" and over_processes != "divided":
+    if order != "exact" and over_processes != "sharded":
         raise ValueError(
             'Argument `order` must be "exact" unless over_processes='
-            f'"divided". Received: order={order!r}.'
+            f'"sharded". Received: order={order!r}.'
         )
     if over_processes != "copied" and not has_processes:
         raise ValueError(
@@ -344,6 +352,7 @@ def check_over_processes(over_processes: str, order: str, has_processes: bool):
             f"sharded. Received: over_processes={over_processes!r} under "
             f"{type(tf.distribute.get_strategy()).__name__}."
         )
+    return over_processes
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:

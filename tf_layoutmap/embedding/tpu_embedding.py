@@ -160,11 +160,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
           sparse_core_embedding_config: Must be None: SparseCores are not
             supported yet.
           over_processes: Placement under `MultiWorkerMirroredStrategy`.
-            `"copied"`: each process stores all tables. `"divided"`: each
+            `"copied"`: each process stores all tables. `"sharded"`: each
             process stores an equal share of the rows of each table, and their
             slot variables; in a step, processes exchange rows and gradients.
             The program cannot read such tables; it can save and restore them.
-          order: Summation of gradients for `over_processes="divided"`.
+          order: Summation of gradients for `over_processes="sharded"`.
             `"exact"`: all gradients of a row are sent to its owner and summed
             in the order of a single process, with bitwise identical results.
             `"folded"`: each replica sums its gradients of a row and sends the
@@ -206,7 +206,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 f"`dtype`, or None. Received: {partitioner!r}."
             )
         strategy_replicas = replicas.Replicas()
-        embedding_backend.check_over_processes(
+        over_processes = embedding_backend.read_over_processes(
             over_processes, order, strategy_replicas.has_processes
         )
         on_tpu = embedding_backend.is_tpu_strategy(strategy_replicas.strategy)
@@ -273,7 +273,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 else functools.partial(
                     divided_backend.DividedBackend, order=order
                 )
-                if over_processes == "divided"
+                if over_processes == "sharded"
                 else host_backend.HostBackend
             )
             backend = kind(

@@ -96,7 +96,7 @@ def main(folder, case):
                 "ragged": tpu.FeatureConfig(words),
             },
             tpu.SGD(0.5),
-            over_processes="divided",
+            over_processes="sharded",
         )
     path = folder / f"{worker}.txt"
     try:

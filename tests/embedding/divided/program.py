@@ -40,7 +40,7 @@ def main(folder, num_steps, how, order, dies_before=None):
     task = json.loads(os.environ["TF_CONFIG"])
     worker, size = task["task"]["index"], len(task["cluster"]["worker"])
     with strategy.scope():
-        embedding = plan.embedding(over_processes="divided", order=order)
+        embedding = plan.embedding(over_processes="sharded", order=order)
     if how == "by token":
         # Each table is gathered in several blocks and saved in several files.
         tables._CHUNK, tables.PART_BYTES = 8, 64

@@ -23,7 +23,7 @@ def main(folder):
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
-            stock_class.features(), None, over_processes="divided"
+            stock_class.features(), None, over_processes="sharded"
         )
     stock_class.train(embedding, NUM_STEPS, strategy)
     tf.train.Checkpoint(embedding=embedding).write(

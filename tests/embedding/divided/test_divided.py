@@ -193,7 +193,7 @@ def test_an_error_is_raised_in_all_processes(start, tmp_path, case, words):
     "options, words",
     [
         (
-            {"over_processes": "divided"},
+            {"over_processes": "sharded"},
             'must be "copied" unless under MultiWorkerMirroredStrategy',
         ),
         ({"over_processes": "both"}, "must be one of"),

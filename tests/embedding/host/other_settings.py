@@ -70,10 +70,10 @@ def cases(worker):
             out_of_range="drop" if worker else "error"
         ),
         "order": lambda: make(
-            over_processes="divided", order="folded" if worker else "exact"
+            over_processes="sharded", order="folded" if worker else "exact"
         ),
         "over_processes": lambda: make(
-            over_processes="divided" if worker else "copied"
+            over_processes="sharded" if worker else "copied"
         ),
         "seed": lambda: make(rounding_seed=worker),
         "vocabulary": lambda: make(
@@ -83,14 +83,14 @@ def cases(worker):
             rows=100, vocabulary=tlm.OpenVocabulary(100) if worker else None
         ),
         "initializer": lambda: make(
-            over_processes="divided",
+            over_processes="sharded",
             initializer=tf.constant_initializer(worker),
         ),
         "first rows of the first process": lambda: make(
             initializer=tf.constant_initializer(worker)
         ),
         "a seed of each process": lambda: make(
-            over_processes="divided",
+            over_processes="sharded",
             initializer=keras.initializers.RandomNormal(),
         ),
         "functions of each process": lambda: make(

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap.embedding import backend
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 tpu = tf.tpu.experimental.embedding
@@ -40,7 +41,7 @@ def test_a_layer_has_the_options_and_defaults_of_the_embedding():
     [
         ({"wire_dtype": "bfloat16"}, '`wire_dtype` must be "float32" unless'),
         ({"wire_dtype": "int8"}, "`wire_dtype` must be one of"),
-        ({"over_processes": "divided"}, 'must be "copied" unless under Multi'),
+        ({"over_processes": "sharded"}, 'must be "copied" unless under Multi'),
         ({"order": "folded"}, '`order` must be "exact" unless'),
     ],
 )
@@ -49,3 +50,10 @@ def test_options_are_validated_by_the_embedding(layers, options, words):
     table = tpu.TableConfig(4, 2, tf.ones, name="words")
     with pytest.raises(ValueError, match=words):
         layers.TPUEmbedding(tpu.FeatureConfig(table), tpu.SGD(1.0), **options)
+
+
+def test_the_old_value_of_over_processes_warns():
+    with pytest.warns(DeprecationWarning, match="over_processes='sharded'"):
+        found = backend.read_over_processes("divided", "folded", True)
+    assert found == "sharded"
+    assert backend.read_over_processes("copied", "exact", False) == "copied"

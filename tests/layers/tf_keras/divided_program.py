@@ -91,7 +91,7 @@ def main(folder, how):
         str(folder / (f"temporary/{worker}" if worker else "model"))
     )
     (folder / f"losses_{worker}.json").write_text(json.dumps(losses))
-    if how == "divided":
+    if how == "sharded":
         own_folder = folder / f"own_{worker}"
         own_folder.mkdir()
         (folder / f"refused_{worker}.json").write_text(

@@ -30,7 +30,7 @@ ERRORS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["divided", "copied"])
+@pytest.mark.parametrize("how", ["sharded", "copied"])
 def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     processes.run_workers(
         pathlib.Path(divided_program.__file__),
@@ -38,7 +38,7 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
         tmp_path,
         DEADLINE_SECONDS,
     )
-    if how == "divided":
+    if how == "sharded":
         check_errors(tmp_path)
     model, losses = divided_program.fit(strategies.mirrored(2))
     for worker in range(2):

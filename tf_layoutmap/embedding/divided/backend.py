@@ -264,18 +264,18 @@ class DividedBackend(HostBackend):
         if spec.has_open_tables:
             raise NotImplementedError(
                 "Argument `vocabularies` must be None with over_processes="
-                '"divided", which does not support keys. Received: '
+                '"sharded", which does not support keys. Received: '
                 f"{[one.name for one in spec.tables if one.vocabulary]}."
             )
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
-                'with over_processes="divided". Received: True.'
+                'with over_processes="sharded". Received: True.'
             )
         if partitioner is not None:
             raise ValueError(
                 "Argument `partitioner` must be None with over_processes="
-                '"divided", where each process has one shard of a table. '
+                '"sharded", where each process has one shard of a table. '
                 f"Received: {partitioner!r}."
             )
         super().__init__(

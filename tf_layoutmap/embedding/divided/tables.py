@@ -58,7 +58,7 @@ class Group:
             raise NotImplementedError(
                 'Argument `over_processes` must be "copied" if a process has '
                 "several devices, because a process that owns a shard must "
-                'have one replica. Received: "divided" with the devices '
+                'have one replica. Received: "sharded" with the devices '
                 f"{strategy.extended.worker_devices}."
             )
         # Strategies have no attribute for the index of the process.
@@ -560,7 +560,7 @@ class DividedTables:
         """Installs the patch of TensorFlow's saver for the given processes."""
         self._group = group
         self._strategy = strategy
-        engine.ensure("divided")
+        engine.ensure("sharded_tables")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.

@@ -594,7 +594,7 @@ def describe_settings(
     settings.append(("features", _text([one.name for one in spec.features])))
     for table in spec.tables:
         settings += _fields(f"of table {table.name!r}", table)
-        if arguments["over_processes"] == "divided":
+        if arguments["over_processes"] == "sharded":
             # Each process initializes its own shard.
             settings.append(
                 (
