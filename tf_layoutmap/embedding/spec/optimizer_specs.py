@@ -24,7 +24,7 @@ from typing import Any
 class SlotSpec:
     """Spec of one slot variable: its name and initial value.
 
-    The shape is that of the table, or `[num_rows, 1]` if `is_per_row`.
+    It has the shape of the table, or `[num_rows, 1]` if `is_per_row`.
     """
 
     name: str

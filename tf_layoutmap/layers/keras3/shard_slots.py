@@ -87,7 +87,7 @@ def join_slots(
 
     Returns:
       Each object at the position of its first part. Number and order of the
-      results are therefore those of an optimizer without shards.
+      results therefore match an optimizer without shards.
     """
     found: dict[int, Any] = {}
     for variable in variables:
