@@ -25,6 +25,7 @@ LEVELS = {
     "_version": 0,
     "_core.checks": 0,
     "_core.lazy": 0,
+    "_core.literals": 0,
     "_core.paths": 0,
     "_core.private_names": 0,
     "_core.requirements": 0,

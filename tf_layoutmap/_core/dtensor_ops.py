@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tf_layoutmap._core import checks, ops, tf_private
+from tf_layoutmap._core import checks, literals, ops, tf_private
 
 # For each policy, a stock op with a suitable expander.
 _DONORS = {
@@ -62,7 +62,7 @@ def can_shard(name: str) -> bool:
     return available() and ops.native.has_expander(name)
 
 
-def register_op(name: str, policy: str) -> None:
+def register_op(name: str, policy: literals.Policy) -> None:
     """Sets how tf.dtensor partitions op `name`, for the entire process.
 
     * `"elementwise"`: All inputs have one shape, or broadcast. Each device

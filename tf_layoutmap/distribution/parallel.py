@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, keras_private, lazy
+from tf_layoutmap._core import checks, keras_private, lazy, literals
 from tf_layoutmap._patches import engine
 from tf_layoutmap.distribution.device_mesh import DeviceMesh
 from tf_layoutmap.distribution.layout_map import LayoutMap
@@ -209,7 +209,7 @@ class ByLayoutMap(Distribution):
         layout_map: AnyLayoutMap | keras.distribution.LayoutMap,
         batch_dim_name: str | None,
         auto_shard_dataset: bool,
-        init: str,
+        init: literals.Init,
     ):
         self._layout_map = layout_map
         self._table = as_table(layout_map)
@@ -223,7 +223,7 @@ class ByLayoutMap(Distribution):
             else (checks.check_one_of("batch_dim_name", batch_dim_name, names)),
             auto_shard_dataset,
         )
-        self._init = init
+        self._init: literals.Init = init
         # `keras.distribution.set_distribution` may get this object without
         # notifying this package, so the rows are installed now.
         engine.ensure("keras3")
@@ -319,7 +319,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         layout_map: AnyLayoutMap | keras.distribution.LayoutMap | None = None,
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
-        init: str = "sharded",
+        init: literals.Init = "sharded",
         **kwargs: Any,
     ):
         """Creates the distribution.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import lazy, strategies
+from tf_layoutmap._core import lazy, literals, strategies
 
 
 class Backend(Protocol):
@@ -317,7 +317,7 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
 
 def read_over_processes(
     over_processes: str, order: str, has_processes: bool
-) -> str:
+) -> literals.OverProcesses:
     """Checks the arguments `over_processes` and `order` of `TPUEmbedding`.
 
     Returns:
@@ -352,7 +352,7 @@ def read_over_processes(
             f"sharded. Received: over_processes={over_processes!r} under "
             f"{type(tf.distribute.get_strategy()).__name__}."
         )
-    return over_processes
+    return "copied" if over_processes == "copied" else "sharded"
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._core import literals
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import stock_lookup
 from tf_layoutmap.embedding.spec import config
@@ -27,7 +28,7 @@ def serving_embedding_lookup(
     tables: Mapping[Any, Any],
     feature_config: Any,
     *,
-    out_of_range: str = "error",
+    out_of_range: literals.OutOfRange = "error",
     vocabularies: Mapping[str, Vocabulary] | None = None,
 ) -> Any:
     """Looks up features in tables, for serving and evaluation.

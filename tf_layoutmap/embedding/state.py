@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding import inputs, replicas
 from tf_layoutmap.embedding.backend import Backend, EngineBackend
 from tf_layoutmap.embedding.spec import config
@@ -41,7 +41,7 @@ class EmbeddingState:
     spec: config.EmbeddingSpec
     table_configs: list[Any]
     replicas: replicas.Replicas
-    out_of_range: str
+    out_of_range: literals.OutOfRange
     backend: Backend
     lacks_tpu: bool
     is_copied: bool = False

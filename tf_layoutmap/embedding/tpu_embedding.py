@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._core import literals
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs, replicas, serving, tables
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
@@ -93,17 +94,17 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         pipeline_execution_with_tensor_core: bool = False,
         *,
         partitioner: tables.Partitioner | None = None,
-        out_of_range: str = "error",
-        engine: str = "auto",
+        out_of_range: literals.OutOfRange = "error",
+        engine: literals.Engine = "auto",
         table_dtypes: Any = None,
         rounding_seed: int = 0,
         vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
             None
         ),
-        wire_dtype: str = "float32",
+        wire_dtype: literals.WireDtype = "float32",
         sparse_core_embedding_config: Any = None,
-        over_processes: str = "copied",
-        order: str = "exact",
+        over_processes: literals.OverProcesses = "copied",
+        order: literals.Order = "exact",
     ):
         """Reads the configuration; `build` creates the variables.
 
@@ -210,10 +211,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             over_processes, order, strategy_replicas.has_processes
         )
         on_tpu = embedding_backend.is_tpu_strategy(strategy_replicas.strategy)
-        engine = embedding_backend.choose_engine(
+        backend_name = embedding_backend.choose_engine(
             engine, strategy_replicas.strategy
         )
-        if wire_dtype != "float32" and engine != "servers":
+        if wire_dtype != "float32" and backend_name != "servers":
             raise ValueError(
                 'Argument `wire_dtype` must be "float32" unless under '
                 "ParameterServerStrategy: without servers no rows are sent. "
@@ -269,7 +270,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 functools.partial(
                     servers_backend.ServersBackend, wire_dtype=wire_dtype
                 )
-                if engine == "servers"
+                if backend_name == "servers"
                 else functools.partial(
                     divided_backend.DividedBackend, order=order
                 )
@@ -294,7 +295,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             strategy_replicas,
             out_of_range,
             backend,
-            engine == "tpu" and not on_tpu,
+            backend_name == "tpu" and not on_tpu,
         )
         if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
             # All processes must create the tables together, and all of them

@@ -1,8 +1,13 @@
 """`LayoutMap`: a dict-like mapping from variable names to layouts."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from tf_layoutmap.layout.layout_table import LayoutTable
+
+if TYPE_CHECKING:
+    from tf_layoutmap.layout.explain import Explanation
 
 
 class LayoutMap(LayoutTable):
@@ -35,7 +40,7 @@ class LayoutMap(LayoutTable):
 
         return layout_map_scope(self, **options)
 
-    def explain(self, model: Any) -> Any:
+    def explain(self, model: Any) -> Explanation:
         """Returns a report of the layouts that this map gives to `model`.
 
         Nothing is allocated. `print` shows the report as a table.

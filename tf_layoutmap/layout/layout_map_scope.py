@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from tf_layoutmap._core import checks, keras_private
+from tf_layoutmap._core import checks, keras_private, literals
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
@@ -25,7 +25,7 @@ AnyLayoutMap = TypeVar(
 def layout_map_scope(
     layout_map: AnyLayoutMap,
     *,
-    init: str = "sharded",
+    init: literals.Init = "sharded",
     batch_dim: str | None = None,
 ) -> Iterator[AnyLayoutMap]:
     """Places the weights of layers that are created in the scope on a mesh.

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, keras_private
+from tf_layoutmap._core import checks, keras_private, literals
 from tf_layoutmap._patches import engine
 from tf_layoutmap.ps import restarts, waiting
 
@@ -36,7 +36,7 @@ class Datasets:
         dataset_fn: Callable[..., Any],
         *,
         step_deadline: str | float = "10min",
-        on_server_loss: str = "raise",
+        on_server_loss: literals.OnServerLoss = "raise",
     ):
         """Creates the datasets from a function that runs on each worker.
 

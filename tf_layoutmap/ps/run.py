@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, literals
 from tf_layoutmap.ps import (
     checkpoints,
     connection,
@@ -70,7 +70,7 @@ class Run:
         *,
         objects: Mapping[str, Any],
         save_every: str | float = "5min",
-        on_server_loss: str = "raise",
+        on_server_loss: literals.OnServerLoss = "raise",
         step_deadline: str | float = "10min",
         max_to_keep: int = 3,
         allow_missing: bool | Sequence[str] = False,

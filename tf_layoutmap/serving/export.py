@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, files, tf_private
+from tf_layoutmap._core import checks, files, literals, tf_private
 from tf_layoutmap.serving import endpoints, packing, stored_tables, subjects
 from tf_layoutmap.serving import report as serving_report
 from tf_layoutmap.serving.report import ExportReport
@@ -84,7 +84,8 @@ def saved_model_bytes(folder: str) -> int:
 def export(
     model_or_embedding: Any,
     path: Any,
-    rows: str | Mapping[Any, str] = "float32",
+    rows: literals.RowFormatName
+    | Mapping[Any, literals.RowFormatName] = "float32",
     fuse: bool = True,
     *,
     input_signature: Sequence[Any] | None = None,

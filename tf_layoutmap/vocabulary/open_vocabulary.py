@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, cast
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, literals
 from tf_layoutmap.vocabulary import bucket_layout
 
 ADMISSIONS = ("all", "count", "probability")
@@ -111,9 +111,9 @@ class OpenVocabulary:
     capacity: int
     _: dataclasses.KW_ONLY
     min_count: int = 1
-    admission: str = "all"
+    admission: literals.Admission = "all"
     probability: float = 1.0
-    evict: str = "lru"
+    evict: literals.Eviction = "lru"
     half_life_steps: int | None = None
     ttl_steps: int | None = None
     unknown: str = "zeros"

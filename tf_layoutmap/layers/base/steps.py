@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
@@ -219,13 +219,13 @@ class EmbeddingSteps:
         optimizer: Any,
         *,
         partitioner: Any,
-        out_of_range: str,
+        out_of_range: literals.OutOfRange,
         table_dtypes: Any,
         rounding_seed: int,
         vocabularies: Any,
-        wire_dtype: str,
-        over_processes: str,
-        order: str,
+        wire_dtype: literals.WireDtype,
+        over_processes: literals.OverProcesses,
+        order: literals.Order,
     ):
         """Creates the embedding; `build` creates its tables.
 
@@ -252,7 +252,7 @@ class EmbeddingSteps:
         )
         self.feature_config = feature_config
         self.optimizer = optimizer
-        self.out_of_range = out_of_range
+        self.out_of_range: literals.OutOfRange = out_of_range
         self.embedding = TPUEmbedding(
             feature_config,
             optimizer,

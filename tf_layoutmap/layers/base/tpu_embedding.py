@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._core import literals
 from tf_layoutmap.layers.base import (
     feature_config_serialization,
     steps,
@@ -71,13 +72,13 @@ class TPUEmbeddingCore(LayerBase):
         feature_configs: Any = None,
         table_stacking: Any = "auto",
         partitioner: Any = None,
-        out_of_range: str = "error",
+        out_of_range: literals.OutOfRange = "error",
         table_dtypes: Any = None,
         rounding_seed: int = 0,
         vocabularies: Any = None,
-        wire_dtype: str = "float32",
-        over_processes: str = "copied",
-        order: str = "exact",
+        wire_dtype: literals.WireDtype = "float32",
+        over_processes: literals.OverProcesses = "copied",
+        order: literals.Order = "exact",
         **kwargs: Any,
     ):
         """Creates the layer.

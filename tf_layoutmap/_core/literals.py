@@ -1,0 +1,15 @@
+"""Closed sets of strings that public arguments accept."""
+
+from typing import Literal
+
+Engine = Literal["auto", "tpu", "host"]
+OutOfRange = Literal["error", "drop", "clip"]
+WireDtype = Literal["float32", "bfloat16"]
+OverProcesses = Literal["copied", "sharded"]
+Admission = Literal["all", "count", "probability"]
+Eviction = Literal["none", "lru", "lfu"]
+Order = Literal["exact", "folded"]
+Init = Literal["sharded", "host"]
+OnServerLoss = Literal["raise", "restart"]
+Policy = Literal["elementwise", "batch_parallel", "replicated", "local_update"]
+RowFormatName = Literal["float32", "float16", "int8", "int4"]
