@@ -1,4 +1,4 @@
-"""Checkpoints by DTensor's device for files, as its documentation has them."""
+"""Checks checkpoints that use the file device in DTensor's documentation."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ FEATURES = np.ones((8, 4), np.float32)
 
 
 def d_variable(scale):
-    """One that the program makes itself."""
+    """Returns a DVariable that the program creates itself."""
     layout = layout_of(mesh_of(batch=2, model=2), "batch", "model")
     return dtensor.DVariable(tlm.layout.to_mesh(scale * VALUES, layout))
 
@@ -50,7 +50,7 @@ def everything(scale):
 
 
 def values(held):
-    """All numbers, in one array."""
+    """Returns all values in one array."""
     found = (
         [held]
         if not isinstance(held, tf.train.Checkpoint)
@@ -91,7 +91,9 @@ def by_dtensor():
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("verbs", [("save", "restore"), ("write", "read")])
-def test_dtensors_device_writes_and_reads(make, verbs, by_dtensor, tmp_path):
+def test_dtensor_device_writes_and_reads_checkpoints(
+    make, verbs, by_dtensor, tmp_path
+):
     saved, restored = make(2.0), make(0.5)
     assert not np.array_equal(values(saved), values(restored))
     checkpoints = [tf.train.Checkpoint(x=x) for x in (saved, restored)]
@@ -102,11 +104,11 @@ def test_dtensors_device_writes_and_reads(make, verbs, by_dtensor, tmp_path):
         path, options=by_dtensor
     ).assert_consumed()
     np.testing.assert_array_equal(values(saved), values(restored))
-    # Nothing that the program gave is changed.
+    # The options object of the program is unchanged.
     assert by_dtensor.experimental_io_device == dtensor.device_name()
 
 
-def test_one_file_holds_what_is_on_a_mesh_and_what_is_not(tmp_path):
+def test_one_checkpoint_holds_mesh_and_host_variables(tmp_path):
     saved, restored = everything(2.0), everything(0.5)
     path = tf.train.Checkpoint(x=saved).write(str(tmp_path / "c"))
     tf.train.Checkpoint(x=restored).read(path).assert_consumed()
@@ -119,7 +121,7 @@ def test_one_file_holds_what_is_on_a_mesh_and_what_is_not(tmp_path):
     )
 
 
-def test_a_trained_model_of_tf_keras_is_exported(by_dtensor, tmp_path):
+def test_tf_keras_model_is_exported(by_dtensor, tmp_path):
     trained = model(tf_keras, 2.0)
     tf.saved_model.save(
         trained,
@@ -135,7 +137,7 @@ def test_a_trained_model_of_tf_keras_is_exported(by_dtensor, tmp_path):
         np.testing.assert_array_equal(tlm.layout.to_host(a), b.numpy())
 
 
-def test_weights_of_tf_keras_are_saved_as_its_guide_says(by_dtensor, tmp_path):
+def test_tf_keras_weights_are_saved_as_in_the_guide(by_dtensor, tmp_path):
     saved, restored = model(tf_keras, 2.0), model(tf_keras, 0.5)
     saved.save_weights(str(tmp_path / "w"), options=by_dtensor)
     restored.load_weights(str(tmp_path / "w"), options=by_dtensor)
@@ -148,7 +150,7 @@ def test_weights_of_tf_keras_are_saved_as_its_guide_says(by_dtensor, tmp_path):
 @pytest.mark.parametrize(
     "make", [d_variable, lambda scale: model(keras, scale)]
 )
-def test_a_dtensor_checkpoint_takes_variables_as_it_knows_them(make, tmp_path):
+def test_dtensor_checkpoint_saves_and_restores_variables(make, tmp_path):
     saved, restored = make(2.0), make(0.5)
     mesh = mesh_of(batch=2, model=2)
     path = dtensor.DTensorCheckpoint(mesh, x=saved).save(str(tmp_path / "c"))
@@ -156,7 +158,7 @@ def test_a_dtensor_checkpoint_takes_variables_as_it_knows_them(make, tmp_path):
     np.testing.assert_array_equal(values(saved), values(restored))
 
 
-def test_a_variable_that_is_saved_in_bfloat16_still_is(by_dtensor, tmp_path):
+def test_save_as_bf16_is_respected(by_dtensor, tmp_path):
     saved, restored = d_variable(1.0), d_variable(0.0)
     saved.save_as_bf16 = restored.save_as_bf16 = True
     path = tf.train.Checkpoint(x=saved).write(
@@ -172,7 +174,7 @@ def test_a_variable_that_is_saved_in_bfloat16_still_is(by_dtensor, tmp_path):
     np.testing.assert_array_equal(values(saved), values(restored))
 
 
-def test_another_device_writes_where_it_is_told(tmp_path):
+def test_other_io_device_is_respected(tmp_path):
     saved, restored = d_variable(2.0), d_variable(0.0)
     options = tf.train.CheckpointOptions(
         experimental_io_device="/job:localhost"
