@@ -122,7 +122,7 @@ def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None, **options):
     return refs[1]
 
 
-def assert_slots_lie_like_weights(model):
+def assert_slots_have_layouts_of_weights(model):
     """Checks that slots of the shape of a weight have the weight's layout."""
     weights = {w.path.replace("/", "_"): w for w in model.trainable_weights}
     slots = 0

@@ -40,9 +40,9 @@ MOVE = """
 first, second = (dtensor.Layout(
     ["batch" if d == dim else dtensor.UNSHARDED for d in range(4)], mesh)
     for dim in (1, 2))
-whole = dtensor.copy_to_mesh(
+replicated = dtensor.copy_to_mesh(
     tf.ones([1, 4, 4, 2]), dtensor.Layout.replicated(mesh, 4))
-dtensor.relayout(dtensor.relayout(whole, first), second)
+dtensor.relayout(dtensor.relayout(replicated, first), second)
 """
 
 

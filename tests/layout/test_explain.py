@@ -138,10 +138,10 @@ def test_report_matches_the_layouts_that_the_scope_applies(mesh):
     layout_map = map_of(
         mesh, d1__kernel=(None, "model"), d2__kernel=("model", "batch")
     )
-    told = layout_map.explain(model_of())
+    explanation = layout_map.explain(model_of())
     with tlm.layout_map_scope(layout_map):
         model = model_of()
-    for report, variable in zip(told.variables, model.weights):
+    for report, variable in zip(explanation.variables, model.weights):
         held = tf.experimental.dtensor.unpack(variable.value.read_value())
         assert {p.numpy().nbytes for p in held} == {report.bytes_per_device}
         assert report.name in (

@@ -20,7 +20,7 @@ def test_equal_pattern_precedes_an_earlier_match():
     )
 
 
-def test_the_first_added_pattern_wins():
+def test_first_added_pattern_precedes_later_patterns():
     table = PatternTable([".*kernel", "d.*"])
     assert table.find(["d1.kernel"]).pattern == ".*kernel"
     match = table.find(["d1.kernel"])
@@ -49,7 +49,7 @@ def test_pattern_may_match_any_name_of_a_variable():
     assert table.find(["d.kernel", "m/d/kernel"]).key == "d.kernel"
 
 
-def test_an_equal_pattern_wins_even_for_a_later_name():
+def test_equal_pattern_of_a_later_name_precedes_matches():
     table = PatternTable(["d.*", "m/d/kernel"])
     assert table.find(["d.kernel", "m/d/kernel"]).pattern == "m/d/kernel"
 

@@ -47,7 +47,7 @@ def filled(mesh, layouts):
         ("my_model/conv2d_123/bias", 1),
     ],
 )
-def test_the_documented_lookups(filled, layouts, key, rank):
+def test_documented_lookups(filled, layouts, key, rank):
     assert filled[key] == layouts[rank]
     assert filled.get(key) == layouts[rank]
 
@@ -171,7 +171,7 @@ def test_default_mesh_is_the_argument(mesh, filled):
         tlm.LayoutMap(mesh="cpu")
 
 
-def test_mesh_is_taken_from_the_layouts_or_an_error_is_raised(mesh, filled):
+def test_mesh_in_use_is_the_mesh_of_the_layouts(mesh, filled):
     assert filled.mesh_in_use() == mesh
     with pytest.raises(ValueError, match="needs a mesh"):
         tlm.LayoutMap().mesh_in_use()

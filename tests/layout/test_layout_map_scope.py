@@ -70,7 +70,7 @@ def functional():
 
 
 class FunctionalSubclass(keras.Model):
-    """Functional subclass; Keras creates an instance without `__init__`."""
+    """Functional subclass; Keras also creates one without `__init__`."""
 
     def __init__(self):
         inputs = keras.Input((10,))
@@ -151,7 +151,7 @@ def test_sequential_model_may_be_built_after_the_scope(layout_map, layouts):
 
 
 @pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
-def test_sequential_model_accepts_input_shape_of_keras_2(layout_map, layouts):
+def test_sequential_model_accepts_the_input_shape_argument(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = keras.Sequential(
             [
@@ -387,33 +387,33 @@ def test_inner_scope_applies_and_outer_scope_is_restored(mesh):
 
 
 def test_scope_does_not_apply_to_other_threads(layout_map):
-    made = {}
+    created = {}
 
     def work():
         layer = keras.layers.Dense(4)
         layer.build((None, 4))
-        made["kernel"] = layer.kernel
+        created["kernel"] = layer.kernel
 
     with tlm.layout_map_scope(layout_map):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
         inside = sequential()
-    assert not isinstance(made["kernel"], MeshVariable)
+    assert not isinstance(created["kernel"], MeshVariable)
     assert isinstance(inside.weights[0], MeshVariable)
 
 
 def test_scopes_of_threads_are_independent(mesh):
     axes = [(None, "model"), ("model", None), ("batch", None), (None, "batch")]
-    made, errors = {}, []
+    created, errors = {}, []
 
     def work(index):
         try:
             layout_map = tlm.LayoutMap(mesh)
             layout_map[".*kernel"] = layout_of(mesh, *axes[index])
             with tlm.layout_map_scope(layout_map):
-                made[index] = sequential_without_input()
-            made[index].build((None, 4))
+                created[index] = sequential_without_input()
+            created[index].build((None, 4))
         except Exception as error:
             errors.append(error)
 
@@ -423,7 +423,7 @@ def test_scopes_of_threads_are_independent(mesh):
     for thread in threads:
         thread.join()
     assert not errors
-    for index, model in made.items():
+    for index, model in created.items():
         assert axes_of(model.layers[0].kernel) == axes[index]
 
 
@@ -539,12 +539,12 @@ def test_unmatched_key_is_reported(mesh, strict):
     layout_map = tlm.LayoutMap(mesh, strict=strict)
     layout_map["dense_that_is_not.kernel"] = layout_of(mesh, None, "model")
     words = "'dense_that_is_not.kernel' matches no variable"
-    told = (
+    reported = (
         pytest.raises(ValueError, match=words)
         if strict
         else pytest.warns(UserWarning, match=words)
     )
-    with told, tlm.layout_map_scope(layout_map):
+    with reported, tlm.layout_map_scope(layout_map):
         KEPT.append(sequential())
 
 

@@ -110,7 +110,7 @@ def test_keras_format_moves_between_meshes(written, tmp_path, writer, reader):
     for slot in model.optimizer.variables:
         assert isinstance(slot, MeshVariable) == (reader != "none")
     if reader != "none":
-        assert pairs.assert_slots_lie_like_weights(model) > 0
+        assert pairs.assert_slots_have_layouts_of_weights(model) > 0
     assert_training_continues_alike(source, model)
 
 
@@ -187,8 +187,8 @@ def test_callbacks_save_and_resume_training(tmp_path):
             ],
         )
 
-    whole = at("2x2")
-    expected = pairs.fit(whole, epochs=3)["loss"]
+    uninterrupted = at("2x2")
+    expected = pairs.fit(uninterrupted, epochs=3)["loss"]
     run(2, at("2x2"))
     resumed = at("1x4")
     assert len(run(3, resumed)["loss"]) == 1

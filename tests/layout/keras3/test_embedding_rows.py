@@ -54,7 +54,7 @@ def test_training_matches_a_single_device(sizes, make):
         optimizer=make,
     )
     assert axes_of(trained.get_layer("e").embeddings) == ROWS
-    pairs.assert_slots_lie_like_weights(trained)
+    pairs.assert_slots_have_layouts_of_weights(trained)
 
 
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
@@ -122,20 +122,20 @@ def test_no_op_of_a_step_has_the_size_of_the_table(make):
             ]
         )
 
-    meshed = pairs.on_mesh(big, {"e.embeddings": ROWS})
-    meshed.compile(make(0.1), pairs.loss())
-    meshed.optimizer.build(meshed.trainable_variables)
+    mesh_model = pairs.on_mesh(big, {"e.embeddings": ROWS})
+    mesh_model.compile(make(0.1), pairs.loss())
+    mesh_model.optimizer.build(mesh_model.trainable_variables)
     table, slots = (
-        meshed.get_layer("e").embeddings,
-        len(meshed.optimizer.variables),
+        mesh_model.get_layer("e").embeddings,
+        len(mesh_model.optimizer.variables),
     )
 
     @tf.function(autograph=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = pairs.loss()(y, meshed(x))
-        weights = meshed.trainable_weights
-        meshed.optimizer.apply(tape.gradient(loss, weights), weights)
+            loss = pairs.loss()(y, mesh_model(x))
+        weights = mesh_model.trainable_weights
+        mesh_model.optimizer.apply(tape.gradient(loss, weights), weights)
 
     batch = [
         transfer.to_mesh(v[:8], dtensor.Layout.replicated(table.mesh, v.ndim))
@@ -168,22 +168,24 @@ def test_lookup_and_sgd_use_the_row_kernels(monkeypatch):
 
     record("lookup_rows")
     record("update_rows")
-    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
-    pairs.fit(meshed, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    pairs.fit(mesh_model, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
     assert set(calls) == {"lookup_rows", "update_rows"}
 
 
 def test_column_sharded_tables_use_dtensor():
-    meshed = pairs.on_mesh(model, {"e.embeddings": (None, "model")})
-    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) is None
-    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
-    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) == "model"
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": (None, "model")})
+    assert embedding_rows.axis_of(mesh_model.get_layer("e").embeddings) is None
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    assert (
+        embedding_rows.axis_of(mesh_model.get_layer("e").embeddings) == "model"
+    )
 
 
 def test_out_of_range_id_raises():
-    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": ROWS})
     with pytest.raises(tf.errors.OpError):
-        np.asarray(meshed(np.full((2, 6), 16)))
+        np.asarray(mesh_model(np.full((2, 6), 16)))
 
 
 def test_embedding_without_a_mesh_is_unchanged():

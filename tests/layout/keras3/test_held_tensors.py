@@ -65,7 +65,7 @@ class Metric(keras.metrics.Metric):
         return self.total * self.factors[2]
 
 
-class OwnStep(keras.Sequential):
+class CustomStep(keras.Sequential):
     def train_step(self, data):
         x, y = data
         return super().train_step((x @ HELD, y))
@@ -89,7 +89,7 @@ CASES = {
     "closure": (model(lambda: keras.layers.Lambda(lambda x: x @ HELD)), {}),
     "loss": (model(), {"loss": Loss}),
     "metric": (model(), {"metrics": Metric}),
-    "train_step": (model(of=OwnStep), {}),
+    "train_step": (model(of=CustomStep), {}),
 }
 
 
@@ -123,8 +123,8 @@ def test_models_match_a_single_device(name, run_eagerly):
             model(x, training=True).numpy(),
         )
 
-    plain, spread = history(pairs.plain(make)), history(pairs.on_mesh(make))
-    pairs.assert_alike(plain, spread, rtol=1e-6, atol=2e-6)
+    plain, on_mesh = history(pairs.plain(make)), history(pairs.on_mesh(make))
+    pairs.assert_alike(plain, on_mesh, rtol=1e-6, atol=2e-6)
 
 
 def test_callback_can_compute_with_weights():
@@ -153,9 +153,9 @@ class Counts(keras.layers.Layer):
 
 
 def test_host_variable_is_updated_once_or_raises():
-    spread = pairs.on_mesh(model(Counts))
-    spread(pairs.FEATURES)
-    assert spread.layers[0].calls.numpy() == 1
+    on_mesh = pairs.on_mesh(model(Counts))
+    on_mesh(pairs.FEATURES)
+    assert on_mesh.layers[0].calls.numpy() == 1
     with pytest.raises(RuntimeError, match=r"(?s)Counts.*'calls:0'.*weight"):
-        pairs.fit(spread, epochs=1)
-    assert spread.layers[0].calls.numpy() == 1
+        pairs.fit(on_mesh, epochs=1)
+    assert on_mesh.layers[0].calls.numpy() == 1

@@ -35,17 +35,17 @@ def pair(mesh):
     ],
 )
 def test_outputs_for_host_inputs_are_readable(pair, make):
-    plain, spread = (model(make(pairs.FEATURES)) for model in pair)
-    pairs.assert_alike(plain.numpy(), spread.numpy())
+    plain, on_mesh = (model(make(pairs.FEATURES)) for model in pair)
+    pairs.assert_alike(plain.numpy(), on_mesh.numpy())
 
 
 @pytest.mark.parametrize(
     "axes", [("batch", None), ("batch", "model"), (None, None)]
 )
 def test_inputs_with_any_layout_match_host_inputs(pair, mesh, axes):
-    spread = pair[1](to_mesh(pairs.FEATURES, layout_of(mesh, *axes)))
-    assert dtensor.is_dtensor(spread)
-    pairs.assert_alike(pair[0](pairs.FEATURES).numpy(), to_host(spread))
+    on_mesh = pair[1](to_mesh(pairs.FEATURES, layout_of(mesh, *axes)))
+    assert dtensor.is_dtensor(on_mesh)
+    pairs.assert_alike(pair[0](pairs.FEATURES).numpy(), to_host(on_mesh))
 
 
 def test_gradients_flow_to_host_inputs(pair, mesh):
@@ -61,8 +61,8 @@ def test_gradients_flow_to_host_inputs(pair, mesh):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = tf.reduce_sum(tf.square(pair[1](x)))
-        spread = tape.gradient(y, x)
-    pairs.assert_alike(plain.numpy(), to_host(spread))
+        on_mesh = tape.gradient(y, x)
+    pairs.assert_alike(plain.numpy(), to_host(on_mesh))
 
 
 def test_masks_are_passed_with_their_inputs(mesh):
@@ -76,9 +76,9 @@ def test_masks_are_passed_with_their_inputs(mesh):
         )
 
     plain = pairs.plain(make)
-    spread = pairs.on_mesh(make, {"e.embeddings": (None, "model")}, mesh)
+    on_mesh = pairs.on_mesh(make, {"e.embeddings": (None, "model")}, mesh)
     tokens = np.where(np.arange(6) < 4, pairs.TOKENS, 0)
-    pairs.assert_alike(plain(tokens).numpy(), spread(tokens).numpy())
+    pairs.assert_alike(plain(tokens).numpy(), on_mesh(tokens).numpy())
 
 
 def test_plain_and_symbolic_calls_are_unchanged(pair):
@@ -120,7 +120,7 @@ def test_image_patches_match_a_single_device(mesh):
 
 
 def test_time_distributed_before_a_recurrent_layer(mesh):
-    # The mesh axis is larger than the number of features, and the batch axis
+    # The mesh has more devices than the input has features, and the batch axis
     # moves to another dimension.
     def make():
         return pairs.sequential(
@@ -144,7 +144,7 @@ HEADS, LAST = (None, "model", None), (None, None, "model")
 @pytest.mark.parametrize(
     "first, second",
     [
-        # The two layers shard the shared dimensions over different mesh axes.
+        # The two layers use the same mesh axis for different dimensions.
         (HEADS, (None, "model", None)),
         (LAST, ("model", None, None)),
         (HEADS, ("model", None, None)),
@@ -189,8 +189,8 @@ def test_einsums_with_weights_sharded_in_different_dimensions(
     [("batch", None, None), ("batch", "model", None), ("model", "batch", None)],
 )
 def test_summed_dimension_may_be_sharded_over_the_batch_axis(axes):
-    # In earlier versions, `fit` ended the process and `predict` returned
-    # another size.
+    # Without a correction, `fit` ends the process and `predict` returns another
+    # size.
     def make():
         return pairs.sequential(
             (6, 8),

@@ -44,7 +44,7 @@ FROM_CLASSES = {"IoU", "MeanIoU"}
 # Base classes, and metrics that receive values instead of labels and
 # predictions.
 NO_METRICS_OF_PREDICTIONS = {"Metric", "MeanMetricWrapper", "Mean", "Sum"}
-# The sample weights of this metric must have the shape of the flattened
+# Metrics that require sample weights of the shape of the flattened
 # predictions.
 UNWEIGHTED = {"BinaryIoU"}
 
@@ -279,8 +279,9 @@ def test_masks_pass_through_pinned_layers():
 
 
 def test_logits_pass_out_of_pinned_layers():
-    # For these outputs, Keras uses the logits of a softmax as the logits of a
-    # sigmoid. With another tensor in between, Keras uses the probabilities.
+    # Keras uses the logits that the softmax stored as if they were the logits
+    # of a sigmoid. If another tensor is in between, Keras uses the
+    # probabilities.
     def make():
         return keras.Sequential(
             [

@@ -69,7 +69,7 @@ def test_losses_weights_and_slots_match_a_single_device(make):
     model = pairs.assert_trains_alike(
         pairs.dense_model, pairs.FEATURES, pairs.DENSE, optimizer=make
     )
-    pairs.assert_slots_lie_like_weights(model)
+    pairs.assert_slots_have_layouts_of_weights(model)
     assert all(isinstance(v, MeshVariable) for v in model.optimizer.variables)
 
 
@@ -151,7 +151,7 @@ def test_every_slot_has_the_layout_of_its_weight():
     )
     optimizer.build(model.trainable_variables)
     model.compile(optimizer, "mse")
-    assert pairs.assert_slots_lie_like_weights(model) == 5 * 4
+    assert pairs.assert_slots_have_layouts_of_weights(model) == 5 * 4
 
 
 @pytest.mark.parametrize("where", ["within", "after"])
@@ -232,7 +232,7 @@ def test_custom_loop_with_convolutions_matches_a_single_device():
 
     plain = run(pairs.plain(make), tf.constant)
     with default_mesh(mesh):
-        spread = run(
+        on_mesh = run(
             pairs.on_mesh(make, {"d2.kernel": ("model", None)}, mesh),
             lambda v: to_mesh(
                 v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)
@@ -240,7 +240,7 @@ def test_custom_loop_with_convolutions_matches_a_single_device():
         )
     pairs.assert_alike(
         [g.numpy() for g in plain],
-        [to_host(g) for g in spread],
+        [to_host(g) for g in on_mesh],
         rtol=1e-4,
         atol=1e-4,
     )

@@ -95,7 +95,7 @@ def test_random_layer_trains_as_on_a_single_device(layer, mesh):
 
 
 @pytest.mark.slow
-def test_dropout_inside_a_recurrent_layer_matches():
+def test_recurrent_dropout_matches_a_single_device():
     pairs.assert_trains_alike(
         stack(
             (6, 8),
@@ -119,7 +119,7 @@ def test_dropout_in_bfloat16_draws_the_same_mask():
     mesh = mesh_of(batch=2, model=2)
     plain = train_step_of(pairs.plain(make), tf.constant)
     with default_mesh(mesh):
-        spread = to_host(
+        on_mesh = to_host(
             train_step_of(
                 pairs.on_mesh(make, {}, mesh),
                 lambda x: to_mesh(
@@ -127,5 +127,5 @@ def test_dropout_in_bfloat16_draws_the_same_mask():
                 ),
             )
         )
-    assert np.any(spread == 0)
-    np.testing.assert_array_equal(plain.numpy(), spread)
+    assert np.any(on_mesh == 0)
+    np.testing.assert_array_equal(plain.numpy(), on_mesh)

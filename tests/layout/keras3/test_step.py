@@ -20,7 +20,7 @@ X, Y = pairs.FEATURES, pairs.LABELS
 
 
 def both(run, make=pairs.dense_model, **options):
-    """Compares `run(model)` of both models and returns the mesh model."""
+    """Compares results and weights of both models; returns the mesh model."""
     first, second = pairs.plain(make), pairs.on_mesh(make, **options)
     pairs.assert_alike(run(first), run(second))
     pairs.assert_same_weights(first, second)
@@ -318,7 +318,7 @@ def test_other_data_sources_match_a_single_device(kind):
 
 def test_dtensor_dataset_matches_arrays():
     mesh = mesh_of(batch=2, model=2)
-    plain, spread = (
+    plain, mesh_model = (
         pairs.plain(pairs.dense_model),
         pairs.on_mesh(pairs.dense_model, mesh=mesh),
     )
@@ -331,10 +331,10 @@ def test_dtensor_dataset_matches_arrays():
         dataset_already_batched=False,
         layouts=(layout_of(mesh, "batch", None), layout_of(mesh, "batch")),
     )
-    for model, source in ((plain, data.batch(8)), (spread, on_mesh)):
+    for model, source in ((plain, data.batch(8)), (mesh_model, on_mesh)):
         model.compile("sgd", pairs.loss())
         model.fit(source, epochs=2, verbose=0)
-    pairs.assert_same_weights(plain, spread)
+    pairs.assert_same_weights(plain, mesh_model)
 
 
 class Subclassed(keras.Model):
@@ -359,7 +359,7 @@ def test_predict_may_build_the_model_before_fit():
     )
 
 
-class OwnStep(Subclassed):
+class CustomStep(Subclassed):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -378,7 +378,7 @@ def test_custom_train_step_matches_a_single_device():
         model.compile("adam")
         return model.fit(X, Y, shuffle=False, verbose=0).history
 
-    both(run, OwnStep)
+    both(run, CustomStep)
 
 
 def test_run_eagerly_matches_a_single_device():
@@ -778,9 +778,9 @@ def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
         model.predict(data[0].map(lambda x, y: x) if data else X, verbose=0)
         return set(seen)
 
-    spread = pairs.on_mesh(pairs.dense_model)
-    assert runs(spread) == {False}
+    mesh_model = pairs.on_mesh(pairs.dense_model)
+    assert runs(mesh_model) == {False}
     own = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    assert runs(spread, own, None) == {None}
+    assert runs(mesh_model, own, None) == {None}
     # After training on a mesh, models without a mesh are unchanged.
     assert runs(pairs.plain(pairs.dense_model)) == {None}

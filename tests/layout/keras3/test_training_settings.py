@@ -16,7 +16,7 @@ WEIGHTS = (np.arange(32) % 5 / 4).astype(np.float32)
 
 
 def both(run, make=pairs.dense_model, **tolerance):
-    """Runs `run(model)` on both models and compares results and weights."""
+    """Compares results and weights of both models; returns the mesh model."""
     first, second = pairs.plain(make), pairs.on_mesh(make)
     pairs.assert_alike(run(first), run(second), **tolerance)
     pairs.assert_same_weights(first, second, **tolerance)

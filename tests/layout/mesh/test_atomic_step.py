@@ -9,7 +9,7 @@ import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 
-import tf_keras  # isort: skip - looked for among what a program imported.
+import tf_keras  # isort: skip - must be imported before the scope is used.
 
 dtensor = tf.experimental.dtensor
 
@@ -64,7 +64,7 @@ def on_mesh(function):
         return function(), mesh
 
 
-def parts(variables):
+def shards_of(variables):
     """Returns the shards of each variable."""
     found = []
     for variable in variables:
@@ -75,7 +75,7 @@ def parts(variables):
 
 
 def assert_unchanged(before, variables):
-    for a, b in zip(before, parts(variables), strict=True):
+    for a, b in zip(before, shards_of(variables), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -94,7 +94,7 @@ def test_failed_step_of_keras_fit_writes_nothing():
         *model.metrics_variables,
     ]
     model.reset_metrics()
-    before = parts(variables)
+    before = shards_of(variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         model.train_on_batch(BAD, Y)
     assert_unchanged(before, variables)
@@ -110,7 +110,7 @@ def test_failed_step_of_tf_keras_fit_writes_nothing():
     )
     model.train_on_batch(X, Y)
     variables = [*model.weights, *model.optimizer.variables]
-    before = parts(variables)
+    before = shards_of(variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         model.train_on_batch(BAD, Y)
     assert_unchanged(before, variables)
@@ -155,7 +155,7 @@ def test_failed_step_of_a_custom_loop_writes_nothing(run):
 
     first = train(X)
     variables = [*model.trainable_variables, *optimizer.variables]
-    before = parts(variables)
+    before = shards_of(variables)
     with pytest.raises(tf.errors.OpError):
         train(BAD)
     assert_unchanged(before, variables)

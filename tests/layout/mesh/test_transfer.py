@@ -16,7 +16,7 @@ def test_devices_with_the_same_values_have_the_same_shard():
     ]
 
 
-def test_a_replicated_tensor_is_one_shard():
+def test_replicated_tensor_is_one_shard():
     layout = layout_of(mesh_of(batch=2, model=2), None)
     (shard,) = transfer.unique_shards((5,), layout)
     assert (shard.slices, shard.devices) == ((slice(0, 5),), [0, 1, 2, 3])

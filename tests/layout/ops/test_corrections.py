@@ -36,7 +36,7 @@ def numbers(*shape, seed=0):
 
 
 def halves_swapped(x):
-    # Rotary embeddings use this pattern. The slices take the layout that the
+    # Rotary embeddings use this pattern. The slices have the layout that the
     # next op requires.
     return tf.concat([-x[..., 4:], x[..., :4]], -1)
 
@@ -121,8 +121,8 @@ def test_values_and_gradients_match_plain_tensorflow(name):
         tf.constant(x), tf.constant(factors)
     )
     refused = 0
-    for axes, behind in itertools.product(before, layouts_for(shape)):
-        layout = layout_of(MESH, *behind)
+    for axes, after in itertools.product(before, layouts_for(shape)):
+        layout = layout_of(MESH, *after)
         step = tf.function(
             step_of(function, lambda y, to=layout: dtensor.relayout(y, to)),
             autograph=False,
@@ -137,9 +137,10 @@ def test_values_and_gradients_match_plain_tensorflow(name):
             continue
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
-                to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {behind}"
+                to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {after}"
             )
-    # An error is no wrong result, but a case that raises checks no values.
+    # A layout that raises an error compares no values, so few errors are
+    # allowed.
     assert refused <= (0 if name in ALWAYS else 12), refused
 
 
@@ -169,19 +170,19 @@ def test_next_op_may_move_a_mesh_axis_to_another_dimension(name):
 
     wanted = step(*map(tf.constant, (x, y, factors)))
     right = 0
-    for before, behind in itertools.product(places, places):
+    for before, after in itertools.product(places, places):
         try:
             with default_mesh(MESH):
                 got = tf.function(step, autograph=False)(
                     to_mesh(x, layout_of(MESH, *before)),
                     to_mesh(y, layout_of(MESH, *before)),
-                    to_mesh(factors, layout_of(MESH, *behind)),
+                    to_mesh(factors, layout_of(MESH, *after)),
                 )
         except (tf.errors.OpError, UnsupportedByDTensorError):
             continue  # The error is explicit, so no values are compared.
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
-                to_host(mine), plain, 1e-4, 1e-5, err_msg=f"{before} {behind}"
+                to_host(mine), plain, 1e-4, 1e-5, err_msg=f"{before} {after}"
             )
         right += 1
     assert right >= 12, right

@@ -68,9 +68,9 @@ def test_values_and_gradients_match_plain_tensorflow(name):
             )
 
 
-# Metrics use a mask in this way. Its gradient is not supported.
+# Metrics use masks in this way. The gradient of a mask is not supported.
 @pytest.mark.parametrize("axes", [("batch", "model"), ("batch", None)])
-def test_boolean_mask_of_a_sharded_tensor_matches_numpy(axes):
+def test_boolean_mask_matches_plain_tensorflow(axes):
     def step(x):
         rows = tf.boolean_mask(x, x[:, 0] > 0)
         return (

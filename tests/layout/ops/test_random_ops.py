@@ -10,7 +10,7 @@ from tests.layout import pairs
 from tests.layout.meshes import mesh_of
 from tests.layout.replication.test_replicated_ops import (
     COLUMNS,
-    Uses,
+    ApplyFunction,
     model_with,
 )
 
@@ -48,7 +48,7 @@ def test_model_with_random_ops_matches_a_single_device(name):
     )
 
 
-DRAWN_ALONE = {
+DRAWN_WITHOUT_INPUT = {
     "RandomStandardNormal": lambda: _random.normal([64]),
     "RandomUniform": lambda: _random.uniform([64]),
     "RandomUniformInt": lambda: _random.uniform([64], 0, 99, tf.int32),
@@ -57,11 +57,15 @@ DRAWN_ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN_ALONE)
+@pytest.mark.parametrize("name", DRAWN_WITHOUT_INPUT)
 @pytest.mark.parametrize("traced", [True, False])
 def test_all_devices_draw_the_same_numbers_without_a_seed(name, traced):
     mesh = mesh_of(batch=2, model=2)
-    draw = tf.function(DRAWN_ALONE[name]) if traced else DRAWN_ALONE[name]
+    draw = (
+        tf.function(DRAWN_WITHOUT_INPUT[name])
+        if traced
+        else DRAWN_WITHOUT_INPUT[name]
+    )
     tf.random.set_seed(None)
     with tlm.layout.default_mesh(mesh):
         drawn = [tf.experimental.dtensor.unpack(draw()) for _ in range(2)]
@@ -88,7 +92,7 @@ def test_layer_with_random_ops_draws_new_numbers_in_each_call():
             [
                 keras.Input((8,)),
                 keras.layers.Dense(16, name="d1"),
-                Uses(DRAWS["normal"]),
+                ApplyFunction(DRAWS["normal"]),
             ]
         ),
         COLUMNS,

@@ -51,12 +51,12 @@ def mesh_of(*axes):
 
 
 def sharded_by_batch(me):
-    """Returns a model on a mesh whose batch axis spans the processes."""
+    """Returns a model on a mesh whose batch axis spans both processes."""
     return pairs.on_mesh(make, AXES, mesh_of("batch", "model"))
 
 
 def sharded_by_weights(me):
-    """Returns the model on a mesh whose model axis spans the processes."""
+    """Returns the model on a mesh whose model axis spans both processes."""
     return pairs.on_mesh(make, AXES, mesh_of("model", "batch"))
 
 
@@ -72,7 +72,7 @@ def fit(model, x=X, y=Y, *, optimizer=None, **options):
 
 
 def fewer_batches(me):
-    """Trains two epochs, four batches in one process, three in the other."""
+    """Trains two epochs, with 4 batches in one process and 3 in the other."""
     size = 24 if me else 32
     return fit(
         sharded_by_batch(me),
@@ -83,7 +83,7 @@ def fewer_batches(me):
 
 
 def fewer_batches_of_a_dataset(me):
-    """Trains with fewer batches in one process, in number unknown to Keras."""
+    """Trains with fewer batches in one process; Keras has no batch count."""
     size = 32 if me else 24
     data = tf.data.Dataset.from_generator(
         lambda: ((X[i : i + 8], Y[i : i + 8]) for i in range(0, size, 8)),
@@ -96,7 +96,7 @@ def fewer_batches_of_a_dataset(me):
 
 
 def smaller_last_batch(me):
-    """Trains with last batches of 8 and 5 samples, of which each uses 4."""
+    """Trains with last batches of 8 and 5 samples; each process uses 4."""
     size = 32 if me else 29
     return fit(sharded_by_batch(me), X[:size], Y[:size])
 

@@ -36,7 +36,7 @@ def found(tmp_path_factory):
     )
 
 
-def alone(sizes):
+def history_of_one_process(sizes):
     """Returns the history of one process that gets the same global batches."""
     model = pairs.plain(process_programs.make)
     data = [
@@ -77,7 +77,7 @@ def warnings(found, case):
     ],
 )
 def test_uneven_data_matches_one_process(found, case, sizes):
-    expected = alone(sizes)["loss"]
+    expected = history_of_one_process(sizes)["loss"]
     for result in results(found, case):
         np.testing.assert_allclose(result["loss"], expected, **pairs.TOLERANCE)
 

@@ -36,18 +36,18 @@ def found(folder):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def one_process():
     """Trains the same model in this process, without a mesh."""
     model = pairs.plain(two_clients.make)
     return model, two_clients.train(model)
 
 
-def test_losses_and_predictions_match_one_process(found, alone):
+def test_losses_and_predictions_match_one_process(found, one_process):
     assert len(found) == 2
     assert found[0] == found[1]
-    numbers = {name: found[0][name] for name in alone[1]}
+    numbers = {name: found[0][name] for name in one_process[1]}
     assert len(numbers["history"]["loss"]) == 3
-    pairs.assert_alike(alone[1], numbers)
+    pairs.assert_alike(one_process[1], numbers)
 
 
 def test_weights_are_sharded_over_both_processes(found):
@@ -63,7 +63,9 @@ def test_weights_are_sharded_over_both_processes(found):
 
 
 @pytest.mark.parametrize("where", ["without a mesh", "on a mesh"])
-def test_one_process_loads_the_checkpoint_of_two(found, alone, folder, where):
+def test_one_process_loads_the_checkpoint_of_two(
+    found, one_process, folder, where
+):
     model = (
         pairs.plain(two_clients.make)
         if where == "without a mesh"
@@ -75,10 +77,10 @@ def test_one_process_loads_the_checkpoint_of_two(found, alone, folder, where):
     model.optimizer.build(model.trainable_variables)
     status = two_clients.checkpoint_of(model).read(str(folder / "checkpoint"))
     status.assert_existing_objects_matched()
-    pairs.assert_same_weights(alone[0], model)
+    pairs.assert_same_weights(one_process[0], model)
 
 
-def test_each_client_saves_the_full_model(found, alone, folder):
+def test_each_client_saves_the_full_model(found, one_process, folder):
     for client in range(2):
         model = keras.saving.load_model(folder / f"client_{client}.keras")
-        pairs.assert_same_weights(alone[0], model)
+        pairs.assert_same_weights(one_process[0], model)

@@ -22,15 +22,15 @@ COLUMNS = {"d1.kernel": (None, "model")}
 L = keras.layers
 
 
-class Uses(L.Layer):
+class ApplyFunction(L.Layer):
     """Layer that applies one function."""
 
-    def __init__(self, does, **options):
+    def __init__(self, function, **options):
         super().__init__(**options)
-        self.does = does
+        self.function = function
 
     def call(self, x):
-        return self.does(x)
+        return self.function(x)
 
 
 def _triangle(x):
@@ -44,8 +44,8 @@ def _split(x):
     return a * tf.sigmoid(b)
 
 
-# Ops without a DTensor rule, or that DTensor rejects if the columns of d1 are
-# sharded.
+# Ops that have no DTensor rule, and ops that DTensor rejects if the columns of
+# d1 are sharded.
 USES = {
     "cumsum": lambda x: tf.cumsum(x, -1),
     "roll": lambda x: tf.roll(x, 1, 1),
@@ -61,9 +61,9 @@ USES = {
 }
 
 
-def model_with(does):
+def model_with(function):
     return pairs.sequential(
-        (8,), L.Dense(16, name="d1"), Uses(does, name="user")
+        (8,), L.Dense(16, name="d1"), ApplyFunction(function, name="user")
     )
 
 
@@ -146,12 +146,12 @@ def test_step_that_stays_unsupported_is_fully_replicated(monkeypatch):
         trained(_split, strict=True)
 
 
-def trained(does, strict=False):
+def trained(function, strict=False):
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh, strict=strict)
     layout_map["d1.kernel"] = layout_of(mesh, None, "model")
     with tlm.layout_map_scope(layout_map):
-        model = model_with(does)
+        model = model_with(function)
     pairs.fit(model, epochs=1)
     return layout_map, model
 
@@ -186,7 +186,7 @@ def test_strict_map_raises_before_any_computation():
 
 
 def test_unsupported_op_in_a_custom_step_is_replicated():
-    class Own(keras.Sequential):
+    class CustomStep(keras.Sequential):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
@@ -199,7 +199,7 @@ def test_unsupported_op_in_a_custom_step_is_replicated():
             return {"loss": loss}
 
     def make():
-        return Own(
+        return CustomStep(
             [keras.Input((8,)), L.Dense(16, name="d1"), L.Dense(4, name="d2")]
         )
 
@@ -258,12 +258,12 @@ def test_kernels_of_convolutions_and_gates_are_gathered():
     ids=["one", "two", "last"],
 )
 def test_empty_parts_of_a_concatenation_have_gradients(parts):
-    # In earlier versions, the gradient of an empty part ended the process.
+    # Without a correction, the gradient of an empty part ends the process.
     pairs.assert_trains_alike(
         lambda: pairs.sequential(
             (8,),
             L.Dense(16, name="d1"),
-            Uses(lambda p: tf.concat(parts(p), axis=1)),
+            ApplyFunction(lambda p: tf.concat(parts(p), axis=1)),
         ),
         pairs.FEATURES,
         {"d1.kernel": (None, "model")},
