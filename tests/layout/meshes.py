@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-import tests.strategies  # noqa: F401 - creates the logical CPUs.
+import tests.strategies  # noqa: F401 - The import creates logical CPUs.
 from tf_layoutmap.layout.mesh import device_mesh
 
 dtensor = tf.experimental.dtensor
@@ -32,7 +32,7 @@ def layout_of(mesh, *axes: str | None):
 
 
 def axes_of(variable) -> tuple[str | None, ...]:
-    """Returns the mesh axes of the value of `variable`, not of the plan."""
+    """Returns the mesh axes of the stored value, not of the planned layout."""
     return tuple(
         None if s == dtensor.UNSHARDED else s
         for s in variable.value.layout.sharding_specs

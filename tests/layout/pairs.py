@@ -48,7 +48,7 @@ def plain(make):
 
 
 def on_mesh(make, axes=None, mesh=None, **options):
-    """Returns a model on a mesh with bitwise the weights of `plain(make)`."""
+    """Returns the model of `plain(make)` on a mesh, with identical weights."""
     mesh = mesh or mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     for key, value in (DENSE if axes is None else axes).items():

@@ -178,7 +178,7 @@ HOW = {
 
 
 class Expression(L.Layer):
-    """Layer that combines an expression of a product and one of its input.
+    """Layer that applies expressions to a product and to its input.
 
     The product is the input times a square weight.
 

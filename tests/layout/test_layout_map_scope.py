@@ -19,8 +19,8 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 dtensor = tf.experimental.dtensor
 
-# Keeps references to models that a test does not use. Otherwise the garbage
-# collector could free them before the end of their scope.
+# Holds references to models that a test does not use. Without a reference, the
+# garbage collector could free a model before the end of its scope.
 KEPT = []
 
 

@@ -122,7 +122,7 @@ def test_random_model_matches_a_single_device(seed):
 
 
 def test_comparison_detects_a_difference():
-    """Checks the comparison: another learning rate must give a difference."""
+    """Checks that the comparison detects another learning rate."""
     program = Program("vector", [("Dense",)], PAIR, {0: COLUMNS})
     model = random_models.build(program)
     values = model.get_weights()

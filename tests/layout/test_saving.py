@@ -46,7 +46,7 @@ def at(place, builder=make):
 
 
 def build_under(place, builder):
-    """Returns `builder()` under the scope of `place`, without a fixed seed."""
+    """Calls `builder` under the scope of `place`, without a fixed seed."""
     return (
         builder()
         if PLACES[place] is None

@@ -26,8 +26,8 @@ STEPS = 200 if EXPLORE else 60
 PER_EPOCH = 4  # steps
 
 CLOSE = 1e-5
-# bfloat16 has 8 bits of precision, so a sum in another order changes the last
-# one.
+# bfloat16 has 8 bits of precision, so a sum in another order changes the
+# last bit.
 BFLOAT16 = 2e-2
 
 # This bias is added to all scores of a query, and the softmax cancels it. Its
@@ -171,7 +171,7 @@ assert len(LAYERS) == len(OPTIMIZERS)
 
 
 # More pairs, each on one of the meshes. They cover both shardings of a table
-# with both sparse rules, and norms of sharded gradients.
+# with both sparse optimizers, and norms of sharded gradients.
 MORE_PAIRS = [
     ("Embedding rows", "Adagrad"),
     ("Embedding columns", "SGD"),
@@ -182,7 +182,7 @@ MORE_PAIRS = [
 
 
 def cases():
-    """Yields layer, setting and mesh, with each layer and each setting once.
+    """Yields triples of layer, setting and mesh; each layer and setting once.
 
     In exploration mode, yields each layer and each setting once per mesh.
     """

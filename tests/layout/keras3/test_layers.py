@@ -280,7 +280,7 @@ def test_each_device_holds_only_its_shards_of_weights_and_slots():
 
 
 def error_of_strict_map(make, axes):
-    """Returns the error of a strict map.
+    """Returns the message of the error that a strict map raises.
 
     Other maps gather such weights for their layer.
     """

@@ -25,7 +25,7 @@ FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 @pytest.mark.parametrize("order", layouts_of_layers.MAPS, ids="-".join)
 def test_fully_sharded_data_parallelism_matches_a_single_device(name, order):
     expected = layouts_of_layers.expected_of(name)
-    axes = layouts_of_layers.whole_map(name, order)
+    axes = layouts_of_layers.map_of_all_weights(name, order)
     layouts_of_layers.assert_alike(name, axes, expected)
 
 

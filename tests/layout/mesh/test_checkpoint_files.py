@@ -1,4 +1,4 @@
-"""Checks checkpoints that use the file device in DTensor's documentation."""
+"""Checks checkpoints with the I/O device that DTensor's documentation uses."""
 
 import keras
 import numpy as np

@@ -219,7 +219,7 @@ def test_out_of_range_slices_raise_as_in_plain_tensorflow():
 
 
 class Masked(keras.layers.Layer):
-    """Adds dimensions to its input and applies a boolean mask."""
+    """Layer that adds dimensions to its input and applies a boolean mask."""
 
     def call(self, x):
         steps = tf.range(6.0)[None, :]

@@ -111,7 +111,7 @@ def test_slices_of_position_tables_match_a_single_device(axes):
 
 
 class Experts(L.Layer):
-    """Experts with weights from a router whose scores are transposed."""
+    """Layer of experts with weights from a router with transposed scores."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(4, shape[-1], 6), name="kernel")
@@ -125,7 +125,7 @@ class Experts(L.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:To ")
-def test_experts_with_transposed_scores_match():
+def test_experts_with_transposed_scores_match_a_single_device():
     pairs.assert_trains_alike(
         lambda: pairs.sequential((8,), Experts(name="experts")),
         pairs.FEATURES,
