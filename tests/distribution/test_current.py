@@ -57,7 +57,7 @@ def test_a_program_runs_after_changing_only_the_import():
     )
     assert axes_of(model.layers[0].kernel) == (None, "model")
     assert axes_of(model.layers[-1].kernel) == ("model", None)
-    assert pairs.assert_slots_lie_like_weights(model) > 0
+    assert pairs.assert_slots_have_layouts_of_weights(model) > 0
     ours.set_distribution(None)
     assert ours.distribution() is None
     assert not isinstance(keras.Variable(0.0), MeshVariable)

@@ -1,18 +1,19 @@
-"""Meshes of logical CPUs, and layouts on them."""
+"""Functions that create meshes of logical CPUs and layouts on them."""
 
 import tensorflow as tf
 
-import tests.strategies  # noqa: F401 - splits the CPU.
+import tests.strategies  # noqa: F401 - The import creates logical CPUs.
 from tf_layoutmap.layout.mesh import device_mesh
 
 dtensor = tf.experimental.dtensor
 
 
 def mesh_of(**sizes: int):
-    """A mesh with these axes over the first logical CPUs.
+    """Returns a mesh with these axes over the first logical CPUs.
 
-    DTensor is prepared first, as programs do it: a test may be the first of
-    its process, and errors of later ones could end it otherwise.
+    DTensor is initialized first, as in user programs: the test that calls this
+    function may be the first of its process, and without the initialization
+    an error in a later test could end the process.
     """
     count = 1
     for size in sizes.values():
@@ -31,7 +32,7 @@ def layout_of(mesh, *axes: str | None):
 
 
 def axes_of(variable) -> tuple[str | None, ...]:
-    """The axes of what a variable really holds, not of what was planned."""
+    """Returns the mesh axes of the stored value, not of the planned layout."""
     return tuple(
         None if s == dtensor.UNSHARDED else s
         for s in variable.value.layout.sharding_specs

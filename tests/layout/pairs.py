@@ -1,4 +1,4 @@
-"""The same model with and without a mesh, trained alike."""
+"""Functions that train the same model with and without a mesh."""
 
 import keras
 import numpy as np
@@ -13,8 +13,8 @@ IMAGES = RNG.normal(size=(32, 8, 8, 3)).astype(np.float32)
 TOKENS = RNG.integers(0, 16, size=(32, 6))
 LABELS = RNG.integers(0, 4, size=32)
 
-# A sum split over devices is added in another order, and an optimizer's root
-# stretches the last bits.
+# Sharded sums are added in another order, and the square root in an optimizer
+# amplifies the differences in the last bits.
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 DENSE = {
@@ -31,7 +31,7 @@ def dense_model():
 
 
 def sequential(shape, *layers):
-    """`layers` with a head of four logits."""
+    """Returns a model of `layers` with a head of four logits."""
     return keras.Sequential(
         [
             keras.Input(shape),
@@ -48,7 +48,7 @@ def plain(make):
 
 
 def on_mesh(make, axes=None, mesh=None, **options):
-    """The same weights as `plain(make)`, to the bit, on a mesh."""
+    """Returns the model of `plain(make)` on a mesh, with identical weights."""
     mesh = mesh or mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     for key, value in (DENSE if axes is None else axes).items():
@@ -73,7 +73,7 @@ def fit(
     metrics=("accuracy",),
     **options,
 ):
-    """Trains; returns the history as `{name: values}`."""
+    """Trains `model` and returns the history as `{name: values}`."""
     model.compile(
         keras.optimizers.Adam(0.01) if optimizer is None else optimizer,
         loss(),
@@ -84,7 +84,7 @@ def fit(
 
 
 def assert_alike(first, second, **tolerance):
-    """Compares numbers in equal structures."""
+    """Compares the numbers in two equal structures."""
     keras.tree.assert_same_structure(first, second)
     for a, b in zip(keras.tree.flatten(first), keras.tree.flatten(second)):
         np.testing.assert_allclose(a, b, **(tolerance or TOLERANCE))
@@ -93,7 +93,12 @@ def assert_alike(first, second, **tolerance):
 def assert_same_weights(first, second, *, but=(), **tolerance):
     """Compares weights, statistics and optimizer state.
 
-    `but` are weights whose gradient is rounding and no more.
+    Args:
+      first: Model.
+      second: Model with the same weights.
+      but: Names of weights that are not compared, because their gradient
+        contains rounding errors only.
+      **tolerance: `rtol` and `atol`.
     """
     pairs = list(zip(first.weights, second.weights, strict=True))
     if first.compiled and first.optimizer is not None:
@@ -117,8 +122,8 @@ def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None, **options):
     return refs[1]
 
 
-def assert_slots_lie_like_weights(model):
-    """Every slot of a weight's shape has the weight's layout."""
+def assert_slots_have_layouts_of_weights(model):
+    """Checks that slots of the shape of a weight have the weight's layout."""
     weights = {w.path.replace("/", "_"): w for w in model.trainable_weights}
     slots = 0
     for slot in model.optimizer.variables:

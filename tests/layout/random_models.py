@@ -1,8 +1,9 @@
-"""Random Keras models under random layouts, compared with a single device.
+"""Compares random Keras models under random layouts with a single device.
 
-A program is plain data drawn from a seed, so that it can be printed, run again
-and minimized. It is trained in float64 with and without a mesh from the same
-weights; losses, weights and predictions must agree within `TOLERANCE`.
+A program is plain data that is drawn from a seed, so that it can be printed,
+repeated and minimized. Its model is trained in float64 with and without a mesh,
+starting from the same weights. Losses, weights and predictions must agree
+within `TOLERANCE`.
 
     python -m tests.layout.random_models --first 0 --seconds 3600
     python -m tests.layout.random_models --only 17 --minimize
@@ -26,7 +27,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 
-# Results differ by the order of sums only. Gradients are of order 1.
+# Results differ by the order of sums only. Gradients have magnitudes near 1.
 TOLERANCE = 1e-7
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 10, 4, 2
 VOCABULARY = 12
@@ -77,7 +78,7 @@ def _inner_gradient(x):
 
 
 def _late_tape(x):
-    """A tape that starts to watch a result after its first use."""
+    """Uses a tape that watches a result only after its first use."""
     largest = tf.math.top_k(x, x.shape[-1])[0]
     factor = tf.reduce_mean(largest * largest, -1, keepdims=True)
     with tf.GradientTape() as tape:
@@ -98,7 +99,8 @@ def _scattered(x):
     return tf.reshape(tf.transpose(summed), tf.shape(x))
 
 
-# Each maps `h` to a tensor of the same shape; the last dimension is even.
+# Each function maps `h` to a tensor of the same shape. The last dimension is
+# even.
 EXPRESSIONS = {
     "identity": tf.identity,
     "gate": lambda h: tf.sigmoid(h) * h,
@@ -176,12 +178,14 @@ HOW = {
 
 
 class Expression(L.Layer):
-    """An expression of a product with a square weight, and one of the input.
+    """Layer that applies expressions to a product and to its input.
+
+    The product is the input times a square weight.
 
     Args:
-      how: A key of `HOW`: what becomes of the first expression.
-      first: A key of `EXPRESSIONS`, applied to the product.
-      second: One that is applied to the input and added.
+      how: Key of `HOW`; selects how the first expression is used.
+      first: Key of `EXPRESSIONS`; applied to the product.
+      second: Key of `EXPRESSIONS`; applied to the input and added.
     """
 
     def __init__(self, how, first, second=None, **options):
@@ -202,7 +206,7 @@ class Expression(L.Layer):
 
 
 class Attend(L.Layer):
-    """A layer of attention of a sequence to itself."""
+    """Self-attention layer of a sequence."""
 
     def __init__(self, make, **options):
         super().__init__(**options)
@@ -219,7 +223,7 @@ class Attend(L.Layer):
 
 
 class Residual(L.Layer):
-    """Adds a `Dense` layer to its input, `times` times with shared weights."""
+    """Layer that adds a shared `Dense` layer to its input `times` times."""
 
     def __init__(self, times, **options):
         super().__init__(**options)
@@ -235,7 +239,8 @@ class Residual(L.Layer):
         return x
 
 
-# By the kind of input: a name, and what makes a layer that keeps the kind.
+# Layers by kind of input. Each entry has a name and a function that returns a
+# layer with an output of the same kind.
 _ANY = {
     "Dense": lambda n: L.Dense(8, "relu", name=n),
     "Dense tanh": lambda n: L.Dense(8, "tanh", name=n),
@@ -317,7 +322,7 @@ LAYERS = {
     },
 }
 LAYERS["tokens"] = LAYERS["sequence"]
-# What makes vectors of sequences and images.
+# Functions that reduce sequences and images to vectors.
 END = {
     "flatten": lambda x: L.Flatten()(x),
     "mean": lambda x: (
@@ -330,7 +335,7 @@ END = {
     )(x),
 }
 
-O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
+O = keras.optimizers  # noqa: E741 - A table of optimizers follows.
 OPTIMIZERS = {
     "SGD": lambda: O.SGD(0.1),
     "SGD nesterov": lambda: O.SGD(0.05, momentum=0.9, nesterov=True),
@@ -347,18 +352,18 @@ OPTIMIZERS = {
 
 @dataclasses.dataclass
 class Program:
-    """A model, its layout and how it is trained.
+    """A model, its layout and its training settings.
 
     Attributes:
-      kind: A key of `INPUTS`.
+      kind: Key of `INPUTS`.
       layers: `(name,)`, a key of `LAYERS[kind]`, or `("Expression", how,
         first, second)`, the arguments of `Expression`.
-      mesh: Sizes of the axes of the mesh.
+      mesh: Sizes of the mesh axes.
       axes: Mesh axes of each weight, by position in `model.weights`.
-      optimizer: A key of `OPTIMIZERS`.
+      optimizer: Key of `OPTIMIZERS`.
       loss: Name of a loss.
-      end: A key of `END`.
-      seed: Of initial weights and data.
+      end: Key of `END`.
+      seed: Seed of the initial weights and the data.
     """
 
     kind: str
@@ -372,7 +377,7 @@ class Program:
 
 
 def build(program: Program) -> keras.Model:
-    """Returns the model, built."""
+    """Returns the built model."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(program.seed)
     shape = INPUTS[program.kind]
@@ -396,7 +401,7 @@ def build(program: Program) -> keras.Model:
 
 
 def draw(seed: int) -> Program:
-    """Returns the program of a seed."""
+    """Returns the program that `seed` selects."""
     rng = random.Random(seed)
     kind = rng.choice([*INPUTS])
     names = [*LAYERS[kind]]
@@ -424,8 +429,8 @@ def draw(seed: int) -> Program:
         seed,
     )
     if kind == "tokens" and program.end == "max":
-        # Equal ids give equal rows. Rounding decides which of them is the
-        # largest and gets the gradient, which Adagrad squares by row.
+        # Equal ids give equal rows. Rounding errors select the maximum among
+        # them, which gets the gradient, and Adagrad squares gradients per row.
         program.end = "mean"
     share = rng.choice([0.15, 0.5, 0.9])
     for position, weight in enumerate(build(program).weights):
@@ -447,7 +452,7 @@ def draw(seed: int) -> Program:
 
 @dataclasses.dataclass
 class Result:
-    """What training gave."""
+    """Losses, weights and predictions after training."""
 
     losses: list[float]
     weights: dict[str, np.ndarray]
@@ -455,10 +460,10 @@ class Result:
 
 
 def train(model: keras.Model, program: Program) -> Result:
-    """Trains a model; the last batch of an epoch is smaller."""
+    """Trains a model. The last batch of an epoch is smaller."""
     rng = np.random.default_rng(program.seed)
     shape = (NUM_SAMPLES, *INPUTS[program.kind])
-    # Few different ids, so that batches repeat them.
+    # Few distinct ids are drawn, so that batches repeat them.
     x = (
         rng.integers(0, VOCABULARY // 2, shape)
         if program.kind == "tokens"
@@ -484,10 +489,11 @@ def train(model: keras.Model, program: Program) -> Result:
 
 
 def run(program: Program) -> str:
-    """Returns `"equal"`, or what differs or was raised.
+    """Trains the program with and without a mesh and compares the results.
 
-    `"diverges"` if there is nothing to compare: numbers are not finite on a
-    single device.
+    Returns:
+      `"equal"`; a description of the difference or of the exception; or
+      `"diverges"` if the numbers are not finite on a single device.
     """
     model = build(program)
     values = model.get_weights()
@@ -509,14 +515,18 @@ def run(program: Program) -> str:
                 model = build(program)
             model.set_weights(values)
             result = train(model, program)
-    except Exception as error:  # Any error is a finding.
+    except Exception as error:  # Any exception is a failure to report.
         text = " ".join(str(error).split())
         return f"raised {type(error).__name__}: {text[:300]}"
     return difference(expected, result)
 
 
 def difference(expected: Result, result: Result) -> str:
-    """Returns `"equal"`, or the first of losses, weights, predictions."""
+    """Compares losses, weights and predictions.
+
+    Returns:
+      `"equal"`, or a description of the first difference.
+    """
     pairs = [
         ("losses", expected.losses, result.losses),
         *(
@@ -544,7 +554,7 @@ def minimized(program: Program) -> Program:
         for smaller in _smaller(program):
             try:
                 same = kind_of(run(smaller)) == kind
-            except Exception:  # The smaller model is none.
+            except Exception:  # The smaller model is invalid.
                 continue
             if same:
                 program = smaller
@@ -557,7 +567,8 @@ def _smaller(program: Program):
     for position in range(len(program.layers)):
         layers = copy.deepcopy(program.layers)
         del layers[position]
-        # Weights are renumbered: try each layout on each weight of that rank.
+        # Positions of weights change, so each layout is tried on each weight of
+        # the same rank.
         yield from _relaid(dataclasses.replace(program, layers=layers))
     for position, layer in enumerate(program.layers):
         for simpler in _simpler(layer):
@@ -612,7 +623,7 @@ def _relaid(program: Program):
 
 
 def _run_seeds(first: int, seconds: float) -> None:
-    """Runs seeds one after the other in this process, and prints outcomes."""
+    """Runs consecutive seeds in this process and prints their outcomes."""
     keras.config.set_floatx("float64")
     end = time.monotonic() + seconds
     for seed in itertools.count(first):
@@ -623,9 +634,10 @@ def _run_seeds(first: int, seconds: float) -> None:
 
 
 def _drive(first: int, seconds: float) -> int:
-    """Runs seeds in processes that are replaced when they end.
+    """Runs seeds in child processes and restarts them when they end.
 
-    A process takes a few minutes only: compiled functions are never freed.
+    Each process runs for a few minutes only, because compiled functions are
+    never freed.
     """
     end, count, bad = time.monotonic() + seconds, 0, 0
     while (left := end - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""DTensor's unsafe passes are found, whenever they were switched on."""
+"""Checks that DTensor's unsafe passes are detected when they are enabled."""
 
 import os
 import subprocess
@@ -40,9 +40,9 @@ MOVE = """
 first, second = (dtensor.Layout(
     ["batch" if d == dim else dtensor.UNSHARDED for d in range(4)], mesh)
     for dim in (1, 2))
-whole = dtensor.copy_to_mesh(
+replicated = dtensor.copy_to_mesh(
     tf.ones([1, 4, 4, 2]), dtensor.Layout.replicated(mesh, 4))
-dtensor.relayout(dtensor.relayout(whole, first), second)
+dtensor.relayout(dtensor.relayout(replicated, first), second)
 """
 
 
@@ -70,7 +70,7 @@ def run(before="", after="", **environment):
     ]
 
 
-def test_this_process_is_safe():
+def test_safe_process_is_accepted():
     found = dtensor_switches.self_check(mesh_of(batch=2, model=2))
     assert found.startswith("ok: 4 of")
     assert tlm.layout.self_check().startswith("ok")
@@ -78,7 +78,7 @@ def test_this_process_is_safe():
 
 
 @pytest.mark.slow
-def test_a_process_that_compiled_first_is_refused_by_trial():
+def test_process_that_compiled_first_fails_the_trial():
     check, scope = run(before=COMPILE, after=f"os.environ.pop({GROUP_SIZE!r})")
     assert "3 of 4 reads returned the value before the write" in check
     assert "Import tf_layoutmap before anything runs on DTensor" in check
@@ -86,7 +86,7 @@ def test_a_process_that_compiled_first_is_refused_by_trial():
 
 
 @pytest.mark.slow
-def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
+def test_process_that_moved_an_axis_first_fails_the_trial():
     check, scope = run(before=MOVE)
     assert "a relayout moved elements to wrong positions" in check
     assert f"{ALL_TO_ALL}=0" in check
@@ -94,14 +94,14 @@ def test_a_process_that_moved_an_axis_first_is_refused_by_trial():
 
 
 @pytest.mark.slow
-def test_a_process_that_asks_for_the_pass_is_refused_by_name():
+def test_environment_variable_that_enables_the_pass_raises():
     check, scope = run(**{PASS: "1", GROUP_SIZE: "64"})
     assert "before the write" in check
     assert f"{PASS} must be '0'" in scope and "Received: '1'" in scope
 
 
 @pytest.mark.parametrize("name", dtensor_switches.SAFE)
-def test_a_switch_that_was_changed_is_refused_at_the_scope(monkeypatch, name):
+def test_changed_environment_variable_raises_at_the_scope(monkeypatch, name):
     monkeypatch.setenv(name, "7")
     with pytest.raises(RuntimeError, match=f"{name} must be"):
         with tlm.layout_map_scope(tlm.LayoutMap(mesh_of(batch=2))):

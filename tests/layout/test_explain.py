@@ -1,4 +1,4 @@
-"""What the layout map does to a model is told before anything is made."""
+"""Checks that `explain` reports what a layout map does to a model."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_each_variable_has_its_key_layout_and_bytes(mesh):
     assert report.bytes_total == 4 * (4 * 6 + 6 + 6 * 8 + 8)
 
 
-def test_shadowed_keys_are_named(mesh):
+def test_shadowed_keys_are_reported(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d1.*kernel"] = layout_of(mesh, None, "model")
     layout_map[".*kernel"] = layout_of(mesh, "model", None)
@@ -57,7 +57,7 @@ def test_shadowed_keys_are_named(mesh):
     assert report.ok
 
 
-def test_two_keys_are_a_problem_in_a_strict_map(mesh):
+def test_two_matching_keys_are_a_problem_in_a_strict_map(mesh):
     layout_map = tlm.LayoutMap(mesh, strict=True)
     layout_map["d1.*kernel"] = layout_of(mesh, None, "model")
     layout_map[".*kernel"] = layout_of(mesh, "model", None)
@@ -86,7 +86,7 @@ def test_two_keys_are_a_problem_in_a_strict_map(mesh):
         ),
     ],
 )
-def test_a_planted_fault_is_found(mesh, keys, words):
+def test_fault_in_the_map_is_reported(mesh, keys, words):
     model = model_of(units=7)
     report = map_of(mesh, **keys).explain(model)
     assert not report.ok
@@ -94,7 +94,7 @@ def test_a_planted_fault_is_found(mesh, keys, words):
     assert words.split(": ")[-1][:30] in str(report).replace("\n", " ")
 
 
-def test_a_key_behind_another_is_told_from_one_that_matches_nothing(mesh):
+def test_shadowed_key_is_distinguished_from_unmatched_key(mesh):
     layout_map = map_of(mesh, d__kernel=(None, "model"))
     layout_map["d..kernel"] = layout_of(mesh, None, "model")
     layout_map["d2.kernel.*"] = layout_of(mesh, "model", None)
@@ -105,7 +105,7 @@ def test_a_key_behind_another_is_told_from_one_that_matches_nothing(mesh):
     assert unused["d.kernel"].startswith("matches no variable")
 
 
-def test_an_unknown_axis_is_found(mesh):
+def test_unknown_axis_is_reported(mesh):
     layout_map = tlm.distribution.LayoutMap()
     layout_map["d2.kernel"] = tlm.distribution.TensorLayout(
         (None, "model"), mesh
@@ -117,7 +117,7 @@ def test_an_unknown_axis_is_found(mesh):
     )
 
 
-def test_what_dtensor_cannot_do_is_found(mesh):
+def test_layout_that_dtensor_does_not_support_is_reported(mesh):
     model = keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 3, name="c")])
     layout_map = tlm.LayoutMap(mesh, strict=True)
     layout_map["c.kernel"] = layout_of(mesh, None, None, None, "model")
@@ -125,7 +125,7 @@ def test_what_dtensor_cannot_do_is_found(mesh):
     assert "layer 'c' (Conv2D)" in problems[0]
 
 
-def test_nothing_is_allocated_under_the_scope(mesh):
+def test_explain_under_the_scope_allocates_nothing(mesh):
     layout_map = map_of(mesh, d1__kernel=("model",))
     with pytest.raises(ValueError, match="nothing was allocated"):
         with tlm.layout_map_scope(layout_map):
@@ -134,14 +134,14 @@ def test_nothing_is_allocated_under_the_scope(mesh):
             assert all(v._value is None for v in model.weights)
 
 
-def test_what_explain_says_is_what_the_scope_does(mesh):
+def test_report_matches_the_layouts_that_the_scope_applies(mesh):
     layout_map = map_of(
         mesh, d1__kernel=(None, "model"), d2__kernel=("model", "batch")
     )
-    told = layout_map.explain(model_of())
+    explanation = layout_map.explain(model_of())
     with tlm.layout_map_scope(layout_map):
         model = model_of()
-    for report, variable in zip(told.variables, model.weights):
+    for report, variable in zip(explanation.variables, model.weights):
         held = tf.experimental.dtensor.unpack(variable.value.read_value())
         assert {p.numpy().nbytes for p in held} == {report.bytes_per_device}
         assert report.name in (
@@ -150,14 +150,14 @@ def test_what_explain_says_is_what_the_scope_does(mesh):
         )
 
 
-def test_layers_without_weights_yet_are_listed(mesh):
+def test_layers_that_are_not_built_are_listed(mesh):
     model = keras.Sequential([L.Dense(2, name="later")])
     report = map_of(mesh).explain(model)
     assert "later" in report.unbuilt
     assert "later" in str(report)
 
 
-def test_the_report_prints_as_a_table_and_is_plain_data(mesh):
+def test_report_prints_as_a_table_and_is_plain_data(mesh):
     report = map_of(mesh, d1__kernel=(None, "model")).explain(model_of())
     text = str(report)
     for word in (
@@ -173,7 +173,7 @@ def test_the_report_prints_as_a_table_and_is_plain_data(mesh):
     assert data["mesh"] == {"batch": 2, "model": 2}
 
 
-def test_ten_thousand_variables_that_wait_are_explained(mesh):
+def test_ten_thousand_unallocated_variables_are_explained(mesh):
     class Wide(keras.layers.Layer):
         def build(self, shape):
             self.parts = [
@@ -185,7 +185,7 @@ def test_ten_thousand_variables_that_wait_are_explained(mesh):
         def call(self, x):
             return x
 
-    class Whole(keras.Model):
+    class WideModel(keras.Model):
         def __init__(self):
             super().__init__()
             self.blocks = [Wide() for _ in range(100)]
@@ -193,19 +193,19 @@ def test_ten_thousand_variables_that_wait_are_explained(mesh):
     layout_map = tlm.LayoutMap(mesh)
     for i in range(10):
         layout_map[rf"blocks\.{i}\..*"] = layout_of(mesh, None, "model")
-    # Under the scope the weights wait, and cost nothing to make.
+    # Under the scope, creating weights allocates nothing.
     with pytest.raises(KeyboardInterrupt):
         with tlm.layout_map_scope(layout_map):
-            model = Whole()
+            model = WideModel()
             for block in model.blocks:
                 block.build((None, 2))
             report = layout_map.explain(model)
-            raise KeyboardInterrupt  # Leaves without allocating.
+            raise KeyboardInterrupt  # The scope ends without an allocation.
     assert len(report.variables) == 10_000
     assert sum(v.pattern is not None for v in report.variables) == 1000
 
 
 @pytest.mark.parametrize("wrong", [3, None])
-def test_what_is_no_model_is_refused(mesh, wrong):
+def test_argument_that_is_not_a_model_raises(mesh, wrong):
     with pytest.raises(TypeError, match="a Keras model or layer"):
         map_of(mesh).explain(wrong)

@@ -13,14 +13,14 @@ from tf_layoutmap.layout.key_matching import (
 )
 
 
-def test_an_equal_pattern_beats_an_earlier_one_that_matches():
+def test_equal_pattern_precedes_an_earlier_match():
     table = PatternTable(["d.*", "d1.kernel"])
     assert table.find(["d1.kernel"]) == Match(
         "d1.kernel", "d1.kernel", ("d.*",)
     )
 
 
-def test_the_first_added_pattern_wins():
+def test_first_added_pattern_precedes_later_patterns():
     table = PatternTable([".*kernel", "d.*"])
     assert table.find(["d1.kernel"]).pattern == ".*kernel"
     match = table.find(["d1.kernel"])
@@ -29,32 +29,32 @@ def test_the_first_added_pattern_wins():
         assert match.losers == ("d.*",)
 
 
-def test_match_starts_at_the_beginning_and_search_does_not():
+def test_match_is_anchored_at_the_start_and_search_is_not():
     key = "my_model/dense_1/kernel"
     assert PatternTable(["dense.*kernel"], mode="match").find([key]) is None
     assert PatternTable(["dense.*kernel"], mode="search").find([key])
 
 
-# A pattern with a group is tried in another way than one without.
+# Patterns with a group use a separate code path.
 @pytest.mark.parametrize("pattern", ["dense.*kernel", "dense.*(kernel|bias)"])
-def test_fullmatch_takes_the_whole_key(pattern):
+def test_fullmatch_matches_the_full_key(pattern):
     table = PatternTable([pattern], mode="fullmatch")
     assert table.find(["dense_1/kernel"]).pattern == pattern
     assert table.find(["my_model/dense_1/kernel"]) is None
     assert table.find(["dense_1/kernel_norm"]) is None
 
 
-def test_a_pattern_may_fit_any_name_of_a_variable():
+def test_pattern_may_match_any_name_of_a_variable():
     table = PatternTable(["seq/d/kernel", "d.kernel"])
     assert table.find(["d.kernel", "m/d/kernel"]).key == "d.kernel"
 
 
-def test_an_equal_pattern_wins_even_for_a_later_name():
+def test_equal_pattern_of_a_later_name_precedes_matches():
     table = PatternTable(["d.*", "m/d/kernel"])
     assert table.find(["d.kernel", "m/d/kernel"]).pattern == "m/d/kernel"
 
 
-def test_a_removed_pattern_is_gone():
+def test_removed_pattern_does_not_match():
     table = PatternTable(["a", "b"])
     table.remove("a")
     assert table.find(["a"]) is None
@@ -62,7 +62,7 @@ def test_a_removed_pattern_is_gone():
         table.remove("a")
 
 
-def test_two_claims_are_refused_in_the_words_of_both():
+def test_two_matches_raise_and_name_both_patterns():
     table = PatternTable([".*kernel", "d.*"])
     with pytest.raises(
         ValueError,
@@ -72,7 +72,7 @@ def test_two_claims_are_refused_in_the_words_of_both():
         check_single_match(table.find(["d1.kernel"]))
 
 
-def test_two_claims_are_refused_in_keras_words():
+def test_two_matches_raise_with_the_message_of_keras():
     table = PatternTable([".*kernel", "d.*"])
     with pytest.raises(
         ValueError,
@@ -84,7 +84,7 @@ def test_two_claims_are_refused_in_keras_words():
         check_single_match_as_keras(table.find(["d1.kernel"]))
 
 
-def test_an_equal_pattern_is_no_second_claim():
+def test_equal_pattern_is_not_a_second_match():
     match = PatternTable(["d.*", "d1"]).find(["d1"])
     check_single_match(match)
     check_single_match_as_keras(match)
@@ -98,13 +98,13 @@ def test_an_equal_pattern_is_no_second_claim():
         ("taken", ValueError, "already exists"),
     ],
 )
-def test_a_bad_pattern_is_refused(pattern, kind, words):
+def test_invalid_pattern_raises(pattern, kind, words):
     table = PatternTable(["taken"])
     with pytest.raises(kind, match=words):
         table.add(pattern)
 
 
-def test_an_unknown_mode_is_refused():
+def test_unknown_mode_raises():
     with pytest.raises(ValueError, match="match"):
         PatternTable(mode="exactly")
 
@@ -120,7 +120,7 @@ def test_an_unknown_mode_is_refused():
     key=st.text("ab", min_size=1, max_size=4),
     mode=st.sampled_from(MODES),
 )
-def test_find_is_the_first_that_fits(patterns, key, mode):
+def test_find_returns_the_first_match(patterns, key, mode):
     expected = (
         key
         if key in patterns

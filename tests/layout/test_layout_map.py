@@ -1,4 +1,4 @@
-"""The LayoutMap of tf.keras.dtensor: its examples and its refusals."""
+"""Checks the documented examples and the errors of `LayoutMap`."""
 
 import ast
 import re
@@ -47,25 +47,25 @@ def filled(mesh, layouts):
         ("my_model/conv2d_123/bias", 1),
     ],
 )
-def test_the_documented_lookups(filled, layouts, key, rank):
+def test_documented_lookups(filled, layouts, key, rank):
     assert filled[key] == layouts[rank]
     assert filled.get(key) == layouts[rank]
 
 
-def test_a_name_that_nothing_matches_gives_none(filled):
+def test_unmatched_name_gives_none(filled):
     assert filled["my_model/conv3d_1/kernel"] is None
     assert filled.get("my_model/conv3d_1/kernel") is None
     assert filled.get("my_model/conv3d_1/kernel", 7) == 7
 
 
-def test_matching_starts_at_the_beginning(mesh, layouts):
+def test_matching_is_anchored_at_the_start(mesh, layouts):
     layout_map = tlm.LayoutMap()
     layout_map["dense"] = layouts[1]
     assert layout_map["dense_1.bias"] == layouts[1]
     assert layout_map["my_dense"] is None
 
 
-def test_the_mapping_holds_the_keys_as_they_were_set(filled, layouts):
+def test_mapping_holds_the_keys_in_insertion_order(filled, layouts):
     keys = [
         ".*dense.*kernel",
         ".*dense.*bias",
@@ -79,18 +79,18 @@ def test_the_mapping_holds_the_keys_as_they_were_set(filled, layouts):
     assert "dense_1.kernel" not in filled
 
 
-def test_deleting_a_key_uncovers_the_next(filled, layouts):
+def test_next_match_applies_after_deletion(filled, layouts):
     filled[".*"] = layouts[4]
     del filled[".*dense.*kernel"]
     assert filled["dense_1.kernel"] == layouts[4]
     with pytest.raises(KeyError):
         del filled[".*dense.*kernel"]
-    # Deleting means stored keys; a name that merely matches is none.
+    # Deletion applies to stored keys. A name that merely matches is not a key.
     with pytest.raises(KeyError):
         del filled["dense_1.bias"]
 
 
-def test_pop_setdefault_and_update_mean_stored_keys(filled, layouts):
+def test_pop_setdefault_and_update_use_stored_keys(filled, layouts):
     assert filled.pop(".*dense.*bias") == layouts[1]
     assert filled["dense_1.bias"] is None
     assert filled.pop("dense_1.kernel", "none") == "none"
@@ -102,21 +102,21 @@ def test_pop_setdefault_and_update_mean_stored_keys(filled, layouts):
     assert filled["new"] == layouts[2]
 
 
-def test_a_key_is_set_once(filled, layouts):
+def test_setting_a_key_twice_raises(filled, layouts):
     with pytest.raises(ValueError, match="already exist"):
         filled[".*dense.*bias"] = layouts[1]
 
 
 @pytest.mark.parametrize("wrong", [("batch",), "model", None, 3])
 @pytest.mark.parametrize("kind", [ValueError, TypeError])
-def test_a_value_that_is_no_layout_is_refused(filled, wrong, kind):
+def test_value_that_is_not_a_layout_raises(filled, wrong, kind):
     with pytest.raises(kind, match="should be a dtensor.Layout"):
         filled["new"] = wrong
     assert "new" not in filled
 
 
 @pytest.mark.parametrize("make", [tuple, list])
-def test_a_tuple_of_axes_is_a_layout_on_the_mesh_of_the_map(mesh, make):
+def test_tuple_of_axes_becomes_a_layout_on_the_default_mesh(mesh, make):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["kernel"] = make([None, "model"])
     layout_map["scalar"] = make([])
@@ -132,14 +132,14 @@ def test_a_tuple_of_axes_is_a_layout_on_the_mesh_of_the_map(mesh, make):
         (("model", "model"), "key 'kernel'"),
     ],
 )
-def test_a_tuple_of_other_things_is_refused(mesh, axes, words):
+def test_tuple_with_other_elements_raises(mesh, axes, words):
     layout_map = tlm.LayoutMap(mesh)
     with pytest.raises(TypeError, match=words):
         layout_map["kernel"] = axes
     assert "kernel" not in layout_map
 
 
-def test_the_layout_that_an_error_suggests_can_be_set(mesh):
+def test_layout_suggested_by_an_error_is_valid(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d.kernel"] = (None, "model", None)
     with pytest.raises(ValueError, match="use \\((.*)\\)") as caught:
@@ -157,21 +157,21 @@ def test_the_layout_that_an_error_suggests_can_be_set(mesh):
     assert layout_map.explain(model).ok
 
 
-def test_a_key_that_is_no_string_is_refused(filled, layouts):
+def test_key_that_is_not_a_string_raises(filled, layouts):
     with pytest.raises(TypeError, match="string"):
         filled[3] = layouts[1]
     with pytest.raises(TypeError, match="string"):
         filled[3]
 
 
-def test_the_default_mesh_is_the_one_given(mesh, filled):
+def test_default_mesh_is_the_argument(mesh, filled):
     assert tlm.LayoutMap(mesh=mesh).get_default_mesh() == mesh
     assert filled.get_default_mesh() is None
     with pytest.raises(TypeError, match="Mesh"):
         tlm.LayoutMap(mesh="cpu")
 
 
-def test_the_mesh_in_use_comes_from_the_layouts_or_is_missed(mesh, filled):
+def test_mesh_in_use_is_the_mesh_of_the_layouts(mesh, filled):
     assert filled.mesh_in_use() == mesh
     with pytest.raises(ValueError, match="needs a mesh"):
         tlm.LayoutMap().mesh_in_use()
@@ -180,7 +180,7 @@ def test_the_mesh_in_use_comes_from_the_layouts_or_is_missed(mesh, filled):
         filled.mesh_in_use()
 
 
-def test_a_strict_map_refuses_a_name_with_two_claims(mesh, layouts):
+def test_two_matches_raise_in_a_strict_map(mesh, layouts):
     layout_map = tlm.LayoutMap(mesh, strict=True)
     layout_map["d.*"] = layouts[1]
     layout_map[".*kernel"] = layouts[2]

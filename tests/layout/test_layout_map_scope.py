@@ -1,5 +1,8 @@
-"""Models under the scope: every example of the documentation, and the ways
-in which Keras makes models."""
+"""Checks models under the scope.
+
+The tests cover every example of the documentation and the ways in which Keras
+creates models.
+"""
 
 import gc
 import threading
@@ -16,8 +19,8 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 dtensor = tf.experimental.dtensor
 
-# Models that a test does not use: the garbage collector might else come before
-# the end of their scope.
+# Holds references to models that a test does not use. Without a reference, the
+# garbage collector could free a model before the end of its scope.
 KEPT = []
 
 
@@ -28,7 +31,10 @@ def mesh():
 
 @pytest.fixture
 def layouts(mesh):
-    """layout_1 ... layout_4 of the documentation, all different."""
+    """Returns the layouts layout_1 ... layout_4 of the documentation.
+
+    All four are different.
+    """
     return (
         layout_of(mesh, None, "model"),
         layout_of(mesh, "model"),
@@ -64,7 +70,7 @@ def functional():
 
 
 class FunctionalSubclass(keras.Model):
-    """Keras makes one more of it, whose `__init__` never runs."""
+    """Functional subclass; Keras also creates one without `__init__`."""
 
     def __init__(self):
         inputs = keras.Input((10,))
@@ -94,7 +100,7 @@ def check(d1, d2, layouts):
     ):
         assert variable.layout == layout
         assert isinstance(variable.value, dtensor.DVariable)
-        # What the devices hold, not only what the variable says.
+        # The values on the devices have this layout, too.
         parts = dtensor.unpack(variable.value.read_value())
         assert {tuple(p.shape) for p in parts} == {
             tuple(layout.local_shape_from_global_shape(variable.shape))
@@ -105,7 +111,7 @@ def check(d1, d2, layouts):
     "enter", [tlm.layout_map_scope, lambda layout_map: layout_map.scope()]
 )
 @pytest.mark.parametrize("where", ["within", "after"])
-def test_a_subclassed_model_goes_by_attributes(
+def test_keys_of_a_subclassed_model_are_attributes(
     layout_map, layouts, enter, where
 ):
     inputs = tf.zeros((10, 10))
@@ -119,27 +125,25 @@ def test_a_subclassed_model_goes_by_attributes(
     np.testing.assert_array_equal(results.numpy(), np.zeros((10, 1000)))
 
 
-def test_a_functional_model_goes_by_names_of_layers(layout_map, layouts):
+def test_keys_of_a_functional_model_are_layer_names(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = functional()
     check(model.layers[1], model.layers[2], layouts)
 
 
-def test_a_subclass_that_is_functional_goes_by_names_of_layers(
-    layout_map, layouts
-):
+def test_keys_of_a_functional_subclass_are_layer_names(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = FunctionalSubclass()
     check(model.layers[1], model.layers[2], layouts)
 
 
-def test_a_sequential_model_goes_by_names_of_layers(layout_map, layouts):
+def test_keys_of_a_sequential_model_are_layer_names(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = sequential()
     check(model.layers[0], model.layers[1], layouts)
 
 
-def test_a_sequential_model_may_be_built_after_the_scope(layout_map, layouts):
+def test_sequential_model_may_be_built_after_the_scope(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = sequential_without_input()
     model.build((None, 10))
@@ -147,7 +151,7 @@ def test_a_sequential_model_may_be_built_after_the_scope(layout_map, layouts):
 
 
 @pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")
-def test_a_sequential_model_may_take_the_old_input_shape(layout_map, layouts):
+def test_sequential_model_accepts_the_input_shape_argument(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = keras.Sequential(
             [
@@ -161,7 +165,7 @@ def test_a_sequential_model_may_take_the_old_input_shape(layout_map, layouts):
 @pytest.mark.parametrize(
     "make", [functional, sequential, sequential_without_input, SubclassModel]
 )
-def test_weights_are_those_of_the_same_model_without_a_mesh(layout_map, make):
+def test_initial_weights_match_the_same_model_without_a_mesh(layout_map, make):
     def built():
         keras.utils.set_random_seed(7)
         keras.utils.clear_session()
@@ -177,7 +181,7 @@ def test_weights_are_those_of_the_same_model_without_a_mesh(layout_map, make):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_weights_drawn_on_the_devices_are_spread_like_their_initializer(mesh):
+def test_sharded_init_follows_the_distribution_of_the_initializer(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["wide.kernel"] = layout_of(mesh, None, "model")
     layout_map["tall.kernel"] = layout_of(mesh, "model", "batch")
@@ -202,15 +206,15 @@ def test_weights_drawn_on_the_devices_are_spread_like_their_initializer(mesh):
     wide, tall = (layer.kernel.numpy() for layer in model.layers)
     assert -2 <= wide.min() < -1.99 and 2.99 < wide.max() <= 3
     assert abs(wide.mean() - 0.5) < 0.02
-    # The scale is that of the whole kernel, not of one shard of it.
+    # The scale is computed for the full kernel, not for one shard.
     assert abs(tall.std() - np.sqrt(2 / 400)) < 0.001
-    # No shard repeats another.
+    # No shard repeats the values of another shard.
     for value in (wide, tall):
         half = value.shape[1] // 2
         assert not np.allclose(value[:, :half], value[:, half:])
 
 
-def test_the_seed_decides_what_is_drawn(mesh):
+def test_initial_values_depend_on_the_seed(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[".*kernel"] = layout_of(mesh, None, "model")
     drawn = []
@@ -236,7 +240,7 @@ def test_the_seed_decides_what_is_drawn(mesh):
         keras.initializers.Constant(np.arange(32.0).reshape(4, 8)),
     ],
 )
-def test_what_dtensor_cannot_draw_comes_from_the_host(mesh, initializer):
+def test_unsupported_initializers_run_on_the_host(mesh, initializer):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[".*kernel"] = layout_of(mesh, "batch", "model")
 
@@ -251,14 +255,14 @@ def test_what_dtensor_cannot_draw_comes_from_the_host(mesh, initializer):
     np.testing.assert_array_equal(spread.numpy(), kernel().numpy())
 
 
-def test_an_unmatched_variable_is_replicated(mesh):
+def test_unmatched_variable_is_replicated(mesh):
     with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
         model = sequential()
     assert all(axes_of(v) == (None,) * v.ndim for v in model.weights)
 
 
 class Block(keras.layers.Layer):
-    """Layers in a list, a dict and an attribute, and weights of its own."""
+    """Layer with weights and sublayers in a list, a dict and an attribute."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -313,7 +317,7 @@ class Nested(keras.Model):
         ),
     ],
 )
-def test_a_nested_layer_goes_by_its_path(mesh, key, pick):
+def test_key_of_a_nested_layer_is_its_path(mesh, key, pick):
     keras.utils.clear_session()
     layout_map = tlm.LayoutMap(mesh)
     layout_map[key] = layout_of(mesh, None, "model")
@@ -325,7 +329,7 @@ def test_a_nested_layer_goes_by_its_path(mesh, key, pick):
 
 
 @pytest.mark.parametrize("key", ["blocks.0.scales.1", "blocks.0.second"])
-def test_a_weight_in_a_list_goes_by_index_or_name(mesh, key):
+def test_key_of_a_weight_in_a_list_is_its_index_or_name(mesh, key):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[key] = layout_of(mesh, "model")
     with tlm.layout_map_scope(layout_map):
@@ -336,7 +340,7 @@ def test_a_weight_in_a_list_goes_by_index_or_name(mesh, key):
 
 
 @pytest.mark.parametrize("key", ["one.kernel", "two.kernel"])
-def test_a_shared_layer_goes_by_each_of_its_paths(mesh, key):
+def test_each_path_of_a_shared_layer_is_a_key(mesh, key):
     class Shared(keras.Model):
         def __init__(self):
             super().__init__()
@@ -355,7 +359,7 @@ def test_a_shared_layer_goes_by_each_of_its_paths(mesh, key):
     assert axes_of(model.one.kernel) == (None, "model")
 
 
-def test_a_layer_shared_by_two_models_has_one_variable(mesh, layout_map):
+def test_layer_shared_by_two_models_has_one_variable(mesh, layout_map):
     with tlm.layout_map_scope(layout_map):
         shared = keras.layers.Dense(20, name="d1")
         one = keras.Sequential([keras.Input((10,)), shared])
@@ -366,7 +370,7 @@ def test_a_layer_shared_by_two_models_has_one_variable(mesh, layout_map):
     assert axes_of(shared.kernel) == (None, "model")
 
 
-def test_the_inner_scope_rules_and_the_outer_returns(mesh):
+def test_inner_scope_applies_and_outer_scope_is_restored(mesh):
     outer, inner = tlm.LayoutMap(mesh), tlm.LayoutMap(mesh)
     outer[".*kernel"] = layout_of(mesh, None, "model")
     inner[".*kernel"] = layout_of(mesh, "model", None)
@@ -374,41 +378,42 @@ def test_the_inner_scope_rules_and_the_outer_returns(mesh):
         with tlm.layout_map_scope(inner):
             a = keras.layers.Dense(4)
         b = keras.layers.Dense(4)
-        # Made under the inner scope, so its own, wherever it is built.
+        # `a` was created under the inner scope, which applies even if `a` is
+        # built elsewhere.
         a.build((None, 4))
     b.build((None, 4))
     assert axes_of(a.kernel) == ("model", None)
     assert axes_of(b.kernel) == (None, "model")
 
 
-def test_another_thread_is_outside_the_scope(layout_map):
-    made = {}
+def test_scope_does_not_apply_to_other_threads(layout_map):
+    created = {}
 
     def work():
         layer = keras.layers.Dense(4)
         layer.build((None, 4))
-        made["kernel"] = layer.kernel
+        created["kernel"] = layer.kernel
 
     with tlm.layout_map_scope(layout_map):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
         inside = sequential()
-    assert not isinstance(made["kernel"], MeshVariable)
+    assert not isinstance(created["kernel"], MeshVariable)
     assert isinstance(inside.weights[0], MeshVariable)
 
 
-def test_threads_with_scopes_do_not_mix(mesh):
+def test_scopes_of_threads_are_independent(mesh):
     axes = [(None, "model"), ("model", None), ("batch", None), (None, "batch")]
-    made, errors = {}, []
+    created, errors = {}, []
 
     def work(index):
         try:
             layout_map = tlm.LayoutMap(mesh)
             layout_map[".*kernel"] = layout_of(mesh, *axes[index])
             with tlm.layout_map_scope(layout_map):
-                made[index] = sequential_without_input()
-            made[index].build((None, 4))
+                created[index] = sequential_without_input()
+            created[index].build((None, 4))
         except Exception as error:
             errors.append(error)
 
@@ -418,11 +423,11 @@ def test_threads_with_scopes_do_not_mix(mesh):
     for thread in threads:
         thread.join()
     assert not errors
-    for index, model in made.items():
+    for index, model in created.items():
         assert axes_of(model.layers[0].kernel) == axes[index]
 
 
-def test_one_model_is_initialized_once_by_many_threads(layout_map):
+def test_many_threads_initialize_a_model_once(layout_map):
     with tlm.layout_map_scope(layout_map):
         model = sequential_without_input()
     model.build((None, 10))
@@ -440,7 +445,7 @@ def test_one_model_is_initialized_once_by_many_threads(layout_map):
     assert len(set(seen)) == 1
 
 
-def test_clone_and_from_config_follow_the_scope(layout_map, layouts):
+def test_clone_and_from_config_use_the_scope(layout_map, layouts):
     plain = functional()
     with tlm.layout_map_scope(layout_map):
         clone = keras.models.clone_model(plain)
@@ -465,7 +470,7 @@ def test_nothing_changes_outside_the_scope(layout_map):
     )
 
 
-def test_an_error_inside_the_scope_comes_out_as_it_is(layout_map):
+def test_error_inside_the_scope_is_raised_unchanged(layout_map):
     with pytest.raises(KeyError, match="mine"):
         with tlm.layout_map_scope(layout_map):
             KEPT.append(sequential())
@@ -473,7 +478,7 @@ def test_an_error_inside_the_scope_comes_out_as_it_is(layout_map):
     assert not isinstance(sequential().weights[0], MeshVariable)
 
 
-def test_nothing_is_allocated_before_the_layer_has_a_place(layout_map):
+def test_nothing_is_allocated_before_the_layer_has_a_path(layout_map):
     with tlm.layout_map_scope(layout_map):
         model = sequential()
         assert all(v._value is None for v in model.weights)
@@ -481,16 +486,14 @@ def test_nothing_is_allocated_before_the_layer_has_a_place(layout_map):
     assert all(v._value is not None for v in model.weights)
 
 
-def test_a_read_inside_the_scope_gives_the_variable_its_layout(
-    layout_map, layouts
-):
+def test_read_inside_the_scope_allocates_with_the_layout(layout_map, layouts):
     with tlm.layout_map_scope(layout_map):
         model = sequential()
         assert model.layers[0].kernel.numpy().shape == (10, 20)
         assert model.layers[0].kernel.layout == layouts[0]
 
 
-def test_regularizers_and_constraints_see_the_whole_weight(layout_map):
+def test_regularizers_and_constraints_receive_the_full_weight(layout_map):
     with tlm.layout_map_scope(layout_map):
         layer = keras.layers.Dense(
             20, name="d1", kernel_regularizer=keras.regularizers.L2(0.1)
@@ -518,34 +521,34 @@ def test_models_are_freed(layout_map):
         ((tlm.LayoutMap(),), ValueError, "needs a mesh"),
     ],
 )
-def test_a_scope_without_a_map_or_mesh_is_refused(arguments, kind, words):
+def test_scope_without_a_map_or_mesh_raises(arguments, kind, words):
     with pytest.raises(kind, match=words):
         with tlm.layout_map_scope(*arguments):
             pass
 
 
 @pytest.mark.parametrize("options", [{"init": "lazy"}, {"batch_dim": "rows"}])
-def test_unknown_options_are_refused(layout_map, options):
+def test_unknown_options_raise(layout_map, options):
     with pytest.raises(ValueError, match="must be one of"):
         with tlm.layout_map_scope(layout_map, **options):
             pass
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_key_that_nothing_goes_by_is_told(mesh, strict):
+def test_unmatched_key_is_reported(mesh, strict):
     layout_map = tlm.LayoutMap(mesh, strict=strict)
     layout_map["dense_that_is_not.kernel"] = layout_of(mesh, None, "model")
     words = "'dense_that_is_not.kernel' matches no variable"
-    told = (
+    reported = (
         pytest.raises(ValueError, match=words)
         if strict
         else pytest.warns(UserWarning, match=words)
     )
-    with told, tlm.layout_map_scope(layout_map):
+    with reported, tlm.layout_map_scope(layout_map):
         KEPT.append(sequential())
 
 
-def test_no_key_is_told_of_while_layers_wait(layout_map):
+def test_unmatched_keys_are_not_reported_before_layers_are_built(layout_map):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with tlm.layout_map_scope(layout_map):
@@ -564,7 +567,7 @@ def test_no_key_is_told_of_while_layers_wait(layout_map):
     ],
 )
 @pytest.mark.parametrize("when", ["within", "after"])
-def test_a_layout_that_does_not_fit_is_refused(mesh, key, axes, words, when):
+def test_invalid_layout_raises(mesh, key, axes, words, when):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[key] = layout_of(mesh, *axes)
 
@@ -583,7 +586,7 @@ def test_a_layout_that_does_not_fit_is_refused(mesh, key, axes, words, when):
     assert all(v._value is None for v in model.weights)
 
 
-def test_a_strict_map_refuses_two_claims_in_the_scope(mesh):
+def test_two_matches_raise_in_the_scope_of_a_strict_map(mesh):
     layout_map = tlm.LayoutMap(mesh, strict=True)
     layout_map["d.*kernel"] = layout_of(mesh, None, "model")
     layout_map[".*1.kernel"] = layout_of(mesh, "model", None)
@@ -592,7 +595,7 @@ def test_a_strict_map_refuses_two_claims_in_the_scope(mesh):
             KEPT.append(sequential())
 
 
-def test_an_unknown_mesh_axis_is_refused_in_the_scope(mesh):
+def test_unknown_mesh_axis_raises_in_the_scope(mesh):
     layout_map = tlm.distribution.LayoutMap()
     layout_map["d2.kernel"] = tlm.distribution.TensorLayout(
         (None, "model"), mesh
@@ -603,7 +606,7 @@ def test_an_unknown_mesh_axis_is_refused_in_the_scope(mesh):
             KEPT.append(sequential())
 
 
-def test_the_map_of_keras_distribution_works_in_the_scope(mesh):
+def test_scope_accepts_the_map_of_keras_distribution(mesh):
     layout_map = tlm.distribution.LayoutMap(mesh)
     layout_map["d1.*kernel"] = (None, "model")
     with tlm.layout_map_scope(layout_map):
@@ -612,7 +615,7 @@ def test_the_map_of_keras_distribution_works_in_the_scope(mesh):
 
 
 def model_with_inner_model():
-    """Two layers `dense`, one of them in a model `ffn`."""
+    """Returns a model with two layers `dense`, one of them in a model `ffn`."""
     keras.utils.clear_session()
     return keras.Sequential(
         [
@@ -645,7 +648,7 @@ def test_keys_for_a_layer_and_its_namesake_in_an_inner_model(mesh, kind):
 
 
 @pytest.mark.parametrize("key", ["^dense/kernel$", r"dense\.kernel$"])
-def test_a_name_of_one_variable_is_no_alias_of_another(mesh, key):
+def test_name_of_one_variable_is_not_an_alias_of_another(mesh, key):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[key] = layout_of(mesh, None, "model")
     with tlm.layout_map_scope(layout_map):
@@ -654,7 +657,7 @@ def test_a_name_of_one_variable_is_no_alias_of_another(mesh, key):
     assert axes_of(model.layers[1].layers[0].kernel) == (None, None)
 
 
-def test_a_pattern_for_a_full_name_comes_before_one_for_an_alias(mesh):
+def test_match_of_a_full_name_precedes_match_of_an_alias(mesh):
     layout_map = tlm.distribution.LayoutMap(mesh)
     layout_map["^d.*/kernel"] = (None, "model")
     layout_map["^ffn/.*kernel"] = ("model", None)
@@ -672,7 +675,7 @@ def test_a_pattern_for_a_full_name_comes_before_one_for_an_alias(mesh):
 
 
 @pytest.mark.parametrize("key", ["emb/embeddings", "emb.embeddings"])
-def test_a_key_that_is_a_name_means_no_longer_name(mesh, key):
+def test_key_that_is_a_name_does_not_match_longer_names(mesh, key):
     layout_map = tlm.LayoutMap(mesh)
     layout_map[key] = layout_of(mesh, "model", None)
     with tlm.layout_map_scope(layout_map):

@@ -1,7 +1,7 @@
-"""Models that a mesh must train to the numbers of a single device, in float64.
+"""Checks that random models on a mesh match a single device, in float64.
 
-`tests/layout/random_models.py` draws programs; the ones that once failed are
-listed here, minimized.
+`tests/layout/random_models.py` draws the programs. `FIXED` lists minimized
+programs that failed in earlier versions.
 """
 
 import keras
@@ -10,7 +10,8 @@ import pytest
 from tests.layout import random_models
 from tests.layout.random_models import Program
 
-# Each trains a model twice and compiles it for a mesh: seconds.
+# Each test trains a model twice and compiles it for a mesh, which takes
+# seconds.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -27,7 +28,7 @@ def float64():
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx(before)
-    # Keras keeps the data type in its default policy, too.
+    # Keras stores the dtype in its default policy, too.
     keras.backend.clear_session()
 
 
@@ -40,7 +41,8 @@ def _gate(second, normalization):
 
 
 FIXED = {
-    # A copy that `tf.stop_gradient` created, on no tape, served later uses.
+    # Later uses received a copy that `tf.stop_gradient` created and that was on
+    # no tape.
     "gate": Program(
         "vector", _gate((), "GroupNormalization"), SQUARE, {2: ROWS}, seed=3
     ),
@@ -58,7 +60,7 @@ FIXED = {
         {2: ROWS},
         seed=3,
     ),
-    # The gradient of a lookup became dense where the lookup was replicated.
+    # The gradient of a replicated lookup became dense.
     **{
         f"repeated ids, {optimizer}": Program(
             "tokens",
@@ -69,7 +71,7 @@ FIXED = {
         )
         for optimizer in ("Adam", "Adagrad", "Adam global_clipnorm")
     },
-    # No key names the table; its lookup was replicated by the next layer.
+    # No key matches the table. The next layer caused a replicated lookup.
     "repeated ids without a key": Program(
         "tokens",
         [("BatchNormalization",)],
@@ -84,8 +86,8 @@ FIXED = {
         SQUARE,
         {0: COLUMNS, 2: ROWS},
     ),
-    # Products stayed sharded in a step that was replicated as a whole, and
-    # the operation that DTensor stopped at had no name.
+    # Products stayed sharded in a fully replicated step, and the op that
+    # DTensor rejected had no name.
     "tile": Program(
         "sequence",
         [("Dense",), ("MultiHeadAttention",)],
@@ -108,19 +110,19 @@ def test_every_layer_and_expression_builds(kind):
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_a_program_that_once_failed_matches_a_single_device(name):
+def test_fixed_program_matches_a_single_device(name):
     assert random_models.run(FIXED[name]) == "equal"
 
 
 # Seed 5 diverges on a single device.
 @pytest.mark.parametrize("seed", [*range(5), *range(6, 13)])
-def test_a_random_model_matches_a_single_device(seed):
+def test_random_model_matches_a_single_device(seed):
     program = random_models.draw(seed)
     assert random_models.run(program) == "equal", program
 
 
-def test_a_difference_is_found():
-    """The comparison itself: another learning rate is seen."""
+def test_comparison_detects_a_difference():
+    """Checks that the comparison detects another learning rate."""
     program = Program("vector", [("Dense",)], PAIR, {0: COLUMNS})
     model = random_models.build(program)
     values = model.get_weights()

@@ -1,4 +1,7 @@
-"""What one mesh wrote, another mesh or none reads: weights and optimizer."""
+"""Checks that weights and optimizer state move between meshes by files.
+
+A model that is saved on one mesh is loaded on another mesh or without a mesh.
+"""
 
 import keras
 import numpy as np
@@ -11,7 +14,8 @@ from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 X, Y = pairs.FEATURES, pairs.LABELS
-# Where it is written and where it is read: no mesh, or the axes of one.
+# Where a model is saved and loaded: without a mesh, or on a mesh with these
+# axes.
 PLACES = {
     "none": None,
     "2x2": dict(batch=2, model=2),
@@ -41,8 +45,8 @@ def at(place, builder=make):
     return pairs.on_mesh(builder, AXES, mesh_of(**PLACES[place]))
 
 
-def under(place, builder):
-    """`builder()` as a user calls it at `place`, without its own seed."""
+def build_under(place, builder):
+    """Calls `builder` under the scope of `place`, without a fixed seed."""
     return (
         builder()
         if PLACES[place] is None
@@ -68,8 +72,8 @@ def written():
     return {place: trained(place) for place in PLACES}
 
 
-def assert_goes_on_alike(first, second):
-    """One more epoch gives the same losses, so nothing was forgotten."""
+def assert_training_continues_alike(first, second):
+    """Checks that one more epoch gives the same losses for both models."""
     snapshot = [v.numpy() for v in (*first.weights, *first.optimizer.variables)]
     options = dict(batch_size=8, shuffle=False, verbose=0)
     losses = [m.fit(X, Y, **options).history["loss"] for m in (first, second)]
@@ -81,7 +85,7 @@ def assert_goes_on_alike(first, second):
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
-def test_weights_in_h5(written, tmp_path, writer, reader):
+def test_h5_weights_move_between_meshes(written, tmp_path, writer, reader):
     path = tmp_path / "model.weights.h5"
     source = written[writer]
     source.save_weights(path)
@@ -90,29 +94,31 @@ def test_weights_in_h5(written, tmp_path, writer, reader):
     model.optimizer.build(model.trainable_variables)
     model.load_weights(path)
     check_place(model, reader)
-    # The file has the bits; nothing is computed on the way.
+    # Saving and loading compute nothing, so the values are bitwise identical.
     pairs.assert_same_weights(source, model, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested container")
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
-def test_a_whole_model_in_keras_format(written, tmp_path, writer, reader):
+def test_keras_format_moves_between_meshes(written, tmp_path, writer, reader):
     path = tmp_path / "model.keras"
     source = written[writer]
     source.save(path)
-    model = under(reader, lambda: keras.saving.load_model(path))
+    model = build_under(reader, lambda: keras.saving.load_model(path))
     check_place(model, reader)
     pairs.assert_same_weights(source, model, rtol=0, atol=0)
     for slot in model.optimizer.variables:
         assert isinstance(slot, MeshVariable) == (reader != "none")
     if reader != "none":
-        assert pairs.assert_slots_lie_like_weights(model) > 0
-    assert_goes_on_alike(source, model)
+        assert pairs.assert_slots_have_layouts_of_weights(model) > 0
+    assert_training_continues_alike(source, model)
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("built", ["before", "after"])
-def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):
+def test_tf_checkpoint_moves_between_meshes(
+    written, tmp_path, writer, reader, built
+):
     source = written[writer]
     prefix = tf.train.Checkpoint(model=source, optimizer=source.optimizer).save(
         tmp_path / "ckpt"
@@ -131,7 +137,7 @@ def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):
     pairs.assert_same_weights(source, model, rtol=0, atol=0)
 
 
-def test_an_exported_model_serves_without_a_mesh(written, tmp_path):
+def test_exported_model_runs_without_a_mesh(written, tmp_path):
     source = written["2x2"]
     expected = source.predict(X, verbose=0)
     source.export(tmp_path / "served", verbose=False)
@@ -143,7 +149,7 @@ def test_an_exported_model_serves_without_a_mesh(written, tmp_path):
     np.testing.assert_array_equal(source.predict(X, verbose=0), expected)
 
 
-def test_an_export_of_convolutions_has_no_dtensor_ops(tmp_path):
+def test_exported_convolutions_contain_no_dtensor_ops(tmp_path):
     model = pairs.on_mesh(
         lambda: pairs.sequential(
             (8, 8, 3), keras.layers.Conv2D(2, 3), keras.layers.MaxPooling2D()
@@ -158,7 +164,7 @@ def test_an_export_of_convolutions_has_no_dtensor_ops(tmp_path):
     )
 
 
-def test_get_and_set_weights_cross_meshes(written):
+def test_get_and_set_weights_move_between_meshes(written):
     model = at("1x4")
     model.set_weights(written["2x2"].get_weights())
     for a, b in zip(written["2x2"].weights, model.weights):
@@ -166,7 +172,7 @@ def test_get_and_set_weights_cross_meshes(written):
 
 
 @pytest.mark.slow
-def test_callbacks_save_and_resume(tmp_path):
+def test_callbacks_save_and_resume_training(tmp_path):
     def run(epochs, model):
         return pairs.fit(
             model,
@@ -181,8 +187,8 @@ def test_callbacks_save_and_resume(tmp_path):
             ],
         )
 
-    whole = at("2x2")
-    expected = pairs.fit(whole, epochs=3)["loss"]
+    uninterrupted = at("2x2")
+    expected = pairs.fit(uninterrupted, epochs=3)["loss"]
     run(2, at("2x2"))
     resumed = at("1x4")
     assert len(run(3, resumed)["loss"]) == 1
@@ -196,7 +202,7 @@ def test_callbacks_save_and_resume(tmp_path):
 
 
 def with_tables(place):
-    """A model, a table in slices and a table of its own layer."""
+    """Returns a model, a sliced table and the table of a layer."""
 
     def builder():
         return keras.Sequential(
@@ -252,7 +258,7 @@ def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
     np.testing.assert_allclose(*losses, **pairs.TOLERANCE)
 
 
-def test_a_checkpoint_of_a_mesh_is_one_tensor_for_a_plain_reader(tmp_path):
+def test_checkpoint_of_a_sharded_variable_is_one_full_tensor(tmp_path):
     source = trained("2x2")
     prefix = tf.train.Checkpoint(w=source.get_layer("d1").kernel.value).save(
         tmp_path / "ckpt"
@@ -269,7 +275,7 @@ def test_a_checkpoint_of_a_mesh_is_one_tensor_for_a_plain_reader(tmp_path):
     )
 
 
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+def test_checkpoint_with_another_shape_raises(tmp_path):
     source = trained("2x2")
     for name, wrong in (("bn.gamma", [4]), ("d1.kernel", [8, 4])):
         layer, weight = name.split(".")

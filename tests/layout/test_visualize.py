@@ -32,7 +32,7 @@ MESH = dict(batch=2, model=2)
         ((None, None), ["[:, :]", "CPU:0 CPU:1 CPU:2 CPU:3"]),
     ],
 )
-def test_the_drawing_says_who_holds_what(axes, parts, capsys):
+def test_drawing_shows_which_device_holds_which_shard(axes, parts, capsys):
     mesh = mesh_of(**MESH)
     text = tlm.visualize_layout(
         to_mesh(tf.ones((4, 6)), layout_of(mesh, *axes))
@@ -52,6 +52,6 @@ def test_variables_and_scalars_are_drawn():
 
 
 @pytest.mark.parametrize("wrong", [tf.ones(3), keras.Variable(1.0), 3])
-def test_what_lies_on_no_mesh_is_refused(wrong):
+def test_value_that_is_not_on_a_mesh_raises(wrong):
     with pytest.raises(TypeError, match="on a mesh"):
         tlm.visualize_layout(wrong)

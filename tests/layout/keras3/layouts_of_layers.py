@@ -1,7 +1,7 @@
-"""Layers with weights, under every layout that their weights can have.
+"""Tries layers with weights under every layout of their weights.
 
-`python -m tests.layout.keras3.layouts_of_layers MODEL` tries one in a process
-of its own: what DTensor cannot do may end one.
+`python -m tests.layout.keras3.layouts_of_layers MODEL` tries one model in a
+separate process, because DTensor may end the process for unsupported layouts.
 """
 
 import itertools
@@ -20,7 +20,7 @@ IMAGES = np.random.default_rng(1).normal(size=(32, 8, 8, 4)).astype(np.float32)
 
 
 class Products(L.Layer):
-    """Weights in products of its own."""
+    """Layer that uses its weights in matrix products and sums."""
 
     def build(self, shape):
         self.cube = self.add_weight(shape=(8, 8, 4), name="cube")
@@ -36,7 +36,7 @@ class Products(L.Layer):
 
 
 class Token(L.Layer):
-    """Puts a learned token in front of a sequence, and adds positions."""
+    """Layer that prepends a learned token to a sequence and adds positions."""
 
     def build(self, shape):
         self.token = self.add_weight(shape=(1, 2, 8), name="token")
@@ -183,7 +183,7 @@ def _additive():
 
 
 def plain(name):
-    """The model without a mesh; its names do not depend on those before."""
+    """Returns the model without a mesh, with reproducible variable names."""
     keras.utils.clear_session(free_memory=False)
     return pairs.plain(MODELS[name][0])
 
@@ -197,7 +197,7 @@ def _weights(name):
 
 
 def layouts(shape):
-    """Yields every layout that divides a variable of `shape`."""
+    """Yields every layout that shards a variable of `shape`."""
     for axes in itertools.product((None, "batch", "model"), repeat=len(shape)):
         used = [axis for axis in axes if axis is not None]
         if (
@@ -210,8 +210,8 @@ def layouts(shape):
             yield axes
 
 
-def whole_map(name, order):
-    """All weights as maps of fully sharded data parallelism divide them."""
+def map_of_all_weights(name, order):
+    """Returns a map for fully sharded data parallelism of all weights."""
     found = {".*d2.kernel": order}
     for key, shape in _weights(name).items():
         axes, left = (
@@ -227,14 +227,14 @@ def whole_map(name, order):
 
 
 def every_map(name):
-    """Yields the maps of both orders, then each layout of each weight."""
-    yield from (whole_map(name, order) for order in MAPS)
+    """Yields maps of all weights for both orders, then of each weight."""
+    yield from (map_of_all_weights(name, order) for order in MAPS)
     for key, shape in _weights(name).items():
         yield from ({key: axes} for axes in layouts(shape))
 
 
 def numbers_of(model, x):
-    """Trains two steps; returns all that can be compared."""
+    """Trains two steps; returns predictions, losses and weights."""
     predicted = [
         model.predict(x[:size], verbose=0, batch_size=size) for size in (8, 5)
     ]
@@ -250,7 +250,7 @@ def numbers_of(model, x):
 
 
 def assert_alike(name, axes, expected):
-    """Compares a model on 2x2 devices with the same one without a mesh."""
+    """Compares a model on 2x2 devices with the same model without a mesh."""
     make, x = MODELS[name]
     keras.utils.clear_session(free_memory=False)
     model = pairs.on_mesh(make, axes, mesh_of(batch=2, model=2))
@@ -269,7 +269,7 @@ def main(name):
         try:
             assert_alike(name, axes, expected)
         except ValueError as error:
-            # By name, before anything is computed.
+            # The error names the variable and is raised before any computation.
             print("refused", name, axes, str(error)[:300], flush=True)
             assert "nothing was allocated" in str(error), axes
             refused += 1

@@ -1,8 +1,8 @@
-"""Many steps on a mesh give the losses of the same steps without one.
+"""Checks that the losses of many steps match with and without a mesh.
 
-Layers, settings of optimizers and meshes are paired off, so that each comes
-up. TF_LAYOUTMAP_EXPLORE=1 takes every layer and every setting to every mesh,
-for 200 steps, and prints by how much the losses differ.
+Layers, optimizer settings and meshes are paired so that each of them is used.
+TF_LAYOUTMAP_EXPLORE=1 runs every layer and every setting on every mesh for 200
+steps and prints the differences of the losses.
 """
 
 import functools
@@ -19,18 +19,20 @@ from tests.layout.meshes import axes_of, mesh_of
 
 pytestmark = pytest.mark.slow
 
-O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
+O = keras.optimizers  # noqa: E741 - A table of optimizers follows.
 L = keras.layers
 EXPLORE = os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1"
 STEPS = 200 if EXPLORE else 60
 PER_EPOCH = 4  # steps
 
 CLOSE = 1e-5
-# bfloat16 keeps 8 bits, so a sum in another order moves the last of them.
+# bfloat16 has 8 bits of precision, so a sum in another order changes the
+# last bit.
 BFLOAT16 = 2e-2
 
-# Added to all scores of a query, which a softmax then ignores. Optimizers that
-# go by the sign, as Lion does, make a walk of the rounding.
+# This bias is added to all scores of a query, and the softmax cancels it. Its
+# gradient contains rounding errors only, which optimizers that use the sign,
+# such as Lion, turn into full steps.
 ROUNDING = ("att_key_bias",)
 
 MESHES = [(1, 1), (2, 1), (1, 4), (2, 2), (2, 4)]
@@ -69,8 +71,8 @@ def embedding():
 
 stack, HEAD = test_layers.stack, test_layers.HEAD
 
-# In the order in which they pair off with the optimizers: Embedding trains by
-# sparse gradients with SGD and Adagrad.
+# The order determines the pairs with the optimizers: Embedding trains with the
+# sparse gradients of SGD and Adagrad.
 LAYERS = {
     "Embedding rows": (
         embedding,
@@ -127,7 +129,7 @@ LAYERS = {
         pairs.SERIES,
         {"n.scale": ("model",), **HEAD},
     ),
-    # Training one too is for test_agreement_of_missing_ops.
+    # test_agreement_of_missing_ops covers a trainable SeparableConv2D.
     "fixed SeparableConv2D": (
         stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3, trainable=False)),
         pairs.IMAGES,
@@ -168,8 +170,8 @@ LAYERS = {
 assert len(LAYERS) == len(OPTIMIZERS)
 
 
-# On one mesh each, by turns: both divisions of a table by both of the sparse
-# rules, and norms of divided gradients.
+# More pairs, each on one of the meshes. They cover both shardings of a table
+# with both sparse optimizers, and norms of sharded gradients.
 MORE_PAIRS = [
     ("Embedding rows", "Adagrad"),
     ("Embedding columns", "SGD"),
@@ -180,9 +182,9 @@ MORE_PAIRS = [
 
 
 def cases():
-    """Yields layer, setting and mesh: each layer and each setting once.
+    """Yields triples of layer, setting and mesh; each layer and setting once.
 
-    When exploring, each layer and each setting once on every mesh.
+    In exploration mode, yields each layer and each setting once per mesh.
     """
     settings = list(OPTIMIZERS)
     for index, (layer, *more) in enumerate(
@@ -200,7 +202,7 @@ def cases():
 
 
 class Losses(keras.callbacks.Callback):
-    """Notes the loss after each step."""
+    """Callback that records the loss after each step."""
 
     def __init__(self):
         super().__init__()
@@ -211,17 +213,17 @@ class Losses(keras.callbacks.Callback):
 
 
 def losses_of(model, x, optimizer):
-    noted = Losses()
+    recorded = Losses()
     pairs.fit(
         model,
         x,
         optimizer=optimizer,
         metrics=(),
-        callbacks=[noted],
+        callbacks=[recorded],
         epochs=STEPS // PER_EPOCH,
     )
-    assert len(noted.found) == STEPS
-    return np.array(noted.found)
+    assert len(recorded.found) == STEPS
+    return np.array(recorded.found)
 
 
 @functools.cache
@@ -230,7 +232,7 @@ def without_a_mesh(layer, setting, policy):
     make, x, _ = LAYERS[layer]
     model = pairs.plain(make)
     losses = losses_of(model, x, OPTIMIZERS[setting]())
-    # Means over an epoch: the last one is below the first.
+    # The last loss is below the loss at the end of the first epoch.
     assert losses[-1] < losses[PER_EPOCH - 1]
     return model, losses
 
@@ -267,7 +269,7 @@ def test_losses_agree(layer, setting, sizes):
 @pytest.mark.parametrize(
     "sizes", MESHES if EXPLORE else MESHES[-1:], ids="{0[0]}x{0[1]}".format
 )
-def test_losses_agree_in_bfloat16_as_far_as_it_goes(sizes):
+def test_losses_agree_within_the_precision_of_bfloat16(sizes):
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         compare("Dense", "Adam", sizes, BFLOAT16, "mixed_bfloat16")

@@ -1,4 +1,4 @@
-"""Layers whose gradients DTensor has no rule for agree like all others."""
+"""Compares layers whose gradients have no DTensor rule with a single device."""
 
 import pytest
 
@@ -15,7 +15,7 @@ LAYERS = {
         pairs.IMAGES,
         HEAD,
     ),
-    # The gradient of its inputs, too.
+    # This case also covers the gradient of the inputs.
     "DepthwiseConv2D": (
         stack(
             (8, 8, 3),
@@ -56,7 +56,7 @@ SETTINGS = (
 
 
 def cases():
-    """Yields the first layer on each mesh, the others on one each."""
+    """Yields the first layer on each mesh, and each other layer on one mesh."""
     for index, layer in enumerate(LAYERS):
         for place, sizes in enumerate(MESHES):
             if EXPLORE or index in (0, len(MESHES) - place):

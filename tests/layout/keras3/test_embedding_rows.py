@@ -1,4 +1,4 @@
-"""Keras' own Embedding with its rows divided, beside the one without a mesh."""
+"""Checks that a row-sharded Keras `Embedding` matches a single device."""
 
 import keras
 import numpy as np
@@ -15,7 +15,8 @@ from tf_layoutmap.layout.mesh import tracing, transfer
 
 dtensor = tf.experimental.dtensor
 ROWS = ("model", None)
-# With repetitions, and one that Keras counts from the end.
+# The ids contain repetitions and one negative id, which Keras counts from the
+# end.
 IDS = pairs.TOKENS.copy()
 IDS[:, 1] = IDS[:, 0]
 IDS[0, 0] = -1
@@ -44,7 +45,7 @@ def model():
     ],
     ids=["sgd", "adagrad", "adam"],
 )
-def test_it_trains_as_without_a_mesh(sizes, make):
+def test_training_matches_a_single_device(sizes, make):
     trained = pairs.assert_trains_alike(
         model,
         IDS,
@@ -53,7 +54,7 @@ def test_it_trains_as_without_a_mesh(sizes, make):
         optimizer=make,
     )
     assert axes_of(trained.get_layer("e").embeddings) == ROWS
-    pairs.assert_slots_lie_like_weights(trained)
+    pairs.assert_slots_have_layouts_of_weights(trained)
 
 
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
@@ -65,15 +66,15 @@ def test_it_trains_as_without_a_mesh(sizes, make):
     ],
     ids=["adagrad", "adam"],
 )
-def test_repeated_ids_train_a_table_that_the_batch_axis_divides(axes, make):
-    # Keras squares the gradients of equal rows one by one.
+def test_repeated_ids_train_a_table_sharded_over_the_batch_axis(axes, make):
+    # Keras squares the gradient of each occurrence of a row separately.
     trained = pairs.assert_trains_alike(
         model, IDS, {"e.embeddings": axes}, optimizer=make
     )
     assert axes_of(trained.get_layer("e").embeddings) == axes
 
 
-def test_a_table_that_is_also_multiplied_by_trains_as_without_a_mesh():
+def test_tied_table_trains_as_on_a_single_device():
     def tied():
         ids = keras.Input((6,), dtype="int32")
         table = keras.layers.ReversibleEmbedding(16, 8, name="e")
@@ -93,8 +94,8 @@ def test_a_table_that_is_also_multiplied_by_trains_as_without_a_mesh():
     ],
     ids=["sgd", "adagrad", "adam"],
 )
-def test_many_steps_give_the_losses_of_keras(make):
-    epochs = 50 if EXPLORE else 15  # of 4 steps
+def test_losses_of_many_steps_match_a_single_device(make):
+    epochs = 50 if EXPLORE else 15  # Each epoch has 4 steps.
     losses = [
         pairs.fit(one, IDS, optimizer=make(), epochs=epochs)["loss"]
         for one in (
@@ -108,7 +109,7 @@ def test_many_steps_give_the_losses_of_keras(make):
 @pytest.mark.parametrize(
     "make", [keras.optimizers.SGD, keras.optimizers.Adagrad]
 )
-def test_no_operation_of_a_step_has_the_size_of_the_table(make):
+def test_no_op_of_a_step_has_the_size_of_the_table(make):
     num_rows = 4096
 
     def big():
@@ -121,20 +122,20 @@ def test_no_operation_of_a_step_has_the_size_of_the_table(make):
             ]
         )
 
-    meshed = pairs.on_mesh(big, {"e.embeddings": ROWS})
-    meshed.compile(make(0.1), pairs.loss())
-    meshed.optimizer.build(meshed.trainable_variables)
+    mesh_model = pairs.on_mesh(big, {"e.embeddings": ROWS})
+    mesh_model.compile(make(0.1), pairs.loss())
+    mesh_model.optimizer.build(mesh_model.trainable_variables)
     table, slots = (
-        meshed.get_layer("e").embeddings,
-        len(meshed.optimizer.variables),
+        mesh_model.get_layer("e").embeddings,
+        len(mesh_model.optimizer.variables),
     )
 
     @tf.function(autograph=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = pairs.loss()(y, meshed(x))
-        weights = meshed.trainable_weights
-        meshed.optimizer.apply(tape.gradient(loss, weights), weights)
+            loss = pairs.loss()(y, mesh_model(x))
+        weights = mesh_model.trainable_weights
+        mesh_model.optimizer.apply(tape.gradient(loss, weights), weights)
 
     batch = [
         transfer.to_mesh(v[:8], dtensor.Layout.replicated(table.mesh, v.ndim))
@@ -153,39 +154,41 @@ def test_no_operation_of_a_step_has_the_size_of_the_table(make):
     assert slots >= 2 and large == []
 
 
-def test_its_lookup_and_its_sgd_go_through_our_kernels(monkeypatch):
+def test_lookup_and_sgd_use_the_row_kernels(monkeypatch):
     calls = []
 
-    def note(verb):
+    def record(verb):
         original = getattr(dtensor_ops, verb)
 
-        def noted(*args, **kwargs):
+        def recorded(*args, **kwargs):
             calls.append(verb)
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(dtensor_ops, verb, noted)
+        monkeypatch.setattr(dtensor_ops, verb, recorded)
 
-    note("lookup_rows")
-    note("update_rows")
-    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
-    pairs.fit(meshed, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
+    record("lookup_rows")
+    record("update_rows")
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    pairs.fit(mesh_model, IDS, optimizer=keras.optimizers.SGD(0.1), epochs=1)
     assert set(calls) == {"lookup_rows", "update_rows"}
 
 
-def test_columns_that_are_divided_are_left_to_dtensor():
-    meshed = pairs.on_mesh(model, {"e.embeddings": (None, "model")})
-    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) is None
-    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
-    assert embedding_rows.axis_of(meshed.get_layer("e").embeddings) == "model"
+def test_column_sharded_tables_use_dtensor():
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": (None, "model")})
+    assert embedding_rows.axis_of(mesh_model.get_layer("e").embeddings) is None
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": ROWS})
+    assert (
+        embedding_rows.axis_of(mesh_model.get_layer("e").embeddings) == "model"
+    )
 
 
-def test_an_id_outside_the_table_is_an_error():
-    meshed = pairs.on_mesh(model, {"e.embeddings": ROWS})
+def test_out_of_range_id_raises():
+    mesh_model = pairs.on_mesh(model, {"e.embeddings": ROWS})
     with pytest.raises(tf.errors.OpError):
-        np.asarray(meshed(np.full((2, 6), 16)))
+        np.asarray(mesh_model(np.full((2, 6), 16)))
 
 
-def test_without_a_mesh_embedding_is_as_ever():
+def test_embedding_without_a_mesh_is_unchanged():
     engine.ensure("mesh")
     engine.ensure("keras3")
     layer = keras.layers.Embedding(4, 2)
@@ -194,7 +197,7 @@ def test_without_a_mesh_embedding_is_as_ever():
     )
 
 
-def test_gather_takes_rows_of_a_divided_tensor():
+def test_gather_returns_rows_of_a_sharded_tensor():
     mesh = mesh_of(batch=2, model=2)
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     ids = np.array([7, 0, 0, 4, 3])

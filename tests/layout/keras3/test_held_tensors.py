@@ -1,4 +1,4 @@
-"""Models whose layers, losses, metrics and steps hold tensors of the host."""
+"""Checks models whose layers, losses, metrics and steps hold host tensors."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ HELD = tf.constant(np.linspace(-1, 1, 64).reshape(8, 8), tf.float32)
 
 
 class Positions(keras.layers.Layer):
-    """Holds what it made in `__init__` and in `build`, of several kinds."""
+    """Layer that holds tensors of several kinds from `__init__` and `build`."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ class Metric(keras.metrics.Metric):
         return self.total * self.factors[2]
 
 
-class OwnStep(keras.Sequential):
+class CustomStep(keras.Sequential):
     def train_step(self, data):
         x, y = data
         return super().train_step((x @ HELD, y))
@@ -89,7 +89,7 @@ CASES = {
     "closure": (model(lambda: keras.layers.Lambda(lambda x: x @ HELD)), {}),
     "loss": (model(), {"loss": Loss}),
     "metric": (model(), {"metrics": Metric}),
-    "train_step": (model(of=OwnStep), {}),
+    "train_step": (model(of=CustomStep), {}),
 }
 
 
@@ -97,7 +97,7 @@ CASES = {
     "name, run_eagerly",
     [*((name, False) for name in CASES), ("layer", True), ("loss", True)],
 )
-def test_models_do_as_without_a_mesh(name, run_eagerly):
+def test_models_match_a_single_device(name, run_eagerly):
     make, parts = CASES[name]
 
     def history(model):
@@ -123,11 +123,11 @@ def test_models_do_as_without_a_mesh(name, run_eagerly):
             model(x, training=True).numpy(),
         )
 
-    plain, spread = history(pairs.plain(make)), history(pairs.on_mesh(make))
-    pairs.assert_alike(plain, spread, rtol=1e-6, atol=2e-6)
+    plain, on_mesh = history(pairs.plain(make)), history(pairs.on_mesh(make))
+    pairs.assert_alike(plain, on_mesh, rtol=1e-6, atol=2e-6)
 
 
-def test_a_callback_computes_with_weights():
+def test_callback_can_compute_with_weights():
     seen = []
 
     def watch(model):
@@ -152,10 +152,10 @@ class Counts(keras.layers.Layer):
         return x
 
 
-def test_a_variable_of_the_host_is_counted_once_or_refused():
-    spread = pairs.on_mesh(model(Counts))
-    spread(pairs.FEATURES)
-    assert spread.layers[0].calls.numpy() == 1
+def test_host_variable_is_updated_once_or_raises():
+    on_mesh = pairs.on_mesh(model(Counts))
+    on_mesh(pairs.FEATURES)
+    assert on_mesh.layers[0].calls.numpy() == 1
     with pytest.raises(RuntimeError, match=r"(?s)Counts.*'calls:0'.*weight"):
-        pairs.fit(spread, epochs=1)
-    assert spread.layers[0].calls.numpy() == 1
+        pairs.fit(on_mesh, epochs=1)
+    assert on_mesh.layers[0].calls.numpy() == 1

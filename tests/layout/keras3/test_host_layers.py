@@ -1,4 +1,4 @@
-"""Layers at a model's inputs that look strings up run on the host."""
+"""Checks that lookups of strings at the inputs of a model run on the host."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(4)
 
 
 def columns(count=20):
-    """Columns of a table; some words are unknown."""
+    """Returns the columns of a table; some words are out of vocabulary."""
     return {
         "color": np.array(WORDS + ["other"])[RNG.integers(0, 4, (count, 1))],
         "code": RNG.integers(0, 5, (count, 1)),
@@ -26,8 +26,8 @@ DATA, LABELS = columns(), RNG.integers(0, 4, 20)
 AXES = {"words.embeddings": ("model", None), "d1.kernel": (None, "model")}
 
 
-def by_columns():
-    """Strings, integers and numbers, side by side."""
+def columns_model():
+    """Returns a model with string, integer and float inputs."""
     inputs = {
         "color": keras.Input((1,), dtype="string", name="color"),
         "code": keras.Input((1,), dtype="int64", name="code"),
@@ -43,7 +43,7 @@ def by_columns():
     x = L.Concatenate(name="all")(
         [
             L.Flatten()(L.Embedding(4, 8, name="words")(color)),
-            # The mesh uses the code itself, too.
+            # The mesh also uses `code` directly.
             keras.ops.cast(inputs["code"], "float32"),
             code,
             crossed,
@@ -54,7 +54,7 @@ def by_columns():
     return keras.Model(inputs, L.Dense(4, name="d2")(x))
 
 
-def of_sentences():
+def sentences_model():
     return keras.Sequential(
         [
             keras.Input((1,), dtype="string"),
@@ -74,11 +74,12 @@ SENTENCES = np.array(
 )
 
 
-@pytest.mark.slow  # Each compiles two models for fit, evaluate and predict.
+# Each case compiles two models for fit, evaluate and predict.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "make, x", [(by_columns, DATA), (of_sentences, SENTENCES)]
+    "make, x", [(columns_model, DATA), (sentences_model, SENTENCES)]
 )
-def test_a_model_trains_as_without_a_mesh(make, x, tmp_path):
+def test_model_trains_as_on_a_single_device(make, x, tmp_path):
     x = tf.nest.map_structure(tf.constant, x)
     first, second = pairs.plain(make), pairs.on_mesh(make, AXES)
     results = []
@@ -102,7 +103,7 @@ def test_a_model_trains_as_without_a_mesh(make, x, tmp_path):
     assert axes_of(second.get_layer("words").embeddings) == ("model", None)
 
 
-def test_a_feature_space_runs_on_the_host():
+def test_feature_space_runs_on_the_host():
     space = keras.utils.FeatureSpace(
         {
             "color": keras.utils.FeatureSpace.string_categorical(),
@@ -131,21 +132,24 @@ def test_a_feature_space_runs_on_the_host():
     pairs.assert_alike(*(pairs.fit(one, x, LABELS, epochs=1) for one in models))
 
 
-def test_a_step_of_a_program_may_call_the_model_with_other_inputs():
-    """So nothing of it is computed before the step, and it is refused."""
+def test_step_that_calls_the_model_with_other_inputs_raises():
+    """Checks that a step that changes the inputs raises an error.
+
+    The lookups cannot run before such a step.
+    """
 
     class Reversed(keras.Sequential):
         def train_step(self, data):
             x, y = data
             return super().train_step((tf.reverse(x, [0]), y))
 
-    model = pairs.on_mesh(lambda: Reversed(of_sentences().layers), {})
+    model = pairs.on_mesh(lambda: Reversed(sentences_model().layers), {})
     with pytest.raises(NotImplementedError, match="dataset.map"):
         pairs.fit(model, tf.constant(SENTENCES), LABELS, epochs=1)
 
 
-def test_a_lookup_behind_a_weight_is_refused():
-    """Its input is on the mesh."""
+def test_lookup_after_a_weight_raises():
+    """Checks a lookup whose input is on the mesh."""
 
     def make():
         x = inputs = keras.Input((4,))

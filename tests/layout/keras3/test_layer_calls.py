@@ -1,4 +1,4 @@
-"""Models on a mesh called eagerly, with tensors from wherever they are."""
+"""Checks eager calls of models on a mesh, with host and mesh tensors."""
 
 import keras
 import numpy as np
@@ -34,21 +34,21 @@ def pair(mesh):
         lambda x: tf.constant(x[:5]),
     ],
 )
-def test_host_inputs_give_outputs_that_can_be_read(pair, make):
-    plain, spread = (model(make(pairs.FEATURES)) for model in pair)
-    pairs.assert_alike(plain.numpy(), spread.numpy())
+def test_outputs_for_host_inputs_are_readable(pair, make):
+    plain, on_mesh = (model(make(pairs.FEATURES)) for model in pair)
+    pairs.assert_alike(plain.numpy(), on_mesh.numpy())
 
 
 @pytest.mark.parametrize(
     "axes", [("batch", None), ("batch", "model"), (None, None)]
 )
-def test_inputs_on_the_mesh_are_used_whole(pair, mesh, axes):
-    spread = pair[1](to_mesh(pairs.FEATURES, layout_of(mesh, *axes)))
-    assert dtensor.is_dtensor(spread)
-    pairs.assert_alike(pair[0](pairs.FEATURES).numpy(), to_host(spread))
+def test_inputs_with_any_layout_match_host_inputs(pair, mesh, axes):
+    on_mesh = pair[1](to_mesh(pairs.FEATURES, layout_of(mesh, *axes)))
+    assert dtensor.is_dtensor(on_mesh)
+    pairs.assert_alike(pair[0](pairs.FEATURES).numpy(), to_host(on_mesh))
 
 
-def test_gradients_reach_host_inputs(pair, mesh):
+def test_gradients_flow_to_host_inputs(pair, mesh):
     def gradient(model):
         x = tf.Variable(pairs.FEATURES)
         with tf.GradientTape() as tape:
@@ -61,11 +61,11 @@ def test_gradients_reach_host_inputs(pair, mesh):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = tf.reduce_sum(tf.square(pair[1](x)))
-        spread = tape.gradient(y, x)
-    pairs.assert_alike(plain.numpy(), to_host(spread))
+        on_mesh = tape.gradient(y, x)
+    pairs.assert_alike(plain.numpy(), to_host(on_mesh))
 
 
-def test_masks_travel_with_their_inputs(mesh):
+def test_masks_are_passed_with_their_inputs(mesh):
     def make():
         return keras.Sequential(
             [
@@ -76,18 +76,18 @@ def test_masks_travel_with_their_inputs(mesh):
         )
 
     plain = pairs.plain(make)
-    spread = pairs.on_mesh(make, {"e.embeddings": (None, "model")}, mesh)
+    on_mesh = pairs.on_mesh(make, {"e.embeddings": (None, "model")}, mesh)
     tokens = np.where(np.arange(6) < 4, pairs.TOKENS, 0)
-    pairs.assert_alike(plain(tokens).numpy(), spread(tokens).numpy())
+    pairs.assert_alike(plain(tokens).numpy(), on_mesh(tokens).numpy())
 
 
-def test_a_plain_model_is_called_as_ever(pair):
+def test_plain_and_symbolic_calls_are_unchanged(pair):
     assert not dtensor.is_dtensor(pair[0](pairs.FEATURES))
     symbolic = pair[1](keras.Input((8,)))
     assert isinstance(symbolic, keras.KerasTensor)
 
 
-def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
+def test_default_mesh_is_reset_after_an_error(mesh):
     with pytest.raises(KeyError, match="mine"):
         with tracing.default_mesh(mesh):
             raise KeyError("mine")
@@ -96,14 +96,14 @@ def test_an_error_on_the_mesh_leaves_no_mesh_behind(mesh):
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 4, 1), (4, 3, -2)])
-def test_eye_in_a_step_on_a_mesh(mesh, shape):
-    ours = tf.function(lambda: keras.ops.eye(*shape, dtype="int32"))
+def test_eye_in_a_step_on_a_mesh_matches_numpy(mesh, shape):
+    step = tf.function(lambda: keras.ops.eye(*shape, dtype="int32"))
     with tracing.default_mesh(mesh):
-        got = to_host(ours())
+        got = to_host(step())
     np.testing.assert_array_equal(got, np.eye(*shape, dtype=np.int32))
 
 
-def test_patches_of_images_are_those_without_a_mesh(mesh):
+def test_image_patches_match_a_single_device(mesh):
     def make():
         return pairs.sequential(
             (8, 8, 3),
@@ -119,8 +119,9 @@ def test_patches_of_images_are_those_without_a_mesh(mesh):
     )
 
 
-def test_time_distributed_in_front_of_a_recurrent_layer(mesh):
-    # Fewer features than the mesh divides, and a batch axis that moves.
+def test_time_distributed_before_a_recurrent_layer(mesh):
+    # The mesh has more devices than the input has features, and the batch axis
+    # moves to another dimension.
     def make():
         return pairs.sequential(
             (6, 3),
@@ -143,7 +144,7 @@ HEADS, LAST = (None, "model", None), (None, None, "model")
 @pytest.mark.parametrize(
     "first, second",
     [
-        # What the first divides by a mesh axis, the second divides elsewhere.
+        # The two layers use the same mesh axis for different dimensions.
         (HEADS, (None, "model", None)),
         (LAST, ("model", None, None)),
         (HEADS, ("model", None, None)),
@@ -157,7 +158,7 @@ HEADS, LAST = (None, "model", None), (None, None, "model")
         ("...bc,cde->...bde", "...bde,dec->...bc"),
     ],
 )
-def test_einsums_whose_weights_are_divided_in_different_dimensions(
+def test_einsums_with_weights_sharded_in_different_dimensions(
     first, second, equations
 ):
     def make():
@@ -187,8 +188,9 @@ def test_einsums_whose_weights_are_divided_in_different_dimensions(
     "axes",
     [("batch", None, None), ("batch", "model", None), ("model", "batch", None)],
 )
-def test_a_summed_dimension_is_divided_by_the_batch_axis(axes):
-    # It ended the process in `fit`; `predict` gave another size.
+def test_summed_dimension_may_be_sharded_over_the_batch_axis(axes):
+    # Without a correction, `fit` ends the process and `predict` returns another
+    # size.
     def make():
         return pairs.sequential(
             (6, 8),
@@ -211,14 +213,14 @@ def test_a_summed_dimension_is_divided_by_the_batch_axis(axes):
 
 
 def with_weights_of(model, make):
-    """The same model without a mesh."""
+    """Returns the same model without a mesh, with the weights of `model`."""
     plain = make()
     plain.set_weights(model.get_weights())
     return plain
 
 
-def test_attention_trains_behind_an_embedding_with_divided_rows():
-    # DTensor could not divide a RelayoutLike.
+def test_attention_trains_after_a_row_sharded_embedding():
+    # DTensor cannot shard a RelayoutLike op.
     def make():
         inputs = keras.Input((6,))
         x = keras.layers.Embedding(16, 8, name="e")(inputs)

@@ -1,5 +1,7 @@
-"""Layers with sharded weights train as they do without a mesh; what DTensor
-cannot do is refused when it is built."""
+"""Checks that layers with sharded weights match a single device.
+
+Layouts that DTensor does not support raise an error when the layer is built.
+"""
 
 import keras
 import numpy as np
@@ -15,7 +17,7 @@ HEAD = {"d2.kernel": ("model", None)}
 
 
 def attention():
-    """Four heads, so that four devices have one each."""
+    """Returns an attention model with four heads, one per device."""
     inputs = keras.Input((6,))
     x = L.Embedding(16, 8, name="e")(inputs)
     x = L.LayerNormalization(name="n")(
@@ -46,7 +48,7 @@ def stack(shape, *layers):
     return lambda: pairs.sequential(shape, *(make() for make in layers))
 
 
-# Steps that count, and in some samples not.
+# Steps of zeros are masked. Some samples have more masked steps than others.
 MASKED = pairs.SERIES.copy()
 MASKED[:, 4:] = MASKED[::2, 1] = 0
 
@@ -230,7 +232,7 @@ SLOW = {
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
 )
-def test_a_layer_trains_as_without_a_mesh(name):
+def test_layer_trains_as_on_a_single_device(name):
     make, x, axes = {**FAST, **SLOW}[name]
     model = pairs.assert_trains_alike(make, x, axes)
     assert any(any(axes_of(w)) for w in model.weights)
@@ -238,9 +240,10 @@ def test_a_layer_trains_as_without_a_mesh(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
-def test_a_layer_trains_on_eight_devices(name):
-    # Layouts that go with two parts of a dimension may not with four. By SGD,
-    # because Adam makes a step of the rounding of a gradient near zero.
+def test_layer_trains_on_eight_devices(name):
+    # A layout that works with two shards of a dimension may fail with four. SGD
+    # is used because Adam turns rounding errors in a gradient near zero into
+    # steps.
     make, x, axes = {**FAST, **SLOW}[name]
     pairs.assert_trains_alike(
         make,
@@ -252,7 +255,7 @@ def test_a_layer_trains_on_eight_devices(name):
     )
 
 
-def test_each_device_holds_its_part_of_weights_and_slots():
+def test_each_device_holds_only_its_shards_of_weights_and_slots():
     mesh = mesh_of(model=4)
     layout_map = tlm.LayoutMap(mesh)
     layout_map[".*kernel"] = layout_of(mesh, None, "model")
@@ -266,23 +269,26 @@ def test_each_device_holds_its_part_of_weights_and_slots():
         )
     model.compile("adam", "mse")
     model.train_on_batch(np.ones((4, 64)), np.ones((4, 64)))
-    held, whole = [0] * 4, 0
+    held, total = [0] * 4, 0
     for variable in (*model.weights, *model.optimizer.variables):
-        whole += variable.numpy().nbytes
+        total += variable.numpy().nbytes
         parts = tf.experimental.dtensor.unpack(variable.value.read_value())
         for device, part in enumerate(parts):
             held[device] += part.numpy().nbytes
-    assert whole > 3 * 2 * 64 * 128 * 4
-    assert max(held) <= whole / 4 * 1.05
+    assert total > 3 * 2 * 64 * 128 * 4
+    assert max(held) <= total / 4 * 1.05
 
 
-def refused(make, axes):
-    """What a strict map says; others gather such weights for their layer."""
+def error_of_strict_map(make, axes):
+    """Returns the message of the error that a strict map raises.
+
+    Other maps gather such weights for their layer.
+    """
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh, strict=True)
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
-    # Held to the end of the scope, that is what refuses it.
+    # The model is kept until the end of the scope, where the error is raised.
     models = []
     with pytest.raises(ValueError) as caught, tlm.layout_map_scope(layout_map):
         models.append(make())
@@ -291,8 +297,8 @@ def refused(make, axes):
     return text
 
 
-def test_a_sharded_convolution_is_refused_by_name():
-    text = refused(
+def test_error_for_a_sharded_convolution_names_the_kernel():
+    text = error_of_strict_map(
         lambda: pairs.sequential((8, 8, 3), L.Conv2D(4, 3, name="c")),
         {"c.kernel": (None, None, None, "model")},
     )
@@ -301,8 +307,8 @@ def test_a_sharded_convolution_is_refused_by_name():
     assert "use (None, None, None, None)" in text
 
 
-def test_gates_cut_by_a_layout_are_refused():
-    text = refused(
+def test_layout_that_shards_gates_raises():
+    text = error_of_strict_map(
         lambda: pairs.sequential((6, 8), L.LSTM(8, name="r")),
         {"r.cell.kernel": ("batch", "model")},
     )

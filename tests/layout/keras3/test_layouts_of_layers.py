@@ -1,5 +1,7 @@
-"""Layers train and predict as without a mesh, however a map divides their
-weights: over the axis that cuts batches, too."""
+"""Checks that layers match a single device under every layout of their weights.
+
+Layouts may use the mesh axis that shards batches, too.
+"""
 
 import pathlib
 import subprocess
@@ -21,16 +23,16 @@ FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
     ],
 )
 @pytest.mark.parametrize("order", layouts_of_layers.MAPS, ids="-".join)
-def test_a_map_of_fully_sharded_data_parallelism(name, order):
+def test_fully_sharded_data_parallelism_matches_a_single_device(name, order):
     expected = layouts_of_layers.expected_of(name)
-    axes = layouts_of_layers.whole_map(name, order)
+    axes = layouts_of_layers.map_of_all_weights(name, order)
     layouts_of_layers.assert_alike(name, axes, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not EXPLORE, reason="TF_LAYOUTMAP_EXPLORE=1 takes an hour")
 @pytest.mark.parametrize("name", layouts_of_layers.MODELS)
-def test_every_layout_of_every_weight(name):
+def test_every_layout_of_every_weight_matches_a_single_device(name):
     run = subprocess.run(
         [sys.executable, "-m", "tests.layout.keras3.layouts_of_layers", name],
         cwd=pathlib.Path(__file__).parents[3],

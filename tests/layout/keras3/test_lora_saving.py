@@ -1,4 +1,4 @@
-"""Models with LoRA parts are saved with the sum of both, on a mesh too."""
+"""Checks that LoRA models on a mesh are saved with merged weights."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_lora_part_trains_and_is_saved_in_the_sum(name, tmp_path):
+def test_lora_weights_train_and_are_saved_merged(name, tmp_path):
     make, x, key, axes = MODELS[name]
 
     def run(model):
@@ -53,11 +53,11 @@ def test_a_lora_part_trains_and_is_saved_in_the_sum(name, tmp_path):
         )
         return start, history, expected
 
-    ours = pairs.on_mesh(make, {key: axes})
-    pairs.assert_alike(run(pairs.plain(make)), run(ours))
+    sharded = pairs.on_mesh(make, {key: axes})
+    pairs.assert_alike(run(pairs.plain(make)), run(sharded))
     weight = next(
         w
-        for w in ours.get_layer("d1").weights
+        for w in sharded.get_layer("d1").weights
         if w.path.endswith(key.rpartition(".")[2])
     )
     assert axes_of(weight) == axes

@@ -1,4 +1,4 @@
-"""Every metric and every loss of Keras, on a mesh and without one."""
+"""Compares every metric and loss of Keras with and without a mesh."""
 
 import functools
 
@@ -20,8 +20,8 @@ CLASSES = RNG.integers(0, 4, size=24)
 ONE_HOT = np.eye(4, dtype=np.float32)[CLASSES]
 SAMPLE_WEIGHTS = np.arange(24, dtype=np.float32) / 24
 
-# How the predictions lie: whole samples; classes cut along the axis that does
-# not cut batches; and along the one that does.
+# Layouts of the predictions: unsharded; classes sharded over the axis that does
+# not shard batches; and classes sharded over the axis that does.
 PREDICTIONS = {
     "whole": {"d1.kernel": (None, "model"), "d2.kernel": ("model", None)},
     "model": {"d2.kernel": (None, "model"), "d2.bias": ("model",)},
@@ -41,9 +41,11 @@ ARGUMENTS = {
     "SparseTopKCategoricalAccuracy": (2,),
 }
 FROM_CLASSES = {"IoU", "MeanIoU"}
-# Bases, and what takes values instead of labels and predictions.
+# Base classes, and metrics that receive values instead of labels and
+# predictions.
 NO_METRICS_OF_PREDICTIONS = {"Metric", "MeanMetricWrapper", "Mean", "Sum"}
-# Takes weights of one shape with the predictions, flattened.
+# Metrics that require sample weights of the shape of the flattened
+# predictions.
 UNWEIGHTED = {"BinaryIoU"}
 
 
@@ -57,20 +59,20 @@ def names_of(module, base):
 
 
 def metrics_of(from_classes):
-    """One of every class that Keras has, and of settings that differ."""
-    made = []
+    """Returns one metric per class of Keras, and some with other settings."""
+    named = []
     for name in names_of(M, M.Metric):
         sparse = name.startswith("Sparse") or name in FROM_CLASSES
         if name in NO_METRICS_OF_PREDICTIONS or sparse != from_classes:
             continue
         options = {"sparse_y_pred": False} if name in FROM_CLASSES else {}
-        made.append(
+        named.append(
             getattr(M, name)(*ARGUMENTS.get(name, ()), name=name, **options)
         )
     if from_classes:
-        return made
+        return named
     return [
-        *made,
+        *named,
         M.AUC(curve="PR", summation_method="majoring", name="auc_pr"),
         M.AUC(multi_label=True, num_labels=4, name="auc_multi"),
         M.AUC(thresholds=[0.1, 0.3, 0.35], name="auc_thresholds"),
@@ -127,7 +129,7 @@ def metrics_without_a_mesh(from_classes):
 @pytest.mark.parametrize("axes", ["model", "batch"])
 @pytest.mark.filterwarnings("ignore:You are passing weight as")
 @pytest.mark.parametrize("from_classes", [True, False])
-def test_every_metric_of_keras(from_classes, axes):
+def test_every_metric_of_keras_matches_a_single_device(from_classes, axes):
     plain = metrics_without_a_mesh(from_classes)
     spread = run_with_metrics(
         pairs.on_mesh(classifier, PREDICTIONS[axes]), from_classes
@@ -181,7 +183,7 @@ def losses_without_a_mesh():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["whole", "model"])
-def test_every_loss_of_keras(axes):
+def test_every_loss_of_keras_matches_a_single_device(axes):
     assert len(LOSSES) > 20
     layouts = {
         key.replace("d2", f"({'|'.join(LOSSES)})"): value
@@ -195,7 +197,7 @@ def test_every_loss_of_keras(axes):
 
 
 @pytest.mark.slow
-def test_ctc_of_sequences():
+def test_ctc_loss_matches_a_single_device():
     def make():
         return keras.Sequential(
             [
@@ -221,7 +223,7 @@ def test_ctc_of_sequences():
     pairs.assert_alike(*results)
 
 
-def test_accuracy_of_logits_whose_classes_the_batch_axis_cuts():
+def test_accuracy_with_classes_sharded_over_the_batch_axis():
     def make():
         return keras.Sequential(
             [
@@ -242,7 +244,7 @@ def test_accuracy_of_logits_whose_classes_the_batch_axis_cuts():
 
 
 class Masked(keras.Model):
-    """Hands its mask from layer to layer, as subclassed models do."""
+    """Subclassed model that passes its mask from layer to layer."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +259,7 @@ class Masked(keras.Model):
 
 
 @pytest.mark.slow
-def test_masks_pass_through_layers_that_are_pinned():
+def test_masks_pass_through_pinned_layers():
     tokens = pairs.TOKENS.copy()
     tokens[:, 3:] = 0
     tokens[::2, 1:] = 0
@@ -276,9 +278,10 @@ def test_masks_pass_through_layers_that_are_pinned():
     assert not np.allclose(unmasked(tokens), model.predict(tokens, verbose=0))
 
 
-def test_logits_pass_out_of_layers_that_are_pinned():
-    # Keras takes the logits of a softmax for those of a sigmoid here; with
-    # another tensor in between it takes the probabilities.
+def test_logits_pass_out_of_pinned_layers():
+    # Keras uses the logits that the softmax stored as if they were the logits
+    # of a sigmoid. If another tensor is in between, Keras uses the
+    # probabilities.
     def make():
         return keras.Sequential(
             [
@@ -302,7 +305,7 @@ def test_logits_pass_out_of_layers_that_are_pinned():
 
 
 def on_mesh(function, *arguments):
-    """`function` in a function for a mesh, and what comes out as arrays."""
+    """Runs `function` on a mesh, eagerly and traced; returns host arrays."""
     engine.ensure("mesh")
     engine.ensure("keras3")
     mesh = mesh_of(batch=2, model=2)
@@ -327,7 +330,7 @@ def test_flip_equals_numpy(axis):
     )
 
 
-def test_diag_equals_numpy_beside_infinities():
+def test_diag_equals_numpy_with_infinities_off_the_diagonal():
     x = RNG.normal(size=(4, 4)).astype(np.float32)
     x[0, 1], x[2, 0] = np.inf, np.nan
     np.testing.assert_array_equal(on_mesh(keras.ops.diag, x), np.diag(x))
@@ -345,7 +348,7 @@ def test_scatter_equals_numpy_with_repeated_cells():
 
 
 @pytest.mark.parametrize("bad", [(-1, 2), (0, 4), (3, 0)])
-def test_scatter_outside_the_shape_is_an_error(bad):
+def test_scatter_outside_the_shape_raises(bad):
     engine.ensure("mesh")
     engine.ensure("keras3")
     mesh = mesh_of(batch=2)
@@ -356,7 +359,8 @@ def test_scatter_outside_the_shape_is_an_error(bad):
         np.ones(2, np.float32), dtensor.Layout.replicated(mesh, 1)
     )
 
-    # Not in a function: after an error in one, DTensor fails what comes next.
+    # The op runs eagerly, because DTensor also fails the op after an error in a
+    # function.
     with (
         tracing.default_mesh(mesh),
         pytest.raises(ValueError, match="inside the shape"),

@@ -1,4 +1,4 @@
-"""Optimizers on a mesh give the numbers they give without one."""
+"""Checks that optimizers on a mesh match a single device."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
-O = keras.optimizers  # noqa: E741 - a table of optimizers follows.
+O = keras.optimizers  # noqa: E741 - A table of optimizers follows.
 dtensor = tf.experimental.dtensor
 
 FAST = {
@@ -65,11 +65,11 @@ SLOW = {
         ),
     ],
 )
-def test_losses_weights_and_slots_are_those_without_a_mesh(make):
+def test_losses_weights_and_slots_match_a_single_device(make):
     model = pairs.assert_trains_alike(
         pairs.dense_model, pairs.FEATURES, pairs.DENSE, optimizer=make
     )
-    pairs.assert_slots_lie_like_weights(model)
+    pairs.assert_slots_have_layouts_of_weights(model)
     assert all(isinstance(v, MeshVariable) for v in model.optimizer.variables)
 
 
@@ -105,8 +105,8 @@ SPARSE_SLOW = {
     ],
 )
 def test_sparse_gradients_with_repeated_rows(make, axes):
-    # 48 ids over 16 rows: each batch repeats rows, and Keras squares the
-    # gradient of each occurrence by itself.
+    # Each batch has 48 ids for 16 rows, so it repeats rows. Keras squares the
+    # gradient of each occurrence separately.
     assert len(np.unique(pairs.TOKENS[:8])) < pairs.TOKENS[:8].size
     model = pairs.assert_trains_alike(
         lambda: pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e")),
@@ -127,7 +127,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
         ),
     ],
 )
-def test_gradients_of_sharded_attention_are_clipped(clip):
+def test_clipped_gradients_of_sharded_attention_match(clip):
     def optimizer():
         return O.SGD(0.5, **{clip: 0.01})
 
@@ -144,27 +144,27 @@ def test_gradients_of_sharded_attention_are_clipped(clip):
     )
 
 
-def test_every_slot_lies_like_its_weight():
+def test_every_slot_has_the_layout_of_its_weight():
     model = pairs.on_mesh(pairs.dense_model)
     optimizer = O.Adam(
         0.01, amsgrad=True, use_ema=True, gradient_accumulation_steps=2
     )
     optimizer.build(model.trainable_variables)
     model.compile(optimizer, "mse")
-    assert pairs.assert_slots_lie_like_weights(model) == 5 * 4
+    assert pairs.assert_slots_have_layouts_of_weights(model) == 5 * 4
 
 
 @pytest.mark.parametrize("where", ["within", "after"])
-def test_an_optimizer_made_anywhere_counts_on_the_mesh(where):
-    made = []
+def test_iterations_are_on_the_mesh_wherever_created(where):
+    created = []
 
     def make():
         if where == "within":
-            made.append(O.SGD(0.1))
+            created.append(O.SGD(0.1))
         return pairs.dense_model()
 
     model = pairs.on_mesh(make)
-    optimizer = made[0] if made else O.SGD(0.1)
+    optimizer = created[0] if created else O.SGD(0.1)
     pairs.fit(model, optimizer=optimizer, epochs=1)
     assert int(optimizer.iterations) == 4
     assert isinstance(optimizer.iterations, MeshVariable)
@@ -173,7 +173,7 @@ def test_an_optimizer_made_anywhere_counts_on_the_mesh(where):
 
 
 def steps_of(model, optimizer, put, num_steps=3):
-    """A custom loop: the same code with and without a mesh."""
+    """Runs a custom loop, with the same code with and without a mesh."""
 
     @tf.function
     def step(x, y):
@@ -191,7 +191,7 @@ def steps_of(model, optimizer, put, num_steps=3):
     return [step(x, y) for _ in range(num_steps)]
 
 
-def test_a_custom_loop_in_a_function():
+def test_custom_loop_in_a_function_matches_a_single_device():
     mesh = mesh_of(batch=2, model=2)
     first, second = (
         pairs.plain(pairs.dense_model),
@@ -211,7 +211,7 @@ def test_a_custom_loop_in_a_function():
     pairs.assert_same_weights(first, second)
 
 
-def test_a_custom_loop_with_convolutions():
+def test_custom_loop_with_convolutions_matches_a_single_device():
     mesh = mesh_of(batch=2, model=2)
 
     def run(model, put):
@@ -232,7 +232,7 @@ def test_a_custom_loop_with_convolutions():
 
     plain = run(pairs.plain(make), tf.constant)
     with default_mesh(mesh):
-        spread = run(
+        on_mesh = run(
             pairs.on_mesh(make, {"d2.kernel": ("model", None)}, mesh),
             lambda v: to_mesh(
                 v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)
@@ -240,13 +240,13 @@ def test_a_custom_loop_with_convolutions():
         )
     pairs.assert_alike(
         [g.numpy() for g in plain],
-        [to_host(g) for g in spread],
+        [to_host(g) for g in on_mesh],
         rtol=1e-4,
         atol=1e-4,
     )
 
 
-def test_an_eager_custom_loop():
+def test_eager_custom_loop_matches_a_single_device():
     mesh = mesh_of(batch=2, model=2)
     first, second = (
         pairs.plain(pairs.dense_model),

@@ -1,4 +1,4 @@
-"""Random layers draw on a mesh what they draw without one."""
+"""Checks that random layers draw the same numbers with and without a mesh."""
 
 import keras
 import numpy as np
@@ -21,14 +21,14 @@ def dropout():
     )
 
 
-def test_dropout_trains_as_without_a_mesh():
+def test_dropout_trains_as_on_a_single_device():
     model = pairs.assert_trains_alike(
         dropout, pairs.FEATURES, pairs.DENSE, epochs=4
     )
     assert axes_of(model.layers[0].kernel) == (None, "model")
 
 
-def test_dropout_keeps_a_part_and_scales_it():
+def test_dropout_drops_at_its_rate_and_scales_the_rest():
     model = pairs.on_mesh(
         lambda: keras.Sequential(
             [keras.Input((1000,)), L.Dropout(0.25, seed=1)]
@@ -44,10 +44,10 @@ def test_dropout_keeps_a_part_and_scales_it():
         )
         first, second = (to_host(step(x)) for _ in range(2))
     assert set(np.unique(first)) == {0, np.float32(1 / 0.75)}
-    # Of 8000 samples: five times the deviation of their mean.
+    # 0.025 is five times the standard deviation of the mean of 8000 samples.
     assert abs(np.mean(first == 0) - 0.25) < 0.025
     assert np.any(first != second)
-    # Every part of the mesh has numbers of its own.
+    # Every shard has different random numbers.
     assert len({row.tobytes() for row in first}) == 8
 
 
@@ -61,7 +61,8 @@ def test_dropout_keeps_a_part_and_scales_it():
         lambda: L.AlphaDropout(0.2),
         lambda: L.SpatialDropout1D(0.3),
         lambda: L.Dropout(0.3, noise_shape=(None, 1, None)),
-        # Without biases: that of the keys has no gradient but rounding.
+        # Biases are off, because the gradient of the key bias contains rounding
+        # errors only.
         lambda: L.MultiHeadAttention(4, 2, dropout=0.2, use_bias=False),
     ],
     ids=[
@@ -73,7 +74,7 @@ def test_dropout_keeps_a_part_and_scales_it():
         "attention",
     ],
 )
-def test_a_random_layer_trains_as_without_a_mesh(layer, mesh):
+def test_random_layer_trains_as_on_a_single_device(layer, mesh):
     def make():
         x = inputs = keras.Input((6, 8))
         x = L.EinsumDense("abc,cd->abd", (6, 16), name="e")(x)
@@ -94,7 +95,7 @@ def test_a_random_layer_trains_as_without_a_mesh(layer, mesh):
 
 
 @pytest.mark.slow
-def test_dropout_inside_a_recurrent_layer():
+def test_recurrent_dropout_matches_a_single_device():
     pairs.assert_trains_alike(
         stack(
             (6, 8),
@@ -118,7 +119,7 @@ def test_dropout_in_bfloat16_draws_the_same_mask():
     mesh = mesh_of(batch=2, model=2)
     plain = train_step_of(pairs.plain(make), tf.constant)
     with default_mesh(mesh):
-        spread = to_host(
+        on_mesh = to_host(
             train_step_of(
                 pairs.on_mesh(make, {}, mesh),
                 lambda x: to_mesh(
@@ -126,5 +127,5 @@ def test_dropout_in_bfloat16_draws_the_same_mask():
                 ),
             )
         )
-    assert np.any(spread == 0)
-    np.testing.assert_array_equal(plain.numpy(), spread)
+    assert np.any(on_mesh == 0)
+    np.testing.assert_array_equal(plain.numpy(), on_mesh)

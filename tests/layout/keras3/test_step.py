@@ -1,4 +1,4 @@
-"""Unchanged Keras code trains a model on a mesh, to the same numbers."""
+"""Checks that unchanged Keras code on a mesh matches a single device."""
 
 import types
 import warnings
@@ -20,7 +20,7 @@ X, Y = pairs.FEATURES, pairs.LABELS
 
 
 def both(run, make=pairs.dense_model, **options):
-    """Runs `run(model)` on both models, compares, returns the second."""
+    """Compares results and weights of both models; returns the mesh model."""
     first, second = pairs.plain(make), pairs.on_mesh(make, **options)
     pairs.assert_alike(run(first), run(second))
     pairs.assert_same_weights(first, second)
@@ -38,10 +38,10 @@ def both(run, make=pairs.dense_model, **options):
         pytest.param({"model": 2, "data": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_batch_norm_weights_validation_and_predict(sizes):
+def test_batch_norm_validation_and_predict_match(sizes):
     def make():
-        # No bias before BatchNormalization: its gradient is zero but for
-        # rounding, which Adam would amplify.
+        # No bias before BatchNormalization: its gradient consists of rounding
+        # errors, which Adam would amplify.
         return pairs.sequential(
             (8,),
             keras.layers.Dense(16, use_bias=False, name="d1"),
@@ -77,7 +77,7 @@ def test_batch_norm_weights_validation_and_predict(sizes):
     )
 
 
-def test_batches_that_do_not_divide():
+def test_uneven_batches_match_a_single_device():
     def run(model):
         history = pairs.fit(model, X[:29], Y[:29], batch_size=7)
         return (
@@ -89,9 +89,10 @@ def test_batches_that_do_not_divide():
     both(run)
 
 
-def test_no_step_is_taken_at_the_end_of_data_of_unknown_length():
-    # Without a mesh, Keras calls its step function once more there. It ends
-    # with the data's own error, but may have drawn seeds and counted a step.
+def test_no_step_runs_at_the_end_of_data_of_unknown_length():
+    # Without a mesh, Keras calls its step function once more at the end of
+    # the data. This call raises the end-of-data error, but may first draw seeds
+    # and count a step.
     length = len(X) // 8
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     unknown = dataset.filter(lambda *_: True)
@@ -130,7 +131,7 @@ def warnings_of(caught, words):
     ]
 
 
-def test_a_batch_size_that_the_mesh_does_not_divide_is_told_once():
+def test_batch_size_not_divisible_by_the_mesh_warns_once():
     model = pairs.on_mesh(pairs.dense_model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -144,12 +145,12 @@ def test_a_batch_size_that_the_mesh_does_not_divide_is_told_once():
 @pytest.mark.parametrize(
     "options",
     [
-        # The last batch is smaller.
+        # In this case, the last batch is smaller.
         {"x": X[:29], "y": Y[:29], "batch_size": 8},
         {"batch_size": 8},
     ],
 )
-def test_a_batch_size_that_the_mesh_divides_is_not_warned_of(options):
+def test_batch_size_divisible_by_the_mesh_does_not_warn(options):
     model = pairs.on_mesh(pairs.dense_model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -158,7 +159,7 @@ def test_a_batch_size_that_the_mesh_divides_is_not_warned_of(options):
 
 
 @pytest.mark.parametrize("jit_compile", [True, False, "auto"])
-def test_jit_compile_is_told_once_to_have_no_effect(jit_compile):
+def test_jit_compile_warns_once_that_it_has_no_effect(jit_compile):
     model = pairs.on_mesh(pairs.dense_model)
     model.compile("sgd", pairs.loss(), jit_compile=jit_compile)
     with warnings.catch_warnings(record=True) as caught:
@@ -168,7 +169,7 @@ def test_jit_compile_is_told_once_to_have_no_effect(jit_compile):
     assert len(warnings_of(caught, "jit_compile")) == (jit_compile is True)
 
 
-def test_a_string_lookup_inside_of_a_layer_is_refused_with_the_way_out():
+def test_string_lookup_inside_a_layer_raises_and_suggests_a_fix():
     class WithLookup(keras.layers.Layer):
         def __init__(self, **options):
             super().__init__(**options)
@@ -201,7 +202,7 @@ def test_a_string_lookup_inside_of_a_layer_is_refused_with_the_way_out():
         model.fit(data, verbose=0)
 
 
-def test_tensorboard_makes_images_of_sharded_weights(tmp_path):
+def test_tensorboard_writes_images_of_sharded_weights(tmp_path):
     def make():
         return pairs.sequential(
             (8, 8, 3), keras.layers.Conv2D(16, 3, name="d1")
@@ -217,7 +218,7 @@ def test_tensorboard_makes_images_of_sharded_weights(tmp_path):
     images = {}
 
     class Recording(keras.callbacks.TensorBoard):
-        # In place of the package `tensorboard`, which need not be installed.
+        # Replaces the package `tensorboard`, which may not be installed.
         summary = types.SimpleNamespace(
             image=lambda name, data, step: images.update({name: data})
         )
@@ -230,7 +231,7 @@ def test_tensorboard_makes_images_of_sharded_weights(tmp_path):
     assert np.array_equal(np.sort(image, axis=None), np.sort(kernel, axis=None))
 
 
-def test_callbacks_see_and_set_host_numbers():
+def test_callbacks_read_and_set_host_values():
     def run(model):
         seen = []
         history = pairs.fit(
@@ -260,7 +261,7 @@ def test_callbacks_see_and_set_host_numbers():
     both(run)
 
 
-def test_steps_per_execution_and_the_last_short_one():
+def test_steps_per_execution_with_a_short_last_execution():
     def run(model):
         model.compile("adam", pairs.loss(), steps_per_execution=3)
         history = model.fit(
@@ -271,7 +272,7 @@ def test_steps_per_execution_and_the_last_short_one():
     both(run)
 
 
-def test_single_batches():
+def test_train_and_test_on_batch_match_a_single_device():
     def run(model):
         model.compile("adam", pairs.loss(), metrics=["accuracy"])
         return (
@@ -290,7 +291,7 @@ def test_single_batches():
 @pytest.mark.parametrize(
     "kind", ["tf.data", pytest.param("generator", marks=pytest.mark.slow)]
 )
-def test_other_sources_of_data(kind):
+def test_other_data_sources_match_a_single_device(kind):
     def run(model):
         model.compile("adam", pairs.loss(), metrics=["accuracy"])
         if kind == "tf.data":
@@ -308,16 +309,16 @@ def test_other_sources_of_data(kind):
             for start in range(0, 32, 8):
                 yield X[start : start + 8], Y[start : start + 8]
 
-        # A number of steps: at the end of its data, the plain loop of Keras
-        # may count a step that had no batch.
+        # The number of steps is given, because the plain loop of Keras may
+        # count a step without a batch at the end of its data.
         return model.fit(batches(), steps_per_epoch=4, verbose=0).history
 
     both(run)
 
 
-def test_a_dtensor_dataset():
+def test_dtensor_dataset_matches_arrays():
     mesh = mesh_of(batch=2, model=2)
-    plain, spread = (
+    plain, mesh_model = (
         pairs.plain(pairs.dense_model),
         pairs.on_mesh(pairs.dense_model, mesh=mesh),
     )
@@ -330,10 +331,10 @@ def test_a_dtensor_dataset():
         dataset_already_batched=False,
         layouts=(layout_of(mesh, "batch", None), layout_of(mesh, "batch")),
     )
-    for model, source in ((plain, data.batch(8)), (spread, on_mesh)):
+    for model, source in ((plain, data.batch(8)), (mesh_model, on_mesh)):
         model.compile("sgd", pairs.loss())
         model.fit(source, epochs=2, verbose=0)
-    pairs.assert_same_weights(plain, spread)
+    pairs.assert_same_weights(plain, mesh_model)
 
 
 class Subclassed(keras.Model):
@@ -346,19 +347,19 @@ class Subclassed(keras.Model):
         return self.d2(self.d1(x))
 
 
-def test_a_model_that_fit_builds():
+def test_model_that_fit_builds_matches_a_single_device():
     model = both(lambda model: pairs.fit(model), Subclassed)
     assert all(isinstance(v, MeshVariable) for v in model.variables)
 
 
-def test_predict_builds_and_fit_follows():
+def test_predict_may_build_the_model_before_fit():
     both(
         lambda model: (model.predict(X, verbose=0), pairs.fit(model)),
         Subclassed,
     )
 
 
-class OwnStep(Subclassed):
+class CustomStep(Subclassed):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -372,15 +373,15 @@ class OwnStep(Subclassed):
         return {"mine": value}
 
 
-def test_a_train_step_of_its_own():
+def test_custom_train_step_matches_a_single_device():
     def run(model):
         model.compile("adam")
         return model.fit(X, Y, shuffle=False, verbose=0).history
 
-    both(run, OwnStep)
+    both(run, CustomStep)
 
 
-def test_running_eagerly():
+def test_run_eagerly_matches_a_single_device():
     def run(model):
         model.compile(
             "adam", pairs.loss(), metrics=["accuracy"], run_eagerly=True
@@ -390,7 +391,7 @@ def test_running_eagerly():
     both(run)
 
 
-def test_several_inputs_and_outputs():
+def test_several_inputs_and_outputs_match_a_single_device():
     def make():
         a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
         x = keras.layers.Dense(16, name="d1")(
@@ -421,7 +422,7 @@ def test_several_inputs_and_outputs():
     both(run, make)
 
 
-def test_a_frozen_layer_stays():
+def test_frozen_layer_does_not_change():
     def run(model):
         model.layers[0].trainable = False
         before = model.layers[0].kernel.numpy()
@@ -432,7 +433,7 @@ def test_a_frozen_layer_stays():
     both(run)
 
 
-def test_a_layer_frozen_in_the_scope_trains_once_it_is_thawed():
+def test_layer_frozen_in_the_scope_trains_after_unfreezing():
     def make():
         model = pairs.dense_model()
         model.layers[0].trainable = False
@@ -451,7 +452,7 @@ def test_a_layer_frozen_in_the_scope_trains_once_it_is_thawed():
 
 
 class TwoOptimizers(keras.Model):
-    """A GAN: no `call`, parts that its step builds, a batch without y."""
+    """GAN without `call`; its step builds the parts and receives no labels."""
 
     def __init__(self):
         super().__init__()
@@ -478,10 +479,10 @@ class TwoOptimizers(keras.Model):
         score = keras.losses.BinaryCrossentropy(from_logits=True)
         noise = keras.random.normal(keras.ops.shape(real), seed=self.seeds)
         with tf.GradientTape(persistent=True) as tape:
-            made = self.judge(self.maker(noise), training=True)
+            generated = self.judge(self.maker(noise), training=True)
             seen = self.judge(real, training=True)
-            cheat = score(keras.ops.ones_like(made), made)
-            catch = score(keras.ops.zeros_like(made), made) + score(
+            cheat = score(keras.ops.ones_like(generated), generated)
+            catch = score(keras.ops.zeros_like(generated), generated) + score(
                 keras.ops.ones_like(seen), seen
             )
         for optimizer, value, part in (
@@ -495,12 +496,13 @@ class TwoOptimizers(keras.Model):
         return {"cheat": cheat, "catch": catch}
 
 
-def test_a_step_without_call_and_with_two_optimizers():
+def test_step_with_two_optimizers_and_without_call():
     def run(model):
         model.compile(
             keras.optimizers.Adam(1e-3), keras.optimizers.SGD(0.1, momentum=0.9)
         )
-        # The last batch has a trace, and must go on with the same slots.
+        # The last batch has a separate trace, which must continue with the same
+        # slots.
         return model.fit(X[:20], epochs=3, batch_size=8, verbose=0).history
 
     model = both(run, TwoOptimizers, axes={"maker.d1.kernel": (None, "model")})
@@ -512,8 +514,8 @@ def test_a_step_without_call_and_with_two_optimizers():
 
 
 def test_compiled_metrics_keep_their_state_between_traces():
-    # Metrics that a trace creates start anew with every trace: the last,
-    # smaller batch has a trace of its own.
+    # Metrics that are created during a trace are reset in every trace. The
+    # last, smaller batch has a separate trace.
     def run(model):
         model.compile(
             "sgd",
@@ -545,7 +547,7 @@ def test_compiled_metrics_keep_their_state_between_traces():
         )
     ],
 )
-def test_metrics(metric):
+def test_metric_matches_a_single_device(metric):
     def run(model):
         model.compile(
             "sgd", "mse", metrics=[metric()], weighted_metrics=["mae"]
@@ -559,13 +561,14 @@ def test_metrics(metric):
             verbose=0,
             sample_weight=np.arange(32) / 32,
         ).history
-        # By order: Keras numbers the names of metrics.
+        # Values are compared by order, because Keras numbers the names of
+        # metrics.
         return list(history.values()), model.evaluate(X, y, verbose=0)
 
     both(run)
 
 
-def test_dropout_draws_anew_each_step_and_keeps_the_rate():
+def test_dropout_draws_new_numbers_each_step_at_its_rate():
     model = pairs.on_mesh(
         lambda: keras.Sequential(
             [keras.Input((64,)), keras.layers.Dropout(0.25, seed=1)]
@@ -580,7 +583,7 @@ def test_dropout_draws_anew_each_step_and_keeps_the_rate():
         np.testing.assert_allclose(draw[draw != 0], 1 / 0.75, rtol=1e-6)
 
 
-def test_mixed_precision_keeps_its_numbers():
+def test_mixed_precision_matches_a_single_device():
     def make():
         return keras.Sequential(
             [
@@ -596,11 +599,12 @@ def test_mixed_precision_keeps_its_numbers():
         pairs.fit(model, epochs=3)["loss"]
         for model in (pairs.plain(make), pairs.on_mesh(make))
     ]
-    # bfloat16 has eight bits: sums in another order differ in the last.
+    # bfloat16 has eight bits of precision, so sums in another order differ in
+    # the last bit.
     np.testing.assert_allclose(*twice, atol=2e-2)
 
 
-def test_an_op_that_dtensor_lacks_is_computed_whole_in_a_metric():
+def test_unsupported_op_in_a_metric_is_replicated():
     results = []
     for model in (
         pairs.plain(pairs.dense_model),
@@ -615,7 +619,7 @@ def test_an_op_that_dtensor_lacks_is_computed_whole_in_a_metric():
     pairs.assert_alike(*results)
 
 
-def test_discretization_in_a_model_is_computed_whole():
+def test_discretization_in_a_model_is_replicated():
     def make():
         return keras.Sequential(
             [
@@ -646,9 +650,7 @@ def test_discretization_in_a_model_is_computed_whole():
         )
     ],
 )
-def test_preprocessing_gives_the_same_in_a_model_and_in_the_input(
-    layer, values
-):
+def test_preprocessing_matches_in_a_model_and_in_the_input(layer, values):
     def make(layers=()):
         return keras.Sequential(
             [
@@ -659,13 +661,13 @@ def test_preprocessing_gives_the_same_in_a_model_and_in_the_input(
         )
 
     on_host = pairs.on_mesh(lambda: make([layer()]), axes={})
-    inside, ours = layer(), layer()
+    inside, outside = layer(), layer()
     first = pairs.plain(lambda: make([inside]))
     keras.utils.set_random_seed(3)
     data = (
         tf.data.Dataset.from_tensor_slices((values, Y))
         .batch(8)
-        .map(lambda x, y: (ours(x), y))
+        .map(lambda x, y: (outside(x), y))
     )
     width = data.element_spec[0].shape[1:]
     second = pairs.on_mesh(
@@ -679,7 +681,7 @@ def test_preprocessing_gives_the_same_in_a_model_and_in_the_input(
     pairs.assert_alike(expected, pairs.fit(second, data, None, batch_size=None))
 
 
-def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
+def test_unsupported_op_in_a_loss_is_replicated():
     def loss(y, p):
         return -tf.reduce_sum(y * tf.one_hot(tf.math.argmax(p, -1), 4) * p)
 
@@ -696,7 +698,7 @@ def test_a_loss_that_dtensor_cannot_divide_is_computed_whole():
     pairs.assert_alike(*losses)
 
 
-def test_after_a_bad_label_training_goes_on():
+def test_training_continues_after_an_invalid_label():
     model = pairs.on_mesh(
         pairs.dense_model, axes={"d1.kernel": ("model", None)}
     )
@@ -711,7 +713,7 @@ def test_after_a_bad_label_training_goes_on():
     assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"]).all()
 
 
-def test_sparse_batches_are_refused():
+def test_sparse_batches_raise():
     model = pairs.on_mesh(pairs.dense_model)
     ragged = tf.ragged.constant([[1.0] * 8] * 4)
     with pytest.raises(TypeError, match="must consist of dense tensors"):
@@ -720,7 +722,7 @@ def test_sparse_batches_are_refused():
         )
 
 
-def test_a_weight_built_outside_the_scope_is_refused():
+def test_weight_built_outside_the_scope_raises():
     outside = keras.layers.Dense(4, name="outside")
     outside.build((None, 16))
     model = pairs.on_mesh(
@@ -745,7 +747,7 @@ def test_seeds_built_outside_the_scope_move_to_the_mesh():
     assert isinstance(dropout.seed_generator.state, MeshVariable)
 
 
-def test_the_batch_axis_may_be_named():
+def test_batch_axis_may_have_any_name():
     layout_map = tlm.LayoutMap(mesh_of(rows=2, columns=2))
     with tlm.layout_map_scope(layout_map, init="host", batch_dim="columns"):
         model = pairs.plain(pairs.dense_model)
@@ -753,7 +755,7 @@ def test_the_batch_axis_may_be_named():
     pairs.assert_alike(pairs.fit(pairs.plain(pairs.dense_model)), history)
 
 
-def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
+def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
     seen = []
     iterate = tf.data.Dataset.__iter__
     monkeypatch.setattr(
@@ -776,9 +778,9 @@ def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
         model.predict(data[0].map(lambda x, y: x) if data else X, verbose=0)
         return set(seen)
 
-    spread = pairs.on_mesh(pairs.dense_model)
-    assert runs(spread) == {False}
+    mesh_model = pairs.on_mesh(pairs.dense_model)
+    assert runs(mesh_model) == {False}
     own = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    assert runs(spread, own, None) == {None}
-    # Of another model, from now on.
+    assert runs(mesh_model, own, None) == {None}
+    # After training on a mesh, models without a mesh are unchanged.
     assert runs(pairs.plain(pairs.dense_model)) == {None}

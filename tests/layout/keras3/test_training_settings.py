@@ -1,4 +1,4 @@
-"""Settings of `compile` and `fit` mean on a mesh what they mean without."""
+"""Checks that settings of `compile` and `fit` work on a mesh as without one."""
 
 import keras
 import numpy as np
@@ -16,14 +16,14 @@ WEIGHTS = (np.arange(32) % 5 / 4).astype(np.float32)
 
 
 def both(run, make=pairs.dense_model, **tolerance):
-    """Runs `run(model)` on both models and compares numbers and weights."""
+    """Compares results and weights of both models; returns the mesh model."""
     first, second = pairs.plain(make), pairs.on_mesh(make)
     pairs.assert_alike(run(first), run(second), **tolerance)
     pairs.assert_same_weights(first, second, **tolerance)
     return second
 
 
-def test_sample_weights_of_arrays_and_of_a_dataset_whose_end_is_short():
+def test_sample_weights_of_arrays_and_of_an_uneven_dataset():
     def run(model):
         history = pairs.fit(
             model,
@@ -44,7 +44,7 @@ def test_sample_weights_of_arrays_and_of_a_dataset_whose_end_is_short():
     both(run)
 
 
-def test_a_validation_split_with_class_weights():
+def test_validation_split_with_class_weights_matches():
     def run(model):
         return pairs.fit(
             model,
@@ -60,7 +60,8 @@ def test_gradients_are_accumulated_over_batches():
     optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=3)
 
     def run(model):
-        # Four batches an epoch: an accumulation runs on into the next one.
+        # An epoch has four batches, so an accumulation continues in the next
+        # epoch.
         return pairs.fit(
             model,
             optimizer=keras.optimizers.Adam.from_config(optimizer.get_config()),
@@ -70,7 +71,7 @@ def test_gradients_are_accumulated_over_batches():
     both(run)
 
 
-def test_jit_compile_trains_to_the_same_numbers():
+def test_jit_compile_does_not_change_results():
     def run(model):
         model.compile(
             keras.optimizers.Adam(0.01), pairs.loss(), jit_compile=True
@@ -85,7 +86,7 @@ def test_jit_compile_trains_to_the_same_numbers():
     both(run)
 
 
-def test_moving_averages_replace_the_weights_at_the_end_of_fit():
+def test_moving_averages_replace_the_weights_after_fit():
     def run(model):
         before = [w.numpy() for w in model.weights]
         history = pairs.fit(
@@ -102,7 +103,7 @@ def test_moving_averages_replace_the_weights_at_the_end_of_fit():
     both(run)
 
 
-def test_the_callback_for_moving_averages_swaps_them_in_and_out():
+def test_swap_ema_weights_callback_swaps_weights():
     def run(model):
         return pairs.fit(
             model,
@@ -161,7 +162,7 @@ def test_constraints_hold_after_every_step():
 
 
 @pytest.mark.parametrize("kind", ["list", "dict"])
-def test_losses_and_weights_of_several_outputs(kind):
+def test_losses_and_loss_weights_of_several_outputs_match(kind):
     def make():
         inputs = keras.Input((8,))
         x = keras.layers.Dense(16, name="d1")(inputs)
@@ -199,7 +200,7 @@ def test_losses_and_weights_of_several_outputs(kind):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_scaled_loss_trains_as_without_a_scale(steps):
+def test_scaled_loss_matches_a_single_device(steps):
     def run(model):
         model.compile(
             keras.optimizers.LossScaleOptimizer(
@@ -242,17 +243,18 @@ def test_mixed_float16_scales_its_loss():
 
     models = []
     for model in (pairs.plain(float16_model), pairs.on_mesh(float16_model)):
-        # Keras looks at the policy of the model.
+        # Keras reads the policy of the model.
         model.dtype_policy = keras.mixed_precision.DTypePolicy("mixed_float16")
         models.append((model, run(model)))
-    # float16 has eleven bits; sums of devices come in another order.
+    # float16 has eleven bits of precision, and sums over devices have another
+    # order.
     pairs.assert_alike(models[0][1], models[1][1], rtol=4e-3, atol=4e-3)
     for model, _ in models:
         assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
         assert model.layers[0].kernel.dtype == "float32"
 
 
-def test_a_step_whose_scaled_gradients_overflow_is_skipped():
+def test_step_with_overflowing_scaled_gradients_is_skipped():
     def run(model):
         model.compile(
             keras.optimizers.LossScaleOptimizer(
@@ -269,7 +271,7 @@ def test_a_step_whose_scaled_gradients_overflow_is_skipped():
     assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**125
 
 
-def test_callbacks_that_write_files_write_the_same(tmp_path):
+def test_callbacks_write_the_same_files_as_a_single_device(tmp_path):
     kept = {}
 
     def run(model):
@@ -306,8 +308,8 @@ def test_callbacks_that_write_files_write_the_same(tmp_path):
     pairs.assert_same_weights(kept["plain"], kept["mesh"])
 
 
-def test_training_that_broke_off_resumes_where_it_was(tmp_path):
-    class BreakOff(keras.callbacks.Callback):
+def test_interrupted_training_resumes_at_the_same_epoch(tmp_path):
+    class Interrupt(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 2:
                 raise KeyboardInterrupt
@@ -316,9 +318,9 @@ def test_training_that_broke_off_resumes_where_it_was(tmp_path):
         kind = type(model.layers[0].kernel).__name__
         backup = keras.callbacks.BackupAndRestore(tmp_path / kind)
         with pytest.raises(KeyboardInterrupt):
-            pairs.fit(model, epochs=4, callbacks=[backup, BreakOff()])
-        whole = pairs.plain(pairs.dense_model)
-        expected = pairs.fit(whole, epochs=4)["loss"]
+            pairs.fit(model, epochs=4, callbacks=[backup, Interrupt()])
+        uninterrupted = pairs.plain(pairs.dense_model)
+        expected = pairs.fit(uninterrupted, epochs=4)["loss"]
         model.set_weights([np.zeros_like(w) for w in model.get_weights()])
         resumed = pairs.fit(model, epochs=4, callbacks=[backup])["loss"]
         np.testing.assert_allclose(resumed, expected[2:], **pairs.TOLERANCE)
@@ -327,7 +329,7 @@ def test_training_that_broke_off_resumes_where_it_was(tmp_path):
     both(run)
 
 
-def test_early_stopping_brings_the_best_weights_back():
+def test_early_stopping_restores_the_best_weights():
     def run(model):
         return pairs.fit(
             model,
@@ -348,8 +350,8 @@ def test_early_stopping_brings_the_best_weights_back():
     assert len(model.history.history["loss"]) < 8
 
 
-class OwnTestAndPredict(keras.Model):
-    """Steps of a user's own, all three of them, with a metric of its own."""
+class CustomSteps(keras.Model):
+    """Model with custom train, test and predict steps and a custom metric."""
 
     def __init__(self):
         super().__init__()
@@ -383,7 +385,7 @@ class OwnTestAndPredict(keras.Model):
         return {"p": tf.nn.softmax(self(x)), "top": tf.argmax(self(x), -1)}
 
 
-def test_steps_of_ones_own():
+def test_custom_steps_match_a_single_device():
     def run(model):
         model.compile(keras.optimizers.Adam(0.01), pairs.loss())
         history = model.fit(
@@ -401,11 +403,11 @@ def test_steps_of_ones_own():
             model.predict(X[:13], batch_size=8, verbose=0),
         )
 
-    both(run, OwnTestAndPredict)
+    both(run, CustomSteps)
 
 
 @pytest.mark.parametrize("how", ["eager", "function"])
-def test_a_loop_of_ones_own(how):
+def test_custom_loop_matches_a_single_device(how):
     mesh = mesh_of(batch=2, model=2)
 
     def run(model):

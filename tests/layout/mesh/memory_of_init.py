@@ -1,8 +1,9 @@
-"""Run by test_bytes_per_device: what it takes to make a large weight.
+"""Measures the memory that the creation of a large weight takes.
 
-Prints, in bytes, the weight, and by how much the process grew at its peak for
-the weight drawn on its devices, for Adagrad's slot, and for a weight drawn
-on the host. The eight logical devices share the memory of the process.
+`test_bytes_per_device` starts this program. It prints, in bytes, the size of
+the weight, and the peak growth of the process for the weight with sharded
+initialization, for Adagrad's slot, and for the weight with initialization on
+the host. The eight logical devices share the memory of the process.
 """
 
 import json
@@ -31,17 +32,19 @@ def make(num_rows, init):
 
 def build(optimizer, weight):
     optimizer.build([weight])
-    # Variables get their values at their first use.
+    # Variables are initialized when they are first read.
     return [v.value.read_value() for v in optimizer.variables]
 
 
 def main():
     kept = []
-    for init in ("sharded", "host"):  # Code and kernels are loaded before.
+    # This loop loads code and kernels before the measurement.
+    for init in ("sharded", "host"):
         build(keras.optimizers.Adagrad(), make(64, init).embeddings)
     num_rows = 1 << 15
-    grown = {"whole": 4 * DIM * num_rows}
-    # What is freed would be taken again, uncounted: all is kept.
+    grown = {"total": 4 * DIM * num_rows}
+    # All objects are kept, because freed memory would be reused without being
+    # counted.
     grown["sharded"] = peak_memory.extra_bytes(
         lambda: kept.append(make(num_rows, "sharded"))
     )

@@ -1,4 +1,4 @@
-"""A step that fails in its backward pass has written nothing, on no device."""
+"""Checks that a step that fails in its backward pass writes nothing."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 
-import tf_keras  # isort: skip - looked for among what a program imported.
+import tf_keras  # isort: skip - must be imported before the scope is used.
 
 dtensor = tf.experimental.dtensor
 
@@ -19,8 +19,8 @@ BAD[-1] = 1e6
 
 
 @tf.custom_gradient
-def fussy(x):
-    """`x`; its gradient fails on devices that hold a large number."""
+def with_failing_gradient(x):
+    """Returns `x`; its gradient raises on devices that hold a large number."""
 
     def gradient(dy):
         ids = tf.cast(tf.reduce_max(x, axis=-1) > 1000.0, tf.int32) * 99
@@ -30,26 +30,26 @@ def fussy(x):
 
 
 def make(layers, base):
-    class Fussy(base):
+    class FailingGradient(base):
         def call(self, x):
-            return fussy(x)
+            return with_failing_gradient(x)
 
     return [
         layers.Dense(16, activation="relu", name="d1"),
-        Fussy(),
+        FailingGradient(),
         layers.BatchNormalization(),
         layers.Dropout(0.2),
         layers.Dense(4, name="d2"),
     ]
 
 
-def of_keras():
+def keras_model():
     return keras.Sequential(
         [keras.Input((8,)), *make(keras.layers, keras.layers.Layer)]
     )
 
 
-def of_tf_keras():
+def tf_keras_model():
     return tf_keras.Sequential(
         [tf_keras.Input((8,)), *make(tf_keras.layers, tf_keras.layers.Layer)]
     )
@@ -64,8 +64,8 @@ def on_mesh(function):
         return function(), mesh
 
 
-def parts(variables):
-    """What each device holds of each variable."""
+def shards_of(variables):
+    """Returns the shards of each variable."""
     found = []
     for variable in variables:
         value = getattr(variable, "value", variable)
@@ -74,13 +74,13 @@ def parts(variables):
     return found
 
 
-def assert_untouched(before, variables):
-    for a, b in zip(before, parts(variables), strict=True):
+def assert_unchanged(before, variables):
+    for a, b in zip(before, shards_of(variables), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_fit_of_keras_writes_nothing():
-    model, _ = on_mesh(of_keras)
+def test_failed_step_of_keras_fit_writes_nothing():
+    model, _ = on_mesh(keras_model)
     model.compile(
         keras.optimizers.AdamW(0.03, use_ema=True),
         pairs.loss(),
@@ -94,26 +94,26 @@ def test_fit_of_keras_writes_nothing():
         *model.metrics_variables,
     ]
     model.reset_metrics()
-    before = parts(variables)
+    before = shards_of(variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         model.train_on_batch(BAD, Y)
-    assert_untouched(before, variables)
+    assert_unchanged(before, variables)
     losses = [model.train_on_batch(X, Y)[0] for _ in range(8)]
     assert losses[-1] < losses[0]
 
 
-def test_fit_of_tf_keras_writes_nothing():
-    model, _ = on_mesh(of_tf_keras)
+def test_failed_step_of_tf_keras_fit_writes_nothing():
+    model, _ = on_mesh(tf_keras_model)
     model.compile(
         tf_keras.optimizers.AdamW(0.03, use_ema=True),
         tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     model.train_on_batch(X, Y)
     variables = [*model.weights, *model.optimizer.variables]
-    before = parts(variables)
+    before = shards_of(variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         model.train_on_batch(BAD, Y)
-    assert_untouched(before, variables)
+    assert_unchanged(before, variables)
     losses = [model.train_on_batch(X, Y) for _ in range(8)]
     assert losses[-1] < losses[0]
 
@@ -123,8 +123,8 @@ def test_fit_of_tf_keras_writes_nothing():
     [tf.function(autograph=False), lambda step: step],
     ids=["traced", "eager"],
 )
-def test_a_loop_of_ones_own_writes_nothing_where_gradients_are_applied(run):
-    model, mesh = on_mesh(of_keras)
+def test_failed_step_of_a_custom_loop_writes_nothing(run):
+    model, mesh = on_mesh(keras_model)
     optimizer = keras.optimizers.AdamW(0.01)
     optimizer.build(model.trainable_variables)
 
@@ -155,15 +155,15 @@ def test_a_loop_of_ones_own_writes_nothing_where_gradients_are_applied(run):
 
     first = train(X)
     variables = [*model.trainable_variables, *optimizer.variables]
-    before = parts(variables)
+    before = shards_of(variables)
     with pytest.raises(tf.errors.OpError):
         train(BAD)
-    assert_untouched(before, variables)
+    assert_unchanged(before, variables)
     assert train(X) < first
 
 
 class TwoSteps(keras.Model):
-    """Writes state that it reads again, and trains in two phases."""
+    """Model whose step reads state that it wrote and trains in two phases."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,8 @@ class TwoSteps(keras.Model):
                 loss = self.compute_loss(y=y, y_pred=self(x))
             variables = layer.trainable_variables
             optimizer.apply(tape.gradient(loss, variables), variables)
-        # By hand: the next reading is that of a variable that tapes watch.
+        # The step updates the bias without an optimizer, because the next read
+        # must be a read of a variable that gradient tapes watch.
         self.d2.bias.assign(self.d2.bias * 0.5)
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x))
@@ -194,7 +195,7 @@ class TwoSteps(keras.Model):
         return {"loss": loss, "calls": self.calls + 0.0}
 
 
-def test_what_a_step_writes_is_read_by_the_rest_of_the_step():
+def test_values_written_in_a_step_are_read_later_in_the_step():
     models = []
     for wrap in (pairs.plain, lambda function: on_mesh(function)[0]):
         model = wrap(TwoSteps)

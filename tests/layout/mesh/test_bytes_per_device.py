@@ -1,4 +1,4 @@
-"""What each of eight devices really holds: weighed, not planned."""
+"""Measures the bytes that each of eight devices holds."""
 
 import collections
 import json
@@ -29,23 +29,23 @@ IDS = np.random.default_rng(0).integers(0, NUM_ROWS, (32, 3))
 FEATURES = np.random.default_rng(0).normal(size=(32, DIM)).astype(np.float32)
 
 
-def weigh(variable):
-    """Bytes on each device of one variable on a mesh."""
+def bytes_of(variable):
+    """Returns the bytes that each device holds of one variable on a mesh."""
     held = collections.Counter()
     for part in dtensor.unpack(variable.value.read_value()):
         held[part.device] += part.numpy().nbytes
     return held
 
 
-def assert_divided(variables, shares):
-    """Weighs `variables` together: at most 1/n of them, and 5 %, each."""
-    held, whole = collections.Counter(), 0
+def assert_sharded(variables, shares):
+    """Checks that no device holds more than 1.05/`shares` of all bytes."""
+    held, total = collections.Counter(), 0
     for variable in variables:
-        held.update(weigh(variable))
-        whole += variable.numpy().nbytes
+        held.update(bytes_of(variable))
+        total += variable.numpy().nbytes
     assert len(held) == 8
-    assert max(held.values()) <= whole / shares * 1.05
-    assert sum(held.values()) >= whole  # Nothing is missing.
+    assert max(held.values()) <= total / shares * 1.05
+    assert sum(held.values()) >= total  # Together, the devices hold every byte.
 
 
 def trained(layers, axes, sizes, x, optimizer, init):
@@ -78,7 +78,7 @@ def slots_of(model, weight):
     [(None, "model"), ("model", None), ("batch", "model"), ("batch", None)],
     ids=str,
 )
-def test_a_weight_and_its_slots_are_divided_by_their_axes(sizes, axes, init):
+def test_weight_and_its_slots_are_sharded_over_their_axes(sizes, axes, init):
     model = trained(
         lambda: [keras.layers.Dense(32, use_bias=False, name="d")],
         {"d.kernel": axes},
@@ -92,12 +92,12 @@ def test_a_weight_and_its_slots_are_divided_by_their_axes(sizes, axes, init):
     slots = slots_of(model, kernel)
     assert len(slots) == 2
     shares = int(np.prod([sizes[axis] for axis in axes if axis]))
-    assert_divided([kernel, *slots], shares)
+    assert_sharded([kernel, *slots], shares)
 
 
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")], ids=str)
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
-def test_a_stock_embedding_is_divided_by_rows_and_by_columns(rule, axes):
+def test_keras_embedding_is_sharded_by_rows_and_by_columns(rule, axes):
     model = trained(
         lambda: [keras.layers.Embedding(NUM_ROWS, DIM, name="e")],
         {"e.embeddings": axes},
@@ -110,7 +110,7 @@ def test_a_stock_embedding_is_divided_by_rows_and_by_columns(rule, axes):
     table = model.layers[0].embeddings
     slots = slots_of(model, table)
     assert len(slots) == {"sgd": 0, "adagrad": 1, "adam": 2}[rule]
-    assert_divided([table, *slots], 4)
+    assert_sharded([table, *slots], 4)
 
 
 @pytest.mark.parametrize("sizes", ["2x4", "1x8"])
@@ -119,7 +119,7 @@ def test_a_stock_embedding_is_divided_by_rows_and_by_columns(rule, axes):
     [rules.SGD(0.1), rules.Adagrad(0.1), rules.Adam(0.1)],
     ids=lambda rule: type(rule).__name__,
 )
-def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
+def test_sharded_embedding_is_sharded_by_rows(rule, sizes):
     model = trained(
         lambda: [
             tlm.layers.ShardedEmbedding(NUM_ROWS, DIM, optimizer=rule, name="e")
@@ -134,15 +134,16 @@ def test_a_table_that_trains_itself_is_divided_by_rows(rule, sizes):
     layer = model.layers[0]
     slots = list(layer.optimizer.slots.values())
     assert len(slots) == len(rule._slot_names())
-    assert_divided([layer.embeddings, *slots], MESHES[sizes]["model"])
+    assert_sharded([layer.embeddings, *slots], MESHES[sizes]["model"])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
     not peak_memory.is_available(), reason="this system does not count peaks"
 )
-def test_no_whole_copy_is_made_on_the_way_to_a_weight_and_its_slot():
-    # In a process of its own: what others have freed would not be counted.
+def test_weight_and_its_slot_are_created_without_a_full_copy():
+    # A new process is used, because memory that earlier tests freed would be
+    # reused without being counted.
     run = subprocess.run(
         [sys.executable, "-m", "tests.layout.mesh.memory_of_init"],
         cwd=ROOT,
@@ -153,9 +154,10 @@ def test_no_whole_copy_is_made_on_the_way_to_a_weight_and_its_slot():
     )
     assert run.returncode == 0, run.stderr
     grown = json.loads(run.stdout.splitlines()[-1])
-    whole = grown["whole"]
-    # All devices hold it together, in this process, and one shard more.
-    assert whole <= grown["sharded"] <= whole * (1 + 1 / 8)
-    assert whole <= grown["slot"] <= whole * (1 + 1 / 8)
-    # The yardstick sees a copy where one is made.
-    assert grown["host"] >= 2 * whole
+    total = grown["total"]
+    # All devices belong to this process and together hold the weight. One more
+    # shard may be needed temporarily.
+    assert total <= grown["sharded"] <= total * (1 + 1 / 8)
+    assert total <= grown["slot"] <= total * (1 + 1 / 8)
+    # The measurement detects the copy that is made on the host.
+    assert grown["host"] >= 2 * total

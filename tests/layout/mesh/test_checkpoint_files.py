@@ -1,4 +1,4 @@
-"""Checkpoints by DTensor's device for files, as its documentation has them."""
+"""Checks checkpoints with the I/O device that DTensor's documentation uses."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ FEATURES = np.ones((8, 4), np.float32)
 
 
 def d_variable(scale):
-    """One that the program makes itself."""
+    """Returns a DVariable that the program creates itself."""
     layout = layout_of(mesh_of(batch=2, model=2), "batch", "model")
     return dtensor.DVariable(tlm.layout.to_mesh(scale * VALUES, layout))
 
@@ -31,17 +31,19 @@ def model(version, scale):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d1.kernel"] = layout_of(mesh, None, "model")
     with tlm.layout_map_scope(layout_map):
-        made = version.Sequential(
+        trained_model = version.Sequential(
             [version.layers.Dense(4, name="d1"), version.layers.Dense(1)]
         )
-    made.compile("adam", "mse")
-    made.fit(FEATURES * scale, FEATURES[:, :1], batch_size=4, verbose=0)
-    return made
+    trained_model.compile("adam", "mse")
+    trained_model.fit(
+        FEATURES * scale, FEATURES[:, :1], batch_size=4, verbose=0
+    )
+    return trained_model
 
 
 def everything(scale):
     return tf.train.Checkpoint(
-        theirs=d_variable(scale),
+        dvariable=d_variable(scale),
         table=table(scale),
         plain=tf.Variable(scale * VALUES),
         keras=model(keras, scale),
@@ -50,11 +52,11 @@ def everything(scale):
 
 
 def values(held):
-    """All numbers, in one array."""
+    """Returns all values in one array."""
     found = (
         [held]
         if not isinstance(held, tf.train.Checkpoint)
-        else [held.theirs, held.table, held.plain, held.keras, held.tf_keras]
+        else [held.dvariable, held.table, held.plain, held.keras, held.tf_keras]
     )
     flat = []
     for one in found:
@@ -82,7 +84,7 @@ MAKERS = {"DVariable": d_variable, "ShardedVariable": table, "all": everything}
 
 
 @pytest.fixture
-def by_dtensor():
+def dtensor_options():
     tlm.layout.to_mesh(VALUES, layout_of(mesh_of(x=1), None, None))
     return tf.train.CheckpointOptions(
         experimental_io_device=dtensor.device_name()
@@ -91,42 +93,44 @@ def by_dtensor():
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("verbs", [("save", "restore"), ("write", "read")])
-def test_dtensors_device_writes_and_reads(make, verbs, by_dtensor, tmp_path):
+def test_dtensor_device_writes_and_reads_checkpoints(
+    make, verbs, dtensor_options, tmp_path
+):
     saved, restored = make(2.0), make(0.5)
     assert not np.array_equal(values(saved), values(restored))
     checkpoints = [tf.train.Checkpoint(x=x) for x in (saved, restored)]
     path = getattr(checkpoints[0], verbs[0])(
-        str(tmp_path / "c"), options=by_dtensor
+        str(tmp_path / "c"), options=dtensor_options
     )
     getattr(checkpoints[1], verbs[1])(
-        path, options=by_dtensor
+        path, options=dtensor_options
     ).assert_consumed()
     np.testing.assert_array_equal(values(saved), values(restored))
-    # Nothing that the program gave is changed.
-    assert by_dtensor.experimental_io_device == dtensor.device_name()
+    # The options object of the program is unchanged.
+    assert dtensor_options.experimental_io_device == dtensor.device_name()
 
 
-def test_one_file_holds_what_is_on_a_mesh_and_what_is_not(tmp_path):
+def test_one_checkpoint_holds_mesh_and_host_variables(tmp_path):
     saved, restored = everything(2.0), everything(0.5)
     path = tf.train.Checkpoint(x=saved).write(str(tmp_path / "c"))
     tf.train.Checkpoint(x=restored).read(path).assert_consumed()
     np.testing.assert_array_equal(values(saved), values(restored))
     np.testing.assert_array_equal(
         tf.train.load_checkpoint(path).get_tensor(
-            "x/theirs/.ATTRIBUTES/VARIABLE_VALUE"
+            "x/dvariable/.ATTRIBUTES/VARIABLE_VALUE"
         ),
         2 * VALUES,
     )
 
 
-def test_a_trained_model_of_tf_keras_is_exported(by_dtensor, tmp_path):
+def test_tf_keras_model_is_exported(dtensor_options, tmp_path):
     trained = model(tf_keras, 2.0)
     tf.saved_model.save(
         trained,
         str(tmp_path),
         options=(
             tf.saved_model.SaveOptions(
-                experimental_io_device=by_dtensor.experimental_io_device
+                experimental_io_device=dtensor_options.experimental_io_device
             )
         ),
     )
@@ -135,10 +139,10 @@ def test_a_trained_model_of_tf_keras_is_exported(by_dtensor, tmp_path):
         np.testing.assert_array_equal(tlm.layout.to_host(a), b.numpy())
 
 
-def test_weights_of_tf_keras_are_saved_as_its_guide_says(by_dtensor, tmp_path):
+def test_tf_keras_weights_are_saved_as_in_the_guide(dtensor_options, tmp_path):
     saved, restored = model(tf_keras, 2.0), model(tf_keras, 0.5)
-    saved.save_weights(str(tmp_path / "w"), options=by_dtensor)
-    restored.load_weights(str(tmp_path / "w"), options=by_dtensor)
+    saved.save_weights(str(tmp_path / "w"), options=dtensor_options)
+    restored.load_weights(str(tmp_path / "w"), options=dtensor_options)
     for a, b in zip(saved.weights, restored.weights):
         np.testing.assert_array_equal(
             tlm.layout.to_host(a), tlm.layout.to_host(b)
@@ -148,7 +152,7 @@ def test_weights_of_tf_keras_are_saved_as_its_guide_says(by_dtensor, tmp_path):
 @pytest.mark.parametrize(
     "make", [d_variable, lambda scale: model(keras, scale)]
 )
-def test_a_dtensor_checkpoint_takes_variables_as_it_knows_them(make, tmp_path):
+def test_dtensor_checkpoint_saves_and_restores_variables(make, tmp_path):
     saved, restored = make(2.0), make(0.5)
     mesh = mesh_of(batch=2, model=2)
     path = dtensor.DTensorCheckpoint(mesh, x=saved).save(str(tmp_path / "c"))
@@ -156,11 +160,11 @@ def test_a_dtensor_checkpoint_takes_variables_as_it_knows_them(make, tmp_path):
     np.testing.assert_array_equal(values(saved), values(restored))
 
 
-def test_a_variable_that_is_saved_in_bfloat16_still_is(by_dtensor, tmp_path):
+def test_save_as_bf16_is_respected(dtensor_options, tmp_path):
     saved, restored = d_variable(1.0), d_variable(0.0)
     saved.save_as_bf16 = restored.save_as_bf16 = True
     path = tf.train.Checkpoint(x=saved).write(
-        str(tmp_path / "c"), options=by_dtensor
+        str(tmp_path / "c"), options=dtensor_options
     )
     assert (
         tf.train.load_checkpoint(path).get_variable_to_dtype_map()[
@@ -172,7 +176,7 @@ def test_a_variable_that_is_saved_in_bfloat16_still_is(by_dtensor, tmp_path):
     np.testing.assert_array_equal(values(saved), values(restored))
 
 
-def test_another_device_writes_where_it_is_told(tmp_path):
+def test_other_io_device_is_respected(tmp_path):
     saved, restored = d_variable(2.0), d_variable(0.0)
     options = tf.train.CheckpointOptions(
         experimental_io_device="/job:localhost"

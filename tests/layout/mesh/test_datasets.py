@@ -1,4 +1,7 @@
-"""Batches of a DTensorDataset come once each, and the mesh stays usable."""
+"""Checks that a DTensorDataset yields each batch once.
+
+The mesh stays usable after the end of the data.
+"""
 
 import subprocess
 import sys
@@ -39,10 +42,10 @@ def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
         {"batch": 4, "model": 2},
     ],
 )
-def test_every_batch_comes_once_and_in_order_each_epoch(sizes, batch_dim):
+def test_each_epoch_yields_every_batch_once_and_in_order(sizes, batch_dim):
     mesh = mesh_of(**sizes)
-    # DTensor keeps a compiled function per mesh and shape, and takes it for
-    # batches of the same shape that are divided in another way.
+    # DTensor caches a compiled function per mesh and shape, and reuses it for
+    # batches of the same shape that are sharded in another way.
     size = 8 if batch_dim else 4
     data = tf.data.Dataset.from_tensor_slices(ROWS)
     for batched in (False, True):
@@ -60,7 +63,7 @@ def test_every_batch_comes_once_and_in_order_each_epoch(sizes, batch_dim):
             np.testing.assert_array_equal(np.concatenate(batches), ROWS)
 
 
-def test_a_rest_is_dropped_and_the_mesh_goes_on():
+def test_remainder_is_dropped_and_the_mesh_stays_usable():
     mesh = mesh_of(batch=2, model=2)
     dataset = dataset_of(tf.data.Dataset.from_tensor_slices(ROWS[:31]), mesh)
     assert len(list(dataset)) == 3
@@ -70,7 +73,7 @@ def test_a_rest_is_dropped_and_the_mesh_goes_on():
     np.testing.assert_array_equal(transfer.to_host(ones), np.ones(4))
 
 
-def test_data_without_an_end_goes_on():
+def test_infinite_data_is_supported():
     dataset = dataset_of(
         tf.data.Dataset.from_tensor_slices(ROWS).repeat(), mesh_of(batch=2)
     )
@@ -80,7 +83,7 @@ def test_data_without_an_end_goes_on():
     np.testing.assert_array_equal(transfer.to_host(last), ROWS[:8])
 
 
-def test_an_asserted_length_is_enough():
+def test_asserted_cardinality_is_sufficient():
     data = (
         tf.data.Dataset.from_tensor_slices(ROWS)
         .filter(lambda row: True)
@@ -102,8 +105,8 @@ UNKNOWN_LENGTH = """
 
 
 @pytest.mark.slow
-def test_the_end_of_data_of_unknown_length_is_an_error_with_the_remedy():
-    # In a process of its own: no mesh of it can be used after that.
+def test_end_of_data_of_unknown_length_raises():
+    # A new process is used, because its meshes are unusable after the error.
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(UNKNOWN_LENGTH)],
         timeout=120,
@@ -115,7 +118,7 @@ def test_the_end_of_data_of_unknown_length_is_an_error_with_the_remedy():
     assert "assert_cardinality(n)" in done.stdout
 
 
-def test_a_function_may_ask_for_batches():
+def test_function_may_iterate_over_batches():
     batches = iter(
         dataset_of(tf.data.Dataset.from_tensor_slices(ROWS), mesh_of(batch=2))
     )

@@ -1,4 +1,4 @@
-"""After a step that failed, everything on a mesh goes on."""
+"""Checks that a mesh stays usable after a step that failed."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def run(ids):
 @pytest.mark.parametrize(
     "read", [to_host, lambda x: x.numpy()], ids=["to_host", "numpy"]
 )
-def test_copies_and_moves_go_on_after_a_failed_step(read):
+def test_copies_and_relayouts_work_after_a_failed_step(read):
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         read(run([1, 2, 3, 99]))
     ones = np.ones(4, np.float32)
@@ -41,14 +41,14 @@ def test_copies_and_moves_go_on_after_a_failed_step(read):
     assert to_host(run([1, 2, 3, 4])) == 4
 
 
-def test_an_error_is_raised_where_the_step_is_called():
-    # Not at the next operation: that one has done nothing wrong.
+def test_error_is_raised_by_the_call_of_the_step():
+    # The error must not be raised by the next op, which is correct.
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         run([1, 2, 3, 99])
     assert to_host(run([1, 2, 3, 4])) == 4
 
 
-def test_many_steps_fail_and_the_process_lives():
+def test_process_survives_many_failed_steps():
     for _ in range(20):
         with pytest.raises(tf.errors.InvalidArgumentError):
             run([1, 99, 3, 99])

@@ -1,4 +1,4 @@
-"""Functions for a mesh are compiled without Grappler; others with it."""
+"""Checks that Grappler is off for functions on a mesh, and on for others."""
 
 import threading
 
@@ -35,7 +35,7 @@ def restored_options():
     )
 
 
-def test_it_is_off_inside_only_and_nested(mesh):
+def test_grappler_is_off_inside_nested_scopes_only(mesh):
     before = tf_private.function_call_options()
     with tlm.layout.default_mesh(mesh):
         assert without_grappler()
@@ -46,13 +46,13 @@ def test_it_is_off_inside_only_and_nested(mesh):
     assert not without_grappler()
 
 
-def test_an_error_restores_it(mesh):
+def test_error_restores_grappler(mesh):
     with pytest.raises(KeyError), tlm.layout.default_mesh(mesh):
         raise KeyError
     assert not without_grappler()
 
 
-def test_every_thread_has_its_own(mesh):
+def test_setting_is_per_thread(mesh):
     seen = []
     with tlm.layout.default_mesh(mesh):
         thread = threading.Thread(
@@ -63,7 +63,7 @@ def test_every_thread_has_its_own(mesh):
     assert seen == [False]
 
 
-def test_weights_are_drawn_without_it(mesh, monkeypatch):
+def test_weights_are_drawn_without_grappler(mesh, monkeypatch):
     seen = []
     dtensor = tf.experimental.dtensor
     call = dtensor.call_with_layout
@@ -84,14 +84,14 @@ def test_weights_are_drawn_without_it(mesh, monkeypatch):
 
 
 @pytest.mark.usefixtures("restored_options")
-def test_what_a_user_chose_is_kept(mesh):
+def test_option_set_by_the_user_is_kept(mesh):
     _optimizer.set_experimental_options({"auto_mixed_precision": True})
     with tlm.layout.default_mesh(mesh):
         assert not without_grappler()
 
 
 @pytest.mark.usefixtures("restored_options")
-def test_a_choice_made_inside_is_kept(mesh):
+def test_option_set_inside_the_scope_is_kept(mesh):
     with tlm.layout.default_mesh(mesh):
         _optimizer.set_experimental_options({"constant_folding": False})
     config = tf.compat.v1.ConfigProto.FromString(

@@ -1,4 +1,4 @@
-"""Variables on a mesh have names of their own, their handles have not."""
+"""Checks that names of variables on a mesh are not part of their handles."""
 
 import gc
 import weakref
@@ -19,7 +19,7 @@ def variable(name, value):
     )
 
 
-def test_the_operation_that_makes_a_handle_is_the_same_for_all_names():
+def test_handles_of_all_names_are_created_by_the_same_op():
     first, second = variable("first", 1.0), variable("second", 2.0)
     assert (first.name, second.name) == ("first:0", "second:0")
     for one in (first, second):
@@ -28,10 +28,10 @@ def test_the_operation_that_makes_a_handle_is_the_same_for_all_names():
         )
 
 
-def test_each_variable_has_a_value_of_its_own():
+def test_each_variable_has_a_separate_value():
     second = variable("one", 2.0)
 
-    def with_another():
+    def read_beside_another():
         first = variable("one", 1.0)
         first.assign_add(first + second)
         with default_mesh(MESH):
@@ -39,11 +39,11 @@ def test_each_variable_has_a_value_of_its_own():
         np.testing.assert_array_equal(to_host(first), [4] * 4)
         return weakref.ref(first)
 
-    end = with_another()
+    end = read_beside_another()
     gc.collect()
     assert end() is None
     np.testing.assert_array_equal(to_host(second), [-2] * 4)
 
 
-def test_variables_on_the_host_keep_their_name():
+def test_host_variables_keep_their_name():
     assert "counter" in repr(tf.Variable(1.0, name="counter").handle)

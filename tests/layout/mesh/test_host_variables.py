@@ -1,4 +1,7 @@
-"""Variables of the host in code for a mesh: written once, or refused."""
+"""Checks host variables in code for a mesh.
+
+An assignment is applied once, or raises an error.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ def function(f):
         ("assign_sub", 1 - VALUES),
     ],
 )
-def test_eager_code_writes_once(how, wanted):
+def test_eager_assignment_is_applied_once(how, wanted):
     for value in (VALUES, on_mesh()):
         variable = tf.Variable(tf.ones([4, 2]))
         with default_mesh(MESH):
@@ -39,7 +42,7 @@ def test_eager_code_writes_once(how, wanted):
 
 
 @pytest.mark.parametrize("how", ["assign", "assign_add", "assign_sub"])
-def test_a_function_for_the_mesh_is_refused_and_writes_nothing(how):
+def test_assignment_in_a_mesh_function_raises_and_writes_nothing(how):
     variable = tf.Variable(1.0, name="counter")
 
     def write(x):
@@ -63,7 +66,7 @@ def test_a_function_for_the_mesh_is_refused_and_writes_nothing(how):
     "name, wanted",
     [("AssignAddVariableOp", 4.0), ("AssignSubVariableOp", -2.0)],
 )
-def test_raw_operations_write_once_or_are_refused(name, wanted):
+def test_raw_op_writes_once_or_raises(name, wanted):
     variable = tf.Variable(1.0)
 
     def write(x):
@@ -88,7 +91,7 @@ def test_raw_operations_write_once_or_are_refused(name, wanted):
     assert variable.numpy() == 2 * wanted - 1
 
 
-def test_reading_is_right_in_each_step_and_gives_gradients():
+def test_each_step_reads_the_current_value_and_has_gradients():
     variable = tf.Variable(tf.fill([2], 3.0))
 
     @function
@@ -105,7 +108,7 @@ def test_reading_is_right_in_each_step_and_gives_gradients():
         np.testing.assert_array_equal(to_host(gradient), VALUES.sum(0))
 
 
-def test_functions_for_the_host_write_as_ever():
+def test_functions_for_the_host_write_as_without_a_mesh():
     variable = tf.Variable(0.0)
 
     def count(x):
@@ -119,7 +122,7 @@ def test_functions_for_the_host_write_as_ever():
     assert variable.numpy() == 4
 
 
-def test_variables_on_the_mesh_are_written_there():
+def test_mesh_variables_are_written_on_the_mesh():
     with default_mesh(MESH):
         made_there = tf.Variable(to_mesh(VALUES, layout_of(MESH, None, None)))
         function(lambda: made_there.assign_add(made_there))()

@@ -10,7 +10,7 @@ from tf_layoutmap.layout.mesh import shard_shapes
 MESH = {"batch": 2, "model": 4}
 
 
-def test_a_layout_that_fits_has_no_problems():
+def test_valid_layout_has_no_problems():
     assert shard_shapes.fit_problems((None, "model"), (3, 8), MESH) == []
     assert shard_shapes.fit_problems((), (), MESH) == []
 
@@ -35,7 +35,7 @@ def test_a_layout_that_fits_has_no_problems():
         ),
     ],
 )
-def test_each_problem_is_named(axes, shape, words):
+def test_each_problem_is_reported(axes, shape, words):
     problems = shard_shapes.fit_problems(axes, shape, MESH)
     assert len(problems) == 1
     pytest.raises(ValueError, _raise, problems[0]).match(words)
@@ -52,7 +52,7 @@ def _raise(text):
         [(None, None), ("batch", None), ("model", "batch"), (None, "model")]
     ),
 )
-def test_shards_cover_a_tensor_and_no_element_twice(rows, columns, axes):
+def test_shards_cover_each_element_exactly_once(rows, columns, axes):
     shape = (rows * 4, columns * 4)
     seen = np.zeros(shape, int)
     used = [a for a in axes if a]

@@ -7,7 +7,7 @@ from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.mesh import transfer
 
 
-def test_devices_that_hold_the_same_part_share_a_shard():
+def test_devices_with_the_same_values_have_the_same_shard():
     layout = layout_of(mesh_of(batch=2, model=2), None, "model")
     shards = transfer.unique_shards((3, 8), layout)
     assert [(s.bounds, s.devices) for s in shards] == [
@@ -16,13 +16,13 @@ def test_devices_that_hold_the_same_part_share_a_shard():
     ]
 
 
-def test_a_replicated_tensor_is_one_shard():
+def test_replicated_tensor_is_one_shard():
     layout = layout_of(mesh_of(batch=2, model=2), None)
     (shard,) = transfer.unique_shards((5,), layout)
     assert (shard.slices, shard.devices) == ((slice(0, 5),), [0, 1, 2, 3])
 
 
-def test_packed_shards_are_the_tensor():
+def test_packed_shards_equal_the_tensor():
     layout = layout_of(mesh_of(batch=2, model=2), "model", "batch")
     value = np.arange(24, dtype=np.float32).reshape(4, 6)
     shards = transfer.unique_shards(value.shape, layout)
@@ -37,7 +37,7 @@ def test_packed_shards_are_the_tensor():
 @pytest.mark.parametrize(
     "axes", [("batch", "model"), (None, "model"), ("batch", None), (None, None)]
 )
-def test_a_tensor_on_a_mesh_is_read_like_any_other(axes):
+def test_to_host_reads_tensors_with_any_layout(axes):
     value = np.arange(24, dtype=np.float32).reshape(4, 6)
     tensor = transfer.to_mesh(
         value, layout_of(mesh_of(batch=2, model=2), *axes)
@@ -52,7 +52,7 @@ def test_a_tensor_on_a_mesh_is_read_like_any_other(axes):
     assert np.array_equal(np.asarray(tensor, np.float64), value)
 
 
-def test_an_error_of_a_tensor_that_is_not_sharded_is_raised_as_it_is():
+def test_error_for_an_unsharded_tensor_is_raised_unchanged():
     def original(tensor):
         raise tf.errors.UnimplementedError(None, None, "as it is")
 

@@ -1,5 +1,7 @@
-"""Operations on a mesh give the numbers of plain TensorFlow, whatever the
-layouts before and behind them, or are refused."""
+"""Checks that ops on a mesh match plain TensorFlow or raise an error.
+
+Every case runs with many layouts of inputs and outputs.
+"""
 
 import itertools
 
@@ -34,11 +36,12 @@ def numbers(*shape, seed=0):
 
 
 def halves_swapped(x):
-    # Rotary embeddings do so. Slices follow the layout behind them.
+    # Rotary embeddings use this pattern. The slices have the layout that the
+    # next op requires.
     return tf.concat([-x[..., 4:], x[..., :4]], -1)
 
 
-def of_two_layers(x):
+def concat_of_two_layers(x):
     return tf.concat([tf.tanh(x * 2), tf.sin(x)], 1)
 
 
@@ -49,7 +52,7 @@ CASES = {
         numbers(4, 8),
         MATRIX,
     ),
-    "concat of features": (of_two_layers, numbers(4, 8), MATRIX),
+    "concat of features": (concat_of_two_layers, numbers(4, 8), MATRIX),
     "stack": (
         lambda x: tf.reshape(tf.stack([x, 2 * x], 1), [4, 16]),
         numbers(4, 8),
@@ -74,7 +77,7 @@ CASES = {
         QUAD,
     ),
 }
-# Which of them may not be refused with any layout.
+# Cases that must not raise for any layout.
 ALWAYS = {
     "concat of features",
     "concat of samples",
@@ -86,7 +89,7 @@ ALWAYS = {
 }
 
 
-def divided_at(dim, rank):
+def sharded_at(dim, rank):
     return tuple("model" if d == dim else None for d in range(rank))
 
 
@@ -95,7 +98,7 @@ def layouts_for(shape):
     yield (None,) * rank
     for dim, size in enumerate(shape):
         if size % 2 == 0:
-            yield divided_at(dim, rank)
+            yield sharded_at(dim, rank)
 
 
 def step_of(function, place):
@@ -110,7 +113,7 @@ def step_of(function, place):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_plain_tensorflow(name):
+def test_values_and_gradients_match_plain_tensorflow(name):
     function, x, before = CASES[name]
     shape = tuple(function(tf.constant(x)).shape)
     factors = numbers(*shape, seed=1)
@@ -118,8 +121,8 @@ def test_values_and_gradients_are_those_of_plain_tensorflow(name):
         tf.constant(x), tf.constant(factors)
     )
     refused = 0
-    for axes, behind in itertools.product(before, layouts_for(shape)):
-        layout = layout_of(MESH, *behind)
+    for axes, after in itertools.product(before, layouts_for(shape)):
+        layout = layout_of(MESH, *after)
         step = tf.function(
             step_of(function, lambda y, to=layout: dtensor.relayout(y, to)),
             autograph=False,
@@ -134,9 +137,10 @@ def test_values_and_gradients_are_those_of_plain_tensorflow(name):
             continue
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
-                to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {behind}"
+                to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {after}"
             )
-    # Refusals are no wrong numbers, but they are not what is tested either.
+    # A layout that raises an error compares no values, so few errors are
+    # allowed.
     assert refused <= (0 if name in ALWAYS else 12), refused
 
 
@@ -148,15 +152,15 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_what_comes_behind_moves_a_mesh_axis_rightly(name):
-    # DTensor moves it by itself, without a `relayout` in the program.
+def test_next_op_may_move_a_mesh_axis_to_another_dimension(name):
+    # DTensor inserts the relayout; the program does not call `relayout`.
     function, x, y = (
         PRODUCTS[name],
         numbers(4, 4, 4, 4),
         numbers(4, 4, 4, 4, seed=1),
     )
     factors = numbers(4, 4, 4, 4, seed=2)
-    places = [divided_at(dim, 4) for dim in range(4)]
+    places = [sharded_at(dim, 4) for dim in range(4)]
 
     def step(x, y, factors):
         with tf.GradientTape() as tape:
@@ -166,19 +170,19 @@ def test_what_comes_behind_moves_a_mesh_axis_rightly(name):
 
     wanted = step(*map(tf.constant, (x, y, factors)))
     right = 0
-    for before, behind in itertools.product(places, places):
+    for before, after in itertools.product(places, places):
         try:
             with default_mesh(MESH):
                 got = tf.function(step, autograph=False)(
                     to_mesh(x, layout_of(MESH, *before)),
                     to_mesh(y, layout_of(MESH, *before)),
-                    to_mesh(factors, layout_of(MESH, *behind)),
+                    to_mesh(factors, layout_of(MESH, *after)),
                 )
         except (tf.errors.OpError, UnsupportedByDTensorError):
-            continue  # Loud.
+            continue  # The error is explicit, so no values are compared.
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
-                to_host(mine), plain, 1e-4, 1e-5, err_msg=f"{before} {behind}"
+                to_host(mine), plain, 1e-4, 1e-5, err_msg=f"{before} {after}"
             )
         right += 1
     assert right >= 12, right
@@ -188,7 +192,7 @@ def product(equation):
     return lambda x, y: tf.einsum(equation, x, y)
 
 
-# Two dimensions are summed, in the product or in its gradients.
+# Two dimensions are summed, either in the product or in its gradients.
 SUMS = {
     **{
         equation: product(equation)
@@ -209,7 +213,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_mesh_axis_divides_different_dimensions_of_a_sum(name):
+def test_one_mesh_axis_may_shard_different_dimensions_of_a_sum(name):
     function = SUMS[name]
     ranks = {"abc,ac->b": (3, 2), "ab,cd->abcd": (2, 2)}.get(name, (3, 3))
     x, y = (numbers(*[4] * rank, seed=rank) for rank in ranks)
@@ -224,7 +228,7 @@ def test_a_mesh_axis_divides_different_dimensions_of_a_sum(name):
     wanted = step(*map(tf.constant, (x, y, factors)))
     for axes in itertools.product(
         *(
-            [divided_at(dim, rank) for dim in range(rank)]
+            [sharded_at(dim, rank) for dim in range(rank)]
             for rank in (*ranks, factors.ndim)
         )
     ):
@@ -259,7 +263,7 @@ EVERYWHERE = {
     ids=["traced", "eager"],
 )
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_step_is_right_wherever_it_runs(name, run, scope):
+def test_step_matches_plain_tensorflow_in_every_scope(name, run, scope):
     x = numbers(4, 4)
 
     def step(x):
@@ -278,8 +282,9 @@ def test_a_step_is_right_wherever_it_runs(name, run, scope):
             )
 
 
-def test_after_an_error_functions_are_traced_for_the_host_again():
-    # TensorFlow leaves its mesh set, and `tf.einsum` could be meant for it.
+def test_functions_are_traced_for_the_host_after_an_error():
+    # TensorFlow leaves its default mesh set after an error. `tf.einsum` must
+    # not be traced for that mesh.
     with pytest.raises(KeyError), dtensor.default_mesh(MESH):
         raise KeyError
     x = numbers(4, 4)
@@ -290,7 +295,7 @@ def test_after_an_error_functions_are_traced_for_the_host_again():
         pass
 
 
-def test_raw_operations_are_mended_as_well():
+def test_raw_ops_are_corrected():
     x = numbers(4, 8)
     layout = layout_of(MESH, None, "model")
 
@@ -317,7 +322,7 @@ def test_raw_operations_are_mended_as_well():
 @pytest.mark.parametrize(
     "dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 )
-def test_the_loss_of_class_numbers_where_classes_are_divided(dtype):
+def test_sparse_cross_entropy_with_sharded_classes(dtype):
     logits = tf.cast(numbers(8, 4), dtype)
     labels = np.arange(8) % 4
 
@@ -345,7 +350,7 @@ def test_the_loss_of_class_numbers_where_classes_are_divided(dtype):
         )
 
 
-def test_a_label_that_is_no_class_gives_nan_where_classes_are_divided():
+def test_out_of_range_label_gives_nan_with_sharded_classes():
     loss = tf.function(
         tf.nn.sparse_softmax_cross_entropy_with_logits, autograph=False
     )
@@ -360,18 +365,18 @@ def test_a_label_that_is_no_class_gives_nan_where_classes_are_divided():
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 6, 8), (2, 4, 2, 6, 8)])
-def test_a_mesh_axis_moves_to_any_other_dimension(shape):
+def test_mesh_axis_moves_to_any_other_dimension(shape):
     x, rank = numbers(*shape), len(shape)
     for here, there in itertools.permutations(range(rank), 2):
         now, then = (
-            layout_of(MESH, *divided_at(dim, rank)) for dim in (here, there)
+            layout_of(MESH, *sharded_at(dim, rank)) for dim in (here, there)
         )
         moved = dtensor.relayout(to_mesh(x, now), then)
         assert dtensor.fetch_layout(moved) == then
         np.testing.assert_array_equal(to_host(moved), x)
 
 
-def test_gradients_go_back_over_a_moved_axis():
+def test_gradients_flow_through_a_moved_axis():
     x = numbers(4, 2, 6, 8)
     now = layout_of(MESH, "batch", "model", None, None)
     then = layout_of(MESH, "batch", None, None, "model")
@@ -392,7 +397,7 @@ def test_gradients_go_back_over_a_moved_axis():
 @pytest.mark.parametrize(
     "here, there", list(itertools.permutations((1, 2, 3), 2))
 )
-def test_a_pinned_sample_is_whole_before_it_is_cut_elsewhere(here, there):
+def test_pinned_sample_is_gathered_before_it_is_resharded(here, there):
     x = numbers(4, 2, 6, 8)
     now, then = (
         layout_of(
@@ -415,7 +420,7 @@ def test_a_pinned_sample_is_whole_before_it_is_cut_elsewhere(here, there):
     np.testing.assert_allclose(to_host(gradient), 2 + x, 1e-5)
 
 
-def test_shapes_and_datasets_are_left_alone():
+def test_shapes_and_datasets_are_unchanged():
     with default_mesh(MESH):
         pairs = tf.data.Dataset.range(4).map(
             lambda i: tf.concat([[i], [i + 1]], 0)[::-1]
@@ -434,7 +439,7 @@ def test_shapes_and_datasets_are_left_alone():
     assert graph.outputs[0].shape[1:] == [2, 4]
 
 
-def test_a_loss_that_computes_shapes_is_left_alone():
+def test_loss_that_computes_shapes_matches_plain_tensorflow():
     labels = np.eye(4, dtype=np.float32)
     wanted = tf.nn.softmax_cross_entropy_with_logits(labels, numbers(4, 4))
     loss = tf.function(tf.nn.softmax_cross_entropy_with_logits, autograph=False)
@@ -446,7 +451,7 @@ def test_a_loss_that_computes_shapes_is_left_alone():
     np.testing.assert_allclose(to_host(got), wanted, 1e-5)
 
 
-def test_without_a_mesh_no_operation_is_added():
+def test_no_op_is_added_without_a_mesh():
     graph = (
         tf.function(halves_swapped)
         .get_concrete_function(tf.TensorSpec([4, 8]))
@@ -456,8 +461,8 @@ def test_without_a_mesh_no_operation_is_added():
 
 
 @pytest.mark.parametrize("data_format", ["N...C", "NC..."])
-def test_a_bias_of_any_dimension(data_format):
-    # DTensor took the last one for the channels.
+def test_bias_add_supports_both_data_formats(data_format):
+    # Plain DTensor treats the last dimension as the channels.
     x, last = numbers(4, 2, 8), data_format == "N...C"
     bias = numbers(8 if last else 2, seed=1)
 
@@ -487,7 +492,7 @@ def test_a_bias_of_any_dimension(data_format):
 
 @pytest.mark.parametrize("own", [None, "batch", "model"])
 @pytest.mark.parametrize("axes", [("batch", "model"), ("batch", None)])
-def test_a_bias_of_first_channels_leaves_the_layout_of_its_value(axes, own):
+def test_channels_first_bias_add_keeps_the_layout_of_its_value(axes, own):
     x, bias = numbers(4, 4, 2, 2), numbers(4)
     layout = layout_of(MESH, *axes, None, None)
     y = tf.nn.bias_add(

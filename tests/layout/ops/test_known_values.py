@@ -1,11 +1,14 @@
-"""What counts as a shape: never divided, so that DTensor still knows it."""
+"""Checks which tensors count as shapes.
+
+Shapes are never sharded, so that DTensor knows their values during tracing.
+"""
 
 import pytest
 import tensorflow as tf
 
 from tf_layoutmap.layout.ops.corrections import is_shape
 
-# What the gradients of transpositions and broadcasts are made with.
+# Ops that gradients of transpositions and broadcasts use.
 SHAPES = {
     "order": lambda x: tf.raw_ops.InvertPermutation(x=[1, 0]),
     "order of a rank": lambda x: tf.range(tf.rank(x))[::-1],
@@ -23,7 +26,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_is_computed_from_shapes_is_one(name):
+def test_value_computed_from_shapes_is_a_shape(name):
     @tf.function
     def trace(x):
         assert is_shape(SHAPES[name](x))

@@ -1,5 +1,7 @@
-"""Loops on a mesh give the numbers and gradients of plain TensorFlow, or are
-refused by a sentence; without a mesh they stay loops."""
+"""Checks that loops on a mesh match plain TensorFlow or raise an error.
+
+Loops outside of a mesh are not unrolled.
+"""
 
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ def step_of(function):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_agrees_with_plain_tensorflow(name):
+def test_loop_matches_plain_tensorflow(name):
     wanted = step_of(LOOPS[name])(tf.constant(X))
     with default_mesh(MESH):
         got = step_of(LOOPS[name])(to_mesh(X, layout_of(MESH, "batch", None)))
@@ -64,7 +66,7 @@ def test_a_loop_agrees_with_plain_tensorflow(name):
         np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
 
 
-def test_a_write_leaves_the_array_before_as_it_was():
+def test_write_does_not_change_the_previous_array():
     @tf.function(autograph=False)
     def step(x):
         first = tf.TensorArray(tf.float32, size=2).unstack(x[:2])
@@ -101,7 +103,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_cannot_be_unrolled_is_refused(sentence):
+def test_loop_that_cannot_be_unrolled_raises(sentence):
     with (
         pytest.raises((UnsupportedByDTensorError, IndexError), match=sentence),
         default_mesh(MESH),
@@ -109,7 +111,7 @@ def test_what_cannot_be_unrolled_is_refused(sentence):
         step_of(REFUSED[sentence])(to_mesh(X, layout_of(MESH, None, None)))
 
 
-def test_a_loop_that_ends_by_its_values_runs_without_arrays():
+def test_loop_with_data_dependent_end_runs_without_arrays():
     @tf.function(autograph=False)
     def step(x):
         return tf.while_loop(
@@ -121,7 +123,7 @@ def test_a_loop_that_ends_by_its_values_runs_without_arrays():
     np.testing.assert_allclose(got, step(tf.constant(X)), 1e-6)
 
 
-def test_without_a_mesh_loops_stay_loops():
+def test_loops_are_not_unrolled_without_a_mesh():
     graph = (
         step_of(LOOPS["scan"])
         .get_concrete_function(tf.TensorSpec([None, 8]))
@@ -137,8 +139,8 @@ def test_without_a_mesh_loops_stay_loops():
     np.testing.assert_allclose(next(rows.as_numpy_iterator()), X + 1.0)
 
 
-def test_going_backwards_in_a_loop_of_unknown_length_is_refused():
-    # It ended the process.
+def test_gradient_of_a_loop_of_unknown_length_raises():
+    # Without this error, DTensor ends the process.
     mesh = mesh_of(batch=2, model=2)
     x = to_mesh(np.ones((8, 4), np.float32), layout_of(mesh, "batch", "model"))
 

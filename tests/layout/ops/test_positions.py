@@ -1,5 +1,7 @@
-"""What counts positions of a whole tensor, in gradients above all, gives the
-numbers of plain TensorFlow wherever the tensor is divided."""
+"""Checks ops that use positions in the full tensor.
+
+Their values and gradients match plain TensorFlow for every layout.
+"""
 
 import keras
 import numpy as np
@@ -31,8 +33,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_plain_tensorflow(name):
-    # Used twice: layouts flow back into the gradient from there.
+def test_values_and_gradients_match_plain_tensorflow(name):
+    # `inner` is used twice, so that a layout propagates back into the gradient.
     def step(x, factors):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -66,9 +68,9 @@ def test_values_and_gradients_are_those_of_plain_tensorflow(name):
             )
 
 
-# As a metric has it; its gradient is refused.
+# Metrics use masks in this way. The gradient of a mask is not supported.
 @pytest.mark.parametrize("axes", [("batch", "model"), ("batch", None)])
-def test_a_mask_finds_what_it_finds_in_the_whole_tensor(axes):
+def test_boolean_mask_matches_plain_tensorflow(axes):
     def step(x):
         rows = tf.boolean_mask(x, x[:, 0] > 0)
         return (

@@ -1,4 +1,4 @@
-"""Random operations of TensorFlow: on a mesh the numbers of one device."""
+"""Checks that random ops draw the same numbers on a mesh as on one device."""
 
 import keras
 import numpy as np
@@ -10,13 +10,13 @@ from tests.layout import pairs
 from tests.layout.meshes import mesh_of
 from tests.layout.replication.test_replicated_ops import (
     COLUMNS,
-    Uses,
+    ApplyFunction,
     model_with,
 )
 
 _random = tf.random
 
-# Each draws for a batch of [n, 16].
+# Each function draws random numbers for a batch of shape [n, 16].
 DRAWS = {
     "normal": lambda x: x + _random.normal(tf.shape(x)),
     "normal, seeded": lambda x: x + _random.normal(tf.shape(x), seed=3),
@@ -42,13 +42,13 @@ DRAWS = {
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.filterwarnings("ignore:To ")
-def test_a_model_draws_and_trains_alike(name):
+def test_model_with_random_ops_matches_a_single_device(name):
     pairs.assert_trains_alike(
         lambda: model_with(DRAWS[name]), pairs.FEATURES, COLUMNS
     )
 
 
-DRAWN_ALONE = {
+DRAWN_WITHOUT_INPUT = {
     "RandomStandardNormal": lambda: _random.normal([64]),
     "RandomUniform": lambda: _random.uniform([64]),
     "RandomUniformInt": lambda: _random.uniform([64], 0, 99, tf.int32),
@@ -57,11 +57,15 @@ DRAWN_ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN_ALONE)
+@pytest.mark.parametrize("name", DRAWN_WITHOUT_INPUT)
 @pytest.mark.parametrize("traced", [True, False])
-def test_without_a_seed_all_devices_draw_the_same(name, traced):
+def test_all_devices_draw_the_same_numbers_without_a_seed(name, traced):
     mesh = mesh_of(batch=2, model=2)
-    draw = tf.function(DRAWN_ALONE[name]) if traced else DRAWN_ALONE[name]
+    draw = (
+        tf.function(DRAWN_WITHOUT_INPUT[name])
+        if traced
+        else DRAWN_WITHOUT_INPUT[name]
+    )
     tf.random.set_seed(None)
     with tlm.layout.default_mesh(mesh):
         drawn = [tf.experimental.dtensor.unpack(draw()) for _ in range(2)]
@@ -72,7 +76,7 @@ def test_without_a_seed_all_devices_draw_the_same(name, traced):
     assert np.any(drawn[0][0] != drawn[1][0])
 
 
-def test_outside_of_a_mesh_nothing_is_changed():
+def test_random_ops_outside_of_a_mesh_are_unchanged():
     tf.random.set_seed(7)
     first = _random.uniform([4])
     tf.random.set_seed(7)
@@ -81,14 +85,14 @@ def test_outside_of_a_mesh_nothing_is_changed():
     np.testing.assert_array_equal(_random.uniform([4]), first)
 
 
-def test_a_layer_that_draws_predicts_other_numbers_each_time():
+def test_layer_with_random_ops_draws_new_numbers_in_each_call():
     keras.utils.set_random_seed(1)
     model = pairs.on_mesh(
         lambda: keras.Sequential(
             [
                 keras.Input((8,)),
                 keras.layers.Dense(16, name="d1"),
-                Uses(DRAWS["normal"]),
+                ApplyFunction(DRAWS["normal"]),
             ]
         ),
         COLUMNS,

@@ -1,4 +1,4 @@
-"""Slices written out take what numpy takes."""
+"""Checks that expanded slices select the same elements as numpy."""
 
 import itertools
 
@@ -28,7 +28,7 @@ ENTRIES = [
 
 
 def packed(entries):
-    """What `x[entries]` becomes in TensorFlow: vectors and masks."""
+    """Returns the vectors and masks of TensorFlow for `x[entries]`."""
     begin, end, strides = [], [], []
     masks = dict.fromkeys(
         (
@@ -56,7 +56,7 @@ def packed(entries):
 
 
 @pytest.mark.parametrize("length", range(4))
-def test_they_take_what_numpy_takes(length):
+def test_expanded_slices_match_numpy(length):
     x = np.arange(4 * 3 * 5).reshape(4, 3, 5)
     for entries in itertools.product(ENTRIES, repeat=length):
         if entries.count(Ellipsis) > 1:
@@ -64,7 +64,7 @@ def test_they_take_what_numpy_takes(length):
         vectors, masks = packed(entries)
         parts, added = expand_slice(3, *vectors, **masks)
         parts = list(map(normalized, parts, x.shape))
-        taken = x[
+        selected = x[
             tuple(
                 slice(part.start, part.end, part.step)
                 if part.index is None
@@ -73,8 +73,10 @@ def test_they_take_what_numpy_takes(length):
             )
         ]
         for axis in added:
-            taken = np.expand_dims(taken, axis)
-        np.testing.assert_array_equal(taken, x[entries], err_msg=str(entries))
+            selected = np.expand_dims(selected, axis)
+        np.testing.assert_array_equal(
+            selected, x[entries], err_msg=str(entries)
+        )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_they_take_what_numpy_takes(length):
         (slice(1, None, -1), Ellipsis, slice(-2, None)),
     ],
 )
-def test_their_arguments_are_tensorflows(entries):
+def test_arguments_are_valid_for_strided_slice(entries):
     x = np.arange(4 * 3 * 5).reshape(4, 3, 5)
     vectors, masks = packed(entries)
     parts, _ = expand_slice(3, *vectors, **masks)
@@ -96,6 +98,6 @@ def test_their_arguments_are_tensorflows(entries):
     )
 
 
-def test_what_tensorflow_refuses_is_left_to_it():
+def test_slices_that_tensorflow_rejects_are_not_expanded():
     assert expand_slice(1, [0, 0], [1, 1], [1, 1]) is None
     assert expand_slice(2, [0, 0], [0, 0], [1, 1], ellipsis_mask=3) is None

@@ -1,5 +1,7 @@
-"""Slices on a mesh give plain TensorFlow's numbers, back and forth, and end no
-process."""
+"""Checks that slices on a mesh match plain TensorFlow.
+
+Values and gradients are compared. No slice ends the process.
+"""
 
 import keras
 import numpy as np
@@ -20,13 +22,13 @@ def numbers(*shape, seed=0):
 
 
 def compare(function, x, axes, *others):
-    """Compares values and gradients of `function` on the mesh and off it."""
+    """Compares values and gradients of `function` on the mesh and host."""
 
     def step(x, *others):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = function(x * 1.0, *others)
-            # Factors, so that a gradient at the wrong place is noticed.
+            # Distinct factors reveal a gradient at a wrong position.
             loss = tf.reduce_sum(
                 y * tf.reshape(tf.range(float(np.prod(shape))), shape)
             )
@@ -45,7 +47,7 @@ def compare(function, x, axes, *others):
         np.testing.assert_allclose(mine, plain, 1e-5, 1e-5, err_msg=str(axes))
 
 
-# With what plain DTensor did.
+# The comments name the signal with which plain DTensor ended the process.
 SLICES = {
     "v[None]": lambda x: x[0, 0][None],  # SIGSEGV
     "x[None]": lambda x: x[None],  # SIGSEGV
@@ -72,7 +74,7 @@ SLICES = {
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_every_mask_is_written_out(name):
+def test_every_kind_of_mask_is_supported(name):
     for axes in (
         ("batch", None, None),
         ("batch", None, "model"),
@@ -81,7 +83,7 @@ def test_every_mask_is_written_out(name):
         compare(SLICES[name], numbers(4, 4, 8), axes)
 
 
-def test_an_index_may_be_computed():
+def test_index_may_be_computed_in_the_step():
     for axes in (("batch", None), (None, "model")):
         compare(
             lambda x, i: x[:, i - 9, None] + x[:, None, i],
@@ -91,7 +93,7 @@ def test_an_index_may_be_computed():
         )
 
 
-def test_a_size_may_be_computed_from_shapes():
+def test_size_may_be_computed_from_shapes():
     for axes in (("batch", None), (None, "model")):
         compare(
             lambda x: x[:, None, : tf.shape(x)[1] // 2], numbers(8, 8), axes
@@ -112,8 +114,8 @@ def test_a_size_may_be_computed_from_shapes():
         ),
     ],
 )
-def test_a_computed_end_is_refused(take):
-    # DTensor takes nothing, without an error: sums are 0.
+def test_end_computed_in_the_step_raises(take):
+    # Plain DTensor selects nothing and reports no error: all sums are 0.
     with (
         default_mesh(MESH),
         pytest.raises(ValueError, match="must be known during tracing"),
@@ -124,7 +126,7 @@ def test_a_computed_end_is_refused(take):
         )
 
 
-def test_a_gradient_of_slices_is_an_operation_too():
+def test_raw_op_for_gradients_of_slices_is_supported():
     dy = numbers(4, 1, 2)
 
     def gradient(dy):
@@ -173,7 +175,7 @@ def test_a_gradient_of_slices_is_an_operation_too():
         (dict(begin=[1], end=[2], strides=[1], shrink_axis_mask=1), (8,)),
     ],
 )
-def test_slices_are_assigned(options, shape):
+def test_slices_can_be_assigned(options, shape):
     x, value = numbers(4, 8), numbers(*shape, seed=1)
 
     def update(x, value):
@@ -190,7 +192,7 @@ def test_slices_are_assigned(options, shape):
         np.testing.assert_array_equal(to_host(got), update(x, value))
 
 
-def test_slices_are_the_same_eagerly():
+def test_eager_slices_match_plain_tensorflow():
     x = numbers(4, 8)
     y = to_mesh(x, layout_of(MESH, "batch", "model"))
     with default_mesh(MESH):
@@ -202,7 +204,7 @@ def test_slices_are_the_same_eagerly():
             np.testing.assert_array_equal(to_host(got), wanted)
 
 
-def test_what_is_out_of_range_is_refused_as_ever():
+def test_out_of_range_slices_raise_as_in_plain_tensorflow():
     @tf.function(autograph=False)
     def step(x):
         return x[None, 4]
@@ -217,7 +219,7 @@ def test_what_is_out_of_range_is_refused_as_ever():
 
 
 class Masked(keras.layers.Layer):
-    """Adds positions to its input, and takes what a mask leaves."""
+    """Layer that adds dimensions to its input and applies a boolean mask."""
 
     def call(self, x):
         steps = tf.range(6.0)[None, :]
@@ -226,7 +228,7 @@ class Masked(keras.layers.Layer):
         return x * inside[..., None] + keras.ops.arange(8.0)[None, None]
 
 
-def test_a_model_with_new_dimensions_trains():
+def test_model_that_adds_dimensions_trains():
     pairs.assert_trains_alike(
         lambda: pairs.sequential(
             (6, 8), keras.layers.Dense(8, name="d1"), Masked()

@@ -1,9 +1,11 @@
-"""Two processes that are given, or do, different things; started by a test.
+"""Cases in which two processes receive different data or act differently.
+
+A test starts this program in both processes:
 
     python -m tests.layout.processes.process_programs [CASE ...]
 
-The KERAS_DISTRIBUTION_* variables of its environment say which one it is.
-Prints a line of JSON: of each case what `fit` said, or the error.
+The KERAS_DISTRIBUTION_* environment variables select the process. The program
+prints one line of JSON: for each case, the result of `fit` or the error.
 """
 
 import json
@@ -32,9 +34,9 @@ dtensor = tf.experimental.dtensor
 
 AXES = {"d2.kernel": (None, "model")}
 X, Y = pairs.FEATURES, pairs.LABELS
-# Of the process that waits for one that does not come in time.
+# Deadline of the process that waits for a process that arrives too late.
 DEADLINE_SECONDS = 3
-# Of all others: a busy machine may take this long for a step.
+# Deadline in all other cases; a step may take this long on a busy machine.
 PATIENT_SECONDS = 60
 
 
@@ -48,13 +50,13 @@ def mesh_of(*axes):
     )
 
 
-def by_batch(me):
-    """A model and mesh whose batch axis runs across the processes."""
+def sharded_by_batch(me):
+    """Returns a model on a mesh whose batch axis spans both processes."""
     return pairs.on_mesh(make, AXES, mesh_of("batch", "model"))
 
 
-def by_weights(me):
-    """The same with the model axis across the processes."""
+def sharded_by_weights(me):
+    """Returns the model on a mesh whose model axis spans both processes."""
     return pairs.on_mesh(make, AXES, mesh_of("model", "batch"))
 
 
@@ -70,15 +72,18 @@ def fit(model, x=X, y=Y, *, optimizer=None, **options):
 
 
 def fewer_batches(me):
-    """Four batches in one process, three in the other, in two epochs."""
+    """Trains two epochs, with 4 batches in one process and 3 in the other."""
     size = 24 if me else 32
     return fit(
-        by_batch(me), X[:size], Y[:size], validation_data=(X[:size], Y[:size])
+        sharded_by_batch(me),
+        X[:size],
+        Y[:size],
+        validation_data=(X[:size], Y[:size]),
     )
 
 
 def fewer_batches_of_a_dataset(me):
-    """The same, where Keras does not know how many there are."""
+    """Trains with fewer batches in one process; Keras has no batch count."""
     size = 32 if me else 24
     data = tf.data.Dataset.from_generator(
         lambda: ((X[i : i + 8], Y[i : i + 8]) for i in range(0, size, 8)),
@@ -87,28 +92,28 @@ def fewer_batches_of_a_dataset(me):
             tf.TensorSpec([None], tf.int64),
         ),
     )
-    return fit(by_batch(me), data, None, batch_size=None)
+    return fit(sharded_by_batch(me), data, None, batch_size=None)
 
 
 def smaller_last_batch(me):
-    """A last batch of 8 samples against 5, of which all take 4."""
+    """Trains with last batches of 8 and 5 samples; each process uses 4."""
     size = 32 if me else 29
-    return fit(by_batch(me), X[:size], Y[:size])
+    return fit(sharded_by_batch(me), X[:size], Y[:size])
 
 
 def last_batch_that_does_not_divide(me):
-    """5 samples, the same in both: whole on all devices."""
-    return fit(by_batch(me), X[:29], Y[:29])
+    """Trains with a last batch of 5 samples, replicated on all devices."""
+    return fit(sharded_by_batch(me), X[:29], Y[:29])
 
 
 def data_that_fails(me):
     def batches():
-        for number in range(8):  # Keras looks at the first ones beforehand.
+        for number in range(8):  # Keras reads the first batches in advance.
             if me and number == 6:
                 raise ValueError("no such file")
             yield X[:8], Y[:8]
 
-    return fit(by_batch(me), batches(), None, batch_size=None, epochs=1)
+    return fit(sharded_by_batch(me), batches(), None, batch_size=None, epochs=1)
 
 
 def callback_that_fails(me):
@@ -117,43 +122,43 @@ def callback_that_fails(me):
             raise ValueError("disk is full")
 
     return fit(
-        by_batch(me),
+        sharded_by_batch(me),
         callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)],
     )
 
 
 def predict_fewer_batches(me):
-    model = by_batch(me)
+    model = sharded_by_batch(me)
     return model.predict(X[: 16 if me else 8], batch_size=8, verbose=0).tolist()
 
 
 def predict_fewer_samples(me):
-    model = by_batch(me)
+    model = sharded_by_batch(me)
     return model.predict(X[: 6 if me else 8], batch_size=8, verbose=0).tolist()
 
 
 def other_samples_on_one_model_axis(me):
-    return fit(by_weights(me), X + me, Y)
+    return fit(sharded_by_weights(me), X + me, Y)
 
 
 def other_samples_later(me):
-    """Found where every step is compared."""
+    """Trains with other samples in step 3; the checks compare every step."""
     distribution.set_process_checks(
         every_step=True, deadline_seconds=PATIENT_SECONDS
     )
     try:
         x = X.copy()
         x[16:] += me
-        return fit(by_weights(me), x, Y)
+        return fit(sharded_by_weights(me), x, Y)
     finally:
         distribution.set_process_checks(deadline_seconds=PATIENT_SECONDS)
 
 
 def same_samples_on_one_model_axis(me):
-    return fit(by_weights(me))
+    return fit(sharded_by_weights(me))
 
 
-def holding(table):
+def model_with_host_tensor(table):
     held = tf.constant(table, tf.float32)
     return pairs.on_mesh(
         lambda: pairs.sequential((8,), keras.layers.Lambda(lambda x: x @ held)),
@@ -163,16 +168,16 @@ def holding(table):
 
 
 def same_held_tensor(me):
-    return fit(holding(np.eye(8)))
+    return fit(model_with_host_tensor(np.eye(8)))
 
 
 def other_held_tensor(me):
-    return fit(holding(np.eye(8) + me))
+    return fit(model_with_host_tensor(np.eye(8) + me))
 
 
 def other_optimizer(me):
     return fit(
-        by_batch(me),
+        sharded_by_batch(me),
         optimizer=keras.optimizers.SGD(0.01)
         if me
         else keras.optimizers.Adam(0.01),
@@ -181,12 +186,13 @@ def other_optimizer(me):
 
 def other_learning_rate(me):
     return fit(
-        by_batch(me), optimizer=keras.optimizers.SGD(0.02 if me else 0.01)
+        sharded_by_batch(me),
+        optimizer=keras.optimizers.SGD(0.02 if me else 0.01),
     )
 
 
 def other_dtype(me):
-    return fit(by_batch(me), X, Y.astype("int32" if me else "int64"))
+    return fit(sharded_by_batch(me), X, Y.astype("int32" if me else "int64"))
 
 
 def other_layout(me):
@@ -196,15 +202,15 @@ def other_layout(me):
 
 
 def other_first_weights(me):
-    model = by_batch(me)
-    # As a program does that seeds each process otherwise.
+    model = sharded_by_batch(me)
+    # The result is the same as with another seed in each process.
     value = np.full([8, 4], me, np.float32)
     model.layers[-1].kernel.assign(value)
     return fit(model, epochs=1)
 
 
 def weights_set_in_one(me):
-    model = by_batch(me)
+    model = sharded_by_batch(me)
     model.compile(keras.optimizers.Adam(0.01), pairs.loss())
     losses = [model.train_on_batch(X[:8], Y[:8])]
     if me:
@@ -214,7 +220,7 @@ def weights_set_in_one(me):
 
 
 def other_verb(me):
-    model = by_batch(me)
+    model = sharded_by_batch(me)
     model.compile(keras.optimizers.Adam(0.01), pairs.loss())
     return (model.test_on_batch if me else model.train_on_batch)(X[:8], Y[:8])
 
@@ -262,8 +268,8 @@ def tf_keras_history(model, size, learning_rate=0.01):
 
 
 def comes_too_late(me):
-    """One process does not come before the other has given up."""
-    model = by_batch(me)
+    """Delays one process until the deadline of the other has passed."""
+    model = sharded_by_batch(me)
     model.compile(keras.optimizers.SGD(0.1), pairs.loss())
     if me:
         tf_private.cluster_value("process 0 gave up", 60)
@@ -277,9 +283,10 @@ def comes_too_late(me):
 
 
 def bad_id_in_one(me):
-    """The last: afterwards the processes cannot add up any more.
+    """Trains with an out-of-range id in the half batch of process 1.
 
-    The id is in the half of the batch that process 1 looks up.
+    This case is the last one, because the processes cannot run collectives
+    afterwards.
     """
     model = pairs.on_mesh(
         lambda: pairs.sequential((3,), keras.layers.Embedding(5, 8)),
@@ -327,7 +334,8 @@ def main(names: list[str]) -> None:
     for number, case in enumerate(CASES):
         if names and case.__name__ not in names:
             continue
-        # A process that failed alone has not sent what the other has.
+        # A process that failed alone has sent fewer messages than the other
+        # process.
         dtensor.barrier(mesh)
         process_messages._number = 1000 * number
         with warnings.catch_warnings(record=True) as caught:
@@ -346,7 +354,7 @@ def main(names: list[str]) -> None:
         }
         print(case.__name__, found[case.__name__], flush=True)
     print("FOUND " + json.dumps(found), flush=True)
-    # A cluster in which a process has failed does not end in order.
+    # A cluster in which a process has failed does not shut down normally.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Two processes that are given, or do, different things."""
+"""Checks for two processes that receive different data or act differently."""
 
 import numpy as np
 import pytest
@@ -36,8 +36,8 @@ def found(tmp_path_factory):
     )
 
 
-def alone(sizes):
-    """The history of one process that is given the same global batches."""
+def history_of_one_process(sizes):
+    """Returns the history of one process that gets the same global batches."""
     model = pairs.plain(process_programs.make)
     data = [
         (X[start : start + size], Y[start : start + size])
@@ -47,7 +47,7 @@ def alone(sizes):
     model.compile("sgd", pairs.loss())
     model.optimizer.learning_rate = 0.1
     for _ in range(2):
-        # `train_on_batch` gives the loss of its batch alone.
+        # `train_on_batch` returns the loss of its batch only.
         found = [float(model.train_on_batch(x, y)) for x, y in data]
         losses["loss"].append(
             np.average(found, weights=[size for _, size in sizes])
@@ -76,16 +76,16 @@ def warnings(found, case):
         ("same_samples_on_one_model_axis", [(0, 8), (8, 8), (16, 8), (24, 8)]),
     ],
 )
-def test_uneven_ends_are_those_of_one_process(found, case, sizes):
-    expected = alone(sizes)["loss"]
+def test_uneven_data_matches_one_process(found, case, sizes):
+    expected = history_of_one_process(sizes)["loss"]
     for result in results(found, case):
         np.testing.assert_allclose(result["loss"], expected, **pairs.TOLERANCE)
 
 
 @pytest.mark.slow
-def test_uneven_ends_are_told(found):
+def test_uneven_data_warns(found):
     first, second = warnings(found, "fewer_batches")
-    # Training and evaluating, in each of two epochs.
+    # Warnings of training and evaluation, in each of two epochs.
     assert len(first) == 4 and not second
     assert (
         "Process 1 has no further batch, while process 0 continues (before "
@@ -100,7 +100,7 @@ def test_uneven_ends_are_told(found):
 
 
 @pytest.mark.slow
-def test_tf_keras_stops_together(found):
+def test_tf_keras_stops_at_the_same_step_in_both_processes(found):
     model = process_programs.tf_keras_model()
     expected = process_programs.tf_keras_history(model, 24)
     for result in results(found, "tf_keras_fewer_batches"):
@@ -140,21 +140,21 @@ DIFFERENT_STEPS = "ProcessError: All processes of model"
         ("other_verb", "1 of training, process 1 before step 1 of evaluating"),
     ],
 )
-def test_a_difference_raises_in_both_processes(found, case, words):
+def test_difference_raises_in_both_processes(found, case, words):
     for result in results(found, case):
         assert result.startswith(DIFFERENT_STEPS)
         assert words in result
 
 
 @pytest.mark.slow
-def test_other_tensors_of_the_host_are_refused_in_both(found):
+def test_different_host_tensors_raise_in_both_processes(found):
     for result in results(found, "other_held_tensor"):
         assert result.startswith("ProcessError: A host tensor")
         assert "copying a float32 tensor of shape (8, 8) to the mesh" in result
 
 
 @pytest.mark.slow
-def test_what_ends_one_process_is_told_to_the_other(found):
+def test_error_in_one_process_is_reported_by_the_other(found):
     for case, words in (
         ("data_that_fails", "no such file"),
         ("callback_that_fails", "disk is full"),
@@ -166,7 +166,7 @@ def test_what_ends_one_process_is_told_to_the_other(found):
 
 
 @pytest.mark.slow
-def test_predictions_are_not_left_out(found):
+def test_uneven_predictions_raise(found):
     first, second = results(found, "predict_fewer_batches")
     assert len(first) == 8
     assert "Process 0 has no further batch, while process 1" in second
@@ -175,7 +175,7 @@ def test_predictions_are_not_left_out(found):
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_come_is_named_after_the_deadline(found):
+def test_missing_process_is_reported_after_the_deadline(found):
     first, second = results(found, "comes_too_late")
     assert first.startswith("ProcessError: Process 1 of 2 did not respond")
     assert f"within {process_programs.DEADLINE_SECONDS} s" in first
@@ -184,7 +184,7 @@ def test_a_process_that_does_not_come_is_named_after_the_deadline(found):
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_in_one_process_ends_in_the_other(found):
+def test_step_that_fails_in_one_process_ends_in_the_other(found):
     first, second = results(found, "bad_id_in_one")
     assert second.startswith("InvalidArgumentError")
     assert "9 is not in [0, 5)" in second

@@ -1,4 +1,4 @@
-"""What two messages are said to differ in."""
+"""Checks the reported differences between messages of processes."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def message(**changes):
     }
 
 
-def test_the_number_of_samples_is_no_difference():
+def test_number_of_samples_is_not_a_difference():
     smaller = [
         ["x", "float32", [5, 3]],
         ["y", "int64", [5]],
@@ -47,11 +47,11 @@ def test_the_number_of_samples_is_no_difference():
         ),
     ],
 )
-def test_any_other_is_told(changes, words):
+def test_other_differences_are_reported(changes, words):
     assert words in compare.step_difference([message(), message(**changes)])
 
 
-def test_the_first_process_that_differs_is_named():
+def test_first_different_process_is_reported():
     found = [message(), message(), message(step=4), message(step=5)]
     assert "process 2 before step 4" in compare.step_difference(found)
 
@@ -65,11 +65,11 @@ def test_the_first_process_that_differs_is_named():
         ([], None),
     ],
 )
-def test_the_size_of_a_batch_is_that_of_all_its_tensors(batch, size):
+def test_batch_size_requires_the_same_size_in_all_tensors(batch, size):
     assert compare.batch_size(batch) == size
 
 
-def test_parts_that_one_process_holds_alone_may_have_any_values():
+def test_shards_in_only_one_process_may_differ():
     assert (
         compare.parts_difference(
             "batch", [[["x", {"0:4": 1}]], [["x", {"4:8": 2}]]]
@@ -78,7 +78,7 @@ def test_parts_that_one_process_holds_alone_may_have_any_values():
     )
 
 
-def test_parts_that_two_processes_hold_must_be_equal():
+def test_shards_in_two_processes_must_be_equal():
     found = [
         [["x", {}], ["y", {"0:4": 1, "4:8": 5}]],
         [["x", {}], ["y", {"0:4": 1}]],

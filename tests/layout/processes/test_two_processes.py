@@ -1,4 +1,7 @@
-"""Two processes over gRPC train as one does, and one reads what they save."""
+"""Checks that two processes over gRPC match one process.
+
+One process can load the files that two processes save.
+"""
 
 import keras
 import pytest
@@ -13,7 +16,7 @@ _SECONDS = 240
 
 
 def start(folder):
-    """Runs both clients to their end; returns what they printed."""
+    """Runs both clients until they end; returns their printed results."""
     return processes.run_clients(
         "tests.layout.processes.two_clients",
         folder,
@@ -33,21 +36,21 @@ def found(folder):
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """The same model in this process, without a mesh."""
+def one_process():
+    """Trains the same model in this process, without a mesh."""
     model = pairs.plain(two_clients.make)
     return model, two_clients.train(model)
 
 
-def test_losses_and_predictions_are_those_of_one_process(found, alone):
+def test_losses_and_predictions_match_one_process(found, one_process):
     assert len(found) == 2
     assert found[0] == found[1]
-    numbers = {name: found[0][name] for name in alone[1]}
+    numbers = {name: found[0][name] for name in one_process[1]}
     assert len(numbers["history"]["loss"]) == 3
-    pairs.assert_alike(alone[1], numbers)
+    pairs.assert_alike(one_process[1], numbers)
 
 
-def test_weights_are_sharded_over_both(found):
+def test_weights_are_sharded_over_both_processes(found):
     assert [tuple(axes) for axes in found[0]["axes"]] == [
         ("batch", "model"),
         ("model",),
@@ -60,7 +63,9 @@ def test_weights_are_sharded_over_both(found):
 
 
 @pytest.mark.parametrize("where", ["without a mesh", "on a mesh"])
-def test_one_process_reads_the_checkpoint_of_two(found, alone, folder, where):
+def test_one_process_loads_the_checkpoint_of_two(
+    found, one_process, folder, where
+):
     model = (
         pairs.plain(two_clients.make)
         if where == "without a mesh"
@@ -72,10 +77,10 @@ def test_one_process_reads_the_checkpoint_of_two(found, alone, folder, where):
     model.optimizer.build(model.trainable_variables)
     status = two_clients.checkpoint_of(model).read(str(folder / "checkpoint"))
     status.assert_existing_objects_matched()
-    pairs.assert_same_weights(alone[0], model)
+    pairs.assert_same_weights(one_process[0], model)
 
 
-def test_each_client_saves_the_whole_model(found, alone, folder):
+def test_each_client_saves_the_full_model(found, one_process, folder):
     for client in range(2):
         model = keras.saving.load_model(folder / f"client_{client}.keras")
-        pairs.assert_same_weights(alone[0], model)
+        pairs.assert_same_weights(one_process[0], model)

@@ -1,9 +1,11 @@
-"""One of two processes that train one model; started by its test.
+"""One of two processes that train one model.
+
+A test starts this program in both processes:
 
     python -m tests.layout.processes.two_clients FOLDER
 
-The KERAS_DISTRIBUTION_* variables of its environment say which one it is.
-Prints a line of JSON.
+The KERAS_DISTRIBUTION_* environment variables select the process. The program
+prints one line of JSON.
 """
 
 import json
@@ -14,7 +16,8 @@ import keras
 import tensorflow as tf
 
 if __name__ == "__main__":
-    # Two devices of each process; what follows would make it four.
+    # Each process has two devices. The modules imported below would create
+    # four.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * 2,
@@ -27,7 +30,7 @@ from tf_layoutmap.layout import to_host, to_mesh
 
 dtensor = tf.experimental.dtensor
 
-# The axis "batch" runs across the processes.
+# The axis "batch" spans the processes.
 AXES = {
     "d1.kernel": ("batch", "model"),
     "bn.gamma": ("model",),
@@ -45,14 +48,14 @@ def make():
 
 
 def train(model, put=tf.constant):
-    """What both kinds of run do: fit, single batches, a loop of its own.
+    """Runs `fit`, single batches and a custom loop.
 
     Args:
-      model: New.
-      put: Brings a batch to where the model is.
+      model: New model.
+      put: Function that copies a batch to the devices of the model.
 
     Returns:
-      Numbers that must be the same however many processes there are.
+      Numbers that must not depend on the number of processes.
     """
     x, y = pairs.FEATURES, pairs.LABELS
     history = pairs.fit(
@@ -62,7 +65,7 @@ def train(model, put=tf.constant):
         validation_data=(x[:12], y[:12]),
     )
     uneven = [float(v) for v in model.train_on_batch(x[:5], y[:5])]
-    loop = own_loop(model, put(x), put(y))
+    loop = custom_loop(model, put(x), put(y))
     return {
         "history": history,
         "uneven": uneven,
@@ -71,7 +74,7 @@ def train(model, put=tf.constant):
     }
 
 
-def own_loop(model, x, y):
+def custom_loop(model, x, y):
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -104,7 +107,8 @@ def main(folder: Path) -> None:
         ),
     )
     found["axes"] = [axes_of(w) for w in model.weights]
-    # Saving gathers, which all processes do together, each for itself.
+    # Saving gathers the weights, so all processes must save at the same time.
+    # Each process writes a separate file.
     model.save(folder / f"client_{dtensor.client_id()}.keras")
     checkpoint_of(model).write(str(folder / "checkpoint"))
     dtensor.barrier(mesh)

@@ -1,4 +1,7 @@
-"""Tensors of the host beside tensors on a mesh: packed, once, and freed."""
+"""Checks host tensors in computations with mesh tensors.
+
+Host tensors are copied to a mesh once, and the copies are freed.
+"""
 
 import gc
 import weakref
@@ -16,7 +19,7 @@ dtensor = tf.experimental.dtensor
 
 MESH = mesh_of(batch=2, model=2)
 X = np.random.default_rng(0).normal(size=(4, 150)).astype(np.float32)
-# More than DTensor takes from the host.
+# This tensor is larger than the limit of DTensor for host tensors.
 HELD = np.arange(600).reshape(4, 150) % 7
 
 
@@ -42,7 +45,7 @@ def on_mesh(values=X, axes=("batch", "model")):
         "complex64",
     ],
 )
-def test_of_any_dtype(dtype, in_a_function):
+def test_host_tensor_may_have_any_dtype(dtype, in_a_function):
     held = tf.cast(HELD, dtype)
 
     def use(x):
@@ -58,7 +61,7 @@ def test_of_any_dtype(dtype, in_a_function):
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "bool"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 0), (128,), (129,)])
-def test_of_any_size_in_functions_of_functions(shape, dtype):
+def test_host_tensor_of_any_size_works_in_nested_functions(shape, dtype):
     held = tf.cast(tf.fill(shape, 3), dtype)
     inner = tf.function(lambda: tf.cast(held, tf.float32), autograph=False)
     with default_mesh(MESH):
@@ -73,7 +76,7 @@ def test_of_any_size_in_functions_of_functions(shape, dtype):
 @pytest.mark.parametrize(
     "other", [HELD.astype(np.float32), HELD.astype(np.float32).tolist()]
 )
-def test_arrays_and_lists_are_tensors_of_the_host(other):
+def test_arrays_and_lists_are_host_tensors(other):
     with default_mesh(MESH):
         for got in (
             on_mesh() * other,
@@ -84,7 +87,7 @@ def test_arrays_and_lists_are_tensors_of_the_host(other):
             np.testing.assert_array_equal(to_host(got), X * np.float32(other))
 
 
-def test_several_in_one_list():
+def test_list_of_several_host_tensors():
     held = tf.constant(X)
     with default_mesh(MESH):
         got = tf.concat([held, on_mesh(), held], 0)
@@ -93,13 +96,13 @@ def test_several_in_one_list():
     np.testing.assert_array_equal(to_host(total), X + X + X)
 
 
-def test_strings():
+def test_host_tensor_of_strings():
     held = tf.constant(["a", "bc"] * 100)
     with default_mesh(MESH):
         assert tf.strings.length(held).shape == [200]
 
 
-def test_the_mesh_of_another_operand_is_taken_outside_of_all():
+def test_mesh_of_another_operand_is_used_outside_of_scopes():
     held = tf.constant(HELD, tf.float32)
     got = held * on_mesh(axes=("batch", None))
     np.testing.assert_array_equal(to_host(got), X * np.float32(HELD))
@@ -108,7 +111,7 @@ def test_the_mesh_of_another_operand_is_taken_outside_of_all():
 
 
 @pytest.mark.parametrize("in_a_function", [False, True])
-def test_gradients_flow_to_and_beside_them(in_a_function):
+def test_gradients_flow_to_host_and_mesh_tensors(in_a_function):
     held = tf.constant(HELD, tf.float32)
 
     def step(x):
@@ -126,7 +129,7 @@ def test_gradients_flow_to_and_beside_them(in_a_function):
         np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
 
 
-def test_a_tape_outside_of_a_function_sees_what_it_holds():
+def test_outer_tape_watches_tensors_that_a_function_captures():
     held = tf.constant(HELD, tf.float32)
     function = tf.function(
         lambda x: tf.reduce_sum(x * held * held), autograph=False
@@ -139,7 +142,7 @@ def test_a_tape_outside_of_a_function_sees_what_it_holds():
     )
 
 
-def test_packed_once_for_each_mesh_and_freed():
+def test_host_tensor_is_copied_once_per_mesh_and_freed():
     other = mesh_of(x=2)
     held = tf.constant(HELD)
     copy = captured_tensors.packed(held, MESH)
@@ -154,7 +157,7 @@ def test_packed_once_for_each_mesh_and_freed():
     assert [end() for end in ends] == [None] * 3
 
 
-def test_a_function_is_refused_once_and_keeps_nothing_alive(monkeypatch):
+def test_function_fails_once_and_keeps_no_tensor_alive(monkeypatch):
     refusals = []
     refused_input = captured_tensors._refused_input
     monkeypatch.setattr(
@@ -177,7 +180,7 @@ def test_a_function_is_refused_once_and_keeps_nothing_alive(monkeypatch):
     assert end() is None
 
 
-def test_a_mesh_is_one_of_several():
+def test_function_may_run_on_several_meshes():
     held = tf.constant(HELD, tf.float32)
     function = tf.function(lambda x: x * held, autograph=False)
     for mesh in (MESH, mesh_of(batch=4), MESH):
@@ -189,8 +192,8 @@ def test_a_mesh_is_one_of_several():
     )
 
 
-def test_only_what_was_refused_is_packed():
-    """A short list of integers stays known to DTensor's compiler."""
+def test_only_rejected_tensors_are_copied():
+    """Checks that a short integer list stays a constant for DTensor."""
     held, shape = tf.constant(HELD, tf.float32), tf.constant([4, 50, 3])
     with default_mesh(MESH):
         got = tf.function(
@@ -203,7 +206,7 @@ def test_only_what_was_refused_is_packed():
     assert not hasattr(shape, captured_tensors._COPIES)
 
 
-def test_other_errors_stay_and_nothing_runs_twice():
+def test_other_errors_are_unchanged_and_functions_run_once():
     with default_mesh(MESH):
         with pytest.raises(tf.errors.InvalidArgumentError, match="Dimensions"):
             tf.matmul(on_mesh(), on_mesh())

@@ -1,4 +1,4 @@
-"""Eager operations that DTensor refuses give what one device gives."""
+"""Checks that eager ops that DTensor rejects match a single device."""
 
 import warnings
 
@@ -19,7 +19,7 @@ MESH = mesh_of(batch=2, model=2)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told(monkeypatch):
+def _no_warning_issued(monkeypatch):
     monkeypatch.setattr(replicated_ops, "_warned", set())
 
 
@@ -36,7 +36,7 @@ USES = {
 
 @pytest.mark.parametrize("name", USES)
 @pytest.mark.filterwarnings("ignore:DTensor cannot shard an eager")
-def test_operations_and_their_gradients(name):
+def test_ops_and_their_gradients_match_a_single_device(name):
     def both(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -55,7 +55,7 @@ def test_operations_and_their_gradients(name):
     )
 
 
-def test_it_is_said_once_for_each_operation():
+def test_each_op_warns_once():
     x = images("batch", "model", None, None)
     with pytest.warns(
         tlm.layout.LayoutMapWarning,
@@ -67,17 +67,17 @@ def test_it_is_said_once_for_each_operation():
         USES["split"](x)
 
 
-def test_other_errors_are_as_they_were():
+def test_other_errors_are_unchanged():
     with pytest.raises(tf.errors.OpError, match="(?i)split"):
         tf.split(images("batch", None, None, None), 3, axis=1)
 
 
-def test_a_strict_map_refuses():
+def test_strict_map_raises():
     class Halves(L.Layer):
         def call(self, x):
             return tf.split(x, 2, axis=-1)[0]
 
-    def of_map(strict):
+    def model_of_map(strict):
         layout_map = tlm.LayoutMap(MESH, strict=strict)
         layout_map["d1.kernel"] = layout_of(MESH, None, "model")
         with tlm.layout_map_scope(layout_map):
@@ -86,38 +86,43 @@ def test_a_strict_map_refuses():
             )
 
     with pytest.warns(tlm.layout.LayoutMapWarning, match="Split"):
-        of_map(False)(pairs.FEATURES)
+        model_of_map(False)(pairs.FEATURES)
     with pytest.raises(tf.errors.OpError, match="'tf.Split' op"):
-        of_map(True)(pairs.FEATURES)
+        model_of_map(True)(pairs.FEATURES)
 
 
-def on_own_layout(function, layout, *args, **kwargs):
+def call_with_layout(function, layout, *args, **kwargs):
     return tf.experimental.dtensor.call_with_layout(
         function, layout, *args, **kwargs
     )
 
 
 @pytest.mark.parametrize("draw", [tf.random.normal, tf.random.uniform])
-def test_numbers_are_drawn_in_the_layout_that_a_program_asks_for(draw):
+def test_random_numbers_have_the_requested_layout(draw):
     layout = layout_of(MESH, "batch", "model")
     tf.random.set_seed(5)
-    drawn = on_own_layout(draw, layout, [8, 8], seed=3)
+    drawn = call_with_layout(draw, layout, [8, 8], seed=3)
     assert tf.experimental.dtensor.fetch_layout(drawn) == layout
-    # DTensor draws the same numbers on each device, and takes its part.
+    # DTensor draws the same numbers on each device, and each device keeps its
+    # shard.
     assert len(np.unique(tlm.layout.to_host(drawn))) == 64
 
 
-def test_a_copy_is_made_in_the_layout_that_a_program_asks_for():
+def test_copy_has_the_requested_layout():
     layout = layout_of(MESH, None, None)
-    copied = on_own_layout(
+    copied = call_with_layout(
         lambda: tf.experimental.dtensor.copy_to_mesh(tf.ones([4, 4]), layout),
         layout,
     )
     np.testing.assert_array_equal(tlm.layout.to_host(copied), np.ones([4, 4]))
 
 
-def test_a_lookup_in_divided_rows_is_refused_as_by_dtensor():
-    """A handle of a variable cannot be gathered, and nothing runs twice."""
+def test_lookup_in_sharded_rows_raises_the_error_of_dtensor():
+    """Checks an op on a variable handle.
+
+    A variable handle cannot be gathered, so the error of DTensor is raised and
+    the op does not run a second time.
+    """
     rows = tf.experimental.dtensor.DVariable(
         tlm.layout.to_mesh(
             np.ones([8, 4], np.float32), layout_of(MESH, "batch", None)
@@ -132,7 +137,7 @@ def test_a_lookup_in_divided_rows_is_refused_as_by_dtensor():
             tf.nn.embedding_lookup(rows, ids)
 
 
-def test_what_is_kept_for_a_mesh_goes_with_the_device_of_dtensor():
+def test_cached_objects_are_per_dtensor_device():
     held = tf.constant(pairs.FEATURES)
     first = captured_tensors.packed(held, MESH)
     assert captured_tensors.packed(held, MESH) is first

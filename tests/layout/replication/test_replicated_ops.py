@@ -1,4 +1,7 @@
-"""What DTensor refuses to divide is computed whole, to the same numbers."""
+"""Checks that ops that DTensor cannot shard are replicated.
+
+Their results match a single device.
+"""
 
 import warnings
 
@@ -19,19 +22,19 @@ COLUMNS = {"d1.kernel": (None, "model")}
 L = keras.layers
 
 
-class Uses(L.Layer):
-    """A layer that does one thing."""
+class ApplyFunction(L.Layer):
+    """Layer that applies one function."""
 
-    def __init__(self, does, **options):
+    def __init__(self, function, **options):
         super().__init__(**options)
-        self.does = does
+        self.function = function
 
     def call(self, x):
-        return self.does(x)
+        return self.function(x)
 
 
 def _triangle(x):
-    """The triangular part of matrices whose transposes are divided."""
+    """Returns the triangular part of matrices whose transposes are sharded."""
     matrices = tf.transpose(tf.reshape(x, [-1, 4, 4]), [0, 2, 1])
     return tf.reshape(tf.linalg.qr(matrices)[1], [-1, 16])
 
@@ -41,7 +44,8 @@ def _split(x):
     return a * tf.sigmoid(b)
 
 
-# What DTensor has no rule for, or refuses with the columns of d1 divided.
+# Ops that have no DTensor rule, and ops that DTensor rejects if the columns of
+# d1 are sharded.
 USES = {
     "cumsum": lambda x: tf.cumsum(x, -1),
     "roll": lambda x: tf.roll(x, 1, 1),
@@ -57,22 +61,22 @@ USES = {
 }
 
 
-def model_with(does):
+def model_with(function):
     return pairs.sequential(
-        (8,), L.Dense(16, name="d1"), Uses(does, name="user")
+        (8,), L.Dense(16, name="d1"), ApplyFunction(function, name="user")
     )
 
 
 @pytest.mark.parametrize("name", USES)
 @pytest.mark.filterwarnings("ignore:To ")
-def test_a_model_trains_to_the_same_numbers(name):
+def test_model_with_a_replicated_op_matches_a_single_device(name):
     pairs.assert_trains_alike(
         lambda: model_with(USES[name]), pairs.FEATURES, COLUMNS
     )
 
 
 def position_model():
-    """A table of positions with its rows divided, read as a slice."""
+    """Returns a model that slices a row-sharded table of positions."""
 
     class Positions(L.Layer):
         def build(self, shape):
@@ -102,12 +106,12 @@ def position_model():
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:To ")
-def test_tables_of_positions_are_read_as_slices(axes):
+def test_slices_of_position_tables_match_a_single_device(axes):
     pairs.assert_trains_alike(position_model, pairs.TOKENS, axes)
 
 
 class Experts(L.Layer):
-    """Experts, weighted by a router whose scores are transposed."""
+    """Layer of experts with weights from a router with transposed scores."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(4, shape[-1], 6), name="kernel")
@@ -121,7 +125,7 @@ class Experts(L.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:To ")
-def test_experts_whose_scores_are_transposed():
+def test_experts_with_transposed_scores_match_a_single_device():
     pairs.assert_trains_alike(
         lambda: pairs.sequential((8,), Experts(name="experts")),
         pairs.FEATURES,
@@ -129,7 +133,7 @@ def test_experts_whose_scores_are_transposed():
     )
 
 
-def test_what_stays_refused_is_computed_whole_altogether(monkeypatch):
+def test_step_that_stays_unsupported_is_fully_replicated(monkeypatch):
     monkeypatch.setattr(retrace.UnshardableOps, "mark", lambda *_: False)
     with pytest.warns(
         tlm.layout.LayoutMapWarning,
@@ -142,28 +146,29 @@ def test_what_stays_refused_is_computed_whole_altogether(monkeypatch):
         trained(_split, strict=True)
 
 
-def trained(does, strict=False):
+def trained(function, strict=False):
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh, strict=strict)
     layout_map["d1.kernel"] = layout_of(mesh, None, "model")
     with tlm.layout_map_scope(layout_map):
-        model = model_with(does)
+        model = model_with(function)
     pairs.fit(model, epochs=1)
     return layout_map, model
 
 
-def test_it_is_said_once_with_layer_operation_reason_and_bytes():
+def test_warning_names_layer_op_reason_and_bytes_once():
     with pytest.warns(tlm.layout.LayoutMapWarning) as caught:
         layout_map, model = trained(USES["roll"])
-    told = [
+    messages = [
         str(one.message)
         for one in caught
         if issubclass(one.category, tlm.layout.LayoutMapWarning)
     ]
-    assert len(told) == 1
-    # [8, 16] floats, in and out, forward and backward.
-    assert "2 Roll in layer 'user'" in told[0] and (
-        "no rule for it; 2.0 KiB per device" in told[0]
+    assert len(messages) == 1
+    # The input and the output are [8, 16] floats, in the forward and in the
+    # backward pass.
+    assert "2 Roll in layer 'user'" in messages[0] and (
+        "no rule for it; 2.0 KiB per device" in messages[0]
     )
     report = layout_map.explain(model)
     assert [one.operation for one in report.replicated_ops] == ["Roll"]
@@ -175,15 +180,15 @@ def test_it_is_said_once_with_layer_operation_reason_and_bytes():
         pairs.fit(model, epochs=1)
 
 
-def test_a_strict_map_refuses_it_before_anything_is_computed():
+def test_strict_map_raises_before_any_computation():
     with pytest.raises(
         UnsupportedByDTensorError, match=r"Roll in layer 'user'.*strict=False"
     ):
         trained(USES["roll"], strict=True)
 
 
-def test_what_a_step_of_ones_own_computes_is_computed_whole_too():
-    class Own(keras.Sequential):
+def test_unsupported_op_in_a_custom_step_is_replicated():
+    class CustomStep(keras.Sequential):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
@@ -196,7 +201,7 @@ def test_what_a_step_of_ones_own_computes_is_computed_whole_too():
             return {"loss": loss}
 
     def make():
-        return Own(
+        return CustomStep(
             [keras.Input((8,)), L.Dense(16, name="d1"), L.Dense(4, name="d2")]
         )
 
@@ -220,7 +225,7 @@ def test_what_a_step_of_ones_own_computes_is_computed_whole_too():
     pairs.assert_alike(*histories)
 
 
-def test_kernels_of_convolutions_and_gates_are_gathered_for_their_layers():
+def test_kernels_of_convolutions_and_gates_are_gathered():
     def make():
         return pairs.sequential(
             (8, 8, 3),
@@ -254,13 +259,13 @@ def test_kernels_of_convolutions_and_gates_are_gathered_for_their_layers():
     ],
     ids=["one", "two", "last"],
 )
-def test_empty_parts_of_a_concatenation_have_gradients_too(parts):
-    # The gradient of one ended the process.
+def test_empty_parts_of_a_concatenation_have_gradients(parts):
+    # Without a correction, the gradient of an empty part ends the process.
     pairs.assert_trains_alike(
         lambda: pairs.sequential(
             (8,),
             L.Dense(16, name="d1"),
-            Uses(lambda p: tf.concat(parts(p), axis=1)),
+            ApplyFunction(lambda p: tf.concat(parts(p), axis=1)),
         ),
         pairs.FEATURES,
         {"d1.kernel": (None, "model")},
@@ -268,7 +273,7 @@ def test_empty_parts_of_a_concatenation_have_gradients_too(parts):
 
 
 def gradient_of_replicated(function, x):
-    """The gradient of `function(tanh(x))`, with `tanh` replicated."""
+    """Returns the gradient of `function(tanh(x))`, with `tanh` replicated."""
     mesh = mesh_of(model=2)
     marks = replicated_ops.ReplicationMarks()
     marks.is_named, marks.extents = True, {"first/Tanh": Extent.ALL}

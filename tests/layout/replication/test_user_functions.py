@@ -1,4 +1,7 @@
-"""Functions of users that DTensor refuses are computed whole, and said so."""
+"""Checks that user functions that DTensor rejects are replicated.
+
+A warning reports each of these functions.
+"""
 
 import contextlib
 
@@ -17,7 +20,7 @@ AXES = {"d1.embeddings": ("model", None), "d2.kernel": (None, "model")}
 
 
 class Halves(L.Layer):
-    """Divides what DTensor has divided already."""
+    """Layer that splits a dimension that the mesh shards."""
 
     def call(self, x):
         a, b = tf.split(x, 2, axis=-1)
@@ -25,7 +28,7 @@ class Halves(L.Layer):
 
 
 class Writer(keras.Sequential):
-    """Writes tokens one after the other, as generative models do."""
+    """Model that writes tokens one after the other, as generative models do."""
 
     def write(self, tokens, last):
         def step(i, tokens):
@@ -62,7 +65,7 @@ def results_of(model, *functions):
     ]
 
 
-def test_a_loop_of_unknown_length_gives_what_one_device_gives():
+def test_loop_of_unknown_length_matches_a_single_device():
     plain = results_of(pairs.plain(make))
     model = pairs.on_mesh(make, AXES)
     function = tf.function(model.write)
@@ -72,7 +75,7 @@ def test_a_loop_of_unknown_length_gives_what_one_device_gives():
     ):
         on_mesh = results_of(model, function)
     np.testing.assert_array_equal(on_mesh, plain)
-    # Weights are read anew each time.
+    # Weights are read again in each call.
     model.layers[1].kernel.assign(-model.layers[1].kernel.numpy())
     other = pairs.plain(make)
     other.layers[1].kernel.assign(-other.layers[1].kernel.numpy())
@@ -81,7 +84,7 @@ def test_a_loop_of_unknown_length_gives_what_one_device_gives():
     )
 
 
-def test_it_is_refused_and_told_once(recwarn):
+def test_function_is_rejected_and_warns_once(recwarn):
     model = pairs.on_mesh(make, AXES)
     traces = []
 
@@ -92,7 +95,7 @@ def test_it_is_refused_and_told_once(recwarn):
 
     for _ in range(3):
         results_of(model, write)
-    # As for one device, for the mesh, and whole.
+    # The traces are for one device, for the mesh, and for replication.
     assert len(traces) == 3
     assert (
         len([w for w in recwarn if w.category is tlm.layout.LayoutMapWarning])
@@ -100,7 +103,7 @@ def test_it_is_refused_and_told_once(recwarn):
     )
 
 
-def test_gradients_of_ones_own_step():
+def test_gradients_of_a_custom_step_match_a_single_device():
     def step_of(model):
         @tf.function
         def step(tokens):
@@ -158,7 +161,7 @@ def with_statistics():
     )
 
 
-def test_ones_own_loop_trains_to_the_same_weights():
+def test_custom_loop_gives_the_weights_of_a_single_device():
     axes = AXES | {"d3.*": ("model",), "d4.kernel": ("batch", "model")}
     plain = pairs.plain(with_statistics)
     on_mesh = pairs.on_mesh(with_statistics, axes)
@@ -170,7 +173,7 @@ def test_ones_own_loop_trains_to_the_same_weights():
     pairs.assert_same_weights(plain, on_mesh)
 
 
-def test_a_batch_that_is_divided_is_gathered():
+def test_sharded_batch_is_gathered():
     model = pairs.on_mesh(make, AXES)
     mesh = mesh_of(batch=2, model=2)
     batch = tlm.layout.to_mesh(tokens(), layout_of(mesh, "batch", None))
@@ -181,7 +184,7 @@ def test_a_batch_that_is_divided_is_gathered():
     )
 
 
-def test_a_strict_map_refuses():
+def test_strict_map_raises():
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh, strict=True)
     for key, axes in AXES.items():
@@ -200,7 +203,7 @@ def test_a_strict_map_refuses():
         tf.function(model.once)(tokens())
 
 
-def test_other_errors_are_as_they_were():
+def test_other_errors_are_unchanged():
     pairs.on_mesh(make, AXES)
 
     @tf.function

@@ -1,4 +1,4 @@
-"""tf_keras models under the same scope as those of Keras 3."""
+"""Checks tf_keras models under the scope of Keras 3 models."""
 
 import types
 
@@ -10,7 +10,7 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.replication import retrace
 
-# The scope looks for tf_keras among what a program has imported.
+# The scope supports tf_keras only if the program has imported it.
 import tf_keras  # isort: skip
 
 RNG = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def functional():
 
 
 def plain(make):
-    """A reference that draws the same random numbers."""
+    """Returns a reference model that draws the same random numbers."""
     experimental = tf_keras.backend.experimental
     tf_keras.utils.set_random_seed(3)
     experimental.enable_tf_random_generator()
@@ -133,7 +133,7 @@ def assert_trains_alike(
     refs = plain(make), on_mesh(make, axes, mesh)
     histories = []
     for ref in refs:
-        # Subclassed models draw their weights at the first step.
+        # Subclassed models draw their weights in the first step.
         tf_keras.utils.set_random_seed(4)
         histories.append(fit(ref, x, optimizer=optimizer(), **options))
     assert_alike(*histories, **(tolerance or {}))
@@ -143,7 +143,7 @@ def assert_trains_alike(
 
 
 @pytest.mark.parametrize("make", [Subclassed, dense, functional])
-def test_weights_get_the_layout_of_their_name(make):
+def test_weights_have_the_layout_of_their_name(make):
     model = on_mesh(make)
     model(FEATURES)
 
@@ -159,7 +159,7 @@ def test_weights_get_the_layout_of_their_name(make):
 
 
 @pytest.mark.parametrize("make", [Subclassed, dense, functional, Nested])
-def test_fit_evaluate_and_predict_agree_with_no_mesh(make):
+def test_fit_evaluate_and_predict_match_a_single_device(make):
     axes = (
         {"inner.d1.kernel": (None, "model"), "blocks.0.kernel": ("model", None)}
         if make is Nested
@@ -177,7 +177,7 @@ def test_fit_evaluate_and_predict_agree_with_no_mesh(make):
     assert_alike(first(FEATURES).numpy(), second(FEATURES).numpy())
 
 
-def test_names_go_through_models_and_lists():
+def test_names_contain_models_and_list_indices():
     model = on_mesh(
         Nested,
         {
@@ -193,7 +193,7 @@ def test_names_go_through_models_and_lists():
     assert len(model.trainable_weights) == 8
 
 
-def test_a_penalty_sees_the_weight_that_trains():
+def test_regularizer_receives_the_trained_weight():
     model = on_mesh(Subclassed)
     model(FEATURES)
 
@@ -282,16 +282,16 @@ def functional_attention():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_agrees_with_no_mesh(name):
+def test_layer_matches_a_single_device(name):
     make, x = LAYERS[name]
     axes = {"d1.kernel": (None, "model"), "d1.bias": ("model",)}
-    # Gradients that are nothing but rounding become steps in Adam.
+    # Adam would turn gradients that consist of rounding errors into steps.
     assert_trains_alike(
         make, x, axes, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
     )
 
 
-def test_dropout_drops_anew_at_each_step_of_training_only():
+def test_dropout_draws_new_numbers_in_each_training_step_only():
     model = on_mesh(lambda: sequential(layers.Dropout(0.5)), {})
     ones = np.ones((4, 8), np.float32)
     dropout = model.layers[0]
@@ -311,14 +311,14 @@ def test_dropout_drops_anew_at_each_step_of_training_only():
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
-def test_embedding_agrees_with_no_mesh(rule):
+def test_embedding_matches_a_single_device(rule):
     make = LAYERS["embedding"][0]
     assert_trains_alike(
         make, TOKENS, {"e.embeddings": (None, "model")}, optimizer=lambda: rule
     )
 
 
-# Weights that a layer is given whole.
+# Weights that are gathered for their layer.
 GATHERED = {
     "embedding": {"e.embeddings": ("model", None)},
     "convolution": {
@@ -332,14 +332,14 @@ GATHERED = {
 
 @pytest.mark.parametrize("name", GATHERED)
 @pytest.mark.filterwarnings("ignore:To ")
-def test_weights_are_gathered_for_layers_that_need_them_whole(name):
+def test_weights_are_gathered_for_layers_that_require_it(name):
     make, x = LAYERS[name]
-    # Adam squares the gradients of rows, which must not be added up before.
+    # Adam squares the gradients of rows, so they must not be summed first.
     optimizer = "adam" if name == "embedding" else "sgd"
     assert_trains_alike(make, x, GATHERED[name], optimizer=lambda: optimizer)
 
 
-def test_a_strict_map_refuses_to_gather_rows():
+def test_strict_map_raises_instead_of_gathering_rows():
     with pytest.raises(ValueError, match=r"use \(None, 'model'\)"):
         on_mesh(
             LAYERS["embedding"][0],
@@ -348,7 +348,7 @@ def test_a_strict_map_refuses_to_gather_rows():
         )
 
 
-def test_a_step_that_stays_refused_is_computed_whole(monkeypatch):
+def test_step_that_cannot_be_sharded_is_fully_replicated(monkeypatch):
     monkeypatch.setattr(retrace.UnshardableOps, "mark", lambda *_: False)
 
     def make():
@@ -388,7 +388,7 @@ OPTIMIZERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_agrees_with_no_mesh(name):
+def test_optimizer_matches_a_single_device(name):
     _, model = assert_trains_alike(
         dense, optimizer=lambda: OPTIMIZERS[name](tf_keras.optimizers)
     )
@@ -403,14 +403,14 @@ def test_an_optimizer_agrees_with_no_mesh(name):
 @pytest.mark.parametrize(
     "mesh", [dict(batch=1, model=1), dict(model=4), dict(batch=2, model=2)]
 )
-def test_200_steps_agree_with_no_mesh(mesh):
+def test_200_steps_match_a_single_device(mesh):
     assert_trains_alike(
         dense, mesh=mesh_of(**mesh), epochs=40, optimizer=lambda: "adagrad"
     )
 
 
 @pytest.mark.slow
-def test_mixed_bfloat16_trains_near_no_mesh():
+def test_mixed_bfloat16_is_close_to_a_single_device():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         assert_trains_alike(dense, tolerance=dict(rtol=0.05, atol=0.05))
@@ -421,7 +421,7 @@ def test_mixed_bfloat16_trains_near_no_mesh():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
 @pytest.mark.parametrize("target", ["mesh", "none"])
-def test_saved_on_a_mesh_read_anywhere(tmp_path, suffix, target):
+def test_files_saved_on_a_mesh_load_on_any_mesh(tmp_path, suffix, target):
     model = on_mesh(functional)
     fit(model, epochs=1)
     path = str(tmp_path / f"model{suffix}")
@@ -443,7 +443,7 @@ def test_saved_on_a_mesh_read_anywhere(tmp_path, suffix, target):
     )
 
 
-def test_training_goes_on_from_a_checkpoint(tmp_path):
+def test_training_continues_from_a_checkpoint(tmp_path):
     first, second = on_mesh(functional), on_mesh(functional)
     fit(first, epochs=1)
     path = tf.train.Checkpoint(model=first, optimizer=first.optimizer).write(
@@ -460,7 +460,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path):
     assert_alike(first.get_weights(), second.get_weights())
 
 
-def test_sharded_init_draws_on_the_devices_and_depends_on_the_seed():
+def test_sharded_init_depends_on_the_seed():
     def make(seed):
         mesh = mesh_of(model=4)
         layout_map = tlm.LayoutMap(mesh)
@@ -485,7 +485,7 @@ def test_sharded_init_draws_on_the_devices_and_depends_on_the_seed():
     assert abs(make(1).std() - 2) < 0.1
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_allocated():
+def test_invalid_layout_raises_before_allocation():
     with pytest.raises(ValueError, match=r"d1\.kernel.*\(8, 18\)"):
         on_mesh(
             lambda: sequential(layers.Dense(18, name="d1")),
@@ -494,12 +494,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated():
         )
 
 
-def test_a_key_that_matches_nothing_is_said():
+def test_unmatched_key_warns():
     with pytest.warns(UserWarning, match="'d9.kernel' matches no variable"):
         on_mesh(dense, {"d9.kernel": (None, "model")})
 
 
-def test_optimizers_of_another_kind_are_refused():
+def test_unsupported_optimizers_raise():
     model = on_mesh(dense)
 
     with pytest.raises(ValueError, match="legacy"):
@@ -508,7 +508,7 @@ def test_optimizers_of_another_kind_are_refused():
         model.compile("nadam", "mse")
 
 
-def test_explain_names_the_matching_key():
+def test_explain_reports_the_matching_key():
     model = on_mesh(dense)
     layout_map = tlm.LayoutMap(mesh_of(batch=2, model=2))
     layout_map["d1.*"] = layout_of(layout_map.get_default_mesh(), None, "model")
@@ -524,7 +524,7 @@ def test_explain_names_the_matching_key():
     assert not report.ok  # The bias has one dimension.
 
 
-def test_models_outside_of_the_scope_are_left_alone():
+def test_models_outside_of_the_scope_are_unchanged():
     on_mesh(dense)
 
     model = dense()
@@ -535,8 +535,8 @@ def test_models_outside_of_the_scope_are_left_alone():
     )
 
 
-class Holding(layers.Layer):
-    """Holds tensors of the host, and one variable where nobody looks."""
+class HostTensors(layers.Layer):
+    """Layer that holds host tensors and a variable that is not tracked."""
 
     def __init__(self):
         super().__init__()
@@ -553,13 +553,13 @@ class Holding(layers.Layer):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_tensors_that_layers_hold_are_on_the_mesh(eager):
+def test_host_tensors_of_layers_are_copied_to_the_mesh(eager):
     def make():
         return sequential(
             layers.Normalization(
                 mean=np.arange(8.0) / 8, variance=np.arange(1.0, 9.0)
             ),
-            Holding(),
+            HostTensors(),
             layers.Dense(16, activation="tanh", name="d1"),
         )
 
@@ -578,8 +578,8 @@ def test_tensors_that_layers_hold_are_on_the_mesh(eager):
     )
 
 
-def test_a_variable_of_the_host_that_a_step_writes_to_is_refused():
-    layer = Holding()
+def test_assigning_a_host_variable_in_a_step_raises():
+    layer = HostTensors()
     model = on_mesh(
         lambda: sequential(
             layer,
@@ -593,7 +593,7 @@ def test_a_variable_of_the_host_that_a_step_writes_to_is_refused():
     assert layer.hidden.count.numpy() == 1
 
 
-def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
+def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
     seen = []
     iterate = tf.data.Dataset.__iter__
     monkeypatch.setattr(
@@ -616,7 +616,7 @@ def test_only_arrays_on_a_mesh_are_not_autotuned(monkeypatch):
 
 
 class WithoutCall(tf_keras.Model):
-    """Trains two parts, each with its own optimizer, and has no `call`."""
+    """Model without `call` that trains two parts with separate optimizers."""
 
     def __init__(self):
         super().__init__()
@@ -653,7 +653,7 @@ class WithoutCall(tf_keras.Model):
         return {"error": self.losses_of(data)[0]}
 
 
-def test_a_model_without_call_trains_by_its_step():
+def test_model_without_call_trains_with_its_train_step():
     refs = plain(WithoutCall), on_mesh(WithoutCall)
     histories = []
     for ref in refs:
@@ -670,7 +670,7 @@ def test_a_model_without_call_trains_by_its_step():
     model = refs[1]
     assert axes_of(model.d1.kernel) == (None, "model")
     assert axes_of(model.d2.kernel) == ("model", None)
-    # Each optimizer has slots for its own weights only.
+    # Each optimizer has slots only for the weights that it trains.
     assert [axes_of(slot) for slot in model.optimizer._momentums] == [
         (None, "model"),
         ("model",),
@@ -680,7 +680,7 @@ def test_a_model_without_call_trains_by_its_step():
     assert len(model.head_optimizer._accumulators) == 2
 
 
-def test_a_model_without_call_that_is_evaluated_first():
+def test_model_without_call_may_be_evaluated_first():
     refs = plain(WithoutCall), on_mesh(WithoutCall)
     found = []
     for ref in refs:
@@ -698,7 +698,7 @@ def test_a_model_without_call_that_is_evaluated_first():
 
 
 class WeightsInLists(layers.Layer):
-    """Draws like deepctr: TensorFlow's initializers, weights in lists."""
+    """Layer with weights in lists and TensorFlow initializers, like deepctr."""
 
     def build(self, shape):
         initializer = tf.compat.v1.keras.initializers.glorot_normal(seed=7)
@@ -746,8 +746,8 @@ def test_weights_in_lists_train_and_are_saved(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_weights_are_drawn_in_the_order_of_their_creation():
-    # These draw from one sequence of random numbers for each seed.
+def test_weights_are_initialized_in_creation_order():
+    # These initializers draw from one sequence of random numbers per seed.
     class Reversed(layers.Layer):
         def build(self, shape):
             initializer = tf.compat.v1.glorot_normal_initializer(seed=7)
@@ -773,7 +773,7 @@ def test_weights_are_drawn_in_the_order_of_their_creation():
 
 
 class Branching(layers.Layer):
-    """Runs in a graph only if AutoGraph converts it."""
+    """Layer that runs in a graph only if AutoGraph converts it."""
 
     def call(self, inputs):
         total = tf.reduce_sum(inputs)
@@ -782,8 +782,8 @@ class Branching(layers.Layer):
         return total
 
 
-def test_autograph_converts_layers_that_are_on_no_mesh():
-    # The methods of tf_keras are replaced from now on.
+def test_autograph_converts_layers_without_a_mesh():
+    # This call replaces methods of tf_keras for the rest of the process.
     on_mesh(dense)
 
     @tf.function
@@ -797,7 +797,7 @@ def test_autograph_converts_layers_that_are_on_no_mesh():
 def test_autograph_converts_a_step_on_a_mesh():
     class Adding(Subclassed):
         def call(self, inputs):
-            # A length of a tensor is for AutoGraph only.
+            # Only AutoGraph supports the length of a tensor.
             return super().call(inputs) * tf.cast(
                 len(tf.shape(inputs)), tf.float32
             )
