@@ -8,7 +8,7 @@ import sys
 import hypothesis
 import pytest
 
-from tests import long_cases
+from tests import covering, long_cases
 
 # TensorFlow's start-up notes would bury the one line that matters.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -37,10 +37,11 @@ def long_files() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks what is known to take long; long files start first.
+    """Marks slow and exhaustive cases, and starts long files first.
 
-    The order matters where files run at the same time.
+    The order matters when files run in parallel.
     """
+    covering.mark_exhaustive(items)
     slow = long_cases.read()
     for item in items:
         if item.nodeid in slow:
