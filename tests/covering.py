@@ -72,10 +72,9 @@ def mark_exhaustive(items) -> None:
         if mark is not None and hasattr(item, "callspec"):
             groups[item.parent, item.originalname, mark.args].append(item)
     for (_, _, (strength,)), group in groups.items():
-        names = sorted(group[0].callspec.indices)
-        cases = [
-            [item.callspec.indices[name] for name in names] for item in group
-        ]
+        # The parts of a case's id. Parameters that one mark sets together have
+        # one part.
+        cases = [item.callspec._idlist for item in group]
         selected = set(covering(cases, strength))
         for index, item in enumerate(group):
             if index not in selected:

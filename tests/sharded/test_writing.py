@@ -30,6 +30,7 @@ INDICES = {
 }
 
 
+@pytest.mark.covering(2)
 @everywhere
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
 def test_an_indexed_part_is_assigned(placement, index):
@@ -66,6 +67,7 @@ def test_what_does_not_fit_writes_nothing(values, index, value, error, words):
     np.testing.assert_array_equal(table.numpy(), values)
 
 
+@pytest.mark.covering(2)
 @everywhere
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("bad", [[1, 4], [10, 0], [-1, 0]])
@@ -104,6 +106,7 @@ def test_a_batch_is_scattered_as_into_one_variable(placement):
         np.testing.assert_array_equal(table.numpy(), one.numpy())
 
 
+@pytest.mark.covering(2)
 @everywhere
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])
 def test_numpy_reads_in_chunks(placement, chunk_rows):

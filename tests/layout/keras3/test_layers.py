@@ -227,29 +227,48 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
-)
-def test_a_layer_trains_as_without_a_mesh(name):
-    make, x, axes = {**FAST, **SLOW}[name]
-    model = pairs.assert_trains_alike(make, x, axes)
-    assert any(any(axes_of(w)) for w in model.weights)
+def optimizer_of(sizes):
+    # Adam makes a step of the rounding of a gradient near zero, which sums
+    # over four parts have.
+    return pairs.adam if sizes["model"] == 2 else sgd
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAST, *SLOW])
-def test_a_layer_trains_on_eight_devices(name):
-    # Layouts that go with two parts of a dimension may not with four. By SGD,
-    # because Adam makes a step of the rounding of a gradient near zero.
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+def cases():
+    """Yields all layers and meshes.
+
+    A layout that divides a dimension into two parts may not divide it into
+    four. `make test` runs one mesh per layer, in turn.
+    """
+    for number, name in enumerate([*FAST, *SLOW]):
+        for place, model in enumerate((2, 4)):
+            marks = []
+            if name in SLOW or model == 4:
+                marks.append(pytest.mark.slow)
+            if place != number % 2:
+                marks.append(pytest.mark.exhaustive)
+            yield pytest.param(
+                name,
+                dict(batch=2, model=model),
+                marks=marks,
+                id=f"{name}-2x{model}",
+            )
+
+
+@pytest.mark.parametrize("name, sizes", cases())
+def test_a_layer_trains_as_without_a_mesh(name, sizes):
     make, x, axes = {**FAST, **SLOW}[name]
-    pairs.assert_trains_alike(
+    model = pairs.assert_trains_alike(
         make,
         x,
         axes,
-        mesh=mesh_of(batch=2, model=4),
-        epochs=1,
-        optimizer=lambda: keras.optimizers.SGD(0.1),
+        mesh=mesh_of(**sizes),
+        optimizer=optimizer_of(sizes),
     )
+    assert any(any(axes_of(w)) for w in model.weights)
 
 
 def test_each_device_holds_its_part_of_weights_and_slots():

@@ -93,6 +93,11 @@ SPARSE_SLOW = {
 }
 
 
+def embedding_model():
+    return pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e"))
+
+
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")])
 @pytest.mark.parametrize(
     "make",
@@ -109,7 +114,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
     # gradient of each occurrence by itself.
     assert len(np.unique(pairs.TOKENS[:8])) < pairs.TOKENS[:8].size
     model = pairs.assert_trains_alike(
-        lambda: pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e")),
+        embedding_model,
         pairs.TOKENS,
         {"e.embeddings": axes, "d2.kernel": ("model", None)},
         optimizer=make,
@@ -122,7 +127,9 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
     [
         "clipnorm",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(
+                name, marks=[pytest.mark.slow, pytest.mark.exhaustive]
+            )
             for name in ("global_clipnorm", "clipvalue")
         ),
     ],
