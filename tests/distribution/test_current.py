@@ -81,6 +81,7 @@ def test_scopes_go_before_what_is_set_and_end():
     assert seen == [None]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("verb", ["fit", "train_on_batch", "evaluate"])
 @pytest.mark.parametrize("compiled", ["before", "after"])
 def test_a_model_from_before_is_refused_and_goes_on_without(verb, compiled):

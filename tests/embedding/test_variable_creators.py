@@ -215,6 +215,7 @@ def test_creators_around_the_first_step_of_a_function_are_asked():
     assert len(rows_and_slot(embedding)[0].variables) == 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("initializer", [aware, strict, TensorFlowParts()])
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
 def test_an_initializer_that_knows_parts_gives_the_same_rows(

@@ -110,6 +110,7 @@ def test_a_whole_model_in_keras_format(written, tmp_path, writer, reader):
     assert_goes_on_alike(source, model)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("built", ["before", "after"])
 def test_a_tf_checkpoint(written, tmp_path, writer, reader, built):

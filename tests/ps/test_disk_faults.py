@@ -70,6 +70,7 @@ def test_a_server_whose_disk_is_full(tmp_path):
         check_goes_on(cluster, before)
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_is_read_only(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(_OPTIONS)

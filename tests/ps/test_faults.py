@@ -25,13 +25,18 @@ def check(found, *, first=0):
     assert found["rows"] == [[expected] * 4] * 2, found
 
 
-def test_each_closure_counts_once_however_often_workers_die(tmp_path):
+@pytest.mark.parametrize(
+    "restarts", [8, pytest.param(20, marks=pytest.mark.exhaustive)]
+)
+def test_each_closure_counts_once_however_often_workers_die(
+    tmp_path, restarts
+):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
         # Most of a closure's time is after its updates have reached servers.
         cluster.train(json.dumps({"work": 30000, "chunk": 4}))
         cluster.wait_for("DONE", _START)
-        for _ in range(20):
+        for _ in range(restarts):
             time.sleep(dice.uniform(0.1, 1))
             cluster.restart("worker", dice.randrange(2))
         cluster.wait_for("DONE 12", 60)
@@ -122,7 +127,7 @@ def test_a_server_that_stops_ends_the_step_at_its_deadline(tmp_path):
 @pytest.mark.parametrize(
     "job, words, option",
     [
-        ("worker", "DONE", ""),
+        pytest.param("worker", "DONE", "", marks=pytest.mark.exhaustive),
         ("ps", "DONE", ""),
         # TensorFlow would block in the registration of the traced functions.
         ("worker", "READY", "--before-first-step"),

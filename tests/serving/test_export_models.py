@@ -27,6 +27,7 @@ def sharded(module=keras, layers=tlm.layers, optimizer="adagrad", **kwargs):
     return module.Model(ids, module.layers.Dense(2, name="d1")(flat))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
 def test_a_model_of_tables_answers_as_it_predicts(optimizer, kind, tmp_path):
@@ -186,6 +187,7 @@ def test_equal_names_of_tables_get_those_of_their_layers(tmp_path):
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize(
     ("optimizer", "axes"),

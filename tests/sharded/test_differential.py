@@ -149,6 +149,7 @@ def test_slices_with_tensor_bounds_equal_numpy(table, data):
     np.testing.assert_array_equal(found, values[start:stop:step])
 
 
+@pytest.mark.covering(1)
 def test_a_traced_program_equals_the_eager_one(values, sizes):
     def program(table, ids, delta):
         table.scatter_add(tf.IndexedSlices(delta, ids))

@@ -50,6 +50,7 @@ def test_an_indexed_part_is_assigned(placement, index):
     np.testing.assert_array_equal(table.numpy(), ref)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "index, value, error, words",
     [
@@ -93,6 +94,7 @@ def test_index_tuples_must_fit_the_rank(values, indices):
         make_table(values, [4, 6]).gather_nd(indices)
 
 
+@pytest.mark.covering(1)
 @everywhere
 def test_a_batch_is_scattered_as_into_one_variable(placement):
     values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
@@ -118,6 +120,7 @@ def test_numpy_reads_in_chunks(placement, chunk_rows):
         placed(values, placement).numpy(chunk_rows=0)
 
 
+@pytest.mark.covering(1)
 @everywhere
 def test_the_gradient_is_that_of_one_variable(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -136,6 +139,7 @@ def test_the_gradient_is_that_of_one_variable(placement):
         np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.covering(1)
 @everywhere
 def test_a_function_takes_any_table(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -218,6 +222,7 @@ def test_a_class_that_is_no_composite_uses_the_mixin(values):
     assert table.numpy()[9].tolist() == [19, 20]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "options, error, words",
     [

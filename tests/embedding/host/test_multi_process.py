@@ -51,7 +51,10 @@ def train_in_one_process(num_steps, random):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["in order", "by token"])
+@pytest.mark.parametrize(
+    "how",
+    ["in order", pytest.param("by token", marks=pytest.mark.exhaustive)],
+)
 def test_two_processes_train_as_one_to_the_bit(how, start, tmp_path):
     outputs = [tmp_path / f"{index}.npz" for index in range(2)]
     for one in start(outputs, str(NUM_STEPS), how):
@@ -89,10 +92,11 @@ def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
             "Process 1: feature dense, sample 1: id 7 is outside table "
             "words with 5 rows",
         ),
-        (
+        pytest.param(
             "bad_ragged_id",
             "Process 1: feature ragged, sample 2: id -1 is outside "
             "table words with 5 rows",
+            marks=pytest.mark.exhaustive,
         ),
         (
             "restore_in_one",

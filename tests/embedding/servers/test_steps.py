@@ -34,6 +34,7 @@ def found(request, by_two, by_three):
     return by_two[0] if request.param == 2 else by_three
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", program.OPTIMIZERS)
 def test_tables_are_those_of_the_host_engine_to_the_bit(found, name):
     assert found[f"optimizer {name}"] == []

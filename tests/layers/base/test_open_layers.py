@@ -64,6 +64,7 @@ def rows_by_key(layer):
     ).numpy()
 
 
+@pytest.mark.covering(1)
 @both
 @pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
 def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
@@ -117,6 +118,7 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
             one.fit(ids, labels, verbose=0, shuffle=False)
 
 
+@pytest.mark.covering(1)
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_fit_inserts_and_nothing_else_does(version, layers, dtype):

@@ -137,6 +137,7 @@ def test_a_resized_table_is_saved_in_its_size(tmp_path, version, layer_class):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_a_checkpoint_goes_on_with_replicas(

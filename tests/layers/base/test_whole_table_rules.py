@@ -50,6 +50,7 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_first_values_are_those_of_embedding_for_any_number_of_shards(
     keras_version, name
@@ -179,6 +180,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_are_those_of_embedding_for_any_number_of_shards(
@@ -187,6 +189,7 @@ def test_rules_are_those_of_embedding_for_any_number_of_shards(
     assert_as_embedding(*keras_version, RULES[rule], OPTIMIZERS[optimizer])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", ["rows", "own"])
 def test_rules_of_one_shard_are_those_of_embedding(keras_version, rule):
     assert_as_embedding(

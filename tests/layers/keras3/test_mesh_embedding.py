@@ -84,6 +84,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_fit_equals_the_table_on_the_host_to_the_bit(mesh, rule):
     host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
@@ -172,6 +173,7 @@ def test_only_rows_of_the_batch_change(mesh):
     assert np.flatnonzero(changed).tolist() == [NUM_ROWS - 1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
@@ -256,6 +258,7 @@ def test_each_device_holds_its_rows_and_no_more(mesh):
             assert part.shape == (NUM_ROWS // num_parts, DIM)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("verb", ["fit", "predict", "call"])
 @pytest.mark.parametrize("bad", [NUM_ROWS, -1])
 def test_an_id_outside_the_table_is_an_error(mesh, verb, bad):
@@ -299,6 +302,7 @@ def load_checkpoint(model, path):
     ).assert_existing_objects_matched()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "save, load",
     [(save_weights, load_weights), (save_checkpoint, load_checkpoint)],
@@ -365,6 +369,7 @@ def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
         served.serve(np.full([1, LENGTH], NUM_ROWS))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [None, (None, "model")])
 def test_without_an_optimizer_the_models_own_trains_the_table(mesh, axes):
     host, meshed = model_of(None), on_mesh(mesh, None, axes)

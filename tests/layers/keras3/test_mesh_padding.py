@@ -73,6 +73,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_it_trains_as_the_table_on_the_host_to_the_bit(mesh, num_rows, rule):
@@ -87,6 +88,7 @@ def test_it_trains_as_the_table_on_the_host_to_the_bit(mesh, num_rows, rule):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_everything_shows_the_rows_there_are(mesh, num_rows, capsys):
     meshed = on_mesh(mesh, num_rows)
@@ -135,6 +137,7 @@ def test_an_id_of_the_padding_is_refused(mesh, bad):
     np.testing.assert_array_equal(table_of(meshed).embeddings.numpy(), before)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_weights_are_set_and_assigned(mesh, num_rows):
     meshed = on_mesh(mesh, num_rows)
@@ -151,6 +154,7 @@ def test_weights_are_set_and_assigned(mesh, num_rows):
     np.testing.assert_array_equal(weight.numpy(), (values + 1) * 2)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("way", ["checkpoint", "weights.h5", "keras"])
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_files_hold_the_rows_there_are(mesh, num_rows, way, tmp_path):
@@ -193,6 +197,7 @@ def test_files_hold_the_rows_there_are(mesh, num_rows, way, tmp_path):
         assert_same_tables(again, meshed)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("init", ["sharded", "host"])
 @pytest.mark.parametrize("initializer", ["uniform", "zeros", "glorot_uniform"])
 def test_first_values_are_those_of_the_true_shape(mesh, initializer, init):
@@ -211,6 +216,7 @@ def test_a_table_too_small_for_its_mesh_is_refused():
         table_of(on_mesh(mesh_of(batch=1, model=4), 2)).embeddings.numpy()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("export", ["keras", "tlm"])
 def test_exports_hold_the_rows_there_are(mesh, export, tmp_path):
     meshed = on_mesh(mesh, 21)

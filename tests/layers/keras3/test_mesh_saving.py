@@ -136,6 +136,7 @@ def written(trainer):
     return made
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("save", [keras_format, weights_h5, checkpoint])
 def test_all_state_is_read_to_the_bit(
@@ -151,6 +152,7 @@ def test_all_state_is_read_to_the_bit(
         assert axes_of(model.get_layer("d1").kernel) == (None, "model")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_what_was_read_goes_on_as_what_was_written(
     trainer, writer, reader, tmp_path

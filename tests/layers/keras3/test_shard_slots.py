@@ -117,6 +117,7 @@ def assert_same_state(model, other):
         np.testing.assert_array_equal(left[name], right[name], str(name))
 
 
+@pytest.mark.covering(1)
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS + UNSHARDED)
 def test_a_checkpoint_restores_into_any_number_of_shards(
@@ -140,6 +141,7 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
             assert_same_state(resumed, model)
 
 
+@pytest.mark.covering(1)
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS)
 def test_files_of_weights_load_into_any_number_of_shards(

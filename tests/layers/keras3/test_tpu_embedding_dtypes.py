@@ -87,6 +87,7 @@ def test_a_table_has_a_dtype_of_its_own():
         assert {one.dtype for one in found.values()} == {tf.float32}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])

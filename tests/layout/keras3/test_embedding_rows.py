@@ -32,6 +32,7 @@ def model():
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "sizes", [dict(batch=2, model=2), dict(batch=1, model=4)]
 )
@@ -56,6 +57,7 @@ def test_it_trains_as_without_a_mesh(sizes, make):
     pairs.assert_slots_lie_like_weights(trained)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
 @pytest.mark.parametrize(
     "make",

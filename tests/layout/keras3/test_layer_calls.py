@@ -140,6 +140,7 @@ def test_time_distributed_in_front_of_a_recurrent_layer(mesh):
 HEADS, LAST = (None, "model", None), (None, None, "model")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "first, second",
     [

@@ -51,6 +51,7 @@ def test_dropout_keeps_a_part_and_scales_it():
     assert len({row.tobytes() for row in first}) == 8
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids="batch{0[batch]}".format)
 @pytest.mark.parametrize(

@@ -30,12 +30,17 @@ def both(run, make=pairs.dense_model, **options):
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param({"batch": 1, "model": 1}, marks=pytest.mark.slow),
-        pytest.param({"batch": 2, "model": 1}, marks=pytest.mark.slow),
-        {"batch": 1, "model": 4},
         {"batch": 2, "model": 2},
-        pytest.param({"model": 2}, marks=pytest.mark.slow),
         pytest.param({"model": 2, "data": 2}, marks=pytest.mark.slow),
+        *(
+            pytest.param(sizes, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+            for sizes in (
+                {"batch": 1, "model": 1},
+                {"batch": 2, "model": 1},
+                {"batch": 1, "model": 4},
+                {"model": 2},
+            )
+        ),
     ],
 )
 def test_batch_norm_weights_validation_and_predict(sizes):

@@ -38,6 +38,7 @@ def test_values_come_back_whole(variable):
     assert variable.shape == (4, 6) and variable.dtype == "float32"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -55,6 +56,7 @@ def test_a_host_value_is_assigned_as_the_variable_lies(variable, make):
     assert axes_of(variable) == before
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "axes", [(None, None), ("model", None), ("batch", "model")]
 )

@@ -89,6 +89,7 @@ def by_dtensor():
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("verbs", [("save", "restore"), ("write", "read")])
 def test_dtensors_device_writes_and_reads(make, verbs, by_dtensor, tmp_path):

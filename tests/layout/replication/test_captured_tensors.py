@@ -56,6 +56,7 @@ def test_of_any_dtype(dtype, in_a_function):
     np.testing.assert_array_equal(to_host(got), use(X).numpy())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "bool"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 0), (128,), (129,)])
 def test_of_any_size_in_functions_of_functions(shape, dtype):

@@ -1,6 +1,7 @@
 """tf_keras models under the same scope as those of Keras 3."""
 
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -73,8 +74,19 @@ def functional():
     return tf_keras.Model(inputs, layers.Dense(4, name="d2")(hidden))
 
 
+# Models without a mesh. A few eager steps of them are faster than a trace.
+_PLAIN = weakref.WeakSet()
+_MAX_EAGER_STEPS = 12
+
+
 def plain(make):
     """A reference that draws the same random numbers."""
+    model = _plain(make)
+    _PLAIN.add(model)
+    return model
+
+
+def _plain(make):
     experimental = tf_keras.backend.experimental
     tf_keras.utils.set_random_seed(3)
     experimental.enable_tf_random_generator()
@@ -95,12 +107,17 @@ def on_mesh(make, axes=AXES, mesh=None, strict=False, **options):
 
 
 def fit(model, x=FEATURES, *, y=LABELS, optimizer="adam", epochs=2, **options):
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
+    is_short = (
+        isinstance(x, np.ndarray)
+        and len(x) * epochs <= _MAX_EAGER_STEPS * options["batch_size"]
+    )
     model.compile(
         optimizer,
         tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        run_eagerly=is_short and model in _PLAIN,
     )
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, **options).history
 
 
@@ -158,7 +175,15 @@ def test_weights_get_the_layout_of_their_name(make):
     )
 
 
-@pytest.mark.parametrize("make", [Subclassed, dense, functional, Nested])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Subclassed, marks=pytest.mark.exhaustive),
+        dense,
+        pytest.param(functional, marks=pytest.mark.exhaustive),
+        Nested,
+    ],
+)
 def test_fit_evaluate_and_predict_agree_with_no_mesh(make):
     axes = (
         {"inner.d1.kernel": (None, "model"), "blocks.0.kernel": ("model", None)}
@@ -310,7 +335,14 @@ def test_dropout_drops_anew_at_each_step_of_training_only():
     )
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param("sgd", marks=pytest.mark.exhaustive),
+        "adagrad",
+        pytest.param("adam", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_embedding_agrees_with_no_mesh(rule):
     make = LAYERS["embedding"][0]
     assert_trains_alike(
@@ -330,7 +362,13 @@ GATHERED = {
 }
 
 
-@pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "gru"))
+        for name in GATHERED
+    ],
+)
 @pytest.mark.filterwarnings("ignore:To ")
 def test_weights_are_gathered_for_layers_that_need_them_whole(name):
     make, x = LAYERS[name]
@@ -401,7 +439,12 @@ def test_an_optimizer_agrees_with_no_mesh(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh", [dict(batch=1, model=1), dict(model=4), dict(batch=2, model=2)]
+    "mesh",
+    [
+        dict(batch=2, model=2),
+        pytest.param(dict(batch=1, model=1), marks=pytest.mark.exhaustive),
+        pytest.param(dict(model=4), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_200_steps_agree_with_no_mesh(mesh):
     assert_trains_alike(
@@ -418,6 +461,7 @@ def test_mixed_bfloat16_trains_near_no_mesh():
         tf_keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
 @pytest.mark.parametrize("target", ["mesh", "none"])

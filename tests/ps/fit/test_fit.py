@@ -86,6 +86,7 @@ def test_an_epoch_has_as_many_steps_as_asked_for_or_as_there_are(found):
     assert num_epochs == 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "case, words",
     [
