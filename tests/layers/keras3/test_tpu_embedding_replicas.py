@@ -196,7 +196,9 @@ def test_tables_in_shards_are_one_table_to_all_replicas():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize(
+    "num_replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)]
+)
 def test_below_a_dense_layer_tables_agree_to_float32(num_replicas):
     one = fit(tf.distribute.get_strategy(), functional, optimizer="adam")
     found = fit(strategies.mirrored(num_replicas), functional, optimizer="adam")
@@ -434,7 +436,9 @@ class Siamese(keras.Model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize(
+    "num_replicas", [pytest.param(2, marks=pytest.mark.exhaustive), 4]
+)
 def test_two_calls_without_training_equal_those_of_one_replica(num_replicas):
     expected = embedding_of(fit(tf.distribute.get_strategy(), Siamese))
     found = embedding_of(fit(strategies.mirrored(num_replicas), Siamese))
