@@ -140,9 +140,7 @@ def adam():
     return keras.optimizers.Adam(0.01)
 
 
-def assert_trains_alike(
-    make, x, axes, *, mesh=None, optimizer=adam, **options
-):
+def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=adam, **options):
     """Trains both models and compares losses, weights and slots.
 
     Keeps the last references, so that cases that differ only in `axes` or

@@ -28,9 +28,7 @@ def check(found, *, first=0):
 @pytest.mark.parametrize(
     "restarts", [8, pytest.param(20, marks=pytest.mark.exhaustive)]
 )
-def test_each_closure_counts_once_however_often_workers_die(
-    tmp_path, restarts
-):
+def test_each_closure_counts_once_however_often_workers_die(tmp_path, restarts):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
         # Most of a closure's time is after its updates have reached servers.

@@ -127,9 +127,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
     [
         "clipnorm",
         *(
-            pytest.param(
-                name, marks=[pytest.mark.slow, pytest.mark.exhaustive]
-            )
+            pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
             for name in ("global_clipnorm", "clipvalue")
         ),
     ],

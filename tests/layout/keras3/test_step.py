@@ -33,7 +33,9 @@ def both(run, make=pairs.dense_model, **options):
         {"batch": 2, "model": 2},
         pytest.param({"model": 2, "data": 2}, marks=pytest.mark.slow),
         *(
-            pytest.param(sizes, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+            pytest.param(
+                sizes, marks=[pytest.mark.slow, pytest.mark.exhaustive]
+            )
             for sizes in (
                 {"batch": 1, "model": 1},
                 {"batch": 2, "model": 1},
