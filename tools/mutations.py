@@ -63,7 +63,7 @@ MUTATIONS = [
         "sharded/gradient.py",
         "local_rows * partition.num_shards + number",
         "local_rows + partition.num_shards * number",
-        ("tests/sharded/test_gradient.py",),
+        ("tests/sharded/test_writing.py", "-k", "gradient"),
     ),
     Mutation(
         "swapped axis: gradients of columns are concatenated as rows",
@@ -77,7 +77,7 @@ MUTATIONS = [
         "sharded/gradient.py",
         "tf.int32 if max(shape) <= tf.int32.max else tf.int64",
         "tf.int64",
-        ("tests/sharded/test_transforms.py", "-k", "one_variable"),
+        ("tests/sharded/test_transforms.py", "-k", "branches"),
     ),
     Mutation(
         "wrong side: an id at a boundary belongs to the previous shard",

@@ -1,7 +1,7 @@
 """Runs all programs, with the patches of `tf_layoutmap` or without them.
 
     python -m tests.stock.run plain
-    python -m tests.stock.run patched [name of a program]
+    python -m tests.stock.run patched [names of programs]
 
 Prints a line for each program, with its name and what it gave. For the first,
 set the variables of `tf_layoutmap.layout.dtensor_switches.SAFE`, as importing

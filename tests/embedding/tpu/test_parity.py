@@ -48,7 +48,7 @@ def marked_cases():
         )
 
 
-@pytest.mark.parametrize("case", marked_cases(), ids=str)
+@pytest.mark.parametrize("case", list(marked_cases()), ids=str)
 def test_graph_and_config_are_those_of_tensorflow(case):
     stock = programs.trace(case, tpu.TPUEmbedding)
     ours = programs.trace(case, tlm.TPUEmbedding)

@@ -327,7 +327,10 @@ def test_a_step_that_failed_in_one_replica_is_forgotten():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".keras", pytest.param(".weights.h5", marks=pytest.mark.exhaustive)],
+)
 def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
     path = str(tmp_path / f"model{suffix}")
     two = fit(strategies.mirrored(2), functional, optimizer="adam")

@@ -166,7 +166,15 @@ def test_dense_weights_of_replicas_train_beside_the_tables():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".keras",
+        pytest.param(".weights.h5", marks=pytest.mark.exhaustive),
+        pytest.param(".h5", marks=pytest.mark.exhaustive),
+        pytest.param("_tf", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_what_replicas_saved_one_loads_and_goes_on(suffix, tmp_path):
     two = compiled(strategies.mirrored(2))
     train(two, *keras3.batches())

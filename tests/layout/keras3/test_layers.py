@@ -258,7 +258,7 @@ def cases():
             )
 
 
-@pytest.mark.parametrize("name, sizes", cases())
+@pytest.mark.parametrize("name, sizes", list(cases()))
 def test_a_layer_trains_as_without_a_mesh(name, sizes):
     make, x, axes = {**FAST, **SLOW}[name]
     model = pairs.assert_trains_alike(

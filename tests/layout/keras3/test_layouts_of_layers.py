@@ -30,7 +30,7 @@ def cases():
             )
 
 
-@pytest.mark.parametrize("name, order", cases())
+@pytest.mark.parametrize("name, order", list(cases()))
 def test_a_map_of_fully_sharded_data_parallelism(name, order):
     expected = layouts_of_layers.expected_of(name)
     axes = layouts_of_layers.whole_map(name, order)
