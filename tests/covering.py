@@ -68,8 +68,10 @@ def mark_exhaustive(items) -> None:
     """Marks the cases that their test's mark `covering` does not select."""
     groups = collections.defaultdict(list)
     for item in items:
+        if not hasattr(item, "callspec"):
+            continue
         mark = item.get_closest_marker("covering")
-        if mark is not None and hasattr(item, "callspec"):
+        if mark is not None:
             groups[item.parent, item.originalname, mark.args].append(item)
     for (_, _, (strength,)), group in groups.items():
         # The parts of a case's id. Parameters that one mark sets together have

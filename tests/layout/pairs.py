@@ -60,7 +60,7 @@ def plain(make):
 
 
 def on_mesh(make, axes=None, mesh=None, **options):
-    """The same weights as `plain(make)`, to the bit, on a mesh."""
+    """Returns the model on a mesh, with weights bitwise equal to `plain(make)`."""
     mesh = mesh or mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     for key, value in (DENSE if axes is None else axes).items():
