@@ -60,7 +60,7 @@ def plain(make):
 
 
 def on_mesh(make, axes=None, mesh=None, **options):
-    """Returns the model on a mesh, with weights bitwise equal to `plain(make)`."""
+    """Returns a model on a mesh with the same weights as `plain(make)`."""
     mesh = mesh or mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     for key, value in (DENSE if axes is None else axes).items():

@@ -432,5 +432,11 @@ def test_xla_refuses_integers_whose_ids_it_cannot_check(grid):
         tf.function(table.sparse_read, jit_compile=True)(tf.constant([1]))
     known = tf.function(lambda: table.sparse_read([5, 0]), jit_compile=True)
     np.testing.assert_array_equal(known(), grid[[5, 0]])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Id 6 is out"):
-        tf.function(lambda: table.sparse_read([6]), jit_compile=True)()
+    for bad_id in (6, -1):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"Id {bad_id} is out"
+        ):
+            tf.function(
+                lambda bad_id=bad_id: table.sparse_read([bad_id]),
+                jit_compile=True,
+            )()
