@@ -119,7 +119,7 @@ MUTATIONS = [
         "embedding/replicas.py",
         "return replica % num_local == num_local - 1",
         "return replica % num_local == 0",
-        ("tests/embedding/test_training.py",),
+        ("tests/embedding/test_replicas.py",),
     ),
     Mutation(
         "dropped slot: a missing slot variable is not noticed",

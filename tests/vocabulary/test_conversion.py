@@ -94,6 +94,15 @@ def test_what_cannot_be_converted(tmp_path):
     assert not list(tmp_path.glob("new*"))
 
 
+def test_another_optimizer_than_the_one_of_the_slots_raises(tmp_path):
+    old, config = made(20)
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    closed = tpu.TableConfig(20, config.dim, name=NAME, optimizer=tpu.SGD(0.1))
+    with pytest.raises(ValueError, match=r"slot variables \['accumulators'\]"):
+        tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: closed})
+    assert not list(tmp_path.glob("new*"))
+
+
 def test_a_source_is_not_written_over_through_links(tmp_path, monkeypatch):
     old, _ = made(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
