@@ -1,6 +1,6 @@
 """Writes `tests/long_cases.txt`: what `make check` leaves out by its duration.
 
-    make test PYTEST_FLAGS=--junitxml=durations.xml
+    make test-all PYTEST_FLAGS=--junitxml=durations.xml
     .venv/bin/python -m tests.long_cases durations.xml
 
 Durations include making a model or a mesh, so the mark `slow`, which is by
