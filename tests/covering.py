@@ -8,7 +8,10 @@ The selection is deterministic.
 
 import collections
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import pytest
 
 
 def combinations(
@@ -62,6 +65,20 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
         uses.update(enumerate(cases[best]))
         selected.append(best)
     return sorted(selected)
+
+
+def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
+    """Returns values for `parametrize`, and marks some of them as exhaustive."""
+    values = list(values)
+    unknown = [one for one in exhaustive if one not in values]
+    if unknown:
+        raise ValueError(f"Exhaustive cases must exist. Received: {unknown}")
+    return [
+        pytest.param(
+            one, marks=[pytest.mark.exhaustive] if one in exhaustive else []
+        )
+        for one in values
+    ]
 
 
 def mark_exhaustive(items) -> None:

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import covering
 from tests.serving import served as helpers
 
 ASK = """
@@ -30,7 +31,10 @@ with tf.compat.v1.Session(graph=tf.Graph()) as session:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "kind",
+    covering.but(["float32", "float16", "int8", "int4"], "float32", "int8"),
+)
 def test_a_process_without_this_package_gives_the_same_answers(kind, tmp_path):
     ids = keras.Input([2], dtype="int32", name="ids")
     rows = tlm.layers.ShardedEmbedding(

@@ -55,12 +55,21 @@ SLOW = {
 }
 
 
+# test_agreement.py trains with the other optimizers.
+ONLY_HERE = ("SGD loss_scale_factor", "Adam accumulation", "SGD ema at the end")
+
+
 @pytest.mark.parametrize(
     "make",
     [
         *(pytest.param(make, id=name) for name, make in FAST.items()),
         *(
-            pytest.param(make, id=name, marks=pytest.mark.slow)
+            pytest.param(
+                make,
+                id=name,
+                marks=[pytest.mark.slow]
+                + [pytest.mark.exhaustive] * (name not in ONLY_HERE),
+            )
             for name, make in SLOW.items()
         ),
     ],

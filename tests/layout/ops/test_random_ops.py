@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import covering
 from tests.layout import pairs
 from tests.layout.meshes import mesh_of
 from tests.layout.replication.test_replicated_ops import (
@@ -40,7 +41,19 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(
+    "name",
+    covering.but(
+        DRAWS,
+        "uniform",
+        "uniform, seeded",
+        "normal, seeded",
+        "truncated",
+        "integers",
+        "poisson",
+        "stateless uniform",
+    ),
+)
 @pytest.mark.filterwarnings("ignore:To ")
 def test_a_model_draws_and_trains_alike(name):
     pairs.assert_trains_alike(
