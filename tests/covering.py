@@ -68,7 +68,7 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
 
 
 def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
-    """Returns values for `parametrize`, and marks some of them as exhaustive."""
+    """Returns values for `parametrize` and marks some as exhaustive."""
     values = list(values)
     unknown = [one for one in exhaustive if one not in values]
     if unknown:

@@ -83,19 +83,27 @@ def fit(
     optimizer=None,
     epochs=2,
     metrics=("accuracy",),
+    run_eagerly=None,
     **options,
 ):
-    """Trains; returns the history as `{name: values}`."""
+    """Trains and returns the history as `{name: values}`.
+
+    By default, short runs without a mesh are eager. Pass `run_eagerly=False`
+    for a model that calls `tf.random`, because these operations draw other
+    numbers in a graph.
+    """
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
-    is_short = (
-        isinstance(x, np.ndarray)
-        and len(x) * epochs <= _MAX_EAGER_STEPS * options["batch_size"]
-    )
+    if run_eagerly is None:
+        run_eagerly = (
+            model in _PLAIN
+            and isinstance(x, np.ndarray)
+            and len(x) * epochs <= _MAX_EAGER_STEPS * options["batch_size"]
+        )
     model.compile(
         keras.optimizers.Adam(0.01) if optimizer is None else optimizer,
         loss(),
         metrics=list(metrics),
-        run_eagerly=is_short and model in _PLAIN,
+        run_eagerly=run_eagerly,
     )
     return model.fit(x, y, epochs=epochs, **options).history
 
