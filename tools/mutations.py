@@ -257,7 +257,7 @@ MUTATIONS = [
         "vocabulary/bucket_layout.py",
         "2 * segments * MAX_PROBES <= num_buckets",
         "2 * segments * MAX_PROBES < num_buckets",
-        ("tests/embedding/host/test_open_table_copies.py", "-k", "stock"),
+        ("tests/vocabulary/test_open_vocabulary.py", "-k", "segment"),
     ),
     Mutation(
         "swapped nibbles: codes of int4",

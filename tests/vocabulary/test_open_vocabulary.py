@@ -104,3 +104,13 @@ def test_shards_of_servers_divide_no_segment(capacity, num_shards):
     assert sum(cut.sizes) == num_buckets
     assert min(cut.sizes) > 0
     assert all(first % (num_buckets // segments) == 0 for first in cut.offsets)
+
+
+def test_a_segment_has_at_least_as_many_buckets_as_are_probed():
+    probes = bucket_layout.MAX_PROBES
+    assert bucket_layout.num_segments(2 * probes - 1) == 1
+    assert bucket_layout.num_segments(2 * probes) == 2
+    assert bucket_layout.num_segments(4 * probes - 1) == 2
+    assert bucket_layout.num_segments(4 * probes) == 4
+    most = bucket_layout.MAX_SEGMENTS
+    assert bucket_layout.num_segments(4 * most * probes) == most
