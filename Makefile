@@ -91,13 +91,28 @@ demo: build  ## Trains, saves and serves a model; DEMO_FLAGS=--fresh starts a ne
 
 .PHONY: check
 check: build $(VENV)/.develop  ## Runs the fast Python tests.
-	$(RUN) -m pytest $(BY_FILES) -m "not slow" $(PYTEST_FLAGS)
+	$(RUN) -m pytest $(BY_FILES) -m "not slow and not exhaustive" \
+	    $(PYTEST_FLAGS)
 
 .PHONY: test
-test: build $(VENV)/.develop  ## Runs all tests, C++ and Python.
+test: cc-test $(VENV)/.develop  ## Runs the C++ tests, and the Python tests that are not exhaustive.
+	$(RUN) -m pytest $(BY_FILES) -m "not exhaustive" $(PYTEST_FLAGS)
+
+.PHONY: test-all
+test-all: cc-test $(VENV)/.develop  ## Runs all tests, C++ and Python.
+	$(RUN) -m pytest $(BY_FILES) $(PYTEST_FLAGS)
+
+.PHONY: cc-test
+cc-test: build
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
-	$(RUN) -m pytest $(BY_FILES) $(PYTEST_FLAGS)
+
+# Stops without an error after EXHAUSTIVE_SECONDS.
+EXHAUSTIVE_SECONDS ?= 1800
+.PHONY: test-rest
+test-rest: build $(VENV)/.develop  ## Runs the exhaustive cases for at most EXHAUSTIVE_SECONDS.
+	bash .ci/exhaustive $(EXHAUSTIVE_SECONDS) \
+	    $(RUN) -m pytest $(BY_FILES) -m exhaustive $(PYTEST_FLAGS)
 
 .PHONY: real
 real: build $(VENV)/.develop  ## Runs third-party models and programs with and without a mesh.
@@ -162,8 +177,8 @@ asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
 
 .PHONY: asan-ops
 asan-ops: build $(VENV)/.develop  ## Runs the op tests with an ASan build of the core inside TensorFlow.
-	bash .ci/asan_ops $(RUN) $(BAZEL) $(BY_FILES) -m "not slow" \
-	    tests/kernels tests/embedding
+	bash .ci/asan_ops $(RUN) $(BAZEL) $(BY_FILES) \
+	    -m "not slow and not exhaustive" tests/kernels tests/embedding
 
 .PHONY: tsan
 tsan:  ## Runs the C++ tests under ThreadSanitizer.

@@ -8,7 +8,7 @@ import sys
 import hypothesis
 import pytest
 
-from tests import long_cases
+from tests import covering, long_cases
 
 # TensorFlow's start-up messages would hide important lines.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -41,6 +41,7 @@ def pytest_collection_modifyitems(config, items):
 
     The order matters when files run in parallel.
     """
+    covering.mark_exhaustive(items)
     slow = long_cases.read()
     for item in items:
         if item.nodeid in slow:

@@ -1,6 +1,6 @@
 """Writes `tests/long_cases.txt`: slow cases that `make check` skips.
 
-    make test PYTEST_FLAGS=--junitxml=durations.xml
+    make test-all PYTEST_FLAGS=--junitxml=durations.xml
     .venv/bin/python -m tests.long_cases durations.xml
 
 Durations include the time to create models and meshes, so marks that are set by

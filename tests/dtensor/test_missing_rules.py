@@ -81,6 +81,7 @@ def check(name, axes):
                 )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "axes", [("batch", "model"), (None, "batch"), ("model", None)], ids=str
 )

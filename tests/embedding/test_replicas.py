@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import strategies
+from tf_layoutmap.embedding import replicas
 
 tpu = tf.tpu.experimental.embedding
 FailedPrecondition = tf.errors.FailedPreconditionError
@@ -48,6 +49,14 @@ def test_gradients_of_replicas_are_summed_in_one_update(two):
     # The sum is not divided by the number of replicas.
     assert rows_of(embedding)[:5] == [1, 0.5, 0, 0.5, 1]
     assert embedding.stats()["num_updates"] == 1
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_one_replica_of_a_process_is_the_last(num_replicas):
+    with strategies.mirrored(num_replicas).scope():
+        found = replicas.Replicas()
+    is_last = [found.is_last_here(one) for one in range(num_replicas)]
+    assert is_last == [False] * (num_replicas - 1) + [True]
 
 
 def test_training_on_a_distributed_dataset(two):

@@ -1,5 +1,8 @@
 """Functions that train the same model with and without a mesh."""
 
+import functools
+import weakref
+
 import keras
 import numpy as np
 
@@ -42,9 +45,18 @@ def sequential(shape, *layers):
     )
 
 
+# Models without a mesh. `fit` runs them eagerly if they take at most this
+# number of steps: tracing and compiling a step takes as much processor time as
+# 12 to 30 eager steps.
+_PLAIN = weakref.WeakSet()
+_MAX_EAGER_STEPS = 12
+
+
 def plain(make):
     keras.utils.set_random_seed(3)
-    return make()
+    model = make()
+    _PLAIN.add(model)
+    return model
 
 
 def on_mesh(make, axes=None, mesh=None, **options):
@@ -71,6 +83,7 @@ def fit(
     optimizer=None,
     epochs=2,
     metrics=("accuracy",),
+    run_eagerly=None,
     **options,
 ):
     """Trains `model` and returns the history as `{name: values}`."""
@@ -78,8 +91,8 @@ def fit(
         keras.optimizers.Adam(0.01) if optimizer is None else optimizer,
         loss(),
         metrics=list(metrics),
+        run_eagerly=run_eagerly,
     )
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, **options).history
 
 
@@ -112,14 +125,36 @@ def assert_same_weights(first, second, *, but=(), **tolerance):
             )
 
 
-def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=None, **options):
-    """Trains both models and compares losses, weights and slots."""
-    optimizer = optimizer or (lambda: keras.optimizers.Adam(0.01))
-    refs = plain(make), on_mesh(make, axes, mesh)
-    histories = [fit(ref, x, optimizer=optimizer(), **options) for ref in refs]
-    assert_alike(*histories)
-    assert_same_weights(*refs)
-    return refs[1]
+@functools.lru_cache(maxsize=4)
+def _reference(make, x_id, optimizer, options):
+    """Returns a trained model without a mesh, and its history."""
+    model = plain(make)
+    return model, fit(model, _X[x_id], optimizer=optimizer(), **dict(options))
+
+
+# The arrays that `_reference` was called with, by `id`, so that the ids remain
+# valid.
+_X = {}
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=adam, **options):
+    """Trains both models and compares losses, weights and slots.
+
+    Keeps the last references, so that cases that differ only in `axes` or
+    `mesh` train one reference if `make` and `optimizer` are the same functions.
+    """
+    _X[id(x)] = x
+    reference, expected = _reference(
+        make, id(x), optimizer, tuple(sorted(options.items()))
+    )
+    model = on_mesh(make, axes, mesh)
+    assert_alike(expected, fit(model, x, optimizer=optimizer(), **options))
+    assert_same_weights(reference, model)
+    return model
 
 
 def assert_slots_have_layouts_of_weights(model):

@@ -115,7 +115,16 @@ def test_fixed_program_matches_a_single_device(name):
 
 
 # Seed 5 diverges on a single device.
-@pytest.mark.parametrize("seed", [*range(5), *range(6, 13)])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(5),
+        *(
+            pytest.param(seed, marks=pytest.mark.exhaustive)
+            for seed in range(6, 13)
+        ),
+    ],
+)
 def test_random_model_matches_a_single_device(seed):
     program = random_models.draw(seed)
     assert random_models.run(program) == "equal", program

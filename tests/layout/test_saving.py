@@ -114,6 +114,7 @@ def test_keras_format_moves_between_meshes(written, tmp_path, writer, reader):
     assert_training_continues_alike(source, model)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("built", ["before", "after"])
 def test_tf_checkpoint_moves_between_meshes(

@@ -25,13 +25,16 @@ def check(found, *, first=0):
     assert found["rows"] == [[expected] * 4] * 2, found
 
 
-def test_each_closure_counts_once_if_workers_restart(tmp_path):
+@pytest.mark.parametrize(
+    "restarts", [8, pytest.param(20, marks=pytest.mark.exhaustive)]
+)
+def test_each_closure_counts_once_if_workers_restart(tmp_path, restarts):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
         # Most of a closure's time is after its updates reach the servers.
         cluster.train(json.dumps({"work": 30000, "chunk": 4}))
         cluster.wait_for("DONE", _START)
-        for _ in range(20):
+        for _ in range(restarts):
             time.sleep(dice.uniform(0.1, 1))
             cluster.restart("worker", dice.randrange(2))
         cluster.wait_for("DONE 12", 60)
@@ -122,7 +125,7 @@ def test_a_stopped_server_ends_the_step_at_its_deadline(tmp_path):
 @pytest.mark.parametrize(
     "job, words, option",
     [
-        ("worker", "DONE", ""),
+        pytest.param("worker", "DONE", "", marks=pytest.mark.exhaustive),
         ("ps", "DONE", ""),
         # TensorFlow would block while it registers the traced functions.
         ("worker", "READY", "--before-first-step"),

@@ -10,20 +10,28 @@ pytestmark = pytest.mark.slow
 
 FEW = [
     ("keras-hub, its own layout maps", "Gemma"),
+    ("keras.applications", "VGG16"),
+    ("recommenders", "deepctr, DCN"),
+    ("programs", "two_towers"),
+]
+MORE = [
     ("keras-hub, encoders of text", "XLNet"),
     ("keras-hub, images", "VGG"),
-    ("keras.applications", "VGG16"),
     ("tf_keras, layers", "Embedding"),
     ("recommenders", "tfrs, ranking"),
-    ("recommenders", "deepctr, DCN"),
     ("programs", "vae"),
-    ("programs", "two_towers"),
 ]
 
 PACKAGES = {"tfrs": ["tensorflow_recommenders"], "deepctr": ["deepctr"]}
 
 
-@pytest.mark.parametrize("kind, name", FEW)
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        *FEW,
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in MORE),
+    ],
+)
 def test_a_case_trains_on_a_mesh_as_without_a_mesh(kind, name):
     if "hub" in kind and importlib.util.find_spec("keras_hub") is None:
         pytest.skip("keras-hub is not installed; `make real` does that")

@@ -42,6 +42,7 @@ def bound(report, matrix):
     )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -71,6 +72,7 @@ def test_pooled_activations_are_within_the_reported_error(
     assert report.tables[0].rows == kind
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["ragged", "sparse", "dense"])
 def test_sequences_keep_their_positions(form, kind, tmp_path):
@@ -95,6 +97,7 @@ def test_sequences_keep_their_positions(form, kind, tmp_path):
     assert (difference <= bound(report, matrix)).all()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [[None], [None, 1], [None, 3], [None, 2, 2]])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -145,6 +148,7 @@ def test_16_bit_rows_are_exported_unchanged(dtype, tmp_path):
     assert report.tables[0].num_bytes == 10 * DIM * 2
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("out_of_range", ["drop", "clip"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -198,6 +202,7 @@ SEVERAL_IDS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_tables_are_exported(kind, fuse, tmp_path):

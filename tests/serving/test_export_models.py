@@ -27,6 +27,7 @@ def sharded(module=keras, layers=tlm.layers, optimizer="adagrad", **kwargs):
     return module.Model(ids, module.layers.Dense(2, name="d1")(flat))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
 def test_an_exported_model_matches_the_predictions(optimizer, kind, tmp_path):
@@ -186,6 +187,7 @@ def test_tables_with_equal_names_are_named_after_their_layers(tmp_path):
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize(
     ("optimizer", "axes"),

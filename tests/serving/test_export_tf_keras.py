@@ -10,6 +10,7 @@ from tests.serving import served as helpers
 from tests.serving import test_export_models as models
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
 def test_an_exported_model_matches_the_predictions(optimizer, kind, tmp_path):

@@ -41,6 +41,7 @@ into = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.covering(1)
 @kinds
 @into
 def test_any_table_restores_into_any_other(values, tmp_path, kind, target):
@@ -184,6 +185,7 @@ def written(values, tmp_path, kind):
     ).write(str(tmp_path / "c"))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("part", ["first", "plain", "last"])
 @pytest.mark.parametrize("late", [False, True])
 @kinds

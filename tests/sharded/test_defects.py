@@ -394,6 +394,7 @@ def test_a_sharding_callback_splits_the_checkpoint_file(grid, tmp_path):
     np.testing.assert_array_equal(again.numpy(), grid)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("bad_id", [-1, 6, 100])
 @pytest.mark.parametrize("placement", ["div", "mod", "columns"])
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -432,5 +433,11 @@ def test_xla_with_integer_tables_raises(grid):
         tf.function(table.sparse_read, jit_compile=True)(tf.constant([1]))
     known = tf.function(lambda: table.sparse_read([5, 0]), jit_compile=True)
     np.testing.assert_array_equal(known(), grid[[5, 0]])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Id 6 is out"):
-        tf.function(lambda: table.sparse_read([6]), jit_compile=True)()
+    for bad_id in (6, -1):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"Id {bad_id} is out"
+        ):
+            tf.function(
+                lambda bad_id=bad_id: table.sparse_read([bad_id]),
+                jit_compile=True,
+            )()

@@ -1,5 +1,7 @@
 """Random programs run on a table and on numpy, with equal results."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from tests.sharded.programs import DTYPES, Program, values_of
 from tests.sharded.tables import cuts, make_table
 from tf_layoutmap.sharded import ShardedVariable
+
+EXPLORE = os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1"
 
 pytestmark = pytest.mark.usefixtures("each_route")
 
@@ -28,16 +32,22 @@ def tables(draw):
     )
 
 
-# Both routes run: 2 * (40 * 170 + 6 * 580) = 20,560 steps.
+def examples(by_default, explored):
+    """Sets the number of examples of a test."""
+    return settings(max_examples=explored if EXPLORE else by_default)
+
+
+# Both routes run, by default 2 * (10 * 170 + 2 * 580) = 5,720 steps, and 20,560
+# with TF_LAYOUTMAP_EXPLORE=1.
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(10, 40)
 @given(tables(), st.integers(0, 2**16))
 def test_any_program_of_reads_and_writes_equals_numpy(table, seed):
     assert Program(table[1], seed, is_traced=False).run(170) == 170
 
 
 @pytest.mark.slow
-@settings(max_examples=6)
+@examples(2, 6)
 @given(tables(), st.integers(0, 2**16))
 def test_any_traced_program_equals_numpy(table, seed):
     assert Program(table[1], seed, is_traced=True).run(580) == 580
@@ -76,7 +86,7 @@ def basic_indices(draw, shape):
     return items[0] if len(items) == 1 else tuple(items)
 
 
-@settings(max_examples=400)
+@examples(200, 400)
 @given(tables(), st.data())
 def test_any_basic_index_equals_numpy(table, data):
     values, sharded = table
@@ -88,7 +98,7 @@ def test_any_basic_index_equals_numpy(table, data):
     np.testing.assert_array_equal(found, wanted)
 
 
-@settings(max_examples=150)
+@examples(75, 150)
 @given(tables(), st.data())
 def test_row_numbers_and_masks_index_like_numpy(table, data):
     values, sharded = table
@@ -123,7 +133,7 @@ def test_row_numbers_and_masks_index_like_numpy(table, data):
         )
 
 
-@settings(max_examples=100)
+@examples(50, 100)
 @given(tables(), st.data())
 def test_slices_with_tensor_bounds_equal_numpy(table, data):
     values, sharded = table

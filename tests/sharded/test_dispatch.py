@@ -22,6 +22,7 @@ def eager_and_traced(function, *args, **options):
     )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     "ids",
     [
@@ -51,6 +52,7 @@ def test_lookups_match_a_single_tensor(values, sizes, lookup, ids):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "lookup",
     [
@@ -68,6 +70,7 @@ def test_ragged_ids_return_ragged_rows(values, sizes, lookup):
         assert found.to_list() == wanted
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 @pytest.mark.parametrize("options", [{}, {"max_norm": 3.0}], ids=["", "norm"])

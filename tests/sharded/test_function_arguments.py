@@ -38,6 +38,7 @@ def use(table, ids):
     return rows, table[-1], table[1:8:3, 1], table.value()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", CUTS)
 @pytest.mark.parametrize(
     "devices",

@@ -19,6 +19,7 @@ def dense(gradient):
     return tf.convert_to_tensor(gradient).numpy()
 
 
+@pytest.mark.covering(2)
 @both
 @pytest.mark.parametrize(
     "loss",

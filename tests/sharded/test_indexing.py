@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests.sharded.tables import make_table
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "index, error, words",
     [

@@ -30,6 +30,7 @@ INDICES = {
 }
 
 
+@pytest.mark.covering(2)
 @everywhere
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
 def test_assigning_to_an_index_writes_the_selected_elements(placement, index):
@@ -49,6 +50,7 @@ def test_assigning_to_an_index_writes_the_selected_elements(placement, index):
     np.testing.assert_array_equal(table.numpy(), ref)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "index, value, error, words",
     [
@@ -73,6 +75,7 @@ def test_a_value_that_does_not_fit_raises_and_writes_nothing(
     np.testing.assert_array_equal(table.numpy(), values)
 
 
+@pytest.mark.covering(2)
 @everywhere
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("bad", [[1, 4], [10, 0], [-1, 0]])
@@ -98,6 +101,7 @@ def test_index_tuples_of_the_wrong_rank_raise(values, indices):
         make_table(values, [4, 6]).gather_nd(indices)
 
 
+@pytest.mark.covering(1)
 @everywhere
 def test_batch_scatters_match_one_variable(placement):
     values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
@@ -111,6 +115,7 @@ def test_batch_scatters_match_one_variable(placement):
         np.testing.assert_array_equal(table.numpy(), one.numpy())
 
 
+@pytest.mark.covering(2)
 @everywhere
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])
 def test_numpy_reads_in_chunks(placement, chunk_rows):
@@ -122,6 +127,7 @@ def test_numpy_reads_in_chunks(placement, chunk_rows):
         placed(values, placement).numpy(chunk_rows=0)
 
 
+@pytest.mark.covering(1)
 @everywhere
 def test_the_gradient_matches_one_variable(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -140,6 +146,7 @@ def test_the_gradient_matches_one_variable(placement):
         np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.covering(1)
 @everywhere
 def test_a_function_accepts_any_table(placement):
     values = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -222,6 +229,7 @@ def test_a_class_that_is_not_a_composite_tensor_can_use_the_mixin(values):
     assert table.numpy()[9].tolist() == [19, 20]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "options, error, words",
     [

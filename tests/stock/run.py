@@ -1,7 +1,7 @@
 """Runs all programs, with or without the patches of `tf_layoutmap`.
 
     python -m tests.stock.run plain
-    python -m tests.stock.run patched [name of a program]
+    python -m tests.stock.run patched [names of programs]
 
 Prints a line with the name and the outcome of each program. For `plain`, set
 the environment variables of `tf_layoutmap.layout.dtensor_switches.SAFE`, as

@@ -33,8 +33,13 @@ SECONDS = 1200
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Returns the outcomes of all programs, without and with patches."""
+def found(tmp_path_factory, request):
+    """Returns the outcomes of the selected programs, without and with patches."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
     folder = tmp_path_factory.mktemp("stock")
     env = {**os.environ, **dtensor_switches.SAFE}
     logs = [folder / kind for kind in ("plain", "patched")]
@@ -44,7 +49,13 @@ def found(tmp_path_factory):
             with log.open("w") as out, log.with_suffix(".err").open("w") as err:
                 running.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tests.stock.run", log.name],
+                        [
+                            sys.executable,
+                            "-m",
+                            "tests.stock.run",
+                            log.name,
+                            *names,
+                        ],
                         env=env,
                         cwd=processes.ROOT,
                         stdout=out,
@@ -102,7 +113,19 @@ def differences(plain, patched, where=""):
     ]
 
 
-@pytest.mark.parametrize("name", outcome.PROGRAMS)
+def marked_programs():
+    """Yields all programs. Every second one is exhaustive.
+
+    For each replaced name, tests/architecture/test_patches.py checks that a
+    call without a mesh reaches the original.
+    """
+    for number, name in enumerate(outcome.PROGRAMS):
+        yield pytest.param(
+            name, marks=[pytest.mark.exhaustive] if number % 2 else []
+        )
+
+
+@pytest.mark.parametrize("name", list(marked_programs()))
 def test_a_program_has_the_same_outcome_with_patches(name, found):
     plain, patched = (outcomes[name] for outcomes in found)
     assert not differences(plain[0], patched[0])

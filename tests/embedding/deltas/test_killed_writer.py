@@ -71,7 +71,10 @@ class Program:
 
 
 @pytest.mark.slow
-def test_a_writer_killed_30_times_leaves_complete_deltas(tmp_path):
+@pytest.mark.parametrize(
+    "kills", [10, pytest.param(30, marks=pytest.mark.exhaustive)]
+)
+def test_a_writer_killed_many_times_leaves_complete_deltas(tmp_path, kills):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
     directory = tmp_path / "deltas"
@@ -84,7 +87,7 @@ def test_a_writer_killed_30_times_leaves_complete_deltas(tmp_path):
     with (tmp_path / "log").open("w") as log:
         program = Program(base, directory, log)
         try:
-            for kill in range(30):
+            for kill in range(kills):
                 program.start()
                 if kill % 5:
                     begin = program.wait_for("ready")
@@ -104,4 +107,4 @@ def test_a_writer_killed_30_times_leaves_complete_deltas(tmp_path):
             program.end()
     assert lengths == sorted(lengths)
     # Each copy that printed "written" has written at least one delta.
-    assert lengths[-1] >= 24, (tmp_path / "log").read_text()[-3000:]
+    assert lengths[-1] >= kills * 4 // 5, (tmp_path / "log").read_text()[-3000:]

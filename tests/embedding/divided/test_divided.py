@@ -78,7 +78,10 @@ def check_same(folder, num_processes, compare=np.testing.assert_array_equal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["in order", "by token"])
+@pytest.mark.parametrize(
+    "how",
+    ["in order", pytest.param("by token", marks=pytest.mark.exhaustive)],
+)
 def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
     for one in start(2, str(NUM_STEPS), how, "exact"):
         one.check(DEADLINE_SECONDS)
@@ -96,7 +99,10 @@ def close(found, expected, err_msg):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["in order", "by token"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("in order", marks=pytest.mark.exhaustive), "by token"],
+)
 def test_folded_gradients_train_equally_up_to_rounding(how, start, tmp_path):
     for one in start(2, str(NUM_STEPS), how, "folded"):
         one.check(DEADLINE_SECONDS)
@@ -170,7 +176,11 @@ def test_a_process_ends_after_its_peer_and_a_restart_resumes(start, tmp_path):
             "Process 1: Feature dense, sample 1: id 7 is outside table "
             "words with 5 rows",
         ),
-        ("bad_splits", "Process 1: Feature ragged"),
+        pytest.param(
+            "bad_splits",
+            "Process 1: Feature ragged",
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "restore_in_one",
             "Process 0 has restored 0 times, process 1 1 times.",

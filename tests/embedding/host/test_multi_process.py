@@ -89,10 +89,11 @@ def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
             "Process 1: feature dense, sample 1: id 7 is outside table "
             "words with 5 rows",
         ),
-        (
+        pytest.param(
             "bad_ragged_id",
             "Process 1: feature ragged, sample 2: id -1 is outside "
             "table words with 5 rows",
+            marks=pytest.mark.exhaustive,
         ),
         (
             "restore_in_one",

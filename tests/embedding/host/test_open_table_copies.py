@@ -34,6 +34,7 @@ def settings():
     )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("pipelined", [False, True])

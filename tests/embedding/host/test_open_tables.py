@@ -20,6 +20,7 @@ def random_batch(rng, *, num_samples=20, most=60, weights=False):
     ) if weights else None
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "optimizer",
     [

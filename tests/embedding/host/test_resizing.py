@@ -32,6 +32,7 @@ def train(one, number):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("capacity", [5000, 120, 100, 40])
 @pytest.mark.parametrize(
     ("num_shards", "arguments"),

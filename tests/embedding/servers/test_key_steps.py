@@ -33,6 +33,7 @@ def same_steps(distributed, host, steps, **options):
     assert cases.differences(distributed, host) == []
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_servers, num_shards", [(1, 1), (2, 3), (3, 8)])
 @pytest.mark.parametrize(
     "policy", cases.POLICIES.values(), ids=cases.POLICIES.keys()

@@ -34,6 +34,7 @@ def found(request, two_servers, three_servers):
     return two_servers[0] if request.param == 2 else three_servers
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", program.OPTIMIZERS)
 def test_tables_are_bitwise_equal_to_the_host_engine(found, name):
     assert found[f"optimizer {name}"] == []

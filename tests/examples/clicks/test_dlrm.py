@@ -64,6 +64,7 @@ def test_exported_model_predicts_without_this_package(first_run):
     ) in " ".join(first_run.split())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
     start, first_run, tmp_path
@@ -75,6 +76,7 @@ def test_interrupted_and_started_again_it_ends_where_it_would_have(
     assert figures_of(again) == figures_of(first_run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_file_of_ones_own_is_read_with_two_replicas(
     start, first_run, model_dir, tmp_path
@@ -164,6 +166,7 @@ def test_open_vocabulary_with_several_replicas_raises(start):
     assert "--open_vocabulary requires --replicas=1" in ended.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_cluster_trains_what_this_process_measures_and_exports(tmp_path):
     ended = subprocess.run(

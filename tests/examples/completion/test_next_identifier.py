@@ -83,6 +83,7 @@ def test_started_again_it_goes_on_from_the_newest_checkpoint(
     assert figures_of(again.stdout) == figures_of(first_run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_with_its_tower_on_a_mesh_it_learns_as_much(
     start, first_run, sources, tmp_path

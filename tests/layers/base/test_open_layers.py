@@ -64,6 +64,7 @@ def rows_by_key(layer):
     ).numpy()
 
 
+@pytest.mark.covering(1)
 @both
 @pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
 def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
@@ -118,6 +119,7 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
             one.fit(ids, labels, verbose=0, shuffle=False)
 
 
+@pytest.mark.covering(1)
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_only_fit_inserts_keys(version, layers, dtype):

@@ -50,6 +50,7 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_initial_values_equal_embedding_for_any_number_of_shards(
     keras_version, name
@@ -181,6 +182,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_equal_embedding_for_any_number_of_shards(
@@ -189,6 +191,7 @@ def test_rules_equal_embedding_for_any_number_of_shards(
     assert_as_embedding(*keras_version, RULES[rule], OPTIMIZERS[optimizer])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", ["rows", "own"])
 def test_rules_of_one_shard_equal_embedding(keras_version, rule):
     assert_as_embedding(

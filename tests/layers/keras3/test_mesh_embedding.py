@@ -84,6 +84,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_fit_is_bitwise_equal_to_a_table_on_the_host(mesh, rule):
     host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
@@ -172,6 +173,7 @@ def test_only_rows_of_the_batch_change(mesh):
     assert np.flatnonzero(changed).tolist() == [NUM_ROWS - 1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop_trains_the_table(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
@@ -256,6 +258,7 @@ def test_each_device_holds_only_its_rows(mesh):
             assert part.shape == (NUM_ROWS // num_parts, DIM)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("verb", ["fit", "predict", "call"])
 @pytest.mark.parametrize("bad", [NUM_ROWS, -1])
 def test_an_out_of_range_id_raises(mesh, verb, bad):
@@ -300,6 +303,7 @@ def load_checkpoint(model, path):
     ).assert_existing_objects_matched()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "save, load",
     [(save_weights, load_weights), (save_checkpoint, load_checkpoint)],
@@ -370,6 +374,7 @@ def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
         served.serve(np.full([1, LENGTH], NUM_ROWS))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [None, (None, "model")])
 def test_the_models_optimizer_trains_a_table_without_an_optimizer(mesh, axes):
     host, meshed = model_of(None), on_mesh(mesh, None, axes)

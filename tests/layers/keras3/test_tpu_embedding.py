@@ -126,6 +126,7 @@ def fit(model, x, y, **options):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "options", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}]
 )
@@ -233,6 +234,7 @@ def test_a_layer_that_is_not_trainable_does_not_change():
     assert layer.embedding.stats()["num_updates"] == 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_saved_model_resumes_training(num_shards, suffix, tmp_path):

@@ -88,6 +88,7 @@ def test_each_table_can_have_a_different_dtype():
         assert {one.dtype for one in found.values()} == {tf.float32}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])

@@ -38,6 +38,7 @@ def trained(strategy, make=replicas.Product, packed=True):
     return model
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("make", [replicas.Product, packed_input])
 def test_fit_with_packed_batches_trains_equal_tables(make, num_replicas):

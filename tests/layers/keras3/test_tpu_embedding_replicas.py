@@ -196,7 +196,9 @@ def test_sharded_tables_are_bitwise_equal_with_replicas():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize(
+    "num_replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)]
+)
 def test_tables_before_a_dense_layer_are_equal_within_float32_rounding(
     num_replicas,
 ):
@@ -329,7 +331,10 @@ def test_a_step_that_failed_in_one_replica_is_discarded():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".keras", pytest.param(".weights.h5", marks=pytest.mark.exhaustive)],
+)
 def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
     path = str(tmp_path / f"model{suffix}")
     two = fit(strategies.mirrored(2), functional, optimizer="adam")
@@ -438,7 +443,9 @@ class Siamese(keras.Model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize(
+    "num_replicas", [pytest.param(2, marks=pytest.mark.exhaustive), 4]
+)
 def test_two_calls_without_training_equal_those_of_one_replica(num_replicas):
     expected = embedding_of(fit(tf.distribute.get_strategy(), Siamese))
     found = embedding_of(fit(strategies.mirrored(num_replicas), Siamese))

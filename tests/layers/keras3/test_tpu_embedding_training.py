@@ -189,6 +189,7 @@ def fit(make, layer, **options):
     return model, history.history["loss"]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("make", MODELS)
 def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
@@ -266,6 +267,7 @@ def own_loop(layer, as_function, **call):
     return losses
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("as_function", [False, True])
 @pytest.mark.parametrize("call", [{}, {"training": True}, {"training": False}])
 def test_a_custom_loop_trains_for_any_training_argument(call, as_function):

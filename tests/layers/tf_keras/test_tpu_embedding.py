@@ -100,6 +100,7 @@ def test_tables_are_bitwise_equal_to_those_of_keras_3():
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -223,6 +224,7 @@ def own_loop(strategy, model, optimizer, aggregate=None, **options):
             strategy.run(step, args=batch)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("optimizers", ["optimizers", "optimizers.legacy"])
 def test_a_custom_loop_trains_in_strategy_run(num_replicas, optimizers):
@@ -324,6 +326,7 @@ def test_evaluation_and_gradients_alone_change_nothing():
     ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -33,6 +33,7 @@ def model():
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "sizes", [dict(batch=2, model=2), dict(batch=1, model=4)]
 )
@@ -57,6 +58,7 @@ def test_training_matches_a_single_device(sizes, make):
     pairs.assert_slots_have_layouts_of_weights(trained)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
 @pytest.mark.parametrize(
     "make",

@@ -141,6 +141,7 @@ def test_time_distributed_before_a_recurrent_layer(mesh):
 HEADS, LAST = (None, "model", None), (None, None, "model")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "first, second",
     [

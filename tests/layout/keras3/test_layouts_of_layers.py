@@ -15,14 +15,24 @@ from tests.layout.keras3.test_agreement import EXPLORE
 FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
-        for name in layouts_of_layers.MODELS
-    ],
-)
-@pytest.mark.parametrize("order", layouts_of_layers.MAPS, ids="-".join)
+def cases():
+    """Yields all models and orders.
+
+    `make test` runs one order per model, in turn.
+    """
+    for number, name in enumerate(layouts_of_layers.MODELS):
+        for place, order in enumerate(layouts_of_layers.MAPS):
+            marks = []
+            if name not in FEW:
+                marks.append(pytest.mark.slow)
+            if place != number % len(layouts_of_layers.MAPS):
+                marks.append(pytest.mark.exhaustive)
+            yield pytest.param(
+                name, order, marks=marks, id=f"{'-'.join(order)}-{name}"
+            )
+
+
+@pytest.mark.parametrize("name, order", list(cases()))
 def test_fully_sharded_data_parallelism_matches_a_single_device(name, order):
     expected = layouts_of_layers.expected_of(name)
     axes = layouts_of_layers.map_of_all_weights(name, order)

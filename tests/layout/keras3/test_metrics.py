@@ -125,6 +125,7 @@ def metrics_without_a_mesh(from_classes):
     return run_with_metrics(pairs.plain(classifier), from_classes)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["model", "batch"])
 @pytest.mark.filterwarnings("ignore:You are passing weight as")

@@ -55,12 +55,21 @@ SLOW = {
 }
 
 
+# test_agreement.py trains with the other optimizers.
+ONLY_HERE = ("SGD loss_scale_factor", "Adam accumulation", "SGD ema at the end")
+
+
 @pytest.mark.parametrize(
     "make",
     [
         *(pytest.param(make, id=name) for name, make in FAST.items()),
         *(
-            pytest.param(make, id=name, marks=pytest.mark.slow)
+            pytest.param(
+                make,
+                id=name,
+                marks=[pytest.mark.slow]
+                + [pytest.mark.exhaustive] * (name not in ONLY_HERE),
+            )
             for name, make in SLOW.items()
         ),
     ],
@@ -93,6 +102,11 @@ SPARSE_SLOW = {
 }
 
 
+def embedding_model():
+    return pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e"))
+
+
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")])
 @pytest.mark.parametrize(
     "make",
@@ -109,7 +123,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
     # gradient of each occurrence separately.
     assert len(np.unique(pairs.TOKENS[:8])) < pairs.TOKENS[:8].size
     model = pairs.assert_trains_alike(
-        lambda: pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e")),
+        embedding_model,
         pairs.TOKENS,
         {"e.embeddings": axes, "d2.kernel": ("model", None)},
         optimizer=make,
@@ -122,7 +136,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
     [
         "clipnorm",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
             for name in ("global_clipnorm", "clipvalue")
         ),
     ],

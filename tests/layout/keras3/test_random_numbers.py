@@ -51,6 +51,7 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest():
     assert len({row.tobytes() for row in first}) == 8
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids="batch{0[batch]}".format)
 @pytest.mark.parametrize(

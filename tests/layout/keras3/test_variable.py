@@ -38,6 +38,7 @@ def test_reading_returns_the_full_value(variable):
     assert variable.shape == (4, 6) and variable.dtype == "float32"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -55,6 +56,7 @@ def test_assigning_a_host_value_keeps_the_layout(variable, make):
     assert axes_of(variable) == before
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "axes", [(None, None), ("model", None), ("batch", "model")]
 )

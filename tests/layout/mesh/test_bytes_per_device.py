@@ -71,6 +71,7 @@ def slots_of(model, weight):
     return [v for v in model.optimizer.variables if v.shape == weight.shape]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("init", ["sharded", "host"])
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ def test_weight_and_its_slots_are_sharded_over_their_axes(sizes, axes, init):
     assert_sharded([kernel, *slots], shares)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")], ids=str)
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
 def test_keras_embedding_is_sharded_by_rows_and_by_columns(rule, axes):
@@ -113,6 +115,7 @@ def test_keras_embedding_is_sharded_by_rows_and_by_columns(rule, axes):
     assert_sharded([table, *slots], 4)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", ["2x4", "1x8"])
 @pytest.mark.parametrize(
     "rule",

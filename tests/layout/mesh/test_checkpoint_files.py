@@ -91,6 +91,7 @@ def dtensor_options():
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("verbs", [("save", "restore"), ("write", "read")])
 def test_dtensor_device_writes_and_reads_checkpoints(

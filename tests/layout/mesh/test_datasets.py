@@ -31,6 +31,7 @@ def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch_dim", ["batch", None])
 @pytest.mark.parametrize(
     "sizes",

@@ -85,6 +85,6 @@ def test_shards_in_two_processes_must_be_equal():
         [["x", {}], ["y", {"4:8": 6}]],
     ]
     assert compare.parts_difference("batch", found) == (
-        "batch y has different values in process 2 and in process 0, in the shard "
-        "4:8 that both hold"
+        "batch y has different values in process 2 and in process 0, in the "
+        "shard 4:8 that both hold"
     )

@@ -59,6 +59,7 @@ def test_host_tensor_may_have_any_dtype(dtype, in_a_function):
     np.testing.assert_array_equal(to_host(got), use(X).numpy())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "bool"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 0), (128,), (129,)])
 def test_host_tensor_of_any_size_works_in_nested_functions(shape, dtype):

@@ -1,6 +1,7 @@
 """Checks tf_keras models under the scope of Keras 3 models."""
 
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -73,6 +74,11 @@ def functional():
     return tf_keras.Model(inputs, layers.Dense(4, name="d2")(hidden))
 
 
+# Models without a mesh. A few eager steps of them are faster than a trace.
+_PLAIN = weakref.WeakSet()
+_MAX_EAGER_STEPS = 12
+
+
 def plain(make):
     """Returns a reference model that draws the same random numbers."""
     experimental = tf_keras.backend.experimental
@@ -95,12 +101,17 @@ def on_mesh(make, axes=AXES, mesh=None, strict=False, **options):
 
 
 def fit(model, x=FEATURES, *, y=LABELS, optimizer="adam", epochs=2, **options):
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
+    is_short = (
+        isinstance(x, np.ndarray)
+        and len(x) * epochs <= _MAX_EAGER_STEPS * options["batch_size"]
+    )
     model.compile(
         optimizer,
         tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        run_eagerly=is_short and model in _PLAIN,
     )
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, **options).history
 
 
@@ -330,7 +341,13 @@ GATHERED = {
 }
 
 
-@pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "gru"))
+        for name in GATHERED
+    ],
+)
 @pytest.mark.filterwarnings("ignore:To ")
 def test_weights_are_gathered_for_layers_that_require_it(name):
     make, x = LAYERS[name]
@@ -401,7 +418,12 @@ def test_optimizer_matches_a_single_device(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh", [dict(batch=1, model=1), dict(model=4), dict(batch=2, model=2)]
+    "mesh",
+    [
+        dict(batch=2, model=2),
+        pytest.param(dict(batch=1, model=1), marks=pytest.mark.exhaustive),
+        pytest.param(dict(model=4), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_200_steps_match_a_single_device(mesh):
     assert_trains_alike(
@@ -418,6 +440,7 @@ def test_mixed_bfloat16_is_close_to_a_single_device():
         tf_keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
 @pytest.mark.parametrize("target", ["mesh", "none"])

@@ -88,6 +88,7 @@ def test_an_epoch_ends_after_its_steps_or_with_its_dataset(found):
     assert num_epochs == 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "case, words",
     [

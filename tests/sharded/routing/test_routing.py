@@ -79,6 +79,7 @@ def test_xla_compiles_lookups_and_scatters(values, sizes):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3), (1, 1, 2)])
 def test_ids_of_any_shape_are_supported(values, sizes, shape):
     table = make_table(values, sizes)
@@ -95,6 +96,7 @@ def test_ids_of_any_shape_are_supported(values, sizes, shape):
     np.testing.assert_array_equal(table.numpy(), ref)
 
 
+@pytest.mark.covering(1)
 @outside
 def test_reading_an_out_of_range_row_raises_with_the_table_name(
     values, sizes, bad_id
@@ -112,6 +114,7 @@ def test_reading_an_out_of_range_row_raises_with_the_table_name(
         tf.function(table.sparse_read)(tf.constant([0, bad_id, 3]))
 
 
+@pytest.mark.covering(2)
 @outside
 @pytest.mark.parametrize("verb", routing.SCATTER_VERBS)
 def test_writing_an_out_of_range_row_writes_nothing(
@@ -130,6 +133,7 @@ def test_writing_an_out_of_range_row_writes_nothing(
         np.testing.assert_array_equal(table.numpy(), values)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(2, 2), (4, 2), (3,), (3, 3), (3, 1)])
 def test_writing_a_mismatched_shape_writes_nothing(values, sizes, shape):
     table = make_table(values, sizes)

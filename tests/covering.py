@@ -1,0 +1,100 @@
+"""Selects the cases of a parametrized test that `make test` runs.
+
+A test with the mark `covering(1)` keeps enough cases that each value of each
+parameter occurs, and one with `covering(2)` enough that each pair of values
+occurs. `tests/conftest.py` gives the mark `exhaustive` to the other cases.
+The selection is deterministic.
+"""
+
+import collections
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def combinations(
+    case: Sequence[Hashable], strength: int
+) -> list[tuple[tuple[int, Hashable], ...]]:
+    """Returns the combinations of `strength` values that a case contains.
+
+    >>> combinations("ab", 1)
+    [((0, 'a'),), ((1, 'b'),)]
+    >>> combinations("ab", 2)
+    [((0, 'a'), (1, 'b'))]
+    """
+    size = min(strength, len(case))
+    return list(itertools.combinations(enumerate(case), size))
+
+
+def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
+    """Returns the indices of cases that contain all combinations of values.
+
+    Repeatedly selects the case that contains most of the combinations that are
+    still missing. Among equal cases, it selects the case whose values were
+    selected least often, and then the first one.
+
+    >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 1)
+    [0, 3]
+    >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 2)
+    [0, 1, 2, 3]
+
+    Args:
+      cases: Values of the parameters, one sequence per case, all of the same
+        length.
+      strength: Number of values in a combination, at least 1.
+
+    Returns:
+      Indices in ascending order.
+    """
+    contained = [set(combinations(case, strength)) for case in cases]
+    missing = set().union(*contained)
+    uses = collections.Counter()
+    selected = []
+    while missing:
+        best = max(
+            range(len(cases)),
+            key=lambda index: (
+                len(contained[index] & missing),
+                -sum(uses[value] for value in enumerate(cases[index])),
+                -index,
+            ),
+        )
+        missing -= contained[best]
+        uses.update(enumerate(cases[best]))
+        selected.append(best)
+    return sorted(selected)
+
+
+def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
+    """Returns values for `parametrize` and marks some as exhaustive."""
+    values = list(values)
+    unknown = [one for one in exhaustive if one not in values]
+    if unknown:
+        raise ValueError(f"Exhaustive cases must exist. Received: {unknown}")
+    return [
+        pytest.param(
+            one, marks=[pytest.mark.exhaustive] if one in exhaustive else []
+        )
+        for one in values
+    ]
+
+
+def mark_exhaustive(items) -> None:
+    """Marks the cases that their test's mark `covering` does not select."""
+    groups = collections.defaultdict(list)
+    for item in items:
+        if not hasattr(item, "callspec"):
+            continue
+        mark = item.get_closest_marker("covering")
+        if mark is not None:
+            groups[item.parent, item.originalname, mark.args].append(item)
+    for (_, _, (strength,)), group in groups.items():
+        # The parts of a case's id. Parameters that one mark sets together have
+        # one part.
+        cases = [item.callspec._idlist for item in group]
+        selected = set(covering(cases, strength))
+        for index, item in enumerate(group):
+            if index not in selected:
+                item.add_marker("exhaustive")

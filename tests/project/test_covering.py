@@ -1,0 +1,44 @@
+"""`make test` runs enough cases of a test that has the mark `covering`."""
+
+import itertools
+import types
+
+import pytest
+
+from tests import covering
+
+VALUES = ["abc", "de", "fghi"]
+
+
+def items_of(strength):
+    """Returns items as pytest collects them for a product of parameters."""
+    return [
+        types.SimpleNamespace(
+            parent="file",
+            originalname="test",
+            callspec=types.SimpleNamespace(_idlist=list(values)),
+            get_closest_marker=lambda _: pytest.mark.covering(strength).mark,
+            marks=(marks := []),
+            add_marker=marks.append,
+        )
+        for values in itertools.product(*VALUES)
+    ]
+
+
+@pytest.mark.parametrize("strength, most", [(1, 4), (2, 13), (3, 24)])
+def test_unmarked_cases_contain_all_combinations(strength, most):
+    items = items_of(strength)
+    covering.mark_exhaustive(items)
+    kept = [item.callspec._idlist for item in items if not item.marks]
+    assert len(kept) <= most
+    for axes in itertools.combinations(range(3), strength):
+        expected = set(itertools.product(*(VALUES[axis] for axis in axes)))
+        found = {tuple(case[axis] for axis in axes) for case in kept}
+        assert found == expected
+    assert all(item.marks in ([], ["exhaustive"]) for item in items)
+
+
+def test_items_without_parameters_are_not_marked():
+    item = types.SimpleNamespace(marks=[])
+    covering.mark_exhaustive([item])
+    assert item.marks == []

@@ -1,0 +1,369 @@
+"""Checks that the tests of `make test` find planted mistakes in the sources.
+
+    .venv/bin/python tools/mutations.py             # all mutations
+    .venv/bin/python tools/mutations.py ps/ stock   # names that contain these
+
+Copies the package and its tests to a temporary folder. For each mutation, the
+program replaces one piece of text of one source file, runs a few tests
+without the cases that are marked `exhaustive`, and restores the file. A
+mutation is "killed" if a test fails, and has "survived" otherwise; a survivor
+needs a new test. Each selection of tests first has to pass without a mutation.
+
+The program changes only Python. The last mutations are in functions that C++
+code computes, too.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+COPIED = ("tf_layoutmap", "tests", "tools", "benchmarks", "examples", "docs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A mistake that tests must find.
+
+    Attributes:
+      kind: The kind of mistake.
+      file: Path below `tf_layoutmap/`.
+      old: Text that occurs once in the file.
+      new: Its replacement.
+      tests: Arguments of pytest.
+    """
+
+    kind: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.kind}"
+
+
+MUTATIONS = [
+    Mutation(
+        "off by one: a row behind the last one is accepted",
+        "partition.py",
+        "outside = (rows < 0) | (rows >= self.num_rows)",
+        "outside = (rows < 0) | (rows > self.num_rows)",
+        ("tests/partition",),
+    ),
+    Mutation(
+        "swapped operands: the rows of a shard of placement mod",
+        "sharded/gradient.py",
+        "local_rows * partition.num_shards + number",
+        "local_rows + partition.num_shards * number",
+        ("tests/sharded/test_writing.py", "-k", "gradient"),
+    ),
+    Mutation(
+        "swapped axis: gradients of columns are concatenated as rows",
+        "sharded/gradient.py",
+        "tf.concat(gradients, axis=shards.axis)",
+        "tf.concat(gradients, axis=0)",
+        ("tests/sharded/test_writing.py", "-k", "gradient"),
+    ),
+    Mutation(
+        "wrong dtype: the shape of a gradient is int64",
+        "sharded/gradient.py",
+        "tf.int32 if max(shape) <= tf.int32.max else tf.int64",
+        "tf.int64",
+        ("tests/sharded/test_transforms.py", "-k", "branches"),
+    ),
+    Mutation(
+        "wrong side: an id at a boundary belongs to the previous shard",
+        "sharded/routing/parts.py",
+        'tf.reshape(ids, [-1]), side="right"',
+        'tf.reshape(ids, [-1]), side="left"',
+        ("tests/sharded/routing/test_routing.py",),
+    ),
+    Mutation(
+        "missing check: a negative id under XLA",
+        "sharded/routing/checks.py",
+        "wrong = (known < 0) | (known >= size)",
+        "wrong = known >= size",
+        ("tests/sharded/test_defects.py", "-k", "xla_refuses"),
+    ),
+    Mutation(
+        "wrong combiner: the divisor of sqrtn",
+        "embedding/stock_lookup.py",
+        "tf.gather(tf.sqrt(squares), samples)",
+        "tf.gather(squares, samples)",
+        ("tests/embedding/test_serving.py",),
+    ),
+    Mutation(
+        "off by one: an id behind the longest sequence is kept",
+        "embedding/stock_lookup.py",
+        "positions < feature.max_sequence_length",
+        "positions <= feature.max_sequence_length",
+        ("tests/embedding/test_serving.py",),
+    ),
+    Mutation(
+        "swapped axis: sizes of packed features are added over samples",
+        "embedding/packing.py",
+        "tf.cumsum(sizes, axis=1)",
+        "tf.cumsum(sizes, axis=0)",
+        ("tests/embedding/test_packing.py",),
+    ),
+    Mutation(
+        "wrong replica: the first replica counts as the last one",
+        "embedding/replicas.py",
+        "return replica % num_local == num_local - 1",
+        "return replica % num_local == 0",
+        ("tests/embedding/test_replicas.py",),
+    ),
+    Mutation(
+        "dropped slot: a missing slot variable is not noticed",
+        "vocabulary/conversion.py",
+        "if slots - found.keys():",
+        "if found.keys() - slots:",
+        ("tests/vocabulary/test_conversion.py",),
+    ),
+    Mutation(
+        "missing sync: the files of a folder are not synchronized",
+        "_core/files.py",
+        "            sync(os.path.join(parent, name))\n        sync(parent)",
+        "            pass\n        sync(parent)",
+        ("tests/files",),
+    ),
+    Mutation(
+        "off by one: gradients are applied one step too late",
+        "layers/keras3/row_optimizer.py",
+        "(optimizer._iterations.value + 1) % steps, 0",
+        "optimizer._iterations.value % steps, 0",
+        ("tests/layers/keras3/test_fit.py", "-k", "accumulated"),
+    ),
+    Mutation(
+        "wrong offset: random rows of a shard",
+        "layers/base/initial_values.py",
+        "divmod(start * dim, _GROUP)",
+        "divmod(start, _GROUP)",
+        ("tests/layers/base/test_whole_table_rules.py", "-k", "first_values"),
+    ),
+    Mutation(
+        "wrong side: the owner of a row in an exported layer",
+        "layers/base/tables.py",
+        'flat_ids, side="right"',
+        'flat_ids, side="left"',
+        ("tests/layers/keras3/test_saving.py", "-k", "exported"),
+    ),
+    Mutation(
+        "missing check: a strict map accepts two patterns",
+        "layout/key_matching.py",
+        "    if match.shadowed and match.pattern != match.key:\n"
+        '        patterns = ", ".join',
+        '    if False:\n        patterns = ", ".join',
+        (
+            "tests/layout/test_key_matching.py",
+            "tests/layout/test_layout_map.py",
+        ),
+    ),
+    Mutation(
+        "wrong order: the last pattern that matches is taken",
+        "layout/key_matching.py",
+        "fitting[0] if exact is None",
+        "fitting[-1] if exact is None",
+        ("tests/layout/test_key_matching.py",),
+    ),
+    Mutation(
+        "missing check: a dimension that the mesh does not divide",
+        "layout/mesh/shard_shapes.py",
+        "if size % parts:",
+        "if size < parts:",
+        ("tests/layout/mesh/test_shard_shapes.py",),
+    ),
+    Mutation(
+        "wrong end: a slice that ends before the first element",
+        "layout/ops/strided_slices.py",
+        "None if end < 0 else end, step",
+        "end, step",
+        ("tests/layout/ops/test_slice_parts.py",),
+    ),
+    Mutation(
+        "missing rule: operands with several summed labels",
+        "layout/ops/einsum_axes.py",
+        "return len(_summed(equation)) > 1",
+        "return len(_summed(equation)) > 2",
+        ("tests/layout/ops/test_corrections.py", "-k", "sum"),
+    ),
+    Mutation(
+        "stale cache: copies of a tensor ignore the mesh",
+        "layout/replication/captured_tensors.py",
+        "    if mesh not in copies:",
+        "    if not copies:",
+        ("tests/layout/replication/test_captured_tensors.py",),
+    ),
+    Mutation(
+        "wrong sign: Keras counts negative ids from the end",
+        "layout/keras3/embedding_rows.py",
+        "ids + tf.cast(weight.shape[0], ids.dtype)",
+        "ids - tf.cast(weight.shape[0], ids.dtype)",
+        ("tests/layout/keras3/test_embedding_rows.py",),
+    ),
+    Mutation(
+        "missing check: weights that one process assigned",
+        "layout/processes/compare.py",
+        'other.get("times_set") != first.get("times_set")',
+        "False",
+        ("tests/layout/processes/test_compare.py",),
+    ),
+    Mutation(
+        "wrong set: closures that some servers applied count as done",
+        "ps/rounds.py",
+        "set.intersection(*applied), set.union(*applied)",
+        "set.union(*applied), set.union(*applied)",
+        ("tests/ps/rounds/test_rounds.py",),
+    ),
+    Mutation(
+        "off by one: a program restarts once more",
+        "ps/restarts.py",
+        "if before >= _MOST:",
+        "if before > _MOST:",
+        ("tf_layoutmap/ps/restarts.py",),
+    ),
+    Mutation(
+        "missing check: a checkpoint without its state is chosen",
+        "ps/checkpoints.py",
+        "if match and (path / _STATE).exists():",
+        "if match:",
+        ("tests/ps/test_parts.py",),
+    ),
+    # Functions that C++ code computes, too.
+    Mutation(
+        "wrong shards: the last shards have one more row",
+        "partition.py",
+        "base + (shard < extra)",
+        "base + (shard >= num_shards - extra)",
+        ("tests/partition",),
+    ),
+    Mutation(
+        "wrong modulus: buckets do not wrap in their segment",
+        "vocabulary/stock_find.py",
+        "            % segment\n",
+        "            % num_buckets\n",
+        ("tests/embedding/host/test_open_table_copies.py", "-k", "stock"),
+    ),
+    Mutation(
+        "off by one: the number of segments",
+        "vocabulary/bucket_layout.py",
+        "2 * segments * MAX_PROBES <= num_buckets",
+        "2 * segments * MAX_PROBES < num_buckets",
+        ("tests/vocabulary/test_open_vocabulary.py", "-k", "segment"),
+    ),
+    Mutation(
+        "swapped nibbles: codes of int4",
+        "serving/packing.py",
+        "[codes & 15, codes >> 4]",
+        "[codes >> 4, codes & 15]",
+        ("tests/serving/test_packing.py", "-k", "not graph"),
+    ),
+    Mutation(
+        "wrong rounding: codes of int8",
+        "serving/packing.py",
+        "np.rint(",
+        "np.floor(",
+        ("tests/serving/test_packing.py", "-k", "not graph"),
+    ),
+    Mutation(
+        "wrong rounding: quantized rows",
+        "embedding/stock_lookup.py",
+        "(clipped - lower) / quantum + 0.5",
+        "(clipped - lower) / quantum",
+        ("tests/embedding/spec/test_quantization.py",),
+    ),
+]
+
+
+def run(tests: tuple[str, ...], folder: pathlib.Path, seconds: int) -> int:
+    """Returns the exit code of pytest, or 124 after `seconds`."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    selection = ["-m", "not exhaustive", "-x", "-q", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with open(folder / "log.txt", "w") as log:
+        try:
+            return subprocess.run(
+                [*command, *selection],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return 124
+
+
+def outcome_of(
+    mutation: Mutation, folder: pathlib.Path, seconds: int, passing: dict
+) -> str:
+    """Returns "killed", "survived", or why there is no result."""
+    path = folder / "tf_layoutmap" / mutation.file
+    source = path.read_text()
+    if source.count(mutation.old) != 1:
+        return f"the text occurs {source.count(mutation.old)} times"
+    if mutation.tests not in passing:
+        passing[mutation.tests] = run(mutation.tests, folder, seconds)
+    if passing[mutation.tests] != 0:
+        return f"pytest ends with {passing[mutation.tests]} without it"
+    path.write_text(source.replace(mutation.old, mutation.new))
+    try:
+        code = run(mutation.tests, folder, seconds)
+    finally:
+        path.write_text(source)
+    # A module that cannot be imported is an error of the mutation.
+    known = {0: "survived", 1: "killed", 124: "killed (deadline)"}
+    return known.get(code, f"pytest ends with {code}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "names",
+        nargs="*",
+        help="run mutations whose names contain one of these",
+    )
+    parser.add_argument("--seconds", type=int, default=300)
+    options = parser.parse_args()
+    chosen = [
+        one
+        for one in MUTATIONS
+        if not options.names or any(part in one.name for part in options.names)
+    ]
+    outcomes = []
+    passing: dict[tuple[str, ...], int] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        for name in COPIED:
+            shutil.copytree(
+                ROOT / name,
+                folder / name,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+        shutil.copy(ROOT / "pytest.ini", folder)
+        for mutation in chosen:
+            start = time.monotonic()
+            outcomes.append(
+                outcome_of(mutation, folder, options.seconds, passing)
+            )
+            seconds = time.monotonic() - start
+            print(
+                f"{outcomes[-1]:10} {seconds:4.0f} s  {mutation.name}",
+                flush=True,
+            )
+    killed = sum(one.startswith("killed") for one in outcomes)
+    print(f"{killed} of {len(chosen)} mutations were killed")
+    return 0 if killed == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
