@@ -252,7 +252,7 @@ def compare(layer, setting, sizes, tolerance, policy="float32"):
             file=sys.stderr,
         )
     assert difference < tolerance
-    pairs.assert_slots_lie_like_weights(model)
+    pairs.assert_slots_have_layouts_of_weights(model)
     pairs.assert_same_weights(
         expected,
         model,
