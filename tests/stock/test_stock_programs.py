@@ -34,7 +34,7 @@ SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, request):
-    """Returns the outcomes of the selected programs, without and with patches."""
+    """Returns the outcomes of the selected programs, plain and patched."""
     names = [
         item.callspec.params["name"]
         for item in request.session.items

@@ -15,7 +15,8 @@ class DescribeProcessOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(tensorflow::OpKernelContext* ctx) override {
-    // tf_layoutmap/_core/ops.py sets the variable after it has loaded this library.
+    // tf_layoutmap/_core/ops.py sets the variable after it has loaded this
+    // library.
     const char* found = std::getenv("TF_LAYOUTMAP_PROCESS");
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "description",
