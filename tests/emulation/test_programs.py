@@ -128,7 +128,7 @@ def error_of_enable():
         return str(error)
 print(error_of_enable())
 # TensorFlow treats this library as a runtime that registered kernels.
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops as _ops
 tf.load_op_library(str(_ops._EMULATION))
 print(error_of_enable())
 try:

@@ -13,7 +13,7 @@ import hashlib, sys
 import numpy as np
 import tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
-from tf_layoutmap import _ops
+from tf_layoutmap._core import ops as _ops
 
 digest = hashlib.sha256()
 rng = np.random.default_rng(0)

@@ -86,7 +86,19 @@ def fit(
     run_eagerly=None,
     **options,
 ):
-    """Trains `model` and returns the history as `{name: values}`."""
+    """Trains `model` and returns the history as `{name: values}`.
+
+    By default, short runs without a mesh are eager. Pass `run_eagerly=False`
+    for a model that calls `tf.random`, because these operations draw different
+    numbers in a graph.
+    """
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
+    if run_eagerly is None:
+        run_eagerly = (
+            model in _PLAIN
+            and isinstance(x, np.ndarray)
+            and len(x) * epochs <= _MAX_EAGER_STEPS * options["batch_size"]
+        )
     model.compile(
         keras.optimizers.Adam(0.01) if optimizer is None else optimizer,
         loss(),

@@ -94,6 +94,15 @@ def test_unsupported_conversions_raise(tmp_path):
     assert not list(tmp_path.glob("new*"))
 
 
+def test_another_optimizer_than_the_one_of_the_slots_raises(tmp_path):
+    old, config = built(20)
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    closed = tpu.TableConfig(20, config.dim, name=NAME, optimizer=tpu.SGD(0.1))
+    with pytest.raises(ValueError, match=r"slot variables \['accumulators'\]"):
+        tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: closed})
+    assert not list(tmp_path.glob("new*"))
+
+
 def test_a_source_is_not_overwritten_through_links(tmp_path, monkeypatch):
     old, _ = built(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")

@@ -107,3 +107,13 @@ def test_shards_of_servers_do_not_split_segments(capacity, num_shards):
         first % (num_buckets // segments) == 0
         for first in segments_by_shard.offsets
     )
+
+
+def test_a_segment_has_at_least_as_many_buckets_as_are_probed():
+    probes = bucket_layout.MAX_PROBES
+    assert bucket_layout.num_segments(2 * probes - 1) == 1
+    assert bucket_layout.num_segments(2 * probes) == 2
+    assert bucket_layout.num_segments(4 * probes - 1) == 2
+    assert bucket_layout.num_segments(4 * probes) == 4
+    most = bucket_layout.MAX_SEGMENTS
+    assert bucket_layout.num_segments(4 * most * probes) == most
