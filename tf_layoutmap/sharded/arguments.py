@@ -245,7 +245,8 @@ def from_offsets(offsets: Any, name: str) -> RowPartition:
     """Returns the partition into contiguous shards with these offsets.
 
     Args:
-      offsets: First row of each shard, and the number of rows at the end.
+      offsets: First row of each shard, followed by the number of rows of the
+        table.
       name: Name of the table, for messages.
 
     Raises:

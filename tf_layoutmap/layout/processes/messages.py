@@ -108,7 +108,8 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
             "from a checkpoint."
         ) from error
     until = time.monotonic() + _deadline_seconds
-    # The own message also passes through JSON, so that it compares equal.
+    # The message of this process also passes through JSON, so that it can be
+    # compared with the messages of other processes.
     found = [
         [kind, json.loads(json.dumps(body))]
         if client == me
@@ -145,8 +146,8 @@ def first_line(error: BaseException) -> str:
 def report_failure(why: str) -> None:
     """Reports to the other processes that a step of this process failed.
 
-    Processes that do not fail as well wait in their step for this process. The
-    step is aborted in all processes in this case.
+    Processes whose step does not fail, too, wait in this step for this process.
+    In this case, the step is aborted in all processes.
     """
     # The process that stores the messages may have ended already.
     with contextlib.suppress(tf.errors.OpError):
