@@ -533,7 +533,8 @@ def abort_cluster(why: str) -> None:
 
 
 # The modules with which all Python code of TensorFlow creates operations. On a
-# mesh, operations for which DTensor gives wrong results are corrected there.
+# mesh, operations for which DTensor gives wrong results are corrected in these
+# modules.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
@@ -615,8 +616,8 @@ _DTENSOR.check_method(
 )
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
 
-# The method that creates all operations of a function's graph. An operation
-# that DTensor cannot partition gets replicated inputs there.
+# The method that creates all operations of a function's graph. In this method,
+# an operation that DTensor cannot partition gets replicated inputs.
 FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
     FuncGraph,

@@ -232,7 +232,7 @@ class RoundResult(NamedTuple):
     """Result of a round.
 
     Attributes:
-      num_done: Number of closures that count in the tables.
+      num_done: Number of closures whose updates are in the tables.
       values: Results of the closures, in the order of their numbers, for
         `Rounds.fetch`; empty if the round has an error.
       error: Error of a closure that does not count, or None.
@@ -283,7 +283,7 @@ class Rounds:
         """The dataset of all workers; created at the first access."""
         if self._dataset is None:
             # Autotuning is off, because a worker that deletes an iterator does
-            # not answer other calls meanwhile.
+            # not answer other calls in the meantime.
             dataset = self._coordinator.create_per_worker_dataset(
                 lambda: mesh_step.without_autotuning(self._dataset_fn())
             )

@@ -57,8 +57,8 @@ class Run:
     checkpoint: `steps(10_000)` runs the remaining steps of 10,000.
 
     Attributes:
-      num_done: Number of closures that count in the tables, including those in
-        the restored checkpoint.
+      num_done: Number of closures whose updates are in the tables, including
+        the closures in the restored checkpoint.
     """
 
     def __init__(

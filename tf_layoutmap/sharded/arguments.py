@@ -193,8 +193,8 @@ def partition_of(
       sizes: Size of each shard along `axis`.
       placement: None or `"offsets"`: contiguous shards. `"div"`: contiguous
         shards of even sizes. `"mod"`: row `r` in shard `r % num_shards`. A
-        list of offsets: contiguous shards that start there. A callable. A
-        `RowPartition`.
+        list of offsets: contiguous shards that start at these rows. A callable.
+        A `RowPartition`.
       axis: The axis along which the table is sharded.
       name: Name of the table, for messages.
 

@@ -217,8 +217,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         ):
             return initializer
 
-        # The values of a table with one shard are computed by the same
-        # function, so they are bitwise identical.
+        # The same function computes the values of one shard and of several
+        # shards, so the values are bitwise identical.
         def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
             return initial_value.of_shard(
                 initializer,

@@ -88,7 +88,7 @@ def legacy_apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Passes gradients to tables; `apply_gradients` of legacy optimizers."""
+    """Passes gradients to tables; `original` belongs to a legacy optimizer."""
     pairs = list(grads_and_vars)
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):

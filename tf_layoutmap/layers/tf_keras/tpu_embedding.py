@@ -24,7 +24,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
     Its gradient is a sum of marks, from which the loss scale is removed.
     """
 
-    # State of the layer, set by `create`; it is no part of the value.
+    # State of the layer, set by `create`; it is not part of the value.
     steps: key_table.KeyTable | EmbeddingSteps
 
     @classmethod
