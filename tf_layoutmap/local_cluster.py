@@ -9,8 +9,9 @@ worker, as MultiWorkerMirroredStrategy requires. Each line that a process prints
 is shown with the name of the process.
 
 When the program ends, all other processes are ended, and the exit code of the
-program is returned. SIGINT, SIGTERM and SIGHUP are forwarded to the program. No
-process stays alive after this process has ended, even by SIGKILL.
+program is returned. SIGINT, SIGTERM and SIGHUP are forwarded to the program.
+When this process ends, even by SIGKILL, all processes that it has started are
+ended, too.
 
 By default, TensorFlow's log is reduced to one line per event. Set
 TF_CPP_MIN_LOG_LEVEL=0 for the full log.
@@ -82,7 +83,8 @@ class Group:
         """Creates a group without processes.
 
         Args:
-          hidden: Pattern of the start of lines that are not shown.
+          hidden: Pattern of lines that are not shown. It is matched from the
+            start of a line.
         """
         self._hidden = hidden
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -76,8 +76,9 @@ def register_op(name: str, policy: literals.Policy) -> None:
     >>> import tf_layoutmap as tlm
     >>> tlm.dtensor.register_op("LayoutMap>LookupShard", "batch_parallel")
 
-    Call it before the first mesh, layout map or tensor on a mesh is created.
-    Creating one registers all ops without a rule as replicated, permanently.
+    Call this function before the first mesh, layout map or tensor on a mesh is
+    created. Its creation registers all ops without a rule as replicated, and
+    this cannot be undone.
 
     Args:
       name: Registered name of the op, such as `"MyNamespace>MyOp"`.
@@ -108,8 +109,8 @@ def register_op(name: str, policy: literals.Policy) -> None:
         _registered[name] = policy
 
 
-# Random ops without state except their seeds, which this package sets on a
-# mesh. StatelessRandomGetAlg only returns the algorithm of the device.
+# Random ops whose only state is their seeds. On a mesh, this package sets the
+# seeds. StatelessRandomGetAlg only returns the algorithm of the device.
 _RANDOM = frozenset(
     (
         "RandomStandardNormal",
@@ -147,7 +148,7 @@ _CONTROL_FLOW = frozenset(
         "ImmutableConst",
     )
 )
-# Types that DTensor has no tensors of.
+# Dtypes for which DTensor has no tensors.
 _TYPES = frozenset(
     dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)
 )

@@ -20,8 +20,8 @@ from tf_layoutmap._core import requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
 # Only one minor version is supported because replaced functions change with
-# each version. For example, all names exist in 3.14, but slot variables would
-# be replicated without an error.
+# each version. For example, Keras 3.14 has all of these names, but slot
+# variables would be replicated, and no error would be raised.
 SUPPORTED_VERSION = requirements.KERAS
 
 if keras.backend.backend() != "tensorflow":
@@ -47,8 +47,8 @@ in_symbolic_scope = _private(
     "backend.common.symbolic_scope", "in_symbolic_scope"
 )
 
-# Used to read the stack of name scopes with their callers, which create
-# variables, and the layer that is being called.
+# Used to read the stack of name scopes and the layer that is being called. Each
+# name scope records its caller, the object that creates variables in it.
 _get_global_attribute = _private(
     "backend.common.global_state", "get_global_attribute"
 )
@@ -60,8 +60,8 @@ compute_output_spec = _private("backend", "compute_output_spec")
 TensorFlowTrainer = _private("backend.tensorflow.trainer", "TensorFlowTrainer")
 BaseTrainer = _private("trainers.trainer", "Trainer")
 
-# All steps of an epoch run inside `catch_stop_iteration`. Its end is reported
-# to other processes.
+# All steps of an epoch run inside `catch_stop_iteration`. When this context
+# ends, the end of the epoch is reported to the other processes.
 TFEpochIterator = _private("backend.tensorflow.trainer", "TFEpochIterator")
 _private("backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration")
 
@@ -74,7 +74,8 @@ ArrayDataAdapter = _private(
 # The class whose methods get the variables and gradients of each optimizer.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
 
-# The class whose methods write to variables, also rows of sparse gradients.
+# The class whose methods write to variables, including the rows of sparse
+# gradients.
 TFOptimizer = _private("backend.tensorflow.optimizer", "TFOptimizer")
 
 # The class of models whose layers are found by name and not by attribute.
@@ -189,8 +190,8 @@ _method(
 for _name in ("assign", "assign_add", "assign_sub"):
     _method(TFOptimizer, _name, "variable", "value")
 
-# The methods that pass the gradient of a variable with
-# `overwrite_with_gradient` to its `assign`, for all optimizers. A table with a
+# The methods with which all optimizers pass the gradient of a variable to its
+# `assign` if the variable has `overwrite_with_gradient`. A table with a
 # `RowOptimizer` is trained in this way.
 _method(
     BaseOptimizer,
@@ -235,7 +236,8 @@ def is_abstract() -> bool:
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     """Returns the schedule, callable or variable passed as learning rate.
 
-    `optimizer.learning_rate` is its value at the optimizer's current step.
+    In contrast, `optimizer.learning_rate` is the value at the optimizer's
+    current step.
     """
     return optimizer._learning_rate
 
@@ -306,8 +308,8 @@ def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
 def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Returns a scope in which traced `assign_add` calls are one operation.
 
-    Keras reads, adds and writes, so that increments of two workers at the same
-    time count only once.
+    Keras reads, adds and writes in separate operations. If two workers do this
+    at the same time, one of the two increments is lost.
     """
     try:
         for one in variables:
@@ -340,7 +342,7 @@ def h5_dataset(
 ) -> Any:
     """Returns the HDF5 dataset of a key in a weights store, or None.
 
-    A dataset supports partial reads and writes, the store does not.
+    A dataset supports partial reads and writes. The store itself does not.
 
     Args:
       store: Argument of `save_own_variables` or `load_own_variables`. In

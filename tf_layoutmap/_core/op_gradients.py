@@ -46,8 +46,8 @@ def register(ops: Any) -> None:
         )
 
         of_gains = None
-        # A tape passes the indices of unused gradients. Skipping the gradient
-        # of `gains` saves a second lookup.
+        # The tape passes the indices of the gradients that it does not use.
+        # Skipping the gradient of `gains` saves a second lookup.
         skipped = getattr(op, "skip_input_indices", None) or ()
         if num_shards + 3 not in skipped:
             rows = ops.lookup_rows(
@@ -160,8 +160,9 @@ def _by_shard(
 ) -> list[tf.IndexedSlices]:
     """Splits `values`, one per routed id, into the slices of each shard."""
     slices = []
-    # Shapes are int32, as in TensorFlow's gradients: the branches of tf.cond
-    # and tf.switch_case must have equal dtypes, also branches without a lookup.
+    # Shapes are int32, as in TensorFlow's gradients. All branches of tf.cond
+    # and tf.switch_case must have equal dtypes, including branches that look up
+    # no rows.
     row_shape = tf.shape(values)[1:]
     for shard, size in enumerate(shard_sizes):
         start, end = routed.splits[shard], routed.splits[shard + 1]

@@ -67,7 +67,8 @@ def _import_tensorflow() -> types.ModuleType:
     try:
         return importlib.import_module("tensorflow")
     except ModuleNotFoundError as error:
-        # If a dependency of TensorFlow is missing, its own error is raised.
+        # If a dependency of TensorFlow is missing, the original error is
+        # raised.
         missing = requirements.not_installed("tf_layoutmap", error)
         if missing is None:
             raise
@@ -172,10 +173,11 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _with_plain_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function of an op, with errors that have only its message.
+    """Returns an op's function whose errors contain only the op's message.
 
-    For an eager op, TensorFlow adds the wrapping function with all attributes
-    and the device before the message, and the name of the op after it.
+    In an error of an eager op, TensorFlow writes the wrapping function, all
+    attributes and the device before the message, and the name of the op after
+    the message.
     """
     op_error = _import_tensorflow().errors.OpError
 

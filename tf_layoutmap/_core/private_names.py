@@ -43,7 +43,7 @@ class PrivateNames:
             raise other
 
     def refusal(self, missing: str) -> ImportError:
-        """Returns the error for a package `which ...`, with a remedy."""
+        """Returns the error for a package that lacks a name, with a remedy."""
         return ImportError(
             f"{self._needs} Received: {self._which}, {missing}. {self._remedy}"
         )
@@ -107,7 +107,7 @@ class PrivateNames:
         )
 
     def _public_name(self, owner: Any) -> str:
-        """Returns the public name of a class, also if it was replaced."""
+        """Returns the public name of a class, even for a replaced class."""
         package = sys.modules.get(self._package)
         for part in ("layers", "optimizers"):
             for name, value in vars(getattr(package, part, type)).items():

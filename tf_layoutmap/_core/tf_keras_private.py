@@ -96,8 +96,8 @@ for _name in ("lstm", "gru"):
     for _function in ("standard_{}", "{}_with_backend_selection"):
         _NAMES.find(f"layers.rnn.{_name}", _function.format(_name))
 
-# All steps of an epoch run inside `catch_stop_iteration`. Its end is reported
-# to other processes.
+# All steps of an epoch run inside `catch_stop_iteration`. When this context
+# ends, the end of the epoch is reported to the other processes.
 DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")
 _NAMES.check_method(DataHandler, "catch_stop_iteration")
 

@@ -60,8 +60,9 @@ should_record_backprop = _private("eager.record", "should_record_backprop")
 # for a tf.IndexedSlices.
 forward_mode_of_ops = _private("eager.forwardprop", "_SPECIAL_CASES")
 
-# Makes AutoGraph call a function without converting it. Functions that it calls
-# are converted; the public `do_not_convert` disables AutoGraph for them, too.
+# Makes AutoGraph call a function without converting it. AutoGraph still
+# converts the functions that this function calls. The public `do_not_convert`
+# would disable AutoGraph for those functions, too.
 called_as_written = _private("autograph.impl.api", "autograph_artifact")
 
 # Allows a function to run several reads of one variable in parallel, for the
@@ -297,8 +298,8 @@ def tensors_used_by(graph: Any) -> list[Any]:
     return tensors
 
 
-# Options for the optimization of functions that this thread calls. They are
-# different for a mesh.
+# Options that control how functions that this thread calls are optimized.
+# Functions on a mesh use other options.
 for _name in ("config", "function_call_options"):
     _private("eager.context", f"Context.{_name}")
 _FunctionCallOptions = _private("eager.context", "FunctionCallOptions")
@@ -387,7 +388,7 @@ def collective_arguments(launcher: Any) -> dict[str, Any]:
 
 
 # Classes whose methods remove functions and resources from all processes of a
-# cluster. They must do nothing after a process has stopped responding.
+# cluster. These methods must do nothing after a process has stopped responding.
 EagerContext = _private("eager.context", "Context")
 _private("eager.context", "Context.remove_function")
 EagerResourceDeleter = _private(
@@ -405,8 +406,8 @@ wait_for_closure = _private(
 # If a coordinator cancels a closure, the closure may stop between updates of
 # two servers, and its iterator is cancelled permanently. A closure that is a
 # Python function is not cancelled. `Cluster.schedule` accepts a Python
-# function, the public method does not. The function is therefore traced in this
-# module, with the type of an iterator that workers have not created yet.
+# function, but the public method does not. The function is therefore traced in
+# this module, with the type of an iterator that workers have not created yet.
 _BEING_SCHEDULED, _CLUSTER = "_being_scheduled", "_cluster"
 _QUEUE, _QUEUE_ERROR = "closure_queue", "_error"
 _ITERATORS, _TYPE_SPEC, _DATASET_FUNCTION = (
@@ -527,12 +528,13 @@ def delete_cluster_value(key: str) -> None:
 
 
 def abort_cluster(why: str) -> None:
-    """Aborts operations in which other processes wait, permanently."""
+    """Permanently aborts the operations in which other processes wait."""
     _context().report_error_to_cluster(tf.errors.ABORTED, why)
 
 
 # The modules with which all Python code of TensorFlow creates operations. On a
-# mesh, operations for which DTensor gives wrong results are corrected there.
+# mesh, operations for which DTensor gives wrong results are corrected in these
+# modules.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
@@ -614,8 +616,8 @@ _DTENSOR.check_method(
 )
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
 
-# The method that creates all operations of a function's graph. An operation
-# that DTensor cannot partition gets replicated inputs there.
+# The method that creates all operations of a function's graph. In this method,
+# an operation that DTensor cannot partition gets replicated inputs.
 FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
     FuncGraph,
@@ -647,7 +649,7 @@ def graphs_around() -> Iterator[Any]:
 
 
 def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` for `tf.py_function`, freed with the traced graphs.
+    """Returns a wrapper for `tf.py_function` that is freed with the graphs.
 
     TensorFlow 2.21 keeps the argument of `tf.py_function`, and all objects that
     it refers to, in the default graph until the process ends.
@@ -737,8 +739,9 @@ def kept_with_device(kind: str) -> dict[Any, Any]:
     return kept.setdefault(kind, {})
 
 
-# The functions that run all eager operations, on the fast path and the general
-# path, and the errors of the fast path. DTensor rejects host tensors there.
+# The functions that run all eager operations (on the fast path and on the
+# general path), and the errors of the fast path. In these functions, DTensor
+# rejects host tensors.
 pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
 _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
@@ -748,13 +751,13 @@ FastWayRefused = _private("eager.core", "_FallbackException")
 # The saver of `dtensor.DTensorCheckpoint`, which supports only mesh tensors.
 DTrackableSaver = _DTENSOR.find("d_checkpoint", "DTrackableSaver")
 
-# The iterator of DTensorDataset. The end of its data makes a mesh unusable, so
-# the end is never reached.
+# The iterator of DTensorDataset. An iterator that reaches the end of its data
+# makes the mesh unusable, so this package stops before the end.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 
-# Attributes for the number of clients that share the batch of a replica, which
-# DTensorDataset computes with devices outside its mesh. They are instance
-# attributes, so the code of `__init__` is checked.
+# Attributes that hold the number of clients that share the batch of a replica.
+# DTensorDataset computes a wrong number, because it counts devices outside its
+# mesh. They are instance attributes, so the code of `__init__` is checked.
 for _name in (
     "_mesh",
     "_batched_dataset",

@@ -14,7 +14,8 @@ from tf_layoutmap._patches.rows import Patch
 
 # The rows of each group, returned by a function so that a group imports only
 # the code that it installs. If two rows replace one name, the later row is
-# called first: code that moves values to a mesh wraps code that updates tables.
+# called first. For example, the code that moves values to a mesh is called
+# before the code that updates tables.
 _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     mesh_rows.GROUP: mesh_rows.rows,
     mesh_rows.CHECKPOINTS_GROUP: mesh_rows.checkpoint_rows,
@@ -72,7 +73,7 @@ class _ReplacedName:
         self.rows: list[Patch] = []
 
     def set_rows(self, rows: list[Patch]) -> None:
-        """Replaces the name with `rows`, the last of which is called first."""
+        """Replaces the name; the last of `rows` is called first."""
         everywhere = any(row.everywhere for row in (*rows, *self.rows))
         before, value = self._current, self.original
         self.rows = rows

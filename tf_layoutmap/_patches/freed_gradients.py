@@ -1,10 +1,10 @@
 """Frees gradients of `tf.custom_gradient` together with their graphs.
 
-TensorFlow keeps such a gradient until the process ends, and with it the graph
-and the memory of all variables that the graph reads. The training step of every
-Keras model has such a gradient because sums over replicas use
-`tf.custom_gradient`. Without this module, these models and their tables would
-never be freed.
+TensorFlow keeps such a gradient until the process ends. It therefore also keeps
+the graph of the gradient and the memory of all variables that the graph reads.
+The training step of every Keras model has such a gradient because sums over
+replicas use `tf.custom_gradient`. Without this module, these models and their
+tables would never be freed.
 
 Only graphs that use variables of this package are changed. In other graphs the
 gradient stays registered because copies of a graph (`import_graph_def`,
@@ -42,7 +42,7 @@ def free_with(handles: Iterable[Any]) -> None:
 
 
 def free_with_variables(variables: Iterable[Any]) -> None:
-    """Calls `free_with` for variables, which strategies may have created."""
+    """Calls `free_with` for variables, including variables of strategies."""
     engine.ensure("memory")
     if not tf.executing_eagerly():
         # The variables were created and marked outside the traced function.

@@ -30,8 +30,8 @@ class Patch:
         replacement. Its argument `ours` is already bound to `original`. None if
         the replacement only calls `ours`.
       base: Owner and name of the function that is passed to `ours` as
-        `original`; None for the replaced function. Set if the replaced function
-        has other arguments than `ours` supports.
+        `original`; None if this is the replaced function. Set if the arguments
+        of the replaced function differ from the arguments that `ours` supports.
       everywhere: Whether the name is also replaced in all other modules of
         TensorFlow that hold the same function under this name.
     """

@@ -42,7 +42,7 @@ _current = threading.local()
 
 
 def distribution() -> Any:
-    """Returns the distribution of this thread, set or in scope, or None.
+    """Returns the current distribution of this thread, or None.
 
     Also returns a `tlm.distribution` object that was passed to
     `keras.distribution.set_distribution`. A distribution of Keras that was
@@ -94,8 +94,8 @@ class Distribution(keras_private.Distribution):
           device_mesh: `tlm.distribution.DeviceMesh`,
             `keras.distribution.DeviceMesh` or `dtensor.Mesh`.
           batch_dim_name: Mesh axis along which batches are sharded.
-          auto_shard_dataset: Must be True with several processes: each process
-            gets full batches and uses its part of them.
+          auto_shard_dataset: Must be True if there are several processes. Each
+            process gets full batches and uses only its shard of each batch.
 
         Raises:
           TypeError: `device_mesh` is not a mesh.
@@ -326,12 +326,12 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
 
         Args:
           layout_map: `tlm.distribution.LayoutMap`, `tlm.LayoutMap`, or
-            `keras.distribution.LayoutMap`. Keys of a Keras map match as in
-            Keras: the full path of a variable.
+            `keras.distribution.LayoutMap`. As in Keras, a key of a Keras map
+            must match the full path of a variable.
           batch_dim_name: Mesh axis along which batches are sharded; None for
             the first axis, as in Keras.
-          auto_shard_dataset: Must be True with several processes: each process
-            gets full batches and uses its part of them.
+          auto_shard_dataset: Must be True if there are several processes. Each
+            process gets full batches and uses only its shard of each batch.
           init: As in `tlm.layout_map_scope`.
           **kwargs: `device_mesh`, which is accepted for compatibility and
             ignored: the layout map has the mesh.
@@ -426,9 +426,10 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
 def set_distribution(value: Any) -> None:
     """Sets the distribution of objects that this thread creates from now on.
 
-    A `scope()` or `tlm.layout_map_scope` inside takes precedence. Weights are
-    initialized at their first use. A layout that does not fit its weight raises
-    an error at this point, or in `layout_map.explain(model)`.
+    For objects that are created inside a `scope()` or `tlm.layout_map_scope`,
+    that scope takes precedence. Weights are initialized at their first use. A
+    layout that does not fit its weight raises an error at this point, or in
+    `layout_map.explain(model)`.
 
     ```python
     tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
@@ -441,8 +442,8 @@ def set_distribution(value: Any) -> None:
 
     Args:
       value: `ModelParallel` or `DataParallel` of `tlm.distribution` or
-        `keras.distribution`, which `distribution()` then returns; None to unset
-        the distribution.
+        `keras.distribution`. `distribution()` returns this object afterwards.
+        None unsets the distribution.
 
     Raises:
       TypeError: `value` has another type.

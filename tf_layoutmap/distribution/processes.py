@@ -25,10 +25,10 @@ def initialize(
 
     Call it before TensorFlow computes anything. An argument that is None is
     read from the environment variable `KERAS_DISTRIBUTION_JOB_ADDRESSES`,
-    `KERAS_DISTRIBUTION_NUM_PROCESSES` or `KERAS_DISTRIBUTION_PROCESS_ID`. With
-    one process, there is nothing to connect;
-    `dtensor.create_distributed_mesh` then creates a mesh of its devices, if
-    TensorFlow has not computed anything before.
+    `KERAS_DISTRIBUTION_NUM_PROCESSES` or `KERAS_DISTRIBUTION_PROCESS_ID`. A
+    single process connects to no other process.
+    `dtensor.create_distributed_mesh` can then create a mesh of the devices of
+    this process, provided that TensorFlow has not computed anything before.
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.initialize(num_processes=1, process_id=0)

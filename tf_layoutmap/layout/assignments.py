@@ -215,7 +215,7 @@ def assign(
     *,
     owners: Iterable[Any] | None = None,
 ) -> list[LayoutAssignment]:
-    """Returns the layout of each of `variables`, in their order.
+    """Returns the layout of each of `variables`, in the same order.
 
     Args:
       layout_map: `LayoutTable` with the layouts.

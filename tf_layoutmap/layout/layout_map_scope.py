@@ -56,8 +56,8 @@ def layout_map_scope(
 
     Args:
       layout_map: `tlm.LayoutMap`, `tlm.distribution.LayoutMap`, or
-        `keras.distribution.LayoutMap`. Keys of the latter match as in Keras:
-        against the full path of a variable.
+        `keras.distribution.LayoutMap`. As in Keras, the keys of a Keras map
+        must match the full path of a variable.
       init: `"sharded"`: each device draws its shard of a weight, so no device
         ever holds more than its shard. `"host"`: the initial values are
         bitwise identical to the values without a mesh; the host holds one

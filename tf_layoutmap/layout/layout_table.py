@@ -28,7 +28,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     them import this module.
     """
 
-    # Whether a name that two keys match raises, even if not strict.
+    # Whether a name that two keys match raises an error even if the map is not
+    # strict.
     _refuses_two = False
 
     def __init__(
@@ -179,7 +180,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         )
         return f"{type(self).__name__}({{{inside}}})"
 
-    # Maps are compared by identity, also if their layouts are equal.
+    # Maps are compared by identity, even if their layouts are equal.
     __eq__ = object.__eq__
     __hash__: Any = object.__hash__
 

@@ -208,13 +208,13 @@ def without_autotuning(dataset: Any) -> Any:
     """Returns `dataset` with autotuning disabled, so its iterators end at once.
 
     In about one of twenty runs, the end of an autotuning `tf.data` iterator
-    waits for its autotuning thread: as long as the iterator was in use, at most
-    one minute. The thread is woken before it can see its cancellation
-    (TensorFlow 2.21). In a process of a cluster, all requests of the
-    coordinator wait, too.
+    waits for its autotuning thread. The wait takes as long as the iterator was
+    in use, but at most one minute. The thread is woken before it can see its
+    cancellation (TensorFlow 2.21). In a process of a cluster, all requests of
+    the coordinator wait, too.
 
-    Distributed datasets are returned unchanged, and datasets whose options set
-    `autotune.enabled`. Without autotuning, `tf.data.AUTOTUNE` keeps its start
+    Distributed datasets, and datasets whose options set `autotune.enabled`, are
+    returned unchanged. Without autotuning, `tf.data.AUTOTUNE` keeps its start
     value: 16 parallel calls, or the number of cores if it is smaller.
     """
     if not isinstance(dataset, tf.data.Dataset):

@@ -31,7 +31,7 @@ class Saved(NamedTuple):
 
     Attributes:
       prefix: Prefix for `tf.train.Checkpoint.read`.
-      num_done: Number of closures whose updates it holds.
+      num_done: Number of closures whose updates the checkpoint holds.
     """
 
     prefix: str
@@ -45,7 +45,7 @@ class CheckpointFolder:
         """Opens the directory, and creates it if it does not exist.
 
         Raises:
-          OSError: If the directory is not writable, or is not created.
+          OSError: If the directory is not writable or cannot be created.
         """
         self._folder = pathlib.Path(folder)
         self._max_to_keep = max_to_keep
@@ -69,12 +69,12 @@ class CheckpointFolder:
         and the old one is then removed.
 
         Args:
-          num_done: Number of closures whose updates it holds.
+          num_done: Number of closures whose updates the checkpoint holds.
           write: Function of a prefix, such as `tf.train.Checkpoint.write`.
 
         Raises:
-          OSError: If the checkpoint is not written. Its files are removed, and
-            earlier checkpoints are not changed.
+          OSError: If the checkpoint cannot be written. Its files are removed,
+            and earlier checkpoints are not changed.
           tf.errors.UnavailableError, tf.errors.AbortedError: If a server is
             lost.
         """

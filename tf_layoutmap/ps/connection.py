@@ -137,7 +137,7 @@ def _read_config(tf_config: str | None) -> dict[str, Any]:
 
 
 def check_answers(answers: Mapping[Process, Any]):
-    """Checks that all processes can take part.
+    """Checks that all processes can take part in the training.
 
     Args:
       answers: Result of `describe_all`.

@@ -26,9 +26,10 @@ class Datasets:
     model.fit(tlm.ps.Datasets(dataset_fn), epochs=3)
     ```
 
-    An epoch without `steps_per_epoch` ends when all workers have finished
-    their datasets, of whatever sizes. With `steps_per_epoch` an epoch is that
-    number of batches over all workers, and the next epoch continues there.
+    Without `steps_per_epoch`, an epoch ends when all workers have finished
+    their datasets, whose sizes may differ. With `steps_per_epoch`, an epoch
+    consists of this number of batches, counted over all workers, and the next
+    epoch continues with the following batches.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class Datasets:
             tensor, is the index of the worker. Without an argument all workers
             read the same data. The dataset is not autotuned by default; its
             options may enable autotuning.
-          step_deadline: Time within which some batch must be finished, as
-            `"10min"` or in seconds.
+          step_deadline: Time within which at least one batch must be finished,
+            as `"10min"` or in seconds.
           on_server_loss: How `fit` handles the loss of a server. `"raise"`
             raises `ServerLostError`. `"restart"` restarts this program, in the
             same process, with its arguments. It waits in `connect` until the
@@ -128,8 +129,8 @@ def check_worker_dataset_function(traced: Any) -> None:
 def patch_fit() -> None:
     """Makes `fit` and `evaluate` of both Keras versions accept `Datasets`.
 
-    `connect` also calls this function: in `model.fit(Datasets(...))` Python
-    looks up `fit` before it creates the `Datasets`.
+    `connect` also calls this function, because in `model.fit(Datasets(...))`
+    Python looks up `fit` before it creates the `Datasets`.
     """
     engine.ensure("keras3_ps")
     if keras_private.imported_tf_keras() is not None:

@@ -46,8 +46,9 @@ class StepBody:
 
         Args:
           strategy: A ParameterServerStrategy.
-          step: Takes a batch, in `strategy.run`; returns tensors with known
-            shapes and values that float64 represents.
+          step: Function that is called with a batch, in `strategy.run`. It
+            returns tensors with known shapes and with values that float64
+            represents exactly.
         """
         self._strategy = strategy
         self._step = step
@@ -192,7 +193,7 @@ class Epochs:
           ServerLostError: If a server is lost, and the program does not
             restart.
           StepDeadlineError: If no batch was finished within the deadline.
-          tf.errors.OpError: If a step failed; it does not count.
+          tf.errors.OpError: If a step failed. The failed step does not count.
         """
         if num_steps is None:
             self._rounds.restart_datasets()

@@ -1,7 +1,8 @@
 """`fit`, `evaluate` and `predict` of Keras 3 on parameter servers.
 
-`Keras3` is Keras 3's part of the loops in `fit_loop`. `assign_add` and
-`assign_sub` let several workers update one variable of Keras 3.
+`Keras3` contains the operations of the loops in `fit_loop` for Keras 3.
+`assign_add` and `assign_sub` let several workers update one variable of Keras
+3.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tf_layoutmap.ps import fit_loop
 
 
 class Keras3:
-    """Keras 3's part of the loops in `fit_loop`.
+    """Operations of the loops in `fit_loop` for Keras 3.
 
     Metrics of Keras 3 read their variables and write the sums, so updates of
     two workers would overwrite each other. Each step therefore counts from

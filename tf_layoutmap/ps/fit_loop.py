@@ -50,8 +50,8 @@ def server_loss_handler(
       backups: BackupAndRestore callbacks of `fit`.
 
     Raises:
-      ValueError: If the program must restart on a loss but could not continue:
-        it has no backup, or its cluster is not from `connect`.
+      ValueError: If the program must restart on a loss but could not continue,
+        because it has no backup, or its cluster was not created by `connect`.
     """
     if data.on_server_loss == "raise":
         return server_loss_reporter(strategy, data)

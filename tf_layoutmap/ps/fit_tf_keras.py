@@ -14,7 +14,7 @@ from tf_layoutmap.ps import fit_loop
 
 
 class TfKeras:
-    """tf_keras' part of the loops in `fit_loop`.
+    """Operations of the loops in `fit_loop` for tf_keras.
 
     Each metric of tf_keras updates a variable with one op on the servers, so
     several workers may update it.

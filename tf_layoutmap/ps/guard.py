@@ -34,8 +34,8 @@ class Guard:
         Args:
           all_processes: Processes of the cluster.
           deadline: Deadline in seconds, also named in messages.
-          checkpoint_status: Returns the progress of the newest checkpoint, as
-            a growing number, and the remedy after a loss.
+          checkpoint_status: Function that returns the progress of the newest
+            checkpoint, as a number that grows, and the remedy after a loss.
           restarts_program: Whether this program restarts after the loss of a
             server.
         """

@@ -25,7 +25,8 @@ _TAIL = re.compile(
 )
 
 # Patterns of the coordinator's messages, with groups for worker and error, and
-# the shorter text. None hides a message that another message or error repeats.
+# the shorter text. If the text is None, the message is hidden, because another
+# message or error repeats it.
 _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (
         re.compile(
@@ -55,7 +56,8 @@ _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
         ),
         None,
     ),
-    # Printed for each checkpoint from the fifth on; users cannot change it.
+    # TensorFlow prints this message for each checkpoint from the fifth on, and
+    # users cannot disable it.
     (
         re.compile(
             r"\d+ out of the last \d+ calls to <function "

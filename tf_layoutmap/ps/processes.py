@@ -96,7 +96,8 @@ def connection_fault(process: Process, seconds: float) -> str | None:
     """
     if not listens(process):
         return f"no connection to {process.name}"
-    # With the global pool a channel would inherit the backoff of earlier ones.
+    # With the global pool, a channel would inherit the backoff delay of earlier
+    # channels.
     with grpc.insecure_channel(
         process.address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:

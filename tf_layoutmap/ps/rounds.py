@@ -33,7 +33,7 @@ class InputCancelledError(RuntimeError):
 
 
 class StepClosure:
-    """A step with the next batch of a worker, under the number of a closure.
+    """A step that uses the next batch of a worker and has a closure number.
 
     Workers call it as a Python function, so that a coordinator cannot cancel
     it. When another closure has failed, this closure therefore finishes its
@@ -46,9 +46,9 @@ class StepClosure:
 
         Args:
           coordinator: A ClusterCoordinator.
-          body: Takes the iterator of a worker. All functions that it calls
-            must be traced inside this closure, because other traces do not use
-            the number of the closure.
+          body: Function that is called with the iterator of a worker. All
+            functions that it calls must be traced inside this closure, because
+            other traces do not use the number of the closure.
         """
         self._coordinator = coordinator
         self._applied: list[Any] = []
@@ -113,9 +113,9 @@ class StepClosure:
             try:
                 return traced(iterator, numbers)
             except tf.errors.CancelledError as error:
-                # Nothing cancels calls on purpose: a connection was lost for a
-                # moment, or an op of this worker failed while its iterator was
-                # waiting for a batch.
+                # No code cancels these calls on purpose. The error means that a
+                # connection was lost for a moment, or that an op of this worker
+                # failed while its iterator was waiting for a batch.
                 num_cancelled += 1
                 if (
                     _RETRIED_ERROR_TEXT in str(error)
@@ -136,9 +136,9 @@ class StepClosure:
         """Ends an epoch on all servers; see `AppliedClosures`.
 
         Returns:
-          For each server of each embedding that the step trains, the numbers
-          of the closures that it has applied in `epoch`; empty if it trains
-          none.
+          For each server of each embedding that the step trains, the numbers of
+          the closures that the server has applied in `epoch`. Empty if the step
+          trains no embedding.
         """
         return [
             numbers
@@ -159,7 +159,7 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
 
     Args:
       strategy: A ParameterServerStrategy.
-      step_fn: Takes a batch; may be a `tf.function`.
+      step_fn: Function that is called with a batch; may be a `tf.function`.
     """
     traced = getattr(step_fn, "python_function", step_fn)
 
@@ -216,8 +216,8 @@ _MAX_CLOSURES = 512
 _MAX_FAILURES = 4
 
 # Maximum number of attempts to complete steps that only some servers have
-# applied, and how many of these use the next batches. After that many, workers
-# restart their datasets.
+# applied, and the number of these attempts that use the next batches. After
+# that number of attempts, workers restart their datasets.
 _MAX_COMPLETIONS = 16
 _MAX_NEXT_BATCHES = 4
 
@@ -232,7 +232,7 @@ class RoundResult(NamedTuple):
     """Result of a round.
 
     Attributes:
-      num_done: Number of closures that count in the tables.
+      num_done: Number of closures whose updates are in the tables.
       values: Results of the closures, in the order of their numbers, for
         `Rounds.fetch`; empty if the round has an error.
       error: Error of a closure that does not count, or None.
@@ -263,7 +263,7 @@ class Rounds:
           body: Body of a closure, as for `StepClosure`.
           dataset_fn: Creates the dataset of a worker.
           num_workers: Number of workers of the cluster.
-          deadline: Time in seconds within which some closure must end.
+          deadline: Time in seconds within which at least one closure must end.
           seconds: Target duration of a round.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
@@ -283,7 +283,7 @@ class Rounds:
         """The dataset of all workers; created at the first access."""
         if self._dataset is None:
             # Autotuning is off, because a worker that deletes an iterator does
-            # not answer other calls meanwhile.
+            # not answer other calls in the meantime.
             dataset = self._coordinator.create_per_worker_dataset(
                 lambda: mesh_step.without_autotuning(self._dataset_fn())
             )
@@ -305,7 +305,7 @@ class Rounds:
         the closures that it has applied, and rejects later updates of the
         epoch. A closure that all servers have applied counts. Other closures
         run again under their numbers, with another batch, until too many have
-        failed. The closures that no server has applied are then given up.
+        failed. Then the closures that no server has applied are not run again.
 
         Args:
           max_closures: Maximum number of closures.
@@ -400,7 +400,7 @@ class Rounds:
             return None
 
     def _prepare(self):
-        """Creates iterators and traces the closure, if not yet done."""
+        """Creates iterators and traces the closure, in the first call."""
         if self._iterator is None:
             self._iterator = iter(self.dataset)
             self._closure.trace(self._iterator)

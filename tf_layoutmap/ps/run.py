@@ -57,8 +57,8 @@ class Run:
     checkpoint: `steps(10_000)` runs the remaining steps of 10,000.
 
     Attributes:
-      num_done: Number of closures that count in the tables, including those in
-        the restored checkpoint.
+      num_done: Number of closures whose updates are in the tables, including
+        the closures in the restored checkpoint.
     """
 
     def __init__(
@@ -79,8 +79,9 @@ class Run:
 
         Args:
           strategy: Result of `connect`.
-          step_fn: Takes one batch, on a worker. It is called in
-            `strategy.run` and traced once. It runs one step of each embedding.
+          step_fn: Function that is called with one batch, on a worker. It is
+            called in `strategy.run` and traced once. It runs one step of each
+            embedding.
           dataset_fn: Returns the dataset of a worker, as for
             `tlm.ps.Datasets`; it may take a `tf.distribute.InputContext`. The
             dataset must be infinite (`Dataset.repeat`).
@@ -95,7 +96,7 @@ class Run:
             waits in `connect` until the server is available again, and
             continues from the newest checkpoint. It restarts at most three
             times without a newer checkpoint.
-          step_deadline: Time within which some closure must end.
+          step_deadline: Time within which at least one closure must end.
           max_to_keep: Number of checkpoints to keep, at least 1.
           allow_missing: Names of objects that the newest checkpoint may hold
             and `objects` may lack; the next checkpoint does not contain them.
@@ -217,7 +218,7 @@ class Run:
         """Writes a checkpoint now.
 
         Raises:
-          ServerLostError, StepDeadlineError, OSError: As `steps`.
+          ServerLostError, StepDeadlineError, OSError: As for `steps`.
           RuntimeError: If a call of `steps` was interrupted, or could not
             complete a step: the tables must not be saved.
         """

@@ -193,8 +193,8 @@ def partition_of(
       sizes: Size of each shard along `axis`.
       placement: None or `"offsets"`: contiguous shards. `"div"`: contiguous
         shards of even sizes. `"mod"`: row `r` in shard `r % num_shards`. A
-        list of offsets: contiguous shards that start there. A callable. A
-        `RowPartition`.
+        list of offsets: contiguous shards that start at these rows. A callable.
+        A `RowPartition`.
       axis: The axis along which the table is sharded.
       name: Name of the table, for messages.
 
@@ -245,7 +245,8 @@ def from_offsets(offsets: Any, name: str) -> RowPartition:
     """Returns the partition into contiguous shards with these offsets.
 
     Args:
-      offsets: First row of each shard, and the number of rows at the end.
+      offsets: First row of each shard, followed by the number of rows of the
+        table.
       name: Name of the table, for messages.
 
     Raises:

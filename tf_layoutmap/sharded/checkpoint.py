@@ -204,7 +204,7 @@ class _BlockSaveable(tf_private.SaveableObject):
         self._is_checked = True
 
     def restore(self, restored_tensors, restored_shapes):
-        """Restores the block from `restored_tensors`, or all from the file."""
+        """Restores the block from the tensors, or all blocks from the file."""
         del restored_shapes
         if not self.specs:
             return None  # The first saveable of the table restores this block.

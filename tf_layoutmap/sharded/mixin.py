@@ -31,7 +31,7 @@ class ShardedVariableMixin(
     """Implementation of `ShardedVariable` for other base classes.
 
     Use this mixin for a class that cannot be a composite tensor. An instance of
-    such a class is neither an argument of a `tf.function` nor a source of
+    such a class cannot be an argument of a `tf.function` or a source of
     `tape.gradient`. Everything else works as for `ShardedVariable`.
 
     >>> import tf_layoutmap as tlm
@@ -67,9 +67,9 @@ class ShardedVariableMixin(
             order of shards, with the sizes of the variables. `"div"`: the
             same, but the sizes must be as even as possible. `"mod"`: row `r`
             is local row `r // num_shards` of shard `r % num_shards`. A list of
-            offsets: the first row of each shard, and the number of rows at
-            the end. A callable: takes global rows and returns owners and local
-            rows; it must use only operators that numpy arrays and tensors
+            offsets: the first row of each shard, followed by the number of rows
+            of the table. A callable: takes global rows and returns owners and
+            local rows; it must use only operators that numpy arrays and tensors
             share. Along axis 1, the placement must be contiguous.
 
         Raises:

@@ -39,7 +39,7 @@ class _Progress:
         # Bytes that the op `new_rows` did not write.
         self.by_others = 0
         # Whether a bar is visible. Only one bar is visible at a time, although
-        # models create several tables and tables several shards.
+        # a model creates several tables, and a table creates several shards.
         self.is_shown = False
 
     def bytes(self) -> int:

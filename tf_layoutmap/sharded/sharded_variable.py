@@ -40,9 +40,10 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     table is one `tf.Variable`, and only TensorFlow's own operations use it.
 
     An out-of-range row raises `tf.errors.InvalidArgumentError` before anything
-    is written. Functions that XLA compiles cannot raise this error. There, an
-    out-of-range id gives NaN in the result of a read and in all rows of a
-    write, and the trace of a function with an integer table raises an error.
+    is written. Functions that XLA compiles cannot raise this error. In such a
+    function, a read with an out-of-range id returns NaN, and a write with an
+    out-of-range id writes NaN to all of its rows. If the table has an integer
+    dtype, the trace of the function raises an error.
     """
 
     __composite_gradient__ = gradient.ShardedVariableGradient()
@@ -235,8 +236,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: The placement of rows is not the one that TensorFlow
-            assumes, so TensorFlow's lookups would return wrong rows.
+          ValueError: TensorFlow's class assumes another placement of rows, so
+            its lookups would return wrong rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":

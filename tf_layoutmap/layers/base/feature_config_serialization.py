@@ -33,12 +33,12 @@ def to_config(
 ) -> dict[str, Any]:
     """Returns plain values that `from_config` accepts.
 
-    Initializers that Keras does not serialize are omitted: the rows are
+    Initializers that Keras does not serialize are omitted, because the rows are
     restored from the saved weights.
 
     Args:
       feature_config: Nested structure of `FeatureConfig`.
-      optimizer: Optimizer of the tables that specify none.
+      optimizer: Optimizer of the tables that do not specify one.
       capacities: Capacities of tables with open vocabularies, by table name.
 
     Raises:

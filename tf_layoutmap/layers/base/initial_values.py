@@ -38,7 +38,7 @@ class Draw:
     offset: tf.Tensor
 
     def rows(self, start: int, num_rows: int, dim: int) -> tf.Tensor:
-        """Returns rows of the table `[..., dim]`, and draws only these."""
+        """Returns rows of the table `[..., dim]`, and draws only these rows."""
         op, counts = _OPS[self.distribution]
         first, skipped = divmod(start * dim, _GROUP)
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=self.seed)
@@ -107,8 +107,8 @@ def sharded_initializer(
 
     Returns:
       `initializer` if it accepts shard arguments. Otherwise a callable with a
-      `shard_info` argument, as for `ShardedVariable.create`, for one pass over
-      all shards.
+      `shard_info` argument, as for `ShardedVariable.create`. It supports one
+      pass over all shards.
     """
     parameters = inspect.signature(initializer).parameters
     if {"shard_info", "partition_shape"} & set(parameters):

@@ -216,7 +216,7 @@ def _truncate_sparse(feature, ids, weights, max_ids):
 
 
 def _max_ids(feature) -> int | None:
-    """Returns the ids per sample, after a check of both shapes."""
+    """Returns the number of ids per sample after a check of both shapes."""
     input_shape = tuple(feature.input_shape)
     output_shape = tuple(feature.output_shape)
     samples = input_shape[: max(len(input_shape) - 1, 1)]
@@ -261,8 +261,8 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
 
     Args:
       optimizer: A Keras optimizer, its name, an optimizer of
-        `tf.tpu.experimental.embedding`, or None. The last two are returned
-        unchanged.
+        `tf.tpu.experimental.embedding`, or None. An optimizer of
+        `tf.tpu.experimental.embedding` and None are returned unchanged.
       where: Table or layer, appended to error messages.
 
     Raises:

@@ -1,9 +1,10 @@
 """Checks that a layer is used by models of its Keras version only.
 
-A call from the other version would compute activations. However, that model
-does not recognize the layer, so it would not train, count or save it.
-`LayerBase` gives type checkers the attributes of a Keras layer; at run time the
-`Layer` class of one version provides them.
+If a model of the other version called the layer, the layer would compute
+activations. However, the model would not recognize it as a layer, and would
+therefore not train, count or save it. `LayerBase` gives type checkers the
+attributes of a Keras layer; at run time the `Layer` class of one version
+provides them.
 """
 
 import sys
@@ -63,7 +64,7 @@ def _check_version(
     own: tuple[str, str],
     other: tuple[str, str],
 ) -> None:
-    """Raises if the other Keras version calls, or made the inputs.
+    """Raises if the other Keras version calls `layer` or created `inputs`.
 
     Args:
       layer: The called layer.
@@ -71,7 +72,7 @@ def _check_version(
       symbolic: Type of the symbolic inputs of the other version.
       calling_layer: Layer of the other version that makes this call, or None.
       own: Name of the layer's Keras version, and module of its layers.
-      other: The same pair for the other version.
+      other: Name of the other Keras version, and module of its layers.
     """
     if any(isinstance(one, symbolic) for one in tf.nest.flatten(inputs)):
         caller = f"a symbolic input of {other[0]}"

@@ -34,7 +34,7 @@ class KeyTable:
     Attributes:
       embedding: The `tlm.TPUEmbedding` that holds the table.
       layer_name: Name of the layer.
-      table_names: Empty, because the layer is the table.
+      table_names: Empty, because the layer itself is the only table.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class KeyTable:
 
         Args:
           keys: Keys of any shape, int64 or strings.
-          marks_variable: The mark weight, whose gradient stands for the step.
+          marks_variable: The mark weight, whose gradient identifies the step.
           is_trained: Whether the layer is trainable.
 
         Returns:
@@ -202,11 +202,11 @@ class KeyTable:
 
     @property
     def num_replicas(self) -> int:
-        """1, because several replicas are not supported."""
+        """Always 1, because several replicas are not supported."""
         return 1
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:
-        """Applies the step of the lookups that the marks stand for."""
+        """Applies the step of the lookups that the marks identify."""
         self._access.apply_marks(sum_of_marks)
         self._optimizer.iterations.assign_add(1)
 
@@ -238,7 +238,8 @@ def read_keys(inputs: Any, layer: str) -> tf.Tensor:
     """Returns the inputs of a layer as int64 or strings.
 
     Raises:
-      TypeError: If they are neither integers that fit in int64 nor strings.
+      TypeError: If the inputs are neither integers that fit in int64 nor
+        strings.
     """
     keys = tf.convert_to_tensor(inputs)
     if keys.dtype in (tf.int64, tf.string):

@@ -183,7 +183,7 @@ class RowUpdates(RowOptimizerSaving):
           layer: Name of the layer, for messages.
 
         Raises:
-          TypeError: If it is of another type.
+          TypeError: If the argument is of another type.
           ValueError: If a setting is not supported, or is not a number.
         """
         if optimizer is None:
@@ -225,7 +225,7 @@ class RowUpdates(RowOptimizerSaving):
         rate = optimizer.learning_rate
         if isinstance(rate, cls._schedule()):
             # The engine would call the schedule without a step; `learning_rate`
-            # calls it with `iterations`.
+            # calls the schedule with `iterations`.
             optimizer = copy.copy(optimizer)
             optimizer.learning_rate = 1.0
         spec = read_optimizer(optimizer, table=layer)
@@ -279,7 +279,8 @@ class RowUpdates(RowOptimizerSaving):
 
         Args:
           gradient: Gradient of the loss with respect to the table of
-            `create_slots`. Rows that are not in it are not changed.
+            `create_slots`. Rows that the gradient does not contain are not
+            changed.
 
         Raises:
           RuntimeError: If several replicas train, or XLA compiles the step.
@@ -312,7 +313,7 @@ class RowUpdates(RowOptimizerSaving):
         steps: int,
         is_last: tf.Tensor,
     ) -> None:
-        """Accumulates a gradient, or applies a step with the mean of `steps`.
+        """Accumulates a gradient, and applies the mean if it is the last one.
 
         Only the rows of the batches are accumulated, not a full table.
 
@@ -324,7 +325,7 @@ class RowUpdates(RowOptimizerSaving):
 
         Raises:
           NotImplementedError: If the table is on parameter servers.
-          RuntimeError, tf.errors.InvalidArgumentError: As `update`.
+          RuntimeError, tf.errors.InvalidArgumentError: As for `update`.
         """
         if strategies.on_servers():
             raise NotImplementedError(
@@ -401,7 +402,7 @@ def _rows_of(
 
 
 def check_constraint_supported(name: str) -> None:
-    """Raises if rows would be constrained outside of their step."""
+    """Raises if a constraint would be applied to rows outside of their step."""
     if strategies.on_servers():
         raise NotImplementedError(
             "Argument `embeddings_constraint` must be None on parameter "

@@ -183,11 +183,11 @@ class EmbeddingCore(LayerBase):
 
         Args:
           input_dim: Number of rows of the table; ids are in `[0, input_dim)`.
-            Or a `tlm.OpenVocabulary`: ids are then any int64 or strings, and
-            are assigned rows in the steps that train them.
+            If this is a `tlm.OpenVocabulary`, ids may be any int64 values or
+            strings, and each id is assigned a row in a step that trains it.
           output_dim: Number of columns of the table.
-          num_shards: Maximum number of shards; 1 by default. On a mesh neither
-            this nor `partitioner` may be given.
+          num_shards: Maximum number of shards; 1 by default. On a mesh, neither
+            `num_shards` nor `partitioner` may be given.
           partitioner: Alternative to `num_shards`: one of `tlm.partitioners`.
           embeddings_initializer: Name or object of a Keras initializer, or a
             callable as for `ShardedVariable.create`. Keras' initializers give
@@ -195,27 +195,30 @@ class EmbeddingCore(LayerBase):
             shards. A custom callable without a `shard_info` argument is called
             once for the full table.
           embeddings_regularizer: None, or the name or object of a Keras
-            regularizer, or a callable. With an `optimizer` it is applied to the
-            rows that a call looks up, each once; without, to the full table.
+            regularizer, or a callable. If `optimizer` is set, the regularizer
+            is applied to the rows that a call looks up, and each row counts
+            once. Otherwise it is applied to the full table.
           embeddings_constraint: None, or the name or object of a Keras
-            constraint, or a callable. With an `optimizer` it is applied to
-            the rows that a step has changed, and must treat each row
-            independently (`axis=1`); without, to the full table.
+            constraint, or a callable. If `optimizer` is set, the constraint is
+            applied only to the rows that a step has changed, and must treat
+            each row independently (`axis=1`). Otherwise it is applied to the
+            full table.
           optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
             of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
-            learning rate may also be a Keras schedule. With None the model's
-            optimizer trains the shards, and its steps update every row.
-          mask_zero: Whether id 0 is padding, to be masked. With an open
-            vocabulary 0, or the empty string, is then not a key, and its
+            learning rate may also be a Keras schedule. If None, the model's
+            optimizer trains the shards, and each of its steps updates every
+            row.
+          mask_zero: Whether id 0 is padding and is masked. In an open
+            vocabulary, 0 and the empty string are then not keys, and their
             lookup returns zeros.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
           TypeError, ValueError: If an argument is invalid; if `optimizer` is
-            given and the layer's variables are not float32; or if a layer
-            with an open vocabulary has no optimizer, an initializer that does
-            not support drawing values for one key, a regularizer or a
-            constraint.
+            given and the layer's variables are not float32; or if a layer with
+            an open vocabulary has a regularizer or a constraint, has no
+            optimizer, or has an initializer that does not support drawing
+            values for one key.
         """
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
@@ -417,7 +420,7 @@ class EmbeddingCore(LayerBase):
 
         Raises:
           TypeError: If `inputs` have another type.
-          RuntimeError: If a layer of the other Keras version calls.
+          RuntimeError: If a layer of the other Keras version calls this layer.
           tf.errors.InvalidArgumentError: If an id is outside the table.
         """
         self._check_keras_version(inputs)

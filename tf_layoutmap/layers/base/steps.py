@@ -5,7 +5,8 @@ has one small trainable weight, the mark weight. When the tape computes
 gradients, the engine stores the gradients of each lookup and returns a mark, a
 number that identifies them, as the gradient of the mark weight. The model's
 optimizer passes the sum of the marks to `EmbeddingSteps.apply`, which applies
-the stored gradients: so the tables are updated exactly when the optimizer is.
+the stored gradients. The tables are therefore updated exactly when the
+optimizer's step is applied.
 """
 
 from __future__ import annotations
@@ -128,14 +129,14 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. As for any other weight, a recording
-        tape is sufficient. A true value declares that a tape will record,
-        where a `tf.function` is traced before the tape starts.
+      training: The argument of the call. A recording tape is sufficient, as for
+        any other weight. If a `tf.function` is traced before the tape starts, a
+        true value declares that a tape will record.
     """
     if training:
         return True
-    # `tf.recompute_grad` computes gradients of the variables that its first run
-    # accesses, in which no tape records.
+    # No tape records the first run of a function in `tf.recompute_grad`, but
+    # gradients are computed for the variables that this run accesses.
     tf_private.variable_accessed(weight)
     return tf_private.could_possibly_record() and (
         tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
@@ -158,8 +159,8 @@ def connect_mark(
       num_replicas: Number of replicas of the strategy.
 
     Returns:
-      The same activations. The gradient of `step` is the mark, or is not
-      finite if any gradient is not.
+      The same activations. The gradient of `step` is the mark, or a value that
+      is not finite if any gradient is not finite.
     """
 
     @tf.custom_gradient
@@ -205,11 +206,11 @@ class EmbeddingSteps:
     which hold consecutive parts of the batch. The tables are therefore
     independent of the number of replicas.
 
-    On the host a step may contain several calls, and a call may never be
-    followed by gradients: the engine identifies a call by a token, and its
-    gradients by a mark, which passes through tape and optimizer like a
-    gradient. A TPU identifies steps by their order only; each step has one
-    call there.
+    On the host, a step may contain several calls, and some calls are never
+    followed by gradients. The engine therefore identifies each call by a token,
+    and the gradients of a call by a mark, which passes through tape and
+    optimizer like a gradient. A TPU identifies steps only by their order, so on
+    a TPU each step has one call.
     """
 
     def __init__(
@@ -229,13 +230,13 @@ class EmbeddingSteps:
     ):
         """Creates the embedding; `build` creates its tables.
 
-        The arguments from `feature_config` on are as for `tlm.TPUEmbedding`.
+        All arguments except `layer` are the same as for `tlm.TPUEmbedding`.
 
         Args:
           layer: Name of the layer, for messages and step names.
           feature_config: Nested structure of features, of TensorFlow or of
             keras-rs.
-          optimizer: Optimizer of the tables that specify none.
+          optimizer: Optimizer of the tables that do not specify one.
           partitioner: Partitioner of tables into shards.
           out_of_range: How out-of-range ids are handled.
           table_dtypes: Dtypes of the stored rows.
@@ -280,8 +281,8 @@ class EmbeddingSteps:
                 f"schedules. Received: {self._schedules[0].schedule!r} (layer "
                 f"{layer!r})."
             )
-        # These are used on a TPU only, and keyed by replica: the latest call,
-        # and its gradients.
+        # These two dicts are used only on a TPU. They map each replica to its
+        # latest call, and to the gradients of that call.
         self._latest_call: dict[int, object] = {}
         self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
 
@@ -342,11 +343,12 @@ class EmbeddingSteps:
         """Returns activations by TensorFlow's ops, outside of any step.
 
         On a TPU a forward step is enqueued, because nothing else reads the
-        tables. For tables sharded over processes, their owners send the rows.
+        tables. If tables are sharded over processes, the processes that own the
+        rows send them.
 
         Raises:
-          RuntimeError: On a TPU, and for tables sharded over processes, outside
-            of `strategy.run`.
+          RuntimeError: If the call is outside of `strategy.run`, and the tables
+            are on a TPU or sharded over processes.
         """
         placeholder = report.placeholder_of(self.embedding)
         if placeholder is not None:
@@ -393,8 +395,8 @@ class EmbeddingSteps:
 
         Args:
           step: Value of the mark weight: float32 of `mark_shape`. Its gradient
-            is the mark of the call, or is not finite if the gradient of an
-            activation is not.
+            is the mark of the call, or a value that is not finite if the
+            gradient of an activation is not finite.
           inputs: Structure of the feature config, as for `enqueue`.
           weights: None, or the same structure of weights.
 
@@ -419,8 +421,8 @@ class EmbeddingSteps:
 
         Args:
           sum_of_marks: Gradient of the mark weight: float32 of `mark_shape`, a
-            sum of marks. Each mark stands for the gradients of one call, which
-            are multiplied by the mark's factor in the sum.
+            sum of marks. Each mark identifies the gradients of one call. These
+            gradients are multiplied by the factor that the mark has in the sum.
 
         Raises:
           RuntimeError: If no gradients were stored.

@@ -1,12 +1,13 @@
 """Sharded tables of `ShardedEmbedding`, and the functions that use them.
 
 `HostTable` and `ServersTable` hold the rows and slot variables that a
-`RowOptimizer` trains, on the host and on parameter servers. `FullTable...`
-classes and `check_...` functions make regularizers, constraints and optimizers
-see the full table. `stock_gather` looks up rows with TensorFlow's ops.
-`watch_table` reports tables to `model.export` of Keras 3. The export saves the
-model's weights and the variables that its functions read, and the package's
-lookup op does not report its reads.
+`RowOptimizer` trains, on the host and on parameter servers. The `FullTable...`
+classes apply regularizers and constraints to the full table. The `check_...`
+functions raise an error if a constraint or an optimizer would give wrong
+results for shards or single rows. `stock_gather` looks up rows with
+TensorFlow's ops. `watch_table` reports tables to `model.export` of Keras 3. The
+export saves the model's weights and the variables that its functions read, but
+the package's lookup op does not report the variables that it reads.
 """
 
 from __future__ import annotations
@@ -345,7 +346,7 @@ def stock_gather(
     name: str,
     num_rows: int | None = None,
 ) -> tf.Tensor:
-    """Returns the rows of `ids`, in their order, by TensorFlow's ops.
+    """Returns the rows of `ids`, in the order of `ids`, by TensorFlow's ops.
 
     Args:
       shards: Contiguous blocks of rows, in order.

@@ -87,13 +87,14 @@ class TPUEmbeddingCore(LayerBase):
           feature_config: Nested structure of
             `tf.tpu.experimental.embedding.FeatureConfig`, or of
             `keras_rs.layers.FeatureConfig`.
-          optimizer: Optimizer of the tables that specify none: one of
-            `tf.tpu.experimental.embedding`, a Keras optimizer or its name;
-            None for tables that only serve, with `trainable=False`.
+          optimizer: Optimizer of the tables that do not specify one: an
+            optimizer of `tf.tpu.experimental.embedding`, a Keras optimizer or
+            its name. None is allowed for tables that are not trained, with
+            `trainable=False`.
           feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
-          table_stacking: Argument of keras-rs: tables that a SparseCore stores
-            as one. It has no effect here, and never changes results.
+          table_stacking: Argument of keras-rs that selects tables that a
+            SparseCore stores as one table. It has no effect in this layer.
           partitioner: As for `tlm.TPUEmbedding`; not saved with the layer.
           out_of_range: As for `tlm.TPUEmbedding`.
           table_dtypes: As for `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
@@ -103,8 +104,8 @@ class TPUEmbeddingCore(LayerBase):
           vocabularies: As for `tlm.TPUEmbedding`: settings of tables with open
             vocabularies. Each call that a tape records, in each replica, is a
             separate step of the vocabularies.
-          wire_dtype: As for `tlm.TPUEmbedding`; not saved with the layer, like
-            `over_processes` and `order`.
+          wire_dtype: As for `tlm.TPUEmbedding`. `wire_dtype`, `over_processes`
+            and `order` are not saved with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
           order: As for `tlm.TPUEmbedding`.
           **kwargs: Arguments of every Keras layer, such as `name`.
@@ -149,8 +150,8 @@ class TPUEmbeddingCore(LayerBase):
           weights: None, or the same structure of weights; or the weights that
             were packed with `inputs`.
           training: None or a bool. The tables train if a gradient tape records
-            the call, regardless of this argument. True declares that a tape
-            will record, where a `tf.function` is traced outside of the tape.
+            the call, regardless of this argument. If a `tf.function` is traced
+            outside of the tape, True declares that a tape will record.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.

@@ -2,8 +2,8 @@
 
 A table is stored as one array, independent of its number of shards. In an HDF5
 file one shard at a time is copied; other stores require the full array in
-memory. `save_table` and `load_table` handle one table, `save_tables` and
-`load_tables` all variables of a `TPUEmbedding`.
+memory. `save_table` and `load_table` handle one table. `save_tables` and
+`load_tables` handle all variables of a `TPUEmbedding`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _shards(
 def load_table(
     store: Any, key: str, table: ShardedVariable | MeshVariable
 ) -> None:
-    """Reads a table that `save_table`, or Keras for one variable, wrote.
+    """Reads a table that `save_table` or Keras (as one variable) wrote.
 
     Raises:
       ValueError: If the array has another shape. Nothing is changed then.

@@ -2,7 +2,8 @@
 
 `TableWeight` is one Keras variable for an unsharded table that has an
 optimizer. `ShardWeight` is one shard of a table that the model's optimizer
-trains. Keras sees ordinary variables; a tape gives each one gradient.
+trains. For Keras, both are ordinary variables, and a tape computes one gradient
+for each of them.
 """
 
 import re
@@ -24,7 +25,8 @@ from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 class TableWeight(TrainsItself, keras.Variable):
     """A full table, trained by a `RowOptimizer`."""
 
-    # This applies on a mesh; a layout map reads it before the mesh exists.
+    # A layout map reads this attribute before the mesh exists. It has no effect
+    # without a mesh.
     pads_rows = True
 
     def __init__(

@@ -33,7 +33,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         optimizer: RowOptimizer,
         name: str = "embeddings",
     ):
-        """Creates the weight; its value is created with all of `context`.
+        """Creates the weight. Its value is created later, by `context`.
 
         Args:
           context: Context with the mesh and the layouts.

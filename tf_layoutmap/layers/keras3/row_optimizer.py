@@ -23,7 +23,8 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
 
     It sums the gradients of equal ids in the order of the ids, then applies
     one step of the rule to each row that was looked up, in one native op. The
-    time of neither depends on the number of rows of the table.
+    time for the sum and for the step does not depend on the number of rows of
+    the table.
 
     It is a Keras optimizer so that its learning rate, step count and slot
     variables are set, scheduled and saved as usual:
@@ -72,9 +73,9 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
 class TakesGradients:
     """A mixin for a `keras.Variable` that gets its gradient by `assign`.
 
-    Keras passes gradients to `assign` if `overwrite_with_gradient` is true. For
-    this class, unlike in Keras, these are real gradients, and a missing
-    gradient is an error.
+    Keras passes gradients to `assign` if `overwrite_with_gradient` is true. In
+    Keras, such a value replaces the variable. In this class it is a real
+    gradient, and a missing gradient is an error.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -90,9 +91,9 @@ class TrainsItself(TakesGradients):
     """A mixin for a `keras.Variable` with an `_optimizer` and a `_write`.
 
     Because of `overwrite_with_gradient`, the model's optimizer passes the
-    gradient to `assign` inside its `apply` and creates no slot variables. The
-    tape has then joined the gradients of all calls of the step. Predicting, or
-    only computing gradients, trains nothing.
+    gradient to `assign` inside its `apply` and creates no slot variables. At
+    that time, the tape has already joined the gradients of all calls of the
+    step. Predicting, or only computing gradients, trains nothing.
     """
 
     _optimizer: Any

@@ -1,11 +1,11 @@
 """Slot variables of sharded tables in Keras 3's optimizers.
 
 If a model's optimizer trains the shards of a table as weights, it creates slot
-variables for each shard. Every file holds the slot variables of one kind as
-one array, at the position of the slot variable of an unsharded embedding: so
-the file restores into any number of shards. Checkpoints iterate over an
-optimizer's lists, and weight files over its `variables`; the patches at the end
-of this module make both see the joined slot variables.
+variables for each shard. Every file holds the slot variables of one kind as one
+array, at the position of the slot variable of an unsharded embedding. The file
+can therefore be restored into any number of shards. Checkpoints iterate over an
+optimizer's lists, and weight files iterate over its `variables`. With the
+patches at the end of this module, both iterate over the joined slot variables.
 """
 
 import contextlib
@@ -201,8 +201,9 @@ class _JoinedList(tf_private.Trackable):
     def take_over_deferred(self) -> None:
         """Takes over values that were restored before variables existed.
 
-        The original list would assign the values to the variable at a number,
-        but in a file the slot variables of all shards count as one.
+        The original list would select each variable by its number in the list.
+        In a file, however, the slot variables of all shards count as one
+        variable.
         """
         pending = self._variables._deferred_dependencies
         self._deferred_dependencies.update(pending)

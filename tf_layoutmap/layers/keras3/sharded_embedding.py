@@ -68,9 +68,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     [0.0, 0.0, 0.0, -2.0, 0.0]
 
     The table is initialized shard by shard, and is one array in `.keras` and
-    `.weights.h5` files and in checkpoints. These load into any number of
-    shards; checkpoints also load from and into `keras.layers.Embedding`. An
-    exported model uses TensorFlow's ops only.
+    `.weights.h5` files and in checkpoints. They can be loaded into any number
+    of shards. This layer can also read a checkpoint of
+    `keras.layers.Embedding`, and `keras.layers.Embedding` can read a checkpoint
+    of this layer. An exported model uses TensorFlow's ops only.
 
     The table is updated when the model's optimizer is applied: in `fit` and
     `train_on_batch`, and in a custom training loop by `apply_gradients` with
@@ -216,8 +217,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         ):
             return initializer
 
-        # A table with one shard gets its values by the same call, so the values
-        # are bitwise equal.
+        # The same function computes the values of one shard and of several
+        # shards, so the values are bitwise identical.
         def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
             return initial_value.of_shard(
                 initializer,
@@ -251,7 +252,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def embeddings(self) -> Any:
         """The table, `[input_dim, output_dim]`.
 
-        It is a `ShardedVariable`, or on a mesh the `keras.Variable`.
+        It is a `ShardedVariable`. On a mesh, it is a `keras.Variable`.
         """
         return self._embeddings if self._is_on_mesh else super().embeddings
 
@@ -361,6 +362,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
         """Creates a layer from the result of `get_config`."""
         if mesh_context.active_context() is not None:
-            # The mesh determines the shards, not the saved number.
+            # On a mesh, the layout determines the shards, and the saved number
+            # is ignored.
             config = {**config, "num_shards": None}
         return super().from_config(config)

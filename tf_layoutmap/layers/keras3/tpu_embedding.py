@@ -18,7 +18,7 @@ from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
 
 
 class StepWeight(TakesGradients, keras.Variable):
-    """Mark weight: reports to a layer that the model's optimizer is applied.
+    """Mark weight: notifies a layer when the model's optimizer is applied.
 
     Because of `overwrite_with_gradient`, the optimizer passes the gradient to
     `assign` inside its `apply`. A call of `assign` therefore means that the
@@ -59,7 +59,8 @@ class StepWeight(TakesGradients, keras.Variable):
         """Applies a step; must be called by an optimizer's `apply`.
 
         Raises:
-          RuntimeError: If `set_weights` is called, which has no tables.
+          RuntimeError: If `set_weights` is called, because the tables are not
+            among the weights.
           ValueError: If the optimizer accumulates gradients.
         """
         optimizer = keras_private.applying_optimizer()
@@ -120,7 +121,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     host, and one step is applied per global batch. Gradients are summed
     feature by feature, then in the order of the samples of the global batch,
     so the tables match a run with one replica. The gradient of a row is not
-    divided by the number of replicas, because Keras' losses already are.
+    divided by the number of replicas, because Keras' losses are already divided
+    by it.
 
     Under `ParameterServerStrategy` the tables are on the parameter servers,
     and `fit` requires `tlm.ps.Datasets`; the layer is called once in a
@@ -168,8 +170,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             or self._steps.is_packed(inputs)
         ):
             return self._cast(self._steps.zeros(inputs))
-        # `fit` with several replicas traces with the mean of their ids, a
-        # float.
+        # With several replicas, `fit` traces with the mean of the replicas'
+        # ids, which is a float.
         inputs = tf.nest.map_structure(
             lambda ids: tf.cast(ids, tf.int64), inputs
         )

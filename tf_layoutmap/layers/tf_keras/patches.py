@@ -38,7 +38,7 @@ class SelfTrained:
         raise NotImplementedError
 
     def unlisted_tables(self) -> str | None:
-        """Returns the kind of the layer's tables that are no weights."""
+        """Returns the kind of the layer's tables that are not weights."""
         return None
 
 
@@ -88,7 +88,7 @@ def legacy_apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Does the same as `apply_gradients` for legacy optimizers."""
+    """Passes gradients to tables; `original` belongs to a legacy optimizer."""
     pairs = list(grads_and_vars)
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
@@ -110,7 +110,7 @@ def legacy_apply_gradients(
 def finalize(
     original: Callable[..., Any], optimizer: Any, var_list: Any
 ) -> None:
-    """Writes averages into the weights that have one."""
+    """Writes averages into the weights that have an average."""
     original(optimizer, _without_self_trained(var_list))
 
 
@@ -122,7 +122,7 @@ def legacy_create(
 
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
-    """Raises if legacy .h5 files would miss tables that are no weights."""
+    """Raises if a legacy .h5 file would not contain all tables of a layer."""
     weights = original(layer)
     for one in weights:
         missing = (
@@ -202,7 +202,8 @@ def _check_slots_can_restore(optimizer, model_variable) -> None:
     """Raises if slots of shards are created after their checkpoint is restored.
 
     A file holds the slots of all shards as one. tf_keras assigns them by their
-    position in the lists of a built optimizer. Otherwise they stay at zero.
+    position in the lists of a built optimizer. If the optimizer is not built,
+    the slots stay at zero.
     """
     table = _table_in_shards(model_variable)
     if table is None or not optimizer._variables._deferred_dependencies:

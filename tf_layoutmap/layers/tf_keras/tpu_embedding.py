@@ -19,12 +19,12 @@ from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 
 class StepVariable(SelfTrained, tf_private.ResourceVariable):
-    """Mark weight: reports to a layer that the model's optimizer is applied.
+    """Mark weight: notifies a layer when the model's optimizer is applied.
 
     Its gradient is a sum of marks, from which the loss scale is removed.
     """
 
-    # State of the layer, set by `create`; it is no part of the value.
+    # State of the layer, set by `create`; it is not part of the value.
     steps: key_table.KeyTable | EmbeddingSteps
 
     @classmethod
@@ -62,7 +62,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         )
 
     def unlisted_tables(self) -> str | None:
-        """Returns the kind of the layer's tables that are no weights."""
+        """Returns the kind of the layer's tables that are not weights."""
         if isinstance(self.steps, key_table.KeyTable):
             return "with an open vocabulary"
         return (
@@ -141,8 +141,9 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     def call(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
-        # All processes look up tables sharded over processes, in a step. A
-        # subclassed model that is loaded is built with floats for all inputs.
+        # A lookup in tables that are sharded over processes requires all
+        # processes, and therefore a step. When a subclassed model is loaded, it
+        # is built with floats for all inputs.
         if tf_keras_private.is_building_a_model() or (
             self._steps.access.is_divided
             and tf_keras_private.is_only_for_shapes()

@@ -238,9 +238,9 @@ def context_of(thing: Any) -> MeshContext | None:
 def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
     """Returns the context, owner and kind of a variable being created.
 
-    The innermost creator that has a context determines it, so that a layer
-    keeps the context it was created under when it is built later. If no creator
-    has a context, the open scope determines it.
+    The innermost creator that has a context determines the context. A layer
+    that is built later therefore keeps the context in which it was created. If
+    no creator has a context, the open scope determines it.
 
     Returns:
       The context or None; a weak reference to the layer that creates the

@@ -45,7 +45,7 @@ def apply(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Applies gradients; eagerly, on the mesh of the variables."""
+    """Applies gradients; in eager mode, on the mesh of the variables."""
     variables = (
         optimizer._trainable_variables
         if trainable_variables is None

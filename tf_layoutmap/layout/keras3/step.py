@@ -42,7 +42,8 @@ _is_inside = ThreadValue(False)
 def call_on_host() -> AbstractContextManager[None]:
     """Returns a scope in which `call` moves no inputs to the mesh.
 
-    Layers of a mesh without weights on the mesh run on the host in the scope.
+    In the scope, layers that belong to a mesh but have no weights on it run on
+    the host.
     """
     return _is_inside.set_to(True)
 
@@ -134,7 +135,7 @@ def _traced(
 
 
 # `is_on_mesh`: whether the model whose `fit`, `evaluate` or `predict` started
-# last in this thread is on a mesh.
+# most recently in this thread is on a mesh.
 _thread = threading.local()
 
 
@@ -236,8 +237,9 @@ def _context_of_run(model: Any) -> Any:
 def data_of_epoch(original: Callable[..., Any], epochs: Any) -> Any:
     """Returns the data of an epoch; on a mesh, disables autotuning for arrays.
 
-    Keras does not pass the model. The function therefore uses the model that
-    started last in this thread.
+    Keras does not pass the model to this function. The function therefore uses
+    the model whose `fit`, `evaluate` or `predict` started most recently in this
+    thread.
     """
     data = original(epochs)
     if getattr(_thread, "is_on_mesh", False) and isinstance(

@@ -127,7 +127,7 @@ class MeshVariable(keras.Variable):
 
     @property
     def divided_value(self) -> DVariable:
-        """The sharded DVariable, also in the call of a layer."""
+        """The sharded DVariable, even in the call of a layer."""
         return self._concrete_value()
 
     def _initialize_if_pending(self) -> None:

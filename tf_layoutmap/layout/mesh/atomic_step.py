@@ -1,10 +1,10 @@
 """Atomic training steps: a step on a mesh writes all its variables or none.
 
 Each device runs a step at its own speed and writes a variable as soon as the
-new value is computed. If another part of the step fails, some variables would
-be written, on some devices only. Therefore all writes wait for all gradients
-on all devices: each written value depends on all gradients and on a token, the
-sum of one zero per device (`with_dependency`).
+new value is computed. If another part of the step failed, some variables would
+already have been written, and only on some devices. Therefore all writes wait
+for all gradients on all devices: each written value depends on all gradients
+and on a token, the sum of one zero per device (`with_dependency`).
 
 Other state (metrics, batch statistics, seeds) is written in the forward pass.
 In `fit`, these writes are collected during tracing and wait for the gradients,
@@ -236,10 +236,10 @@ def full_step(mesh: Mesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
-    """Makes all writes inside the context wait for all `gradients`.
+    """Delays all writes inside the context until all `gradients` are computed.
 
     Args:
-      mesh: `dtensor.Mesh` of the variables; None has no effect.
+      mesh: `dtensor.Mesh` of the variables. If None, writes are not delayed.
       gradients: Nested structure of tensors, `tf.IndexedSlices` or None.
 
     Yields:

@@ -72,8 +72,8 @@ def list_devices(device_type: str | None = None) -> list[str]:
         CPUs, in this order of preference.
 
     Returns:
-      The logical devices of TensorFlow. With several clients, the devices of
-      all clients.
+      The logical devices of TensorFlow. With several clients, the result
+      contains the devices of all clients.
 
     Raises:
       TypeError: If `device_type` is not a string.
@@ -230,7 +230,8 @@ def prepare_process(mesh: Mesh | None = None) -> None:
     """Installs the patches that meshes need, on the first call.
 
     Called whenever this package creates a mesh, a layout map or a tensor on a
-    mesh, because DTensor's device should be created after it.
+    mesh, because the patches should be installed before DTensor's device is
+    created.
 
     Args:
       mesh: The mesh that the program passes to this package, which is

@@ -5,10 +5,10 @@ support to messages with a remedy.
 
 By default an op on a mesh fails on the queue of a device, and the program gets
 the error when it reads a result. The queue raises the error again in the next
-op, which did not cause it. After a copy to the mesh it is raised forever, and
-if several devices hold an error, TensorFlow frees memory twice and the process
-ends. Therefore ops on a mesh run synchronously here: they return when all
-devices are done, and raise the cause (`reset_device`, `errors_once`).
+op, which did not cause it. After a copy to the mesh, every later op raises the
+error. If several devices hold an error, TensorFlow frees memory twice, which
+ends the process. Therefore ops on a mesh run synchronously here: they return
+when all devices are done, and raise the cause (`reset_device`, `errors_once`).
 `queued_error` handles programs that used DTensor before this package.
 """
 
@@ -140,7 +140,7 @@ def stopped_at(error: str) -> str | None:
 
 
 def finding_of(error: str) -> str | None:
-    """Returns the reason in an error of DTensor's compiler; None for others."""
+    """Returns the reason in an error of DTensor's compiler, or None."""
     if _COMPILER not in error:
         return None
     # The message starts with the position in user code; the reason follows.
@@ -195,7 +195,8 @@ def error_of_function(
 
     Args:
       name: Name of the function.
-      error: Message of DTensor's compiler; another text if it did not run.
+      error: Message of DTensor's compiler; another text if the compiler did not
+        run.
       why: Reason why the function cannot be sharded.
       is_strict: Whether the layout map does not allow replication.
     """

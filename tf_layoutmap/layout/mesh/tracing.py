@@ -1,10 +1,10 @@
 """The mesh for which the current thread traces, and the stage of the trace.
 
 `default_mesh` sets the mesh and the axis that shards batches. A `TraceStage`
-tells how a `tf.function` of user code is traced. Whether the function runs on
-a mesh is known when it first reads a weight (`require_mesh`). Whether it must
-be replicated is known at a loop that cannot be unrolled
-(`require_replication`).
+describes how a `tf.function` of user code is traced. The trace shows that the
+function runs on a mesh when the function first reads a weight (`require_mesh`).
+It shows that the function must be replicated when it reaches a loop that cannot
+be unrolled (`require_replication`).
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ _trace: ThreadValue[tuple[Mesh | None, str | None]] = ThreadValue((None, None))
 def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     """Sets the default mesh of DTensor and traces functions for this mesh.
 
-    Use it around the step of a custom training loop. Unlike TensorFlow's
-    `dtensor.default_mesh`, it is reset after an error, and layers of this
-    package can fix the layouts of functions that are traced inside it.
+    Use this context manager around the step of a custom training loop. Unlike
+    TensorFlow's `dtensor.default_mesh`, the default mesh is reset after an
+    error, and layers of this package can fix the layouts of functions that are
+    traced inside the context.
 
     ```python
     with tlm.layout.default_mesh(mesh):

@@ -1,7 +1,7 @@
 """Transfers between host values and tensors on a mesh, shard by shard.
 
 During a transfer no device holds more than its shard. `to_mesh` and `to_host`
-transfer one tensor, `to_batch` a tensor of a batch.
+transfer one tensor. `to_batch` transfers one tensor of a batch to the mesh.
 
 `iterate` and `get_next` correct two defects of `dtensor.DTensorDataset` in
 TensorFlow 2.21, at least on the CPU:
@@ -9,8 +9,9 @@ TensorFlow 2.21, at least on the CPU:
 * It computes the number of clients from the number of all devices of a kind
   instead of the devices of its mesh. On four of eight devices it repeats each
   batch for a second client, which does not exist, without an error.
-* The end of the data is an error inside the thread of each device, which stays
-  there. Every later operation on a mesh fails with "Function was cancelled".
+* At the end of the data, an error occurs inside the thread of each device and
+  stays there. Every later operation on a mesh fails with "Function was
+  cancelled".
 """
 
 from collections.abc import Callable, Iterable
@@ -117,7 +118,7 @@ def to_mesh(value: Any, layout: Layout) -> Any:
 
     Args:
       value: numpy array or eager tensor. A tensor on this or another mesh is
-        copied over the host, because TensorFlow's `copy_to_mesh` truncates
+        copied through the host, because TensorFlow's `copy_to_mesh` truncates
         sharded tensors.
       layout: `dtensor.Layout` of the result.
 

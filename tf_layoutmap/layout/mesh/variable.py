@@ -15,9 +15,9 @@ This device accepts only tensors on a mesh, but the slices are on the host, so
 Its DTensor has padding after the last row, which is not visible in its shape,
 its reads, files and exports.
 
-`make` removes the variable name from handles. DTensor compiles each op once
-per set of attributes, and the name is an attribute, so that every weight would
-need a separate compilation.
+`make` removes the variable name from handles. DTensor compiles each op once per
+set of attributes. Because the name is an attribute, every weight would
+otherwise need a separate compilation.
 """
 
 from __future__ import annotations

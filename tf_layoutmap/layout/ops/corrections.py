@@ -7,11 +7,12 @@ original op is called without changes, also in `dtensor.call_with_layout`, which
 gives every eager result the same layout.
 
 Most corrections replicate inputs, because DTensor lets each device apply the op
-to its shard as if it were the full tensor. Examples are a concatenated
-dimension, and positions: DTensor passes positions in the full tensor to each
-device together with its shard of the tensor. A position outside of the shard
-is an error; any other position gives a wrong result. Gradients of
-`tf.math.top_k`, `tf.sort` and `tf.gather_nd` scatter with positions.
+to its shard as if it were the full tensor. One example is a concatenation along
+a sharded dimension. Another example is an op with positions as input: DTensor
+passes positions in the full tensor to each device, but only the device's shard
+of the tensor. A position outside of the shard is an error; any other position
+gives a wrong result. Gradients of `tf.math.top_k`, `tf.sort` and `tf.gather_nd`
+scatter with positions.
 
 The module also contains functions that compute the static value of a tensor
 during tracing (`static_value`, `is_shape`).

@@ -3,9 +3,9 @@
 A loop stores the tensors that it reads, writes and needs for its gradient in
 TensorLists, which DTensor cannot place. If the number of steps is known during
 tracing, the steps are traced one after another instead. This is the case in
-`fit`, which keeps static shapes. All loops of TensorFlow's Python are created
-in one function (`while_loop`): recurrent layers, `tf.while_loop`, `map_fn`,
-`scan`, and the loops of AutoGraph and keras.ops.
+`fit`, which keeps static shapes. All loops of TensorFlow's Python API are
+created in one function (`while_loop`): recurrent layers, `tf.while_loop`,
+`map_fn`, `scan`, and the loops of AutoGraph and keras.ops.
 
 `UnrolledArray` replaces `tf.TensorArray` by a list of tensors. `rnn` sets
 `unroll=True` in the function that runs the recurrent layers of Keras 3 and
@@ -270,7 +270,8 @@ def _with_full_first_dim(x: Any, mesh: Mesh | None) -> Any:
     )
 
 
-# The compilation of a longer unrolled loop would take hours.
+# Maximum number of steps of an unrolled loop. The compilation of a longer loop
+# would take hours.
 MAX_STEPS = 2000
 
 

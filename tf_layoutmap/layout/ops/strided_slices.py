@@ -205,7 +205,8 @@ def strided_slice(
 def _check_not_in_loop() -> None:
     """Raises an error in the body of a loop that was not unrolled.
 
-    A negative stride needs a relayout, which ends the process there.
+    A negative stride needs a relayout, and a relayout in a loop body ends the
+    process.
     """
     graph = tf.compat.v1.get_default_graph()
     if graph.building_function and graph.name.startswith("while_"):

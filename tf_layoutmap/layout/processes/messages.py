@@ -27,7 +27,8 @@ _SLICE_SECONDS = 2.0
 # Kinds of messages of a process that runs no further step.
 ENDED, FAILED = "ended", "failed"
 
-# Time that other processes have to fail as well before their step is aborted.
+# Seconds until the step of other processes is aborted, if it does not fail,
+# too.
 _PATIENCE_SECONDS = 10.0
 
 _lock = threading.Lock()
@@ -108,7 +109,8 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
             "from a checkpoint."
         ) from error
     until = time.monotonic() + _deadline_seconds
-    # The own message also passes through JSON, so that it compares equal.
+    # The message of this process also passes through JSON, so that it can be
+    # compared with the messages of other processes.
     found = [
         [kind, json.loads(json.dumps(body))]
         if client == me
@@ -145,8 +147,8 @@ def first_line(error: BaseException) -> str:
 def report_failure(why: str) -> None:
     """Reports to the other processes that a step of this process failed.
 
-    Processes that do not fail as well wait in their step for this process. The
-    step is aborted in all processes in this case.
+    Other processes wait for this process in their step, unless their step
+    fails, too. If they wait, the step is aborted in all processes.
     """
     # The process that stores the messages may have ended already.
     with contextlib.suppress(tf.errors.OpError):

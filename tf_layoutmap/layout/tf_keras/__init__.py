@@ -1,5 +1,5 @@
 """Support for tf_keras models on a mesh. Imported only if tf_keras is imported.
 
 Start with `patches` (the scope and the replaced methods), `mapping` (variables)
-and `step` (what runs behind `fit`, `evaluate` and `predict`).
+and `step` (the step that `fit`, `evaluate` and `predict` run).
 """

@@ -21,7 +21,7 @@ from tf_layoutmap.layout.tf_keras.patches import (
 
 
 def build(model: Any, inputs: Any) -> None:
-    """Creates the weights of `model` for such inputs, on its mesh."""
+    """Creates the weights of `model` for these inputs, on its mesh."""
     is_pending = mapping.is_pending
     if model.built and not any(map(is_pending, model.weights)):
         return

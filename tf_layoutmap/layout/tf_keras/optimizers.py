@@ -21,7 +21,7 @@ _state = threading.local()
 
 
 def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
-    """Moves the variables of `optimizer`, also later ones, to `mesh`.
+    """Moves the present and future variables of `optimizer` to `mesh`.
 
     Raises:
       ValueError: `optimizer` is a legacy optimizer, a loss-scaling optimizer or
@@ -134,7 +134,7 @@ def apply_gradients(
 def deduplicate(
     original: Callable[..., Any], optimizer: Any, gradients: Any
 ) -> Any:
-    """Sums repeated rows of sparse gradients; on a mesh, returns dense ones.
+    """Sums repeated rows of a sparse gradient; on a mesh, returns it dense.
 
     DTensor does not support scatter. The sparse update rules of tf_keras give
     the same results as its dense rules, so only the time differs.

@@ -218,7 +218,7 @@ def check_ids(
 def poison_ids(
     shards: Shards, ids: tf.Tensor, axis: int = 0
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns ids with 0 for invalid ids, and a mask of these, for XLA.
+    """Returns ids with 0 for invalid ids, and a mask of the invalid ids.
 
     Raises:
       TypeError: The dtype of the table has no NaN, and the ids are not

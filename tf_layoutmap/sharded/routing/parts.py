@@ -6,7 +6,8 @@ Each other shard is a separate part, which TensorFlow's ops serve. This applies
 to parameter servers, whose processes may not have this package's library, to
 functions that XLA compiles, and to exported graphs.
 
-The module also finds the part, and the row in the part, of each id.
+The module also finds the part that owns each id, and the row of the id in this
+part.
 """
 
 import dataclasses
@@ -19,8 +20,8 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.sharded.routing.checks import Shards
 
-# `LayoutMap>ScatterRows` has no kernels for these dtypes. `tf.Variable` has
-# none either, but its error message names the op that users know.
+# `LayoutMap>ScatterRows` has no kernels for these dtypes. `tf.Variable` does
+# not support them, either, but its error message names the op that users know.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 tf_private.register_read_only_op("LayoutMap>GatherRows")
@@ -166,7 +167,8 @@ def assign(
         assert partition.function is not None
         owners, local_rows = partition.function(ids)
         return tf.cast(owners, tf.int32), tf.cast(local_rows, ids.dtype)
-    # A search in the ends, unlike one in the starts, skips empty shards.
+    # The ends of the shards are searched, because a search of their starts
+    # would not skip empty shards.
     ends = tf.constant(partition.offsets[1:], ids.dtype)
     starts = tf.constant(partition.offsets[:-1], ids.dtype)
     owners = tf.searchsorted(ends, tf.reshape(ids, [-1]), side="right")
