@@ -429,8 +429,9 @@ def draw(seed: int) -> Program:
         seed,
     )
     if kind == "tokens" and program.end == "max":
-        # Equal ids give equal rows. Rounding errors select the maximum among
-        # them, which gets the gradient, and Adagrad squares gradients per row.
+        # Equal ids have equal rows. Rounding errors determine which of these
+        # rows is the maximum and gets the gradient, and Adagrad squares the
+        # gradient of each row.
         program.end = "mean"
     share = rng.choice([0.15, 0.5, 0.9])
     for position, weight in enumerate(build(program).weights):

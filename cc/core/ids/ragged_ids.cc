@@ -386,7 +386,8 @@ void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
   assert(owner_ == nullptr);
   vocabulary_step_ = step;
   groups_ = std::move(groups);
-  // The loop for batches in which every key has a row has no branches.
+  // This loop has no branches. It is sufficient if every key of the batch has a
+  // row.
   bool all_known = true;
   for (int64_t i = 0; i < rows.size(); ++i) {
     const int64_t row = rows[i] >= 0 ? rows[i] : unknown_row;

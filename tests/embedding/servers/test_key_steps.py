@@ -171,12 +171,13 @@ def test_a_full_vocabulary_raises_and_changes_nothing():
 
 
 def test_training_and_saving_continue_after_a_full_server(tmp_path):
-    """The other servers have counted the step that failed on one server."""
+    """A server counts a step that fails on another server."""
     with local.servers(2):
         distributed = cases.embedding({"evict": "none", "on_full": "error"})
     vocabulary = distributed.vocabularies["words"]
     keys = np.arange(2000)
-    # Keys of the first shard, more than it has rows for, and one other key.
+    # More keys of the first shard than the shard has rows, and one key of
+    # another shard.
     first = vocabulary.key_variable.variables[0].shape[0]
     mixed = keys[[bucket_of(key) < first for key in keys]]
     other = next(key for key in keys if key not in mixed)
@@ -244,7 +245,7 @@ def closure_of(distributed):
 
 
 def dying(activations, dies):
-    """Returns the failure between the two calls of a dying worker."""
+    """Returns an op that fails between the two server calls of a worker."""
     with tf.control_dependencies(list(activations.values())):
         return [tf.debugging.Assert(False, ["dies"])] if dies else []
 

@@ -34,7 +34,7 @@ dtensor = tf.experimental.dtensor
 
 AXES = {"d2.kernel": (None, "model")}
 X, Y = pairs.FEATURES, pairs.LABELS
-# Deadline of the process that waits for a process that arrives too late.
+# Deadline of the process that waits for the delayed process.
 DEADLINE_SECONDS = 3
 # Deadline in all other cases; a step may take this long on a busy machine.
 PATIENT_SECONDS = 60
