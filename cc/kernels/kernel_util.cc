@@ -66,8 +66,8 @@ class SharedLoop {
              const std::function<void(int64_t, int64_t)>& work)
       : total_(total), num_blocks_(num_blocks), work_(work) {}
 
-  // Runs blocks until none is left. A call after `Wait` has returned finds no
-  // block.
+  // Runs blocks until no block is left. After `Wait` has returned, no block is
+  // left.
   void TakeBlocks() {
     while (true) {
       const int64_t block = next_.fetch_add(1, std::memory_order_relaxed);

@@ -191,7 +191,7 @@ def read(module: str) -> tuple[ast.AST, set[str]]:
 
 
 def own_module(imported: str) -> str | None:
-    """Returns the imported module of this package, or None for others."""
+    """Returns the imported module, or None if it is in another package."""
     if imported.split(".")[0] != "tf_layoutmap":
         return None
     name = ".".join(imported.split(".")[1:])

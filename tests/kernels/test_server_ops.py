@@ -53,7 +53,7 @@ def plan_attrs(shard_servers, num_servers, **changes) -> dict:
 
 @st.composite
 def batches(draw):
-    """Draws samples of (id, weight) by feature, and which have weights."""
+    """Draws lists of (id, weight) by feature and by sample."""
     num_samples = draw(st.integers(0, 4))
     batch = []
     for feature in FEATURES:

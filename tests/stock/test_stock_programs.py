@@ -26,7 +26,8 @@ from tests.stock import (  # noqa: F401 - they register their programs.
 )
 from tf_layoutmap.layout import dtensor_switches
 
-# Two processes train a hundred small models, in one minute of CPU time each.
+# Two processes train a hundred small models, which takes one minute of CPU time
+# each.
 pytestmark = pytest.mark.slow
 
 SECONDS = 1200

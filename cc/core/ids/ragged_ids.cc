@@ -172,8 +172,8 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
 }
 
 // Converts ids to rows. The loop has no branches, so that it is only limited by
-// memory bandwidth; only a batch with an invalid id is searched for it. If ids
-// are to be dropped, `dropped` receives one flag per id.
+// memory bandwidth; a batch is searched for the invalid id only if it contains
+// one. If ids are to be dropped, `dropped` receives one flag per id.
 template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
                 Span<const int64_t> splits, std::vector<uint32_t>* rows,

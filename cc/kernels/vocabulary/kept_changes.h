@@ -20,7 +20,7 @@ namespace layoutmap {
 
 // The change of one vocabulary.
 struct KeptChange {
-  int32_t table = 0;  // its index in the engine
+  int32_t table = 0;  // index of the table in the engine
   VocabularyPolicy policy;
   // The numbers of the vocabulary (locked_vocabulary.h). If `numbers_after`
   // differs from the current numbers, the vocabulary has changed since.

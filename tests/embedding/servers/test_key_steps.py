@@ -304,7 +304,7 @@ def test_gradients_of_a_replaced_run_raise():
 
 
 def test_rows_of_a_pending_step_are_not_evicted():
-    """There are 16 rows, and a closure whose gradients never arrive."""
+    """A closure uses all 16 rows, and its gradients never arrive."""
     with local.servers(1):
         distributed = one_table()
     step = one_table_step(distributed)
@@ -317,7 +317,7 @@ def test_rows_of_a_pending_step_are_not_evicted():
         tf.errors.FailedPreconditionError, match="step in flight"
     ):
         vocabulary.evict([3])
-    # A coordinator runs the closure again; then its rows can be evicted.
+    # After a coordinator has run the closure again, its rows can be evicted.
     step(0, range(16))
     assert vocabulary.evict([3, 99, 3]).numpy().tolist() == [3]
     step(2, range(200, 216))

@@ -170,8 +170,9 @@ LAYERS = {
 assert len(LAYERS) == len(OPTIMIZERS)
 
 
-# More pairs, each on one of the meshes. They cover both shardings of a table
-# with both sparse optimizers, and norms of sharded gradients.
+# Additional pairs. Each pair runs on one of the meshes. They cover both
+# shardings of a table with both sparse optimizers, and norms of sharded
+# gradients.
 MORE_PAIRS = [
     ("attention", "Adam clipnorm"),
     ("Embedding rows", "Adagrad"),

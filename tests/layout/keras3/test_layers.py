@@ -242,8 +242,8 @@ def sgd():
 def cases():
     """Yields all layers and meshes.
 
-    A layout that works with two shards of a dimension may fail with four.
-    `make test` runs one mesh per layer, in turn.
+    A layout that works with two shards of a dimension may fail with four. `make
+    test` runs each layer on one mesh and alternates between the meshes.
     """
     for number, name in enumerate([*FAST, *SLOW]):
         for place, model in enumerate((2, 4)):

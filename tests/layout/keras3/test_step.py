@@ -575,8 +575,8 @@ def test_metric_matches_a_single_device(metric):
             verbose=0,
             sample_weight=np.arange(32) / 32,
         ).history
-        # Values are compared by order, because Keras numbers the names of
-        # metrics.
+        # Values are compared in the order of the metrics and not by name,
+        # because Keras adds numbers to the names.
         return list(history.values()), model.evaluate(X, y, verbose=0)
 
     both(run)
