@@ -235,7 +235,8 @@ def points_up(module: str, imported: str) -> bool:
     if target is None or target in (module, "_native"):
         return False
     mine, theirs = LEVELS[level_entry(module)], LEVELS[level_entry(target)]
-    # From the pure level, other modules of the package are on a higher level.
+    # Modules of level 0 may not import modules of a higher level, even if both
+    # are in the same folder.
     sideways = folder(module) == folder(target) != "" and mine > 0
     return not (theirs < mine or theirs == mine == 0 or sideways)
 

@@ -78,7 +78,7 @@ def _inner_gradient(x):
 
 
 def _late_tape(x):
-    """Uses a tape that watches a result only after its first use."""
+    """Uses a tape that watches a tensor after the first use of the tensor."""
     largest = tf.math.top_k(x, x.shape[-1])[0]
     factor = tf.reduce_mean(largest * largest, -1, keepdims=True)
     with tf.GradientTape() as tape:

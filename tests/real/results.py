@@ -12,8 +12,9 @@ import rich.markup
 import rich.table
 
 # Statuses from the best to the worst. "unsupported": a check raised an error
-# with a clear message. "crashed": the error is clear only to authors of this
-# package. "broken": the case fails without a mesh and tests nothing.
+# with a clear message. "crashed": a check raised an error that only authors of
+# this package understand. "broken": the case fails without a mesh, so it tests
+# nothing.
 STATUSES = ("trained", "unsupported", "differs", "crashed", "broken")
 FAILURES = ("differs", "crashed", "broken")
 

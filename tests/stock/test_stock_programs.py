@@ -115,7 +115,7 @@ def differences(plain, patched, where=""):
 
 
 def marked_programs():
-    """Yields all programs. Every second one is exhaustive.
+    """Yields all programs, and marks every second one as exhaustive.
 
     For each replaced name, tests/architecture/test_patches.py checks that a
     call without a mesh reaches the original.

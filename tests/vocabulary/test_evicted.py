@@ -351,7 +351,7 @@ def test_a_layer_whose_callback_raises_opens_no_lookup():
         )
 
     train(0)
-    # Rows of lookups whose gradients may still arrive are not evicted.
+    # The rows of a lookup are not evicted while its gradients may still arrive.
     layer.embedding.reset()
     callback.is_full = True
     for _ in range(2):

@@ -28,8 +28,8 @@ struct KeptChange {
   std::vector<int64_t> numbers_after;
   // Restores the state of the keys.
   std::function<void(const VocabularyState&)> restore;
-  // Rows that were assigned to other keys, and their values before, from
-  // `SaveRows`.
+  // Rows that were assigned to other keys, and the previous values of these
+  // rows, as returned by `SaveRows`.
   std::vector<int64_t> overwritten;
   std::vector<tensorflow::Tensor> values;
   // All rows that were modified.

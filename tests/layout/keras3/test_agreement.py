@@ -31,8 +31,8 @@ CLOSE = 1e-5
 BFLOAT16 = 2e-2
 
 # This bias is added to all scores of a query, and the softmax cancels it. Its
-# gradient contains rounding errors only, which optimizers that use the sign,
-# such as Lion, turn into full steps.
+# gradient therefore contains rounding errors only. Optimizers that use only the
+# sign of a gradient, such as Lion, make full steps for such a gradient.
 ROUNDING = ("att_key_bias",)
 
 MESHES = [(1, 1), (2, 1), (1, 4), (2, 2), (2, 4)]

@@ -230,7 +230,7 @@ SLOW = {
 
 
 def optimizer_of(sizes):
-    # Adam turns rounding errors in a gradient near zero into steps; sums over
+    # If a gradient is near zero, Adam amplifies its rounding errors. Sums over
     # four shards have such errors.
     return pairs.adam if sizes["model"] == 2 else sgd
 
