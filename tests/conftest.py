@@ -13,9 +13,10 @@ from tests import covering, long_cases
 # TensorFlow's start-up messages would hide important lines.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Deterministic by default: the same examples in every run and on every
-# machine. TF_LAYOUTMAP_EXPLORE=1 draws new ones, and more of them. No
-# deadline, because the first call of an op pays for tracing.
+# By default, Hypothesis draws the same examples in every run and on every
+# machine. If TF_LAYOUTMAP_EXPLORE=1 is set, it draws new examples, and more of
+# them. Examples have no deadline, because the first call of an op includes the
+# time for tracing.
 hypothesis.settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, max_examples=50
 )
@@ -62,12 +63,12 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="session")
 def datasets_without_autotuning():
-    """Lets iterators of tf.data end immediately.
+    """Disables autotuning in tf.data, because its iterators can end slowly.
 
-    At its end, an autotuning iterator waits for its own thread. In one of
-    twenty cases, the wait lasts as long as the iterator was used, at most a
-    minute: the thread is woken before it can see its cancellation (TensorFlow
-    2.21).
+    When an iterator with autotuning is deleted, it waits for its autotuning
+    thread. In TensorFlow 2.21, the thread can be woken before its cancellation
+    is visible to it, and then sleeps again. In one of twenty cases, the
+    iterator therefore waits for as long as it was used, at most a minute.
     """
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     if data is None:
@@ -90,8 +91,8 @@ def no_mesh_left_behind():
     """Clears a default mesh that a failed test left set.
 
     An error in the scope of `dtensor.default_mesh` (TensorFlow 2.21) leaves the
-    mesh set, also if `dtensor.relayout` uses it. The next test would then run
-    on this mesh.
+    mesh set, also if `dtensor.relayout` entered the scope. The next test would
+    then run on this mesh.
     """
     yield
     api = sys.modules.get("tensorflow.dtensor.python.api")

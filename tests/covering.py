@@ -1,9 +1,9 @@
 """Selects the cases of a parametrized test that `make test` runs.
 
-A test with the mark `covering(1)` keeps enough cases that each value of each
-parameter occurs, and one with `covering(2)` enough that each pair of values
-occurs. `tests/conftest.py` gives the mark `exhaustive` to the other cases.
-The selection is deterministic.
+For a test with the mark `covering(1)`, the selected cases contain each value of
+each parameter. For a test with the mark `covering(2)`, they contain each pair
+of values of two parameters. `tests/conftest.py` gives the mark `exhaustive` to
+the other cases. The selection is deterministic.
 """
 
 import collections

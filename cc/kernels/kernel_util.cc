@@ -66,8 +66,8 @@ class SharedLoop {
              const std::function<void(int64_t, int64_t)>& work)
       : total_(total), num_blocks_(num_blocks), work_(work) {}
 
-  // Runs blocks until none is left. A call after `Wait` has returned finds no
-  // block.
+  // Runs blocks until no block is left. After `Wait` has returned, no block is
+  // left.
   void TakeBlocks() {
     while (true) {
       const int64_t block = next_.fetch_add(1, std::memory_order_relaxed);
@@ -89,8 +89,8 @@ class SharedLoop {
 
   // Waits until all blocks are done. Rethrows an exception of a block.
   void Wait() {
-    // The other threads are at their last blocks. Yielding takes about as long
-    // as falling asleep.
+    // The other threads are at their last blocks, so the wait is short.
+    // Yielding until they are done takes about as long as going to sleep.
     for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!IsDone()) WaitOn(all_done_, lock);

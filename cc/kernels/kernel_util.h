@@ -33,9 +33,9 @@ absl::Status CatchAllTf(const Run& run) {
   }
 }
 
-// Base class of all kernels of this package. Sizes come from the caller, so an
-// allocation may fail; the failure is an error of the call and does not end the
-// process.
+// Base class of all kernels of this package. Callers choose the sizes of
+// inputs, so an allocation may fail. The call then returns an error, and the
+// process continues.
 class Kernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;

@@ -172,7 +172,8 @@ class ScatterRowsOp : public TableOp {
     ShardedView<T> table;
     OP_REQUIRES_OK(
         ctx, shards.MutableView(ctx, 0, table_, partition, row_shape, &table));
-    // Converting all ids to one dtype limits the number of compiled loops.
+    // All ids are converted to one dtype, which limits the number of compiled
+    // loops.
     std::vector<int64_t> widened;
     Span<const int64_t> rows;
     if (ids->dtype() == tensorflow::DT_INT32) {

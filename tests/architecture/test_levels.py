@@ -18,7 +18,8 @@ PACKAGE = ROOT / "tf_layoutmap"
 CORE = ROOT / "cc" / "core"
 
 # A module may import modules of lower levels and of its own folder. An entry
-# applies to all modules below it; the longest matching entry counts.
+# also applies to all modules inside it. If several entries match a module, the
+# longest one applies.
 LEVELS = {
     # No TensorFlow.
     "_build_info": 0,
@@ -103,8 +104,9 @@ LEVELS = {
     "": 15,  # tf_layoutmap/__init__.py
 }
 
-# Functions in these modules import the replacements of their rows, from any
-# level, on first use of a group. Importing the modules imports no replacements.
+# These modules contain rows of the patch table. Their functions import the
+# replacements, from any level, when a group of patches is first used. Importing
+# the modules does not import the replacements.
 ROW_MODULES = {
     "_patches.mesh_rows",
     "_patches.keras_rows",
@@ -189,7 +191,7 @@ def read(module: str) -> tuple[ast.AST, set[str]]:
 
 
 def own_module(imported: str) -> str | None:
-    """Returns the imported module of this package, or None for others."""
+    """Returns the imported module, or None if it is in another package."""
     if imported.split(".")[0] != "tf_layoutmap":
         return None
     name = ".".join(imported.split(".")[1:])
@@ -228,12 +230,13 @@ def test_every_module_has_a_level():
 
 
 def points_up(module: str, imported: str) -> bool:
-    """Returns whether an import leads to a module not below `module`."""
+    """Returns whether the imported module is not at a level below `module`."""
     target = own_module(imported)
     if target is None or target in (module, "_native"):
         return False
     mine, theirs = LEVELS[level_entry(module)], LEVELS[level_entry(target)]
-    # From the pure level, other modules of the package are on a higher level.
+    # Modules of level 0 may not import modules of a higher level, even if both
+    # are in the same folder.
     sideways = folder(module) == folder(target) != "" and mine > 0
     return not (theirs < mine or theirs == mine == 0 or sideways)
 

@@ -264,7 +264,7 @@ class Named:
 
 
 class Plain:
-    """Stands for a layer, variable or model outside any context."""
+    """Stand-in for a layer, variable or model outside of any context."""
 
     train_function = test_function = predict_function = None
     variables = ()

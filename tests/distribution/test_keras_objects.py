@@ -41,7 +41,7 @@ def assert_sharded(model):
 
 
 def named(path):
-    """Returns a layer whose variable paths start with its name alone."""
+    """Returns a layer whose variable paths begin directly with its name."""
     layer = keras.layers.Dense(4, name=path)
     layer.build((None, 4))
     return layer

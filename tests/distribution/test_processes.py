@@ -11,7 +11,8 @@ from tf_layoutmap import distribution
 
 _SECONDS = 120
 
-# Must be the first use of TensorFlow, so it runs in another process.
+# The program runs in another process, because initialization must be the first
+# use of TensorFlow.
 ALONE = textwrap.dedent("""
     import tensorflow as tf
     import tf_layoutmap as tlm

@@ -1,4 +1,4 @@
-"""Each public name has one entry in docs/api, and each entry a public name."""
+"""Public names and entries in docs/api match one to one."""
 
 import inspect
 import pathlib

@@ -1,4 +1,4 @@
-"""Every Python snippet of a page runs, in the order of the page."""
+"""The Python snippets of each page run in the order in which they appear."""
 
 import os
 import pathlib
@@ -10,7 +10,8 @@ import pytest
 import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 
 ROOT = pathlib.Path(__file__).parents[2]
-# It registers kernels permanently: tests/emulation runs it in another process.
+# This page registers kernels permanently, so tests/emulation runs it in another
+# process.
 EMULATION = ROOT / "docs" / "guides" / "emulation.md"
 PAGES = (
     [EMULATION]

@@ -137,7 +137,7 @@ def test_an_out_of_range_id_raises_and_writes_nothing(mesh):
                     np.array([1.0], np.float32), [UNSHARDED], mesh
                 ),
             )
-            # The next read reports the error of an op without outputs.
+            # An op without outputs reports its error at the next read.
             to_numpy(table.read_value(), mesh)
     np.testing.assert_array_equal(to_numpy(table.read_value(), mesh), rows)
 

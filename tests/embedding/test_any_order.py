@@ -149,7 +149,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
     def full_step(self, ids):
-        """Runs a step in order, so that long runs make progress."""
+        """Runs a step in a valid order, so that long runs complete steps."""
         self.enqueue_a_training_step(ids)
         for rule in (self.dequeue, lambda r: self.apply(r, 1)):
             for replica in range(NUM_REPLICAS):

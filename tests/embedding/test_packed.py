@@ -1,4 +1,4 @@
-"""Packed batches train bitwise like the structures they were packed from."""
+"""Training on packed and unpacked batches is bitwise identical."""
 
 import numpy as np
 import pytest

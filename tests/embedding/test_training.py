@@ -10,7 +10,8 @@ from tests.embedding import trainer
 from tests.embedding.trainer import Feature, Plan, Table
 from tests.reference.dense_reference import Bag
 
-# Roots and quotients round once each; the dense reference uses another order.
+# Each root and each quotient is rounded once. The dense reference computes them
+# in another order.
 ROUNDED = 1e-6
 
 

@@ -15,7 +15,7 @@ CLASSES = {"stock": tpu.TPUEmbedding, "ours": tlm.TPUEmbedding}
 NUM_SAMPLES = 8  # Samples of a global batch.
 LENGTH = 3
 # Values: combiner, number of rows, dim. Tables have more rows than fit in one
-# register, and unevenly many rows per host.
+# register, and the number of hosts does not divide the number of rows.
 TABLES = {
     "ads": ("sum", 23, 5),
     "words": ("mean", 17, 4),

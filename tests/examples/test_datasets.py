@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 SWITCHED_OFF = "autotune.enabled = False"
-# What makes a dataset, and what reads one in a loop of its own.
+# Patterns of code that creates a dataset, and of loops that read a dataset.
 MAKES = re.compile(
     r"tf\.data\.(?:Dataset\.\w+|\w+Dataset)\(|\.as_dataset\(|as_numpy\("
 )

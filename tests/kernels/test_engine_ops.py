@@ -142,7 +142,7 @@ class Engine:
 
 
 def random_batch(seed, num_samples=3):
-    """Returns samples of (id, weight) by feature, and which have weights."""
+    """Returns lists of (id, weight) by feature and by sample."""
     rng = np.random.default_rng(seed)
     batch = []
     for feature in FEATURES:

@@ -53,7 +53,7 @@ def plan_attrs(shard_servers, num_servers, **changes) -> dict:
 
 @st.composite
 def batches(draw):
-    """Draws samples of (id, weight) by feature, and which have weights."""
+    """Draws lists of (id, weight) by feature and by sample."""
     num_samples = draw(st.integers(0, 4))
     batch = []
     for feature in FEATURES:
@@ -201,7 +201,8 @@ def needed(batch, shards):
     return [servers.rows_of_shard(FEATURES, batch, one) for one in shards]
 
 
-# Servers of five shards; some shards are empty or the only one on a server.
+# Server of each of the five shards. Some shards are empty, and some servers
+# have only one shard.
 shardings = st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(
     lambda servers: set(servers) == {0, 1}
 )

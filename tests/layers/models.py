@@ -27,7 +27,7 @@ def start_rows():
 
 @keras.saving.register_keras_serializable("tests")
 def initializer(shape, dtype=None, partition_shape=None, partition_offset=None):
-    """Returns the slice of `start_rows` that one shard initializes."""
+    """Returns the slice of `start_rows` for one shard."""
     del dtype
     rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     start = partition_offset[0]

@@ -156,8 +156,9 @@ def adam():
 def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=adam, **options):
     """Trains both models and compares losses, weights and slots.
 
-    Keeps the last references, so that cases that differ only in `axes` or
-    `mesh` train one reference if `make` and `optimizer` are the same functions.
+    The most recent references are cached. Cases with the same functions `make`
+    and `optimizer` that differ only in `axes` or `mesh` therefore share one
+    reference.
     """
     _X[id(x)] = x
     reference, expected = _reference(

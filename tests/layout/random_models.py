@@ -78,7 +78,7 @@ def _inner_gradient(x):
 
 
 def _late_tape(x):
-    """Uses a tape that watches a result only after its first use."""
+    """Uses a tape that watches a tensor after the first use of the tensor."""
     largest = tf.math.top_k(x, x.shape[-1])[0]
     factor = tf.reduce_mean(largest * largest, -1, keepdims=True)
     with tf.GradientTape() as tape:
@@ -429,8 +429,9 @@ def draw(seed: int) -> Program:
         seed,
     )
     if kind == "tokens" and program.end == "max":
-        # Equal ids give equal rows. Rounding errors select the maximum among
-        # them, which gets the gradient, and Adagrad squares gradients per row.
+        # Equal ids have equal rows. Rounding errors determine which of these
+        # rows is the maximum and gets the gradient, and Adagrad squares the
+        # gradient of each row.
         program.end = "mean"
     share = rng.choice([0.15, 0.5, 0.9])
     for position, weight in enumerate(build(program).weights):

@@ -200,7 +200,7 @@ def test_ten_thousand_unallocated_variables_are_explained(mesh):
             for block in model.blocks:
                 block.build((None, 2))
             report = layout_map.explain(model)
-            raise KeyboardInterrupt  # The scope ends without an allocation.
+            raise KeyboardInterrupt  # The end of the scope allocates nothing.
     assert len(report.variables) == 10_000
     assert sum(v.pattern is not None for v in report.variables) == 1000
 

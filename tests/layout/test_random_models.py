@@ -41,8 +41,8 @@ def _gate(second, normalization):
 
 
 FIXED = {
-    # Later uses received a copy that `tf.stop_gradient` created and that was on
-    # no tape.
+    # Later uses of a tensor received a copy that `tf.stop_gradient` had
+    # created, and no tape had recorded the copy.
     "gate": Program(
         "vector", _gate((), "GroupNormalization"), SQUARE, {2: ROWS}, seed=3
     ),

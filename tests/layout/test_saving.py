@@ -14,7 +14,7 @@ from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 
 X, Y = pairs.FEATURES, pairs.LABELS
-# Where a model is saved and loaded: without a mesh, or on a mesh with these
+# A model is saved and loaded without a mesh (None) or on a mesh with these
 # axes.
 PLACES = {
     "none": None,

@@ -30,7 +30,7 @@ def is_running(pid):
         state = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie only waits for its parent.
+    # A zombie has ended, but its parent has not read its exit code yet.
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
@@ -214,7 +214,7 @@ def test_no_process_remains_after_a_signal(number):
 
 
 def test_an_ended_process_is_restarted(capfd, monkeypatch):
-    """The process restarts also after an early end, with increasing delays."""
+    """A process that ends early is restarted, with increasing delays."""
     monkeypatch.setattr(local_cluster, "DELAYS", (0.0, 0.25, 0.5))
     printed = ""
     with local_cluster.Group() as group:

@@ -1,7 +1,7 @@
 """No text of the project contains a phrase from a list.
 
-The list is short on purpose: it holds habits of earlier texts of this project,
-with the standard wording of each.
+The list is short on purpose. It contains phrases that were common in earlier
+texts of this project, and a standard wording for each.
 """
 
 import re

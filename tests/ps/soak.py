@@ -4,8 +4,9 @@ python -m tests.ps.soak --minutes=30 --kill_every=60
 
 The cluster has two servers and two workers. A Keras model learns synthetic
 clicks by `fit`. The program kills and restarts a worker at regular intervals.
-It prints the memory of each process over time, and then the held-out metrics
-next to a run of equally many steps without failures.
+It prints the memory of each process over time. At the end, it prints the
+held-out metrics, and for comparison the metrics of a run with the same number
+of steps and without failures.
 """
 
 import collections
@@ -76,7 +77,7 @@ class Memory:
 
 
 def run(num_steps: int | None) -> dict:
-    """Runs one training; workers are killed if `num_steps` is None."""
+    """Trains once. Kills workers if `num_steps` is None."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Cluster(pathlib.Path(folder)) as cluster,

@@ -49,7 +49,7 @@ def wait_for_newer(cluster, than: int, seconds: float):
 
 def check_goes_on(cluster, at_least: int):
     """Checks that a restarted run continues from its newest checkpoint."""
-    # Waits for the next checkpoint before the run is asked to end.
+    # Waits for the next checkpoint before the run ends.
     wait_for_newer(cluster, at_least, 60)
     found = cluster.finish(60)
     check(found)

@@ -41,7 +41,7 @@ def test_each_closure_counts_once_if_workers_restart(tmp_path, restarts):
         found = cluster.finish(60)
     assert found["num_updates"] == found["num_done"] >= 12
     check(found)
-    # Without tokens, these updates would have counted twice.
+    # Without tokens, these updates would have been applied twice.
     assert found["num_repeated"] > 0
 
 

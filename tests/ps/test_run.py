@@ -21,7 +21,7 @@ def found(tmp_path_factory):
 
 def test_calls_accumulate_steps_also_after_a_restart(found):
     results, passed, num_done, is_right, is_right_again = found["calls_add_up"]
-    # The sum of the row before the last closure: 4 values of -1 / 2 each.
+    # Sum of the row before the last closure: 4 values of -1 / 2 each.
     assert results == [-4.0, None, -12.0]
     assert passed == [7, None, None, None]
     assert num_done == 9

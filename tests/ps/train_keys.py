@@ -63,7 +63,7 @@ def found_in(embeddings):
         },
         "words": words.stats(),
         "stream": stream.stats(),
-        # Each occurrence of a present key applied a gradient of 1.
+        # Each use of a key that has a row applied a gradient of 1.
         "stream_rows": np.unique(
             rows["stream"][stream.lookup(stream.keys()).numpy()]
         ).tolist(),

@@ -138,7 +138,7 @@ def _lines_of_class(path: str, cls: type) -> Iterator[str]:
 
 
 def lines() -> list[str]:
-    """Returns one line per public name, an alias without its members."""
+    """Returns one line per public name; members of aliases are omitted."""
     found = []
     first = {}
     for path, module in public_modules().items():

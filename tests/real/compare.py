@@ -12,7 +12,7 @@ from tests.real.results import Check
 
 # Tolerance of losses in float32, because devices add in a different order.
 CLOSE = 1e-6
-# Errors that Python raises itself do not explain the problem to a user.
+# Errors that Python itself raises do not explain the problem to a user.
 NO_SENTENCE = (
     AssertionError,
     AttributeError,

@@ -28,7 +28,7 @@ STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class ModelCase:
-    """Case of a model with its data.
+    """Test case for a model, with its data.
 
     Attributes:
       make: Function that returns the compiled model.
@@ -170,7 +170,7 @@ def _files(
     model: keras.Model,
     kept: list[bool],
 ) -> None:
-    """Checks weight files from the mesh to a plain model, and back."""
+    """Checks that weight files move between a mesh and a plain model."""
 
     def largest(first: keras.Model, second: keras.Model) -> float:
         return _largest(

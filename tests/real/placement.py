@@ -66,7 +66,7 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
 
 
 def key_of(path: str) -> str:
-    """Returns a key that matches one weight and no longer path."""
+    """Returns a key that matches the path of one weight and no longer path."""
     return re.escape(path) + "$"
 
 

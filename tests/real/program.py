@@ -21,7 +21,7 @@ Trained = tuple[Sequence[float], Sequence[keras.layers.Layer]]
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCase:
-    """Case of a program.
+    """Test case for a program.
 
     Attributes:
       program: Function that creates data and models, trains the models, and

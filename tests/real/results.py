@@ -12,8 +12,9 @@ import rich.markup
 import rich.table
 
 # Statuses from the best to the worst. "unsupported": a check raised an error
-# with a clear message. "crashed": the error is clear only to authors of this
-# package. "broken": the case fails without a mesh and tests nothing.
+# with a clear message. "crashed": a check raised an error that only authors of
+# this package understand. "broken": the case fails without a mesh, so it tests
+# nothing.
 STATUSES = ("trained", "unsupported", "differs", "crashed", "broken")
 FAILURES = ("differs", "crashed", "broken")
 
@@ -30,14 +31,14 @@ class Check:
 
 @dataclasses.dataclass
 class Result:
-    """Result of one case.
+    """Result of one test case.
 
     Attributes:
       kind: Kind of the case, a key of `kinds.KINDS`.
       name: Name of the case.
-      checks: Checks of the case in their order.
+      checks: Checks of the case, in the order in which they ran.
       whole: Warnings about operations that every device replicates.
-      reason: Reason why the case may differ by more than others.
+      reason: Reason why this case has a larger tolerance than other cases.
       seconds: Run time of the case.
     """
 
@@ -86,7 +87,7 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
 
 
 def by_kind(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Returns the results of each kind, in their order."""
+    """Returns the results grouped by the kind of their case."""
     kinds = collections.defaultdict(list)
     for result in results:
         kinds[result.kind].append(result)
@@ -146,7 +147,8 @@ def _remark(result: Result, length: int) -> str:
     text = "; ".join(" ".join(remark.split()) for remark in remarks if remark)
     if len(text) <= length:
         return text
-    # Entries of the list of operations end with ")"; the last is incomplete.
+    # Each complete entry of the list of operations ends with ")". The last
+    # entry can be cut off.
     entries, separator, _ = text[: length - 6].rpartition("); ")
     return f"{entries}); ..." if separator else text[: length - 3] + "..."
 

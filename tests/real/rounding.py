@@ -1,7 +1,7 @@
 """Measures the differences that rounding errors cause, without a mesh.
 
-Devices add in a different order, so that the last bits of sums differ. Some
-models amplify these differences, for example models that divide by the standard
+Devices add in a different order, so the last bits of sums differ. Some models
+amplify these differences, for example models that divide by the standard
 deviation of few numbers. To measure the amplification, the same model is
 trained with initial weights that differ in their last bit.
 """

@@ -72,7 +72,7 @@ def fails_without_a_mesh() -> None:
 
 
 class Case:
-    """Case that runs a function."""
+    """Test case that runs a function."""
 
     def __init__(self, run: Callable[[], None]):
         self.run = run

@@ -25,7 +25,7 @@ def part(feature, samples, first_row: int, num_rows: int):
 
 
 def inputs(parts) -> list[tuple]:
-    """Returns ids, splits and gains of `part` per feature."""
+    """Returns the ids, splits and gains of each part."""
     found = []
     for _, bags in parts:
         flat = [one for bag in bags for one in bag]

@@ -13,7 +13,7 @@ from tests.reference import apply, unique_rows
 
 
 class OrderError(Exception):
-    """Raised for a call at the wrong time."""
+    """Raised for a call that is not valid in the current state."""
 
 
 @dataclasses.dataclass

@@ -1,8 +1,8 @@
 """The update rules in float64, as in their published formulas.
 
 A rule takes rows, slot rows and gradients, and returns new rows and slot rows.
-Hyperparameters are first rounded to float32, as in the engine, so that only
-the arithmetic is compared and not the rounding of 0.999 to 0.99900001.
+Hyperparameters are first rounded to float32, as in the engine, so that the
+results do not differ by the rounding of 0.999 to 0.99900001.
 """
 
 import math

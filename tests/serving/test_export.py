@@ -173,7 +173,8 @@ def test_a_full_disk_keeps_the_previous_model(tmp_path):
     with pytest.raises(OSError, match="File too large.*model"):
         with full_disk.full_disk():
             tlm.export(embedding_of(rows + 1), tmp_path / "model")
-    # Only the values that are written in blocks exceed the limit.
+    # Only the file of the values, which are written in blocks, exceeds the
+    # limit.
     with pytest.raises(OSError, match="File too large.*variables"):
         with full_disk.full_disk(2**20):
             tlm.export(

@@ -1,4 +1,4 @@
-"""Tests of `tf_layoutmap.serving.packing`: rows as bytes, and back."""
+"""Tests of `tf_layoutmap.serving.packing`: rows that are stored as bytes."""
 
 import hypothesis.extra.numpy
 import numpy as np

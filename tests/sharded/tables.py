@@ -21,7 +21,7 @@ def make_table(values, sizes, name="emb", **options):
 
 
 def backwards(num_rows, num_shards):
-    """Callable placement that assigns rows in turn, last shard first."""
+    """Callable placement that assigns rows cyclically, last shard first."""
     return RowPartition.from_callable(
         lambda rows: (num_shards - 1 - rows % num_shards, rows // num_shards),
         RowPartition.mod(num_rows, num_shards).sizes[::-1],

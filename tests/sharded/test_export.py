@@ -37,7 +37,8 @@ READS = {
     "ids_index": lambda table, ids: table[ids],
     "tensor_slice": lambda table, ids: table[ids[0] :],
     "dense": lambda table, ids: table * 2 + 1,
-    # An exported table has one shard: the result must not depend on the number.
+    # An exported table has one shard, so the results must not depend on the
+    # number of shards.
     "shards": lambda table, ids: tf.add_n(
         [tf.reduce_sum(shard) for shard in table]
     ),

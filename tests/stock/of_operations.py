@@ -90,8 +90,8 @@ def differentiated(call):
     ]
 
 
-# In a function, either the operation or its gradient fails, depending on which
-# runs first.
+# In a function, either the operation or its gradient reports the error,
+# depending on which runs first.
 EAGERLY = ("scatter, outside", "gather, outside", "no such class")
 
 

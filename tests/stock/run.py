@@ -41,7 +41,7 @@ def use_everything():
     rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
     tf.function(lambda: tf.nn.embedding_lookup(rows, [1, 3]))()
     for group in engine.GROUPS:
-        # This group is only installed while an emulated TPU exists.
+        # This group is installed only while an emulated TPU exists.
         if group != runtime_rows.EMULATION_GROUP:
             engine.ensure(group)
 

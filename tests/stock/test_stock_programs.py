@@ -26,7 +26,8 @@ from tests.stock import (  # noqa: F401 - they register their programs.
 )
 from tf_layoutmap.layout import dtensor_switches
 
-# Two processes train a hundred small models, in one minute of CPU time each.
+# Two processes train a hundred small models, which takes one minute of CPU time
+# each.
 pytestmark = pytest.mark.slow
 
 SECONDS = 1200
@@ -114,7 +115,7 @@ def differences(plain, patched, where=""):
 
 
 def marked_programs():
-    """Yields all programs. Every second one is exhaustive.
+    """Yields all programs, and marks every second one as exhaustive.
 
     For each replaced name, tests/architecture/test_patches.py checks that a
     call without a mesh reaches the original.

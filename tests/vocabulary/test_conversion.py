@@ -125,7 +125,8 @@ def test_a_source_is_not_overwritten_through_links(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match="another prefix than `source`"):
             tlm.convert_vocabularies(one, other, settings)
-    # Files of the other prefix may be links: the links themselves are replaced.
+    # The files at the target prefix may be links. The conversion replaces the
+    # links, not the files that they point to.
     other = tf.train.Checkpoint(embedding=old).write(str(tmp_path / "two"))
     tlm.convert_vocabularies(other, "soft-1", settings)
     assert tf.train.list_variables("soft-1") != tf.train.list_variables(other)

@@ -117,7 +117,7 @@ def test_explicitly_evicted_keys_are_reported():
 
 def test_a_file_has_one_record_per_eviction(tmp_path):
     path = tmp_path / "some" / "evicted"
-    for number in range(2):  # The second time, the program restarts.
+    for number in range(2):  # The second pass is a restart.
         one, config = cases.embedding(
             tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
         )
@@ -351,7 +351,7 @@ def test_a_layer_whose_callback_raises_opens_no_lookup():
         )
 
     train(0)
-    # Rows of lookups whose gradients may still arrive are not evicted.
+    # The rows of a lookup are not evicted while its gradients may still arrive.
     layer.embedding.reset()
     callback.is_full = True
     for _ in range(2):

@@ -24,8 +24,8 @@ struct ItemLoop {
 
 // Calls `work(loop, begin, end)` with item ranges that cover each item of each
 // loop once. The ranges cost about the same, regardless of skew. A single
-// parallel loop wakes the threads once, and distributes small loops over
-// threads, too.
+// parallel loop wakes the threads once, and distributes the items of small
+// loops over threads, too.
 void RunItemLoops(
     const std::vector<ItemLoop>& loops, const ParallelFor& parallel_for,
     const std::function<void(size_t loop, int64_t begin, int64_t end)>& work);

@@ -22,8 +22,9 @@ inline void PrefetchRow(const void* row, int64_t row_bytes) {
 }
 
 // A queue that delays the processing of rows until their prefetch is complete.
-// Calls use(row, other) for each pushed pair, in push order, after `kSize` more
-// pairs were pushed. The destructor processes the remaining pairs.
+// Calls use(row, other) for each pushed pair when `kSize` more pairs have been
+// pushed, in the order in which the pairs were pushed. The destructor processes
+// the remaining pairs.
 template <typename Row, typename Other, typename Use>
 class RowQueue {
  public:

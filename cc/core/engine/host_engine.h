@@ -82,8 +82,8 @@ class HostEngine {
                  const ParallelFor& parallel_for);
 
   // Enqueues a batch that the caller has checked. `made` is the result of the
-  // check; if it is an error, the call fails like an enqueue of an invalid
-  // batch.
+  // check. If it is an error, the call fails in the same way as `Enqueue` for
+  // an invalid batch.
   Status EnqueueBatch(int32_t replica, bool training, const Status& made,
                       std::shared_ptr<const Batch> batch,
                       const ParallelFor& parallel_for);

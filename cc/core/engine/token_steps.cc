@@ -184,7 +184,7 @@ Status TokenSteps::ReadMarks(
     const float factor = marks[2 * place] / kUnit;
     const float product = marks[2 * place + 1] / kUnit;
     if (factor == 0.0f && product == 0.0f) continue;
-    // Number of the newest gradients in that place.
+    // Number of the newest gradients in this place.
     const int64_t newest =
         r.next_followed - 1 - PlaceOf(r.next_followed - 1 - place + kMaxOpen);
     const bool is_finite = std::isfinite(factor) && std::isfinite(product);

@@ -6,10 +6,10 @@
 //
 // A lookup does not require later calls; the oldest open lookups are discarded.
 // The marks determine which gradients are applied. A mark is returned as the
-// gradient of a weight. If gradients are summed, averaged or scaled, marks are
-// processed in the same way, and each gradient is multiplied by the resulting
-// factor of its mark. A skipped step has no mark in the sum, and its gradients
-// are discarded later.
+// gradient of a weight. If gradients are summed, averaged or scaled, the same
+// operations are applied to their marks, and each gradient is multiplied by the
+// resulting factor of its mark. A skipped step has no mark in the sum, and its
+// gradients are discarded later.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
@@ -55,8 +55,8 @@ class TokenSteps {
               int64_t* token);
 
   // Takes back the newest lookup of a replica, as if it had not been opened.
-  // Returns an error if a newer lookup was opened or an update has discarded
-  // this one.
+  // Returns an error if a newer lookup was opened, or if an update has
+  // discarded this lookup.
   Status TakeBack(int32_t replica, int64_t token);
 
   Status Find(int32_t replica, int64_t token,

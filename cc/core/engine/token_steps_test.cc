@@ -197,7 +197,8 @@ TEST(TokenStepsTest, SkippedStepsHaveNoEffect) {
   EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kMaxOpen);
   ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(7), 7)));
   ExpectTrained(&trainer, tables, accumulators, {7}, {trainer.GradientsOf(7)});
-  // Lookups and gradients that are too old are discarded, newer ones are kept.
+  // Lookups and gradients that are too old are discarded. Newer lookups and
+  // gradients are kept.
   EXPECT_EQ(trainer.tokens.NumOpen()[0], TokenSteps::kKeptBehind + 1);
   EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kKeptBehind);
   ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize)));

@@ -50,7 +50,7 @@ TEST(CombinerTest, GainIsZeroIfTheDivisorIsZero) {
 }
 
 TEST(CombinerTest, DivisorsAreSummedInDouble) {
-  // A float sum of 2^24 and the ones would stay 2^24.
+  // A float sum of 2^24 and ones would stay 2^24.
   std::vector<float> weights(1025, 1.0f);
   weights[0] = 16777216.0f;
   const std::vector<float> gains = Gains(Combiner::kMean, {0, 1025}, weights);

@@ -172,8 +172,8 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
 }
 
 // Converts ids to rows. The loop has no branches, so that it is only limited by
-// memory bandwidth; only a batch with an invalid id is searched for it. If ids
-// are to be dropped, `dropped` receives one flag per id.
+// memory bandwidth; a batch is searched for the invalid id only if it contains
+// one. If ids are to be dropped, `dropped` receives one flag per id.
 template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
                 Span<const int64_t> splits, std::vector<uint32_t>* rows,
@@ -386,7 +386,8 @@ void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
   assert(owner_ == nullptr);
   vocabulary_step_ = step;
   groups_ = std::move(groups);
-  // The loop for batches in which every key has a row has no branches.
+  // This loop has no branches. It is sufficient if every key of the batch has a
+  // row.
   bool all_known = true;
   for (int64_t i = 0; i < rows.size(); ++i) {
     const int64_t row = rows[i] >= 0 ? rows[i] : unknown_row;

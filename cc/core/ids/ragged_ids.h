@@ -41,7 +41,8 @@ struct FeatureSpec {
   std::string advice;
 };
 
-// Numbers of ids in a batch that were not used unchanged.
+// Number of ids in a batch, and numbers of the ids that were removed or
+// replaced.
 struct IdCounts {
   int64_t num_ids = 0;        // all ids
   int64_t num_dropped = 0;    // out of range, removed
@@ -114,10 +115,10 @@ class RaggedIds {
   const IdCounts& counts() const { return counts_; }
 
   // Replaces `rows()[i]`, the index of a key, by rows[i]. If rows[i] is
-  // negative, the id gets `unknown_row`. If that is negative, too, the id is
-  // removed with its gain, and its position in a sequence stays empty. `step`
-  // is the step of the vocabulary that used the keys, or 0. `groups` may hold
-  // the unique rows of all batches of the table in that step.
+  // negative, the id gets `unknown_row`. If `unknown_row` is negative, too, the
+  // id is removed with its gain, and its position in a sequence stays empty.
+  // `step` is the step of the vocabulary that used the keys, or 0. `groups` may
+  // hold the unique rows of all batches of the table in that step.
   void TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
                       int32_t step,
                       std::shared_ptr<const RowGroups> groups = nullptr);

@@ -48,7 +48,7 @@ class FirstOccurrences {
   template <typename KeyOf>
   uint32_t Add(int64_t key, uint32_t number, const KeyOf& key_of) {
     const uint64_t mask = static_cast<uint64_t>(slots_.size()) - 1;
-    // Uses bits other than the ones that select the segment and the bucket.
+    // Does not use the bits that select the segment and the bucket.
     uint64_t slot = MixBits(static_cast<uint64_t>(key)) & mask;
     while (slots_[slot] != 0 && key_of(slots_[slot] - 1) != key) {
       slot = (slot + 1) & mask;

@@ -55,8 +55,9 @@ class SegmentSketch {
     a = std::max(a, static_cast<uint8_t>(count));
     b = std::max(b, static_cast<uint8_t>(count));
     *seen_ += times;
-    // The window is half an id per cell. With one id per cell or more, cells
-    // would be incremented faster than they are decremented.
+    // The window has half as many ids as a row has cells. If it had as many ids
+    // as cells or more, cells would be incremented faster than they are
+    // decremented.
     const int64_t window = num_cells_ / 2;
     for (; *seen_ >= window; *seen_ -= window) LowerCells();
     return static_cast<int32_t>(count);

@@ -12,8 +12,8 @@
 
 namespace layoutmap {
 
-// Views by bucket, [num_buckets, 8] each. All views are sharded alike. A lane
-// without a key has key kEmptyKey, step 0 and count 0.
+// Views by bucket, [num_buckets, 8] each. All views have the same sharding. A
+// lane without a key has key kEmptyKey, step 0 and count 0.
 struct VocabularyState {
   ShardedView<int64_t> keys;
   ShardedView<int32_t> last_step;  // last step that used the key

@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kHalfTile = kAhead;
 
 // Sets the pointers of rows [begin, end) and of the `ahead` rows after them.
-// Beyond the last row, the pointer of the last row is repeated.
+// After the last row of `rows`, the pointer of the last row is repeated.
 template <typename T>
 void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
                  int64_t begin, int64_t end, int64_t ahead,

@@ -26,7 +26,7 @@ struct RowGradients {
   Span<const float* const> gradient_rows;  // each [dim]
 };
 
-// The update of one table, for either kind of rows.
+// The update of one table, which has either float or 16-bit rows.
 struct TableUpdate {
   Optimizer optimizer = Optimizer::kNone;
   Span<const float> hyperparameters;

@@ -25,8 +25,8 @@ class ChangedRows {
   int64_t Watch();
 
   // Records rows of a table as changed. Negative rows are ignored. The caller
-  // must hold the locks under which the rows were written. A caller of `Take`
-  // that holds these locks then reads the written values.
+  // must hold the locks under which it has written the rows. A caller of `Take`
+  // that holds the same locks therefore reads the written values.
   void Note(int32_t table, const std::vector<uint32_t>& rows);
   void Note(int32_t table, Span<const int64_t> rows);
 

@@ -40,7 +40,8 @@ TEST(DividerTest, IsExactOnBothSidesOfEveryMultiple) {
     for (uint64_t q : quotients) {
       for (int64_t delta : {-1, 0, 1}) {
         const uint64_t n = q * d + delta;
-        // Skips large numbers and numbers that wrapped around below 0.
+        // Skips numbers that are too large, and numbers that wrapped around
+        // below 0.
         if (n >= static_cast<uint64_t>(kTwo32)) continue;
         ASSERT_EQ(divide(n), n / d) << n << " / " << d;
       }

@@ -163,7 +163,7 @@ class Parts {
       ForIds(begin, end, [&](uint32_t row, int64_t) { ++own[row >> shift]; });
     });
 
-    // Adjacent buckets form a part, until the part has its share of the ids.
+    // Adjacent buckets are added to a part until it has its share of the ids.
     std::vector<uint8_t> part_of(num_buckets);
     std::vector<int64_t> sizes;  // by part and chunk
     int64_t size_of_part = 0;

@@ -31,8 +31,8 @@ UniqueRows FindUniqueRows(Span<const Span<const uint32_t>> segments,
                           const ParallelFor& parallel_for = SerialFor,
                           Span<const uint32_t> labels = {});
 
-// From this number of ids on, all threads sort together. For fewer ids, waking
-// the threads takes longer than sorting.
+// Minimum number of ids for which all threads share the sort. For fewer ids,
+// waking the threads takes longer than sorting.
 constexpr int64_t kManyIds = int64_t{1} << 16;
 
 }  // namespace layoutmap

@@ -122,7 +122,7 @@ TEST(UniqueRowsTest, ManyIdsMatchAMap) {
 
 TEST(UniqueRowsTest, ResultsDoNotDependOnTheNumberOfThreads) {
   std::mt19937_64 random(11);
-  // Sizes around the number of ids from which threads sort together.
+  // Numbers of ids around the minimum for which all threads share the sort.
   for (int64_t num_ids : {kManyIds - 1, kManyIds, kManyIds + 13}) {
     for (int64_t num_rows : {int64_t{1}, int64_t{3000}, int64_t{1} << 32}) {
       const Segments segments = {

@@ -1,6 +1,6 @@
-// The steps for which a server has sent rows of open vocabularies and has not
-// yet received gradients. Their rows are pinned, so that they are not assigned
-// to other keys.
+// The steps for which a server has sent rows of open vocabularies, but has not
+// received gradients yet. The rows of these steps are pinned, so that they are
+// not assigned to other keys.
 //
 // Each row stores the step that used it last, so the number of the oldest step
 // is sufficient to pin the rows. A step of a closure is pending until it is
@@ -36,10 +36,10 @@ class FetchedSteps {
   explicit FetchedSteps(Span<int64_t> state) : state_(state) {}
 
   // Sets `is_repeated` to whether rows were sent to an earlier run of this
-  // closure that is still pending. The uses of its keys were then already
-  // counted. The token must have been checked by AppliedClosures and must not
-  // have been applied. Returns an error if the same run has already fetched, or
-  // if the epoch of the closure is over.
+  // closure that is still pending. If so, the uses of the keys of the closure
+  // are already counted. The token must have been checked by AppliedClosures
+  // and must not have been applied. Returns an error if the same run has
+  // already fetched, or if the epoch of the closure is over.
   Status Check(const ClosureToken& token, bool* is_repeated) const;
 
   // Ends all steps of earlier epochs if `token` begins a new epoch. Must be

@@ -30,7 +30,7 @@
 
 namespace layoutmap {
 
-// The row of a key that has none.
+// The value that is sent instead of a row for a key without a row.
 constexpr uint32_t kNoPlace = UINT32_MAX;
 // The maximum number of uses of all keys of a fetch.
 constexpr int64_t kMaxUses = int64_t{1} << 28;

@@ -1,5 +1,6 @@
-// The worker side of a step on tables with open vocabularies, until the rows of
-// its keys are known. The step then continues as a WorkerStep (worker_step.h).
+// The worker side of a step on tables with open vocabularies, from the check of
+// the batch until the rows of the keys are known. After that, the step
+// continues as a WorkerStep (worker_step.h).
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_STEP_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_STEP_H_

@@ -29,9 +29,9 @@ struct ClosureToken {
 //   epoch, base, num_updates, sum and maximum of staleness, num_repeated,
 //   then for each of the last `kWindow` numbers: number + 1, attempt
 //
-// All closures with numbers below `base` are applied. Of the other numbers, the
-// ones in the window are applied. An initial state of zeros means that no
-// closure is applied.
+// All closures with numbers below `base` are applied. A closure with a higher
+// number is applied if the state contains its number. An initial state of zeros
+// means that no closure is applied.
 class AppliedClosures {
  public:
   static constexpr int64_t kWindow = 1024;

@@ -1,6 +1,6 @@
-// The worker side of a step: which rows of which server it needs, the lookup of
-// these rows, and the gradients that it sends back. It keeps no state between
-// steps.
+// The worker side of a step. It determines the rows to request from each
+// server, looks up the batch in these rows, and computes the gradients to send
+// back. It keeps no state between steps.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_WORKER_STEP_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_WORKER_STEP_H_

@@ -24,7 +24,8 @@ namespace {
 
 constexpr int64_t kFloatsPerLine = 16;
 
-// The second-level cache; cc/core/base/row_queue.h gives the reason.
+// Selects the second-level cache for prefetches. cc/core/base/row_queue.h gives
+// the reason.
 constexpr int kSecondLevel = 2;
 
 template <int kForWrite>

@@ -60,8 +60,8 @@ static inline Vector Pow(Vector x, float y) {
   return power;
 }
 
-// The operand order preserves NaN; the reverse order would replace NaN by a
-// limit.
+// This order of the operands preserves NaN. If they were swapped, the result
+// for NaN would be a limit.
 template <typename V>
 static inline V Clip(V x, V low, V high) {
   x = x < low ? low : x;

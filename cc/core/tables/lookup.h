@@ -36,7 +36,8 @@ void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization = nullptr);
 
-// The arguments of one of several lookups, for either kind of rows.
+// The arguments of one of several lookups. The table has either float or 16-bit
+// rows.
 struct LookupTask {
   const ShardedView<const float>* table = nullptr;
   const ShardedView<const uint16_t>* half_table =

@@ -101,8 +101,9 @@ void ScatterRows(const ShardedView<T>& table, Span<const Tid> ids,
     });
   };
 
-  // A few ids do not justify a group, and with many groups workers would mostly
-  // search. Two groups per worker balance the load.
+  // Each group needs enough ids to be worth its search. If there were many
+  // groups, the workers would spend most of their time on the searches. Two
+  // groups per worker balance the load.
   constexpr int64_t kIdsPerGroup = 256;
   constexpr int64_t kMaxGroups = 16;
   const int64_t num_groups =

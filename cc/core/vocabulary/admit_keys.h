@@ -46,7 +46,7 @@ struct VocabularyCounts {
   int64_t num_known = 0;     // keys that already had a row
   int64_t num_probes = 0;    // visited buckets
   int64_t num_admitted = 0;  // new keys that got a row, without duplicates
-  int64_t num_rejected = 0;  // new keys that a step did not admit
+  int64_t num_rejected = 0;  // new keys that the policy did not admit
   int64_t num_full = 0;      // admitted keys without a free row
   int64_t num_evicted = 0;   // keys that lost their row
   int64_t num_expired = 0;   // evicted keys that had expired
@@ -69,8 +69,9 @@ struct AdmittedKeys {
 //
 // Keys that have a row are counted first. New keys are then inserted in the
 // order of their first occurrence in their segment. A new key gets the first
-// free lane of its buckets, else the row of an expired key, else the row of the
-// key with the lowest score. Rows in use are not evicted.
+// free lane of its buckets. If no lane is free, it gets the row of an expired
+// key, and if no key has expired, the row of the key with the lowest score.
+// Rows in use are not evicted.
 //
 // The result does not depend on threads, shards or kernels. `keys` must have
 // fewer than 2^32 - 1 values, and kEmptyKey is not a valid key. If a key has no

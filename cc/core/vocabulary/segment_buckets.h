@@ -31,7 +31,7 @@ class SingleShardSegment {
         kernels_(kernels) {}
 
   // Finds the rows of keys and returns the number of visited buckets. `places`
-  // holds `num_after` more elements, for which the next call is made.
+  // holds `num_after` more elements, which are the arguments of the next call.
   int64_t Find(const KeyPlace* places, int64_t size, int64_t num_after,
                int64_t* rows) const {
     return kernels_.find(range_, places, size, num_after, rows);

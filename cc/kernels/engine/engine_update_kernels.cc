@@ -226,7 +226,7 @@ class ApplyFollowedOp : public GradientsOp {
     std::shared_ptr<HostEngine::Step> step;
     TF_RETURN_IF_ERROR(ToTf(tokens.BeginApply(
         replica, View<float>(*marks), std::move(hyperparameters), &step)));
-    // There is nothing to apply, or another replica applies the update.
+    // No update is due, or the call of another replica applies it.
     if (step == nullptr) return absl::OkStatus();
     return RunAndFinish(
         [&] {

@@ -13,10 +13,10 @@
 
 namespace layoutmap {
 
-// A table restored from a checkpoint lies in pages of 4 KiB, and reading random
-// rows then waits for address translation. The table keeps its memory from then
-// on, so a background thread moves the memory to huge pages while steps run. A
-// table that gets new memory in each step is not moved.
+// A table restored from a checkpoint lies in pages of 4 KiB, so reads of random
+// rows wait for address translation. The table keeps this memory during
+// training. A background thread therefore moves the memory to huge pages while
+// steps run. A table that gets new memory in each step is not moved.
 class SettledMemory {
  public:
   SettledMemory() = default;

@@ -20,7 +20,7 @@ namespace layoutmap {
 
 // The change of one vocabulary.
 struct KeptChange {
-  int32_t table = 0;  // its index in the engine
+  int32_t table = 0;  // index of the table in the engine
   VocabularyPolicy policy;
   // The numbers of the vocabulary (locked_vocabulary.h). If `numbers_after`
   // differs from the current numbers, the vocabulary has changed since.
@@ -28,8 +28,8 @@ struct KeptChange {
   std::vector<int64_t> numbers_after;
   // Restores the state of the keys.
   std::function<void(const VocabularyState&)> restore;
-  // Rows that were assigned to other keys, and their values before, from
-  // `SaveRows`.
+  // Rows that were assigned to other keys, and the previous values of these
+  // rows, as returned by `SaveRows`.
   std::vector<int64_t> overwritten;
   std::vector<tensorflow::Tensor> values;
   // All rows that were modified.

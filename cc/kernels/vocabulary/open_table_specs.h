@@ -38,7 +38,7 @@ class OpenTableRules {
 };
 
 struct OpenTableSpec {
-  int32_t table = 0;  // its index in the engine
+  int32_t table = 0;  // index of the table in the engine
   VocabularyPolicy policy;
   FirstValues values;
   bool has_unknown_row = false;

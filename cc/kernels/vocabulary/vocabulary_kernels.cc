@@ -121,8 +121,8 @@ class EvictKeysOp : public Kernel {
   }
 
  private:
-  // The caller holds the locks of the vocabulary, so no step can take a row
-  // meanwhile.
+  // The caller holds the locks of the vocabulary, so no step can assign a row
+  // in the meantime.
   absl::Status Evict(EngineResource& resource,
                      const LockedVocabulary& vocabulary,
                      Span<const int64_t> keys,

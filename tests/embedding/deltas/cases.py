@@ -8,7 +8,8 @@ from tests.embedding.host import open_table_cases
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
-# The open table admits by a sketch and evicts: 104 rows for 300 keys.
+# The open table counts keys in a sketch before it admits them. It has 104 rows
+# for 300 keys, so it evicts keys.
 SETTINGS = {"admission": "count", "min_count": 2, "ttl_steps": 6}
 
 
@@ -40,7 +41,7 @@ def embedding(*, num_shards=1, optimizer=None, capacity=100, **arguments):
 
 
 def train(one, step):
-    """Runs a training step that depends on its number only."""
+    """Runs a training step whose batch depends only on the step number."""
     rng = np.random.default_rng(step)
     splits = np.concatenate([[0], np.cumsum(rng.integers(0, 9, 8))])
     words = rng.zipf(1.3, splits[-1]) % 300 + step * 3

@@ -18,7 +18,7 @@ from tests.embedding.deltas import cases
 
 
 def write_deltas(base, directory):
-    """Continues after the last delta; each step writes one delta."""
+    """Continues after the last delta; writes one delta after each step."""
     one = cases.embedding()
     full = tlm.apply_deltas(base, directory, f"{directory}-{os.getpid()}/full")
     tf.train.Checkpoint(embedding=one).restore(full)

@@ -216,7 +216,8 @@ def test_base_and_deltas_are_not_overwritten_through_links(
     with pytest.raises(ValueError, match="from all deltas.*00000002"):
         tlm.apply_deltas("one-1", "deltas", "folder/deltas/00000002/delta")
     assert cases.tensors("one-1") == before
-    # Slashes and links in the folder's name do not make another checkpoint.
+    # A path to the same folder with more slashes or with links names the same
+    # checkpoint.
     found = cases.tensors(
         tlm.apply_deltas("folder/one-1", "folder/deltas/", "folder/full")
     )
@@ -227,7 +228,7 @@ def test_base_and_deltas_are_not_overwritten_through_links(
 
 @pytest.fixture
 def replaced(written, tmp_path):
-    """Returns a checkpoint, a function that replaces it, both contents."""
+    """Returns a checkpoint, a function that replaces it, and both contents."""
     folder = tmp_path / "all"
     target, other = folder / "full", tmp_path / "other"
     tlm.apply_deltas(written / "one-1", written / "one_deltas", other)

@@ -202,7 +202,8 @@ def test_a_delta_is_a_consistent_snapshot(tmp_path):
                 "words/parameters"
             )
         )
-        # The delta has each step for all rows or for no row.
+        # The delta contains the update of a step for all of its rows or for
+        # none.
         assert len(found) <= 1
         seen.extend(found)
     assert len(seen) > 1 and seen == sorted(seen)

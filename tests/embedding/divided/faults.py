@@ -1,9 +1,9 @@
-"""One process of two with sharded tables, where one of them makes a mistake.
+"""One of two processes with sharded tables, of which one makes a mistake.
 
     python faults.py FOLDER CASE
 
-test_divided.py starts the program. It writes the error of the step after the
-mistake to FOLDER.
+test_divided.py starts the program. The program runs a step after the mistake
+and writes the error of the step to FOLDER.
 """
 
 import json

@@ -63,7 +63,7 @@ def train_in_one_process(path, num_steps, num_replicas):
 
 
 def check_same(folder, num_processes, compare=np.testing.assert_array_equal):
-    """Checks that tables and activations equal one process bitwise."""
+    """Checks that results are bitwise equal to the results of one process."""
     expected, activations = train_in_one_process(
         folder / "start", NUM_STEPS, num_processes
     )
@@ -91,7 +91,8 @@ def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
 
 
 def close(found, expected, err_msg):
-    # Sums have another order, so 16-bit rows can round differently.
+    # Sums are computed in another order, so 16-bit rows can be rounded
+    # differently.
     tolerance = 0.02 if err_msg.startswith("user") else 2e-6
     np.testing.assert_allclose(
         found, expected, rtol=tolerance, atol=tolerance, err_msg=err_msg

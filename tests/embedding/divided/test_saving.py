@@ -104,7 +104,7 @@ def test_only_one_part_is_in_memory(tmp_path, monkeypatch):
         str(tmp_path / "saved")
     )
     assert sum(sizes) == 4 * 11 * 3
-    # The block that fills a part can exceed it.
+    # The last block that is written to a part can exceed the size of the part.
     assert max(sizes) < 64 + 4 * 2 * 3
 
 

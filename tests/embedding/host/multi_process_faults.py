@@ -1,9 +1,9 @@
-"""One process of two, where one of them makes a mistake.
+"""One of two processes, of which one makes a mistake.
 
     python multi_process_faults.py OUTPUT CASE
 
-test_multi_process.py starts the program. It writes the error of the step after
-the mistake to OUTPUT.
+test_multi_process.py starts the program. The program runs a step after the
+mistake and writes the error of the step to OUTPUT.
 """
 
 import json

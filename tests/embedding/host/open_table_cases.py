@@ -59,7 +59,7 @@ def rows_of(variable) -> np.ndarray:
 
 
 class ClosedTwin:
-    """A closed table of equal size that takes rows instead of keys."""
+    """Closed table of equal size whose ids are rows instead of keys."""
 
     def __init__(self, open_embedding, config, optimizer, **arguments):
         self._open = open_embedding

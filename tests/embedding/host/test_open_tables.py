@@ -36,7 +36,7 @@ def random_batch(rng, *, num_samples=20, most=60, weights=False):
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_open_table_trains_like_a_closed_table(optimizer, dtype):
-    """Trains with eviction: 128 rows for more keys."""
+    """Trains a table of 128 rows with more keys, so that it evicts keys."""
     rng = np.random.default_rng(0)
     options = {"table_dtypes": dtype, "rounding_seed": 5}
     opened, config = cases.embedding(
@@ -100,7 +100,7 @@ def test_an_open_table_trains_like_a_closed_table(optimizer, dtype):
     ids=lambda policy: policy["evict"],
 )
 def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
-    """Each row sums the tag of its key, once per update of the key."""
+    """Each update of a key adds the tag of the key to its row."""
     rng = np.random.default_rng(1)
     opened, config = cases.embedding(
         tlm.OpenVocabulary(64, **policy),

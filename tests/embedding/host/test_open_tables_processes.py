@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def train_here(num_replicas, how="in order"):
-    """Trains in this process: variables, activations, evicted keys."""
+    """Trains in one process; returns variables, activations, evicted keys."""
     strategy = strategies.mirrored(num_replicas)
     evicted = []
     with strategy.scope():

@@ -17,8 +17,9 @@ from tests.reference import optimizers as reference
 tpu = tf.tpu.experimental.embedding
 
 NUM_ROWS, DIM, NUM_STEPS = 9, 5, 100
-# float32 rounds in each of 100 steps, and the order inside a formula differs:
-# up to a few units in the last place (6e-8) of a row's largest values.
+# The engine rounds to float32 in each of 100 steps and evaluates formulas in
+# another order. The results differ by a few units in the last place (6e-8) of
+# the largest values of a row.
 CLOSE = 1e-6
 
 RULES = {
@@ -345,7 +346,7 @@ def test_any_plan_with_any_optimizer_equals_its_formula(
             )
 
 
-# TensorFlow's own kernels, for the rules that have one.
+# TensorFlow's own kernels, for the rules that TensorFlow implements.
 
 
 def stock_ftrl(rows, slots, ids, gradient, settings):

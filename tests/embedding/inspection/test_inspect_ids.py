@@ -56,7 +56,8 @@ def test_features_are_counted():
     assert title["samples_by_size"] == {0: 1, 1: 1, 2: 1, 3: 1}
     # Two batches of 2 samples, padded to 3 and 2 positions.
     assert title["padding_waste"] == 1 - 6 / 10
-    # The batches have 2 distinct ids in 3 lookups, and 1 in 1.
+    # The first batch has 2 distinct ids in 3 lookups, the second batch 1 id in
+    # 1 lookup.
     assert title["unique_ratio"] == 3 / 4
     body = report.features["body"]
     assert body["num_truncated"] == 1

@@ -283,7 +283,7 @@ def checkpoint_of(one):
 
 
 def checkpoints(strategy, coordinator):
-    """Restores checkpoints of servers on the host, and the reverse."""
+    """Moves checkpoints between servers and the host in both directions."""
     options = {"table_dtypes": {"words": "bfloat16"}}
     distributed, host, wrong = trained(strategy, coordinator, "adam", **options)
     here, there = str(FOLDER / "servers"), str(FOLDER / "host")

@@ -106,7 +106,7 @@ def test_closures_of_earlier_epochs_are_not_reported(program):
 
 
 def test_a_closure_applied_during_the_move_is_reported(program, monkeypatch):
-    """Applies it between the read and the write of the second server."""
+    """Applies a closure while `move_to_epoch` accesses the second server."""
     program.run(1, 0)
     applied = program.servers[1].applied
     read = applied.numpy
@@ -125,7 +125,7 @@ def test_a_closure_applied_during_the_move_is_reported(program, monkeypatch):
 
 
 def test_a_step_with_sent_keys_can_finish_in_the_next_epoch():
-    """Its keys count once, as when it runs again in the same epoch."""
+    """The keys of the step are counted once, although it runs twice."""
     with local.servers(2):
         distributed = key_cases.embedding({"evict": "lru"})
     host = key_cases.embedding({"evict": "lru"})

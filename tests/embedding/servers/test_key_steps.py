@@ -171,12 +171,13 @@ def test_a_full_vocabulary_raises_and_changes_nothing():
 
 
 def test_training_and_saving_continue_after_a_full_server(tmp_path):
-    """The other servers have counted the step that failed on one server."""
+    """A server counts a step that fails on another server."""
     with local.servers(2):
         distributed = cases.embedding({"evict": "none", "on_full": "error"})
     vocabulary = distributed.vocabularies["words"]
     keys = np.arange(2000)
-    # Keys of the first shard, more than it has rows for, and one other key.
+    # More keys of the first shard than the shard has rows, and one key of
+    # another shard.
     first = vocabulary.key_variable.variables[0].shape[0]
     mixed = keys[[bucket_of(key) < first for key in keys]]
     other = next(key for key in keys if key not in mixed)
@@ -244,7 +245,7 @@ def closure_of(distributed):
 
 
 def dying(activations, dies):
-    """Returns the failure between the two calls of a dying worker."""
+    """Returns an op that fails between the two server calls of a worker."""
     with tf.control_dependencies(list(activations.values())):
         return [tf.debugging.Assert(False, ["dies"])] if dies else []
 
@@ -303,7 +304,7 @@ def test_gradients_of_a_replaced_run_raise():
 
 
 def test_rows_of_a_pending_step_are_not_evicted():
-    """There are 16 rows, and a closure whose gradients never arrive."""
+    """A closure uses all 16 rows, and its gradients never arrive."""
     with local.servers(1):
         distributed = one_table()
     step = one_table_step(distributed)
@@ -316,7 +317,7 @@ def test_rows_of_a_pending_step_are_not_evicted():
         tf.errors.FailedPreconditionError, match="step in flight"
     ):
         vocabulary.evict([3])
-    # A coordinator runs the closure again; then its rows can be evicted.
+    # After a coordinator has run the closure again, its rows can be evicted.
     step(0, range(16))
     assert vocabulary.evict([3, 99, 3]).numpy().tolist() == [3]
     step(2, range(200, 216))

@@ -254,7 +254,8 @@ def named_cases():
     for structure in ("list", "nested", "single", "named"):
         yield Case(structure=structure)
     yield Case(quantized=True)
-    # One table has fewer rows than hosts, the other unevenly many per host.
+    # One table has fewer rows than there are hosts. The other table has a
+    # number of rows that the number of hosts does not divide.
     yield Case(num_cores=4, num_hosts=4, num_rows=(1, 6))
 
 

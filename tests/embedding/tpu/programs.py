@@ -236,7 +236,7 @@ def _forward_and_back(case, embedding, name):
 
 
 def _in_order(case, found):
-    """Returns activations in the order of `case.inputs`, not of tf.nest."""
+    """Returns activations in the order of `case.inputs` instead of tf.nest."""
     places = structured(case, list(range(len(case.inputs))))
     by_place = dict(zip(tf.nest.flatten(places), tf.nest.flatten(found)))
     return [by_place[i] for i in sorted(by_place)]

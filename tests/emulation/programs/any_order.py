@@ -179,7 +179,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         ids=st.tuples(ids_of_a_core, ids_of_a_core), training=st.booleans()
     )
     def full_step(self, ids, training):
-        """Runs a step or an evaluation in order, for progress in long runs."""
+        """Runs a step or an evaluation in a valid order, for long runs."""
         for core in range(NUM_CORES):
             self.enqueue(core, ids[core], training)
         for core in range(NUM_CORES):

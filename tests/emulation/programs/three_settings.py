@@ -19,9 +19,11 @@ tpu = tf.tpu.experimental.embedding
 def script(strategy, *, sums=None):
     """Trains without strategy-specific code; returns tables after 200 steps.
 
-    The dense part is elementwise. `sums` sets whether and how the gradient of a
-    weight is summed over samples: in float32 or float64, replica by replica, or
-    "in order" of the samples of all replicas.
+    The dense part is elementwise. `sums` selects how the gradient of a weight
+    is summed over samples. If it is "float32" or "float64", each replica sums
+    its samples in this dtype, and these sums are added. If it is "in order",
+    the samples of all replicas are summed in order. If it is None, the weight
+    is not trained.
     """
     tables = {
         "ads": tpu.TableConfig(

@@ -47,7 +47,8 @@ def test_naive_bayes_smooths_the_click_rate_of_a_value():
     mean = labels.mean()
     for value in (0, 1):
         mine = features["C1"] == value
-        # The prior is 20 lines at the mean rate; other columns are constant.
+        # The prior counts as 20 lines with the mean rate. The other columns are
+        # constant.
         rate = (labels[mine].sum() + 20 * mean) / (mine.sum() + 20)
         np.testing.assert_allclose(probabilities[mine], rate)
 

@@ -90,7 +90,7 @@ def test_scores_of_all_rows_except_the_unknown_row(case):
         tf.constant(case["log_shares"]),
     ).numpy()
     assert (found[:, 0] == np.float32(scoring.NEVER)).all()
-    # Sums of five to eight numbers near 1 in another order.
+    # Five to eight numbers near 1 are summed in another order.
     assert found[:, 1:] == pytest.approx(scores_of(case)[:, 1:], abs=1e-5)
 
 

@@ -258,8 +258,9 @@ def test_a_table_that_is_also_the_output_layer_gets_both_gradients(rule):
     start = models.start_rows()
     hidden = np.sum(start[ids] * y, axis=1)
     ref = models.DenseReference(rule)
-    # As output weights, each row gets the sum of `hidden`. As embeddings, it
-    # gets the sum of the rows.
+    # Each row is used as output weights and as an embedding. Its gradient as
+    # output weights is the sum of `hidden`, and its gradient as an embedding is
+    # the sum of the rows.
     ref.step(
         np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
         np.concatenate(

@@ -227,7 +227,7 @@ def map_of_all_weights(name, order):
 
 
 def every_map(name):
-    """Yields maps of all weights for both orders, then of each weight."""
+    """Yields maps that shard all weights, then maps that shard one weight."""
     yield from (map_of_all_weights(name, order) for order in MAPS)
     for key, shape in _weights(name).items():
         yield from ({key: axes} for axes in layouts(shape))

@@ -31,8 +31,8 @@ CLOSE = 1e-5
 BFLOAT16 = 2e-2
 
 # This bias is added to all scores of a query, and the softmax cancels it. Its
-# gradient contains rounding errors only, which optimizers that use the sign,
-# such as Lion, turn into full steps.
+# gradient therefore contains rounding errors only. Optimizers that use only the
+# sign of a gradient, such as Lion, make full steps for such a gradient.
 ROUNDING = ("att_key_bias",)
 
 MESHES = [(1, 1), (2, 1), (1, 4), (2, 2), (2, 4)]
@@ -170,8 +170,9 @@ LAYERS = {
 assert len(LAYERS) == len(OPTIMIZERS)
 
 
-# More pairs, each on one of the meshes. They cover both shardings of a table
-# with both sparse optimizers, and norms of sharded gradients.
+# Additional pairs. Each pair runs on one of the meshes. They cover both
+# shardings of a table with both sparse optimizers, and norms of sharded
+# gradients.
 MORE_PAIRS = [
     ("attention", "Adam clipnorm"),
     ("Embedding rows", "Adagrad"),

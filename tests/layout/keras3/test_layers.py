@@ -230,7 +230,7 @@ SLOW = {
 
 
 def optimizer_of(sizes):
-    # Adam turns rounding errors in a gradient near zero into steps; sums over
+    # If a gradient is near zero, Adam amplifies its rounding errors. Sums over
     # four shards have such errors.
     return pairs.adam if sizes["model"] == 2 else sgd
 
@@ -242,8 +242,8 @@ def sgd():
 def cases():
     """Yields all layers and meshes.
 
-    A layout that works with two shards of a dimension may fail with four.
-    `make test` runs one mesh per layer, in turn.
+    A layout that works with two shards of a dimension may fail with four. `make
+    test` runs each layer on one mesh and alternates between the meshes.
     """
     for number, name in enumerate([*FAST, *SLOW]):
         for place, model in enumerate((2, 4)):

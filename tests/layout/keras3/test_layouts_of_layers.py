@@ -18,7 +18,8 @@ FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 def cases():
     """Yields all models and orders.
 
-    `make test` runs one order per model, in turn.
+    `make test` runs each model with one order and alternates between the
+    orders.
     """
     for number, name in enumerate(layouts_of_layers.MODELS):
         for place, order in enumerate(layouts_of_layers.MAPS):

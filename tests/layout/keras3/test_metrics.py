@@ -280,9 +280,9 @@ def test_masks_pass_through_pinned_layers():
 
 
 def test_logits_pass_out_of_pinned_layers():
-    # Keras uses the logits that the softmax stored as if they were the logits
-    # of a sigmoid. If another tensor is in between, Keras uses the
-    # probabilities.
+    # The softmax stores its logits in its output, and Keras uses them as if
+    # they were the logits of a sigmoid. If another op follows the softmax,
+    # Keras uses the probabilities.
     def make():
         return keras.Sequential(
             [

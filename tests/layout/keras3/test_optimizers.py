@@ -187,7 +187,7 @@ def test_iterations_are_on_the_mesh_wherever_created(where):
 
 
 def steps_of(model, optimizer, put, num_steps=3):
-    """Runs a custom loop, with the same code with and without a mesh."""
+    """Runs a custom loop. The code is the same with and without a mesh."""
 
     @tf.function
     def step(x, y):

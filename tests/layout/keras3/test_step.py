@@ -97,9 +97,9 @@ def test_uneven_batches_match_a_single_device():
 
 
 def test_no_step_runs_at_the_end_of_data_of_unknown_length():
-    # Without a mesh, Keras calls its step function once more at the end of
-    # the data. This call raises the end-of-data error, but may first draw seeds
-    # and count a step.
+    # Without a mesh, Keras calls its step function once more at the end of the
+    # data. This call raises the end-of-data error, but may draw seeds and count
+    # a step before it.
     length = len(X) // 8
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     unknown = dataset.filter(lambda *_: True)
@@ -575,8 +575,8 @@ def test_metric_matches_a_single_device(metric):
             verbose=0,
             sample_weight=np.arange(32) / 32,
         ).history
-        # Values are compared by order, because Keras numbers the names of
-        # metrics.
+        # Values are compared in the order of the metrics and not by name,
+        # because Keras adds numbers to the names.
         return list(history.values()), model.evaluate(X, y, verbose=0)
 
     both(run)

@@ -246,8 +246,8 @@ def test_mixed_float16_scales_its_loss():
         # Keras reads the policy of the model.
         model.dtype_policy = keras.mixed_precision.DTypePolicy("mixed_float16")
         models.append((model, run(model)))
-    # float16 has eleven bits of precision, and sums over devices have another
-    # order.
+    # float16 has eleven bits of precision, and sums over devices are computed
+    # in another order.
     pairs.assert_alike(models[0][1], models[1][1], rtol=4e-3, atol=4e-3)
     for model, _ in models:
         assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)

@@ -1,9 +1,10 @@
 """Measures the memory that the creation of a large weight takes.
 
-`test_bytes_per_device` starts this program. It prints, in bytes, the size of
-the weight, and the peak growth of the process for the weight with sharded
-initialization, for Adagrad's slot, and for the weight with initialization on
-the host. The eight logical devices share the memory of the process.
+`test_bytes_per_device` starts this program. It prints four numbers of bytes:
+the size of the weight, and the peak growth of the process when it creates the
+weight with sharded initialization, when it creates Adagrad's slot, and when it
+initializes the weight on the host. The eight logical devices share the memory
+of the process.
 """
 
 import json

@@ -187,7 +187,7 @@ class TwoSteps(keras.Model):
             variables = layer.trainable_variables
             optimizer.apply(tape.gradient(loss, variables), variables)
         # The step updates the bias without an optimizer, because the next read
-        # must be a read of a variable that gradient tapes watch.
+        # must be the read of a variable that gradient tapes watch.
         self.d2.bias.assign(self.d2.bias * 0.5)
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x))

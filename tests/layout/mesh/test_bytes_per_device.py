@@ -162,5 +162,6 @@ def test_weight_and_its_slot_are_created_without_a_full_copy():
     # shard may be needed temporarily.
     assert total <= grown["sharded"] <= total * (1 + 1 / 8)
     assert total <= grown["slot"] <= total * (1 + 1 / 8)
-    # The measurement detects the copy that is made on the host.
+    # If the weight is initialized on the host, the measurement detects the
+    # copy.
     assert grown["host"] >= 2 * total

@@ -139,8 +139,8 @@ def test_values_and_gradients_match_plain_tensorflow(name):
             np.testing.assert_allclose(
                 to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {after}"
             )
-    # A layout that raises an error compares no values, so few errors are
-    # allowed.
+    # If a layout raises an error, no values are compared. Only few layouts may
+    # therefore raise an error.
     assert refused <= (0 if name in ALWAYS else 12), refused
 
 

@@ -140,7 +140,7 @@ def test_loops_are_not_unrolled_without_a_mesh():
 
 
 def test_gradient_of_a_loop_of_unknown_length_raises():
-    # Without this error, DTensor ends the process.
+    # Without this error, DTensor would end the process.
     mesh = mesh_of(batch=2, model=2)
     x = to_mesh(np.ones((8, 4), np.float32), layout_of(mesh, "batch", "model"))
 

@@ -34,7 +34,7 @@ dtensor = tf.experimental.dtensor
 
 AXES = {"d2.kernel": (None, "model")}
 X, Y = pairs.FEATURES, pairs.LABELS
-# Deadline of the process that waits for a process that arrives too late.
+# Deadline of the process that waits for the delayed process.
 DEADLINE_SECONDS = 3
 # Deadline in all other cases; a step may take this long on a busy machine.
 PATIENT_SECONDS = 60
@@ -142,7 +142,7 @@ def other_samples_on_one_model_axis(me):
 
 
 def other_samples_later(me):
-    """Trains with other samples in step 3; the checks compare every step."""
+    """Trains with other samples in step 3, with checks of every step."""
     distribution.set_process_checks(
         every_step=True, deadline_seconds=PATIENT_SECONDS
     )
@@ -203,7 +203,7 @@ def other_layout(me):
 
 def other_first_weights(me):
     model = sharded_by_batch(me)
-    # The result is the same as with another seed in each process.
+    # The result is the same if each process uses another seed.
     value = np.full([8, 4], me, np.float32)
     model.layers[-1].kernel.assign(value)
     return fit(model, epochs=1)

@@ -85,7 +85,7 @@ def test_uneven_data_matches_one_process(found, case, sizes):
 @pytest.mark.slow
 def test_uneven_data_warns(found):
     first, second = warnings(found, "fewer_batches")
-    # Warnings of training and evaluation, in each of two epochs.
+    # Training and evaluation each warn in each of two epochs.
     assert len(first) == 4 and not second
     assert (
         "Process 1 has no further batch, while process 0 continues (before "

@@ -95,7 +95,7 @@ def test_function_is_rejected_and_warns_once(recwarn):
 
     for _ in range(3):
         results_of(model, write)
-    # The traces are for one device, for the mesh, and for replication.
+    # There is one trace each for one device, for the mesh and for replication.
     assert len(traces) == 3
     assert (
         len([w for w in recwarn if w.category is tlm.layout.LayoutMapWarning])

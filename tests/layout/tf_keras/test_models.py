@@ -296,7 +296,7 @@ def functional_attention():
 def test_layer_matches_a_single_device(name):
     make, x = LAYERS[name]
     axes = {"d1.kernel": (None, "model"), "d1.bias": ("model",)}
-    # Adam would turn gradients that consist of rounding errors into steps.
+    # Adam would amplify gradients that consist of rounding errors only.
     assert_trains_alike(
         make, x, axes, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
     )

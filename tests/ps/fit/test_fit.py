@@ -152,7 +152,7 @@ def test_two_workers_train_uneven_datasets_while_workers_restart(tmp_path):
     assert found["iterations"] == total
     assert found["uneven_row"] == -RATE * total
     assert found["mean"] == pytest.approx(found["expected_mean"], rel=1e-6)
-    # Each step counts once, for any number of worker restarts.
+    # Each step counts once, regardless of how often the worker was restarted.
     assert found["num_steps"] >= 9
     assert found["row"] == [-RATE * found["num_steps"]] * 4
 
@@ -171,8 +171,8 @@ def test_a_lost_server_ends_fit_with_its_address(tmp_path):
 @pytest.mark.parametrize(
     "keras, when",
     [
-        # Kills the server during a backup, from which training must not
-        # resume.
+        # Kills the server during a backup. Training must not resume from this
+        # backup.
         ("keras", "WRITING"),
         ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}"),
     ],

@@ -3,11 +3,12 @@
 python -m tests.ps.rounds.failing_program FOLDER [OPTIONS AS JSON]
 
 Each of two servers holds one half of a table. Each step applies the gradient 1
-to the first and the last row. There are several runs. In a run, either the
-dataset of the second worker ends, or its batches contain bad ids from some
-number on, or exactly one batch has a bad id and workers wait for each batch.
-Prints a line of JSON with `num_done`, both rows, and both rows of the newest
-checkpoint for each run.
+to the first and the last row. The program makes runs of three kinds. In the
+first kind, the dataset of the second worker ends. In the second kind, all
+batches of the second worker after a given number contain bad ids. In the third
+kind, exactly one batch has a bad id, and workers wait for each batch. Prints a
+line of JSON with `num_done`, both rows, and both rows of the newest checkpoint
+for each run.
 """
 
 import json

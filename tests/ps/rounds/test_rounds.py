@@ -29,10 +29,12 @@ class Coordinator:
     """Coordinator that runs scheduled closures in `join`.
 
     Two servers count each closure number once. `draw()` returns the outcome of
-    a closure: whether it fails (before the first error), whether it is
-    cancelled (after an error), and which servers have applied it anyway, as if
-    its worker had died afterwards. Both servers apply closures that neither
-    fail nor are cancelled.
+    a closure as a tuple of four values. The first is whether the closure fails
+    if no closure has failed before. The second is whether it is cancelled if
+    another closure has failed. The other two are whether each server has
+    applied the closure although it failed or was cancelled, as if its worker
+    had died afterwards. Both servers apply closures that neither fail nor are
+    cancelled.
     """
 
     def __init__(self, draw):
@@ -161,7 +163,7 @@ def test_exactly_the_done_steps_are_applied_by_all_servers(
 def test_a_cancelled_closure_counts_if_it_was_applied_and_its_next_batch_is_bad(
     make_rounds,
 ):
-    """The closure had reached the servers with another batch."""
+    """An earlier run of the closure, with another batch, has been applied."""
     coordinator, tested = make_rounds(
         drawn_from(
             [

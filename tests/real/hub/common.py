@@ -96,7 +96,7 @@ def data_of_classifier(model: keras.Model):
 def backbone_case(
     make: Callable[[], keras.Model], outputs=(), rate: float = 1e-3, **options
 ) -> ModelCase:
-    """Returns the case of a backbone that is trained as a classifier."""
+    """Returns the test case for a backbone that is trained as a classifier."""
     return ModelCase(
         lambda: classifier(make(), outputs, rate), data_of_classifier, **options
     )
@@ -128,7 +128,7 @@ def data_of_contrastive(model: keras.Model):
 
 
 def contrastive_case(make: Callable[[], keras.Model], **options) -> ModelCase:
-    """Returns the case of a model that learns to match texts with images."""
+    """Returns the test case for a model that matches texts with images."""
     return ModelCase(
         lambda: contrastive(make()), data_of_contrastive, **options
     )
@@ -176,7 +176,7 @@ def generated(model: keras.Model) -> np.ndarray:
 def language_case(
     task: type, make: Callable[[], keras.Model], **options
 ) -> ModelCase:
-    """Returns the case of a language model that trains and generates text."""
+    """Returns the test case for training a language model and generating."""
     return ModelCase(
         lambda: language_model(task, make()),
         data_of_language_model,

@@ -110,7 +110,7 @@ def inputs_of_sam(model):
 
 
 def vae():
-    # Only complete image generators are public.
+    # Only the complete image generators are public.
     from keras_hub.src.models.vae.vae_backbone import VAEBackbone
 
     return VAEBackbone(

@@ -33,7 +33,7 @@ LABELS = (np.arange(SAMPLES) % 2).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class RecommenderCase:
-    """Case of a model of another package.
+    """Test case for a model of another package.
 
     Attributes:
       make: Function that returns the compiled model.

@@ -49,7 +49,7 @@ INPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class LayerCase:
-    """Case of a layer.
+    """Test case for a layer.
 
     Attributes:
       make: Function that returns the layer.
