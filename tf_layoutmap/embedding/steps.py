@@ -190,7 +190,7 @@ class StepQueues(Generic[StepT]):
         return queue.last
 
     def take_dequeued(self) -> StepT:
-        """Removes and returns the step dequeued last, to apply its gradients.
+        """Removes and returns the last dequeued step, to apply its gradients.
 
         Raises:
           RuntimeError: If no step is dequeued.

@@ -205,7 +205,7 @@ class LayerAccess:
 
     @property
     def is_on_tpu(self) -> bool:
-        """Whether the tables are on a TPU, or an emulated one."""
+        """Whether the tables are on a TPU or on an emulated TPU."""
         return self._state.backend.is_on_tpu
 
     @property
@@ -242,7 +242,7 @@ class LayerAccess:
         return self._state.replicas.is_last_here(replica)
 
     def is_in_program(self) -> bool:
-        """Whether the caller is traced into a TPU's program."""
+        """Whether the caller is being traced as part of a TPU program."""
         return self._state.backend.is_in_program()
 
     def check_can_train(self, layer: str):

@@ -1,4 +1,4 @@
-"""Copies of the rows of an engine's tables that were written since a call."""
+"""Copies the rows of an engine's tables that changed since the last copy."""
 
 from __future__ import annotations
 

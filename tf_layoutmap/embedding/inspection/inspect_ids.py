@@ -98,8 +98,8 @@ class IdReport:
           path: Path of the file. An existing file is replaced.
 
         Raises:
-          OSError: If the file cannot be written. An existing file is not
-            changed then.
+          OSError: If the file cannot be written. In this case, an existing file
+            is not changed.
         """
         html = self.html()
         with files.replacing_file(os.fspath(path)) as new:

@@ -102,7 +102,7 @@ class ServersBackend:
 
     @property
     def _started(self) -> step_ops.StepOps:
-        assert self._ops is not None  # Steps come after `start`.
+        assert self._ops is not None  # Steps run after `start`.
         return self._ops
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:

@@ -174,7 +174,7 @@ class KeyStepOps(step_ops.StepOps):
         )
 
     def train(self, begun: tf.Tensor) -> None:
-        """Makes a step of the traced function a training step.
+        """Marks the step in the traced function as a training step.
 
         A training step admits keys. The method does nothing for eager steps.
 

@@ -208,7 +208,7 @@ class StepOps:
         return self.plan(features)
 
     def train(self, begun: tf.Tensor) -> None:
-        """Makes a step of the traced function a training step.
+        """Marks the step in the traced function as a training step.
 
         Args:
           begun: Plan that `begin` returned.
