@@ -1,6 +1,6 @@
 """Initial values of keys: initializers converted to distributions.
 
-An initializer returns other values in each call, and it cannot compute the
+An initializer returns different values in each call, and it cannot compute the
 values of a single key. This module therefore reads the distribution of an
 initializer, from which ops draw values by key. It identifies initializers of
 TensorFlow, Keras 3 and tf_keras by their class name and config, without

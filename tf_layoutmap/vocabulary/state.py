@@ -56,7 +56,8 @@ class ShardedNumbers(tf_private.Trackable):
         """Returns all numbers."""
         found = np.stack([one.numpy() for one in self.copies])
         values = found.sum(0)
-        # If a step fails on one server, the other servers have counted it.
+        # If a step fails on one server, the other servers have already counted
+        # it.
         values[[_STEP, _KIND]] = found[:, [_STEP, _KIND]].max(0)
         return values
 
@@ -227,7 +228,7 @@ class Vocabulary:
     def count_variable(self) -> Any:
         """Number of uses of each key, `[num_buckets, 8]` int32.
 
-        With `half_life_steps`, the count at the time of the last use.
+        With `half_life_steps`, the decayed count at the key's last use.
         """
         return self._variables[COUNTS]
 

@@ -201,8 +201,8 @@ class StepOps:
 
         Args:
           features: The batch.
-          training: Whether gradients follow. None means that `train` may set
-            it later while the function is traced.
+          training: Whether gradients follow. None means that it is not known
+            yet; `train` may then be called later in the same trace.
         """
         del training  # The plan of rows does not depend on it.
         return self.plan(features)
@@ -376,7 +376,7 @@ class Lookups:
         lookup.gradients = gradients
 
     def take(self) -> Lookup:
-        """Removes and returns the lookup whose gradients are applied.
+        """Removes and returns the lookup whose gradients the caller applies.
 
         Raises:
           RuntimeError: If there are no gradients, or if the lookup is in

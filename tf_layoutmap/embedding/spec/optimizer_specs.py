@@ -320,7 +320,7 @@ def read_optimizer(
       takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
 
     Returns:
-      The frozen rule; None for None.
+      The frozen spec; None if `optimizer` is None.
 
     Raises:
       ValueError: If the class is not a TPU optimizer, or one of its settings

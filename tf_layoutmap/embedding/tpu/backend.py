@@ -231,7 +231,7 @@ class TPUBackend:
         self._sync.begin_restore()
 
     def note_restore(self) -> None:
-        """Does nothing, because each restored variable notifies the sync."""
+        """Does nothing, because restored variables notify `TableSync`."""
 
     def load_variables(self) -> None:
         """Sends the host copies to the TPU."""
