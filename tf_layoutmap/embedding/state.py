@@ -33,8 +33,8 @@ class EmbeddingState:
       backend: Backend that runs the steps.
       lacks_tpu: Whether `engine="tpu"` was passed without a TPUStrategy, so
         that steps raise.
-      is_copied: Whether variables existed, and were copied, when the last
-        asynchronous save started.
+      is_copied: Whether variables existed when the last asynchronous save
+        started. If so, the save has copied them.
     """
 
     feature_config: Any

@@ -120,7 +120,8 @@ def export(
     Args:
       model_or_embedding: A built Keras or tf_keras model with layers of
         `tlm.layers`, such a layer, or a `tlm.TPUEmbedding`. Everything except
-        the tables of these layers is exported as by `model.export`.
+        the tables of these layers is exported in the same way as by
+        `model.export`.
       path: Folder of the SavedModel: a new folder, an empty folder, or a
         SavedModel, which is replaced atomically when the new one is complete.
         If `path` is a link, the folder that it points to is replaced and the

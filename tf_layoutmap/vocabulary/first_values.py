@@ -30,7 +30,7 @@ _LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 
 @dataclasses.dataclass(frozen=True)
 class FirstValues:
-    """A distribution of initial values, as for the op `FirstRows`.
+    """A distribution of initial values, in the form of the op `FirstRows`.
 
     Attributes:
       kind: `"constant"`, `"uniform"`, `"normal"` or `"truncated_normal"`.

@@ -30,7 +30,8 @@ class ShardedNumbers(tf_private.Trackable):
     """int64 numbers of several shards that behave like one vector.
 
     Each shard counts all steps, but only its own keys. A checkpoint stores the
-    numbers as one variable, as for a vocabulary with one shard.
+    numbers as one variable, in the same form as for a vocabulary with one
+    shard.
 
     Attributes:
       copies: One variable `[num_numbers]` int64 per shard.
@@ -214,7 +215,8 @@ class Vocabulary:
         Raises:
           TypeError: If `keys` are neither integers nor strings.
           tf.errors.InvalidArgumentError: If `keys` are strings and the keys of
-            the table are integers, or vice versa.
+            the table are integers, or if `keys` are integers and the keys of
+            the table are strings.
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):

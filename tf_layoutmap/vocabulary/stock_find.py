@@ -1,8 +1,8 @@
 """Lookup of keys with TensorFlow's own operations, for exported graphs.
 
-The result equals the result of `FindKeys` (cc/core/keys/find_keys.h). The keys
-are a plain variable, so an exported model requires neither a lookup table nor
-an initialization.
+The result is the same as from the op `FindKeys` (cc/core/keys/find_keys.h). The
+keys are a plain variable, so an exported model requires neither a lookup table
+nor an initialization.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     Args:
       base: Prefix of the checkpoint.
       embedding: The `tlm.TPUEmbedding`.
-      root: The object that was saved. If None, the tables are identified by
-        their names and shapes alone.
+      root: The object that was saved. If None, the tables are identified only
+        by their names and shapes.
 
     Raises:
       ValueError: If the checkpoint does not hold these tables, or holds them

@@ -55,7 +55,7 @@ class Changes:
         variables: dict[str, dict[str, Any]],
         engine: tf.Tensor,
     ):
-        """Starts to record; `take` of earlier recorders raises from now on.
+        """Starts to record. Afterwards, `take` of earlier recorders raises.
 
         Args:
           spec: The tables.

@@ -57,7 +57,7 @@ def check_ids(
         # If no id is out of range, `first` is the number of ids, and the
         # message is not used.
         first = tf.argmax(tf.concat([is_bad, [True]], 0))
-        # The appended 0 is gathered in this case.
+        # If all ids are in range, the appended 0 is gathered.
         bad_id = tf.gather(tf.concat([ids, [0]], 0), first)
         checks.append(
             tf.debugging.Assert(

@@ -1,7 +1,7 @@
 """The ops of a step over servers as methods (docs/ops.md).
 
-A step calls each server twice, for any number of tables: one call reads the
-rows of all shards of the server, and the other one updates them. The worker
+A step calls each server twice, for any number of tables: the first call reads
+rows from all shards of the server, and the second call updates them. The worker
 plans requests, combines rows and folds gradients, and keeps no state.
 
 `Lookups` stores the lookup of a layer between its call and the optimizer. When

@@ -24,7 +24,7 @@ class CopiedCount(tf_private.Trackable):
     """An int64 counter with a copy per shard.
 
     All copies are equal while no step is in flight. A checkpoint contains the
-    counter as a single variable, as for tables on a host.
+    counter as a single variable, in the same form as for tables on a host.
 
     Attributes:
       copies: Variable of each shard.
